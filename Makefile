@@ -1,0 +1,43 @@
+# Everything is a command of the package; this file only sees to it that the package is installed.
+PYTHON ?= python3
+JOBS   ?= auto
+BIN    := .venv/bin
+READY  := .venv/.ready
+
+# Runs one command, prints how long it took, and passes its exit status on.
+timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) - start)) s in total"; exit $$status
+
+.PHONY: help reproduce test figures notebooks clean
+help:
+	@echo "make reproduce   train the quick profile afresh, render its figures, compare with the published records"
+	@echo "make test        run the tests"
+	@echo "make figures     render every figure and table from the committed records"
+	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
+	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
+
+reproduce: $(READY)
+	$(call timed,$(BIN)/hmoe reproduce --profile quick --fresh)
+
+test: $(READY)
+	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS))
+
+figures: $(READY)
+	$(call timed,$(BIN)/hmoe figures)
+
+notebooks: $(READY)
+	$(call timed,$(BIN)/python .ci/notebooks.py)
+
+clean:
+	rm -rf .venv runs build *.egg-info .pytest_cache _proc _docs
+	find .ci hmoe_repro nbs tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+# The stamp is written last and names this folder: an interrupted install, or a copy of the folder, starts again.
+ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
+.PHONY: $(READY)
+endif
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing pinned versions into .venv (a few minutes, once)"
+	@test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
+	@rm -f $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "$(CURDIR)" > $@

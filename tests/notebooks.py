@@ -1,0 +1,79 @@
+"""Reading notebooks, for the contract tests."""
+import ast
+import functools
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIRECTIVE = re.compile(r"^#\|\s*(\S+)\s*(.*)$", re.M)
+
+specification = importlib.util.spec_from_file_location("ci_notebooks", ROOT / ".ci" / "notebooks.py")
+ci = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(ci)
+
+LIBRARY = ci.library_notebooks(ROOT)
+PAPER = sorted(p for p in (ROOT / "nbs" / "paper").glob("*.ipynb") if not p.name.startswith("_"))
+
+
+def name_of(path):
+    "How pytest calls a notebook."
+    return path.stem
+
+
+@functools.cache
+def read(path):
+    "The notebook at `path` as nested dictionaries, sources joined."
+    notebook = json.loads(Path(path).read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
+    return notebook
+
+
+def cells(path, kind):
+    "The 'code' or 'markdown' cells of a notebook."
+    return [c for c in read(path)["cells"] if c["cell_type"] == kind]
+
+
+def directives(cell):
+    "Name and argument of each nbdev directive of a cell."
+    return {name.rstrip(":"): argument.strip() for name, argument in DIRECTIVE.findall(cell["source"])}
+
+
+def exported(cell):
+    "Does nbdev write this cell into the module?"
+    return bool({"export", "exports", "exporti"} & directives(cell).keys())
+
+
+def python(cell):
+    "The syntax tree of a code cell, magics left out."
+    return ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", cell["source"], flags=re.M))
+
+
+def code_lines(cell):
+    "Lines that are neither blank nor a comment."
+    return [line for line in cell["source"].splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def module_of(path):
+    "The dotted module a notebook exports, without the package's name; None if it exports none."
+    names = [d["default_exp"] for d in map(directives, cells(path, "code")) if "default_exp" in d]
+    return names[0] if names else None
+
+
+def number_of(path):
+    "The leading number of a notebook's file name."
+    return int(re.match(r"\d+", path.name)[0])
+
+
+def library_imports(tree):
+    "What a syntax tree imports of the library, anywhere in it: 'core', 'algorithms.base', or 'algorithms.name' for a name of a package."
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            package = node.module in ("hmoe_repro", "hmoe_repro.algorithms")
+            found |= {f"{node.module}.{a.name}" for a in node.names} if package else {node.module}
+    return {m.partition(".")[2] for m in found if m.split(".")[0] == "hmoe_repro"}

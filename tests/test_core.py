@@ -1,0 +1,87 @@
+"""Seeds, generators, folders, atomic files and the torchvision guard."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hmoe_repro import core
+
+
+def test_seed_hash_vectors():
+    assert [core.seed_hash(0, 0), core.seed_hash(0, 1), core.seed_hash(1, 3)] == [894182419, 1514274641, 1739848239]
+    assert core.seed_hash("PACS", "ERM", [0], 0, 0) == 94828300 != core.seed_hash("PACS", "ERM", (0,), 0, 0)
+
+
+def test_random_state_survives_json_and_tensors():
+    core.seed_everything(3)
+    import random
+    import numpy as np
+    random.gauss(0, 1), np.random.randn()  # leave a cached second gaussian behind in both
+    state = core.random_state()
+    first = [random.gauss(0, 1), np.random.randn(), torch.randn(2).tolist()]
+    core.restore_random_state(state)
+    assert first == [random.gauss(0, 1), np.random.randn(), torch.randn(2).tolist()]
+
+
+def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
+    target = tmp_path / "record.json"
+    core.write_atomic(target, "old")
+    def broken(*_): raise OSError("disk full")
+    monkeypatch.setattr(core.os, "fsync", broken)
+    with pytest.raises(OSError): core.write_atomic(target, "new")
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["record.json"]
+
+
+def test_unwritable_folder_is_one_clear_line(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(core.HmoeError, match="cannot write in .*Fix") as error: core.ensure_writable(blocked / "runs")
+    assert "\n" not in str(error.value)
+
+
+def test_folders_follow_the_environment(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HMOE_RUNS", "here")
+    assert core.runs_dir() == tmp_path / "here" and core.runs_dir().is_absolute()
+
+
+def test_unknown_device_lists_the_way_out():
+    with pytest.raises(core.HmoeError, match="--device cpu"): core.resolve_device("warp:3")
+
+
+def test_environment_names_no_machine():
+    text = json.dumps(core.environment())
+    import platform
+    assert platform.node() not in text and os.path.expanduser("~") not in text and "torch" in text
+
+
+GUARD = """
+import sys, types, importlib.abc
+calls = []
+class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        import importlib.machinery
+        return importlib.machinery.ModuleSpec(name, self) if name == "torchvision" else None
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        calls.append(1)
+        if {condition}: raise RuntimeError({message!r})
+sys.meta_path.insert(0, Broken())
+from hmoe_repro import core
+import torch
+try: core.import_torchvision(); print("imported", len(calls), len(core._declared))
+except RuntimeError as error: print("raised", len(calls), len(core._declared))
+"""
+
+
+@pytest.mark.parametrize("condition, message, expected", [
+    ("False", "", "imported 1 0"),  # a normal installation: nothing is declared
+    ("len(calls) == 1", "operator torchvision::nms does not exist", "imported 2 1"),  # the CUDA build beside CPU torch
+    ("True", "something else is broken", "raised 1 0"),  # any other error is not ours to hide
+])
+def test_guard_acts_on_that_one_error_only(condition, message, expected):
+    done = subprocess.run([sys.executable, "-c", GUARD.format(condition=condition, message=message)], capture_output=True, text=True)
+    assert done.stdout.strip() == expected, done.stderr

@@ -1,0 +1,75 @@
+"""The embedded benchmark and what a data set refuses."""
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.datasets import DATASETS, MultiDomainDataset, as_input, digit_domains, load_dataset
+
+
+def test_each_digit_is_in_exactly_one_domain_with_its_own_label():
+    data, digits = load_dataset("DigitDomains"), load_digits()
+    used = torch.cat(data.source_index).numpy()
+    assert sorted(used) == list(range(1797))
+    assert np.array_equal(np.concatenate([y.numpy() for y in data.labels]), digits.target[used])
+
+
+def test_classes_are_dealt_evenly():
+    counts = np.array([np.bincount(y, minlength=10) for y in load_dataset("DigitDomains").labels])
+    assert np.ptp(counts, axis=0).max() <= 1 and counts.min() >= 40
+
+
+def test_seed_and_pixels_decide_the_fingerprint():
+    a, b = digit_domains(0), digit_domains(0)
+    assert a.fingerprint == b.fingerprint != digit_domains(1).fingerprint
+    c = digit_domains(0)
+    c.images[2][5, 0, 3, 3] ^= 1
+    assert c.fingerprint != a.fingerprint
+
+
+def test_fingerprint_is_the_one_of_the_published_runs():
+    """If this fails, the images changed and every published record belongs to other data."""
+    assert load_dataset("DigitDomains").fingerprint == PUBLISHED
+
+
+PUBLISHED = "ca99eee704eb"
+
+
+def test_domains_look_different():
+    """Mean brightness and colourfulness alone separate plain, sketch and the coloured pair."""
+    data = load_dataset("DigitDomains")
+    brightness = {d: as_input(x).mean().item() for d, x in zip(data.domain_names, data.images)}
+    colour = {d: as_input(x).std(1).mean().item() for d, x in zip(data.domain_names, data.images)}
+    assert brightness["plain"] < 0.35 < 0.5 < brightness["sketch"]
+    assert colour["plain"] == colour["sketch"] == 0 and min(colour["photo"], colour["negative"]) > 0.03
+
+
+def test_as_input_is_exact_and_channels_last():
+    x = as_input(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16))
+    assert torch.equal(x[0, 0].flatten(), torch.arange(256) / 255) and x.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(labels=[torch.tensor([0, 1])]), "2 labels"),
+    (dict(labels=[torch.tensor([0, 1, 7])]), "outside 0..1"),
+    (dict(images=[torch.zeros(0, 1, 2, 2, dtype=torch.uint8)], labels=[torch.zeros(0, dtype=torch.int64)]), "no images"),
+    (dict(domain_names=["a", "b"]), "differ in number"),
+    (dict(domain_names=["a", "a"], images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8)] * 2, labels=[torch.tensor([0, 1, 0])] * 2), "same name"),
+    (dict(domain_names=["a", "b"], images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, 1, 4, 4, dtype=torch.uint8)], labels=[torch.tensor([0, 1, 0])] * 2), "are \\(1, 4, 4\\)"),
+])
+def test_ill_formed_data_is_refused(change, message):
+    good = dict(name="d", domain_names=["a"], class_names=["n", "y"], images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8)], labels=[torch.tensor([0, 1, 0])])
+    MultiDomainDataset(**good)
+    with pytest.raises(HmoeError, match=message): MultiDomainDataset(**(good | change))
+
+
+def test_unknown_names_list_the_valid_ones():
+    with pytest.raises(HmoeError, match="DigitDomains, DigitDomainsTiny"): load_dataset("PACSS")
+    with pytest.raises(HmoeError, match="negative, photo, plain, sketch"): load_dataset("DigitDomainsTiny").domain_index("Sketch")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_registry_agrees_with_the_data(name):
+    data = load_dataset(name)
+    assert tuple(data.domain_names) == DATASETS[name].domain_names and data.name == name

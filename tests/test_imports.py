@@ -1,0 +1,103 @@
+"""What may import what: notebooks point down, the library stands without notebook tools, the command starts fast."""
+import ast
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from notebooks import LIBRARY, PAPER, ROOT, cells, library_imports, module_of, name_of, number_of, python
+from packages import requirements
+
+NUMBER = {module_of(p): number_of(p) for p in LIBRARY if module_of(p)}
+BLOCKED = ("nbdev", "fastcore", "execnb", "papermill", "IPython", "ipykernel", "ipywidgets", "jupyter", "jupyter_client", "jupyter_core",
+           "jupyterlab", "jupytext", "nbclient", "nbconvert", "nbformat", "ray", "pytest")
+NAME_OF_IMPORT = {"scikit-learn": "sklearn", "pillow": "PIL"}
+THIRD_PARTY = {NAME_OF_IMPORT.get(r.name, r.name) for r in requirements("dependencies")}
+NOTEBOOK_TOOLS = {"papermill", "nbformat", "nbclient"}
+OPTIONAL = {"ray"}
+
+
+def number_imported(module):
+    "The number of the notebook behind a module, or behind the package a name comes from; 0 for the library itself."
+    if module in NUMBER:
+        return NUMBER[module]
+    return NUMBER["algorithms.__init__"] if module.split(".")[0] == "algorithms" else 0
+
+
+@pytest.mark.parametrize("path", [p for p in LIBRARY if module_of(p)], ids=name_of)
+def test_a_notebook_imports_only_from_lower_numbers(path):
+    imported = {m for c in cells(path, "code") for m in library_imports(python(c))}
+    upwards = sorted(m for m in imported if number_imported(m) >= number_of(path))
+    assert not upwards, f"{path.name} imports {upwards}"
+
+
+def test_the_order_has_something_to_order():
+    edges = sum(len({m for c in cells(p, "code") for m in library_imports(python(c))}) for p in LIBRARY)
+    assert len(NUMBER) >= 5 and edges >= 5
+    assert library_imports(ast.parse("def f():\n    from hmoe_repro.algorithms.base import ERM\nimport hmoe_repro.core as c")) == {"algorithms.base", "core"}
+    assert library_imports(ast.parse("from hmoe_repro.algorithms import base, get_algorithm")) == {"algorithms.base", "algorithms.get_algorithm"}
+    assert number_imported("algorithms.get_algorithm") > number_imported("algorithms.base") > number_imported("core") > number_imported("__version__")
+
+
+@pytest.mark.parametrize("path", PAPER, ids=name_of)
+def test_a_paper_notebook_trains_nothing(path):
+    imported = {m for c in cells(path, "code") for m in library_imports(python(c))}
+    assert not imported & {"train", "sweep", "algorithms"} and not any(m.startswith("algorithms.") for m in imported)
+
+
+def modules():
+    "Every module of the library, as it stands on disk."
+    return sorted(p for p in (ROOT / "hmoe_repro").rglob("*.py") if p.name != "_modidx.py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_a_module_imports_only_what_pyproject_lists(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for top in {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"hmoe_repro"}:
+            allowed = THIRD_PARTY | ((NOTEBOOK_TOOLS | OPTIONAL) if id(node) in inside else set())
+            assert top in allowed, f"{path.name} line {node.lineno}: {top}"
+
+
+def in_a_new_process(code):
+    "Run Python code in a fresh process and return what it printed."
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_library_stands_without_notebook_tools():
+    listed = in_a_new_process(f"""
+import importlib, pkgutil, sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {BLOCKED}: raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Block())
+import hmoe_repro
+names = [m.name for m in pkgutil.walk_packages(hmoe_repro.__path__, "hmoe_repro.") if not m.name.endswith("._modidx")]
+for name in names: importlib.import_module(name)
+try: import nbdev
+except ModuleNotFoundError: print(len(names))
+""")
+    assert int(listed) >= len(NUMBER) >= 5
+
+
+def test_importing_the_command_line_imports_no_torch():
+    assert in_a_new_process("import hmoe_repro.cli, sys; print(sorted({'torch', 'timm', 'torchvision'} & set(sys.modules)))") == "[]"
+
+
+@pytest.mark.serial
+def test_help_answers_within_a_second():
+    command, times = [sys.executable, "-m", "hmoe_repro.cli", "--help"], []
+    installed = ROOT / ".venv" / "bin" / "hmoe"
+    if installed.exists():
+        command = [str(installed), "--help"]
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0 and re.search(r"\breproduce\b", done.stdout), done.stderr
+    assert min(times) < 1, times

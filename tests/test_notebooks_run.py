@@ -1,0 +1,36 @@
+"""Every library notebook runs on a CPU, offline and without data, in under a minute, and shows what is stored in it."""
+import os
+import time
+
+import pytest
+from notebooks import LIBRARY, ci, name_of, read
+
+LIMIT = 60
+NOWHERE = "http://127.0.0.1:9"
+
+
+def kinds(cell):
+    "What sort of outputs a cell has, in order; a stream counts once, however the kernel cut it."
+    found = [(o["output_type"], *sorted(o.get("data", {})), o.get("name")) for o in cell["outputs"] if o.get("name") != "stderr"]
+    return [k for i, k in enumerate(found) if i == 0 or k != found[i - 1] or k[0] != "stream"]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
+def test_it_runs_within_a_minute_and_shows_what_is_stored(path, copy_of_tree, monkeypatch):
+    for name in ("HMOE_DATA", "HMOE_RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, NOWHERE)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(copy_of_tree))
+    start = time.perf_counter()
+    executed = ci.run_notebook(copy_of_tree / "nbs" / path.name, timeout=2 * LIMIT)
+    seconds = time.perf_counter() - start
+    stored = {c["id"]: kinds(c) for c in read(path)["cells"] if c["cell_type"] == "code"}
+    assert {c["id"]: kinds(c) for c in executed.cells if c.cell_type == "code"} == stored, "stored outputs are not those of this source: make notebooks"
+    assert seconds < LIMIT, f"{seconds:.0f} s on {os.cpu_count()} processors"
+
+
+def test_there_are_notebooks_to_run():
+    assert len(LIBRARY) >= 5

@@ -1,0 +1,219 @@
+"""Paper notebooks and the machine that renders them: parameters, all or nothing, the same bytes twice, gallery."""
+import json
+import re
+
+import invented
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.render import (artefacts, check_parameters, files_of, folded, gallery, paper_notebook, portable, public, read_parameters,
+                               render, title_and_claim, update_readme_block)
+
+OURS = ("digits_table", "digits_fig5", "learning_curves")
+PARAMETERS = 'profile: str = "smoke"  # smoke | quick\nstore: str = ""  # a folder of study files\noutput: str = ""  # a folder\nrate: float = 0.5  # a number\nseeds: list = [0, 1]  # trial seeds\nfast: bool = False  # a switch\ncount: int = 3  # how many'
+WRITE = "from hmoe_repro.report import output_folder\nfolder = output_folder(output, profile)\n(folder / 'page.csv').write_text(f'{profile} {rate} {seeds} {fast} {count}')\n(folder / 'page_more.md').write_text('**More**\\n\\n| a |\\n|---|\\n| 1 |\\n')"
+
+
+def notebook(folder, name="page", cells=(WRITE, "profile"), parameters=(PARAMETERS,), kernel=True):
+    "A small paper notebook."
+    folder.mkdir(exist_ok=True)
+    body = [new_markdown_cell("# A page\n\n> Claim checked: none.")] + [new_code_cell(p, metadata={"tags": ["parameters"]}) for p in parameters] + [new_code_cell(c) for c in cells]
+    for number, cell in enumerate(body): cell.id = f"cell-{number}"
+    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3" if kernel is True else kernel}}
+    nbformat.write(new_notebook(cells=body, metadata=metadata), folder / f"{name}.ipynb")
+    return folder
+
+
+def snapshot(folder):
+    "Names and contents of everything below a folder."
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# Our paper notebooks
+
+def test_every_artefact_has_exactly_the_agreed_parameters():
+    assert set(OURS) <= set(artefacts())
+    for name in artefacts():
+        found = read_parameters(paper_notebook(name))
+        assert {"profile", "store", "output"} <= set(found)
+        assert found["profile"][:2] == (str, "smoke") and found["store"][:2] == (str, "") and found["output"][:2] == (str, "")
+        title, claim = title_and_claim(paper_notebook(name))
+        assert title and claim, name
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    "Two renders of our notebooks from one invented study with a failed and a missing run, into two folders."
+    base = tmp_path_factory.mktemp("paper")
+    runs = [r for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch")) if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])]
+    invented.write_study(base / "store", "quick-digits", runs + [invented.failed("HMOE-ND", "sketch", 1)], with_arrays=(0,))
+    for folder in ("one", "two"):
+        for name in OURS: render(name, "quick", store=base / "store", output=base / folder / "figures")
+        gallery("quick", base / folder / "figures")
+    return base
+
+
+def test_two_renders_are_the_same_to_the_byte(rendered):
+    one, two = snapshot(rendered / "one"), snapshot(rendered / "two")
+    assert list(one) == list(two) and [name for name in one if one[name] != two[name]] == []
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_an_artefact_leaves(rendered, name):
+    folder = rendered / "one" / "figures" / "quick"
+    kinds = {file.removeprefix(name + ".") for file in files_of(folder)[name]}
+    assert {"ipynb", "png", "pdf", "csv", "md", "tex", "provenance.json"} <= kinds
+    evidence = json.loads((folder / f"{name}.provenance.json").read_text())
+    assert evidence["profile"] == "quick" and evidence["study"] == "quick-digits" and evidence["study_sha256"] and len(evidence["run_ids"]) == evidence["records"] > 0
+    assert evidence["failed"] == [invented.failed("HMOE-ND", "sketch", 1)["run_id"]]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_executed_notebook_is_clean(rendered, name):
+    text = (rendered / "one" / "figures" / "quick" / f"{name}.ipynb").read_text()
+    page = nbformat.reads(text, 4)
+    nbformat.validate(page)
+    assert str(rendered) not in text and "/tmp/" not in text and set(page.metadata) == {"kernelspec"}
+    injected = [c for c in page.cells if "injected-parameters" in c.metadata.get("tags", [])]
+    assert [c.id for c in injected] == ["injected-parameters"] and "profile = 'quick'" in injected[0].source and "output = '(outside)/figures'" in injected[0].source
+    for cell in page.cells:
+        assert set(cell.metadata) <= {"tags"}
+        if cell.cell_type == "code": assert cell.execution_count is None and all(o.output_type != "error" and o.get("name") != "stderr" for o in cell.outputs)
+
+
+def test_the_table_page_says_what_it_is_and_what_is_missing(rendered):
+    folder = rendered / "one" / "figures" / "quick"
+    table = (folder / "digits_table.md").read_text()
+    assert "not the paper's" in table.splitlines()[0] and "– (0/2)" in table
+    page = (folder / "digits_table.ipynb").read_text()
+    assert "missing: HMOE-ND on sketch" in page and "failed: HMOE-ND on sketch, seed 1" in page and "NaN loss at step 40" in page and "not comparable" in page
+    assert "stderr" in (folder / "digits_table.csv").read_text().splitlines()[0]
+
+
+def test_the_discovery_page_shows_every_run(rendered):
+    folder = rendered / "one" / "figures" / "quick"
+    lines = (folder / "digits_fig5_runs.csv").read_text().splitlines()
+    assert len(lines) == 1 + 3 * 2 * 2 - 2 and "nmi_domain" in lines[0] and "ari_class" in lines[0]
+    assert "photo (test)" in (folder / "digits_fig5_confusion.csv").read_text()
+
+
+def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
+    folder = rendered / "one" / "figures" / "quick"
+    page = (folder / "README.md").read_text()
+    assert "not the papers' protocol" in page and len(re.findall(r"^## ", page, re.M)) == len(OURS) and page.count("> Claim checked") == len(OURS)
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    assert targets and all((folder / target).is_file() for target in targets)
+    assert {"digits_table.png", "digits_fig5.csv", "learning_curves.provenance.json", "digits_table.ipynb", "digits_fig5.pdf"} <= set(targets)
+
+
+def test_a_missing_study_is_one_line_with_the_fix(tmp_path):
+    with pytest.raises(HmoeError, match=r"digits_table: no records of study 'quick-digits': .*Fix: `hmoe reproduce --profile quick`") as caught:
+        render("digits_table", "quick", store=tmp_path, output=tmp_path / "figures")
+    assert "\n" not in str(caught.value) and list(snapshot(tmp_path / "figures")) == ["quick/digits_table.failed.log"]
+
+
+# The machine
+
+def test_parameters_arrive_with_their_types(tmp_path):
+    notebooks = notebook(tmp_path / "nbs")
+    page = render("page", "quick", output=tmp_path / "figures", notebooks=notebooks, rate=2, seeds=[5], fast=True)
+    assert page == tmp_path / "figures" / "quick" / "page.ipynb" and (page.parent / "page.csv").read_text() == "quick 2.0 [5] True 3"
+    assert sorted(p.name for p in page.parent.iterdir()) == ["page.csv", "page.ipynb", "page_more.md"] and [p.name for p in page.parent.parent.iterdir()] == ["quick"]
+    assert snapshot(notebooks).keys() == {"page.ipynb"}
+
+
+def test_a_failing_notebook_leaves_the_target_untouched(tmp_path):
+    notebooks, figures = notebook(tmp_path / "nbs"), tmp_path / "figures"
+    render("page", "quick", output=figures, notebooks=notebooks)
+    before = snapshot(figures)
+    notebook(notebooks, cells=(WRITE.replace("{profile}", "changed"), "def f(): raise KeyError('lost')", "f()"))
+    with pytest.raises(HmoeError, match="page: its notebook failed with KeyError: 'lost'.*page.failed.log") as caught:
+        render("page", "quick", output=figures, notebooks=notebooks)
+    assert "\n" not in str(caught.value)
+    after = snapshot(figures)
+    log = after.pop("quick/page.failed.log").decode()
+    assert after == before and "KeyError" in log and "\x1b" not in log
+    notebook(notebooks)
+    render("page", "quick", output=figures, notebooks=notebooks)
+    assert snapshot(figures) == before
+
+
+def test_a_kernel_that_does_not_exist_is_a_clear_error(tmp_path):
+    with pytest.raises(HmoeError, match="page: its notebook failed with NoSuchKernel"):
+        render("page", "quick", output=tmp_path / "figures", notebooks=notebook(tmp_path / "nbs", kernel="fortran"))
+
+
+@pytest.mark.parametrize("given, complaint", [
+    ({"profil": "quick"}, "has no parameter 'profil'. Valid: profile: str, store: str, output: str, rate: float"), ({"profile": "huge"}, "unknown profile 'huge'. Valid: smoke, quick"),
+    ({"profile": 3}, "'profile' of notebook page must be str, not int"), ({"count": "3"}, "must be int, not str"), ({"count": True}, "must be int, not bool"),
+    ({"count": 3.0}, "must be int, not float"), ({"fast": 1}, "must be bool, not int"), ({"seeds": "[0, 1]"}, "must be list, not str"), ({"rate": "1e-3"}, "must be float, not str")])
+def test_wrong_parameters_are_refused_before_anything_runs(tmp_path, given, complaint):
+    notebooks = notebook(tmp_path / "nbs", cells=("raise SystemExit('ran')",))
+    with pytest.raises(HmoeError, match=re.escape(complaint)):
+        check_parameters(notebooks / "page.ipynb", given)
+    with pytest.raises((HmoeError), match=re.escape(complaint)):
+        render("page", **({"profile": "quick"} | given), output=tmp_path / "figures", notebooks=notebooks)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_parameters_are_read_with_type_default_and_help(tmp_path):
+    found = read_parameters(notebook(tmp_path / "nbs") / "page.ipynb")
+    assert found["seeds"] == (list, [0, 1], "trial seeds") and found["rate"] == (float, 0.5, "a number") and list(found)[:3] == ["profile", "store", "output"]
+    assert check_parameters(tmp_path / "nbs" / "page.ipynb", {"rate": 1})["rate"] == 1.0
+
+
+@pytest.mark.parametrize("parameters, complaint", [
+    ((), "has 0 cells tagged"), ((PARAMETERS, PARAMETERS), "has 2 cells tagged"), (("profile = 'smoke'",), "is not a typed literal"), (("n: int = 2 * k",), "is not a typed literal"),
+    (("n: int",), "is not a typed literal"), (("n: int | None = None",), "is not a typed literal"), (("import os",), "is not a typed literal")])
+def test_a_parameters_cell_must_be_typed_literals(tmp_path, parameters, complaint):
+    with pytest.raises(HmoeError, match=complaint):
+        read_parameters(notebook(tmp_path / "nbs", parameters=parameters) / "page.ipynb")
+
+
+def test_unknown_artefact_and_unwritable_output(tmp_path):
+    notebooks = notebook(tmp_path / "nbs")
+    with pytest.raises(HmoeError, match="unknown artefact 'pag'. Valid: page"):
+        render("pag", "quick", output=tmp_path, notebooks=notebooks)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HmoeError, match="cannot write"):
+        render("page", "quick", output=tmp_path / "file", notebooks=notebooks)
+    (notebooks / "cut.ipynb").write_text('{"cells": [')
+    with pytest.raises(HmoeError, match="not a readable notebook"):
+        read_parameters(notebooks / "cut.ipynb")
+
+
+def test_paths_are_shown_without_the_machine(root, tmp_path):
+    assert portable(root / "results") == "results" and portable("figures") == "figures" and portable("") == ""
+    assert public(str(tmp_path / "store")) == "(outside)/store" and public("figures") == "figures"
+
+
+def test_an_artefact_owns_the_files_of_its_name_only(tmp_path):
+    for name in ("a.ipynb", "a_b.ipynb", "a.png", "a_b.png", "a_b_c.md", "a_x.csv", "ab.png", "a.failed.log", "README.md"): (tmp_path / name).write_text("")
+    assert files_of(tmp_path) == {"a": ["a.ipynb", "a.png", "a_x.csv"], "a_b": ["a_b.ipynb", "a_b.png", "a_b_c.md"]}
+
+
+def test_an_empty_gallery_says_what_to_do(tmp_path):
+    with pytest.raises(HmoeError, match="nothing is rendered for profile 'quick'.*Fix: `make figures`"):
+        gallery("quick", tmp_path)
+
+
+def test_long_tables_are_folded():
+    table = "**T**\n\n| a |\n|---|" + "\n| 1 |" * 30
+    assert folded(table).startswith("<details><summary>T (30 rows)</summary>\n\n| a |") and folded(table, limit=30) == table
+
+
+def test_a_readme_block_is_replaced_and_nothing_else(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("a\n<!-- one:start -->\nold\n<!-- one:end -->\nb\n<!-- two:start -->\n<!-- two:end -->\nc\n")
+    assert update_readme_block(page, "one", "| x |\n\\1 \\g<0>\n")
+    assert page.read_text() == "a\n<!-- one:start -->\n| x |\n\\1 \\g<0>\n<!-- one:end -->\nb\n<!-- two:start -->\n<!-- two:end -->\nc\n"
+    assert not update_readme_block(page, "one", "| x |\n\\1 \\g<0>")
+    before = page.read_text()
+    with pytest.raises(HmoeError, match="no single block 'three'. Valid: one, two"):
+        update_readme_block(page, "three", "x")
+    assert page.read_text() == before
+    page.write_text("<!-- one:end -->\n<!-- one:start -->\n")
+    with pytest.raises(HmoeError, match="no single block"):
+        update_readme_block(page, "one", "x")

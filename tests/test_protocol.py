@@ -1,0 +1,105 @@
+"""Splits, batches, checkpoints and accuracy against DomainBed's definitions."""
+import numpy as np
+import pytest
+import torch
+
+from hmoe_repro.core import HmoeError, seed_everything, seed_hash
+from hmoe_repro.datasets import MultiDomainDataset, as_input, load_dataset
+from hmoe_repro.protocol import Sampler, evaluate, gather, is_checkpoint, make_splits, parts_to_evaluate, run_seed, split_indices, training_domains
+
+
+def test_split_vector_and_the_list_version_agree():
+    inside, outside = split_indices(10, 0, 0)
+    assert [*outside, *inside] == [2, 3, 8, 1, 4, 5, 0, 9, 6, 7]
+    keys = list(range(1671))
+    np.random.RandomState(seed_hash(2, 1)).shuffle(keys)
+    inside, outside = split_indices(1671, 2, 1)
+    assert outside.tolist() == keys[:334] and inside.tolist() == keys[334:]
+
+
+def test_splits_are_disjoint_and_follow_the_seed():
+    data = load_dataset("DigitDomains")
+    a, b = make_splits(data, 0), make_splits(data, 1)
+    for i, domain in enumerate(data.domain_names):
+        n = len(data.labels[i])
+        assert sorted(torch.cat([a[domain]["in"], a[domain]["out"]]).tolist()) == list(range(n)) and len(a[domain]["out"]) == n // 5
+        assert a[domain]["out"].tolist() != b[domain]["out"].tolist()
+
+
+def test_run_seed_is_domainbeds():
+    assert run_seed("PACS", "ERM", [0], 0) == 94828300 != run_seed("PACS", "ERM", [1], 0)
+
+
+def test_a_split_smaller_than_the_batch_works():
+    sampler = Sampler([torch.tensor([7]), torch.tensor([1, 2])], 64, seed=0)
+    assert [d.tolist() for d in sampler.draw()][0] == [7] * 64
+    assert {len(d) for d in sampler.draw()} == {64}
+
+
+def test_sampler_draws_uniformly_with_replacement_and_resumes():
+    sampler = Sampler([torch.arange(10) + 100], 1000, seed=1)
+    counts = np.bincount(sampler.draw()[0] - 100, minlength=10)
+    assert abs(counts - 100).max() < 50
+    state = sampler.generator.get_state()
+    first = sampler.draw()[0]
+    other = Sampler([torch.arange(10) + 100], 1000, seed=2)
+    other.generator.set_state(state)
+    assert torch.equal(first, other.draw()[0])
+
+
+def test_pooled_sampler_draws_from_the_union():
+    """Each image of the union is as likely as any other; indices stay in their own domain."""
+    splits = [torch.arange(5), torch.arange(50, 90), torch.tensor([3])]
+    sampler, counts = Sampler(splits, 100, seed=0, kind="pooled"), np.zeros(46)
+    for _ in range(300):
+        drawn = sampler.draw()
+        assert sum(map(len, drawn)) == 300 and all(set(d.tolist()) <= set(s.tolist()) for d, s in zip(drawn, splits))
+        counts += np.concatenate([np.bincount(drawn[0], minlength=5), np.bincount(drawn[1] - 50, minlength=40), [len(drawn[2])]])
+    expected = counts.sum() / 46
+    assert (abs(counts - expected) < 6 * np.sqrt(expected)).all()
+
+
+def test_gather_leaves_out_domains_that_were_not_drawn():
+    data = load_dataset("DigitDomainsTiny")
+    batches = gather(data, ["photo", "plain"], [torch.tensor([], dtype=torch.int64), torch.tensor([4, 4])])
+    assert len(batches) == 1 and torch.equal(batches[0][0][0], as_input(data.images[2][4:5])[0]) and batches[0][1].tolist() == [int(data.labels[2][4])] * 2
+
+
+def test_checkpoints_of_the_papers_schedule():
+    steps = [s for s in range(5001) if is_checkpoint(s, 5001, 300)]
+    assert steps[:2] == [0, 300] and steps[-2:] == [4800, 5000] and len(steps) == 18
+    assert sum(is_checkpoint(s, 5001, 100) for s in range(5001)) == 51 and is_checkpoint(0, 1, 300)
+
+
+def test_accuracy_against_counting():
+    class Fixed(torch.nn.Module):
+        modes = ("a", "b")
+        def predict_modes(self, x):
+            assert not self.training
+            score = x.flatten(1)[:, :10]
+            return {"a": score, "b": -score}
+    data = load_dataset("DigitDomains")
+    chosen = torch.arange(0, 440, 1)
+    model = Fixed().train()
+    got = evaluate(model, data, "photo", chosen)
+    rows = data.images[1][chosen].flatten(1)[:, :10].float()
+    for mode, sign in (("a", 1), ("b", -1)):
+        hits = sum(int((sign * rows[i]).argmax()) == int(data.labels[1][i]) for i in range(440))
+        assert got[mode] == hits / 440
+    assert model.training
+
+
+def test_policies():
+    assert parts_to_evaluate(["a", "b"], ["b"], "selection", False, True) == [("b", "in")]
+    assert parts_to_evaluate(["a", "b"], ["b"], "all", False, False) == [("a", "in"), ("b", "in"), ("b", "out")]
+
+
+def test_bad_requests():
+    data = load_dataset("DigitDomainsTiny")
+    for wrong, message in [([], "one or more"), (["photo", "photo"], "different"), (["foto"], "negative, photo"), (list(data.domain_names), "no training domain")]:
+        with pytest.raises(HmoeError, match=message): training_domains(data, wrong)
+    with pytest.raises(HmoeError, match="at least 1"): Sampler([torch.arange(3)], 0, 0)
+    with pytest.raises(HmoeError, match="no images"): Sampler([torch.arange(0)], 4, 0)
+    with pytest.raises(HmoeError, match="domain, pooled"): Sampler([torch.arange(3)], 4, 0, "natural")
+    tiny = MultiDomainDataset("t", ["a"], ["n"], [torch.zeros(4, 1, 2, 2, dtype=torch.uint8)], [torch.zeros(4, dtype=torch.int64)])
+    with pytest.raises(HmoeError, match="too few"): make_splits(tiny, 0)
