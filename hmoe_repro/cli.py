@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'Jobs', 'Device', 'DataDir', 'ProfileName', 'Progress', 'list_', 'runs', 'plan', 'train', 'reproduce',
-           'publish', 'figures', 'main']
+           'publish', 'readme_blocks', 'figures', 'main']
 
 # %% ../nbs/60_cli.ipynb #imports
 import os
@@ -195,7 +195,8 @@ def _render(artefacts: list[str], profile: str, store: str = ""):
         started = time.monotonic()
         path = render(artefact, profile, store, str(figures_dir()))
         print(f"rendered {path.parent.name}/{path.name} in {time.monotonic() - started:.0f} s", flush=True)
-    print(f"gallery: figures/{profile}/README.md" if gallery(profile, str(figures_dir())) else "")
+    gallery(profile, str(figures_dir()))
+    print(f"gallery: figures/{profile}/README.md")
 
 # %% ../nbs/60_cli.ipynb #def-reproduce
 @app.command()
@@ -238,11 +239,31 @@ def publish(studies: Annotated[list[str], typer.Argument(help="Studies, such as 
         path = publish_study(study, run_ids, RunStore(), results_dir(), runs_with_arrays(study))
         print(f"{len(run_ids)} records in {path.parent.name}/{path.name}")
 
+# %% ../nbs/60_cli.ipynb #def-readme-blocks
+def readme_blocks() -> dict[str, str]:
+    """Name -> Markdown of each generated block of the README, from the published records."""
+    from hmoe_repro.core import figures_dir
+    from hmoe_repro.report import load_study
+    from hmoe_repro.style import markdown_table
+    from hmoe_repro.tables import cost_table
+    folder = figures_dir() / "quick"
+    pages = {"digits-table": "digits_table.md", "discovery": "digits_fig5.md", "toy": "hmoe_fig3_summary.md"}
+    return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(load_study("quick-toy") + load_study("quick-digits")), 1)}
+
+# %% ../nbs/60_cli.ipynb #def-update-readme
+def _update_readme():
+    from hmoe_repro.core import repo_root
+    from hmoe_repro.render import update_readme_block
+    readme = repo_root() / "README.md"
+    changed = [name for name, text in readme_blocks().items() if update_readme_block(readme, name, text)]
+    print(f"README.md: {', '.join(changed) or 'no block'} changed")
+
 # %% ../nbs/60_cli.ipynb #def-figures
 @app.command()
 def figures(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all.")] = None, profile: ProfileName = "quick"):
     """Render figures and tables from the published records."""
     _render(_artefacts(artefacts, profile)[0], profile)
+    if profile == "quick" and not os.environ.get("HMOE_FIGURES"): _update_readme()
 
 # %% ../nbs/60_cli.ipynb #def-main
 def main():

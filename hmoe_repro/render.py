@@ -77,7 +77,7 @@ def check_parameters(notebook: Path, given: dict) -> dict:
 # %% ../nbs/55_render.ipynb #def-tidy
 def tidy(notebook, injected: dict):
     """Strip what changes from run to run from an executed notebook (in place), and show `injected` as its parameters."""
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    notebook.metadata = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         cell.metadata = {"tags": tags} if tags else {}

@@ -6,6 +6,7 @@
 __all__ = ['sweep']
 
 # %% ../nbs/44_sweep.ipynb #imports
+import importlib
 import multiprocessing
 import os
 import signal
@@ -49,7 +50,7 @@ class _Pool:
 
     def start(self):
         """Start one worker. Its threads are limited before it imports anything."""
-        from hmoe_repro.sweep import _worker as worker  # a spawned process can only find what a module holds, not what a notebook defines
+        worker = importlib.import_module("hmoe_repro.sweep")._worker  # a spawned process finds what a module holds, not what a notebook defines
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=worker, args=(theirs, *self.arguments), daemon=True)
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODES', 'rank', 'run_results', 'mean_and_error', 'cell_statistics', 'cell_text', 'accuracy_table', 'table_notes',
            'pooled_variance', 'resolvable_difference', 'paired_difference', 'plot_results', 'paper_numbers',
-           'published_table']
+           'published_table', 'cost_table']
 
 # %% ../nbs/52_tables.ipynb #imports
 import math
@@ -170,3 +170,13 @@ def published_table(algorithms=("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")) -> pd.D
     frame = frame.assign(at=frame["mode"].map(MODES.index), who=frame.algorithm.map(list(algorithms).index)).sort_values(["who", "at"], kind="stable")
     table = frame.pivot_table(index=["algorithm", "mode"], columns="dataset", values="accuracy", sort=False)
     return table[list(dict.fromkeys(paper_numbers(table="Table 1").dataset))].reset_index().rename_axis(columns=None)
+
+# %% ../nbs/52_tables.ipynb #def-cost-table
+def cost_table(records: list[dict]) -> pd.DataFrame:
+    """Wall time of finished runs by data set and algorithm: runs, updates, median seconds, total minutes, device."""
+    rows = [{"data set": r["spec"]["dataset"], "algorithm": r["spec"]["algorithm"], "updates": r["spec"]["steps"], "seconds": r["wall_time_s"], "device": r["environment"]["device_name"]}
+            for r in records if r["status"] == "complete"]
+    if not rows: raise HmoeError("no finished run to take times from. Fix: train the study first.")
+    table = pd.DataFrame(rows).groupby(["data set", "algorithm", "updates", "device"], as_index=False).agg(runs=("seconds", "size"), median_seconds=("seconds", "median"), minutes=("seconds", "sum"))
+    table = table.assign(minutes=table.minutes / 60).rename(columns={"median_seconds": "median seconds a run", "minutes": "minutes in total"})
+    return table[["data set", "algorithm", "runs", "updates", "median seconds a run", "minutes in total", "device"]]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.discovery import cluster_scores, confusion, discovery_table, gate_scores, score_discovery, subset, tsne
+from hmoe_repro.clusters import cluster_scores, gate_scores, score_discovery
+from hmoe_repro.discovery import confusion, discovery_table, subset, tsne
 
 DOMAINS = np.repeat([0, 2, 3], 50)
 CLASSES = np.tile(np.arange(10), 15)
@@ -107,11 +108,3 @@ def test_the_table_of_discovery_passes_over_what_has_none():
             for a, s, d in (("HMOE-DN", 1, {"nmi_domain": 0.5}), ("HMOE-DN", 0, {"nmi_domain": 0.9}), ("ERM", 0, None))]
     table = discovery_table(runs + [{"status": "failed", "spec": {}, "discovery": None}])
     assert table.trial_seed.tolist() == [0, 1] and table.nmi_domain.tolist() == [0.9, 0.5]
-
-
-def test_training_records_the_same_scores():
-    from hmoe_repro.train import score_gate
-    random = np.random.default_rng(0)
-    gate = random.dirichlet(np.full(5, 0.2), 300)
-    domains, classes = random.integers(0, 3, 300), random.integers(0, 10, 300)
-    assert score_gate(gate, domains, classes) == pytest.approx(score_discovery(gate, domains, classes))

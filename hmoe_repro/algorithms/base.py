@@ -52,6 +52,13 @@ def parse_setting(text: str) -> tuple[str, object]:
     try: return name, json.loads(value.lower() if value in ("True", "False") else value)
     except json.JSONDecodeError: return name, value
 
+# %% ../../nbs/30_algorithms.ipynb #def-match-layouts
+def _match_layouts(optimizer: torch.optim.Optimizer):
+    """Give every tensor of an optimiser's state the memory layout of its parameter."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape: state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
 # %% ../../nbs/30_algorithms.ipynb #def-algorithm
 class Algorithm(nn.Module):
     """Base of all algorithms, with DomainBed's interface.
@@ -82,7 +89,7 @@ class Algorithm(nn.Module):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Adam over all parameters, DomainBed's choice for most algorithms."""
-        return torch.optim.Adam(self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
+        return torch.optim.Adam(self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"], fused=True)
 
     def loss(self, minibatches) -> dict[str, torch.Tensor]:
         """Scalars to report; 'loss' among them is minimised. `minibatches`: a list of (x (B, C, H, W), y (B,)), one per training domain."""
@@ -116,8 +123,10 @@ class Algorithm(nn.Module):
         """Put back what `training_state` returned."""
         self.load_state_dict(state["model"])
         for name, value in state["counters"].items(): setattr(self, name, value)
-        if "optimizer" in state["optimizers"]: self.optimizer = self.make_optimizer()
-        for name, saved in state["optimizers"].items(): getattr(self, name).load_state_dict(saved)
+        if "optimizer" in state["optimizers"] and self.optimizer is None: self.optimizer = self.make_optimizer()
+        for name, saved in state["optimizers"].items():
+            getattr(self, name).load_state_dict(saved)
+            _match_layouts(getattr(self, name))
 
 # %% ../../nbs/30_algorithms.ipynb #def-register
 ALGORITHMS: dict[str, type[Algorithm]] = {}
@@ -198,10 +207,17 @@ def _check_predictions(algorithm, shape, classes):
     assert all(torch.equal(before[n], t) for n, t in algorithm.state_dict().items()), "predicting changes the model"
     algorithm.train()
 
+# %% ../../nbs/30_algorithms.ipynb #def-as-from-disk
+def _as_from_disk(state):
+    """A copy of a state with every tensor in plain memory order, as a file would return it."""
+    if isinstance(state, torch.Tensor): return state.clone(memory_format=torch.contiguous_format)
+    if isinstance(state, dict): return {name: _as_from_disk(value) for name, value in state.items()}
+    return [_as_from_disk(value) for value in state] if isinstance(state, list) else copy.deepcopy(state)
+
 # %% ../../nbs/30_algorithms.ipynb #def-check-continuation
 def _check_continuation(cls, trained, shape, classes, domains, hparams):
     """Restored into a fresh object, training must continue as in the original."""
-    state = copy.deepcopy(trained.training_state())
+    state = _as_from_disk(trained.training_state())
     seed_everything(99)
     restored = cls(shape, classes, domains, hparams)
     restored.load_training_state(state)

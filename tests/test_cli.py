@@ -1,0 +1,118 @@
+"""The command as a person uses it: what it prints, what it refuses, and that nothing is lost."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HMOE = [str(Path(sys.executable).parent / "hmoe")]
+
+
+def hmoe(*arguments, folder, **more):
+    environment = os.environ | {"HMOE_RUNS": str(folder / "runs"), "HMOE_RESULTS": str(folder / "results"), "HMOE_FIGURES": str(folder / "figures")} | more
+    return subprocess.run([*HMOE, *arguments], capture_output=True, text=True, env=environment, cwd=folder)
+
+
+TRAIN = ("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn", "--steps", "11", "--checkpoint-frequency", "5", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    done = hmoe(*TRAIN, "--set", "batch_size=8", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_train_prints_what_was_selected_and_keeps_a_record(trained):
+    folder, said = trained
+    path, = (folder / "runs").glob("*/record.json")
+    record = json.loads(path.read_text())
+    assert record["status"] == "complete" and record["run_id"] in said and f"{record['selected']['default']['test_accuracy']:.3f}" in said
+    assert record["spec"]["hparams"]["batch_size"] == 8
+
+
+def test_the_same_command_again_only_reads(trained):
+    folder, _ = trained
+    path, = (folder / "runs").glob("*/record.json")
+    before = path.stat().st_mtime_ns
+    assert hmoe(*TRAIN, "--set", "batch_size=8", folder=folder).returncode == 0 and path.stat().st_mtime_ns == before
+
+
+def test_runs_lists_good_and_damaged(trained):
+    folder, _ = trained
+    path, = (folder / "runs").glob("*/record.json")
+    broken = folder / "runs" / "broken"
+    broken.mkdir()
+    (broken / "record.json").write_text(path.read_text()[:100])
+    done = hmoe("runs", folder=folder)
+    (broken / "record.json").unlink(); broken.rmdir()
+    assert done.returncode == 1 and path.parent.name in done.stdout and "broken/record.json is cut" in done.stderr and "Traceback" not in done.stderr
+    assert hmoe("runs", folder=folder).returncode == 0
+
+
+WRONG = [
+    (("train", "--algorithm", "ERN", *TRAIN[3:]), "Valid: ERM, HMOE-DL, HMOE-DN, HMOE-ND"),
+    ((*TRAIN[:4], "PACZ", *TRAIN[5:]), "Valid: DigitDomains, DigitDomainsTiny"),
+    ((*TRAIN[:6], "moon", *TRAIN[7:]), "Valid: negative, photo, plain, sketch"),
+    ((*TRAIN, "--set", "lrr=1"), "Valid: lr, batch_size"),
+    ((*TRAIN, "--set", "lr=fast"), "lr must be float"),
+    ((*TRAIN, "--set", "lr"), "name=value"),
+    ((*TRAIN, "--set", "batch_size=0"), "batch_size must be at least 1"),
+    ((*TRAIN[:-1], "warp9"), "--device cpu"),
+    ((*TRAIN, "--set", "lr=1e9"), "Fix: a smaller lr"),
+    (("reproduce", "--profile", "quik"), "Valid: smoke, quick"),
+    (("reproduce", "table99", "--profile", "smoke"), "Valid: hmoe_fig3"),
+    (("plan", "--profile", "papper"), "Valid: smoke, quick"),
+    (("figures", "nothing"), "Valid: hmoe_fig3"),
+    (("publish", "quick"), "Valid: smoke-toy"),
+    (("publish", "smoke-toy"), "have no record yet"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", WRONG, ids=[" ".join(w[0][-2:]) for w in WRONG])
+def test_wrong_input_is_one_line_and_a_non_zero_exit(tmp_path, arguments, message):
+    done = hmoe(*arguments, folder=tmp_path)
+    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr + done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    done = hmoe(*TRAIN, folder=tmp_path)
+    assert done.returncode == 1 and "cannot write in" in done.stderr and "HMOE_RUNS" in done.stderr
+
+
+def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
+    from hmoe_repro.studies import study_specs
+    spec = study_specs("smoke-toy")[0]
+    path = tmp_path / "runs" / spec.run_id / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"run_id": "' + spec.run_id)
+    for more in ((), ("--fresh",)):
+        done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", *more, folder=tmp_path)
+        assert done.returncode == 1 and "record.json is cut" in done.stderr and path.read_text().endswith(spec.run_id)
+    assert not (tmp_path / "figures" / "smoke").exists()
+
+
+def test_reproduce_publish_and_render_again(tmp_path):
+    """The whole way at smoke size: train, render, publish, find the repeated records equal, render the same bytes from what was published."""
+    first = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "nothing is published" in first.stdout and (tmp_path / "figures/smoke/hmoe_fig3.png").stat().st_size > 10_000
+    assert hmoe("publish", "smoke-toy", folder=tmp_path).returncode == 0
+    again = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", "--fresh", folder=tmp_path)
+    assert "3 of 3 records equal the published ones" in again.stdout, again.stdout + again.stderr
+    assert "0 to train" in hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path).stdout
+    done = hmoe("plan", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
+    assert re.search(r"smoke-toy\s+3\s+0", done.stdout)
+
+
+def test_lists():
+    from hmoe_repro.algorithms import algorithm_names
+    said = subprocess.run([*HMOE, "list", "--algorithms"], capture_output=True, text=True).stdout
+    assert all(name in said for name in ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")) and algorithm_names()
+    assert "DigitDomains" in subprocess.run([*HMOE, "list", "--datasets"], capture_output=True, text=True).stdout

@@ -1,0 +1,92 @@
+"""Many runs: failures isolated, dead workers replaced, nothing done twice."""
+import os
+import signal
+
+import pytest
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.records import RunStore, make_spec, outcome, run_lock
+from hmoe_repro.studies import ARTEFACTS, PROFILES, STUDIES, artefact_study, estimate_seconds, runs_with_arrays, study_specs
+from hmoe_repro.sweep import sweep
+from hmoe_repro.train import run
+
+
+def specs(steps=11, **hparams):
+    return [make_spec("ERM", "DigitDomainsTiny", [d], hparams={"batch_size": 8} | hparams, network="small_cnn", steps=steps, checkpoint_frequency=5) for d in ("negative", "photo", "plain", "sketch")]
+
+
+def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
+    good, bad, store, heard = specs(), specs(lr=1e9)[0], RunStore(tmp_path / "sweep"), []
+    results = sweep([bad, *good, good[0]], store, jobs=2, on_event=lambda *event: heard.append(event))
+    assert results[bad.run_id][0] == "failed" and all(results[s.run_id] == ("complete", None) for s in good) and len(results) == 5
+    assert sorted(e[1].run_id for e in heard if e[0] == "start") == sorted(r for r in results)
+    alone = RunStore(tmp_path / "alone")
+    for spec in good: assert outcome(run(spec, alone)) == outcome(store.read(spec.run_id))
+    heard.clear()
+    assert sweep(good, store, jobs=2, on_event=lambda *event: heard.append(event)) == {s.run_id: ("complete", None) for s in good} and not heard
+
+
+def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
+    store, long = RunStore(tmp_path), specs(steps=4000)[0]
+    others, killed = specs()[1:], []
+    def murder(kind, spec, *details):
+        if kind == "step" and spec == long and not killed and (store.path(long.run_id) / "state.safetensors").exists():
+            import multiprocessing
+            pid = next(p.pid for p in multiprocessing.active_children() if _works_on(p.pid, store.path(long.run_id)))
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+    results = sweep([long, *others], store, jobs=2, on_event=murder)
+    assert killed and results[long.run_id][0] == "failed" and "worker process died" in results[long.run_id][1]
+    assert all(results[s.run_id][0] == "complete" for s in others)
+    assert store.read(long.run_id) is None and (store.path(long.run_id) / "state.safetensors").exists()
+
+
+def _works_on(pid, folder):
+    return any(os.path.realpath(f"/proc/{pid}/fd/{fd}").startswith(str(folder)) for fd in os.listdir(f"/proc/{pid}/fd"))
+
+
+if not os.path.isdir("/proc/self/fd"): test_a_killed_worker_is_reported_and_its_run_goes_on_later = pytest.mark.skip("needs /proc")(test_a_killed_worker_is_reported_and_its_run_goes_on_later)
+
+
+def test_runs_of_another_process_are_left_to_it(tmp_path):
+    store, (mine, theirs, *_) = RunStore(tmp_path), specs()
+    store.path(theirs.run_id).mkdir()
+    with run_lock(store.path(theirs.run_id)): results = sweep([mine, theirs], store, jobs=1)
+    assert results[theirs.run_id][0] == "elsewhere" and results[mine.run_id][0] == "complete" and store.read(theirs.run_id) is None
+
+
+def test_a_damaged_record_stops_the_sweep_before_it_starts(tmp_path):
+    store, (a, b, *_) = RunStore(tmp_path), specs()
+    store.path(a.run_id).mkdir()
+    store.record_path(a.run_id).write_text("{")
+    with pytest.raises(HmoeError, match="record.json"): sweep([b, a], store)
+    assert store.record_path(a.run_id).read_text() == "{" and not store.path(b.run_id).exists()
+
+
+def test_studies_are_whole_and_distinct():
+    for study in STUDIES:
+        ids = [s.run_id for s in study_specs(study)]
+        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith("-balance"))
+    quick = study_specs("quick-digits")
+    cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
+    assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
+    toys = study_specs("quick-toy")
+    assert [t.steps for t in toys] == [20_000] * 3 and all(t.hparams["seeds"] == 12 for t in toys)
+    assert [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys] == [(1, 1), (0, 1), (0, 0)]
+
+
+def test_unknown_names_list_the_valid_ones():
+    for call, message in [(lambda: study_specs("quick"), "smoke-toy"), (lambda: artefact_study("table1", "quick"), "hmoe_fig3"), (lambda: artefact_study("hmoe_fig3", "papers"), "smoke, quick")]:
+        with pytest.raises(HmoeError, match=message): call()
+
+
+def test_every_artefact_has_its_notebook():
+    from hmoe_repro.core import repo_root
+    assert {p.stem for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")} == set(ARTEFACTS) and set(PROFILES) >= {"smoke", "quick"}
+
+
+def test_estimate_is_the_median_per_update():
+    spec = specs()[0]
+    record = lambda t, status="complete": {"status": status, "wall_time_s": t, "spec": spec.to_dict() | {"steps": 100}}
+    assert estimate_seconds(spec, [record(1), record(2), record(50), record(1000, "failed")]) == pytest.approx(0.02 * 11)
+    assert estimate_seconds(spec, []) is None
