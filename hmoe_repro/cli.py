@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, total: int):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn, TimeRemainingColumn
-        self.console, self.total, self.done, self.started, self.tasks = Console(), total, 0, {}, {}
+        self.console, self.total, self.done, self.started, self.tasks = Console(force_jupyter=False), total, 0, {}, {}
         self.bars = Bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console, transient=True) if self.console.is_terminal else None
 
     def __enter__(self):
@@ -74,7 +74,7 @@ def _table(title: str, columns: list[str], rows: list[list]):
     from rich.table import Table
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows: table.add_row(*[str(cell) for cell in row])
-    Console(width=None if sys.stdout.isatty() else 160).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 160, force_jupyter=False).print(table, markup=False)
 
 # %% ../nbs/60_cli.ipynb #def-list
 @app.command("list")
