@@ -167,10 +167,10 @@ def versions() -> dict[str, str]:
 
 # %% ../nbs/01_core.ipynb #def-git-commit
 def git_commit() -> str | None:
-    """The project's commit, with '+changes' when tracked files differ from it; None outside a git checkout."""
+    """The project's commit, with '+changes' when the library differs from it; None outside a git checkout."""
     def git(*args): return subprocess.run(["git", "-C", str(repo_root()), *args], capture_output=True, text=True, timeout=20)
     try:
-        head, status = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no", "--", "hmoe_repro", "nbs")
+        head, status = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no", "--", "hmoe_repro")
     except (OSError, subprocess.SubprocessError): return None
     if head.returncode: return None
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")

@@ -39,13 +39,13 @@ ALGORITHMS = tuple(REDUCED)
 # %% ../nbs/45_studies.ipynb #profiles-by-name
 PROFILES = {
     "smoke": Profile("tests: tiny data, a few steps, seconds", "DigitDomainsTiny", ("photo", "sketch"), 2, 11, 5, "small_cnn", REDUCED, 60, 2),
-    "quick": Profile("make reproduce: embedded digits, three seeds, the toy at full scale; minutes on two cores", "DigitDomains", DATASETS["DigitDomains"].domain_names, 3, 601, 60, "small_cnn", REDUCED, 20_000, 12),
+    "quick": Profile("make reproduce: embedded digits, three seeds, the toy at full scale; minutes on two cores", "DigitDomains", DATASETS["DigitDomains"].domain_names, 3, 701, 70, "small_cnn", REDUCED, 20_000, 12),
 }
 
 # %% ../nbs/45_studies.ipynb #def-toy-specs
 def _toy_specs(profile: Profile) -> list[RunSpec]:
-    losses = ({}, {"lambda_en": 0.0}, {"lambda_en": 0.0, "lambda_kl": 0.0})
-    return [make_toy_spec(profile.toy_steps, seeds=profile.toy_seeds, **changed) for changed in losses]
+    ablations = ({"lambda_en": 0.0}, {"lambda_en": 0.0, "lambda_kl": 0.0})
+    return [make_toy_spec(profile.toy_steps, seeds=profile.toy_seeds), *[make_toy_spec(profile.toy_steps, seeds=profile.toy_seeds // 2, **changed) for changed in ablations]]
 
 # %% ../nbs/45_studies.ipynb #def-benchmark-specs
 def _benchmark_specs(profile: Profile) -> list[RunSpec]:

@@ -66,6 +66,7 @@ WRONG = [
     ((*TRAIN, "--set", "lr=1e9"), "Fix: a smaller lr"),
     (("reproduce", "--profile", "quik"), "Valid: smoke, quick"),
     (("reproduce", "table99", "--profile", "smoke"), "Valid: hmoe_fig3"),
+    (("reproduce", "--profile", "smoke", "--engine", "slurm"), "Valid: local, ray"),
     (("plan", "--profile", "papper"), "Valid: smoke, quick"),
     (("figures", "nothing"), "Valid: hmoe_fig3"),
     (("publish", "quick"), "Valid: smoke-toy"),

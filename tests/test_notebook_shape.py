@@ -169,6 +169,7 @@ def test_parameters_are_typed_explained_literals(path):
         assert isinstance(node.annotation, ast.Name) and node.annotation.id in {"int", "float", "str", "bool", "list"}, line
         ast.literal_eval(node.value)
         assert re.search(r"\S\s+# \S", line), f"no comment to serve as help: {line}"
+        assert line.count("=") == 1, f"papermill cannot read a parameter with a second '=' in its line: {line}"
         names.append(node.target.id)
     assert "profile" in names and len(set(names)) == len(names)
 

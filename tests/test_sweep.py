@@ -48,6 +48,21 @@ def _works_on(pid, folder):
 if not os.path.isdir("/proc/self/fd"): test_a_killed_worker_is_reported_and_its_run_goes_on_later = pytest.mark.skip("needs /proc")(test_a_killed_worker_is_reported_and_its_run_goes_on_later)
 
 
+def test_ray_gives_the_same_records(tmp_path):
+    pytest.importorskip("ray")
+    good, bad, heard = specs()[:2], specs(lr=1e9)[0], []
+    ray_store, local = RunStore(tmp_path / "ray"), RunStore(tmp_path / "local")
+    results = sweep([bad, *good], ray_store, jobs=2, engine="ray", on_event=lambda kind, spec, *details: heard.append(kind))
+    import ray
+    ray.shutdown()
+    assert results[bad.run_id][0] == "failed" and [results[s.run_id] for s in good] == [("complete", None)] * 2 and heard.count("done") == 3
+    for spec in good: assert outcome(ray_store.read(spec.run_id)) == outcome(run(spec, local))
+
+
+def test_engines_are_checked(tmp_path):
+    with pytest.raises(HmoeError, match="local, ray"): sweep(specs(), RunStore(tmp_path), engine="slurm")
+
+
 def test_runs_of_another_process_are_left_to_it(tmp_path):
     store, (mine, theirs, *_) = RunStore(tmp_path), specs()
     store.path(theirs.run_id).mkdir()
@@ -71,7 +86,7 @@ def test_studies_are_whole_and_distinct():
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
     toys = study_specs("quick-toy")
-    assert [t.steps for t in toys] == [20_000] * 3 and all(t.hparams["seeds"] == 12 for t in toys)
+    assert [t.steps for t in toys] == [20_000] * 3 and [t.hparams["seeds"] for t in toys] == [12, 6, 6]
     assert [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys] == [(1, 1), (0, 1), (0, 0)]
 
 

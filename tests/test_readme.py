@@ -1,0 +1,50 @@
+"""The README's numbers come from the records, and its links lead somewhere."""
+import re
+
+import pytest
+
+from hmoe_repro.cli import readme_blocks
+from hmoe_repro.core import repo_root
+
+README = repo_root() / "README.md"
+
+
+def test_generated_blocks_are_those_of_the_published_records():
+    page = README.read_text(encoding="utf-8")
+    blocks = readme_blocks()
+    assert {"digits-table", "discovery", "toy", "times"} == set(blocks)
+    for name, text in blocks.items():
+        inside = page.split(f"<!-- {name}:start -->")[1].split(f"<!-- {name}:end -->")[0]
+        assert inside.strip() == text.strip(), f"block {name} is stale. Fix: make figures"
+
+
+def test_the_table_in_the_readme_can_be_computed_from_the_records():
+    """One cell by hand: mean and standard error of ERM on test domain photo."""
+    import numpy as np
+    from hmoe_repro.report import load_study, select
+    values = [100 * r["selected"]["default"]["test_accuracy"] for r in select(load_study("quick-digits"), algorithm="ERM", test_domain="photo")]
+    assert len(values) == 3
+    row = next(line for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("| ERM"))
+    assert f"{np.mean(values):.1f} ± {np.std(values) / 3**0.5:.1f}" in row
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "figures/quick/README.md"])
+def test_links_lead_to_files(page):
+    path = repo_root() / page
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")) if "://" not in link]
+    missing = [link for link in links if not (path.parent / link).exists()]
+    assert (links or page == "CONTRIBUTING.md") and not missing, missing
+
+
+def test_published_records_are_whole_and_tell_their_origin():
+    from hmoe_repro.core import results_dir
+    from hmoe_repro.records import check_record
+    from hmoe_repro.report import load_study
+    from hmoe_repro.studies import STUDIES, study_specs
+    assert {p.stem for p in results_dir().glob("*.jsonl")} == set(STUDIES)
+    for study in STUDIES:
+        records = load_study(study)
+        assert {r["run_id"] for r in records} == {s.run_id for s in study_specs(study)}, f"{study} is not the study that is planned. Fix: hmoe reproduce, hmoe publish {study}"
+        for record in records:
+            check_record(record, study)
+            assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]
