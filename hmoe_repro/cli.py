@@ -179,6 +179,15 @@ def _gather(studies: list[str], store) -> str:
     for study in studies: publish(study, [s.run_id for s in study_specs(study)], store, folder, runs_with_arrays(study), allow_failed=True)
     return str(folder)
 
+# %% ../nbs/60_cli.ipynb #def-warn-of-mixture
+def _warn_of_mixture(studies: list[str], folder: str):
+    """Say how many records another version of the library made; finished runs are not trained again by themselves."""
+    from hmoe_repro.core import library_hash
+    from hmoe_repro.report import load_study
+    made = {r["run_id"]: r["environment"]["library"] for study in studies for r in load_study(study, folder)}
+    other = sum(library != library_hash() for library in made.values())
+    if other: print(f"{other} of {len(made)} runs were made by another version of the library; --fresh trains them again.")
+
 # %% ../nbs/60_cli.ipynb #def-compare
 def _compare(studies: list[str], folder: str):
     """Print how the records in `folder` compare with the published ones."""
@@ -196,13 +205,13 @@ def _render(artefacts: list[str], profile: str, store: str = ""):
     from hmoe_repro.render import gallery, render
     with ThreadPoolExecutor(2) as pool:
         for path in pool.map(lambda artefact: render(artefact, profile, store, str(figures_dir())), artefacts): print(f"rendered {path.parent.name}/{path.name}", flush=True)
-    gallery(profile, str(figures_dir()))
+    gallery(profile, str(figures_dir()), store)
     print(f"gallery: figures/{profile}/README.md")
 
 # %% ../nbs/60_cli.ipynb #def-reproduce
 @app.command()
 def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all of the profile.")] = None, profile: ProfileName = "quick", jobs: Jobs = None, device: Device = "cpu", engine: Engine = "local",
-              fresh: Annotated[bool, typer.Option("--fresh", help="Train finished runs again.")] = False, data_dir: DataDir = None):
+              fresh: Annotated[bool, typer.Option("--fresh", help="Discard what is there of these runs, finished or not, and train them all.")] = False, data_dir: DataDir = None):
     """Train what is missing, render figures and tables, and compare with the published records."""
     folder = _data_folder(data_dir)
     from hmoe_repro.core import HmoeError, ensure_writable, figures_dir, one_of, resolve_device
@@ -222,11 +231,13 @@ def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Art
     elsewhere = [i for i, (status, _) in results.items() if status == "elsewhere"]
     if elsewhere: raise HmoeError(f"{len(elsewhere)} runs are in the hands of another process ({elsewhere[0]}, ...). Fix: wait for it, then start again.")
     print(f"runs done after {time.monotonic() - started:.0f} s", flush=True)
+    failed = [(i, reason) for i, (status, reason) in results.items() if status != "complete"]
+    for run_id, reason in failed: print(f"failed: run {run_id}: {reason}", flush=True)
     gathered = _gather(studies, store)
+    _warn_of_mixture(studies, gathered)
     _compare(studies, gathered)
     _render(names, profile, gathered)
     print(f"done in {time.monotonic() - started:.0f} s")
-    failed = [(i, reason) for i, (status, reason) in results.items() if status != "complete"]
     if failed: raise HmoeError(f"{len(failed)} of {len(results)} runs failed; the first is {failed[0][0]}: {failed[0][1]}")
 
 # %% ../nbs/60_cli.ipynb #def-publish
@@ -247,17 +258,20 @@ def readme_blocks() -> dict[str, str]:
     from hmoe_repro.core import repo_root
     from hmoe_repro.report import load_study
     from hmoe_repro.style import markdown_table
-    from hmoe_repro.tables import cost_table
+    from hmoe_repro.tables import cost_table, discovery_verdict
     folder = repo_root() / "figures" / "quick"
     pages = {"digits-table": "digits_table.md", "discovery": "digits_fig5.md", "toy": "hmoe_fig3_summary.md"}
-    return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(load_study("quick-toy") + load_study("quick-digits")), 1)}
+    runs = {r["run_id"]: r for study in ("quick-toy", "quick-digits", "quick-balance") for r in load_study(study)}
+    return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(list(runs.values())), 1), "verdict": discovery_verdict(load_study("quick-digits"))}
 
 # %% ../nbs/60_cli.ipynb #def-update-readme
 def _update_readme():
     from hmoe_repro.core import repo_root
     from hmoe_repro.render import update_readme_block
     readme = repo_root() / "README.md"
-    changed = [name for name, text in readme_blocks().items() if update_readme_block(readme, name, text)]
+    try: blocks = readme_blocks()
+    except FileNotFoundError as error: return print(f"README.md is left as it is: {error.filename} is not rendered yet.")
+    changed = [name for name, text in blocks.items() if update_readme_block(readme, name, text)]
     print(f"README.md: {', '.join(changed) or 'no block'} changed")
 
 # %% ../nbs/60_cli.ipynb #def-figures
@@ -267,11 +281,24 @@ def figures(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artef
     _render(_artefacts(artefacts, profile)[0], profile)
     if profile == "quick" and not os.environ.get("HMOE_FIGURES"): _update_readme()
 
+# %% ../nbs/60_cli.ipynb #def-fail
+def _fail(message: str, status: int):
+    """One line on standard error, and out."""
+    print(f"hmoe: {message}", file=sys.stderr)
+    sys.exit(status)
+
 # %% ../nbs/60_cli.ipynb #def-main
 def main():
     """Entry point of `hmoe`."""
-    try: app()
-    except KeyboardInterrupt: sys.exit("hmoe: stopped; what was done is kept, and the same command goes on from there.")
+    try: status = app(standalone_mode=False)
+    except SystemExit as ended: status = ended.code
+    except KeyboardInterrupt: status = 130
     except Exception as error:
-        if type(error).__name__ != "HmoeError": raise
-        sys.exit(f"hmoe: {error}")
+        kind = type(error).__name__
+        if kind == "NoArgsIsHelpError": sys.exit(print(error.format_message()) or 2)
+        if hasattr(error, "format_message"): _fail(f"{error.format_message().rstrip('.')}. Fix: `hmoe --help` lists the commands, `hmoe COMMAND --help` what one takes.", 2)
+        if kind == "HmoeError": _fail(str(error), 1)
+        if kind != "Abort": raise
+        status = 130
+    if status == 130: _fail("stopped; what was done is kept, and the same command goes on from there.", 130)
+    sys.exit(status)

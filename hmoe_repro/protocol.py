@@ -70,9 +70,9 @@ class Sampler:
 
 # %% ../nbs/40_protocol.ipynb #def-gather
 def gather(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Minibatches [(x, y), ...] of the named domains, empty ones left out."""
-    batches = [(dataset.domain_index(d), i) for d, i in zip(domains, indices) if len(i)]
-    return [(as_input(dataset.images[d][i], device), dataset.labels[d][i].to(device)) for d, i in batches]
+    """Minibatches [(x, y), ...], one for each named domain and in their order; a domain that was not drawn has an empty one."""
+    positions = [dataset.domain_index(d) for d in domains]
+    return [(as_input(dataset.images[d][i], device), dataset.labels[d][i].to(device)) for d, i in zip(positions, indices)]
 
 # %% ../nbs/40_protocol.ipynb #def-is-checkpoint
 def is_checkpoint(step: int, steps: int, frequency: int) -> bool:

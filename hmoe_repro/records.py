@@ -8,7 +8,9 @@ __all__ = ['TOY', 'RECORD_VERSION', 'RunSpec', 'make_spec', 'make_toy_spec', 'ch
 
 # %% ../nbs/41_records.ipynb #imports
 import contextlib
+import errno
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -82,8 +84,9 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     training_domains(data, test_domains)
     resolved = merge_hparams(cls.HPARAMS, {"network": network} | (hparams or {}), data.resolution)
     network = resolved.pop("network")
+    source = None if cls.__module__.startswith("hmoe_repro.") else hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()[:12]
     return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, resolution=data.resolution, steps=steps,
-                   checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate)
+                   checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, algorithm_source=source)
 
 # %% ../nbs/41_records.ipynb #def-make-toy-spec
 TOY = "SineIntervals"
@@ -172,7 +175,7 @@ def load_state(path: Path):
 # %% ../nbs/41_records.ipynb #def-run-lock
 @contextlib.contextmanager
 def run_lock(folder: Path):
-    """Yield True while this process owns the run's folder, False if another one does."""
+    """Yield True while this process owns the run's folder, False if another one does. Raises `HmoeError` where nothing can be locked."""
     with open(folder / ".lock", "a+b") as file:
         try:
             if os.name == "nt":
@@ -181,10 +184,11 @@ def run_lock(folder: Path):
             else:
                 import fcntl
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True
+            mine = True
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK): raise HmoeError(f"cannot lock {folder} ({error.strerror}). Fix: put HMOE_RUNS on a file system that has locks.") from None
+            mine = False
+        yield mine
 
 # %% ../nbs/41_records.ipynb #def-runstore
 class RunStore:
@@ -206,12 +210,16 @@ class RunStore:
 
     def discard_all(self, run_ids: list[str]):
         """Remove runs altogether. Raises `HmoeError`, and removes nothing, while another process works on one of them or a record is damaged."""
-        present = [i for i in run_ids if self.path(i).is_dir()]
-        for run_id in present:
-            self.read(run_id)
-            with run_lock(self.path(run_id)) as mine:
-                if not mine: raise HmoeError(f"run {run_id} is in the hands of another process. Fix: wait for it, or stop it.")
-        for run_id in present: shutil.rmtree(self.path(run_id), ignore_errors=True)
+        present = [i for i in dict.fromkeys(run_ids) if self.path(i).is_dir()]
+        for run_id in present: self.read(run_id)
+        with contextlib.ExitStack() as locks:
+            for run_id in present:
+                if not locks.enter_context(run_lock(self.path(run_id))): raise HmoeError(f"run {run_id} is in the hands of another process. Fix: wait for it, or stop it.")
+            try:
+                for run_id in present:
+                    self.record_path(run_id).unlink(missing_ok=True)
+                    shutil.rmtree(self.path(run_id))
+            except OSError as error: raise HmoeError(f"cannot remove {error.filename} ({error.strerror}). Fix: its permissions; the runs not yet removed are untouched.") from None
 
     def scan(self) -> tuple[list[dict], list[str]]:
         """All readable records, and one line for each damaged one."""
@@ -241,11 +249,14 @@ def publish(study: str, run_ids: list[str], store: RunStore, results: Path, with
     if missing: raise HmoeError(f"{len(missing)} of {len(run_ids)} runs of study {study!r} have no record yet ({', '.join(missing[:4])}...). Fix: `hmoe reproduce` with its profile, then publish.")
     failed = [r for r in records if r["status"] != "complete"]
     if failed and not allow_failed: raise HmoeError(f"{len(failed)} runs of study {study!r} failed, first {failed[0]['run_id']}: {failed[0]['reason']}. Fix: mend the cause and train them again, then publish.")
-    ensure_writable(results)
-    folder = Path(results) / study
+    arrays = {i: store.path(i) / "arrays.safetensors" for i in set(with_arrays) - {r["run_id"] for r in failed}}
+    lost = [i for i, path in arrays.items() if not path.exists()]
+    if lost: raise HmoeError(f"{len(lost)} runs of study {study!r} have a record but no arrays.safetensors, first {lost[0]}. Fix: remove their folders in {store.folder} and train them again.")
+    folder, staging = Path(results) / study, ensure_writable(results) / f".{study}"
+    shutil.rmtree(staging, ignore_errors=True)
+    if arrays: staging.mkdir()
+    for run_id, path in arrays.items(): shutil.copyfile(path, staging / f"{run_id}.safetensors")
     shutil.rmtree(folder, ignore_errors=True)
-    for run_id in set(with_arrays) - {r["run_id"] for r in failed}:
-        folder.mkdir(exist_ok=True)
-        shutil.copyfile(store.path(run_id) / "arrays.safetensors", folder / f"{run_id}.safetensors")
+    if arrays: staging.rename(folder)
     write_study(Path(results) / f"{study}.jsonl", records)
     return Path(results) / f"{study}.jsonl"

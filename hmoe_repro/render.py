@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TYPES', 'artefacts', 'paper_notebook', 'parameters_cell', 'read_parameters', 'choices', 'check_parameters', 'tidy',
-           'portable', 'public', 'render', 'files_of', 'title_and_claim', 'folded', 'gallery_section', 'gallery',
+           'portable', 'public', 'files_of', 'render', 'title_and_claim', 'folded', 'gallery_section', 'gallery',
            'update_readme_block']
 
 # %% ../nbs/55_render.ipynb #imports
@@ -99,6 +99,16 @@ def public(value):
     """A parameter's value as the executed notebook may show it: an absolute path becomes '(outside)/name'."""
     return f"(outside)/{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
 
+# %% ../nbs/55_render.ipynb #def-files-of
+def files_of(folder: Path, known=()) -> dict[str, list[str]]:
+    """Names of the files of each artefact in a folder of rendered pages; artefacts are those with an executed notebook, and the `known` ones."""
+    ids = sorted({p.stem for p in Path(folder).glob("*.ipynb")} | set(known), key=lambda name: (-len(name), name))
+    owned = {name: [] for name in sorted(ids)}
+    for path in sorted(Path(folder).iterdir()):
+        owner = next((name for name in ids if re.match(re.escape(name) + r"[._]", path.name)), None)
+        if owner and not path.name.endswith(".failed.log"): owned[owner].append(path.name)
+    return owned
+
 # %% ../nbs/55_render.ipynb #def-execute
 def _execute(source: Path, target: Path, parameters: dict):
     """Run a notebook with papermill from the project's root. Any failure leaves as it came, papermill's own ones included."""
@@ -134,20 +144,12 @@ def render(artefact: str, profile: str, store: str = "", output: str = "figures"
         tidy(page, {name: public(value) for name, value in given.items()})
         made = ensure_writable(staging / profile)
         write_atomic(made / f"{artefact}.ipynb", nbformat.writes(page).replace(str(staging), public(given["output"])) + "\n")
-        for path in sorted(made.iterdir()): os.replace(path, target / path.name)
+        fresh = sorted(path.name for path in made.iterdir())
+        for name in fresh: os.replace(made / name, target / name)
+        for name in set(files_of(target, artefacts(notebooks))[artefact]) - set(fresh): (target / name).unlink(missing_ok=True)
         log.unlink(missing_ok=True)
     finally: shutil.rmtree(staging, ignore_errors=True)
     return target / f"{artefact}.ipynb"
-
-# %% ../nbs/55_render.ipynb #def-files-of
-def files_of(folder: Path) -> dict[str, list[str]]:
-    """Names of the files of each artefact in a folder of rendered pages; artefacts are those with an executed notebook."""
-    ids = sorted((p.stem for p in Path(folder).glob("*.ipynb")), key=len, reverse=True)
-    owned = {name: [] for name in sorted(ids)}
-    for path in sorted(Path(folder).iterdir()):
-        owner = next((name for name in ids if re.match(re.escape(name) + r"[._]", path.name)), None)
-        if owner and not path.name.endswith(".failed.log"): owned[owner].append(path.name)
-    return owned
 
 # %% ../nbs/55_render.ipynb #def-title-and-claim
 def title_and_claim(notebook: Path) -> tuple[str, str]:
@@ -176,14 +178,15 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
     return "\n\n".join([f"## {title}", *([f"> {claim}"] if claim else []), *pictures, *tables, *runs, links]) + "\n"
 
 # %% ../nbs/55_render.ipynb #def-gallery
-def gallery(profile: str, output: str = "figures") -> Path:
-    """Write `<output>/<profile>/README.md` from what was rendered there. `HmoeError` if nothing was."""
+def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
+    """Write `<output>/<profile>/README.md` from what was rendered there, with `store` as it was given to `render`. `HmoeError` if nothing was."""
     folder = repo_root() / output / profile
     owned = files_of(folder) if folder.is_dir() else {}
     if not owned: raise HmoeError(f"nothing is rendered for profile {profile!r}: {shown(folder)} holds no executed notebook. Fix: `make figures`.")
     note = "These pages follow the papers' protocol." if profile == "paper" else (
         f"Profile `{profile}` is **not the papers' protocol**, except where a page says so: its numbers show that the method works as described, and must not be compared with published ones.")
-    head = f"# Figures and tables, profile `{profile}`\n\n{note}\n\nGenerated from `results/` by `make figures`; each section links the executed notebook that made it and the evidence for its numbers. Do not edit.\n"
+    made = "from the runs of `hmoe reproduce` on this machine" if str(store) else "from `results/` by `make figures`"
+    head = f"# Figures and tables, profile `{profile}`\n\n{note}\n\nGenerated {made}; each section links the executed notebook that made it and the evidence for its numbers. Do not edit.\n"
     write_atomic(folder / "README.md", "\n".join([head, *(gallery_section(folder, name, files) for name, files in owned.items())]))
     return folder / "README.md"
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 
 from .core import HmoeError, one_of
 from .records import RunSpec, RunStore
-from .train import run
+from .train import failed_record, run
 
 # %% ../nbs/44_sweep.ipynb #def-worker
 def _worker(pipe, folder, device, data_dir):
@@ -45,7 +45,7 @@ def _run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
 class _Pool:
     """Persistent worker processes, one pipe each."""
     def __init__(self, jobs: int, arguments: tuple):
-        self.context, self.arguments, self.workers = multiprocessing.get_context("spawn"), arguments, {}
+        self.context, self.jobs, self.arguments, self.workers = multiprocessing.get_context("spawn"), jobs, arguments, {}
         for _ in range(jobs): self.start()
 
     def start(self):
@@ -62,8 +62,8 @@ class _Pool:
         self.workers[ours] = [process, None]
 
     def give(self, pipe, spec: RunSpec):
-        self.workers[pipe][1] = spec
         pipe.send(spec.to_dict())
+        self.workers[pipe][1] = spec
 
     def messages(self):
         """Wait for the next messages: ('step', ...) or ('done', ...), with the pipe they came from; None for the pipe of a dead worker."""
@@ -108,6 +108,14 @@ def _drive_ray(jobs: int | None, arguments: tuple, todo: list[RunSpec], results:
         results[spec.run_id] = tuple(details)
         tell("done", spec, *details)
 
+# %% ../nbs/44_sweep.ipynb #def-settle
+def _settle(results: dict, by_id: dict, store: RunStore) -> dict:
+    """Results in the order asked for; a run that died with its worker gets its failed record here."""
+    for run_id, (status, reason) in results.items():
+        if status == "failed" and not store.record_path(run_id).exists():
+            store.write(failed_record(by_id[run_id], store.path(run_id), reason))
+    return {run_id: results[run_id] for run_id in by_id}
+
 # %% ../nbs/44_sweep.ipynb #def-sweep
 ENGINES = ("local", "ray")
 
@@ -126,12 +134,12 @@ def sweep(specs: list[RunSpec], store: RunStore | None = None, jobs: int | None 
     arguments = (str(store.folder), device, data_dir)
     if engine == "ray":
         _drive_ray(jobs, arguments, todo, results, tell)
-        return {i: results[i] for i in by_id}
+        return _settle(results, by_id, store)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(todo)))
     pool = _Pool(jobs, arguments)
     try: _drive(pool, todo, by_id, results, tell)
     finally: pool.stop()
-    return {i: results[i] for i in by_id}
+    return _settle(results, by_id, store)
 
 # %% ../nbs/44_sweep.ipynb #def-drive
 def _drive(pool: _Pool, todo: list[RunSpec], by_id: dict, results: dict, tell):
@@ -151,6 +159,6 @@ def _drive(pool: _Pool, todo: list[RunSpec], by_id: dict, results: dict, tell):
             if kind != "done": continue
             results[run_id] = tuple(details)
             if pipe is not None: feed(pipe)
-        while todo and sum(spec is not None for _, spec in pool.workers.values()) < 1 or todo and not pool.workers:
+        while todo and len(pool.workers) < pool.jobs:
             pool.start()
             feed(list(pool.workers)[-1])

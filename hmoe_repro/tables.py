@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MODES', 'rank', 'run_results', 'mean_and_error', 'cell_statistics', 'cell_text', 'accuracy_table', 'table_notes',
-           'pooled_variance', 'resolvable_difference', 'paired_difference', 'plot_results', 'paper_numbers',
+           'pooled_variance', 'resolvable_difference', 'paired_difference', 'accuracy_verdict', 'highest_nmi',
+           'domains_and_experts', 'discovery_summary', 'discovery_verdict', 'plot_results', 'paper_numbers',
            'published_table', 'cost_table']
 
 # %% ../nbs/52_tables.ipynb #imports
@@ -16,11 +17,13 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from .core import HmoeError
+from .discovery import discovery_table
+from .hmoe import MODES as HMOE_MODES
 from .report import select
 from .style import colours
 
 # %% ../nbs/52_tables.ipynb #def-rank
-MODES = ("default", "mix", "max", "ood")
+MODES = ("default", *HMOE_MODES)
 
 def rank(algorithm: str) -> tuple:
     """Where an algorithm stands in a table: ERM, then other baselines, then HMOE."""
@@ -130,6 +133,62 @@ def paired_difference(records: list[dict], baseline: str = "ERM") -> pd.DataFram
         mean, error, n = mean_and_error(difference)
         rows.append((algorithm, mode, 100 * mean, 100 * error, n, int((difference > 1e-9).sum())))
     return pd.DataFrame(rows, columns=["algorithm", "mode", "difference", "stderr", "pairs", "ahead"])
+
+# %% ../nbs/52_tables.ipynb #def-accuracy-verdict
+def accuracy_verdict(records: list[dict], baseline: str = "ERM") -> str:
+    """One line: which rows differ from `baseline` by more than the study can resolve, in the average and in single test domains."""
+    means = cell_statistics(run_results(records)).set_index(["algorithm", "mode", "test_domain"])["mean"].unstack("test_domain")
+    if baseline not in means.index.get_level_values("algorithm"): raise HmoeError(f"no complete run of the baseline {baseline!r}. Valid: {', '.join(means.index.unique('algorithm'))}.")
+    gaps = (means - means.loc[baseline].iloc[0]).drop(index=baseline).stack().dropna()
+    limits = resolvable_difference(records).set_index("test_domain").resolvable
+    def told(part): return part[part.abs() > limits[part.index.get_level_values("test_domain")].to_numpy()]
+    def largest(part): return part[part.abs().sort_values(ascending=False, kind="stable").index]
+    def named(part, domain=""): return ", ".join(f"{a}{'' if m == 'default' else ' ' + m.upper()}{' on ' + d if domain else ''} ({gap:+.1f})" for (a, m, d), gap in part.items())
+    whole = gaps[gaps.index.get_level_values("test_domain") == "Average"]
+    single = gaps.drop(index=whole.index)
+    if whole.empty: average = f"No row but {baseline} has a complete average."
+    elif told(whole).empty: average = f"In the average, no row is told apart from {baseline} by this study: the largest difference, {named(largest(whole)[:1])}, is within the {limits['Average']:.1f} points it can resolve."
+    else: average = f"In the average, told apart from {baseline} (more than {limits['Average']:.1f} points): {named(largest(told(whole)))}."
+    return f"{average} In single test domains, {len(told(single))} of {len(single)} differences exceed what can be resolved there" + (f": {named(largest(told(single)), 'on')}." if len(told(single)) else ".")
+
+# %% ../nbs/52_tables.ipynb #def-highest-nmi
+def highest_nmi(domains: int, experts: int) -> float:
+    """Upper limit of the NMI (arithmetic mean) of equally loaded experts with equally large domains."""
+    if min(domains, experts) < 1: raise HmoeError(f"{domains} domains and {experts} experts: there must be at least one of each.")
+    if domains == experts: return 1.0
+    return 2 * math.log(min(domains, experts)) / (math.log(domains) + math.log(experts))
+
+# %% ../nbs/52_tables.ipynb #def-domains-and-experts
+def domains_and_experts(record: dict) -> tuple[int, int]:
+    """M, the training domains of a run, and K, its experts (hyper-parameter `num_experts`; 0 means M)."""
+    seen = {domain for point in record["checkpoints"] for domain, splits in point["accuracies"].items() if "out" in splits}
+    domains = len(seen - set(record["spec"]["test_domains"]))
+    return domains, record["spec"]["hparams"].get("num_experts") or domains
+
+# %% ../nbs/52_tables.ipynb #def-discovery-summary
+def discovery_summary(records: list[dict], threshold: float = 0.9) -> pd.DataFrame:
+    """Per algorithm and test domain: runs, how many reach `threshold` in NMI with the domains, lowest and mean NMI, the highest possible one (`highest_nmi`), mean NMI with classes."""
+    scored = [r for r in select(records, status="complete") if r.get("discovery")]
+    if not scored: raise HmoeError("no complete run has discovery scores. Fix: choose runs of HMOE.")
+    limit = {(r["spec"]["algorithm"], ",".join(r["spec"]["test_domains"])): highest_nmi(*domains_and_experts(r)) for r in scored}
+    scores = discovery_table(scored)
+    found = scores.assign(found=scores.nmi_domain >= threshold).groupby(["algorithm", "test_domain"], as_index=False).agg(
+        runs=("found", "size"), found=("found", "sum"), lowest_nmi=("nmi_domain", "min"), mean_nmi=("nmi_domain", "mean"), mean_nmi_class=("nmi_class", "mean"))
+    found.insert(6, "highest_possible_nmi", [limit[key] for key in zip(found.algorithm, found.test_domain)])
+    return found.rename(columns={"found": f"nmi_of_{threshold:g}_or_more"})
+
+# %% ../nbs/52_tables.ipynb #def-discovery-verdict
+def discovery_verdict(records: list[dict], algorithm: str = "HMOE-DN", threshold: float = 0.9) -> str:
+    """One line: in how many runs of `algorithm` the NMI of experts with domains reaches `threshold`, and for which test domains. `HmoeError` if no run has scores."""
+    mine = [r for r in records if r["spec"]["algorithm"] == algorithm]
+    if not any(r["status"] == "complete" and r.get("discovery") for r in mine): raise HmoeError(f"no complete run of {algorithm!r} has discovery scores. Valid: {', '.join(sorted({r['spec']['algorithm'] for r in records if r.get('discovery')})) or 'none'}.")
+    table = discovery_summary(mine, threshold)
+    share, limit = table.iloc[:, 3] / table.runs, table.highest_possible_nmi.max()
+    groups = {"in most seeds": share > 0.5, "in some": (share > 0) & (share <= 0.5), "never": share == 0}
+    where = [f"{words} for {', '.join(table.test_domain[rows])}" for words, rows in groups.items() if rows.any()] if share.any() else []
+    missing = len(mine) - int(table.runs.sum())
+    return f"{algorithm}: NMI of {threshold:g} or more in {int(table.iloc[:, 3].sum())} of {int(table.runs.sum())} runs" + "".join(f"; {words}" for words in where) + (
+        f"; built in, for equally loaded experts reach at most {limit:.2f}" if limit < threshold else "") + (f"; {missing} more without scores" if missing else "")
 
 # %% ../nbs/52_tables.ipynb #def-plot-results
 def plot_results(records: list[dict], axes):

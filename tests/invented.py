@@ -5,12 +5,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from hmoe_repro.records import RunSpec
+
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ALGORITHMS = ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
 LOSSES = {"ERM": ("loss",), "HMOE-DL": ("loss", "L_y", "L_d"), "HMOE-DN": ("loss", "L_y", "L_en", "L_kl", "L_ad"), "HMOE-ND": ("loss", "L_y", "L_en", "L_kl", "L_ad")}
 
 
-def record(algorithm, test_domain, seed, random, steps=301, every=20):
+def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams):
     "A complete run with checkpoints, selected checkpoints and, for HMOE, discovery."
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     top = {d: 0.9 - 0.06 * i + 0.02 * random.random() for i, d in enumerate(DOMAINS)}
@@ -27,19 +29,18 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20):
                     selected[m] = {"step": step, "validation_accuracy": validation, "test_accuracy": test}
         points.append({"step": step, "losses": {name: float(2 * np.exp(-step / 80) + 0.05 * random.random()) for name in LOSSES[algorithm]}, "accuracies": at})
     scores = {"split": "out", "nmi_domain": random.random(), "ari_domain": random.random(), "nmi_class": 0.1, "ari_class": 0.05, "experts_used": 3, "gate_entropy": 0.02, "load_balance": 0.01}
-    spec = {"algorithm": algorithm, "dataset": "DigitDomains", "dataset_fingerprint": "invented", "test_domains": [test_domain], "trial_seed": seed, "hparams": {"lr": 1e-3},
+    spec = {"algorithm": algorithm, "dataset": "DigitDomains", "dataset_fingerprint": "invented", "test_domains": [test_domain], "trial_seed": seed, "hparams": {"lr": 1e-3} | ({} if algorithm == "ERM" else {"num_experts": 5 if algorithm == "HMOE-ND" else 0}) | hparams,
             "network": "small_cnn", "weights": None, "resolution": 16, "steps": steps, "checkpoint_frequency": every, "sampler": "domain", "evaluate": "selection",
             "precision": "float32", "parity": False, "protocol_version": 1, "algorithm_source": None}
-    number = ALGORITHMS.index(algorithm) * 100 + DOMAINS.index(test_domain) * 10 + seed
     environment = {"versions": {"torch": "2.13.0"}, "commit": "0123456789ab", "library": "ba9876543210", "device": "cpu", "device_name": "an invented processor", "threads": 1}
-    return {"run_id": f"{number:012x}", "record_version": 1, "status": "complete", "reason": None, "spec": spec, "checkpoints": points, "selected": selected,
+    return {"run_id": RunSpec.from_dict(spec).run_id, "record_version": 1, "status": "complete", "reason": None, "spec": spec, "checkpoints": points, "selected": selected,
             "discovery": None if algorithm == "ERM" else scores, "test_size": 360, "environment": environment, "wall_time_s": 8.0, "finished": "2026-01-01T00:00:00+00:00"}
 
 
-def failed(algorithm, test_domain, seed, reason="NaN loss at step 40"):
+def failed(algorithm, test_domain, seed, reason="NaN loss at step 40", **hparams):
     "A run that did not end well."
-    whole = record(algorithm, test_domain, seed, np.random.default_rng(0))
-    return whole | {"status": "failed", "reason": reason, "checkpoints": [], "selected": None, "discovery": None}
+    whole = record(algorithm, test_domain, seed, np.random.default_rng(0), **hparams)
+    return whole | {"status": "failed", "reason": reason, "checkpoints": [], "selected": {}, "discovery": None}
 
 
 def arrays(run, random, per_domain=40):
@@ -75,3 +76,9 @@ def digits(seeds=(0, 1, 2), domains=DOMAINS, algorithms=ALGORITHMS):
     "Complete invented records for every algorithm, test domain and seed."
     random = np.random.default_rng(0)
     return [record(a, d, s, random) for a in algorithms for d in domains for s in seeds]
+
+
+def balance(seeds=(0, 1)):
+    "Complete invented records of HMOE-DN on photo with two weights on the load balance."
+    random = np.random.default_rng(1)
+    return [record("HMOE-DN", "photo", s, random, lambda_kl=weight) for weight in (1.0, 3.0) for s in seeds]

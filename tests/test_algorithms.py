@@ -103,7 +103,7 @@ def test_variants_have_the_papers_settings():
 def test_hparams_are_checked_by_name_and_type():
     declared = {"lr": HParam(1e-3, "rate", large=5e-5), "flag": HParam(False, "switch"), "n": HParam(3, "number")}
     assert merge_hparams(declared, {"lr": 1}, 28) == {"lr": 1.0, "flag": False, "n": 3} and merge_hparams(declared, {}, 224)["lr"] == 5e-5
-    for wrong in ({"lrr": 1.0}, {"flag": "False"}, {"flag": 0}, {"n": 2.5}, {"n": True}, {"lr": "fast"}):
+    for wrong in ({"lrr": 1.0}, {"flag": "False"}, {"flag": 0}, {"n": 2.5}, {"n": True}, {"lr": "fast"}, {"lr": float("nan")}, {"lr": float("inf")}):
         with pytest.raises(HmoeError): merge_hparams(declared, wrong)
     assert [parse_setting(t)[1] for t in ("a=1", "a=1e-3", "a=True", "a=false", "a=prob")] == [1, 1e-3, True, False, "prob"]
     for wrong in ("lr", "=3"):

@@ -149,4 +149,5 @@ def test_layer_slices_cover_everything_in_order():
 def test_bad_input_gets_one_line(arguments):
     with pytest.raises(HmoeError) as error:
         HyperNetwork(**{"embedding_dim": 8, "classifier_sizes": (8, 2), **arguments})
-    assert "\n" not in str(error.value) and "Fix" in str(error.value) or "Valid" in str(error.value)
+    message = str(error.value)
+    assert "\n" not in message and ("Fix" in message or "Valid" in message)

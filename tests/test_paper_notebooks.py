@@ -11,7 +11,8 @@ from hmoe_repro.core import HmoeError
 from hmoe_repro.render import (artefacts, check_parameters, files_of, folded, gallery, paper_notebook, portable, public, read_parameters,
                                render, title_and_claim, update_readme_block)
 
-OURS = ("digits_table", "digits_fig5", "learning_curves")
+OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
+STUDIES = {"digits_balance": "quick-balance"}  # the others: quick-digits
 PARAMETERS = 'profile: str = "smoke"  # smoke | quick\nstore: str = ""  # a folder of study files\noutput: str = ""  # a folder\nrate: float = 0.5  # a number\nseeds: list = [0, 1]  # trial seeds\nfast: bool = False  # a switch\ncount: int = 3  # how many'
 WRITE = "from hmoe_repro.report import output_folder\nfolder = output_folder(output, profile)\n(folder / 'page.csv').write_text(f'{profile} {rate} {seeds} {fast} {count}')\n(folder / 'page_more.md').write_text('**More**\\n\\n| a |\\n|---|\\n| 1 |\\n')"
 
@@ -49,9 +50,10 @@ def rendered(tmp_path_factory):
     base = tmp_path_factory.mktemp("paper")
     runs = [r for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch")) if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])]
     invented.write_study(base / "store", "quick-digits", runs + [invented.failed("HMOE-ND", "sketch", 1)], with_arrays=(0,))
+    invented.write_study(base / "store", "quick-balance", invented.balance() + [invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)])
     for folder in ("one", "two"):
         for name in OURS: render(name, "quick", store=base / "store", output=base / folder / "figures")
-        gallery("quick", base / folder / "figures")
+        gallery("quick", base / folder / "figures", base / "store")
     return base
 
 
@@ -66,8 +68,10 @@ def test_what_an_artefact_leaves(rendered, name):
     kinds = {file.removeprefix(name + ".") for file in files_of(folder)[name]}
     assert {"ipynb", "png", "pdf", "csv", "md", "tex", "provenance.json"} <= kinds
     evidence = json.loads((folder / f"{name}.provenance.json").read_text())
-    assert evidence["profile"] == "quick" and evidence["study"] == "quick-digits" and evidence["study_sha256"] and len(evidence["run_ids"]) == evidence["records"] > 0
-    assert evidence["failed"] == [invented.failed("HMOE-ND", "sketch", 1)["run_id"]]
+    assert evidence["profile"] == "quick" and evidence["study"] == STUDIES.get(name, "quick-digits") and evidence["study_sha256"] and len(evidence["run_ids"]) == evidence["records"] > 0
+    lost = invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0) if name == "digits_balance" else invented.failed("HMOE-ND", "sketch", 1)
+    assert evidence["failed"] == [lost["run_id"]]
+    assert name != "digits_fig5" or "after the last update" in evidence["selection_rule"]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -96,16 +100,41 @@ def test_the_discovery_page_shows_every_run(rendered):
     folder = rendered / "one" / "figures" / "quick"
     lines = (folder / "digits_fig5_runs.csv").read_text().splitlines()
     assert len(lines) == 1 + 3 * 2 * 2 - 2 and "nmi_domain" in lines[0] and "ari_class" in lines[0]
+    summary = (folder / "digits_fig5.md").read_text()
+    assert "highest possible nmi" in summary and "0.81" in next(line for line in summary.splitlines() if line.startswith("| HMOE-ND"))
+    assert "built in, for equally loaded experts reach at most 0.81" in (folder / "digits_fig5.ipynb").read_text()
     assert "photo (test)" in (folder / "digits_fig5_confusion.csv").read_text()
 
 
 def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
     folder = rendered / "one" / "figures" / "quick"
     page = (folder / "README.md").read_text()
-    assert "not the papers' protocol" in page and len(re.findall(r"^## ", page, re.M)) == len(OURS) and page.count("> Claim checked") == len(OURS)
+    assert "not the papers' protocol" in page and len(re.findall(r"^## ", page, re.M)) == len(OURS) and page.count("\n> ") == len(OURS)
+    assert "Generated from the runs of `hmoe reproduce` on this machine;" in page and "`results/`" not in page
     targets = re.findall(r"\]\(([^)]+)\)", page)
     assert targets and all((folder / target).is_file() for target in targets)
     assert {"digits_table.png", "digits_fig5.csv", "learning_curves.provenance.json", "digits_table.ipynb", "digits_fig5.pdf"} <= set(targets)
+
+
+def test_the_gallery_of_published_records_says_so(tmp_path):
+    folder = notebook(tmp_path / "quick")
+    assert "Generated from `results/` by `make figures`;" in gallery("quick", folder.parent).read_text()
+
+
+def test_pages_answer_their_question_in_computed_lines(rendered):
+    folder = rendered / "one" / "figures" / "quick"
+    curves, table = (folder / "learning_curves.ipynb").read_text(), (folder / "digits_table.ipynb").read_text()
+    assert "HMOE-DN: gate entropy at the end" in curves and "below a tenth of its maximum in" in curves and "domain loss at the end" in curves
+    assert "In the average, " in table and "differences exceed what can be resolved there" in table
+
+
+def test_plain_papermill_runs_a_paper_notebook(tmp_path, root, monkeypatch):
+    from papermill import execute_notebook
+    monkeypatch.delenv("HMOE_RESULTS", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    execute_notebook(str(root / "nbs" / "paper" / "digits_table.ipynb"), str(tmp_path / "plain.ipynb"), cwd=str(tmp_path), progress_bar=False, log_output=False)
+    page = (tmp_path / "plain.ipynb").read_text()
+    assert "Profile `smoke` is a reduced study" in page and "injected-parameters" not in page and list(tmp_path.glob("hmoe-*/digits_table.csv"))
 
 
 def test_a_missing_study_is_one_line_with_the_fix(tmp_path):
@@ -138,6 +167,19 @@ def test_a_failing_notebook_leaves_the_target_untouched(tmp_path):
     notebook(notebooks)
     render("page", "quick", output=figures, notebooks=notebooks)
     assert snapshot(figures) == before
+
+
+def test_files_that_are_no_longer_made_are_removed_and_no_others(tmp_path):
+    notebooks, figures = notebook(tmp_path / "nbs"), tmp_path / "figures"
+    notebook(notebooks, "page_two")
+    folder = render("page", "quick", output=figures, notebooks=notebooks).parent
+    for name in ("page_old.png", "page.tex", "page_two.csv", "page_two_old.png", "pages.png", "page_three.ipynb", "page_three.png", "README.md"): (folder / name).write_text("kept")
+    notebook(notebooks, cells=("1 / 0",))
+    with pytest.raises(HmoeError): render("page", "quick", output=figures, notebooks=notebooks)
+    assert (folder / "page_old.png").exists()
+    notebook(notebooks)
+    render("page", "quick", output=figures, notebooks=notebooks)
+    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "page.csv", "page.ipynb", "page_more.md", "page_three.ipynb", "page_three.png", "page_two.csv", "page_two_old.png", "pages.png"]
 
 
 def test_a_kernel_that_does_not_exist_is_a_clear_error(tmp_path):
@@ -192,6 +234,7 @@ def test_paths_are_shown_without_the_machine(root, tmp_path):
 def test_an_artefact_owns_the_files_of_its_name_only(tmp_path):
     for name in ("a.ipynb", "a_b.ipynb", "a.png", "a_b.png", "a_b_c.md", "a_x.csv", "ab.png", "a.failed.log", "README.md"): (tmp_path / name).write_text("")
     assert files_of(tmp_path) == {"a": ["a.ipynb", "a.png", "a_x.csv"], "a_b": ["a_b.ipynb", "a_b.png", "a_b_c.md"]}
+    assert files_of(tmp_path, ["a_x"])["a"] == ["a.ipynb", "a.png"] and files_of(tmp_path, ["a_x"])["a_x"] == ["a_x.csv"]
 
 
 def test_an_empty_gallery_says_what_to_do(tmp_path):

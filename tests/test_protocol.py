@@ -59,10 +59,17 @@ def test_pooled_sampler_draws_from_the_union():
     assert (abs(counts - expected) < 6 * np.sqrt(expected)).all()
 
 
-def test_gather_leaves_out_domains_that_were_not_drawn():
+def test_a_domain_that_was_not_drawn_keeps_its_place():
+    """Otherwise the labels of HMOE-DL would shift by one."""
+    from hmoe_repro.algorithms import get_algorithm
     data = load_dataset("DigitDomainsTiny")
     batches = gather(data, ["photo", "plain"], [torch.tensor([], dtype=torch.int64), torch.tensor([4, 4])])
-    assert len(batches) == 1 and torch.equal(batches[0][0][0], as_input(data.images[2][4:5])[0]) and batches[0][1].tolist() == [int(data.labels[2][4])] * 2
+    assert len(batches) == 2 and len(batches[0][0]) == 0
+    assert torch.equal(batches[1][0][0], as_input(data.images[2][4:5])[0]) and batches[1][1].tolist() == [int(data.labels[2][4])] * 2
+    seed_everything(0)
+    hmoe = get_algorithm("HMOE-DL")(data.input_shape, 10, 2, {"network": "small_cnn"})
+    expected = -torch.log_softmax(hmoe.model.route(batches[1][0])[2], 1)[:, 1].mean()
+    torch.testing.assert_close(hmoe.loss(batches)["L_d"], expected)
 
 
 def test_checkpoints_of_the_papers_schedule():

@@ -12,7 +12,7 @@ README = repo_root() / "README.md"
 def test_generated_blocks_are_those_of_the_published_records():
     page = README.read_text(encoding="utf-8")
     blocks = readme_blocks()
-    assert {"digits-table", "discovery", "toy", "times"} == set(blocks)
+    assert {"digits-table", "discovery", "verdict", "toy", "times"} == set(blocks)
     for name, text in blocks.items():
         inside = page.split(f"<!-- {name}:start -->")[1].split(f"<!-- {name}:end -->")[0]
         assert inside.strip() == text.strip(), f"block {name} is stale. Fix: make figures"

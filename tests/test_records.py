@@ -124,6 +124,35 @@ def test_publish_is_sorted_whole_or_nothing(tmp_path):
     assert publish("s", [x.run_id for x in specs[::-1]], store, results).read_text().splitlines() == lines
 
 
+def test_publish_loses_nothing_when_arrays_are_missing(tmp_path):
+    store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
+    store.write(record())
+    (store.path(SPEC.run_id) / "arrays.safetensors").write_bytes(b"first")
+    publish("s", [SPEC.run_id], store, results, [SPEC.run_id])
+    (store.path(SPEC.run_id) / "arrays.safetensors").unlink()
+    with pytest.raises(HmoeError, match="no arrays.safetensors"): publish("s", [SPEC.run_id], store, results, [SPEC.run_id])
+    assert (results / "s" / f"{SPEC.run_id}.safetensors").read_bytes() == b"first" and (results / "s.jsonl").exists()
+    assert sorted(p.name for p in results.iterdir()) == ["s", "s.jsonl"]
+
+
+def test_an_algorithm_of_ones_own_is_part_of_the_identity():
+    from hmoe_repro.algorithms.base import ALGORITHMS, ERM, register
+    def spec(make):
+        register("Mine", paper="-", needs_domain_labels=False)(make())
+        try: return make_spec("Mine", "DigitDomainsTiny", ["photo"], network="small_cnn")
+        finally: del ALGORITHMS["Mine"]
+    def one():
+        class Mine(ERM):
+            def loss(self, minibatches): return {"loss": super().loss(minibatches)["loss"] * 2}
+        return Mine
+    def two():
+        class Mine(ERM):
+            def loss(self, minibatches): return {"loss": super().loss(minibatches)["loss"] * 3}
+        return Mine
+    assert spec(one).run_id == spec(one).run_id != spec(two).run_id and spec(one).algorithm_source
+    assert make_spec("ERM", "DigitDomainsTiny", ["photo"]).algorithm_source is None
+
+
 def test_outcome_leaves_out_what_may_differ():
     a = record(environment={"commit": "1"}, wall_time_s=1.0, finished="now", resumed=True)
     assert outcome(a) == outcome(record(environment={}, wall_time_s=2.0, finished="then", resumed=False)) != outcome(record() | {"checkpoints": [1]})

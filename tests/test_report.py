@@ -12,10 +12,10 @@ import pytest
 
 from hmoe_repro.compare import compare_records, describe
 from hmoe_repro.core import HmoeError, repo_root
-from hmoe_repro.curves import average_curve, curves, selected_so_far
-from hmoe_repro.report import has_arrays, header, load_arrays, load_study, output_folder, provenance, select, study_file
+from hmoe_repro.curves import average_curve, curves, curves_verdict, selected_so_far
+from hmoe_repro.report import SELECTION_RULE, TOY_RULE, has_arrays, header, load_arrays, load_study, output_folder, provenance, select, study_file
 from hmoe_repro.style import as_text, colours, escape_markdown, escape_tex, markdown_table, save_figure, save_table, use_style
-from hmoe_repro.tables import accuracy_table, cell_statistics, paired_difference, paper_numbers, plot_results, published_table, resolvable_difference, run_results, table_notes
+from hmoe_repro.tables import accuracy_table, accuracy_verdict, cell_statistics, discovery_summary, discovery_verdict, highest_nmi, paired_difference, paper_numbers, plot_results, published_table, resolvable_difference, run_results, table_notes
 
 
 def run(algorithm, domain, seed, **accuracy):
@@ -116,6 +116,59 @@ def test_the_papers_numbers():
         paper_numbers(domain="photo")
 
 
+# Verdicts
+
+def discovered(algorithm, domain, nmi):
+    "Runs, seed by seed, with the given NMI of experts with domains."
+    runs = [invented.record(algorithm, domain, s, np.random.default_rng(s)) for s in range(len(nmi))]
+    for made, value in zip(runs, nmi): made["discovery"]["nmi_domain"] = value
+    return runs
+
+
+def test_the_ceiling_of_nmi_is_reached_by_the_best_balanced_experts():
+    from sklearn.metrics import normalized_mutual_info_score
+    domains, experts = np.repeat([0, 1, 2], 20), np.arange(60) % 20 % 2 + 2 * np.repeat([0, 1, 2], 20)
+    assert highest_nmi(3, 6) == pytest.approx(normalized_mutual_info_score(domains, experts))
+    assert highest_nmi(3, 5) == pytest.approx(2 * math.log(3) / math.log(15)) and highest_nmi(3, 3) == 1 == highest_nmi(1, 1)
+    with pytest.raises(HmoeError, match="at least one"):
+        highest_nmi(0, 3)
+
+
+def test_the_discovery_verdict_counts_runs_and_names_domains():
+    runs = discovered("HMOE-DN", "photo", (1, 0.95, 0)) + discovered("HMOE-DN", "plain", (0.9, 0.5, 0.2)) + discovered("HMOE-DN", "sketch", (0.89, 0, 0))
+    assert discovery_verdict(runs) == "HMOE-DN: NMI of 0.9 or more in 3 of 9 runs; in most seeds for photo; in some for plain; never for sketch"
+    assert discovery_verdict(runs[:-1] + [invented.failed("HMOE-DN", "sketch", 2)]).endswith("in 3 of 8 runs; in most seeds for photo; in some for plain; never for sketch; 1 more without scores")
+    assert discovery_verdict(runs, threshold=0.5).startswith("HMOE-DN: NMI of 0.5 or more in 5 of 9 runs; in most seeds for photo, plain; in some for sketch")
+    five = discovered("HMOE-ND", "photo", (0.8, 0.7))
+    assert discovery_verdict(runs + five, "HMOE-ND") == "HMOE-ND: NMI of 0.9 or more in 0 of 2 runs; built in, for equally loaded experts reach at most 0.81"
+    table = discovery_summary(runs + five).set_index(["algorithm", "test_domain"])
+    assert table.loc[("HMOE-ND", "photo"), "highest_possible_nmi"] == pytest.approx(0.8113, abs=1e-4) and table.loc[("HMOE-DN", "photo"), "nmi_of_0.9_or_more"] == 2
+    with pytest.raises(HmoeError, match="no complete run of 'HMOE-DL' has discovery scores. Valid: HMOE-DN"):
+        discovery_verdict(runs, "HMOE-DL")
+
+
+def test_the_accuracy_verdict(miniature):
+    near = accuracy_verdict(miniature + [run("HMOE-DN", "sketch", s, mix=0.85, max=0.80) for s in (1, 2)])
+    assert near.startswith("In the average, no row is told apart from ERM by this study: the largest difference, HMOE-DN MIX (+5.5), is within the ")
+    assert near.endswith("0 of 4 differences exceed what can be resolved there.")
+    far = accuracy_verdict([r for r in miniature if r["spec"]["algorithm"] == "ERM"] + [run("HMOE-DN", d, s, mix=0.05) for d in ("photo", "sketch") for s in range(3)])
+    assert far.startswith("In the average, told apart from ERM (more than ") and "HMOE-DN MIX (-67.0)" in far and "2 of 2 differences exceed what can be resolved there: HMOE-DN MIX on sketch (-79.0), HMOE-DN MIX on photo (-55.0)." in far
+    assert "No row but ERM has a complete average." in accuracy_verdict(miniature[:6] + [run("HMOE-DN", "photo", 0, mix=0.6)])
+    with pytest.raises(HmoeError, match="CORAL.*Valid: ERM, HMOE-DN"):
+        accuracy_verdict(miniature, baseline="CORAL")
+
+
+def test_the_verdict_of_the_curves_counts_soft_gates_and_idle_experts():
+    runs = discovered("HMOE-DN", "photo", (1, 1, 0)) + discovered("HMOE-DL", "photo", (1,)) + [run("ERM", "photo", 0, default=0.5)]
+    for made, entropy, used in zip(runs, (0.01, 0.2, 1.0986), (3, 2, 3)):
+        made["checkpoints"][-1]["losses"]["L_en"] = entropy
+        made["discovery"]["experts_used"] = used
+    for made in runs[:3]: made["selected"] = {m: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": a} for m, a in (("mix", 0.62), ("max", 0.61), ("ood", 0.56))}
+    lines = curves_verdict(runs)
+    assert [line.split(":")[0] for line in lines] == ["HMOE-DL", "HMOE-DN"] and "domain loss at the end 0." in lines[0] and "gate entropy" not in lines[0]
+    assert lines[1] == "HMOE-DN: gate entropy at the end 0.01 to 1.10 nats, below a tenth of its maximum in 1 of 3 runs; all experts in use in 2 of 3; average test accuracies of the modes up to 6.0 points apart."
+
+
 # Studies
 
 def test_a_study_comes_back_as_it_was_written(tmp_path):
@@ -136,15 +189,27 @@ def test_a_relative_store_starts_at_the_root(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("line, complaint", [
-    ('{"run_id": "a", "rec', "line 2: cut off or not JSON"), ('{"env0_in_acc": 0.5}', "line 2: not a record of a run .lacks run_id"), ("[1, 2]", "line 2: not a record"),
-    ('"text"', "line 2: not a record"), ('{"run_id": "a", "record_version": 1, "status": "complete", "spec": 3}', "line 2: not a record"),
-    ('{"run_id": "a", "record_version": 9, "status": "complete", "spec": {}}', "line 2: record version 9, this library reads 1"), ("SAME", "line 2: run 0{12} again, it stands in line 1")])
+    ('{"run_id": "a", "rec', "line 2: cut off or not JSON"), ('{"env0_in_acc": 0.5}', "line 2 is not a whole run record .missing or wrong: run_id"), ("[1, 2]", "line 2 is not a run record"),
+    ('"text"', "line 2 is not a run record"), ('{"run_id": "a", "record_version": 1, "status": "complete", "spec": 3, "checkpoints": [], "selected": {}}', "line 2 is not a whole run record .missing or wrong: spec"),
+    ('{"run_id": "a", "record_version": 9, "status": "complete", "spec": {}, "checkpoints": [], "selected": {}}', "line 2 has record version 9, this library reads 1"),
+    ('{"run_id": "a", "record_version": 1, "status": "complete", "spec": {}, "checkpoints": [], "selected": {}}', "line 2: not a run specification"),
+    ('{"run_id": "a", "record_version": 1, "status": "complete", "spec": {"algorithm": "ERM", "dataset": "D", "dataset_fingerprint": "f", "test_domains": 3}, "checkpoints": [], "selected": {}}', "line 2: its specification cannot be read"), ("SAME", "line 2: run [0-9a-f]{12} again, it stands in line 1")])
 def test_a_bad_line_is_named_with_the_way_out(tmp_path, line, complaint):
     good = json.dumps(invented.record("ERM", "negative", 0, np.random.default_rng(0)))
     (tmp_path / "quick-digits.jsonl").write_text(good + "\n" + (good if line == "SAME" else line) + "\n")
     with pytest.raises(HmoeError, match=f"quick-digits.jsonl, {complaint}.*Fix: .hmoe publish quick-digits") as caught:
         load_study("quick-digits", tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"trial_seed": 7}, {"test_domains": ["photo"]}, {"hparams": {"lr": 1e-2}}])
+def test_an_edited_record_is_refused(tmp_path, change):
+    whole, edited = invented.record("ERM", "negative", 0, np.random.default_rng(0)), invented.record("ERM", "negative", 1, np.random.default_rng(0))
+    edited["spec"] |= change
+    (tmp_path / "quick-digits.jsonl").write_text(json.dumps(whole) + "\n" + json.dumps(edited) + "\n")
+    with pytest.raises(HmoeError, match=f"quick-digits.jsonl, line 2 calls itself {edited['run_id']}.*edited.* Fix: .hmoe publish quick-digits") as caught:
+        load_study("quick-digits", tmp_path)
+    assert "\n" not in str(caught.value) and str(caught.value).count("Fix:") == 1
 
 
 def test_a_missing_empty_or_binary_study(tmp_path):
@@ -234,6 +299,10 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
     assert evidence["trial_seed"] == [0, 1, 2] and evidence["steps"] == [301] and evidence["dataset_fingerprint"] == ["invented"] and evidence["algorithm"] == ["ERM", "HMOE-DN"]
     assert evidence["runs_environment"]["commit"] == ["0123456789ab"] and evidence["runs_environment"]["versions"] == {"torch": ["2.13.0"]}
     assert "training-domain validation" in evidence["selection_rule"] and "matplotlib" in evidence["rendered_with"]
+    said = provenance("other", "quick", miniature, tmp_path, selection_rule="after the last update")
+    toy = run("ERM", "photo", 0, default=0.5)
+    toy["spec"]["dataset"] = "SineIntervals"
+    assert said["selection_rule"] == "after the last update" and provenance("other", "quick", [toy], tmp_path)["selection_rule"] == TOY_RULE != SELECTION_RULE == evidence["selection_rule"]
     assert str(tmp_path) not in text and not {"time", "date", "finished", "rendered_at"} & set(evidence)
     provenance("digits_table", "quick", miniature[::-1], tmp_path, "quick-digits", tmp_path)
     assert (tmp_path / "digits_table.provenance.json").read_text() == text
@@ -245,6 +314,12 @@ def test_the_header_owns_up(miniature):
     toy = run("ERM", "photo", 0, default=0.5)
     toy["spec"] |= {"dataset": "SineIntervals", "steps": 20_000}
     assert "full scale" in header("quick", [toy])
+
+
+def test_the_header_names_each_fingerprint_with_its_data(miniature):
+    runs = copy.deepcopy(miniature[:4])
+    for made, (name, mark) in zip(runs, (("Sine", "11"), ("Sine", "00"), ("Another", "zz"), ("Another", "zz"))): made["spec"] |= {"dataset": name, "dataset_fingerprint": mark}
+    assert "data: Another (zz), Sine (00, 11);" in header("quick", runs) and "data: none;" in header("quick", [])
 
 
 def test_output_folder(tmp_path):
@@ -275,6 +350,22 @@ def test_differences_are_measured_and_named(miniature):
     assert result["largest_run"] == fresh[0]["run_id"] and result["largest_difference"] == pytest.approx(0.02)
     assert result["unpublished"] == [stranger["run_id"]] and result["not_repeated"] == [miniature[-1]["run_id"]]
     assert "3 differ, accuracies by at most 2.00 points" in describe(result) and "1 are not published" in describe(result)
+    assert result["numbers"] == 3 and result["others"] == 0 and "; 3 numbers differ, relatively by at most " in describe(result)
+
+
+def test_differences_of_the_toy_are_told_though_it_has_no_accuracies():
+    def toy(mse, found):
+        return {"run_id": "a" * 12, "status": "complete", "spec": {}, "selected": {}, "checkpoints": [{"step": 500, "losses": {"loss": [mse, 0.5]}}], "toy": {"per_seed": [{"mse": {"mix": 1e-5}, "intervals_found": found}]}}
+    line = describe(compare_records([toy(0.2, False)], [toy(0.1, True)]))
+    assert line == (f"0 of 1 records equal the published ones; 1 differ, no accuracies to compare; 1 numbers differ, relatively by at most 5.0e-01 ({'a' * 12}/checkpoints/0/losses/loss/0); "
+                    f"1 other values differ (first {'a' * 12}/toy/per_seed/0/intervals_found).")
+
+
+def test_an_accuracy_that_only_one_side_has_is_counted(miniature):
+    fresh = copy.deepcopy(miniature[:1])
+    del fresh[0]["checkpoints"][0]["accuracies"]["plain"]["out"]["default"]
+    result = compare_records(fresh, miniature)
+    assert result["numbers"] == 0 and result["others"] == 2 and result["largest_difference"] == 0      # the number is gone, an empty object came
 
 
 def test_a_failure_is_not_equal_to_a_success_and_nan_equals_nan(miniature):

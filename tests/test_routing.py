@@ -57,6 +57,20 @@ def test_gradients_are_finite_at_distance_zero(codes):
     assert torch.isfinite(v.grad).all() and torch.isfinite(e.grad).all()
 
 
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_the_gates_gradient_is_largest_at_the_square_root_of_eps(codes, eps):
+    _, e = codes
+    root, slopes = math.sqrt(eps), {}
+    for d in (0.0, 0.1 * root, root, 10 * root):
+        v = (e[:1] + d / math.sqrt(8)).requires_grad_()
+        log_p = gate_logits(v, e, eps)[0]
+        (log_p[0] - log_p[1]).backward()                    # s_1 - s_2; e_2 is far away and adds at most 2 / d_2
+        slopes[d] = v.grad.norm().item()
+    far = 2 / (e[0] - e[1]).norm().item()
+    assert max(slopes, key=slopes.get) == root and slopes[root] == pytest.approx(1 / root, abs=2 * far)
+    assert slopes[0.0] <= 1.5 * far
+
+
 def test_gate_is_computed_in_single_precision_for_half_inputs(codes):
     v, e = codes
     p = gate_values(e.bfloat16(), e.bfloat16())

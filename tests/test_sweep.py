@@ -38,7 +38,14 @@ def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
     results = sweep([long, *others], store, jobs=2, on_event=murder)
     assert killed and results[long.run_id][0] == "failed" and "worker process died" in results[long.run_id][1]
     assert all(results[s.run_id][0] == "complete" for s in others)
-    assert store.read(long.run_id) is None and (store.path(long.run_id) / "state.safetensors").exists()
+    record = store.read(long.run_id)
+    assert record["status"] == "failed" and record["checkpoints"] and (store.path(long.run_id) / "state.safetensors").exists()
+    ended = []
+    def stop_soon(step, steps):
+        ended.append(step)
+        if len(ended) == 3: raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): run(long, store, on_step=stop_soon)
+    assert ended[0] == record["checkpoints"][-1]["step"] + 2, "it did not go on from its last checkpoint"
 
 
 def _works_on(pid, folder):

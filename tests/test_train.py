@@ -67,6 +67,22 @@ def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
     assert outcome(run(spec, store)) != outcome(run(spec, RunStore(tmp_path / "whole")))
 
 
+def test_a_state_of_another_library_is_not_continued(tmp_path):
+    from hmoe_repro.records import save_state
+    spec, store = short("ERM"), RunStore(tmp_path)
+    killed(spec, tmp_path, 15)
+    path = store.path(spec.run_id) / "state.safetensors"
+    save_state(path, load_state(path) | {"library": "another"})
+    again = run(spec, store)
+    assert not again["resumed"] and outcome(again) == outcome(run(spec, RunStore(tmp_path / "whole")))
+
+
+def test_a_file_where_the_run_belongs_is_named(tmp_path):
+    spec, store = short("ERM"), RunStore(tmp_path)
+    store.path(spec.run_id).write_text("in the way")
+    with pytest.raises(HmoeError, match="cannot write in"): run(spec, store)
+
+
 def test_evaluating_everything_selects_the_same(tmp_path):
     """The cheap policy leaves out only what cannot be selected."""
     records = [run(short("HMOE-ND", evaluate=policy), RunStore(tmp_path)) for policy in ("selection", "all")]

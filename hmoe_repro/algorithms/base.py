@@ -9,6 +9,7 @@ __all__ = ['LARGE_IMAGE', 'ALGORITHMS', 'HParam', 'merge_hparams', 'parse_settin
 # %% ../../nbs/30_algorithms.ipynb #imports
 import copy
 import json
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,7 @@ def _checked(name: str, value, declared: HParam):
     kind = type(declared.default)
     if isinstance(declared.default, tuple) and isinstance(value, (list, tuple)): return tuple(value)
     if kind is float and type(value) is int: return float(value)
+    if kind is float and type(value) is float and not math.isfinite(value): raise HmoeError(f"hyper-parameter {name} must be finite, got {value}. It means: {declared.doc}.")
     if type(value) is not kind: raise HmoeError(f"hyper-parameter {name} must be {kind.__name__}, got {value!r} ({type(value).__name__}). It means: {declared.doc}.")
     return value
 
