@@ -223,7 +223,7 @@ def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Art
     resolve_device(device)
     one_of(engine, ENGINES, "engine")
     ensure_writable(figures_dir())
-    store, specs = RunStore(), [s for study in studies for s in study_specs(study)]
+    store, specs = RunStore(), list({s.run_id: s for study in studies for s in study_specs(study)}.values())
     if fresh: store.discard_all([s.run_id for s in specs])
     missing = [s for s in specs if (store.read(s.run_id) or {}).get("status") != "complete"]
     print(f"profile {profile}: {len(specs)} runs, {len(missing)} to train", flush=True)

@@ -127,6 +127,14 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
     assert process.returncode == 130 and said.strip() == "hmoe: stopped; what was done is kept, and the same command goes on from there."
 
 
+def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
+    from hmoe_repro.studies import study_specs
+    unique = {s.run_id for study in ("smoke-digits", "smoke-balance") for s in study_specs(study)}
+    done = hmoe("reproduce", "digits_table", "digits_balance", "--profile", "smoke", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(unique)} runs, {len(unique)} to train" in done.stdout and f"[{len(unique)}/{len(unique)}]" in done.stdout
+
+
 def test_lists():
     said = subprocess.run([*HMOE, "list", "--algorithms"], capture_output=True, text=True).stdout
     assert all(name in said for name in ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"))
