@@ -21,19 +21,19 @@ def gate_scores(gate) -> dict:
     return {"experts_used": int((share >= 0.01).sum()), "gate_entropy": max(entropy_loss(p).item(), 0.0), "load_balance": max(load_balance_loss(p).item(), 0.0)}
 
 # %% ../nbs/23_clusters.ipynb #def-cluster-scores
-def cluster_scores(assignment, domains, classes) -> dict:
-    """NMI and ARI of an assignment (n,) against domains and against classes: nmi_domain, ari_domain, nmi_class, ari_class."""
+def cluster_scores(assignment, domains, classes, **factors) -> dict:
+    """NMI and ARI of an assignment (n,) against domains, classes and any other known factor (n,): nmi_domain, ari_domain, nmi_class, ari_class, nmi_<factor>, ..."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
     scores = {}
-    for name, truth in (("domain", domains), ("class", classes)):
+    for name, truth in (("domain", domains), ("class", classes), *factors.items()):
         truth, found = np.asarray(truth), np.asarray(assignment)
         if truth.shape != found.shape: raise HmoeError(f"{len(found)} assignments but {len(truth)} {name} labels. Fix: pass one label for each sample.")
         scores |= {f"nmi_{name}": float(normalized_mutual_info_score(truth, found)), f"ari_{name}": float(adjusted_rand_score(truth, found))}
     return scores
 
 # %% ../nbs/23_clusters.ipynb #def-score-discovery
-def score_discovery(gate, domains, classes) -> dict:
-    """All scores of gate values (n, K) with labels (n,): NMI and ARI against domains and classes, experts_used, gate_entropy, load_balance."""
+def score_discovery(gate, domains, classes, **factors) -> dict:
+    """All scores of gate values (n, K) with labels (n,): NMI and ARI against domains, classes and other factors, experts_used, gate_entropy, load_balance."""
     gate = np.asarray(gate, dtype=np.float64)
     if gate.ndim != 2 or not len(gate): raise HmoeError(f"gate values must be (n, K) with n > 0, not {gate.shape}. Fix: pass the gate values of at least one sample.")
-    return cluster_scores(gate.argmax(1), domains, classes) | gate_scores(gate)
+    return cluster_scores(gate.argmax(1), domains, classes, **factors) | gate_scores(gate)

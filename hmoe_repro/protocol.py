@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL_VERSION', 'SAMPLERS', 'EVALUATION_BATCH', 'POLICIES', 'split_indices', 'make_splits', 'training_domains',
-           'Sampler', 'gather', 'is_checkpoint', 'run_seed', 'evaluate', 'parts_to_evaluate']
+           'Sampler', 'gather', 'is_checkpoint', 'run_seed', 'evaluate', 'parse_policy', 'parts_to_evaluate']
 
 # %% ../nbs/40_protocol.ipynb #imports
 import math
@@ -100,10 +100,18 @@ def evaluate(algorithm, dataset: MultiDomainDataset, domain: str, indices: torch
     algorithm.train(was_training)
     return {mode: number / len(indices) for mode, number in correct.items()}
 
-# %% ../nbs/40_protocol.ipynb #def-parts-to-evaluate
+# %% ../nbs/40_protocol.ipynb #def-parse-policy
 POLICIES = ("selection", "all")
 
+def parse_policy(text: str) -> tuple[str, int | None]:
+    """('selection' or 'all', most validation images of each training domain or None) of 'selection', 'all:500', ... `HmoeError` for anything else."""
+    name, colon, cap = text.partition(":")
+    one_of(name, POLICIES, "evaluation policy")
+    if colon and not (cap.isdecimal() and int(cap)): raise HmoeError(f"evaluation policy {text!r}: the cap must be a positive number. Fix: {name}, or {name}:2000.")
+    return name, int(cap) if colon else None
+
+# %% ../nbs/40_protocol.ipynb #def-parts-to-evaluate
 def parts_to_evaluate(domains, test_domains, policy: str, improved: bool, last: bool) -> list[tuple[str, str]]:
     """(domain, split) pairs to evaluate at a checkpoint besides the validation parts, which come first and are not listed."""
-    if policy == "all": return [(d, s) for d in domains for s in ("in", "out") if s == "in" or d in test_domains]
+    if parse_policy(policy)[0] == "all": return [(d, s) for d in domains for s in ("in", "out") if s == "in" or d in test_domains]
     return [(d, "in") for d in test_domains] if improved or last else []

@@ -105,7 +105,7 @@ class Algorithm(nn.Module):
         losses["loss"].backward()
         self.optimizer.step()
         self.update_count += 1
-        return {name: float(value.detach()) for name, value in losses.items()}
+        return dict(zip(losses, torch.stack([torch.as_tensor(value).detach() for value in losses.values()]).tolist()))  # one transfer from the device
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B, num_classes)."""

@@ -12,6 +12,7 @@ from .base import Algorithm, HParam, concatenate, register
 from ..core import HmoeError
 from ..hmoe import HMOE, MODES, total_loss
 from ..networks import make_encoder, make_featurizer
+from ..routing import gate_logits
 
 # %% ../../nbs/36_domain_experts.ipynb #def-weights
 def _weights(y=1.0, en=0.0, kl=0.0, ad=0.0, d=0.0) -> dict[str, HParam]:
@@ -56,8 +57,8 @@ class DomainExperts(Algorithm):
 
     def codes(self, x) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes v (B, D) and gate values (B, K) of images."""
-        _, v, log_p = self.model.route(x)
-        return v, log_p.exp()
+        v = self.model.encoder(x)
+        return v, gate_logits(v, self.model.embeddings, self.model.eps).exp()
 
 # %% ../../nbs/36_domain_experts.ipynb #def-hmoe-dl
 @register("HMOE-DL", paper="Qu et al., 2022", needs_domain_labels=True, family="domain experts")
