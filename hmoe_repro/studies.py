@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REDUCED', 'ALGORITHMS', 'PROFILES', 'BALANCE', 'COLLAPSE', 'CLASS_LOSS', 'SENSITIVITY', 'STUDIES', 'ARTEFACTS',
-           'Profile', 'study_specs', 'runs_with_arrays', 'Artefact', 'estimate_seconds']
+           'Profile', 'study_specs', 'runs_with_arrays', 'Artefact', 'artefact_study', 'estimate_seconds']
 
 # %% ../nbs/45_studies.ipynb #imports
 import functools
@@ -133,6 +133,13 @@ ARTEFACTS = {
     "hmoe_sensitivity": Artefact("HMOE-DN against the number of experts K and eps of the gate", "sensitivity", optional=_QUICK),
     "precision_parity": Artefact("does bf16 change results beyond seed noise?", "parity", ("smoke", "quick", "mnist"), ("quick", "mnist")),
 }
+
+# %% ../nbs/45_studies.ipynb #def-artefact-study
+def artefact_study(artefact: str, profile: str) -> str:
+    """The study of an artefact at a profile. Raises `HmoeError` naming the valid artefacts and profiles."""
+    described = ARTEFACTS[one_of(artefact, ARTEFACTS, "artefact")]
+    one_of(one_of(profile, PROFILES, "profile"), described.profiles, f"profile of {artefact}")
+    return f"{profile}-{described.study}"
 
 # %% ../nbs/45_studies.ipynb #def-kind
 def _kind(spec: dict) -> tuple: return (spec["algorithm"], spec["dataset"], spec["network"], spec["resolution"], spec["precision"], spec["hparams"].get("batch_size"), str(spec["hparams"].get("seeds")))
