@@ -167,12 +167,12 @@ def versions() -> dict[str, str]:
 
 # %% ../nbs/01_core.ipynb #def-git-commit
 def git_commit() -> str | None:
-    """The project's commit, with '+changes' when the library differs from it; None outside a git checkout."""
+    """The project's commit, with '+changes' when the library differs from it; outside a git checkout what HMOE_COMMIT says, or None."""
     def git(*args): return subprocess.run(["git", "-C", str(repo_root()), *args], capture_output=True, text=True, timeout=20)
     try:
         head, status = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--", "hmoe_repro")
-    except (OSError, subprocess.SubprocessError): return None
-    if head.returncode: return None
+    except (OSError, subprocess.SubprocessError): return os.environ.get("HMOE_COMMIT")
+    if head.returncode: return os.environ.get("HMOE_COMMIT")
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 # %% ../nbs/01_core.ipynb #def-library-hash

@@ -82,9 +82,9 @@ SENSITIVITY = ({}, *({"num_experts": k} for k in (2, 5, 8)), *({"eps": eps} for 
 # %% ../nbs/45_studies.ipynb #def-parity-specs
 def _parity_specs(profile: Profile) -> list[RunSpec]:
     if "digits" in profile.benchmarks:
-        (dataset, domains, _), changed, options = profile.benchmarks["digits"], {}, {}
+        dataset, domains, changed, options = profile.benchmarks["digits"][0], profile.benchmarks["digits"][1][:2], {}, {}
     else:
-        dataset, domains, changed, options = "ColoredMNIST", ("-90%",), {"batch_size": 16}, {"steps": 150, "checkpoint_frequency": 150, "evaluate": "selection:1000"}
+        dataset, domains, changed, options = "ColoredMNIST", ("-90%",), {"batch_size": 16}, {"steps": 100, "checkpoint_frequency": 100, "evaluate": "selection:1000"}
     return [_spec(profile, algorithm, dataset, domain, seed, changed, precision=precision, **options)
             for seed in range(max(profile.seeds, 2 if profile.toy_steps else 3)) for algorithm in ("ERM", "HMOE-DN") for precision in ("float32", "bf16") for domain in domains]
 
@@ -131,6 +131,7 @@ ARTEFACTS = {
     "hmoe_fig7": Artefact("HMOE Fig. 7: eight experts for three domains", "collapse", optional=_QUICK),
     "hmoe_fig8": Artefact("HMOE Fig. 8: codes when the class loss is the only loss", "classloss", optional=_QUICK),
     "hmoe_sensitivity": Artefact("HMOE-DN against the number of experts K and eps of the gate", "sensitivity", optional=_QUICK),
+    "speed": Artefact("updates and evaluation against a plain loop and against the machine; made by `hmoe bench`", "bench", ("bench",)),
     "precision_parity": Artefact("does bf16 change results beyond seed noise?", "parity", ("smoke", "quick", "mnist"), ("quick", "mnist")),
 }
 

@@ -1,0 +1,155 @@
+"""Sweeps in pieces, parcels, data commands: what is kept, what is refused, what is said."""
+import io
+import json
+import tarfile
+
+import pytest
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.parcel import pack, unpack
+from hmoe_repro.records import RunStore, make_spec, outcome
+from hmoe_repro.sweep import JOBS_ON_GPU, default_jobs, sweep
+from hmoe_repro.train import run
+
+OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
+
+
+def spec(domain="sketch", **changed): return make_spec("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
+
+
+class Stop(KeyboardInterrupt): pass
+
+
+def half_done(store, of):
+    def stop(step, steps):
+        if step == 5: raise Stop
+    with pytest.raises(Stop): run(of, store, on_step=stop)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with one finished run and one half-done one."""
+    store = RunStore(tmp_path / "runs")
+    run(spec(), store)
+    half_done(store, spec("photo"))
+    return store
+
+
+def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path):
+    long, sliced, seconds = spec(steps=200, checkpoint_frequency=20), RunStore(tmp_path / "a"), 2.0   # slices grow: a busy machine may spend the first ones on starting a worker
+    while (ended := sweep([long], sliced, jobs=1, seconds=seconds))[long.run_id][0] != "complete":
+        assert ended[long.run_id] == ("unfinished", "the time was up") and not sliced.record_path(long.run_id).exists()
+        seconds *= 2
+    assert outcome(sliced.read(long.run_id)) == outcome(run(long, RunStore(tmp_path / "b")))
+
+
+def test_time_limit_needs_the_local_engine(tmp_path):
+    with pytest.raises(HmoeError, match="--engine local"): sweep([spec()], RunStore(tmp_path), engine="ray", seconds=5)
+
+
+def test_default_jobs():
+    import os
+    assert default_jobs("cpu") == os.cpu_count() and default_jobs("cuda:0") == JOBS_ON_GPU
+
+
+def test_half_done_runs_travel_and_go_on(store, tmp_path):
+    assert "1 finished or failed and 1 half-done" in pack(store, tmp_path / "p.tar.gz")
+    home = RunStore(tmp_path / "home")
+    assert unpack(home, tmp_path / "p.tar.gz") == "2 runs added, 0 were here already"
+    assert outcome(home.read(spec().run_id)) == outcome(store.read(spec().run_id))
+    resumed = run(spec("photo"), home)
+    assert resumed["resumed"] and outcome(resumed) == outcome(run(spec("photo"), RunStore(tmp_path / "alone")))
+
+
+def test_without_states_only_finished_runs_travel(store, tmp_path):
+    pack(store, tmp_path / "p.tar.gz", states=False)
+    with tarfile.open(tmp_path / "p.tar.gz") as archive: assert archive.getnames() == [f"{spec().run_id}/record.json"]
+    pack(store, tmp_path / "w.tar.gz", states=False, weights=True)
+    with tarfile.open(tmp_path / "w.tar.gz") as archive: assert sorted(n.split("/")[1] for n in archive.getnames()) == ["record.json", "selected-default.safetensors"]
+
+
+def rewritten(source, target, change):
+    """A parcel with the record of the finished run changed."""
+    with tarfile.open(source) as old, tarfile.open(target, "w:gz") as new:
+        for member in old:
+            content = old.extractfile(member).read()
+            if member.name.endswith("record.json"): content = json.dumps(change(json.loads(content))).encode()
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda r: r | {"spec": r["spec"] | {"steps": 10}}, "its specification is that of run"),
+    (lambda r: {"status": "complete"}, "not a whole run record")])
+def test_records_that_do_not_fit_are_refused_and_nothing_is_written(store, tmp_path, change, said):
+    pack(store, tmp_path / "p.tar.gz")
+    rewritten(tmp_path / "p.tar.gz", tmp_path / "bad.tar.gz", change)
+    home = RunStore(tmp_path / "home")
+    with pytest.raises(HmoeError, match=said): unpack(home, tmp_path / "bad.tar.gz")
+    assert not list(home.folder.iterdir())
+
+
+def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
+    pack(store, tmp_path / "p.tar.gz")
+    rewritten(tmp_path / "p.tar.gz", tmp_path / "other.tar.gz", lambda r: r | {"test_size": 1})
+    before = store.record_path(spec().run_id).read_bytes()
+    with pytest.raises(HmoeError, match="finished here and there with different outcomes"): unpack(store, tmp_path / "other.tar.gz")
+    assert store.record_path(spec().run_id).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/etc/x", "abc/record.json", "0123456789ab/run.sh"])
+def test_foreign_members_are_refused(tmp_path, name):
+    with tarfile.open(tmp_path / "f.tar.gz", "w:gz") as archive: archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(HmoeError, match="not a parcel of runs"): unpack(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
+
+
+def test_links_cut_files_and_empty_stores(store, tmp_path):
+    link = tarfile.TarInfo("0123456789ab/record.json")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(tmp_path / "l.tar.gz", "w:gz") as archive: archive.addfile(link)
+    pack(store, tmp_path / "p.tar.gz")
+    (tmp_path / "c.tar.gz").write_bytes((tmp_path / "p.tar.gz").read_bytes()[:3000])
+    for name, said in (("l", "not a parcel"), ("c", "cut or not a parcel"), ("none", "does not exist")):
+        with pytest.raises(HmoeError, match=said): unpack(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
+    with pytest.raises(HmoeError, match="no run to pack"): pack(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
+
+
+def invoke(*arguments):
+    from typer.testing import CliRunner
+
+    from hmoe_repro.cli import app
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
+    said = invoke("sweep", "hmoe_fig8", "--profile", "smoke", "--minutes", "0.05", "--jobs", "1", "--device", "cpu")
+    assert said.exit_code == 0 and "0 failed" in said.output and "of 4 runs complete" in said.output
+    assert "4 of 4 runs complete" in invoke("sweep", "hmoe_fig8", "--profile", "smoke", "--jobs", "1", "--device", "cpu").output
+
+
+def test_data_commands(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path))
+    listed = invoke("data", "list").output
+    assert "DigitDomains" in listed and "embedded" in listed and "missing" in listed
+    for command in ("verify",):
+        refused = invoke("data", command, "MNIST")
+        assert isinstance(refused.exception, HmoeError) and str(tmp_path / "MNIST" / "raw") in str(refused.exception)
+    assert "Valid: MNIST" in str(invoke("data", "verify", "MNISTT").exception)
+
+
+def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path)); monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    from hmoe_repro.studies import study_specs
+    study_specs.cache_clear()
+    refused = invoke("plan", "hmoe_table4", "--profile", "paper")
+    assert isinstance(refused.exception, HmoeError) and "hmoe data download MNIST" in str(refused.exception)
+
+
+def test_train_takes_precision_and_parity(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
+    arguments = ["train", "--algorithm", "ERM", "--dataset", "ColoredDigits", "--test-domain", "-90%", "--network", "small_cnn", "--steps", "2", "--set", "batch_size=4", "--evaluate", "selection:20", "--device", "cpu"]
+    assert invoke(*arguments, "--parity").exit_code == 0
+    (record,), _ = RunStore(tmp_path).scan()
+    assert record["spec"]["parity"] and record["spec"]["evaluate"] == "selection:20" and record["spec"]["precision"] == "float32"
+    assert "bf16-compile" in str(invoke(*arguments, "--precision", "fp16").exception)
