@@ -177,14 +177,18 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
     runs = [f"From {facts['records']} runs of study `{facts['study']}`" + (f", {len(facts['failed'])} of which failed." if facts["failed"] else ".")] if facts else []
     return "\n\n".join([f"## {title}", *([f"> {claim}"] if claim else []), *pictures, *tables, *runs, links]) + "\n"
 
+# %% ../nbs/55_render.ipynb #gallery-notes
+_REDUCED = "Profile `{0}` is **not the papers' protocol**, except where a page says so: its numbers show that the method works as described, and must not be compared with published ones."
+_NOTES = {"mnist": "Profile `mnist` is **the papers' data, but not the papers' protocol**: ColoredMNIST and RotatedMNIST with few updates and few seeds, as each page says. Its numbers must not be compared with published ones, which stand in tables of their own.",
+          "paper": "These pages follow the papers' protocol; where a run departs from it or is missing, its page says so."}
+
 # %% ../nbs/55_render.ipynb #def-gallery
 def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     """Write `<output>/<profile>/README.md` from what was rendered there, with `store` as it was given to `render`. `HmoeError` if nothing was."""
     folder = repo_root() / output / profile
     owned = files_of(folder) if folder.is_dir() else {}
     if not owned: raise HmoeError(f"nothing is rendered for profile {profile!r}: {shown(folder)} holds no executed notebook. Fix: `make figures`.")
-    note = "These pages follow the papers' protocol." if profile == "paper" else (
-        f"Profile `{profile}` is **not the papers' protocol**, except where a page says so: its numbers show that the method works as described, and must not be compared with published ones.")
+    note = _NOTES.get(profile, _REDUCED).format(profile)
     made = "from the runs of `hmoe reproduce` on this machine" if str(store) else "from `results/` by `make figures`"
     head = f"# Figures and tables, profile `{profile}`\n\n{note}\n\nGenerated {made}; each section links the executed notebook that made it and the evidence for its numbers. Do not edit.\n"
     write_atomic(folder / "README.md", "\n".join([head, *(gallery_section(folder, name, files) for name, files in owned.items())]))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SELECTION_RULE', 'TOY_RULE', 'study_file', 'shown', 'parse_record', 'load_study', 'arrays_file', 'load_arrays',
-           'has_arrays', 'field', 'select', 'distinct', 'output_folder', 'protocol_note', 'header', 'rule_of',
-           'provenance']
+           'has_arrays', 'field', 'select', 'distinct', 'output_folder', 'protocol_note', 'validation_cap', 'header',
+           'rule_of', 'provenance']
 
 # %% ../nbs/51_report.ipynb #imports
 import hashlib
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from .core import HmoeError, ensure_writable, repo_root, results_dir, versions, write_atomic
+from .protocol import parse_policy
 from .records import TOY, check_record
 from .style import colours, save_figure, save_table, use_style
 
@@ -124,16 +125,24 @@ def protocol_note(profile: str, records: list[dict] = ()) -> str:
         return f"Profile `{profile}`: the toy at the paper's full scale."
     return f"Profile `{profile}` is a reduced study, not the paper's protocol: do not compare its numbers with published ones."
 
+# %% ../nbs/51_report.ipynb #def-validation-cap
+def validation_cap(records: list[dict]) -> str:
+    """How many validation images of each training domain were used, if any run has a cap; otherwise an empty text."""
+    caps = {parse_policy(policy)[1] for policy in distinct(records, "evaluate")}
+    capped = " or ".join(f"{cap:,}" for cap in sorted(caps - {None}))
+    return f"at most {capped} images of each training domain" + " (all in some runs)" * (None in caps) if capped else ""
+
 # %% ../nbs/51_report.ipynb #def-header
 def header(profile: str, records: list[dict]) -> str:
-    """Markdown lines that open a page: profile, data set, number of runs, algorithms, test domains, seeds, updates, commits and devices."""
+    """Markdown lines that open a page: profile, data set, updates, precision, cap on validation, number of runs, algorithms, test domains, seeds, commits and devices."""
     failed = select(records, status="failed") if records else []
     def listed(name): return ", ".join(str(value) for value in distinct(records, name) if value not in ("", None)) or "none"
     made = [record.get("environment") or {} for record in records]
     def over(key): return ", ".join(sorted({str(e[key]) for e in made if e.get(key)})) or "not recorded"
     pairs = sorted({(str(r["spec"].get("dataset")), str(r["spec"].get("dataset_fingerprint"))) for r in records})
     data = ", ".join(f"{name} ({', '.join(mark for other, mark in pairs if other == name)})" for name in dict(pairs)) or "none"
-    return "\n".join([f"**{protocol_note(profile, records)}**", "", f"- data: {data}; network: {listed('network')}; updates: {listed('steps')}",
+    cap = validation_cap(records)
+    return "\n".join([f"**{protocol_note(profile, records)}**", "", f"- data: {data}; network: {listed('network')}; updates: {listed('steps')}; precision: {listed('precision')}" + (f"; validation on {cap}" if cap else ""),
                       f"- {len(records)} runs, {len(failed)} failed: {listed('algorithm')}; test domains: {listed('test_domain')}; trial seeds: {listed('trial_seed')}",
                       f"- trained at commit {over('commit')} on {over('device')}"])
 
@@ -164,7 +173,7 @@ def provenance(artefact: str, profile: str, records: list[dict], output: Path, s
         "artefact": artefact, "profile": profile, "protocol": protocol_note(profile, records), "selection_rule": selection_rule or rule_of(records), "records": len(records),
         "study": study or None, "study_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
         "failed": sorted(r["run_id"] for r in records if r["status"] != "complete"),
-        **{name: distinct(records, name) for name in ("algorithm", "dataset", "dataset_fingerprint", "test_domain", "trial_seed", "steps", "network")},
+        **{name: distinct(records, name) for name in ("algorithm", "dataset", "dataset_fingerprint", "test_domain", "trial_seed", "steps", "network", "precision", "evaluate")},
         "runs_environment": _merged([r.get("environment") or {} for r in records]), "rendered_with": versions(), "run_ids": sorted(r["run_id"] for r in records)}
     write_atomic(Path(output) / f"{artefact}.provenance.json", json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
     return evidence

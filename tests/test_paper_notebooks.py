@@ -7,9 +7,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from hmoe_repro import studies
 from hmoe_repro.core import HmoeError
-from hmoe_repro.render import (artefacts, check_parameters, files_of, folded, gallery, paper_notebook, portable, public, read_parameters,
+from hmoe_repro.render import (artefacts, check_parameters, choices, files_of, folded, gallery, paper_notebook, portable, public, read_parameters,
                                render, title_and_claim, update_readme_block)
+from hmoe_repro.studies import ARTEFACTS, PROFILES
 
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
 STUDIES = {"digits_balance": "quick-balance"}  # the others: quick-digits
@@ -39,9 +41,37 @@ def test_every_artefact_has_exactly_the_agreed_parameters():
     for name in artefacts():
         found = read_parameters(paper_notebook(name))
         assert {"profile", "store", "output"} <= set(found)
-        assert found["profile"][:2] == (str, "smoke") and found["store"][:2] == (str, "") and found["output"][:2] == (str, "")
+        assert found["profile"][:2] == (str, ARTEFACTS[name].profiles[0]) and found["store"][:2] == (str, "") and found["output"][:2] == (str, "")
         title, claim = title_and_claim(paper_notebook(name))
         assert title and claim, name
+
+
+def sources(name):
+    "The code of a paper notebook as one text."
+    return "\n".join(c.source for c in nbformat.read(paper_notebook(name), 4).cells if c.cell_type == "code")
+
+
+def test_every_page_is_an_artefact_and_every_artefact_a_page():
+    assert set(artefacts()) == set(ARTEFACTS)
+
+
+TRAINED = [name for name in artefacts() if set(ARTEFACTS[name].profiles) <= set(PROFILES)]      # the others are measured, such as speed
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_page_takes_the_profiles_and_the_study_of_its_artefact(name):
+    artefact = ARTEFACTS[name]
+    assert choices(read_parameters(paper_notebook(name))["profile"][2]) == list(artefact.profiles) and artefact.profiles[0] == "smoke"
+    assert set(artefact.optional) <= set(artefact.profiles) and all(f"{p}-{artefact.study}" in studies.STUDIES for p in artefact.profiles)
+    assert f'{{profile}}-{artefact.study}"' in sources(name)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_page_leaves_its_evidence_and_nothing_under_another_name(name):
+    text = sources(name)
+    assert re.search(rf'provenance\("{name}"', text) and "header(profile, records" in text
+    stems = re.findall(r'save_(?:table|figure)\(.*?, folder, f?"([\w{}]+)"', text)
+    assert name in stems and all(stem == name or stem.startswith(f"{name}_") for stem in stems), stems
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +149,13 @@ def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
 def test_the_gallery_of_published_records_says_so(tmp_path):
     folder = notebook(tmp_path / "quick")
     assert "Generated from `results/` by `make figures`;" in gallery("quick", folder.parent).read_text()
+
+
+def test_the_gallery_says_what_kind_of_study_each_profile_is(tmp_path):
+    notes = {profile: gallery(profile, notebook(tmp_path / profile).parent).read_text().split("\n\n")[1] for profile in PROFILES}
+    assert all(f"Profile `{p}` is **not the papers' protocol**" in notes[p] for p in ("smoke", "quick"))
+    assert "**the papers' data, but not the papers' protocol**" in notes["mnist"] and "must not be compared with published ones" in notes["mnist"]
+    assert notes["paper"].startswith("These pages follow the papers' protocol") and "not be compared" not in notes["paper"] and set(notes) == {"smoke", "quick", "mnist", "paper"}
 
 
 def test_pages_answer_their_question_in_computed_lines(rendered):

@@ -297,6 +297,7 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
     assert evidence["run_ids"] == sorted(r["run_id"] for r in miniature) and evidence["records"] == len(miniature) and len(evidence["failed"]) == 1
     assert evidence["study_sha256"] == hashlib.sha256((tmp_path / "quick-digits.jsonl").read_bytes()).hexdigest()
     assert evidence["trial_seed"] == [0, 1, 2] and evidence["steps"] == [301] and evidence["dataset_fingerprint"] == ["invented"] and evidence["algorithm"] == ["ERM", "HMOE-DN"]
+    assert evidence["precision"] == ["float32"] and evidence["evaluate"] == ["selection"] and evidence["dataset"] == ["DigitDomains"]
     assert evidence["runs_environment"]["commit"] == ["0123456789ab"] and evidence["runs_environment"]["versions"] == {"torch": ["2.13.0"]}
     assert "training-domain validation" in evidence["selection_rule"] and "matplotlib" in evidence["rendered_with"]
     said = provenance("other", "quick", miniature, tmp_path, selection_rule="after the last update")
@@ -314,6 +315,15 @@ def test_the_header_owns_up(miniature):
     toy = run("ERM", "photo", 0, default=0.5)
     toy["spec"] |= {"dataset": "SineIntervals", "steps": 20_000}
     assert "full scale" in header("quick", [toy])
+
+
+def test_the_header_tells_precision_and_caps(miniature):
+    assert "; precision: float32\n" in header("quick", miniature) and "validation on" not in header("quick", miniature)
+    capped = copy.deepcopy(miniature[:2])
+    for made, precision in zip(capped, ("bf16", "float32")): made["spec"] |= {"precision": precision, "evaluate": "selection:2000"}
+    assert "precision: bf16, float32; validation on at most 2,000 images of each training domain\n" in header("mnist", capped) and "reduced study" in header("mnist", capped)
+    capped[0]["spec"]["evaluate"], capped[1]["spec"]["evaluate"] = "all", "selection:500"
+    assert "validation on at most 500 images of each training domain (all in some runs)" in header("mnist", capped)
 
 
 def test_the_header_names_each_fingerprint_with_its_data(miniature):
