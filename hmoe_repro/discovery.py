@@ -114,19 +114,19 @@ def agreement_verdict(records: list[dict], algorithm: str, ceilings: dict | None
         span = f"{min(values):.2f}" + (f" to {max(values):.2f}" if f"{min(values):.2f}" != f"{max(values):.2f}" else "")
         limit = (ceilings or {}).get(factor, 1.0)
         if factor == "nothing": return f"with nothing in {len(values)} (largest NMI {span})"
-        return f"with the {called.get(factor, factor)} in {len(values)} (NMI {span}" + (f", at most {limit:.2f} possible)" if limit < 0.995 else ")")
+        return f"with the {called.get(factor, factor)} in {len(values)} (NMI {span}" + (f", of {limit:.2f} at equal load)" if limit < 0.995 else ")")
     means = {name[4:]: np.mean([s[name] for s in scores if name in s]) for name in dict.fromkeys(name for s in scores for name in s if name.startswith("nmi_"))}
     most = "; ".join(told(*group) for group in sorted(groups.items(), key=lambda g: -len(g[1])))
     return f"{algorithm}, {len(scores)} run{'s' * (len(scores) > 1)}: the experts agree most {most}. Mean NMI: " + ", ".join(f"{called.get(f, f)} {value:.2f}" for f, value in sorted(means.items(), key=lambda m: -m[1])) + "."
 
 # %% ../nbs/50_discovery.ipynb #def-agreement-summary
 def agreement_summary(records: list[dict], ceilings: dict | None = None) -> pd.DataFrame:
-    """Per algorithm and factor over its complete runs: runs, mean, lowest and highest NMI, mean ARI, and `ceilings[algorithm][factor]` as highest_possible where given. `HmoeError` without scores."""
+    """Per algorithm and factor over its complete runs: runs, mean, lowest and highest NMI, mean ARI, and `ceilings[algorithm][factor]` as nmi_at_equal_load where given. `HmoeError` without scores."""
     rows = [{"algorithm": r["spec"]["algorithm"], "factor": f, **values} for r in records if r["status"] == "complete" and r.get("discovery") for f, values in factor_scores(r).to_dict("index").items()]
     if not rows: raise HmoeError("no complete run has discovery scores. Fix: choose runs of HMOE.")
     table = pd.DataFrame(rows).groupby(["algorithm", "factor"], as_index=False, sort=False).agg(
         runs=("nmi", "size"), mean_nmi=("nmi", "mean"), lowest_nmi=("nmi", "min"), highest_nmi=("nmi", "max"), mean_ari=("ari", "mean"))
-    if ceilings: table["highest_possible_nmi"] = [ceilings.get(a, {}).get(f, np.nan) for a, f in zip(table.algorithm, table.factor)]
+    if ceilings: table["nmi_at_equal_load"] = [ceilings.get(a, {}).get(f, np.nan) for a, f in zip(table.algorithm, table.factor)]
     return table.sort_values("algorithm", kind="stable", ignore_index=True)
 
 # %% ../nbs/50_discovery.ipynb #def-mean-gates
@@ -154,8 +154,9 @@ def similarity_verdict(similarity: pd.DataFrame, alike: float = 0.9) -> str:
     closest = among[np.triu_indices(len(training), 1)]
     for name in similarity.index.drop(training):
         row = similarity.loc[name, training].sort_values(ascending=False, kind="stable")
-        lines.append(f"{name.removesuffix(' (test)')}: most like {row.index[0]} ({row.iloc[0]:.2f}), least like {row.index[-1]} ({row.iloc[-1]:.2f})")
-    if len(closest) and closest.min() >= alike: lines.append(f"but the training domains are as much alike among themselves ({closest.min():.2f} or more), so the gate tells no domains apart")
+        told = f"most like {row.index[0]} ({row.iloc[0]:.2f}), least like {row.index[-1]} ({row.iloc[-1]:.2f})"
+        lines.append(f"{name.removesuffix(' (test)')}: " + (told if row.iloc[0] - row.iloc[-1] >= 0.05 else f"equally like all training domains ({row.iloc[-1]:.2f} or more)"))
+    if len(closest) and closest.min() >= alike: lines.append(f"these are alike among themselves ({closest.min():.2f} or more), so the gate tells no domains apart")
     return "; ".join(lines) + "."
 
 # %% ../nbs/50_discovery.ipynb #def-collapse-scores

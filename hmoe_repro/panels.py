@@ -87,28 +87,28 @@ def place_codes(arrays: dict, unseen: int = 20) -> dict[str, np.ndarray]:
     return tsne({"train": arrays["code_out"], "test": arrays["code_test"][subset(len(arrays["code_test"]), unseen)], "embeddings": arrays["embeddings"]})
 
 # %% ../nbs/56_panels.ipynb #def-plot-factors
-def plot_factors(axes, arrays: dict, domain_names, called: dict | None = None, placed: dict | None = None):
-    """One panel for each factor in `axes`: the codes of a run coloured by domain, by class and by every other stored factor; titles give the NMI of the experts with it. `called` renames factors."""
-    parts, placed = partitions(arrays), placed or place_codes(arrays)
+def plot_factors(axes, arrays: dict, domain_names, called: dict | None = None, scores: dict | None = None):
+    """One panel for each factor in `axes`: the codes of a run coloured by domain, by class and by every other stored factor. Titles give the NMI of the experts with it, from `scores` (a record's discovery) where given. `called` renames factors."""
+    parts, placed = partitions(arrays), place_codes(arrays)
     expert = parts.pop("expert")
-    scores = cluster_scores(expert, parts["domain"], parts["class"], **{n: v for n, v in parts.items() if n not in ("domain", "class")})
+    scores = scores or cluster_scores(expert, parts["domain"], parts["class"], **{n: v for n, v in parts.items() if n not in ("domain", "class")})
     for axis, (factor, labels) in zip(axes, parts.items()):
         plot_codes(axis, placed, labels, *factor_style(factor, labels, domain_names))
         axis.set_title(f"{(called or {}).get(factor, factor)}: NMI {scores[f'nmi_{factor}']:.2f}")
 
 # %% ../nbs/56_panels.ipynb #def-plot-factor-grid
-def plot_factor_grid(runs: list[tuple[dict, dict]], domain_names, called: dict | None = None, width: float = 1.75):
-    """A figure with a column for each (record, arrays) and a row for each factor, legends on the right. Returns the figure. `HmoeError` without runs."""
+def plot_factor_grid(runs: list[tuple[dict, dict]], domain_names, called: dict | None = None, width: float = 1.6):
+    """A figure with a column for each (record, arrays) and a row for each factor, legends on the right; NMI as in the records. `HmoeError` without runs."""
     if not runs: raise HmoeError("no run has stored codes to draw. Fix: publish the arrays of a run.")
     factors = [name for name in partitions(runs[0][1]) if name != "expert"]
     figure, grid = plt.subplots(len(factors), len(runs), figsize=(width * len(runs) + 1.3, width * len(factors) + 0.5), squeeze=False)
     for column, (record, arrays) in enumerate(runs):
-        plot_factors(grid[:, column], arrays, domain_names, called)
+        plot_factors(grid[:, column], arrays, domain_names, called, record["discovery"])
         grid[0, column].set_title(f"{record['spec']['algorithm']}, test: {field(record, 'test_domain')}\n{grid[0, column].get_title()}")
-    for row in grid:
+    for i, (factor, row) in enumerate(zip(factors, grid)):
         handles = {label: handle for axis in row for handle, label in zip(*axis.get_legend_handles_labels())}
-        if row is not grid[0]: handles = {label: handle for label, handle in handles.items() if label not in ("test samples", "embeddings")}
-        row[-1].legend(handles.values(), handles, loc="center left", bbox_to_anchor=(1.02, 0.5), markerscale=1.5, fontsize=7.5, handletextpad=0.2, labelspacing=0.3)
+        order = [n for n in factor_style(factor, [9], domain_names)[0] if n in handles] + ["test samples", "embeddings"] * (i == 0)
+        row[-1].legend([handles[n] for n in order], order, loc="center left", bbox_to_anchor=(1.02, 0.5), markerscale=1.5, fontsize=7.5, handletextpad=0.2, labelspacing=0.3)
     return figure
 
 # %% ../nbs/56_panels.ipynb #def-runs-with-codes
