@@ -200,5 +200,6 @@ def gate_verdict(table: pd.DataFrame, uniform: float = 0.9) -> str:
     """One line for rows of `gate_table`: how many gates are nearly uniform (entropy of `uniform` log K or more), how many of the others leave experts idle, and how many use all."""
     soft, idle = table.share_of_log_K >= uniform, table.experts_used < table.K
     used = table[~soft].experts_used
+    span = " to ".join(str(n) for n in sorted({used.min(), used.max()})) if len(used) else ""
     return (f"{len(table)} run{'s' * (len(table) > 1)}: gate nearly uniform in {int(soft.sum())}, some experts idle in {int((idle & ~soft).sum())}, all in use in {int((~idle & ~soft).sum())}"
-            + (f"; experts in use where the gate is not uniform: {used.min()} to {used.max()} of {', '.join(str(k) for k in sorted(set(table.K[~soft])))}" if len(used) else "") + ".")
+            + (f"; experts in use where the gate is not uniform: {span} of {', '.join(str(k) for k in sorted(set(table.K[~soft])))}" if len(used) else "") + ".")

@@ -12,7 +12,7 @@ README = repo_root() / "README.md"
 def test_generated_blocks_are_those_of_the_published_records():
     page = README.read_text(encoding="utf-8")
     blocks = readme_blocks()
-    assert {"digits-table", "discovery", "verdict", "toy", "times"} == set(blocks)
+    assert {"digits-table", "discovery", "verdict", "toy", "times", "table4", "table5", "colored-found", "rotated-found"} == set(blocks)
     for name, text in blocks.items():
         inside = page.split(f"<!-- {name}:start -->")[1].split(f"<!-- {name}:end -->")[0]
         assert inside.strip() == text.strip(), f"block {name} is stale. Fix: make figures"
@@ -28,7 +28,7 @@ def test_the_table_in_the_readme_can_be_computed_from_the_records():
     assert f"{np.mean(values):.1f} ± {np.std(values) / 3**0.5:.1f}" in row
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "figures/quick/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "figures/quick/README.md", "figures/mnist/README.md"])
 def test_links_lead_to_files(page):
     path = repo_root() / page
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")) if "://" not in link]
@@ -37,14 +37,18 @@ def test_links_lead_to_files(page):
 
 
 def test_published_records_are_whole_and_tell_their_origin():
-    from hmoe_repro.core import results_dir
+    from hmoe_repro.core import HmoeError, results_dir
+    from hmoe_repro.datasets import mnist_files
     from hmoe_repro.records import check_record
     from hmoe_repro.report import load_study
     from hmoe_repro.studies import STUDIES, study_specs
-    assert {p.stem for p in results_dir().glob("*.jsonl")} == set(STUDIES)
-    for study in STUDIES:
+    published = {p.stem for p in results_dir().glob("*.jsonl")}
+    assert {"quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated"} <= published <= set(STUDIES)
+    try: here = bool(mnist_files())
+    except HmoeError: here = False
+    for study in sorted(published):
         records = load_study(study)
-        assert {r["run_id"] for r in records} == {s.run_id for s in study_specs(study)}, f"{study} is not the study that is planned. Fix: hmoe reproduce, hmoe publish {study}"
+        if study.startswith(("smoke-", "quick-")) or here: assert {r["run_id"] for r in records} == {s.run_id for s in study_specs(study)}, f"{study} is not the study that is planned. Fix: hmoe reproduce, hmoe publish {study}"
         for record in records:
             check_record(record, study)
             assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]
