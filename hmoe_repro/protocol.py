@@ -85,7 +85,7 @@ def run_seed(dataset: str, algorithm: str, test_indices: list[int], trial_seed: 
     return seed_hash(dataset, algorithm, list(test_indices), hparams_seed, trial_seed)
 
 # %% ../nbs/40_protocol.ipynb #def-evaluate
-EVALUATION_BATCH = 256
+EVALUATION_BATCH = 64
 
 @torch.no_grad()
 def evaluate(algorithm, dataset: MultiDomainDataset, domain: str, indices: torch.Tensor, device="cpu") -> dict[str, float]:

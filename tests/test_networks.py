@@ -1,12 +1,22 @@
-"""Parameter counts of the papers, shapes, and independence of the images in a batch."""
+"""Parameter counts of the papers, shapes, independence of the images in a batch, and what a precision may change: nothing in float32, little in bf16."""
+import copy
+import pickle
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+import hmoe_repro.networks as networks
+from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.core import HmoeError
-from hmoe_repro.networks import ENCODERS, FEATURIZERS, ConvNet, ImageD2V, SmallD2V, make_classifier, make_encoder, make_featurizer
+from hmoe_repro.networks import ENCODERS, FEATURIZERS, PRECISIONS, Bf16GroupNorm, ConvNet, GroupNorm, ImageD2V, SmallD2V, make_classifier, make_encoder, make_featurizer, pool, set_precision
 
 
 def count(module): return sum(p.numel() for p in module.parameters())
+
+
+def channels_last(*shape, dtype=torch.bfloat16): return torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
 def test_paper_counts():
@@ -44,3 +54,177 @@ def test_unknown_names_and_small_images_are_refused():
     with pytest.raises(HmoeError, match="small, image"): make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"): make_encoder("image", (3, 8, 8))
     assert set(FEATURIZERS) == {"mnist_cnn", "small_cnn"} and set(ENCODERS) == {"small", "image"}
+
+
+# Precision
+
+def plain_convnet(net, x):
+    """The network's formula with PyTorch's own functions, nothing in place."""
+    for convolution, norm in zip(net.convolutions, net.norms):
+        x = F.group_norm(torch.relu(F.conv2d(x, convolution.weight, convolution.bias, convolution.stride, 1)), 8, norm.weight, norm.bias, norm.eps)
+    return x.mean((2, 3))
+
+
+def plain_small_d2v(net, x):
+    for convolution in net.convolutions: x = torch.relu(F.conv2d(x, convolution.weight, convolution.bias, convolution.stride, 1))
+    return F.linear(x.mean((2, 3)), net.output.weight, net.output.bias)
+
+
+@pytest.mark.parametrize("make, plain", [(lambda: make_featurizer("mnist_cnn", (1, 28, 28)), plain_convnet), (lambda: make_featurizer("small_cnn", (3, 16, 16)), plain_convnet),
+                                         (lambda: make_encoder("small", (3, 16, 16)), plain_small_d2v), (lambda: make_encoder("small", (1, 28, 28), stride=2), plain_small_d2v)])
+@pytest.mark.parametrize("asked", [None, "float32"])
+def test_float32_is_the_plain_network_to_the_bit(make, plain, asked):
+    torch.manual_seed(0)
+    net = make()
+    channels = net.convolutions[0].in_channels
+    if asked: set_precision(net, asked)
+    side = 28 if channels == 1 else 16
+    x = channels_last(9, channels, side, side, dtype=torch.float32)
+    found = []
+    for f in (net, lambda x: plain(net, x)):
+        given = x.clone().requires_grad_()
+        out = f(given)
+        (out**3).sum().backward()
+        found.append([out.detach(), given.grad, *(p.grad for p in net.parameters())])
+        net.zero_grad(set_to_none=True)
+    assert len(found[0]) > 5 and all(a is not None and torch.equal(a, b) for a, b in zip(*found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_pool_is_the_mean_to_the_bit_in_every_layout(dtype, layout):
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 24, 14, 14).to(dtype).contiguous(memory_format=layout), torch.randn(4, 24).to(dtype)
+    (given, twin) = (x.clone().requires_grad_() for _ in range(2))
+    ours, plain = pool(given), twin.mean((2, 3))
+    (ours * weight).sum().backward(); (plain * weight).sum().backward()
+    assert torch.equal(ours, plain) and torch.equal(given.grad, twin.grad)
+
+
+def test_names_of_the_weights_are_those_of_the_first_version():
+    layers = [f"{part}.{i}.{name}" for part in ("convolutions", "norms") for i in range(4) for name in ("weight", "bias")]
+    assert list(ConvNet(1).state_dict()) == layers
+    assert list(SmallD2V(1).state_dict()) == [*layers[:4], "output.weight", "output.bias"]
+    assert [n for n in ImageD2V().state_dict() if n.startswith("layers.0")] == ["layers.0.weight", "layers.0.bias"]
+
+
+@pytest.mark.parametrize("name", ["ERM", "HMOE-DN"])
+def test_a_precision_reaches_every_backbone_and_nothing_else(name):
+    torch.manual_seed(0)
+    algorithm = get_algorithm(name)((1, 16, 16), 4, 2, {"network": "small_cnn"})
+    seen = []
+    for module in algorithm.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)): module.register_forward_hook(lambda module, given, out: seen.append((type(module).__name__, out.dtype)))
+    set_precision(algorithm, "bf16")
+    batches = [(torch.rand(4, 1, 16, 16), torch.randint(4, (4,))) for _ in range(2)]
+    before = [p.detach().clone() for p in algorithm.parameters()]
+    losses = algorithm.update(batches)
+    convolutions = [dtype for kind, dtype in seen if kind == "Conv2d"]
+    assert set(convolutions) == {torch.bfloat16} and len(convolutions) == (4 if name == "ERM" else 6)
+    backbones = 0 if name == "ERM" else 1  # the encoder's last layer is part of the backbone
+    assert [dtype for kind, dtype in seen if kind == "Linear"].count(torch.bfloat16) == backbones
+    assert all(p.dtype == torch.float32 and p.grad.dtype == torch.float32 for p in algorithm.parameters()) and all(v == v for v in losses.values())
+    assert any(not torch.equal(a, b) for a, b in zip(before, algorithm.parameters()))
+    algorithm.eval()
+    assert all(logits.dtype == torch.float32 for logits in algorithm.predict_modes(batches[0][0]).values())
+
+
+def test_bf16_is_close_to_float32_and_not_the_same():
+    torch.manual_seed(0)
+    net, x = make_featurizer("mnist_cnn", (1, 28, 28)), torch.rand(8, 1, 28, 28)
+    exact = net(x)
+    set_precision(net, "bf16")
+    rounded = net(x)
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    assert (rounded - exact).norm() < 0.02 * exact.norm()
+    set_precision(net, "float32")
+    assert torch.equal(net(x), exact)
+
+
+def test_an_unknown_precision_lists_the_valid_ones_and_changes_nothing():
+    net = SmallD2V(1)
+    with pytest.raises(HmoeError, match="unknown precision 'fp16'. Valid: float32, bf16, float32-compile, bf16-compile"): set_precision(net, "fp16")
+    assert net.precision == "float32" == PRECISIONS[0]
+
+
+@torch.no_grad()
+def compiled(net, x):
+    try: return net(x)
+    except HmoeError as error: pytest.skip(str(error))
+
+
+def test_compiled_networks_agree_are_copied_and_pickled():
+    torch.manual_seed(0)
+    net, x = SmallD2V(1, 4, 4), torch.rand(3, 1, 8, 8)
+    exact, names = net(x), list(net.state_dict())
+    set_precision(net, "float32-compile")
+    torch.testing.assert_close(compiled(net, x), exact, rtol=1e-4, atol=1e-5)
+    assert "_compiled" in net.__dict__ and list(net.state_dict()) == names
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    assert twin.precision == "float32-compile" and "_compiled" not in twin.__dict__
+    with torch.no_grad():
+        for p in net.parameters(): p.zero_()
+    set_precision(twin, "float32")
+    assert torch.equal(twin(x), exact) and compiled(net, x).abs().max() == 0
+
+
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch):
+    def broken(function, **options):
+        class Missing(Exception): pass
+        Missing.__module__ = "torch._inductor.exc"
+        def call(x): raise Missing("InvalidCxxCompiler: No working C++ compiler found\nmore")
+        return call
+    monkeypatch.setattr(torch, "compile", broken)
+    net = SmallD2V(1)
+    set_precision(net, "bf16-compile")
+    with pytest.raises(HmoeError, match=r"No working C\+\+ compiler found.*Fix: install a C\+\+ compiler.*precision bf16\.") as caught: net(torch.rand(1, 1, 8, 8))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_network_itself_is_not_blamed_on_the_compiler(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    net = SmallD2V(1)
+    set_precision(net, "float32-compile")
+    with pytest.raises(RuntimeError, match="channels"): net(torch.rand(1, 3, 8, 8))
+
+
+# Group norm
+
+@pytest.mark.parametrize("groups, shape", [(8, (5, 64, 14, 14)), (8, (3, 16, 7, 5)), (2, (4, 6, 5, 5)), (4, (1, 4, 3, 3)), (1, (2, 12, 1, 1))])
+@pytest.mark.parametrize("block", [1, 1 << 17])
+def test_bf16_group_norm_agrees_with_float32(groups, shape, block, monkeypatch):
+    """Values, and gradients of image, scale and shift; in one block and in one block for each image; the images have a mean far from 0."""
+    monkeypatch.setattr(networks, "BLOCK", block)
+    torch.manual_seed(0)
+    x, dy, weight, bias = channels_last(*shape) + 2, channels_last(*shape), torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    found = []
+    for dtype, norm in ((torch.bfloat16, Bf16GroupNorm.apply), (torch.float64, F.group_norm)):
+        given = [t.clone().requires_grad_() for t in (x.to(dtype), *((weight, bias) if dtype == torch.bfloat16 else (weight.double(), bias.double())))]
+        y = norm(given[0], given[1], given[2], groups, 1e-5) if dtype == torch.bfloat16 else norm(given[0], groups, given[1], given[2], 1e-5)
+        y.backward(dy.to(dtype))
+        found.append([y.detach(), *(t.grad for t in given)])
+    (y, dx, dweight, dbias), exact = found
+    assert y.dtype == dx.dtype == torch.bfloat16 and dweight.dtype == torch.float32 and y.is_contiguous(memory_format=torch.channels_last)
+    for value, wanted, tolerance in zip((y, dx, dweight, dbias), exact, (2**-8, 2**-8, 1e-4, 1e-5)):
+        assert (value.double() - wanted).abs().max() <= tolerance * max(1, wanted.abs().max()), (value.double() - wanted).abs().max()
+
+
+def test_bf16_group_norm_of_a_constant_image_is_its_shift():
+    """A variance of 0 leaves nothing to divide by but eps: no square root of a negative number, no infinite gradient."""
+    x = torch.full((2, 8, 4, 4), 3.0).bfloat16().requires_grad_()
+    bias = torch.randn(8)
+    y = Bf16GroupNorm.apply(x, torch.ones(8), bias, 2, 1e-5)
+    y.sum().backward()
+    assert (y.float() - bias.view(1, 8, 1, 1)).abs().max() < 0.05 and x.grad.isfinite().all()
+
+
+def test_bf16_group_norm_is_used_only_where_it_is_the_faster_one(monkeypatch):
+    called = []
+    monkeypatch.setattr(networks.Bf16GroupNorm, "apply", lambda x, *rest: called.append(x.shape[1]) or x)
+    narrow, wide = GroupNorm(8, 64), GroupNorm(8, 128)
+    for x in (channels_last(2, 64, 4, 4), channels_last(2, 64, 4, 4, dtype=torch.float32)): narrow(x)
+    wide(channels_last(2, 128, 4, 4).float())
+    assert called == [64]
+    set_precision(net := ConvNet(1, 64), "bf16")
+    net(torch.rand(1, 1, 8, 8))
+    assert called == [64, 64]
