@@ -357,7 +357,7 @@ def readme_blocks() -> dict[str, str]:
     from hmoe_repro.tables import cost_table, discovery_verdict
     folder = repo_root() / "figures"
     pages = {"digits-table": "quick/digits_table.md", "discovery": "quick/digits_fig5.md", "toy": "quick/hmoe_fig3_summary.md",
-             "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md"}
+             "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md", "speed": "bench/speed_targets.md"}
     runs = {r["run_id"]: r for study in ("quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated") for r in load_study(study)}
     return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(list(runs.values())), 1), "verdict": discovery_verdict(load_study("quick-digits"))}
 

@@ -12,7 +12,7 @@ README = repo_root() / "README.md"
 def test_generated_blocks_are_those_of_the_published_records():
     page = README.read_text(encoding="utf-8")
     blocks = readme_blocks()
-    assert {"digits-table", "discovery", "verdict", "toy", "times", "table4", "table5", "colored-found", "rotated-found"} == set(blocks)
+    assert {"digits-table", "discovery", "verdict", "toy", "times", "table4", "table5", "colored-found", "rotated-found", "speed"} == set(blocks)
     for name, text in blocks.items():
         inside = page.split(f"<!-- {name}:start -->")[1].split(f"<!-- {name}:end -->")[0]
         assert inside.strip() == text.strip(), f"block {name} is stale. Fix: make figures"
@@ -28,7 +28,7 @@ def test_the_table_in_the_readme_can_be_computed_from_the_records():
     assert f"{np.mean(values):.1f} ± {np.std(values) / 3**0.5:.1f}" in row
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "figures/quick/README.md", "figures/mnist/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "figures/quick/README.md", "figures/mnist/README.md", "figures/bench/README.md"])
 def test_links_lead_to_files(page):
     path = repo_root() / page
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")) if "://" not in link]
