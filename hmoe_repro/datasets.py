@@ -59,6 +59,22 @@ class MultiDomainDataset:
         """Position of a domain's name; `HmoeError` lists the valid ones."""
         return self.domain_names.index(one_of(str(domain), self.domain_names, f"domain of {self.name}"))
 
+    augmented = False   # do images for training take a seed each?
+
+    def inputs(self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None) -> torch.Tensor:
+        """Images of the domain at `position` as a network takes them: floats (B, C, H, W) on `device`. `seeds` (B,) ask for augmentation, where the data set has one."""
+        return as_input(self.images[position][indices], device)
+
+    def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
+        """Images of the domain at `position` as people look at them: bytes (B, C, H, W)."""
+        return self.images[position][indices]
+
+    def prepared(self, resolution: int | None = None, options: dict | None = None) -> "MultiDomainDataset":
+        """The data set with images of `resolution` pixels a side. `HmoeError`: these images have one size, and no options."""
+        if resolution not in (None, self.resolution): raise HmoeError(f"{self.name} has images of {self.resolution} pixels a side, not {resolution}. Fix: leave the resolution out; only image folders have one to choose.")
+        if options: raise HmoeError(f"{self.name} has no option {', '.join(options)}: its images are tensors. Fix: leave it out; only image folders have {', '.join(options)}.")
+        return self
+
     def to(self, device) -> "MultiDomainDataset":
         """The same data with images and labels on `device`."""
         if torch.device(device).type == "cpu": return self

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL_VERSION', 'SAMPLERS', 'EVALUATION_BATCH', 'POLICIES', 'split_indices', 'make_splits', 'training_domains',
-           'Sampler', 'gather', 'is_checkpoint', 'run_seed', 'evaluate', 'parse_policy', 'parts_to_evaluate']
+           'Sampler', 'gather', 'validation_seeds', 'is_checkpoint', 'run_seed', 'evaluate', 'parse_policy',
+           'parts_to_evaluate']
 
 # %% ../nbs/40_protocol.ipynb #imports
 import math
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from .core import HmoeError, one_of, seed_hash
-from .datasets import MultiDomainDataset, as_input
+from .datasets import MultiDomainDataset
 
 # %% ../nbs/40_protocol.ipynb #protocol-version
 PROTOCOL_VERSION = 1
@@ -56,6 +57,10 @@ class Sampler:
         if any(len(s) == 0 for s in splits): raise HmoeError("a training domain has no images to draw from. Fix: remove it, or give it images.")
         self.generator = torch.Generator().manual_seed(seed)
 
+    def seeds(self, indices: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One seed for each drawn image, from which its augmentation follows."""
+        return [torch.randint(2**31, (len(part),), generator=self.generator) for part in indices]
+
     def draw(self) -> list[torch.Tensor]:
         """The next batch: per domain, indices into that domain's images."""
         if self.kind == "domain": return [s[torch.randint(len(s), (self.batch_size,), generator=self.generator)] for s in self.splits]
@@ -69,10 +74,15 @@ class Sampler:
         return [s[drawn[owner == i] - starts[i]] for i, s in enumerate(self.splits)]
 
 # %% ../nbs/40_protocol.ipynb #def-gather
-def gather(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Minibatches [(x, y), ...], one for each named domain and in their order; a domain that was not drawn has an empty one."""
+def gather(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu", seeds: list[torch.Tensor] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Minibatches [(x, y), ...], one for each named domain and in their order; a domain that was not drawn has an empty one. `seeds`: one for each image that is to be augmented."""
     positions = [dataset.domain_index(d) for d in domains]
-    return [(as_input(dataset.images[d][i], device), dataset.labels[d][i].to(device)) for d, i in zip(positions, indices)]
+    return [(dataset.inputs(d, i, device, s), dataset.labels[d][i].to(device)) for d, i, s in zip(positions, indices, seeds or [None] * len(indices))]
+
+# %% ../nbs/40_protocol.ipynb #def-validation-seeds
+def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> torch.Tensor:
+    """Seeds (count,) of the augmented validation images of a domain at a checkpoint: fixed, whatever was drawn before."""
+    return torch.randint(2**31, (count,), generator=torch.Generator().manual_seed(seed_hash(trial_seed, domain, step)))
 
 # %% ../nbs/40_protocol.ipynb #def-is-checkpoint
 def is_checkpoint(step: int, steps: int, frequency: int) -> bool:
@@ -88,14 +98,15 @@ def run_seed(dataset: str, algorithm: str, test_indices: list[int], trial_seed: 
 EVALUATION_BATCH = 64
 
 @torch.no_grad()
-def evaluate(algorithm, dataset: MultiDomainDataset, domain: str, indices: torch.Tensor, device="cpu") -> dict[str, float]:
-    """mode -> accuracy (0 to 1) on the given images of a domain."""
+def evaluate(algorithm, dataset: MultiDomainDataset, domain: str, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None) -> dict[str, float]:
+    """mode -> accuracy (0 to 1) on the given images of a domain; augmented where there are `seeds`, one for each image."""
     index, was_training = dataset.domain_index(domain), algorithm.training
     algorithm.eval()
     correct = dict.fromkeys(algorithm.modes, 0)
-    for part in indices.split(EVALUATION_BATCH):
+    parts = indices.split(EVALUATION_BATCH)
+    for part, drawn in zip(parts, [None] * len(parts) if seeds is None else seeds.split(EVALUATION_BATCH)):
         labels = dataset.labels[index][part].to(device)
-        logits = algorithm.predict_modes(as_input(dataset.images[index][part], device))
+        logits = algorithm.predict_modes(dataset.inputs(index, part, device, drawn))
         for mode in algorithm.modes: correct[mode] += int((logits[mode].argmax(1) == labels).sum())
     algorithm.train(was_training)
     return {mode: number / len(indices) for mode, number in correct.items()}

@@ -22,9 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from .algorithms import get_algorithm
-from .algorithms.base import merge_hparams
 from .core import HmoeError, ensure_writable, one_of, runs_dir, write_atomic
 from .datasets import DATASETS, load_dataset
+from .hparams import draw_hparams, merge_hparams
+from .image_data import IMAGE_OPTIONS
 from .networks import PRECISIONS
 from .protocol import PROTOCOL_VERSION, SAMPLERS, parse_policy, run_seed, training_domains
 from .toy import sine_intervals
@@ -51,10 +52,12 @@ class RunSpec:
     parity: bool = False
     protocol_version: int = PROTOCOL_VERSION
     algorithm_source: str | None = None
+    images: dict | None = None   # how files become inputs (`image_data.IMAGE_OPTIONS`); None for data that is tensors
+    hparams_seed: int = 0        # seed of the hyper-parameters' draw; 0: defaults
 
     def to_dict(self) -> dict:
-        """Plain JSON types."""
-        return json.loads(json.dumps(asdict(self)))
+        """Plain JSON types; `images` and `hparams_seed` only where they say something."""
+        return {name: value for name, value in json.loads(json.dumps(asdict(self))).items() if value or name not in ("images", "hparams_seed")}
 
     @classmethod
     def from_dict(cls, given: dict) -> "RunSpec":
@@ -73,27 +76,34 @@ class RunSpec:
         return f"{self.algorithm} on {self.dataset}, test {'+'.join(self.test_domains)}, seed {self.trial_seed}"
 
 # %% ../nbs/41_records.ipynb #def-data-seed
-def data_seed(algorithm: str, dataset: str, test_domains, trial_seed: int, parity: bool = False) -> int:
+def data_seed(algorithm: str, dataset: str, test_domains, trial_seed: int, parity: bool = False, hparams_seed: int = 0) -> int:
     """The seed a generated data set is drawn from: the trial seed, or with `parity` DomainBed's seed of the run (its partition differs between algorithms)."""
     names = DATASETS[dataset].domain_names
-    return run_seed(dataset, algorithm, [names.index(one_of(d, names, f"domain of {dataset}")) for d in test_domains], trial_seed) if parity else trial_seed
+    return run_seed(dataset, algorithm, [names.index(one_of(d, names, f"domain of {dataset}")) for d in test_domains], trial_seed, hparams_seed) if parity else trial_seed
 
 # %% ../nbs/41_records.ipynb #def-make-spec
 def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, hparams: dict | None = None, network: str = "mnist_cnn", steps: int = 5001,
-              checkpoint_frequency: int | None = None, sampler: str = "domain", evaluate: str = "selection", precision: str = "float32", parity: bool = False, data_dir=None) -> RunSpec:
-    """A checked `RunSpec` with all hyper-parameters filled in. Raises `HmoeError` naming the valid choices."""
+              checkpoint_frequency: int | None = None, sampler: str = "domain", evaluate: str = "selection", precision: str = "float32", parity: bool = False, data_dir=None, resolution: int | None = None, hparams_seed: int = 0) -> RunSpec:
+    """A checked `RunSpec` with all hyper-parameters filled in. Raises `HmoeError` naming the valid choices.
+
+    `hparams_seed` other than 0 draws the hyper-parameters that are searched and not given. For image folders, `hparams` may hold the options of `image_data.IMAGE_OPTIONS`, too; a `weights` that is a file is kept in the runs folder under its hash.
+    """
     cls = get_algorithm(algorithm)
     one_of(dataset, DATASETS, "data set")
     one_of(sampler, SAMPLERS, "sampler"); one_of(precision, PRECISIONS, "precision"); parse_policy(evaluate)
     if steps < 1: raise HmoeError(f"steps must be at least 1, got {steps}.")
     test_domains = tuple(str(d) for d in test_domains)
-    data = load_dataset(dataset, data_seed(algorithm, dataset, test_domains, trial_seed, parity), data_dir)
+    options = {name: value for name, value in (hparams or {}).items() if name in IMAGE_OPTIONS}
+    data = load_dataset(dataset, data_seed(algorithm, dataset, test_domains, trial_seed, parity, hparams_seed), data_dir).prepared(resolution, options)
     training_domains(data, test_domains)
-    resolved = merge_hparams(cls.HPARAMS, {"network": network} | (hparams or {}), data.resolution)
-    network = resolved.pop("network")
+    given = {"network": network} | {name: value for name, value in (hparams or {}).items() if name not in options}
+    drawn = draw_hparams(cls.HPARAMS, hparams_seed, trial_seed, data.resolution)
+    exist = merge_hparams(cls.HPARAMS, given, data.resolution)
+    resolved = merge_hparams(cls.HPARAMS, {name: value for name, value in drawn.items() if name in exist} | given, data.resolution)
+    network, weights = resolved.pop("network"), resolved.pop("weights", None)
     source = None if cls.__module__.startswith("hmoe_repro.") else hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()[:12]
-    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, resolution=data.resolution, steps=steps,
-                   checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source)
+    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights and identified_weights(weights), data.resolution, steps,
+                   checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source, images=getattr(data, "options", None), hparams_seed=hparams_seed)
 
 # %% ../nbs/41_records.ipynb #def-make-toy-spec
 TOY = "SineIntervals"

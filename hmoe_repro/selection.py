@@ -44,6 +44,11 @@ def _need(checkpoint: dict, domain: str, split: str, mode: str, run_id: str) -> 
     try: return checkpoint["accuracies"][domain][split][mode]
     except KeyError: raise HmoeError(f"run {run_id} has no accuracy of {domain} ({split}, mode {mode}) at step {checkpoint['step']}. Fix: train it with evaluate=all, which this rule needs.") from None
 
+# %% ../nbs/42_selection.ipynb #def-best
+def _best(scored: list[tuple[float, dict]]) -> tuple[float, dict]:
+    """The first of the highest scores, with its checkpoint."""
+    return max(scored, key=lambda pair: pair[0])
+
 # %% ../nbs/42_selection.ipynb #def-offer-training-domain
 def _offer_training_domain(run: dict, runs: list[dict], test: str, mode: str):
     value, point = _best([(validation_accuracy(c["accuracies"], [test], mode), c) for c in run["checkpoints"]])

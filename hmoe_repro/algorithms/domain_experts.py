@@ -30,6 +30,8 @@ class DomainExperts(Algorithm):
         "mix": HParam("logits", "what MIX averages: 'logits' (eq. 1) or 'prob'"),
         "d2v_encoder": HParam("small", "D2V encoder by name", large="image"),
         "d2v_stride": HParam(1, "stride of the small D2V encoder's first convolution"),
+        "d2v_norm": HParam("instance", "norm in the image D2V encoder: 'instance' or 'none'", where=("d2v_encoder", ("image",))),
+        "d2v_block": HParam("post", "residual block of the image D2V encoder: 'post', 'pre' or 'stargan'", where=("d2v_encoder", ("image",))),
     }
     modes = MODES
 
@@ -39,7 +41,7 @@ class DomainExperts(Algorithm):
         self.num_experts = h["num_experts"] or num_domains
         if h["lambda_d"] and self.num_experts < num_domains:
             raise HmoeError(f"{self.num_experts} experts cannot each own one of {num_domains} labelled domains. Fix: num_experts=0 or at least {num_domains}.")
-        featurizer, encoder = make_featurizer(h["network"], input_shape), make_encoder(h["d2v_encoder"], input_shape, h["embedding_dim"], h["d2v_stride"])
+        featurizer, encoder = self.make_featurizer(), make_encoder(h["d2v_encoder"], input_shape, h["embedding_dim"], h["d2v_stride"], h.get("d2v_norm", ""), h.get("d2v_block", ""))
         self.model = HMOE(featurizer, encoder, featurizer.num_features, num_classes, self.num_experts, h["embedding_dim"], eps=h["eps"], mix=h["mix"],
                           adversarial_classes=num_classes if h["lambda_ad"] else None)
 
