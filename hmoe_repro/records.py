@@ -30,6 +30,7 @@ from .networks import PRECISIONS
 from .protocol import PROTOCOL_VERSION, SAMPLERS, parse_policy, run_seed, training_domains
 from .toy import sine_intervals
 from .toy_hmoe import toy_hparams
+from .weights import resolve_weights, weights_for
 
 # %% ../nbs/41_records.ipynb #def-runspec
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     resolved = merge_hparams(cls.HPARAMS, {name: value for name, value in drawn.items() if name in exist} | given, data.resolution)
     network, weights = resolved.pop("network"), resolved.pop("weights", None)
     source = None if cls.__module__.startswith("hmoe_repro.") else hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()[:12]
-    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights and identified_weights(weights), data.resolution, steps,
+    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights or one_of(weights, weights_for(network), f"weights of {network}"), network), data.resolution, steps,
                    checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source, images=getattr(data, "options", None), hparams_seed=hparams_seed)
 
 # %% ../nbs/41_records.ipynb #def-make-toy-spec

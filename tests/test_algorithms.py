@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
-from hmoe_repro.algorithms.base import ALGORITHMS, ERM, HParam, _random_batches, check_algorithm, merge_hparams, parse_setting, register
+from hmoe_repro.algorithms.base import ALGORITHMS, ERM, HParam, _random_batches, check_algorithm, merge_hparams, register
+from hmoe_repro.hparams import parse_setting
 from hmoe_repro.algorithms.domain_experts import HMOE_DL, HMOE_DN
 from hmoe_repro.core import HmoeError, seed_everything
 

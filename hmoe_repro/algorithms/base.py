@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..core import HmoeError, seed_everything
+from ..core import HmoeError, one_of, seed_everything
 from ..hparams import Choice, HParam, LogUniform, merge_hparams
-from ..networks import BACKBONES, make_classifier, make_featurizer
+from ..networks import LARGE, make_classifier, make_featurizer
 
 # %% ../../nbs/30_algorithms.ipynb #def-match-layouts
 def _match_layouts(optimizer: torch.optim.Optimizer):
@@ -36,9 +36,9 @@ class Algorithm(nn.Module):
         "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2)),
         "network": HParam("mnist_cnn", "featurizer by name"),
         "nonlinear_classifier": HParam(False, "three linear layers instead of one"),
-        "weights": HParam("random", "initial weights of a backbone: 'random', a name, or a local file", where=("network", BACKBONES)),
-        "freeze_bn": HParam(True, "keep batch norm in evaluation mode; its scale and shift are trained", where=("network", BACKBONES)),
-        "resnet_dropout": HParam(0.0, "dropout after the backbone", where=("network", BACKBONES), search_large=Choice((0.0, 0.1, 0.5))),
+        "weights": HParam("", "first weights of a large network: 'random', a published name, or a local file", where=("network", LARGE)),
+        "freeze_bn": HParam("auto", "keep batch norm in evaluation mode: 'yes', 'no', or 'auto', with pretrained weights only", where=("network", LARGE)),
+        "resnet_dropout": HParam(0.0, "dropout after a large network", where=("network", LARGE), search_large=Choice((0.0, 0.1, 0.5))),
     }
     modes = ("default",)   # ways to predict; the first one is `predict` without a mode
     fixed = ()             # parameters, by prefix, that training is meant to leave alone
@@ -50,9 +50,11 @@ class Algorithm(nn.Module):
         self.update_count, self.total_steps, self.optimizer = 0, 5001, None
 
     def make_featurizer(self) -> nn.Module:
-        """The featurizer that the hyper-parameters name, for this input shape."""
-        options = {name: self.hparams[name] for name in ("weights", "freeze_bn", "resnet_dropout") if name in self.hparams}
-        return make_featurizer(self.hparams["network"], self.input_shape, **options)
+        """The featurizer that the hyper-parameters name, for this input shape. Raises `HmoeError` for a large network whose weights are not named."""
+        h = self.hparams
+        if h["network"] not in LARGE: return make_featurizer(h["network"], self.input_shape)
+        freeze = {"auto": None, "yes": True, "no": False}[one_of(h["freeze_bn"], ("auto", "yes", "no"), "freeze_bn")]
+        return make_featurizer(h["network"], self.input_shape, h["weights"] or None, freeze, h["resnet_dropout"])
 
     @property
     def progress(self) -> float:

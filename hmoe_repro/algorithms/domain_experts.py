@@ -41,7 +41,7 @@ class DomainExperts(Algorithm):
         self.num_experts = h["num_experts"] or num_domains
         if h["lambda_d"] and self.num_experts < num_domains:
             raise HmoeError(f"{self.num_experts} experts cannot each own one of {num_domains} labelled domains. Fix: num_experts=0 or at least {num_domains}.")
-        featurizer, encoder = self.make_featurizer(), make_encoder(h["d2v_encoder"], input_shape, h["embedding_dim"], h["d2v_stride"], h.get("d2v_norm", ""), h.get("d2v_block", ""))
+        featurizer, encoder = self.make_featurizer(), make_encoder(h["d2v_encoder"], input_shape, h["embedding_dim"], h["d2v_stride"], h["d2v_norm"] if h["d2v_encoder"] == "image" else None, h.get("d2v_block", "post"))
         self.model = HMOE(featurizer, encoder, featurizer.num_features, num_classes, self.num_experts, h["embedding_dim"], eps=h["eps"], mix=h["mix"],
                           adversarial_classes=num_classes if h["lambda_ad"] else None)
 
