@@ -9,10 +9,14 @@ __all__ = ['RANDOM', 'WEIGHTS', 'KEPT', 'WeightsInfo', 'weights_for', 'read_weig
 
 # %% ../nbs/19_weights.ipynb #imports
 import hashlib
+import importlib
 import pickle
 import re
+import socket
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file, save
@@ -53,9 +57,10 @@ def _cause(error: Exception) -> str:
 # %% ../nbs/19_weights.ipynb #def-load-any
 def _load_any(path: Path):
     """Whatever a safetensors file or a torch file holds, on the CPU, with nothing executed."""
-    with open(path, "rb") as file: head = file.read(9)
-    if head[8:] == b"{": return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file:
+        if file.read(9)[8:] == b"{": return load_file(path)
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 def _is_plain(value) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
@@ -157,8 +162,11 @@ def _from_torchvision(name: str, network: str) -> dict[str, torch.Tensor]:
 
 def _from_timm(name: str, network: str) -> dict[str, torch.Tensor]:
     import_torchvision()
-    import timm
-    with torch.random.fork_rng(devices=[]): return timm.create_model(name, pretrained=True, num_classes=0).state_dict()
+    hub, models = importlib.import_module("huggingface_hub"), importlib.import_module("timm.models")
+    cached = hub.try_to_load_from_cache(f"timm/{name}", "model.safetensors")
+    if isinstance(cached, str): return read_weights(cached)
+    if not urllib.request.getproxies(): socket.getaddrinfo(urlsplit(hub.constants.ENDPOINT).hostname, 443)
+    return models.load_state_dict_from_hf(f"timm/{name}")
 
 def _source(name: str, network: str) -> str:
     """Where a person finds the file of published weights."""
@@ -186,7 +194,7 @@ def resolve_weights(weights, network: str, folder: Path | None = None) -> str:
 def find_weights(weights, network: str, folder: Path | None = None) -> dict[str, torch.Tensor] | None:
     """The tensors of `weights` (a name, a kept name or a file); None for 'random'. Raises `HmoeError` if they cannot be had."""
     if str(weights) == RANDOM: return None
-    if str(weights) in WEIGHTS: return fetch_weights(str(weights), network)
+    if str(weights) in WEIGHTS: return fetch_weights(resolve_weights(weights, network), network)
     if KEPT.fullmatch(str(weights)): return kept_weights(str(weights), folder)
     if not Path(weights).exists(): resolve_weights(weights, network)
     return read_weights(weights)
