@@ -169,25 +169,25 @@ def scan_tree(root, name: str | None = None, domains=None, classes=None) -> Imag
 # %% ../nbs/21_images.ipynb #def-sample-tree
 def _sketched(image): return ImageOps.invert(ImageOps.autocontrast(image.convert("L").filter(ImageFilter.GaussianBlur(1)).filter(ImageFilter.FIND_EDGES).crop((2, 2, image.width - 2, image.height - 2)))).resize(image.size).convert("RGB")
 
-SAMPLE_STYLES = {"cartoon": (".webp", lambda image: ImageOps.posterize(image.filter(ImageFilter.ModeFilter(7)), 2)), "negative": (".bmp", ImageOps.invert),
+SAMPLE_STYLES = {"cartoon": (".webp", lambda image: ImageOps.posterize(ImageOps.autocontrast(image.filter(ImageFilter.ModeFilter(9))), 3)), "negative": (".bmp", ImageOps.invert),
                  "photo": (".jpg", lambda image: image), "sketch": (".png", _sketched)}
 
 def sample_tree(folder, per_class: int = 6, size: int = 96, seed: int = 0) -> ImageTree:
     """Write a tiny tree of images, 4 domains of 2 classes, below `folder`, and scan it."""
     from sklearn.datasets import load_sample_images
     rng = np.random.default_rng(seed)
-    for class_name, photograph in zip(("temple", "flower"), map(Image.fromarray, load_sample_images().images)):
+    for class_name, photograph, corner in zip(("temple", "flower"), map(Image.fromarray, load_sample_images().images), ((0, 110), (170, 30))):
         for domain, (suffix, style) in SAMPLE_STYLES.items():
             target = Path(folder) / domain / class_name
             target.mkdir(parents=True, exist_ok=True)
             for i in range(per_class):
-                side, width = int(rng.integers(160, 320)), int(size * rng.uniform(1, 1.4))
-                left, top = int(rng.integers(photograph.width - side)), int(rng.integers(photograph.height - side))
+                side, width = int(rng.integers(200, 260)), int(size * rng.uniform(1, 1.4))
+                left, top = (start + int(rng.integers(60)) for start in corner)
                 style(photograph.crop((left, top, left + side, top + side)).resize((width, size))).save(target / f"{class_name} {i:02d}{suffix}")
     return scan_tree(folder, "samples")
 
 # %% ../nbs/21_images.ipynb #def-decode
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "MPO", "GIF", "TIFF", "PPM")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 def decode(content: bytes) -> Image.Image:
     """The image in the bytes of a file, as RGB. Raises `ValueError` that says what is wrong with them."""
