@@ -7,6 +7,7 @@ __all__ = ['cache_root', 'file_facts', 'Ledger', 'examine', 'cache_folder', 'Ima
 
 # %% ../nbs/25_cache.ipynb #imports
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -103,6 +104,9 @@ class ImageCache:
     images: np.ndarray = field(repr=False)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def file(self) -> Path: return self.path / _FILE
+
 _FILE, _MANIFEST = "images.u8", "manifest.json"
 
 def _opened(folder: Path, shape: tuple) -> ImageCache | None:
@@ -132,7 +136,9 @@ def _write_cache(tree: ImageTree, target: Path, shape: tuple, workers, on_progre
     with open(target / _FILE, "wb") as file:
         file.truncate(shape[0] * size)
         pictures = picture_transform(shape[1], False)
-        examine(tree, workers, on_progress, lambda row, image: os.pwrite(file.fileno(), as_bytes(pictures(image)).tobytes(), row * size))
+        def keep(row, image):
+            if os.pwrite(file.fileno(), as_bytes(pictures(image)).tobytes(), row * size) != size: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        examine(tree, workers, on_progress, keep)
         os.fsync(file.fileno())
     write_atomic(target / _MANIFEST, json.dumps({"shape": list(shape), "root": str(tree.root), "name": tree.name}))
 
@@ -158,7 +164,7 @@ def open_cache(tree: ImageTree, resolution: int, workers: int | None = None, on_
         if held: _clear_away(folder, tree.root)
         _build(tree, folder, shape, workers, on_progress)
     cache = _opened(folder, shape)
-    if cache is None: raise HmoeError(f"{tree.name}: its files changed while their cache was built. Fix: try again when nothing writes there.")
+    if cache is None: raise HmoeError(f"the cache of {tree.name} was damaged while it was built in {folder.parent}. Fix: remove {folder.name} there and try again.")
     if damaged: cache.notes.append(f"the cache of {tree.name} at {resolution} pixels was not whole and has been built anew")
     return cache
 
@@ -172,6 +178,7 @@ def _build(tree: ImageTree, folder: Path, shape: tuple, workers, on_progress):
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         _write_cache(tree, part, shape, workers, on_progress)
+        if cache_folder(tree, shape[1]) != folder: raise HmoeError(f"{tree.name}: its files changed while their cache was built. Fix: try again when nothing writes there.")
         os.rename(part, folder)
     except OSError as error:
         if not folder.exists(): raise HmoeError(f"the cache of {tree.name} could not be written in {folder.parent} ({error.strerror}). Fix: HMOE_CACHE=<a folder with room>, or source=files.") from None
