@@ -29,7 +29,9 @@ def alone(folder: Path, what: str):
         yield
         return
     with open(folder / f".{what}.lock", "w") as lock:
-        try: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock.fileno()).st_ino != os.stat(lock.name).st_ino: raise BlockingIOError
         except OSError: raise HmoeError(f"another process is at {what} in {folder}. Fix: wait for it.") from None
         try: yield
         finally: (folder / f".{what}.lock").unlink(missing_ok=True)

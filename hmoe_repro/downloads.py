@@ -85,7 +85,9 @@ def _receive(url: str, part: Path, note: Path, size: int | None, timeout: float,
     if start and start == known.get("total"): return start
     with _open(url, start, known.get("mark"), timeout) as response:
         total = _total(response, start)
-        if response.status == 206 and (total is None or total != known.get("total")): raise ConnectionResetError("the server continued another file")
+        if response.status == 206 and (total is None or total != known.get("total")):
+            note.unlink()
+            raise ConnectionResetError("the server went on with another file, or at another place")
         if response.status != 206: start = 0
         if size and total and size != total: raise HmoeError(f"{url} has {total:,} bytes, expected are {size:,}: it is another file. Fix: another source.")
         enough_space(part.parent, (total or 0) - start, part.name)
@@ -120,7 +122,7 @@ def _fetch(url: str, part: Path, note: Path, size, retries: int, wait: float, ti
             if isinstance(error, OSError) and error.filename: raise HmoeError(f"cannot write {part} ({error.strerror}). Fix: its permissions, or room on the disk.") from None
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         here = part.stat().st_size if part.exists() else 0
-        failures, reached = (0 if here > reached >= 0 else failures + 1), here
+        failures, reached = (0 if here > reached >= 0 else failures + 1), max(reached, here)
         if failures > retries: raise HmoeError(f"{url}: {reason}. Fix: try again later (what has arrived is kept), or another source.")
         time.sleep(wait * 2 ** failures)
 
