@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'Jobs', 'Device', 'DataDir', 'Engine', 'ProfileName', 'Everything', 'data_app', 'Progress', 'list_', 'runs',
-           'plan', 'train', 'reproduce', 'sweep', 'pack', 'unpack', 'data_list', 'verify', 'download', 'publish',
+           'plan', 'train', 'reproduce', 'sweep', 'pack', 'unpack', 'Bar', 'data_list', 'verify', 'download', 'publish',
            'bench', 'readme_blocks', 'figures', 'main']
 
 # %% ../nbs/60_cli.ipynb #imports
@@ -283,41 +283,101 @@ def unpack(file: Annotated[str, typer.Argument(help="What `hmoe pack` wrote.")])
     from hmoe_repro.records import RunStore
     print(unpack_runs(RunStore(), file))
 
+# %% ../nbs/60_cli.ipynb #def-bar
+class Bar:
+    """Shows how far a long step is: a bar on a terminal, else one line when something begins."""
+    def __init__(self): self.what, self.bar = None, None
+
+    def __call__(self, what: str, done: int, total: int | None, unit: str = "B"):
+        from tqdm import tqdm
+        if what != self.what:
+            self.close()
+            self.what, self.bar = what, tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", unit_divisor=1024, disable=None, leave=False)
+            if self.bar.disable: print(f"{what} ...", flush=True)
+        if not self.bar.disable: self.bar.update(done - self.bar.n)
+
+    def close(self):
+        if self.bar is not None: self.bar.close()
+
+    def __enter__(self): return self
+    def __exit__(self, *_): self.close()
+
 # %% ../nbs/60_cli.ipynb #def-data-list
-data_app = typer.Typer(help="Data sets that are not embedded: list, download, verify.", no_args_is_help=True)
+data_app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None):
-    """Every data set, and whether its files are here."""
+    """Every data set, whether its files are here, and its terms."""
     _data_folder(data_dir)
     from hmoe_repro.core import HmoeError, data_dir as folder
     from hmoe_repro.datasets import DATASETS, mnist_files
-    def state(info):
-        if not info.files: return "embedded"
+    from hmoe_repro.known_data import KNOWN, known_state, own_folders
+    own = own_folders()
+    def state(name, info):
+        if name in own or not info.files: return "your folder" if name in own else "embedded"
+        if name in KNOWN: return known_state(name)
         try: return mnist_files() and "here"
         except HmoeError: return "missing"
-    _table(f"Data sets (files are looked for in {folder()})", ["name", "files", "state", "licence"], [[name, i.files or "-", state(i), i.licence] for name, i in DATASETS.items()])
+    _table(f"Data sets (files are looked for in {folder()})", ["name", "files", "state", "what", "licence"], [[name, i.files or "-", state(name, i), i.summary, i.licence] for name, i in DATASETS.items()])
+    print("\nPlease cite:\n" + "\n".join(f"  {k.name}: {k.citation}" for k in KNOWN.values()))
 
-# %% ../nbs/60_cli.ipynb #def-sources
-def _sources(name: str) -> tuple:
-    """(verify, download) of the files called `name`. `HmoeError` lists the valid names."""
+# %% ../nbs/60_cli.ipynb #def-image-data
+def _image_data(name: str) -> str | None:
+    """The name of a data set of images, a folder given by its path registered first; None for MNIST. `HmoeError` lists the valid names."""
     from hmoe_repro.core import one_of
-    from hmoe_repro.datasets import DATASETS, download_mnist, verify_mnist
-    name = DATASETS[name].files if name in DATASETS and DATASETS[name].files else name
-    return {"MNIST": (verify_mnist, download_mnist)}[one_of(name, ["MNIST"], "download")]
+    from hmoe_repro.datasets import DATASETS
+    from hmoe_repro.known_data import KNOWN, own_folder, own_folders
+    own = own_folders()
+    if name in DATASETS and DATASETS[name].files == "MNIST": name = "MNIST"
+    if name not in (*KNOWN, *own, "MNIST") and os.path.isdir(os.path.expanduser(name)): return own_folder(name)
+    return None if one_of(name, ["MNIST", *KNOWN, *own], "data set with files (nor is it the path of a folder):") == "MNIST" else name
 
-@data_app.command()
-def verify(name: Annotated[str, typer.Argument(help="MNIST")], data_dir: DataDir = None):
-    """Compare files with the checksums of the originals."""
-    folder = _data_folder(data_dir)
-    print("\n".join(_sources(name)[0](folder)))
+def _terms(name: str):
+    from hmoe_repro.known_data import KNOWN
+    if name in KNOWN: print(f"licence: {KNOWN[name].licence}\nplease cite: {KNOWN[name].citation}")
 
+# %% ../nbs/60_cli.ipynb #def-verify
 @data_app.command()
-def download(name: Annotated[str, typer.Argument(help="MNIST")], data_dir: DataDir = None):
-    """Fetch files that are missing, then verify them."""
+def verify(name: Annotated[str, typer.Argument(help="A data set of `hmoe data list`, or the path of a folder <domain>/<class>/<image>.")], data_dir: DataDir = None,
+           workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None):
+    """Open every file and count; MNIST: compare checksums."""
     folder = _data_folder(data_dir)
-    print("\n".join(_sources(name)[1](folder)))
+    from hmoe_repro.core import HmoeError
+    images = _image_data(name)
+    if images is None:
+        from hmoe_repro.datasets import verify_mnist
+        return print("\n".join(verify_mnist(folder)))
+    from hmoe_repro.known_data import verify_dataset
+    with Bar() as bar: report = verify_dataset(images, folder, workers, lambda done, total: bar(f"reading the images of {images}", done, total, " images"))
+    counts = report.counts.assign(total=report.counts.sum(axis=1))
+    counts.loc["total"] = counts.sum()
+    _table(f"{images}: images of each class and domain", ["class", *counts.columns], [[c, *(f"{n:,}" for n in row)] for c, row in zip(counts.index, counts.values.tolist())])
+    print("\n".join(report.lines()))
+    _terms(images)
+    if not report.ok: raise HmoeError(f"{images}: {len(report.missing)} missing, {len(report.unreadable)} unreadable. Fix: restore these files" + (", or train without the unreadable ones (unreadable=skip)." if report.unreadable else "."))
+    print(f"{images}: every image can be read")
+
+# %% ../nbs/60_cli.ipynb #def-download
+@data_app.command()
+def download(name: Annotated[str, typer.Argument(help="A data set of `hmoe data list`.")], data_dir: DataDir = None,
+             archive: Annotated[Optional[list[str]], typer.Option(help="A zip or tar file, or its http(s) address, to use instead of the known sources; repeat for several.")] = None,
+             sha256: Annotated[Optional[list[str]], typer.Option(help="SHA-256 of each --archive, in the same order.")] = None):
+    """Fetch a data set into the data folder, and check what arrived."""
+    folder = _data_folder(data_dir)
+    from hmoe_repro.core import HmoeError, one_of
+    from hmoe_repro.known_data import KNOWN
+    images = name if name in KNOWN else _image_data(name)
+    if images is None:
+        from hmoe_repro.datasets import download_mnist
+        return print("\n".join(download_mnist(folder)))
+    from hmoe_repro.downloads import download_dataset, prepare_given
+    one_of(images, KNOWN, "data set to download")
+    if sha256 and len(sha256) != len(archive or []): raise HmoeError(f"{len(sha256)} checksums for {len(archive or [])} archives. Fix: one --sha256 for each --archive, in the same order.")
+    _terms(images)
+    with Bar() as bar: said = prepare_given(images, archive, sha256, folder, bar) if archive else download_dataset(images, folder, on_progress=bar)
+    print("\n".join(said))
+    print(f"next: `hmoe data verify {images}` opens every image")
 
 # %% ../nbs/60_cli.ipynb #def-publish
 @app.command()
