@@ -65,6 +65,10 @@ class MultiDomainDataset:
         """Images of the domain at `position` as a network takes them: floats (B, C, H, W) on `device`. `seeds` (B,) ask for augmentation, where the data set has one."""
         return as_input(self.images[position][indices], device)
 
+    def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):
+        """A function `device -> inputs`; where images come from files, the work begins now."""
+        return lambda device="cpu": self.inputs(position, indices, device, seeds)
+
     def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
         """Images of the domain at `position` as people look at them: bytes (B, C, H, W)."""
         return self.images[position][indices]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL_VERSION', 'SAMPLERS', 'EVALUATION_BATCH', 'POLICIES', 'split_indices', 'make_splits', 'training_domains',
-           'Sampler', 'gather', 'validation_seeds', 'is_checkpoint', 'run_seed', 'evaluate', 'parse_policy',
+           'Sampler', 'gather', 'request', 'validation_seeds', 'is_checkpoint', 'run_seed', 'evaluate', 'parse_policy',
            'parts_to_evaluate']
 
 # %% ../nbs/40_protocol.ipynb #imports
@@ -76,8 +76,13 @@ class Sampler:
 # %% ../nbs/40_protocol.ipynb #def-gather
 def gather(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu", seeds: list[torch.Tensor] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Minibatches [(x, y), ...], one for each named domain and in their order; a domain that was not drawn has an empty one. `seeds`: one for each image that is to be augmented."""
+    return request(dataset, domains, indices, device, seeds)()
+
+def request(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu", seeds: list[torch.Tensor] | None = None):
+    """A function that returns what `gather` does; where images come from files and helpers decode them, they begin now."""
     positions = [dataset.domain_index(d) for d in domains]
-    return [(dataset.inputs(d, i, device, s), dataset.labels[d][i].to(device)) for d, i, s in zip(positions, indices, seeds or [None] * len(indices))]
+    asked = [dataset.request(d, i, s) for d, i, s in zip(positions, indices, seeds or [None] * len(indices))]
+    return lambda: [(x(device), dataset.labels[d][i].to(device)) for x, d, i in zip(asked, positions, indices)]
 
 # %% ../nbs/40_protocol.ipynb #def-validation-seeds
 def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ __all__ = ['TOY', 'RECORD_VERSION', 'RunSpec', 'data_seed', 'make_spec', 'make_t
 import contextlib
 import errno
 import hashlib
-import inspect
 import json
 import os
 import shutil
@@ -26,7 +25,9 @@ from .core import HmoeError, ensure_writable, one_of, runs_dir, write_atomic
 from .datasets import DATASETS, load_dataset
 from .hparams import draw_hparams, merge_hparams
 from .image_data import IMAGE_OPTIONS
+from .known_data import own_folder, own_folders
 from .networks import PRECISIONS
+from .own_algorithms import algorithm_from_file, is_file_algorithm, source_hash
 from .protocol import PROTOCOL_VERSION, SAMPLERS, parse_policy, run_seed, training_domains
 from .toy import sine_intervals
 from .toy_hmoe import toy_hparams
@@ -89,7 +90,10 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
 
     `hparams_seed` other than 0 draws the hyper-parameters that are searched and not given. For image folders, `hparams` may hold the options of `image_data.IMAGE_OPTIONS`, too; a `weights` that is a file is kept in the runs folder under its hash.
     """
+    if is_file_algorithm(algorithm): algorithm = algorithm_from_file(algorithm)
     cls = get_algorithm(algorithm)
+    own_folders()
+    if dataset not in DATASETS and Path(dataset).is_dir(): dataset = own_folder(dataset)
     one_of(dataset, DATASETS, "data set")
     one_of(sampler, SAMPLERS, "sampler"); one_of(precision, PRECISIONS, "precision"); parse_policy(evaluate)
     if steps < 1: raise HmoeError(f"steps must be at least 1, got {steps}.")
@@ -102,9 +106,8 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     exist = merge_hparams(cls.HPARAMS, given, data.resolution)
     resolved = merge_hparams(cls.HPARAMS, {name: value for name, value in drawn.items() if name in exist} | given, data.resolution)
     network, weights = resolved.pop("network"), resolved.pop("weights", None)
-    source = None if cls.__module__.startswith("hmoe_repro.") else hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()[:12]
     return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights or one_of(weights, weights_for(network), f"weights of {network}"), network), data.resolution, steps,
-                   checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source, images=getattr(data, "options", None), hparams_seed=hparams_seed)
+                   checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source_hash(cls), images=getattr(data, "options", None), hparams_seed=hparams_seed)
 
 # %% ../nbs/41_records.ipynb #def-make-toy-spec
 TOY = "SineIntervals"

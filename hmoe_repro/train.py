@@ -21,8 +21,10 @@ from .algorithms import get_algorithm
 from .clusters import score_discovery
 from .core import HmoeError, ensure_writable, environment, library_hash, one_of, random_state, resolve_device, restore_random_state, seed_everything, single_thread, write_atomic
 from .datasets import load_dataset
+from .known_data import own_folders
 from .networks import set_precision
-from .protocol import Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, run_seed, training_domains, validation_seeds
+from .own_algorithms import restore_algorithm
+from .protocol import Sampler, evaluate, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
 from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, load_state, make_spec, run_lock, save_state
 from .selection import training_domain_validation, validation_accuracy
 from .toy_hmoe import run_toy
@@ -30,6 +32,7 @@ from .toy_hmoe import run_toy
 # %% ../nbs/43_train.ipynb #def-build-dataset
 def build_dataset(spec: RunSpec, data_dir=None):
     """The data set of a specification. Raises `HmoeError` if its content is not what the specification says."""
+    own_folders()
     data = load_dataset(spec.dataset, data_seed(spec.algorithm, spec.dataset, spec.test_domains, spec.trial_seed, spec.parity, spec.hparams_seed), data_dir).prepared(spec.resolution, spec.images)
     if data.fingerprint != spec.dataset_fingerprint:
         raise HmoeError(f"{spec.dataset} has fingerprint {data.fingerprint} here, run {spec.run_id} was made on {spec.dataset_fingerprint}: the images differ. Fix: use the original data, or plan the run anew.")
@@ -39,7 +42,8 @@ def build_dataset(spec: RunSpec, data_dir=None):
 def build_algorithm(spec: RunSpec, data):
     """The untrained algorithm of a specification, on the CPU."""
     domains = len(training_domains(data, spec.test_domains))
-    algorithm = get_algorithm(spec.algorithm)(data.input_shape, data.num_classes, domains, spec.hparams | {"network": spec.network} | ({"weights": spec.weights} if spec.weights else {}))
+    cls = restore_algorithm(spec.algorithm, spec.algorithm_source) if spec.algorithm_source else get_algorithm(spec.algorithm)
+    algorithm = cls(data.input_shape, data.num_classes, domains, spec.hparams | {"network": spec.network} | ({"weights": spec.weights} if spec.weights else {}))
     algorithm.total_steps = spec.steps
     set_precision(algorithm, spec.precision)
     return algorithm
@@ -56,12 +60,22 @@ class Trainer:
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
         self.sampler = Sampler([self.splits[d]["in"] for d in self.domains], self.algorithm.hparams["batch_size"], seed, spec.sampler)
-        self.step, self.checkpoints, self.sums, self.best = 0, [], {}, {}
+        self.step, self.checkpoints, self.sums, self.best, self.ahead = 0, [], {}, {}, None
+
+    def _draw(self):
+        """The sampler's state before the next batch, and a function that returns the batch."""
+        before, drawn = self.sampler.generator.get_state(), self.sampler.draw()
+        return before, request(self.data, self.domains, drawn, self.device, self.sampler.seeds(drawn) if self.data.augmented else None)
+
+    def _next_batch(self):
+        """The next batch. Helpers of an image data set prepare the one after it meanwhile."""
+        _, batch = self.ahead or self._draw()
+        self.ahead = self._draw() if getattr(self.data, "workers", 0) else None
+        return batch()
 
     def update(self):
         """One update on one batch per training domain. Raises `HmoeError` as soon as a loss is not finite."""
-        drawn = self.sampler.draw()
-        losses = self.algorithm.update(gather(self.data, self.domains, drawn, self.device, self.sampler.seeds(drawn) if self.data.augmented else None))
+        losses = self.algorithm.update(self._next_batch())
         for name, value in losses.items():
             if not math.isfinite(value): raise HmoeError(f"{name} became {value} at update {self.step}. Fix: a smaller lr, or look at the inputs.")
             total, count = self.sums.get(name, (0.0, 0))
@@ -88,13 +102,14 @@ class Trainer:
 
     def state(self) -> dict:
         """Everything that the rest of the run depends on."""
-        return {"algorithm": self.algorithm.training_state(), "random": random_state(), "sampler": self.sampler.generator.get_state(),
+        return {"algorithm": self.algorithm.training_state(), "random": random_state(), "sampler": self.ahead[0] if self.ahead else self.sampler.generator.get_state(),
                 "step": self.step, "checkpoints": self.checkpoints, "sums": self.sums, "best": self.best}
 
     def load(self, state: dict):
         """Put back what `state` returned."""
         self.algorithm.load_training_state(state["algorithm"])
         self.sampler.generator.set_state(state["sampler"])
+        self.ahead = None
         self.step, self.checkpoints, self.best = state["step"], state["checkpoints"], state["best"]
         self.sums = {name: tuple(pair) for name, pair in state["sums"].items()}
         restore_random_state(state["random"])
