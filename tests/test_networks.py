@@ -53,7 +53,7 @@ def test_unknown_names_and_small_images_are_refused():
     with pytest.raises(HmoeError, match="mnist_cnn, small_cnn"): make_featurizer("cnn", (3, 16, 16))
     with pytest.raises(HmoeError, match="small, image"): make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"): make_encoder("image", (3, 8, 8))
-    assert set(FEATURIZERS) == {"mnist_cnn", "small_cnn"} and set(ENCODERS) == {"small", "image"}
+    assert set(FEATURIZERS) == {"mnist_cnn", "small_cnn", "image_cnn"} and set(ENCODERS) == {"small", "image"}
 
 
 # Precision
