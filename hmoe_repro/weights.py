@@ -53,9 +53,10 @@ def _cause(error: Exception) -> str:
 # %% ../nbs/19_weights.ipynb #def-load-any
 def _load_any(path: Path):
     """Whatever a safetensors file or a torch file holds, on the CPU, with nothing executed."""
-    with open(path, "rb") as file: head = file.read(9)
-    if head[8:] == b"{": return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file:
+        if file.read(9)[8:] == b"{": return load_file(path)
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 def _is_plain(value) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
@@ -186,7 +187,7 @@ def resolve_weights(weights, network: str, folder: Path | None = None) -> str:
 def find_weights(weights, network: str, folder: Path | None = None) -> dict[str, torch.Tensor] | None:
     """The tensors of `weights` (a name, a kept name or a file); None for 'random'. Raises `HmoeError` if they cannot be had."""
     if str(weights) == RANDOM: return None
-    if str(weights) in WEIGHTS: return fetch_weights(str(weights), network)
+    if str(weights) in WEIGHTS: return fetch_weights(resolve_weights(weights, network), network)
     if KEPT.fullmatch(str(weights)): return kept_weights(str(weights), folder)
     if not Path(weights).exists(): resolve_weights(weights, network)
     return read_weights(weights)
