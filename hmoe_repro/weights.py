@@ -9,10 +9,14 @@ __all__ = ['RANDOM', 'WEIGHTS', 'KEPT', 'WeightsInfo', 'weights_for', 'read_weig
 
 # %% ../nbs/19_weights.ipynb #imports
 import hashlib
+import importlib
 import pickle
 import re
+import socket
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file, save
@@ -158,8 +162,11 @@ def _from_torchvision(name: str, network: str) -> dict[str, torch.Tensor]:
 
 def _from_timm(name: str, network: str) -> dict[str, torch.Tensor]:
     import_torchvision()
-    import timm
-    with torch.random.fork_rng(devices=[]): return timm.create_model(name, pretrained=True, num_classes=0).state_dict()
+    hub, models = importlib.import_module("huggingface_hub"), importlib.import_module("timm.models")
+    cached = hub.try_to_load_from_cache(f"timm/{name}", "model.safetensors")
+    if isinstance(cached, str): return read_weights(cached)
+    if not urllib.request.getproxies(): socket.getaddrinfo(urlsplit(hub.constants.ENDPOINT).hostname, 443)
+    return models.load_state_dict_from_hf(f"timm/{name}")
 
 def _source(name: str, network: str) -> str:
     """Where a person finds the file of published weights."""

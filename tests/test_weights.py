@@ -1,6 +1,7 @@
 """Files of weights: what is read, what is refused and without running anything, the name computed from the content, the store, and the fit."""
 import os
 import pickle
+import socket
 import urllib.error
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import hmoe_repro.weights as weights
 from hmoe_repro.core import HmoeError, import_torchvision
 from hmoe_repro.networks import LARGE
 from hmoe_repro.weights import (WEIGHTS, fetch_weights, find_weights, fit_weights, keep_weights, kept_path, kept_weights, name_of_weights, read_weights, resolve_weights,
@@ -272,21 +272,34 @@ def test_published_weights_that_cannot_be_had_are_an_error_with_the_address(monk
     assert "\n" not in str(caught.value)
 
 
-def test_a_transformer_that_cannot_be_had_is_an_error_with_the_place(monkeypatch):
-    import_torchvision()
-    import timm
-    def offline(*args, **kwargs): raise ConnectionError("cannot reach the hub\nmore lines")
-    monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(HmoeError, match=r"cannot reach the hub\).*model.safetensors of timm/deit_small_patch16_224.fb_in1k") as caught: find_weights("deit_small_patch16_224.fb_in1k", "deit_small")
-    assert "more lines" not in str(caught.value)
+def test_a_transformer_that_cannot_be_had_is_an_error_with_the_place_at_once(monkeypatch, hub):
+    def unknown(host, port): raise OSError(-2, f"Name or service not known\nmore lines about {host}")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(HmoeError, match=r"service not known\).*model.safetensors of timm/deit_small_patch16_224.fb_in1k.*random") as caught: find_weights("deit_small_patch16_224.fb_in1k", "deit_small")
+    assert "more lines" not in str(caught.value) and hub == []
 
 
-def test_fetching_leaves_the_random_numbers_alone(monkeypatch):
+def test_behind_a_proxy_the_hub_is_asked_anyway(monkeypatch, hub):
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args: 1 / 0)
+    assert same(find_weights("deit_small_patch16_224.fb_in1k", "deit_small"), state()) and hub == ["timm/deit_small_patch16_224.fb_in1k"]
+
+
+def test_weights_in_the_cache_need_no_network(monkeypatch, hub, files):
+    import huggingface_hub
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, name: str(files / "a.safetensors"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args: 1 / 0)
+    assert same(find_weights("deit_small_patch16_224.fb_in1k", "deit_small"), state()) and hub == []
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    "A hub with an empty cache and no proxy before it; the list of what was fetched from it."
     import_torchvision()
+    import huggingface_hub
     import timm
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, num_classes: nn.Linear(3, 3))
-    torch.manual_seed(0)
-    wanted = torch.rand(3)
-    torch.manual_seed(0)
-    assert set(weights.fetch_weights("deit_small_patch16_224.fb_in1k", "deit_small")) == {"weight", "bias"}
-    assert torch.equal(torch.rand(3), wanted)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"): monkeypatch.delenv(name, raising=False)
+    fetched = []
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, name: None)
+    monkeypatch.setattr(timm.models, "load_state_dict_from_hf", lambda repo: fetched.append(repo) or state())
+    return fetched
