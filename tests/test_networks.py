@@ -54,6 +54,75 @@ def test_unknown_names_and_small_images_are_refused():
     with pytest.raises(HmoeError, match="small, image"): make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"): make_encoder("image", (3, 8, 8))
     assert set(FEATURIZERS) == {"mnist_cnn", "small_cnn", "image_cnn"} and set(ENCODERS) == {"small", "image"}
+<<<<<<< HEAD
+=======
+
+
+def plain_image_d2v(net, x, norm, block):
+    """The encoder's formula with PyTorch's own functions, the residual block in the order asked for."""
+    w = net.state_dict()
+    conv = lambda y, name, **options: F.conv2d(y, w[f"{name}.weight"], w[f"{name}.bias"], **options)
+    normed = lambda y, name: F.instance_norm(y, weight=w[f"{name}.weight"], bias=w[f"{name}.bias"]) if norm == "instance" else y
+    for i in (0, 3, 6): x = torch.relu(normed(conv(x, f"layers.{i}", stride=2, padding=1), f"layers.{i + 1}"))
+    for i in (9, 10):
+        conv1, conv2 = (lambda y, j=j: conv(y, f"layers.{i}.convolutions.{j}", padding=1) for j in (0, 1))
+        norm1, norm2 = (lambda y, j=j: normed(y, f"layers.{i}.norms.{j}") for j in (0, 1))
+        if block == "pre": x = x + conv2(torch.relu(norm2(conv1(torch.relu(norm1(x))))))
+        else:
+            x = x + norm2(conv2(torch.relu(norm1(conv1(x)))))
+            if block == "post": x = torch.relu(x)
+    return conv(x, "layers.11", padding=1).mean((2, 3))
+
+
+@pytest.mark.parametrize("norm", ["instance", "none", None])
+@pytest.mark.parametrize("block", ["post", "pre", "stargan"])
+def test_the_image_encoder_in_every_order(norm, block):
+    torch.manual_seed(0)
+    net, x = make_encoder("image", (3, 32, 24), 8, norm=norm, block=block), torch.randn(2, 3, 32, 24)
+    with torch.no_grad():
+        for p in net.parameters(): p.add_(0.1 * torch.randn_like(p))  # norms that scale and shift
+        torch.testing.assert_close(net(x), plain_image_d2v(net, x, norm or "instance", block), rtol=1e-4, atol=1e-4)
+
+
+def test_options_of_the_image_encoder_keep_its_weights():
+    names = list(ImageD2V().state_dict())
+    assert len(names) == 2 * (3 + 3 + 4 + 4 + 1) and "layers.9.norms.1.bias" in names and "layers.11.weight" in names
+    for block in ("post", "pre", "stargan"):
+        assert count(ImageD2V(block=block)) == 3_095_904 and list(ImageD2V(block=block).state_dict()) == names
+        assert count(ImageD2V(norm="none", block=block)) == 3_095_904 - 2 * (64 + 128 + 256 + 4 * 256)
+
+
+def test_instance_norm_in_the_small_encoder():
+    torch.manual_seed(0)
+    net, x = make_encoder("small", (3, 16, 16), norm="instance"), torch.rand(4, 3, 16, 16)
+    found = net(x)
+    for convolution, norm in zip(net.convolutions, net.norms): x = torch.relu(F.instance_norm(convolution(x), weight=norm.weight, bias=norm.bias))
+    torch.testing.assert_close(found, net.output(x.mean((2, 3))), rtol=1e-4, atol=1e-5)
+    assert count(net) == count(SmallD2V(3)) + 4 * 32 and list(make_encoder("small", (3, 16, 16), norm="none").state_dict()) == list(SmallD2V(3).state_dict())
+
+
+def test_options_that_an_encoder_does_not_have_are_refused():
+    with pytest.raises(HmoeError, match="norm of a D2V encoder 'batch'. Valid: instance, none"): make_encoder("image", (3, 16, 16), norm="batch")
+    with pytest.raises(HmoeError, match="residual block 'last'. Valid: post, pre, stargan"): make_encoder("image", (3, 16, 16), block="last")
+    with pytest.raises(HmoeError, match="residual block 'last'. Valid: post, pre, stargan"): make_encoder("small", (3, 16, 16), block="last")
+    with pytest.raises(HmoeError, match="'small' has no residual blocks.*encoder 'image'"): make_encoder("small", (3, 16, 16), block="pre")
+
+
+def test_the_network_for_small_photographs_is_cheap():
+    net, work = make_featurizer("image_cnn", (3, 64, 64)), []
+    for convolution in net.convolutions: convolution.register_forward_hook(lambda m, given, out: work.append(out[0].numel() * m.weight[0].numel()))
+    for side in (32, 64, 50): assert net(torch.rand(2, 3, side, side)).shape == (2, 256) == (2, net.num_features)
+    x = torch.randn(3, 3, 48, 48)
+    torch.testing.assert_close(net(x), plain_convnet(net, x), rtol=1e-4, atol=1e-5)
+    assert 2 * sum(work[4:8]) < 1e8 and [m.stride for m in net.convolutions] == [(2, 2)] * 4
+
+
+def test_small_networks_refuse_what_only_large_ones_have():
+    for name in FEATURIZERS:
+        assert make_featurizer(name, (3, 16, 16), "random", freeze_bn=True).num_features == make_featurizer(name, (3, 16, 16)).num_features
+        with pytest.raises(HmoeError, match=f"no weights 'IMAGENET1K_V1' for the network '{name}'.*Fix: weights random"): make_featurizer(name, (3, 16, 16), "IMAGENET1K_V1")
+        with pytest.raises(HmoeError, match="no dropout"): make_featurizer(name, (3, 16, 16), dropout=0.1)
+>>>>>>> 7050a5385acbceeba8262138b3ec0ca5ffc91db4
 
 
 # Precision
