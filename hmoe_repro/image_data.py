@@ -8,6 +8,7 @@ __all__ = ['IMAGE_OPTIONS', 'checked_options', 'do_task', 'serve', 'Helper', 'He
 
 # %% ../nbs/26_image_data.ipynb #imports
 import collections
+import contextlib
 import functools
 import hashlib
 import json
@@ -68,7 +69,8 @@ def serve():
             sink.write(json.dumps(answer).encode() + b"\n")
             sink.write(memoryview(done).cast("B"))
             sink.flush()
-    except (BrokenPipeError, OSError): os._exit(0)
+    except OSError: pass
+    os._exit(0)   # at once: nothing is left to tidy up
 
 # %% ../nbs/26_image_data.ipynb #def-helper
 class Helper:
@@ -97,7 +99,8 @@ class Helper:
 
     def close(self):
         """End the process."""
-        for pipe in (self.process.stdin, self.process.stdout): pipe.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError): pipe.close()
         try: self.process.wait(2)
         except subprocess.TimeoutExpired: self.process.kill(); self.process.wait()
 

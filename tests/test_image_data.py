@@ -150,7 +150,7 @@ def test_preparing_changes_a_copy(data):
     assert (other.resolution, other.augmented, other.inputs(0, torch.tensor([0])).shape) == (16, False, (1, 3, 16, 16))
     assert other.options == IMAGE_OPTIONS | {"data_augmentation": False} and data.options == IMAGE_OPTIONS and data.resolution == 24
     assert other.prepared().options == other.options and other.prepared(options=IMAGE_OPTIONS).augmented
-    with pytest.raises(HmoeError, match="takes no seeds"):
+    with pytest.raises(HmoeError, match="take no seeds"):
         other.inputs(0, torch.tensor([0]), seeds=torch.tensor([0]))
     with pytest.raises(HmoeError, match="as many seeds"):
         data.inputs(0, torch.tensor([0]), seeds=torch.tensor([0, 1]))
