@@ -59,8 +59,8 @@ def _ledger_path(tree: ImageTree) -> Path: return cache_root(tree) / f"{_short(t
 
 def _remembered(tree: ImageTree) -> dict:
     """file -> [size, time, digest, reason] of the last look; empty if there is none that can be read."""
-    try: return json.loads(_ledger_path(tree).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError): return {}
+    try: return {file: entry for file, entry in json.loads(_ledger_path(tree).read_text(encoding="utf-8"))["files"].items() if len(entry) == 4}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError): return {}
 
 # %% ../nbs/25_cache.ipynb #def-look-at
 def _look_at(path: Path, visit=None) -> list:

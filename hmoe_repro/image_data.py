@@ -8,6 +8,7 @@ __all__ = ['IMAGE_OPTIONS', 'checked_options', 'do_task', 'serve', 'Helper', 'He
 
 # %% ../nbs/26_image_data.ipynb #imports
 import collections
+import contextlib
 import functools
 import hashlib
 import json
@@ -68,19 +69,24 @@ def serve():
             sink.write(json.dumps(answer).encode() + b"\n")
             sink.write(memoryview(done).cast("B"))
             sink.flush()
-    except (BrokenPipeError, OSError): os._exit(0)
+    except OSError: pass
+    os._exit(0)   # at once: nothing is left to tidy up
 
 # %% ../nbs/26_image_data.ipynb #def-helper
 class Helper:
     """A process that does tasks."""
-    def __init__(self):
-        path = os.pathsep.join(dict.fromkeys([str(Path(__file__).resolve().parent.parent)] + [p for p in sys.path if p])) if "__file__" in globals() else os.pathsep.join(p for p in sys.path if p)
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    def __init__(self): self.start()
+
+    def start(self):
+        """Start the process; it finds this library where the present process did."""
+        library = Path(sys.modules["hmoe_repro"].__file__).resolve().parent.parent
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.process = subprocess.Popen([sys.executable, "-c", "from hmoe_repro.image_data import serve; serve()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
     def do(self, task: dict) -> np.ndarray:
         """The same as `do_task`, elsewhere."""
         done = np.empty((len(task["files"]), task["resolution"], task["resolution"], 3), np.uint8)
+        if self.process.poll() is not None: self.start()
         try:
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
             self.process.stdin.flush()
@@ -93,7 +99,8 @@ class Helper:
 
     def close(self):
         """End the process."""
-        for pipe in (self.process.stdin, self.process.stdout): pipe.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError): pipe.close()
         try: self.process.wait(2)
         except subprocess.TimeoutExpired: self.process.kill(); self.process.wait()
 
@@ -116,7 +123,7 @@ class Helpers:
         def work(free=self.free):
             helper = free.get()
             try: return helper.do(task)
-            finally: free.put(helper)
+            finally: free.put(helper)   # one that has ended starts anew with its next task
         return self.threads.submit(work)
 
 # %% ../nbs/26_image_data.ipynb #def-later

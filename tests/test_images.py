@@ -1,0 +1,338 @@
+"""Folders of images: which files, which labels, which order; what is refused; and the transforms of the protocol."""
+import os
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hmoe_repro import images
+from hmoe_repro.core import HmoeError, import_torchvision
+from hmoe_repro.images import (IMAGE_SUFFIXES, ImageTree, as_bytes, augment, evaluation_transform, find_unreadable, in_threads, normalise, read_image,
+                               refuse_unreadable, scan_tree, training_transform, why_unreadable, without)
+
+
+def picture(path, size=(12, 9), colour=(200, 30, 60), **options):
+    "Write a small image of one colour, its format by suffix."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, **options)
+    return path
+
+
+def noise(path, size=(40, 30), seed=0, **options):
+    "Write an image of random pixels."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+def fill(root, domains=("a", "b"), classes=("cat", "dog"), each=2):
+    "A tree of tiny images."
+    for domain in domains:
+        for name in classes:
+            for i in range(each):
+                picture(root / domain / name / f"{i}.png")
+    return root
+
+
+def refused(root, *fragments, **options):
+    "The message of the HmoeError that scanning raises; it is one line and holds all fragments."
+    with pytest.raises(HmoeError) as caught:
+        scan_tree(root, **options)
+    message = str(caught.value)
+    assert "\n" not in message and "Fix:" in message and all(f in message for f in fragments), message
+    return message
+
+
+def test_the_order_is_that_of_imagefolder(tmp_path):
+    generator = random.Random(0)
+    names = ["b.png", "a.PNG", "Z.jpg", "ä.webp", "1.bmp", "10.jpeg", "2.JPG"]
+    for domain in ("one", "two"):
+        for name in ("x", "Y", "y z"):
+            for file in generator.sample(names, 4):
+                picture(tmp_path / domain / name / generator.choice(["", "sub", "sub/deep", "a b"]) / file)
+    tree = scan_tree(tmp_path)
+    ImageFolder = import_torchvision().datasets.ImageFolder
+    for position, domain in enumerate(("one", "two")):
+        usual = ImageFolder(str(tmp_path / domain))
+        assert usual.classes == tree.class_names
+        assert [(str(tmp_path / f), int(y)) for f, y in zip(tree.files[position], tree.labels[position])] == usual.samples
+    assert len(tree) == len(tree.flat) == 24 and tree.counts().sum(1).tolist() == [12, 12]
+    assert tree.path(1, 0) == tmp_path / tree.files[1][0]
+
+
+def test_every_suffix_in_any_case_and_nothing_else(tmp_path):
+    fill(tmp_path)
+    for suffix in IMAGE_SUFFIXES:
+        for name in (suffix, suffix.upper()):
+            picture(tmp_path / "a" / "cat" / f"n{name}")
+    for name in ("Thumbs.db", "readme.txt", ".hidden.png", "._photo.png", "clip.gif"):
+        (tmp_path / "a" / "cat" / name).write_bytes(b"x")
+    tree = scan_tree(tmp_path)
+    assert tree.counts()[0].tolist() == [2 + 2 * len(IMAGE_SUFFIXES), 2]
+    assert any("3 files of 'a' are no images" in n and "Thumbs.db" in n for n in tree.notes)
+
+
+def test_hidden_and_stray_folders_are_no_domains(tmp_path):
+    fill(tmp_path)
+    fill(tmp_path, domains=(".cache", "__MACOSX", ".ipynb_checkpoints"))
+    (tmp_path / "docs" / "pages").mkdir(parents=True)
+    (tmp_path / "docs" / "pages" / "readme.txt").write_text("x")
+    picture(tmp_path / "cover.png")
+    tree = scan_tree(tmp_path)
+    assert tree.domain_names == ["a", "b"] and any("'docs' is no domain" in n for n in tree.notes)
+    known = scan_tree(fill(tmp_path, domains=("photo",)), "Known", domains=["b", "a"])
+    assert known.domain_names == ["b", "a"] and any("'photo' is no domain of Known" in n for n in known.notes)
+
+
+def test_a_class_missing_in_one_domain_shifts_no_label(tmp_path):
+    fill(tmp_path, classes=("ant", "bee", "cow"))
+    for file in (tmp_path / "b" / "ant").iterdir():
+        file.unlink()
+    for _ in range(2):
+        tree = scan_tree(tmp_path)
+        assert tree.class_names == ["ant", "bee", "cow"] and tree.labels[1].tolist() == [1, 1, 2, 2]
+        assert all(tree.class_names[y] == f.split("/")[1] for files, ys in zip(tree.files, tree.labels) for f, y in zip(files, ys))
+        assert tree.notes == ["there is no class 'ant' in domain 'b'; the classes keep their numbers"]
+        if (tmp_path / "b" / "ant").exists():
+            (tmp_path / "b" / "ant").rmdir()
+    refused(tmp_path, "Insects", "class 'ant' in domain 'b'", name="Insects", domains=["a", "b"], classes=["ant", "bee", "cow"])
+    refused(tmp_path, "class 'ant' in domain 'b'", domains=["a", "b"])
+
+
+def test_an_unknown_class_of_a_known_data_set_is_left_out_with_a_note(tmp_path):
+    fill(tmp_path, classes=("cat", "dog", "aardvark"))
+    tree = scan_tree(tmp_path, "Pets", classes=["cat", "dog"])
+    assert tree.class_names == ["cat", "dog"] and tree.labels[0].tolist() == [0, 0, 1, 1]
+    assert any("aardvark" in n for n in tree.notes)
+
+
+def test_a_missing_domain_is_named(tmp_path):
+    fill(tmp_path)
+    refused(tmp_path, "Known", "'sketch' is missing", "'a', 'b'", name="Known", domains=["a", "sketch"])
+
+
+def test_a_folder_that_is_not_there_or_empty(tmp_path):
+    refused(tmp_path / "nowhere", "there is no folder", "HMOE_DATA")
+    refused(tmp_path, "nothing to be seen")
+    (tmp_path / "a").mkdir()
+    refused(tmp_path, "no image in them")
+    (tmp_path / "file").write_text("x")
+    refused(tmp_path / "file", "there is no folder")
+
+
+def test_images_where_folders_should_be(tmp_path):
+    picture(tmp_path / "one" / "1.png"), picture(tmp_path / "one" / "2.png")
+    refused(tmp_path / "one", "2 images directly in it", "root/<domain>/<class>/<image>")
+    picture(tmp_path / "two" / "cat" / "1.png"), picture(tmp_path / "two" / "dog" / "1.png")
+    refused(tmp_path / "two", "cat/, dog/ hold images", "one level is missing")
+
+
+@pytest.mark.parametrize("how", ["nothing in it", "empty class folders", "images beside", "emptied class folder"])
+def test_an_empty_domain_is_named(tmp_path, how):
+    fill(tmp_path)
+    (tmp_path / "sketch").mkdir()
+    if how == "empty class folders":
+        (tmp_path / "sketch" / "cat").mkdir()
+    if how == "images beside":
+        picture(tmp_path / "sketch" / "1.png")
+    if how == "emptied class folder":
+        (tmp_path / "sketch" / "dog").mkdir()
+        (tmp_path / "sketch" / "dog" / "list.txt").write_text("x")
+    refused(tmp_path, "'sketch'")
+    refused(tmp_path, "'sketch'", domains=["a", "sketch"])
+
+
+def test_one_domain_is_scanned_with_a_note(tmp_path):
+    tree = scan_tree(fill(tmp_path, domains=("only",)))
+    assert tree.domain_names == ["only"] and any("one domain" in n for n in tree.notes)
+
+
+def test_names_with_spaces_unicode_and_markup(tmp_path):
+    domains, classes = ["Real World", "<b>bold</b>".replace("/", "∕"), "スケッチ"], ["a & b", "Zoë", "$x^2$", "100%", "[link](x)"]
+    fill(tmp_path, domains, classes, each=1)
+    tree = scan_tree(tmp_path)
+    assert tree.domain_names == sorted(domains) and tree.class_names == sorted(classes)
+    assert [read_image(tree.path(0, i)).size for i in range(5)] == [(12, 9)] * 5
+
+
+def test_two_spellings_of_one_letter_are_one_class(tmp_path):
+    fill(tmp_path, domains=("a",), classes=("Zo\u00eb", "dog"))
+    fill(tmp_path, domains=("b",), classes=("Zoe\u0308", "dog"))
+    tree = scan_tree(tmp_path)
+    assert tree.class_names == ["Zo\u00eb", "dog"] and tree.labels[0].tolist() == tree.labels[1].tolist()
+    assert all(tree.path(1, i).is_file() for i in range(4))
+
+
+def test_classes_that_differ_in_capitals_are_noted(tmp_path):
+    fill(tmp_path, domains=("a",), classes=("Dog", "cat"))
+    fill(tmp_path, domains=("b",), classes=("dog", "cat"))
+    assert any("capital letters" in n for n in scan_tree(tmp_path).notes)
+
+
+def test_links_are_followed_and_loops_are_not(tmp_path):
+    fill(tmp_path / "data")
+    (tmp_path / "data" / "a" / "cat" / "again").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "a" / "cat" / "self").symlink_to("self")
+    picture(tmp_path / "more" / "far.png")
+    (tmp_path / "data" / "b" / "cat" / "linked").symlink_to(tmp_path / "more")
+    tree = scan_tree(tmp_path / "data")
+    assert "b/cat/linked/far.png" in tree.files[1] and len(tree.files[1]) == 5
+    assert sum("again" in f for f in tree.files[0]) <= 8 and tree.labels[0].bincount().tolist()[1] == 2
+
+
+def test_a_folder_without_permission(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "b" / "dog").chmod(0)
+    try:
+        if os.access(tmp_path / "b" / "dog", os.R_OK):
+            pytest.skip("this user may read everything")
+        refused(tmp_path, "cannot be read")
+    finally:
+        (tmp_path / "b" / "dog").chmod(0o755)
+
+
+def test_a_tree_checks_itself(tmp_path):
+    y = torch.zeros(1, dtype=torch.int64)
+    for arguments, fragment in [((["a"], ["c"], [[]], [y[:0]]), "no images"), ((["a", "a"], ["c"], [["f"]] * 2, [y] * 2), "same name"), ((["a"], ["c"], [["f"]], [y + 1]), "outside 0..0"),
+                                ((["a"], ["c"], [["f", "g"]], [y]), "2 images and 1 labels"), ((["a", "b"], ["c"], [["f"]], [y]), "differ in number")]:
+        with pytest.raises(HmoeError, match=fragment):
+            ImageTree(tmp_path, "t", *arguments)
+
+
+def test_leaving_files_out(tmp_path):
+    tree = scan_tree(fill(tmp_path))
+    tree.factors = {"camera": [torch.arange(4), torch.arange(4)]}
+    less = without(tree, ["a/cat/1.png", "b/dog/0.png"])
+    assert less.files[0] == ["a/cat/0.png", "a/dog/0.png", "a/dog/1.png"] and less.labels[0].tolist() == [0, 1, 1]
+    assert less.factors["camera"][1].tolist() == [0, 1, 3] and len(tree) == 8
+    with pytest.raises(HmoeError, match="no image of domain 'a'"):
+        without(tree, tree.files[0])
+
+
+# Reading
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    "A tree with one file of each kind of damage in class 'bad'."
+    root = tmp_path_factory.mktemp("damaged")
+    fill(root, classes=("bad", "good"))
+    for suffix in ("jpg", "png", "webp", "bmp"):
+        whole = noise(root / "a" / "bad" / f"whole.{suffix}").read_bytes()
+        (root / "a" / "bad" / f"cut.{suffix}").write_bytes(whole[:len(whole) * 2 // 3])
+    (root / "a" / "bad" / "empty.jpg").touch()
+    (root / "a" / "bad" / "text.jpg").write_text("this is no picture")
+    (root / "a" / "bad" / "web.jpg").write_text("<!DOCTYPE html><html>404</html>")
+    (root / "b" / "good" / "gone.png").symlink_to(root / "nowhere.png")
+    return scan_tree(root, "Damaged")
+
+
+def test_every_damage_is_found_and_named(damaged):
+    reasons = dict(find_unreadable(damaged, workers=2))
+    assert set(reasons) == {f"a/bad/{n}" for n in ("cut.jpg", "cut.png", "cut.webp", "cut.bmp", "empty.jpg", "text.jpg", "web.jpg")} | {"b/good/gone.png"}
+    assert "truncated" in reasons["a/bad/cut.jpg"] and reasons["a/bad/empty.jpg"] == "empty file" and "no image" in reasons["a/bad/text.jpg"]
+    assert not any("\n" in r or "0x" in r for r in reasons.values())
+
+
+def test_refusing_names_five_and_the_number(damaged):
+    bad = find_unreadable(damaged)
+    with pytest.raises(HmoeError) as caught:
+        refuse_unreadable(damaged, bad)
+    message = str(caught.value)
+    assert message.startswith("Damaged: 8 of 20 images") and "and 3 more" in message and "unreadable=skip" in message and "\n" not in message
+    assert sum(file in message for file, _ in bad) == 5
+    refuse_unreadable(damaged, [])
+
+
+def test_reading_is_rgb_and_complete(tmp_path):
+    for mode in ("L", "P", "LA", "RGBA", "1", "CMYK", "I;16"):
+        name = tmp_path / f"{mode.replace(';', '')}.{'jpg' if mode == 'CMYK' else 'png'}"
+        Image.new(mode, (5, 4)).save(name)
+        assert (read_image(name).mode, read_image(name).size) == ("RGB", (5, 4))
+    with pytest.raises(HmoeError, match="no such|No such"):
+        read_image(tmp_path / "none.png")
+    with pytest.raises(HmoeError, match="cannot be read"):
+        read_image(tmp_path)
+
+
+def test_orientation_is_not_applied(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert read_image(picture(tmp_path / "turned.jpg", (20, 10), exif=exif)).size == (20, 10)
+
+
+def test_no_format_that_starts_a_program(tmp_path):
+    (tmp_path / "x.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
+    assert "no image" in why_unreadable(tmp_path / "x.jpg")
+
+
+def test_threads_keep_the_order_and_report(tmp_path):
+    told = []
+    assert in_threads(lambda x: x * x, range(100), 3, lambda done, total: told.append((done, total))) == [x * x for x in range(100)]
+    assert told[-1] == (100, 100) and told == sorted(told)
+    with pytest.raises(ZeroDivisionError):
+        in_threads(lambda x: 1 // x, [1, 0, 2])
+    assert in_threads(str, []) == []
+
+
+# Transforms
+
+
+@pytest.fixture(scope="module")
+def photograph():
+    "An oblong image that is not symmetric."
+    across, down = np.meshgrid(np.arange(90) * 2, np.arange(61) * 4)
+    ramp = np.stack([across, down, np.full_like(down, 70)], -1).astype(np.uint8)
+    return Image.fromarray(ramp)
+
+
+def test_evaluation_is_resize_and_imagenet_statistics(photograph):
+    x = evaluation_transform(32)(photograph)
+    by_hand = np.asarray(photograph.resize((32, 32), Image.BILINEAR), np.float32).transpose(2, 0, 1) / 255
+    mean, std = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None], np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+    assert x.shape == (3, 32, 32) and np.allclose(x.numpy(), (by_hand - mean) / std, atol=1e-6)
+
+
+def test_training_is_the_protocols_list(photograph):
+    text = " ".join(str(training_transform(224)).split())
+    for step in ("RandomResizedCrop(size=(224, 224), scale=(0.7, 1.0), ratio=(0.75, 1.3333), interpolation=bilinear", "RandomHorizontalFlip(p=0.5)", "hue=(-0.3, 0.3)", "RandomGrayscale(p=0.1)", "Normalize"):
+        assert step in text
+    for factor in ("brightness", "contrast", "saturation"):
+        assert re.search(rf"{factor}=\(?\[?0\.7, 1\.3", text)
+    names = [type(t).__name__ for t in training_transform(224, resize_first=True).transforms]
+    assert names == ["Resize", "RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "RandomGrayscale", "ToTensor", "Normalize"]
+
+
+@pytest.mark.parametrize("resize_first", [False, True])
+def test_augmentation_is_torchvisions_under_the_seed(photograph, resize_first):
+    for seed in range(25):
+        torch.manual_seed(seed)
+        expected = training_transform(24, resize_first)(photograph)
+        torch.manual_seed(12345)
+        ours = normalise(torch.from_numpy(as_bytes(augment(photograph, seed, 24, resize_first))[None].copy()))[0]
+        assert torch.equal(ours, expected)
+        assert torch.initial_seed() == 12345
+
+
+def test_augmentation_leaves_the_generators_alone(photograph):
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    first = torch.rand(2)
+    augment(photograph, 99, 16)
+    assert torch.equal(torch.cat([first, torch.rand(2)]), expected)
+    assert len({as_bytes(augment(photograph, s, 16)).tobytes() for s in range(20)}) == 20
+    assert as_bytes(augment(photograph, torch.tensor(4), 16)).tobytes() == as_bytes(augment(photograph, 4, 16)).tobytes()
+
+
+def test_normalising_a_batch_is_normalising_each(photograph):
+    T = import_torchvision().transforms
+    batch = torch.randint(0, 256, (5, 17, 17, 3), dtype=torch.uint8)
+    expected = torch.stack([T.Normalize(images.MEAN, images.STD)(T.ToTensor()(Image.fromarray(image.numpy()))) for image in batch])
+    x = normalise(batch)
+    assert torch.equal(x, expected) and x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.float32
+    assert normalise(batch[:0]).shape == (0, 3, 17, 17)
