@@ -77,10 +77,17 @@ def _total(response, start: int) -> int | None:
     length = response.headers.get("Content-Length")
     return int(length) if length and response.status == 200 else None
 
+# %% ../nbs/29_downloads.ipynb #def-noted
+def _noted(note: Path) -> dict:
+    """What an earlier attempt wrote down; empty if that is nothing, or no longer readable."""
+    try: known = json.loads(note.read_bytes())
+    except (OSError, ValueError): return {}
+    return known if isinstance(known, dict) else {}
+
 # %% ../nbs/29_downloads.ipynb #def-continue
 def _receive(url: str, part: Path, note: Path, size: int | None, timeout: float, on_progress) -> int | None:
     """Append to `part` what is missing of `url`; returns the size that the server announced. Raises what urllib raises."""
-    known = json.loads(note.read_text()) if note.exists() else {}
+    known = _noted(note)
     start = part.stat().st_size if part.exists() and known.get("url") == url and known.get("mark") else 0
     if start and start == known.get("total"): return start
     with _open(url, start, known.get("mark"), timeout) as response:
@@ -117,8 +124,7 @@ def _fetch(url: str, part: Path, note: Path, size, retries: int, wait: float, ti
             if error.code == 416:
                 for path in (part, note): path.unlink(missing_ok=True)
             elif error.code not in _PASSING: raise HmoeError(f"{url}: {reason}. Fix: another source.") from None
-        except (OSError, http.client.HTTPException, TimeoutError, json.JSONDecodeError) as error:
-            if isinstance(error, json.JSONDecodeError): note.unlink(missing_ok=True)
+        except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.filename: raise HmoeError(f"cannot write {part} ({error.strerror}). Fix: its permissions, or room on the disk.") from None
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         here = part.stat().st_size if part.exists() else 0

@@ -239,7 +239,7 @@ def known_state(name: str, data_dir=None) -> str:
 def _as_dataset(tree: ImageTree) -> ImageDataset:
     """The tree as data to train on; what its notes say becomes a warning."""
     for note in tree.notes: warnings.warn(note, stacklevel=4)
-    return ImageDataset(tree)
+    return ImageDataset(tree, resize_first=tree.name in KNOWN and KNOWN[tree.name].layout != "folders")
 
 for _known in KNOWN.values():
     register_dataset(_known.name, domain_names=tuple(_known.domains), summary=f"{_known.num_classes} classes, {' or '.join(f'{n:,}' for n in _known.known_totals.values()) or 'about 470,000'} images", checkpoint_frequency=_known.checkpoint_frequency,

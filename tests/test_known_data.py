@@ -269,3 +269,19 @@ def test_a_class_missing_in_one_domain_of_ones_own_is_a_note(tmp_path):
     assert report.ok and report.counts["day"].tolist() == [0, 1, 1] and any("day/cat" in n for n in report.notes)
     (tmp_path / "pets/night/eel/loop").symlink_to(tmp_path / "pets", target_is_directory=True)
     assert verify_dataset("pets").counts.equals(report.counts)
+
+
+def test_the_registry_builds_image_data_and_warns_of_another_number(tmp_path):
+    for name, first in (("PACS", False), ("WILDSCamelyon", True)):
+        known_tree(tmp_path, name)
+        with pytest.warns(UserWarning, match=f"{name} has .* images here; known:"): data = DATASETS[name].build(0, str(tmp_path))
+        assert data.name == name and tuple(data.domain_names) == DATASETS[name].domain_names and data.resize_first is first
+        assert [len(y) for y in data.labels] == [len(f) for f in read_known(name, tmp_path).files]
+        x = data.prepared(16).inputs(1, torch.tensor([0, 2]))
+        assert x.shape == (2, 3, 16, 16) and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_folder_of_ones_own_is_built_by_name(tmp_path):
+    folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"))
+    data = DATASETS[own_folder(tmp_path / "pets")].build(0, None)
+    assert (data.name, data.domain_names, data.class_names) == ("pets", ["day", "night"], ["cat", "dog"]) and str(tmp_path) not in data.fingerprint

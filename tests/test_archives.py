@@ -1,0 +1,184 @@
+"""Archives that try to escape, to grow without end, or to leave half of themselves behind."""
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+
+import pytest
+from trees import folder_tree, packed, picture
+
+from hmoe_repro import archives
+from hmoe_repro.archives import alone, safe_name, unpack
+from hmoe_repro.core import HmoeError
+
+
+def tar_of(path, *members, mode="w"):
+    "A tar file of (name, content or attributes of a member that is no file)."
+    with tarfile.open(path, mode) as archive:
+        for name, value in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(value, bytes): member.size = len(value)
+            else:
+                for k, v in value.items(): setattr(member, k, v)
+            archive.addfile(member, io.BytesIO(value) if isinstance(value, bytes) else None)
+    return path
+
+
+def zip_of(path, *members, mode=0, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, value in members:
+            info = zipfile.ZipInfo(name)
+            info.external_attr, info.compress_type = mode << 16, compression
+            archive.writestr(info, value)
+    return path
+
+
+def refused(archive, folder, said):
+    "Unpacking fails with `said`, and `folder` holds afterwards what it held before."
+    before = sorted(p.relative_to(folder.parent).as_posix() for p in folder.parent.rglob("*"))
+    with pytest.raises(HmoeError) as caught: unpack(archive, folder / "target")
+    assert said in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
+    assert sorted(p.relative_to(folder.parent).as_posix() for p in folder.parent.rglob("*")) == before
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_what_is_packed_comes_back(suffix, folder, tmp_path):
+    folder_tree(tmp_path / "made", ("a ß", "b"), ("cat", "犬"), 2)
+    unpack(packed(tmp_path / "made", tmp_path / f"x{suffix}"), folder / "target")
+    read = lambda root: {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    assert read(folder / "target") == read(tmp_path / "made") and [p.name for p in folder.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
+def test_every_compression_of_tar(mode, folder):
+    unpack(tar_of(folder / "x.bin", ("./a/b.txt", b"hello"), ("c/", {"type": tarfile.DIRTYPE}), mode=mode), folder / "target")
+    assert (folder / "target/a/b.txt").read_bytes() == b"hello" and (folder / "target/c").is_dir()
+
+
+UNSAFE = ["../escape", "a/../../escape", "/escape", "//escape", "..\\escape", "a\\..\\..\\escape", "C:\\escape", "C:escape", "a/.."]
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_names_that_lead_out_are_refused(name, kind, folder):
+    make = zip_of if kind == "zip" else tar_of
+    refused(make(folder / "x", ("good.txt", b"good"), (name, b"bad")), folder, "unsafe name")
+    with pytest.raises(HmoeError, match="unsafe name"): safe_name(name)
+
+
+@pytest.mark.parametrize("link", ["../secret.txt", "/etc/passwd", "a/../../../secret.txt", "..", "../../data/../secret.txt"])
+def test_links_to_the_outside_are_refused(link, folder):
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+        (folder / "x").unlink(missing_ok=True)
+        refused(tar_of(folder / "x", ("good.txt", b"good"), ("sub/link", {"type": kind, "linkname": "../" * (kind == tarfile.SYMTYPE) + link})), folder, ". Fix: another source")
+    (folder / "x").unlink()
+    refused(zip_of(folder / "x", ("link", link.encode()), mode=stat.S_IFLNK | 0o777), folder, "Fix: another source")
+
+
+def test_writing_through_a_link_is_not_possible(folder):
+    refused(tar_of(folder / "x", ("d", {"type": tarfile.SYMTYPE, "linkname": "."}), ("d/../../secret.txt", b"changed")), folder, "Fix: another source")
+    (folder / "x").unlink()
+    refused(tar_of(folder / "x", ("real/f", b"1"), ("d", {"type": tarfile.SYMTYPE, "linkname": "real"}), ("d/g", b"2")), folder, "link to")
+    assert (folder.parent / "secret.txt").read_text() == "secret"
+
+
+def test_links_inside_become_files(folder):
+    unpack(tar_of(folder / "x", ("a/one", b"1"), ("b/two", {"type": tarfile.SYMTYPE, "linkname": "../a/one"}), ("b/three", {"type": tarfile.LNKTYPE, "linkname": "a/one"})), folder / "target")
+    assert [(folder / "target/b" / n).read_bytes() for n in ("two", "three")] == [b"1", b"1"] and not any(p.is_symlink() for p in (folder / "target").rglob("*"))
+    shutil.rmtree(folder / "target")
+    os.unlink(folder / "x")
+    refused(tar_of(folder / "x", ("a", {"type": tarfile.SYMTYPE, "linkname": "b"}), ("b", {"type": tarfile.SYMTYPE, "linkname": "a"})), folder, "no file in it")
+
+
+@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_devices_are_refused(kind, folder):
+    refused(tar_of(folder / "x", ("good", b"good"), ("dev", {"type": kind})), folder, "a device or the like")
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "./a"), ("a/b", "a"), ("a", "a/b"), ("a", "a/b/c")])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_things_in_one_place_are_refused(names, folder):
+    refused(tar_of(folder / "x", *((n, b"x") for n in names)), folder, "two things in one place")
+    (folder / "x").unlink()
+    refused(zip_of(folder / "x", *((n, b"x") for n in names)), folder, "two things in one place")
+
+
+def test_bombs_are_refused_before_they_are_written(folder):
+    refused(zip_of(folder / "x", ("zeros", b"\0" * (80 << 20)), compression=zipfile.ZIP_DEFLATED), folder, "more than 100 times its size")
+    (folder / "x").unlink()
+    sparse = tarfile.TarInfo("huge")
+    sparse.size = 1 << 50
+    (folder / "x").write_bytes(sparse.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+    refused(folder / "x", folder, "more than 100 times its size")
+
+
+def test_a_copied_link_counts_as_what_it_holds(folder, monkeypatch):
+    monkeypatch.setattr(archives, "BOMB_RATIO", 0)
+    many = [(f"l{i}", {"type": tarfile.SYMTYPE, "linkname": "one"}) for i in range(70)]
+    refused(tar_of(folder / "x", ("one", b"\0" * (1 << 20)), *many), folder, "times its size")
+
+
+def test_a_full_disk_is_said_before_writing(folder, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    refused(tar_of(folder / "x", ("big", b"x" * 2000)), folder, "GiB free. Fix: make room")
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_an_archive_cut_anywhere_leaves_nothing(suffix, folder, tmp_path):
+    folder_tree(tmp_path / "made", ("a",), ("cat", "dog"), 3)
+    whole = packed(tmp_path / "made", tmp_path / f"whole{suffix}").read_bytes()
+    for at in [0, 1, 20, *range(30, len(whole) - 10, max(1, len(whole) // 12))]:
+        (folder / "x").write_bytes(whole[:at])
+        refused(folder / "x", folder, "Fix: remove it and download it again")
+
+
+def test_changed_bytes_are_noticed(folder, tmp_path):
+    folder_tree(tmp_path / "made", ("a",), ("cat",), 1)
+    whole = bytearray(packed(tmp_path / "made", tmp_path / "whole.zip").read_bytes())
+    whole[whole.index(picture("jpg", 0)) + 50] ^= 1
+    (folder / "x").write_bytes(whole)
+    refused(folder / "x", folder, "CRC")
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>quota</html>", bytes(range(256)) * 12])
+def test_what_is_no_archive_is_refused(content, folder):
+    (folder / "x").write_bytes(content)
+    refused(folder / "x", folder, "damaged or no zip or tar archive")
+
+
+def test_an_existing_target_is_never_touched(folder):
+    (folder / "target").mkdir()
+    refused(tar_of(folder / "x", ("a", b"1")), folder, "exists already")
+    with pytest.raises(HmoeError, match="does not exist"): unpack(folder / "none.zip", folder / "other")
+
+
+def test_a_killed_unpacking_is_taken_for_nothing_and_begun_anew(folder):
+    tar_of(folder / "x", *((f"f{i}", b"x" * 1000) for i in range(400)), mode="w:gz")
+    code = f"import time, hmoe_repro.archives as a; a.unpack({str(folder / 'x')!r}, {str(folder / 'target')!r}, lambda n: time.sleep(0.01))"
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
+    for _ in range(600):
+        if (folder / ".target.unpacking/f5").exists(): break
+        time.sleep(0.05)
+    with pytest.raises(HmoeError, match="another process"): unpack(folder / "x", folder / "target")
+    process.kill(); process.wait()
+    assert (folder / ".target.unpacking").exists() and not (folder / "target").exists()
+    unpack(folder / "x", folder / "target")
+    assert len(list((folder / "target").iterdir())) == 400 and sorted(p.name for p in folder.iterdir()) == ["target", "x"]
+
+
+def test_the_lock_is_given_back(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError), alone(tmp_path, "thing"): raise KeyError
+    assert not list(tmp_path.iterdir())
