@@ -188,13 +188,13 @@ class ImageFiles:
 
 # %% ../nbs/26_image_data.ipynb #def-imagedataset
 class ImageDataset(ImageFiles):
-    """Images of a tree as inputs of `resolution` pixels a side, with the attributes and methods of `MultiDomainDataset`, `images` excepted. `resize_first`: the augmentation of the WILDS data sets. `workers`: helpers besides this process; they change no number."""
+    """Images of a tree as inputs of `resolution` pixels a side, with the attributes and methods of `MultiDomainDataset`, `images` excepted. `resize_first`: the augmentation of the WILDS data sets. `workers`: helpers besides this process (default: HMOE_WORKERS, or none); they change no number."""
     source_index = None
 
-    def __init__(self, tree: ImageTree, resolution: int = 224, options: dict | None = None, resize_first: bool = False, workers: int = 0):
+    def __init__(self, tree: ImageTree, resolution: int = 224, options: dict | None = None, resize_first: bool = False, workers: int | None = None):
         super().__init__(tree, options)
         if not 8 <= resolution <= 2048: raise HmoeError(f"{tree.name}: a resolution of {resolution} pixels is not between 8 and 2048. Fix: 224 is the protocol's.")
-        self.resolution, self.input_shape, self.resize_first, self.workers = resolution, (3, resolution, resolution), resize_first, workers
+        self.resolution, self.input_shape, self.resize_first, self.workers = resolution, (3, resolution, resolution), resize_first, int(os.environ.get("HMOE_WORKERS", 0)) if workers is None else workers
         self.augmented, self._helpers = self.options["data_augmentation"], {}
 
     def prepared(self, resolution: int | None = None, options: dict | None = None) -> "ImageDataset":

@@ -54,8 +54,6 @@ def test_unknown_names_and_small_images_are_refused():
     with pytest.raises(HmoeError, match="small, image"): make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"): make_encoder("image", (3, 8, 8))
     assert set(FEATURIZERS) == {"mnist_cnn", "small_cnn", "image_cnn"} and set(ENCODERS) == {"small", "image"}
-<<<<<<< HEAD
-=======
 
 
 def plain_image_d2v(net, x, norm, block):
@@ -122,7 +120,6 @@ def test_small_networks_refuse_what_only_large_ones_have():
         assert make_featurizer(name, (3, 16, 16), "random", freeze_bn=True).num_features == make_featurizer(name, (3, 16, 16)).num_features
         with pytest.raises(HmoeError, match=f"no weights 'IMAGENET1K_V1' for the network '{name}'.*Fix: weights random"): make_featurizer(name, (3, 16, 16), "IMAGENET1K_V1")
         with pytest.raises(HmoeError, match="no dropout"): make_featurizer(name, (3, 16, 16), dropout=0.1)
->>>>>>> 7050a5385acbceeba8262138b3ec0ca5ffc91db4
 
 
 # Precision
