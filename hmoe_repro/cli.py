@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['app', 'Jobs', 'Device', 'DataDir', 'Engine', 'ProfileName', 'Everything', 'data_app', 'Progress', 'list_', 'runs',
            'plan', 'train', 'reproduce', 'sweep', 'pack', 'unpack', 'Bar', 'data_list', 'verify', 'download', 'publish',
-           'bench', 'readme_blocks', 'figures', 'main']
+           'export_domainbed', 'bench', 'readme_blocks', 'figures', 'main']
 
 # %% ../nbs/60_cli.ipynb #imports
 import os
@@ -150,20 +150,23 @@ def plan(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefact
 
 # %% ../nbs/60_cli.ipynb #def-train
 @app.command()
-def train(algorithm: Annotated[str, typer.Option(help="`hmoe list --algorithms`")], dataset: Annotated[str, typer.Option(help="`hmoe list --datasets`")], test_domain: Annotated[list[str], typer.Option(help="Held-out domain; repeat for several.")],
-          steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 5001, seed: Annotated[int, typer.Option(help="Trial seed.")] = 0, network: Annotated[str, typer.Option(help="Featurizer.")] = "mnist_cnn",
+def train(algorithm: Annotated[str, typer.Option(help="`hmoe list --algorithms`, or file.py:Name.")], dataset: Annotated[str, typer.Option(help="`hmoe list --datasets`, or a folder <domain>/<class>/<image>.")], test_domain: Annotated[list[str], typer.Option(help="Held-out domain; repeat for several.")],
+          steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 5001, seed: Annotated[int, typer.Option(help="Trial seed.")] = 0, network: Annotated[Optional[str], typer.Option(help="Featurizer; default: mnist_cnn, or resnet50 for image folders.")] = None,
+          resolution: Annotated[Optional[int], typer.Option(min=8, help="Pixels a side, for image folders; default 224.")] = None, workers: Annotated[int, typer.Option(min=0, help="Processes that decode image files ahead.")] = 0,
+          hparams_seed: Annotated[int, typer.Option(min=0, help="0: default hyper-parameters; otherwise DomainBed's random draw with this seed.")] = 0,
           checkpoint_frequency: Annotated[Optional[int], typer.Option(min=1, help="Updates between evaluations.")] = None, sampler: Annotated[str, typer.Option(help="domain (a batch of each training domain) or pooled.")] = "domain",
           evaluate: Annotated[str, typer.Option(help="selection or all; selection:2000 caps the validation images of each training domain.")] = "selection",
           precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile or bf16-compile.")] = "float32",
           parity: Annotated[bool, typer.Option("--parity", help="Draw a generated data set from DomainBed's run seed instead of the trial seed.")] = False,
-          set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter; repeat for several.")] = None, device: Device = "auto", data_dir: DataDir = None):
+          set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto", data_dir: DataDir = None):
     """Train one algorithm with one domain held out; prints what was selected."""
     folder = _data_folder(data_dir)
-    from hmoe_repro.algorithms.base import parse_setting
     from hmoe_repro.core import HmoeError
+    from hmoe_repro.hparams import parse_setting
     from hmoe_repro.records import RunStore, make_spec
     from hmoe_repro.train import run
-    spec = make_spec(algorithm, dataset, test_domain, seed, dict(parse_setting(s) for s in set_ or []), network, steps, checkpoint_frequency, sampler, evaluate, precision, parity, folder)
+    if workers: os.environ["HMOE_WORKERS"] = str(workers)
+    spec = make_spec(algorithm, dataset, test_domain, seed, dict(parse_setting(s) for s in set_ or []), network, steps, checkpoint_frequency, sampler, evaluate, precision, parity, folder, resolution, hparams_seed)
     store = RunStore()
     with Progress(1) as progress:
         progress("start", spec)
@@ -390,6 +393,21 @@ def publish(studies: Annotated[list[str], typer.Argument(help="Studies, such as 
     for study, run_ids in lists.items():
         path = publish_study(study, run_ids, RunStore(), results_dir(), runs_with_arrays(study))
         print(f"{len(run_ids)} records in {path.parent.name}/{path.name}")
+
+# %% ../nbs/60_cli.ipynb #def-export
+@app.command("export-domainbed")
+def export_domainbed(folder: Annotated[str, typer.Argument(help="Folder to write; new, empty, or an earlier export.")], algorithm: Annotated[Optional[list[str]], typer.Option(help="Only this algorithm; repeat for several.")] = None,
+                     dataset: Annotated[Optional[str], typer.Option(help="Only this data set.")] = None, study: Annotated[Optional[str], typer.Option(help="A published study instead of the runs folder.")] = None):
+    """Write runs as a sweep folder of DomainBed."""
+    from hmoe_repro.domainbed import export_domainbed
+    from hmoe_repro.known_data import own_folders
+    from hmoe_repro.records import TOY, RunStore
+    from hmoe_repro.report import load_study
+    own_folders()
+    records = load_study(study) if study else RunStore().records()
+    chosen = [r for r in records if r["status"] == "complete" and r["spec"]["dataset"] != TOY and (not algorithm or r["spec"]["algorithm"] in algorithm) and dataset in (None, r["spec"]["dataset"])]
+    written = export_domainbed(chosen, folder)
+    print(f"{len(chosen)} runs in {len(written)} folders below {folder}")
 
 # %% ../nbs/60_cli.ipynb #def-bench
 @app.command()

@@ -10,6 +10,7 @@ __all__ = ['THUMBNAIL', 'build_dataset', 'build_algorithm', 'Trainer', 'collect_
 import math
 import time
 import traceback
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -262,7 +263,7 @@ def load_model(run_id: str, mode: str | None = None, store: RunStore | None = No
     if record["status"] != "complete" or not record["selected"]: raise HmoeError(f"run {record['run_id']} has no selected model (status: {record['status']}). Fix: train it again.")
     mode = one_of(mode or next(iter(record["selected"])), record["selected"], f"mode of run {record['run_id']}")
     spec = RunSpec.from_dict(record["spec"])
-    algorithm = build_algorithm(spec, build_dataset(spec))
+    algorithm = build_algorithm(replace(spec, weights=spec.weights and "random"), build_dataset(spec))
     path = _selected_path(store.path(record["run_id"]), mode)
     if not path.exists(): raise HmoeError(f"the weights of run {record['run_id']} are not in {store.folder} (published records come without them). Fix: train the run again.")
     load_weights(path, algorithm)
