@@ -356,7 +356,7 @@ def verify(name: Annotated[str, typer.Argument(help="A data set of `hmoe data li
     counts = report.counts.assign(total=report.counts.sum(axis=1))
     counts.loc["total"] = counts.sum()
     _table(f"{images}: images of each class and domain", ["class", *counts.columns], [[c, *(f"{n:,}" for n in row)] for c, row in zip(counts.index, counts.values.tolist())])
-    print("\n".join(report.lines()))
+    for line in report.lines(): print(line)
     _terms(images)
     if not report.ok: raise HmoeError(f"{images}: {len(report.missing)} missing, {len(report.unreadable)} unreadable. Fix: restore these files" + (", or train without the unreadable ones (unreadable=skip)." if report.unreadable else "."))
     print(f"{images}: every image can be read")
