@@ -404,7 +404,7 @@ def export_domainbed(folder: Annotated[str, typer.Argument(help="Folder to write
     from hmoe_repro.records import TOY, RunStore
     from hmoe_repro.report import load_study
     own_folders()
-    records = load_study(study) if study else RunStore().records()
+    records = load_study(study) if study else RunStore().scan()[0]
     chosen = [r for r in records if r["status"] == "complete" and r["spec"]["dataset"] != TOY and (not algorithm or r["spec"]["algorithm"] in algorithm) and dataset in (None, r["spec"]["dataset"])]
     written = export_domainbed(chosen, folder)
     print(f"{len(chosen)} runs in {len(written)} folders below {folder}")
