@@ -22,7 +22,7 @@ import PIL
 import torch
 
 from .core import HmoeError, ensure_writable, write_atomic
-from .images import ImageTree, as_bytes, decode, in_threads, picture_transform
+from .images import ImageTree, as_bytes, decode, in_threads, square
 
 # %% ../nbs/25_cache.ipynb #def-cache-root
 def cache_root(tree: ImageTree) -> Path:
@@ -135,9 +135,8 @@ def _write_cache(tree: ImageTree, target: Path, shape: tuple, workers, on_progre
     size = int(np.prod(shape[1:]))
     with open(target / _FILE, "wb") as file:
         file.truncate(shape[0] * size)
-        pictures = picture_transform(shape[1], False)
         def keep(row, image):
-            if os.pwrite(file.fileno(), as_bytes(pictures(image)).tobytes(), row * size) != size: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if os.pwrite(file.fileno(), as_bytes(square(image, shape[1])).tobytes(), row * size) != size: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         examine(tree, workers, on_progress, keep)
         os.fsync(file.fileno())
     write_atomic(target / _MANIFEST, json.dumps({"shape": list(shape), "root": str(tree.root), "name": tree.name}))

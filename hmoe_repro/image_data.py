@@ -28,7 +28,7 @@ from PIL import Image
 
 from .cache import ImageCache, Ledger, examine, gather, open_cache, progress_bar
 from .core import HmoeError, import_torchvision, one_of
-from .images import ImageTree, as_bytes, augment, normalise, picture_transform, read_image, refuse_unreadable, training_transform, without
+from .images import ImageTree, as_bytes, augment, normalise, read_image, refuse_unreadable, square, training_transform, without
 
 # %% ../nbs/26_image_data.ipynb #def-checked-options
 IMAGE_OPTIONS = {"source": "files", "data_augmentation": True, "val_augment": True, "unreadable": "refuse"}
@@ -53,7 +53,7 @@ def do_task(task: dict) -> np.ndarray:
     else: images = map(Image.fromarray, (_mapped(task["cache"], tuple(task["shape"]))[row] for row in task["rows"]))
     done = np.empty((len(task["files"]), size, size, 3), np.uint8)
     for i, image in enumerate(images):
-        done[i] = as_bytes(picture_transform(size, False)(image) if seeds is None else augment(image, seeds[i], size, task["resize_first"]))
+        done[i] = as_bytes(square(image, size) if seeds is None else augment(image, seeds[i], size, task["resize_first"]))
     return done
 
 # %% ../nbs/26_image_data.ipynb #def-serve

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IMAGE_SUFFIXES', 'LEFT_BEHIND', 'LAYOUT', 'SAMPLE_STYLES', 'MEAN', 'STD', 'ImageTree', 'without', 'scan_tree',
            'sample_tree', 'decode', 'read_image', 'processors', 'in_threads', 'why_unreadable', 'find_unreadable',
-           'refuse_unreadable', 'picture_transform', 'evaluation_transform', 'training_transform', 'as_bytes',
+           'refuse_unreadable', 'square', 'picture_transform', 'evaluation_transform', 'training_transform', 'as_bytes',
            'normalise', 'augment']
 
 # %% ../nbs/21_images.ipynb #imports
@@ -245,25 +245,28 @@ def refuse_unreadable(tree: ImageTree, unreadable: list[tuple[str, str]]):
 # %% ../nbs/21_images.ipynb #def-transforms
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # of ImageNet
 
-@functools.lru_cache(maxsize=16)
-def picture_transform(resolution: int, augmented: bool, resize_first: bool = False):
-    """From an image to an image of `resolution` pixels a side: what comes before numbers."""
-    T = import_torchvision().transforms
-    resize = [T.Resize((resolution, resolution))]
-    if not augmented: return T.Compose(resize)
-    return T.Compose((resize if resize_first else []) + [T.RandomResizedCrop(resolution, scale=(0.7, 1.0)), T.RandomHorizontalFlip(), T.ColorJitter(0.3, 0.3, 0.3, 0.3), T.RandomGrayscale(0.1)])
+def square(image: Image.Image, resolution: int) -> Image.Image:
+    """The image resized to exactly `resolution` pixels a side: what evaluation sees."""
+    return image.resize((resolution, resolution), Image.BILINEAR)
 
-def _with_numbers(pictures):
+@functools.lru_cache(maxsize=16)
+def picture_transform(resolution: int, resize_first: bool = False):
+    """torchvision's augmentation from an image to an image of `resolution` pixels a side: what comes before numbers."""
     T = import_torchvision().transforms
-    return T.Compose([*pictures.transforms, T.ToTensor(), T.Normalize(MEAN, STD)])
+    resize = [T.Resize((resolution, resolution))] if resize_first else []
+    return T.Compose(resize + [T.RandomResizedCrop(resolution, scale=(0.7, 1.0)), T.RandomHorizontalFlip(), T.ColorJitter(0.3, 0.3, 0.3, 0.3), T.RandomGrayscale(0.1)])
+
+def _with_numbers(steps):
+    T = import_torchvision().transforms
+    return T.Compose([*steps, T.ToTensor(), T.Normalize(MEAN, STD)])
 
 def evaluation_transform(resolution: int):
     """torchvision's transform from an image to a normalised tensor (3, R, R), without chance (DomainBed)."""
-    return _with_numbers(picture_transform(resolution, False))
+    return _with_numbers([import_torchvision().transforms.Resize((resolution, resolution))])
 
 def training_transform(resolution: int, resize_first: bool = False):
     """The same with augmentation, which draws from PyTorch's global generator (DomainBed). `resize_first`: as for the WILDS data sets."""
-    return _with_numbers(picture_transform(resolution, True, resize_first))
+    return _with_numbers(picture_transform(resolution, resize_first).transforms)
 
 # %% ../nbs/21_images.ipynb #def-normalise
 def as_bytes(image: Image.Image) -> np.ndarray:
@@ -281,4 +284,4 @@ def augment(image: Image.Image, seed: int, resolution: int, resize_first: bool =
     """An augmented version (R, R) that depends on image and seed only. Not for several threads at once: it borrows PyTorch's global generator and puts it back."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(seed))
-        return picture_transform(resolution, True, resize_first)(image)
+        return picture_transform(resolution, resize_first)(image)
