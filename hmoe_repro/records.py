@@ -27,7 +27,7 @@ from .hparams import draw_hparams, merge_hparams
 from .image_data import IMAGE_OPTIONS
 from .known_data import own_folder, own_folders
 from .networks import PRECISIONS
-from .own_algorithms import algorithm_from_file, is_file_algorithm, source_hash
+from .algorithms.own_algorithms import algorithm_from_file, is_file_algorithm, source_hash
 from .protocol import PROTOCOL_VERSION, SAMPLERS, parse_policy, run_seed, training_domains
 from .toy import sine_intervals
 from .toy_hmoe import toy_hparams

@@ -24,7 +24,7 @@ from .core import HmoeError, ensure_writable, environment, library_hash, one_of,
 from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
-from .own_algorithms import restore_algorithm
+from .algorithms.own_algorithms import restore_algorithm
 from .protocol import Sampler, evaluate, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
 from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, load_state, make_spec, run_lock, save_state
 from .selection import training_domain_validation, validation_accuracy

@@ -22,7 +22,7 @@ def is_worker(config):
 def pytest_configure(config):
     if not is_worker(config):
         os.environ["HMOE_TEST_SESSION"] = tempfile.mkdtemp(prefix="hmoe-tests-")
-    for variable in ("HMOE_RUNS", "HMOE_FIGURES"):
+    for variable in ("HMOE_RUNS", "HMOE_FIGURES", "HMOE_CACHE"):
         folder = Path(os.environ["HMOE_TEST_SESSION"]) / f"{variable.lower()}-{os.getpid()}"
         folder.mkdir()
         os.environ[variable] = str(folder)
