@@ -196,7 +196,7 @@ def test_nobody_there(tmp_path):
     with pytest.raises(HmoeError, match="(?i)refused"): download("http://127.0.0.1:9/x", tmp_path / "f", **QUICK)
 
 
-@pytest.mark.parametrize("given, said", [(dict(sha256="0" * 64), "SHA-256 " + SHA), (dict(size=5), "expected are 5")])
+@pytest.mark.parametrize("given, said", [(dict(sha256="0" * 64), "SHA-256 " + SHA), (dict(size=5), "expected are 5")], ids=["sha256", "size"])
 def test_another_file_is_not_kept(given, said, server, tmp_path):
     with pytest.raises(HmoeError, match=said): download(server.url, tmp_path / "f", **given, **QUICK)
     assert not list(tmp_path.iterdir())
