@@ -6,7 +6,7 @@
 __all__ = ['confusion', 'partitions', 'agreement', 'factor_scores', 'tsne', 'subset', 'heaps', 'plot_codes', 'discovery_table',
            'closest_factor', 'agreement_verdict', 'agreement_summary', 'mean_gates', 'gate_similarity',
            'similarity_verdict', 'collapse_scores', 'smallest_distance', 'fresh_distance', 'gate_table', 'gate_verdict',
-           'collapse_verdict', 'discovery_lines']
+           'closest_other', 'collapse_verdict', 'discovery_lines']
 
 # %% ../nbs/50_discovery.ipynb #imports
 import numpy as np
@@ -221,15 +221,20 @@ def gate_verdict(table: pd.DataFrame, uniform: float = 0.9) -> str:
     return (f"{len(table)} run{'s' * (len(table) > 1)}: gate nearly uniform in {int(soft.sum())}, some experts idle in {int((idle & ~soft).sum())}, all in use in {int((~idle & ~soft).sum())}"
             + (f"; experts in use where the gate is not uniform: {span} of {', '.join(str(k) for k in sorted(set(table.K[~soft])))}" if len(used) else "") + ".")
 
+# %% ../nbs/50_discovery.ipynb #def-closest-other
+def closest_other(discovery: dict, ceilings: dict | None = None) -> str:
+    """The known factor but the domain that the experts of a run agree with most, as a share of its ceiling, however little that is."""
+    return closest_factor({name: score for name, score in discovery.items() if name != "nmi_domain"}, ceilings, least=0)[0]
+
 # %% ../nbs/50_discovery.ipynb #def-collapse-verdict
 def collapse_verdict(table: pd.DataFrame, distances=(), fresh: float = np.nan) -> str:
     """One line for rows of `gate_table` with one K: in how many runs the effective number is K/2 or less; of the runs whose smallest distances are given, in how many it is below half of `fresh`."""
     k, lost = int(table.K.iloc[0]), int((table.effective_experts <= table.K / 2).sum())
     def span(values): return " to ".join(dict.fromkeys(f"{v:.1f}" for v in (min(values), max(values))))
-    said = (f"{'no collapse' if not lost else 'collapse'}: effective number {k / 2:g} of {k} or less in {lost} of {len(table)} runs (it is {span(table.effective_experts)}; load balance {table.load_balance.min():.2f} to {table.load_balance.max():.2f} nats)")
+    said = f"the load collapsed in {lost} of {len(table)} runs (effective number {span(table.effective_experts)} of {k}, load balance {table.load_balance.min():.2f} to {table.load_balance.max():.2f} nats)"
     if not len(distances): return said + "."
     near = sum(d < fresh / 2 for d in distances)
-    return f"{said}; closest embeddings {span(distances)} at the end, {fresh:.1f} when drawn afresh, nearer than half of it in {near} of {len(distances)} stored runs."
+    return f"{said}; embeddings fell together in {near} of {len(distances)} stored runs (closest pair {span(distances)} apart at the end, {fresh:.1f} when drawn afresh)."
 
 # %% ../nbs/50_discovery.ipynb #def-discovery-lines
 def discovery_lines(records: list[dict], ceilings: dict, experts, called: dict | None = None, uniform: float = 0.9) -> list[str]:
@@ -240,6 +245,7 @@ def discovery_lines(records: list[dict], ceilings: dict, experts, called: dict |
         table = gate_table(mine, experts)
         if (table.share_of_log_K >= uniform).all():
             updates = " or ".join(f"{n:,}" for n in sorted({r["spec"]["steps"] for r in mine}))
-            lines.append(f"{algorithm}, {len(table)} run{'s' * (len(table) > 1)}: the gate is still uniform in {'all of them' if len(table) > 1 else 'it'} (entropy {100 * table.share_of_log_K.min():.0f} % of log K or more) after {updates} updates: not trained yet, so nothing is divided and its scores mean nothing.")
+            why = "not trained yet" if any(r["spec"].get("hparams", {}).get("lambda_en", 1) for r in mine) else "no entropy loss asks it to decide"
+            lines.append(f"{algorithm}, {len(table)} run{'s' * (len(table) > 1)}: the gate is still uniform in {'all of them' if len(table) > 1 else 'it'} after {updates} updates (entropy at least {np.floor(100 * table.share_of_log_K.min()):.0f} % of log K; {why}), so experts differ in the last digits only and their scores name nothing.")
         else: lines += [agreement_verdict(mine, algorithm, limits, called), f"{algorithm}, {gate_verdict(table)}"]
     return lines

@@ -149,7 +149,7 @@ def changed_settings(records: list[dict]) -> list[str]:
         for name, default in _default_settings(record).items():
             if name in given: found.setdefault((name, default), {}).setdefault(given[name], set()).add(record["spec"]["algorithm"])
     def told(name, default, values):
-        def text(value): return f"{value:g}" if isinstance(value, float) else str(value)
+        def text(value): return "one per training domain" if (name, value) == ("num_experts", 0) else f"{value:g}" if isinstance(value, float) else str(value)
         others = sorted(set(values) - {default})
         owners = sorted(set().union(*(values[value] for value in others)))
         some = " in some runs" * bool(values.get(default, set()) & set(owners))
