@@ -137,7 +137,7 @@ def heat_map(axis, table: pd.DataFrame, decimals: int = 2, by_row: bool = False)
 def plot_settings(rows: pd.DataFrame, panels: dict[str, str], equal_use=("experts_used", "effective_experts")):
     """A figure with a panel per column in `panels` (column -> title): a dot for each row at its 'setting', a bar for the mean, and K as a dotted line in the columns named in `equal_use`. Columns nmi_* and share_* run from 0 to 1."""
     settings = list(dict.fromkeys(rows.setting))
-    figure, axes = plt.subplots(1, len(panels), figsize=(max(2.0, 0.62 * len(settings)) * len(panels), 2.75), squeeze=False)
+    figure, axes = plt.subplots(1, len(panels), figsize=(max(2.0, 0.74 * len(settings)) * len(panels), 2.75), squeeze=False)
     for axis, (column, title) in zip(axes.flat, panels.items()):
         for x, setting in enumerate(settings):
             part, colour = rows[rows.setting == setting], PALETTE[x % len(PALETTE)]

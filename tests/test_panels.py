@@ -207,7 +207,7 @@ def arm(record, weight, folder):
     copy["spec"]["hparams"]["lambda_kl"] = weight
     copy["run_id"] = RunSpec.from_dict(copy["spec"]).run_id
     arrays = folder / f"{record['run_id']}.safetensors"
-    if arrays.exists(): shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
+    if arrays.exists() and copy["run_id"] != record["run_id"]: shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
     return copy
 
 
