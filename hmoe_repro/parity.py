@@ -101,6 +101,11 @@ def _listed(rows: pd.DataFrame) -> str:
     def digits(measure): return 1 if measure == ACCURACY else 3
     return ", ".join(f"{r.row} ({r.measure.removesuffix(', %')} {r.difference:+.{digits(r.measure)}f} ± {r.stderr:.{digits(r.measure)}f})" for r in rows.itertuples())
 
+def _close(summary: pd.DataFrame, within: float = 0.15) -> str:
+    """The rows whose mean difference is not resolved, but within 15 % of what would be."""
+    near = summary[(judged(summary) == "not told from zero") & (summary.difference.abs() >= (1 - within) * summary.resolvable)]
+    return f" Close to what these pairs resolve, so not settled: {_listed(near)}." if len(near) else ""
+
 def _span(low: str, high: str, unit: str = "") -> str: return (low if low == high else f"{low} to {high}") + unit
 
 def _answer(summary: pd.DataFrame, other: str) -> str:
@@ -111,7 +116,7 @@ def _answer(summary: pd.DataFrame, other: str) -> str:
     if (outcome == "shifted").any(): return f"Not beyond seed noise, but there is a shift: {_listed(summary[outcome == 'shifted'])}, less than one standard deviation over seeds."
     if (outcome == "shifted, seed noise unknown").any(): return f"A shift that cannot be held against seed noise, for there is one seed: {_listed(summary[outcome == 'shifted, seed noise unknown'])}."
     if not (outcome == "not told from zero").any(): return "Not decided: one pair for each row says nothing about chance."
-    return f"No change beyond seed noise is seen: no mean paired difference is told apart from zero in any of {len(summary)} rows."
+    return f"No change beyond seed noise is seen: no mean paired difference is told apart from zero in any of {len(summary)} rows." + _close(summary)
 
 # %% ../nbs/57_parity.ipynb #def-parity-verdict
 def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:

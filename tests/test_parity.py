@@ -147,3 +147,10 @@ def test_the_page(tmp_path):
     assert len((tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()) == 1 + 3 * (1 + 1) + 2 * (3 + 2 + 2)
     facts = json.loads((tmp_path / "mnist" / "precision_parity.provenance.json").read_text())
     assert facts["precision"] == ["bf16", "float32"] and facts["failed"] == [lost["run_id"]] and (tmp_path / "mnist" / "precision_parity.png").stat().st_size > 5000
+
+
+def test_a_row_just_short_of_its_limit_is_called_close():
+    summary = summary_of(study((0.011, -0.010, 0.001))).iloc[:1]
+    near = summary.assign(difference=0.86, resolvable=1.0, rms=1.0)
+    assert "Close to what these pairs resolve, so not settled: ERM (accuracy +0.9" in parity_verdict(near)[0]
+    assert "Close" not in parity_verdict(near.assign(difference=0.84))[0] and "Close" not in parity_verdict(near.assign(difference=1.1))[0]
