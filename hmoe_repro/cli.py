@@ -99,6 +99,8 @@ def list_(algorithms: Annotated[bool, typer.Option("--algorithms", help="The alg
         found = [get_algorithm(name) for name in algorithm_names()]
         return _table("Algorithms", ["name", "family", "domain labels", "modes", "paper"], [[c.name, c.family, "needed" if c.needs_domain_labels else "not needed", " ".join(c.modes), c.paper] for c in found])
     if datasets:
+        from hmoe_repro.known_data import own_folders
+        own_folders()
         return _table("Data sets", ["name", "domains", "what"], [[name, " ".join(i.domain_names), i.summary] for name, i in DATASETS.items()])
     kinds = [*PROFILES, "bench"]
     _table("Artefacts", ["name", "what", *kinds], [[name, a.title, *[_published(name, k) if k in a.profiles else "-" for k in kinds]] for name, a in ARTEFACTS.items()])
