@@ -246,6 +246,6 @@ def discovery_lines(records: list[dict], ceilings: dict, experts, called: dict |
         if (table.share_of_log_K >= uniform).all():
             updates = " or ".join(f"{n:,}" for n in sorted({r["spec"]["steps"] for r in mine}))
             why = "not trained yet" if any(r["spec"].get("hparams", {}).get("lambda_en", 1) for r in mine) else "no entropy loss asks it to decide"
-            lines.append(f"{algorithm}, {len(table)} run{'s' * (len(table) > 1)}: the gate is still uniform in {'all of them' if len(table) > 1 else 'it'} after {updates} updates (entropy at least {np.floor(100 * table.share_of_log_K.min() + 1e-6):.0f} % of log K; {why}), so experts differ in the last digits only and their scores name nothing.")
+            lines.append(f"{algorithm}, {len(table)} run{'s' * (len(table) > 1)}: the gate is still uniform in {'all of them' if len(table) > 1 else 'it'} after {updates} updates (entropy at least {np.floor(100 * table.share_of_log_K.min() + 1e-6):.0f} % of log K; {why}), so it divides next to nothing: the largest gate value may follow a factor, but decides little.")
         else: lines += [agreement_verdict(mine, algorithm, limits, called), f"{algorithm}, {gate_verdict(table)}"]
     return lines
