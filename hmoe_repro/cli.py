@@ -11,6 +11,7 @@ __all__ = ['app', 'Jobs', 'Device', 'DataDir', 'Engine', 'ProfileName', 'Everyth
 import os
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Optional
 
@@ -73,12 +74,14 @@ class Progress:
 
 # %% ../nbs/60_cli.ipynb #def-table
 def _table(title: str, columns: list[str], rows: list[list]):
-    """Print a plain table."""
+    """Print a title on a line of its own, however long, and a plain table; names stand as they are, brackets and colons included."""
     from rich.console import Console
     from rich.table import Table
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows: table.add_row(*[str(cell) for cell in row])
-    Console(width=None if sys.stdout.isatty() else 160, force_jupyter=False).print(table, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else 160, force_jupyter=False, markup=False, emoji=False, highlight=False)
+    console.print(title, style="italic", soft_wrap=True)
+    console.print(table)
 
 # %% ../nbs/60_cli.ipynb #def-published
 def _published(artefact: str, profile: str) -> str:
@@ -328,10 +331,11 @@ def data_list(data_dir: DataDir = None):
     own = own_folders()
     def state(name, info):
         if name in own or not info.files: return "your folder" if name in own else "embedded"
-        if name in KNOWN: return known_state(name)
-        try: return mnist_files() and "here"
+        try: found = known_state(name) if name in KNOWN else mnist_files() and "here"
         except HmoeError: return "missing"
+        return "here (unverified)" if found == "here" else found
     _table(f"Data sets (files are looked for in {folder()})", ["name", "files", "state", "what", "licence"], [[name, i.files or "-", state(name, i), i.summary, i.licence] for name, i in DATASETS.items()])
+    print("\nunverified: found by name; `hmoe data verify NAME` opens every file")
     print("\nPlease cite:\n" + "\n".join(f"  {k.name}: {k.citation}" for k in KNOWN.values()))
 
 # %% ../nbs/60_cli.ipynb #def-image-data
@@ -478,9 +482,15 @@ def _fail(message: str, status: int):
     print(f"hmoe: {message}", file=sys.stderr)
     sys.exit(status)
 
+# %% ../nbs/60_cli.ipynb #def-show-warning
+def _show_warning(message, category, filename, lineno, file=None, line=None):
+    """What `warnings.showwarning` is while a command runs."""
+    print(f"hmoe: note: {' '.join(str(message).split())}", file=file or sys.stderr)
+
 # %% ../nbs/60_cli.ipynb #def-main
 def main():
     """Entry point of `hmoe`."""
+    warnings.showwarning = _show_warning
     try: status = app(standalone_mode=False)
     except SystemExit as ended: status = ended.code
     except KeyboardInterrupt: status = 130

@@ -94,7 +94,7 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     cls = get_algorithm(algorithm)
     own_folders()
     if dataset not in DATASETS and Path(dataset).is_dir(): dataset = own_folder(dataset)
-    one_of(dataset, DATASETS, "data set")
+    one_of(dataset, DATASETS, "data set (nor is it the path of a folder):")
     one_of(sampler, SAMPLERS, "sampler"); one_of(precision, PRECISIONS, "precision"); parse_policy(evaluate)
     if steps < 1: raise HmoeError(f"steps must be at least 1, got {steps}.")
     test_domains = tuple(str(d) for d in test_domains)
@@ -107,7 +107,8 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     exist = merge_hparams(cls.HPARAMS, given, data.resolution)
     resolved = merge_hparams(cls.HPARAMS, {name: value for name, value in drawn.items() if name in exist} | given, data.resolution)
     network, weights = resolved.pop("network"), resolved.pop("weights", None)
-    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights or one_of(weights, weights_for(network), f"weights of {network}"), network), data.resolution, steps,
+    if weights == "": raise HmoeError(f"the network {network!r} can start from several weights and none are named. Fix: weights={', weights='.join(weights_for(network))}, or a file.")
+    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights, network), data.resolution, steps,
                    checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source_hash(cls), images=getattr(data, "options", None), hparams_seed=hparams_seed)
 
 # %% ../nbs/41_records.ipynb #def-make-toy-spec
