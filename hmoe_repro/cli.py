@@ -433,7 +433,7 @@ def publish(studies: Annotated[list[str], typer.Argument(help="Studies, such as 
         path = publish_study(study, run_ids, RunStore(), results_dir(), runs_with_arrays(study))
         print(f"{len(run_ids)} records in {path.parent.name}/{path.name}")
 
-# %% ../nbs/60_cli.ipynb #def-finished
+# %% ../nbs/60_cli.ipynb #def-records
 def _records(study: str | None, algorithms: list[str] | None, dataset: str | None) -> list[dict]:
     """Records of the runs folder or a published study, of some algorithms and one data set; damaged ones are called by name."""
     from hmoe_repro.core import one_of
