@@ -143,6 +143,7 @@ def choose(records: list[dict], rule: str = "training-domain", n_hparams: int | 
 
     Raises `HmoeError` if no run can be judged, or the runs are not of one kind (`check_kind`).
     """
+    one_of(rule, RULES, "selection rule")
     asked = [r for r in records if r["spec"]["test_domains"] and _draw(r) < (n_hparams or math.inf)]
     runs = one_each([r for r in asked if r["status"] == "complete"])
     notes = [f"failed: {RunSpec.from_dict(r['spec'])}, draw {_draw(r)} (run {r['run_id']}): {r['reason']}" for r in asked if r["status"] != "complete"]

@@ -53,6 +53,7 @@ def test_what_is_missing_has_a_name(searched):
     assert len(notes) == 2 and "NaN loss at step 40" in notes[0] and dead["run_id"] in notes[0] and "draw 0 of 3" in notes[1]
     with pytest.raises(HmoeError, match="no run to choose from.*NaN loss"): choose([dead])
     with pytest.raises(HmoeError, match="hmoe runs"): choose([])
+    with pytest.raises(HmoeError, match="^unknown selection rule 'best'. Valid: training-domain"): choose(searched, "best")
 
 
 @pytest.mark.parametrize("changed, name", [({"steps": 11}, "steps"), ({"network": "mlp"}, "network"), ({"dataset": "DigitDomainsTiny"}, "dataset"), ({"algorithm_source": "abc"}, "algorithm_source"), ({"dataset_fingerprint": "other"}, "dataset_fingerprint"), ({"hparams": {"lr": 0.5}}, "lr")])
