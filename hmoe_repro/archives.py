@@ -127,7 +127,7 @@ def _write_archive(archive: Path, folder: Path, on_progress):
         else:
             with tarfile.open(archive, "r:*") as opened: _write_members(_tar_members(opened, what), folder, packed, what, on_progress)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error: raise HmoeError(f"{what} holds two things in one place ({Path(error.filename).relative_to(folder)}). Fix: another source.") from None
-    except _DAMAGE as error: raise HmoeError(f"{what} is damaged or no zip or tar archive ({str(error).splitlines()[0] if str(error) else type(error).__name__}). Fix: remove it and download it again.") from None
+    except _DAMAGE as error: raise HmoeError(f"{what} is damaged or no zip or tar archive ({str(error).splitlines()[0].rstrip(':') if str(error) else type(error).__name__}). Fix: fetch it again, or from another source.") from None
     except OSError as error: raise HmoeError(f"{what} cannot be unpacked ({error.strerror or error}). Fix: room and permissions in {folder.parent}.") from None
 
 # %% ../nbs/28_archives.ipynb #def-unpack

@@ -260,10 +260,13 @@ def _arrange_terra(name: str, parts: list[Path], out: Path):
         except OSError: shutil.copyfile(there[PurePosixPath(file).name], out / new)
 
 # %% ../nbs/29_downloads.ipynb #def-prepare-dataset
+def _refuse_existing(name: str, target: Path):
+    if target.exists(): raise HmoeError(f"{target} exists already. Fix: `hmoe data verify {name}`, or move it away.")
+
 def prepare_dataset(name: str, archives: list, data_dir=None, on_progress=None) -> list[str]:
     """Unpack the archives of a known data set into its documented layout under `data_dir`; returns notes about its content. `HmoeError`, and nothing is left, if they are not that data set."""
     known, folder = KNOWN[one_of(name, KNOWN, "image data set")], ensure_writable(Path(data_dir or default_data_dir()).absolute())
-    if (folder / known.folder).exists(): raise HmoeError(f"{folder / known.folder} exists already. Fix: `hmoe data verify {name}`, or move it away.")
+    _refuse_existing(name, folder / known.folder)
     stage = folder / f".{known.folder}.preparing"
     arrange = _arrange_terra if name == "TerraIncognita" else _arrange_folders if known.layout == "folders" else _arrange_wilds
     with alone(folder, f"{known.folder}.preparing"):
@@ -277,19 +280,27 @@ def prepare_dataset(name: str, archives: list, data_dir=None, on_progress=None) 
         finally: shutil.rmtree(stage, ignore_errors=True)
     return notes
 
+# %% ../nbs/29_downloads.ipynb #def-prepare-fetched
+_DISK = re.compile("GiB free|cannot be unpacked|another process|exists already|cannot write")
+
+def _prepare_fetched(name: str, archives: list[Path], fetched: list[Path], folder, on_progress) -> list[str]:
+    """`prepare_dataset`; what was fetched and is unfit is removed, then or once it is unpacked."""
+    try: notes = prepare_dataset(name, archives, folder, on_progress and (lambda done: on_progress(f"unpacking {KNOWN[name].folder}", done, None)))
+    except HmoeError as error:
+        unfit = [] if _DISK.search(str(error)) else [path for path in fetched if str(error).startswith(path.name)] or fetched
+        for path in unfit: path.unlink(missing_ok=True)
+        raise
+    keep = Path(folder or default_data_dir()).absolute() / ".hmoe-downloads"
+    shutil.rmtree(keep / name, ignore_errors=True)
+    with contextlib.suppress(OSError): keep.rmdir()
+    return notes
+
 # %% ../nbs/29_downloads.ipynb #def-try-source
 def _try_source(name: str, source: Source, folder: Path, on_progress, **options) -> list[str]:
     """Fetch the files of one source and prepare them; the archives are removed afterwards."""
     keep = folder / ".hmoe-downloads" / name / hashlib.sha256(repr(source.files).encode()).hexdigest()[:8]
     archives = [download(r.url, keep / r.file, r.sha256, r.size, on_progress and (lambda done, total, r=r: on_progress(r.file, done, total)), **options) for r in source.files]
-    try: notes = prepare_dataset(name, archives, folder, on_progress and (lambda done: on_progress(f"unpacking {KNOWN[name].folder}", done, None)))
-    except HmoeError as error:
-        if "damaged" in str(error):
-            for archive in archives: archive.unlink()
-        raise
-    shutil.rmtree(keep.parent)
-    with contextlib.suppress(OSError): keep.parent.parent.rmdir()
-    return notes
+    return _prepare_fetched(name, archives, archives, folder, on_progress)
 
 # %% ../nbs/29_downloads.ipynb #def-download-dataset
 def download_dataset(name: str, data_dir=None, sources: tuple[Source, ...] | None = None, on_progress=None, **options) -> list[str]:
@@ -307,17 +318,15 @@ def download_dataset(name: str, data_dir=None, sources: tuple[Source, ...] | Non
 # %% ../nbs/29_downloads.ipynb #def-prepare-given
 def prepare_given(name: str, archives: list[str], checksums: list[str] | None = None, data_dir=None, on_progress=None, **options) -> list[str]:
     """Prepare a known data set from given archives, each a path or an http(s) address; returns notes. `HmoeError` if one cannot be had, has another SHA-256, or is something else."""
-    one_of(name, KNOWN, "image data set")
-    keep, paths = Path(data_dir or default_data_dir()).absolute() / ".hmoe-downloads" / name / "given", []
-    for i, (archive, sha) in enumerate(zip(archives, checksums or [None] * len(archives))):
+    folder = Path(data_dir or default_data_dir()).absolute()
+    _refuse_existing(name, folder / KNOWN[one_of(name, KNOWN, "image data set")].folder)
+    keep, paths = folder / ".hmoe-downloads" / name / "given", []
+    for archive, sha in zip(archives, checksums or [None] * len(archives)):
         if archive.startswith(("http://", "https://")):
-            file = f"{i}-" + re.sub(r"[^\w.-]", "_", urllib.parse.urlsplit(archive).path.rpartition("/")[2])
-            paths.append(download(archive, keep / file, sha, None, on_progress and (lambda done, total, file=file: on_progress(file, done, total)), **options))
+            file = re.sub(r"[^\w.-]", "_", urllib.parse.urlsplit(archive).path.rpartition("/")[2]).lstrip(".") or "archive"
+            paths.append(download(archive, keep / hashlib.sha256(archive.encode()).hexdigest()[:8] / file, sha, None, on_progress and (lambda done, total, file=file: on_progress(file, done, total)), **options))
             continue
         paths.append(Path(archive).expanduser().absolute())
         if not paths[-1].is_file(): raise HmoeError(f"{archive} does not exist. Fix: the path or http(s) address of a zip or tar archive.")
         if trouble := _trouble(paths[-1], sha, None): raise HmoeError(f"{archive} is damaged or another file: {trouble}. Fix: copy it again.")
-    notes = prepare_dataset(name, paths, data_dir, on_progress and (lambda done: on_progress(f"unpacking {KNOWN[name].folder}", done, None)))
-    shutil.rmtree(keep.parent, ignore_errors=True)
-    with contextlib.suppress(OSError): keep.parent.parent.rmdir()
-    return notes
+    return _prepare_fetched(name, paths, [path for path in paths if path.is_relative_to(keep)], data_dir, on_progress)

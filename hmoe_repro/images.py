@@ -140,9 +140,10 @@ def _one_class_list(kept: dict, name: str, known: bool, classes, notes: list[str
     """The class names of all domains. What a domain lacks is noted; in a known data set it is an `HmoeError`."""
     present = {c for files in kept.values() for c in files}
     names = list(classes) if classes else sorted(present)
-    lacking = [f"class {c!r} in domain {domain!r}" for domain, files in kept.items() for c in names if c not in files]
-    if lacking and known: raise HmoeError(f"{name} is not complete: it lacks {', '.join(lacking[:5])}{f' and {len(lacking) - 5} more' if len(lacking) > 5 else ''}. Fix: copy or download it again.")
-    notes += [f"there is no {what}; the classes keep their numbers" for what in lacking]
+    def some(what): return ", ".join(what[:5]) + (f" and {len(what) - 5} more" if len(what) > 5 else "")
+    lacking = {domain: [repr(c) for c in names if c not in files] for domain, files in kept.items()}
+    if known and any(lacking.values()): raise HmoeError(f"{name} is not complete: it lacks {some([f'class {c} in domain {domain!r}' for domain, absent in lacking.items() for c in absent])}. Fix: copy or download it again.")
+    notes += [f"there is no class {some(absent)} in domain {domain!r}; the classes keep their numbers" for domain, absent in lacking.items() if absent]
     if present - set(names): notes.append(f"folders that are no class of {name} are left out: {', '.join(sorted(present - set(names)))}")
     if len({c.casefold() for c in names}) < len(names): notes.append("some class names differ only in capital letters, and are different classes")
     return names

@@ -308,7 +308,7 @@ def _look_at_folders(name: str, root: Path) -> tuple[dict, list[str], list[str],
     lacking = [f"{d}/{c}" for (d, c), found in groups.items() if not found and d not in missing]
     if known and known.complete: return groups, missing + lacking + _class_number(known, classes), extra, []
     nowhere = [f"*/{c}" for c in classes if not any(groups[d, c] for d in domains)]
-    return groups, missing + nowhere, extra, [f"no image of {x}; the classes keep their numbers" for x in lacking]
+    return groups, missing + nowhere, extra, [f"no image of {x}; the classes keep their numbers" for x in lacking] + ["there is one domain; training needs two or more"] * (len(domains) == 1)
 
 def _class_number(known: KnownDataset, classes: list[str]) -> list[str]:
     return [f"{known.num_classes - len(classes)} of {known.num_classes} classes, everywhere"] if len(classes) < known.num_classes else []

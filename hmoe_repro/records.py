@@ -81,20 +81,20 @@ class RunSpec:
 def data_seed(algorithm: str, dataset: str, test_domains, trial_seed: int, parity: bool = False, hparams_seed: int = 0) -> int:
     """The seed a generated data set is drawn from: the trial seed, or with `parity` DomainBed's seed of the run (its partition differs between algorithms)."""
     names = DATASETS[dataset].domain_names
-    return run_seed(dataset, algorithm, [names.index(one_of(d, names, f"domain of {dataset}")) for d in test_domains], trial_seed, hparams_seed) if parity else trial_seed
+    return run_seed(dataset, algorithm, sorted(names.index(one_of(d, names, f"domain of {dataset}")) for d in test_domains), trial_seed, hparams_seed) if parity else trial_seed
 
 # %% ../nbs/41_records.ipynb #def-make-spec
 def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, hparams: dict | None = None, network: str | None = None, steps: int = 5001,
               checkpoint_frequency: int | None = None, sampler: str = "domain", evaluate: str = "selection", precision: str = "float32", parity: bool = False, data_dir=None, resolution: int | None = None, hparams_seed: int = 0) -> RunSpec:
     """A checked `RunSpec` with all hyper-parameters filled in. Raises `HmoeError` naming the valid choices.
 
-    `dataset` is a name, or a folder `<domain>/<class>/<image>`; `algorithm` a name, or `file.py:Name`. Without a `network` it is the paper's: mnist_cnn, or resnet50 for image folders. `hparams_seed` other than 0 draws the hyper-parameters that are searched and not given. For image folders, `hparams` may hold the options of `image_data.IMAGE_OPTIONS`, too; a `weights` that is a file is kept in the runs folder under its hash.
+    `dataset` is a name, or a folder `<domain>/<class>/<image>`; `algorithm` a name, or `file.py:Name`. Without a `network` it is the paper's: mnist_cnn, or resnet50 for image folders. Several test domains stand in the order of the data set, however they were named. `hparams_seed` other than 0 draws the hyper-parameters that are searched and not given. For image folders, `hparams` may hold the options of `image_data.IMAGE_OPTIONS`, too; a `weights` that is a file is kept in the runs folder under its hash.
     """
     if is_file_algorithm(algorithm): algorithm = algorithm_from_file(algorithm)
     cls = get_algorithm(algorithm)
     own_folders()
     if dataset not in DATASETS and Path(dataset).is_dir(): dataset = own_folder(dataset)
-    one_of(dataset, DATASETS, "data set")
+    one_of(dataset, DATASETS, "data set (nor is it the path of a folder):")
     one_of(sampler, SAMPLERS, "sampler"); one_of(precision, PRECISIONS, "precision"); parse_policy(evaluate)
     if steps < 1: raise HmoeError(f"steps must be at least 1, got {steps}.")
     test_domains = tuple(str(d) for d in test_domains)
@@ -102,12 +102,14 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     options = {name: value for name, value in (hparams or {}).items() if name in IMAGE_OPTIONS}
     data = load_dataset(dataset, data_seed(algorithm, dataset, test_domains, trial_seed, parity, hparams_seed), data_dir).prepared(resolution, options)
     training_domains(data, test_domains)
+    test_domains = tuple(d for d in data.domain_names if d in test_domains)
     given = {"network": network or ("resnet50" if hasattr(data, "options") else "mnist_cnn")} | {name: value for name, value in (hparams or {}).items() if name not in options}
-    drawn = draw_hparams(cls.HPARAMS, hparams_seed, trial_seed, data.resolution)
+    drawn = draw_hparams(cls.HPARAMS, hparams_seed, trial_seed, data.resolution, dataset)
     exist = merge_hparams(cls.HPARAMS, given, data.resolution)
     resolved = merge_hparams(cls.HPARAMS, {name: value for name, value in drawn.items() if name in exist} | given, data.resolution)
     network, weights = resolved.pop("network"), resolved.pop("weights", None)
-    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights or one_of(weights, weights_for(network), f"weights of {network}"), network), data.resolution, steps,
+    if weights == "": raise HmoeError(f"the network {network!r} can start from several weights and none are named. Fix: weights={', weights='.join(weights_for(network))}, or a file.")
+    return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights, network), data.resolution, steps,
                    checkpoint_frequency=checkpoint_frequency or DATASETS[dataset].checkpoint_frequency, sampler=sampler, evaluate=evaluate, precision=precision, parity=parity, algorithm_source=source_hash(cls), images=getattr(data, "options", None), hparams_seed=hparams_seed)
 
 # %% ../nbs/41_records.ipynb #def-make-toy-spec

@@ -329,3 +329,26 @@ def test_a_warm_cache_gives_4000_images_a_second(tmp_path, monkeypatch):
             gather(cache, batch)
         rates.append(600 / (time.process_time() - started))
     assert max(rates) >= 4000, rates
+
+
+MEMORY = """
+import sys, numpy as np, torch
+from pathlib import Path
+from hmoe_repro.cache import ImageCache, gather
+def held(kind): return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(kind))
+folder, n = Path(sys.argv[1]), 1000
+with open(folder / "images.u8", "wb") as file:
+    for _ in range(n): file.write(bytes(range(256)) * (224 * 224 * 3 // 256))
+cache = ImageCache(folder, np.memmap(folder / "images.u8", np.uint8, "r", shape=(n, 224, 224, 3)).view(np.ndarray))
+gather(cache, torch.arange(32))
+before = held("RssAnon"), held("RssFile")
+for rows in torch.randperm(n).split(32): gather(cache, rows)
+print(held("RssAnon") - before[0], held("RssFile") - before[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_gathering_everything_keeps_no_memory_of_its_own(tmp_path):
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True)
+    own, mapped = map(int, done.stdout.split())
+    assert own < 30 and mapped > 100, (own, mapped)

@@ -8,7 +8,7 @@ import pytest
 from trees import folder_tree, known_tree, packed, put
 from typer.testing import CliRunner
 
-from hmoe_repro.cli import app
+from hmoe_repro.cli import _table, app
 from hmoe_repro.core import HmoeError
 from hmoe_repro.known_data import KNOWN
 
@@ -42,7 +42,7 @@ def test_list_shows_every_data_set_its_state_terms_and_citation(tmp_path):
     os.environ["HMOE_FOLDERS"] = str(tmp_path / "my [red]pets")
     said = data("list").output
     rows = {line.split("  ")[0]: line for line in said.splitlines()}
-    assert "here" in rows["VLCS"] and "incomplete: lacks the" in rows["PACS"] and "missing" in rows["OfficeHome"] and "embedded" in rows["DigitDomains"] and "your folder" in rows["my [red]pets"]
+    assert "here (unverified)" in rows["VLCS"] and "hmoe data verify NAME" in said and "incomplete: lacks the" in rows["PACS"] and "missing" in rows["OfficeHome"] and "embedded" in rows["DigitDomains"] and "your folder" in rows["my [red]pets"]
     flat = " ".join(said.split())
     for known in KNOWN.values(): assert known.name in flat and known.citation in flat and known.licence.split()[0] in flat
 
@@ -67,8 +67,19 @@ def test_a_folder_of_ones_own_by_path_then_by_name(tmp_path):
     folder_tree(tmp_path / "my [b]pets", ("day", "night"), ("[red]cat", "dög"))
     done = data("verify", str(tmp_path / "my [b]pets"))
     assert done.exit_code == 0 and "my [b]pets: every image can be read" in done.output and "[red]cat" in done.output
+    assert "my [b]pets: images of each class and domain" in done.output.splitlines()
     assert data("verify", "my [b]pets").exit_code == 0
     assert "data set to download" in refused("download", "my [b]pets")
+
+
+def test_a_table_prints_every_name_as_it_is(capsys):
+    _table("runs of [bold]my[/bold] :cat: " + "long " * 20, ["[red]day", ":dog:"], [["[/b]", ":smile:"]])
+    assert [line.strip().split("  ") for line in capsys.readouterr().out.splitlines()] == [["runs of [bold]my[/bold] :cat: " + ("long " * 20).strip()], ["[red]day", ":dog:"], ["[/b]", "", "", ":smile:"]]
+
+
+def test_one_domain_alone_is_a_note(tmp_path):
+    folder_tree(tmp_path / "pets", ("day",), ("cat", "dog"))
+    assert "note: there is one domain; training needs two or more" in data("verify", str(tmp_path / "pets")).output
 
 
 def test_mistakes_are_one_line_with_a_fix(tmp_path):
@@ -94,3 +105,13 @@ def test_the_real_command_prints_no_traceback_and_fails_with_one(tmp_path):
     put(root / "photo/dog/000.jpg", b"no")
     done = subprocess.run([sys.executable, "-c", "from hmoe_repro.cli import main; main()", "data", "verify", "PACS"], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1 and done.stderr.startswith("hmoe: PACS: 0 missing, 1 unreadable. Fix:") and "Traceback" not in done.stderr
+
+
+def test_what_is_repaired_is_said_in_lines_without_a_place_in_the_code(tmp_path):
+    folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"), 6)
+    shutil.rmtree(tmp_path / "pets/night/cat")
+    put(tmp_path / "pets/day/dog/text.jpg", b"text")
+    train = ["train", "--algorithm", "ERM", "--dataset", str(tmp_path / "pets"), "--test-domain", "night", "--network", "image_cnn", "--resolution", "16", "--steps", "1", "--device", "cpu", "--set", "batch_size=2", "--set", "unreadable=skip"]
+    done = subprocess.run([sys.executable, "-c", "from hmoe_repro.cli import main; main()", *train], capture_output=True, text=True, env=os.environ | {"HMOE_RUNS": str(tmp_path / "runs"), "HMOE_CACHE": str(tmp_path / "cache")})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == ["hmoe: note: there is no class 'cat' in domain 'night'; the classes keep their numbers", "hmoe: note: 1 of 20 images cannot be read and are left out: day/dog/text.jpg"]

@@ -12,6 +12,7 @@ import time
 import pytest
 from trees import cct20, folder_tree, known_tree, packed, picture
 
+from hmoe_repro import downloads
 from hmoe_repro.core import HmoeError
 from hmoe_repro.downloads import SOURCES, Remote, Source, download, download_dataset, prepare_dataset, prepare_given, sha256, terra_plan
 from hmoe_repro.known_data import KNOWN, read_known
@@ -380,6 +381,35 @@ def test_given_archives_files_or_addresses(server, tmp_path):
     served(server, tmp_path)
     prepare_given("VLCS", [f"http://127.0.0.1:{server.server_port}/{archive.name}"], [sha], tmp_path / "data", **QUICK)
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["VLCS"]
+
+
+def test_a_fetched_archive_that_is_unfit_is_not_taken_for_another(server, tmp_path):
+    archive, = archives_of("VLCS", tmp_path)
+    source = served(server, tmp_path)
+    for folder in "ab": (tmp_path / folder).mkdir()
+    url = f"http://127.0.0.1:{server.server_port}/"
+    def fetch(path): return prepare_given("VLCS", [url + path], None, tmp_path / "data", **QUICK)
+    packed(tmp_path / "made" / "VLCS" / "SUN09", tmp_path / "a" / "x.zip")
+    (tmp_path / "b" / "x.zip").write_bytes(archive.read_bytes()[:-50])
+    for path, said in (("a/x.zip", "has no folder"), ("b/x.zip", "^x.zip is damaged")):
+        with pytest.raises(HmoeError, match=said): fetch(path)
+        assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
+    with pytest.raises(HmoeError, match="has no folder"): download_dataset("VLCS", tmp_path / "data", (source("a/x.zip"),), **QUICK)
+    assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
+    for folder in "ab": (tmp_path / folder / "x.zip").write_bytes(archive.read_bytes())
+    fetch("b/x.zip")
+    with pytest.raises(HmoeError, match="exists already"): fetch("nothing there to ask for")
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["VLCS"]
+
+
+def test_what_was_fetched_stays_where_the_disk_is_at_fault(server, tmp_path, monkeypatch):
+    archive, = archives_of("VLCS", tmp_path)
+    source = served(server, tmp_path)
+    def full(*_): raise HmoeError("VLCS needs 9.0 GiB, here has 1.0 GiB free.")
+    with monkeypatch.context() as patched:
+        patched.setattr(downloads, "prepare_dataset", lambda *_: full())
+        with pytest.raises(HmoeError, match="GiB free"): download_dataset("VLCS", tmp_path / "data", (source(archive.name),), **QUICK)
+    assert [p.name for p in (tmp_path / "data").rglob("*") if p.is_file()] == [archive.name]
 
 
 def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(tmp_path):

@@ -213,10 +213,17 @@ def test_damaged_files_are_refused_or_skipped(root, source):
         with pytest.raises(HmoeError, match="2 of 26 images cannot be read: a/cat/00 cut.jpg.*b/dog/text.jpg"):
             ask()
     skipping = made.prepared(options={"unreadable": "skip"})
-    assert skipping.fingerprint == expected.fingerprint and skipping.notes == ["2 of 26 images cannot be read and are left out"]
+    with pytest.warns(UserWarning, match="2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg"): skipping.labels
+    assert skipping.fingerprint == expected.fingerprint and skipping.notes == ["2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg, b/dog/text.jpg"]
     assert all(torch.equal(a, b) for a, b in zip(skipping.labels, expected.labels))
     for position in range(3):
         assert torch.equal(skipping.inputs(position, torch.arange(8)), expected.inputs(position, torch.arange(8)))
+
+
+def test_a_damaged_cache_is_built_again_and_warned_of(root):
+    ImageDataset(scan_tree(root), 24, CACHE).cache.file.write_bytes(b"cut")
+    with pytest.warns(UserWarning, match="24 pixels was not whole and has been built anew"): made = ImageDataset(scan_tree(root), 24, CACHE).pictures(0, torch.arange(8))
+    assert torch.equal(made, ImageDataset(scan_tree(root), 24).pictures(0, torch.arange(8)))
 
 
 def test_a_file_that_vanishes_in_training_is_named(root, helped):
@@ -283,3 +290,15 @@ def test_the_comparison_with_imagefolder_counts_everything(whole):
     assert len(result["ours"]) == len(result["usual"]) == 2 and result["ratio"] > 0
     assert module._usual(scan_tree(whole), 16, 0, 5).dataset.cumulative_sizes == [8, 16, 24]
     assert sum(len(x) for x in module._ours(ImageDataset(scan_tree(whole), 16), 5)) == 24
+
+
+@pytest.mark.serial
+def test_jpeg_files_are_read_about_as_fast_as_by_imagefolder(tmp_path):
+    rng = np.random.default_rng(0)
+    for domain in ("day", "night"):
+        for i in range(16):
+            path = tmp_path / domain / "cat" / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (24, 30, 3), dtype=np.uint8)).resize((300, 240)).save(path, quality=90)
+    result = compare_loaders(scan_tree(tmp_path), 224, clock=time.process_time)
+    assert result["ratio"] >= 0.8, result

@@ -115,11 +115,11 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
     alone = tmp_path / "alone"
     shutil.copytree(folder / "photo", alone / "photo")
     with pytest.raises(HmoeError, match="no training domain is left"): make_spec("ERM", str(alone), ["photo"], hparams=BATCH, **SMALL)
-    with pytest.raises(HmoeError, match="Valid: random, IMAGENET1K_V1"): make_spec("ERM", str(folder), ["photo"], resolution=32)
+    with pytest.raises(HmoeError, match="none are named. Fix: weights=random, weights=IMAGENET1K_V1"): make_spec("ERM", str(folder), ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="images of 16 pixels"): make_spec("ERM", "DigitDomains", ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="no option source"): make_spec("ERM", "DigitDomains", ["photo"], hparams={"source": "cache"})
     with pytest.raises(HmoeError, match="exists only where network"): make_spec("ERM", str(folder), ["photo"], hparams={"freeze_bn": "yes"}, **SMALL)
-    with pytest.raises(HmoeError, match="unknown data set"): make_spec("ERM", str(tmp_path / "nowhere"), ["photo"])
+    with pytest.raises(HmoeError, match="unknown data set .nor is it the path of a folder."): make_spec("ERM", str(tmp_path / "nowhere"), ["photo"])
 
 
 def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path, monkeypatch):

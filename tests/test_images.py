@@ -2,6 +2,7 @@
 import os
 import random
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -101,6 +102,12 @@ def test_a_class_missing_in_one_domain_shifts_no_label(tmp_path):
             (tmp_path / "b" / "ant").rmdir()
     refused(tmp_path, "Insects", "class 'ant' in domain 'b'", name="Insects", domains=["a", "b"], classes=["ant", "bee", "cow"])
     refused(tmp_path, "class 'ant' in domain 'b'", domains=["a", "b"])
+
+
+def test_many_classes_missing_in_one_domain_are_one_note(tmp_path):
+    fill(tmp_path, domains=("day", "night"), classes="abcdefgh", each=1)
+    for c in "abcdefg": shutil.rmtree(tmp_path / "night" / c)
+    assert scan_tree(tmp_path).notes == ["there is no class 'a', 'b', 'c', 'd', 'e' and 2 more in domain 'night'; the classes keep their numbers"]
 
 
 def test_an_unknown_class_of_a_known_data_set_is_left_out_with_a_note(tmp_path):

@@ -1,0 +1,68 @@
+"""Defaults and searches of the shared hyper-parameters against DomainBed's registry, written out here a second time."""
+import json
+
+import numpy as np
+import pytest
+
+from hmoe_repro.algorithms import algorithm_names, get_algorithm
+from hmoe_repro.algorithms.base import SHARED_HPARAMS
+from hmoe_repro.core import seed_hash
+from hmoe_repro.hparams import Choice, HParam, LogUniform, Uniform, draw_hparams, merge_hparams, searches
+from hmoe_repro.records import make_spec
+
+LARGE_NETWORK = {"network": "resnet50", "weights": "random"}
+DEFAULTS = {"small": {"lr": 1e-3, "batch_size": 64, "weight_decay": 0.0, "nonlinear_classifier": False}, "large": {"lr": 5e-5, "batch_size": 32, "weight_decay": 0.0, "resnet_dropout": 0.0, "nonlinear_classifier": False}}
+SMALL = {"lr": lambda r: 10 ** r.uniform(-4.5, -2.5), "batch_size": lambda r: int(2 ** r.uniform(3, 9))}
+PHOTOGRAPHS = {"lr": lambda r: 10 ** r.uniform(-5, -3.5), "batch_size": lambda r: int(2 ** r.uniform(3, 5.5)), "weight_decay": lambda r: 10 ** r.uniform(-6, -2), "resnet_dropout": lambda r: r.choice([0.0, 0.1, 0.5])}
+REGISTRY = {"ColoredMNIST": (28, SMALL), "RotatedMNIST": (28, SMALL), **{name: (224, PHOTOGRAPHS) for name in ("VLCS", "PACS", "OfficeHome", "TerraIncognita", "SVIRO")},
+            "DomainNet": (224, PHOTOGRAPHS | {"batch_size": lambda r: int(2 ** r.uniform(3, 5))})}
+
+
+def test_defaults_are_those_of_domainbed():
+    for size, resolution, given in (("small", 28, {}), ("large", 224, LARGE_NETWORK)):
+        merged = merge_hparams(SHARED_HPARAMS, given, resolution)
+        assert {name: merged[name] for name in DEFAULTS[size]} == DEFAULTS[size]
+        assert set(merged) - set(DEFAULTS[size]) <= {"network", "weights", "freeze_bn"}, "a shared hyper-parameter that DomainBed does not have"
+
+
+@pytest.mark.parametrize("dataset", REGISTRY)
+def test_draws_are_those_of_domainbed(dataset):
+    resolution, registry = REGISTRY[dataset]
+    for hparams_seed in range(1, 21):
+        for trial_seed in range(3):
+            seed = seed_hash(hparams_seed, trial_seed)
+            expected = {name: draw(np.random.RandomState(seed_hash(seed, name))) for name, draw in registry.items()}
+            assert draw_hparams(SHARED_HPARAMS, hparams_seed, trial_seed, resolution, dataset) == expected
+
+
+def test_bounds_are_reached_and_kept():
+    drawn = [draw_hparams(SHARED_HPARAMS, h, 0, 224, "DomainNet")["batch_size"] for h in range(1, 400)]
+    assert min(drawn) == 8 and max(drawn) == 31 and max(draw_hparams(SHARED_HPARAMS, h, 0, 224, "PACS")["batch_size"] for h in range(1, 400)) > 40
+
+
+@pytest.mark.parametrize("name", [n for n in algorithm_names() if n.startswith("HMOE")])
+def test_hmoe_searches_what_all_share_and_nothing_else(name):
+    for dataset, (resolution, _) in REGISTRY.items():
+        assert searches(get_algorithm(name).HPARAMS, resolution, dataset) == searches(SHARED_HPARAMS, resolution, dataset)
+
+
+def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():
+    for name in algorithm_names():
+        declared = get_algorithm(name).HPARAMS
+        for resolution in (28, 224):
+            drawn = draw_hparams(declared, 5, 1, resolution)
+            given = LARGE_NETWORK if resolution == 224 else {}
+            merged = merge_hparams(declared, {n: v for n, v in drawn.items() if n in merge_hparams(declared, given, resolution)} | given, resolution)
+            assert json.loads(json.dumps(merged)) == {n: list(v) if isinstance(v, tuple) else v for n, v in merged.items()}
+
+
+def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
+    declared = {"a": HParam(0.0, "one", search=Uniform(0, 1)), "b": HParam(1, "two", search=LogUniform(0, 3, 2, whole=True), search_in=(("There", Choice((7,))),))}
+    here, there = draw_hparams(declared, 1, 0, 28, "Here"), draw_hparams(declared, 1, 0, 28, "There")
+    assert here["a"] == there["a"] and there["b"] == 7 != here["b"] and draw_hparams(declared, 1, 0) == here
+
+
+def test_the_order_in_which_test_domains_are_named_means_nothing():
+    for parity in (False, True):
+        made = [make_spec("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity) for domains in (["-90%", "+90%"], ["+90%", "-90%"])]
+        assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")
