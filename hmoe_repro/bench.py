@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORKLOADS', 'BENCH_VERSION', 'TARGETS', 'run_bench', 'write_bench', 'read_bench', 'speedups', 'spread', 'bench_table',
-           'best_path', 'verdict', 'bench_targets', 'bench_notes', 'plot_bench', 'bench_evidence']
+           'best_path', 'verdict', 'bench_targets', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench',
+           'bench_evidence']
 
 # %% ../nbs/58_bench.ipynb #imports
 import hashlib
@@ -184,9 +185,30 @@ def bench_notes(record: dict) -> list[str]:
     if compiled: notes.append(f"Compilation is outside all medians; the first call took: {', '.join(compiled)}.")
     return notes + [f"Left out: {path}: {reason}" for path, reason in record["skipped"].items()]
 
+# %% ../nbs/58_bench.ipynb #def-group-norm-table
+def group_norm_table(record: dict, groups: int = 8) -> pd.DataFrame:
+    """Per shape that was timed: channels a group, median milliseconds forward and backward of each implementation, and which of them bf16 runs use."""
+    rows = []
+    for shape, times in record["group_norm"].items():
+        wide = int(shape.split(" ")[0]) // groups
+        rows.append({"shape": shape, "channels a group": wide, **{f"{name} (ms)": 1e3 * float(np.median(values)) for name, values in times.items()}, "used in bf16": "blockwise" if wide < 16 else "PyTorch's"})
+    return pd.DataFrame(rows)
+
+def group_norm_notes(record: dict) -> list[str]:
+    """Per shape: is the implementation that bf16 runs use the faster one, and by how much?"""
+    notes = []
+    for row in group_norm_table(record).to_dict("records"):
+        ours, native = row["bf16, blockwise (ms)"], row["bf16, PyTorch's (ms)"]
+        used, other = (ours, native) if row["used in bf16"] == "blockwise" else (native, ours)
+        notes.append(f"{row['channels a group']} channels a group ({row['shape']}): {row['used in bf16']} is used, " + (f"{other / used:.1f} times as fast as the other." if used < other else f"although it takes {used / other:.1f} times as long as the other here."))
+    return notes
+
 # %% ../nbs/58_bench.ipynb #def-plot-bench
 def plot_bench(record: dict, axes):
-    """Times the plain loop of every path, one panel for each workload: bars are medians, whiskers quartiles, dots rounds."""
+    """Times the plain loop of every path, one panel for each workload: bars are medians, whiskers quartiles, dots rounds, marks targets."""
+    def bounds(workload, path):
+        kind = path.partition("-")[0]
+        return [bound for target, sign, bound in TARGETS if target.startswith(workload) and "times plain" in target and kind in target and (kind == "bf16" or path == kind)]
     for ax, (workload, paths) in zip(axes, record["seconds"].items()):
         shown = [p for p in paths if p != "plain"]
         for i, path in enumerate(shown):
@@ -195,7 +217,8 @@ def plot_bench(record: dict, axes):
             ax.barh(i, middle, color=PALETTE[PRECISIONS.index(path)], alpha=0.6, height=0.6)
             ax.errorbar(middle, i, xerr=[[middle - low], [high - middle]], color="black", capsize=3, linewidth=1)
             ax.plot(values, i + np.linspace(-0.2, 0.2, len(values)), ".", color="black", markersize=3)
-        ax.axvline(1, color="black", linewidth=0.8)
+            for bound in bounds(workload, path): ax.plot([bound, bound], [i - 0.42, i + 0.42], color="#D55E00", linewidth=1.6, label="target")
+        ax.axvline(1, color="black", linewidth=0.8, label="plain loop")
         ax.set(yticks=range(len(shown)), yticklabels=shown, title=workload, xlabel="times the plain loop")
         ax.invert_yaxis()
 

@@ -80,21 +80,30 @@ def _table(title: str, columns: list[str], rows: list[list]):
     for row in rows: table.add_row(*[str(cell) for cell in row])
     Console(width=None if sys.stdout.isatty() else 160, force_jupyter=False).print(table, markup=False)
 
+# %% ../nbs/60_cli.ipynb #def-published
+def _published(artefact: str, profile: str) -> str:
+    """'published' if the records of an artefact at a profile, or the bench's, are in `results/`; else 'not published'."""
+    from hmoe_repro.core import results_dir
+    from hmoe_repro.studies import artefact_study
+    file = "bench.json" if profile == "bench" else f"{artefact_study(artefact, profile)}.jsonl"
+    return "published" if (results_dir() / file).exists() else "not published"
+
 # %% ../nbs/60_cli.ipynb #def-list
 @app.command("list")
 def list_(algorithms: Annotated[bool, typer.Option("--algorithms", help="The algorithms.")] = False, datasets: Annotated[bool, typer.Option("--datasets", help="The data sets.")] = False):
     """Artefacts and profiles, or algorithms, or data sets."""
     from hmoe_repro.algorithms import algorithm_names, get_algorithm
-    from hmoe_repro.core import results_dir
     from hmoe_repro.datasets import DATASETS
-    from hmoe_repro.studies import ARTEFACTS, PROFILES, artefact_study
+    from hmoe_repro.studies import ARTEFACTS, PROFILES
     if algorithms:
         found = [get_algorithm(name) for name in algorithm_names()]
         return _table("Algorithms", ["name", "family", "domain labels", "modes", "paper"], [[c.name, c.family, "needed" if c.needs_domain_labels else "not needed", " ".join(c.modes), c.paper] for c in found])
     if datasets:
+        from hmoe_repro.known_data import own_folders
+        own_folders()
         return _table("Data sets", ["name", "domains", "what"], [[name, " ".join(i.domain_names), i.summary] for name, i in DATASETS.items()])
-    published = lambda name, profile: "published" if (results_dir() / f"{artefact_study(name, profile)}.jsonl").exists() else "not published"
-    _table("Artefacts", ["name", "what", *PROFILES], [[name, a.title, *[published(name, p) if p in a.profiles else "-" for p in PROFILES]] for name, a in ARTEFACTS.items()])
+    kinds = [*PROFILES, "bench"]
+    _table("Artefacts", ["name", "what", *kinds], [[name, a.title, *[_published(name, k) if k in a.profiles else "-" for k in kinds]] for name, a in ARTEFACTS.items()])
     print()
     _table("Profiles", ["name", "what"], [[name, p.summary] for name, p in PROFILES.items()])
 
@@ -435,7 +444,8 @@ def readme_blocks() -> dict[str, str]:
     from hmoe_repro.tables import cost_table, discovery_verdict
     folder = repo_root() / "figures"
     pages = {"digits-table": "quick/digits_table.md", "discovery": "quick/digits_fig5.md", "toy": "quick/hmoe_fig3_summary.md",
-             "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md", "speed": "bench/speed_targets.md"}
+             "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md",
+             "colored-said": "mnist/colored_discovery_verdict.md", "rotated-said": "mnist/rotated_discovery_verdict.md", "speed": "bench/speed_targets.md"}
     runs = {r["run_id"]: r for study in ("quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated") for r in load_study(study)}
     return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(list(runs.values())), 1), "verdict": discovery_verdict(load_study("quick-digits"))}
 
@@ -483,3 +493,6 @@ def main():
         status = 130
     if status == 130: _fail("stopped; what was done is kept, and the same command goes on from there.", 130)
     sys.exit(status)
+
+# %% ../nbs/60_cli.ipynb #run-module
+if __name__ == "__main__" and __spec__: main()

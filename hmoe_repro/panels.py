@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLOUR_NAMES', 'as_rgb', 'tiled', 'panel_groups', 'plot_strip', 'plot_panels', 'factor_style', 'place_codes',
-           'plot_factors', 'plot_factor_grid', 'runs_with_codes', 'heat_map']
+           'plot_factors', 'plot_factor_grid', 'runs_with_codes', 'heat_map', 'plot_settings']
 
 # %% ../nbs/56_panels.ipynb #imports
 import matplotlib.pyplot as plt
@@ -132,3 +132,22 @@ def heat_map(axis, table: pd.DataFrame, decimals: int = 2, by_row: bool = False)
     axis.tick_params(length=0)
     axis.grid(False)
     for side in axis.spines.values(): side.set_visible(False)
+
+# %% ../nbs/56_panels.ipynb #def-plot-settings
+def plot_settings(rows: pd.DataFrame, panels: dict[str, str], equal_use=("experts_used", "effective_experts")):
+    """A figure with a panel per column in `panels` (column -> title): a dot for each row at its 'setting', a bar for the mean, and K as a dotted line in the columns named in `equal_use`. Columns nmi_* and share_* run from 0 to 1."""
+    settings = list(dict.fromkeys(rows.setting))
+    figure, axes = plt.subplots(1, len(panels), figsize=(max(2.0, 0.74 * len(settings)) * len(panels), 2.75), squeeze=False)
+    for axis, (column, title) in zip(axes.flat, panels.items()):
+        for x, setting in enumerate(settings):
+            part, colour = rows[rows.setting == setting], PALETTE[x % len(PALETTE)]
+            axis.scatter(x + np.linspace(-0.15, 0.15, len(part)), part[column], s=12, alpha=0.6, linewidths=0, color=colour)
+            axis.plot([x - 0.25, x + 0.25], [part[column].mean()] * 2, color=colour, lw=1.6)
+            if column in equal_use: axis.plot([x - 0.3, x + 0.3], [part.K.iloc[0]] * 2, color="#888888", ls=":", lw=1.2)
+        top = 1 if column.startswith(("nmi", "share")) else max(rows[column].max(), 0.01, *(rows.K if column in equal_use else ()))
+        axis.set(title=title, xticks=range(len(settings)), xlim=(-0.6, len(settings) - 0.4), ylim=(-0.03 * top, 1.07 * top))
+        axis.set_xticklabels([s.replace(", ", "\n") for s in settings])
+        axis.grid(axis="x", visible=False)
+    signs = [plt.Line2D([], [], marker="o", ls="", ms=4, color="#555555", alpha=0.6), plt.Line2D([], [], color="#555555", lw=1.6), plt.Line2D([], [], color="#888888", ls=":", lw=1.2)]
+    figure.legend(signs, ["a run", "mean of runs", "all K experts in equal use"], loc="outside lower center", ncols=3)
+    return figure

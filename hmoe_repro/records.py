@@ -98,6 +98,7 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     one_of(sampler, SAMPLERS, "sampler"); one_of(precision, PRECISIONS, "precision"); parse_policy(evaluate)
     if steps < 1: raise HmoeError(f"steps must be at least 1, got {steps}.")
     test_domains = tuple(str(d) for d in test_domains)
+    for domain in test_domains: one_of(domain, DATASETS[dataset].domain_names, f"domain of {dataset}")
     options = {name: value for name, value in (hparams or {}).items() if name in IMAGE_OPTIONS}
     data = load_dataset(dataset, data_seed(algorithm, dataset, test_domains, trial_seed, parity, hparams_seed), data_dir).prepared(resolution, options)
     training_domains(data, test_domains)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TYPES', 'artefacts', 'paper_notebook', 'parameters_cell', 'read_parameters', 'choices', 'check_parameters', 'tidy',
-           'portable', 'public', 'files_of', 'render', 'title_and_claim', 'folded', 'gallery_section', 'gallery',
-           'update_readme_block']
+           'portable', 'public', 'files_of', 'render', 'title_and_claim', 'folded', 'evidence_line', 'gallery_section',
+           'gallery', 'update_readme_block']
 
 # %% ../nbs/55_render.ipynb #imports
 import ast
@@ -165,21 +165,30 @@ def folded(table: str, limit: int = 16) -> str:
     if body.count("\n") - 1 <= limit: return table
     return f"<details><summary>{title.strip('*')} ({body.count(chr(10)) - 1} rows)</summary>\n\n{body}\n\n</details>"
 
+# %% ../nbs/55_render.ipynb #def-evidence-line
+def evidence_line(facts: dict) -> str:
+    """What a page is made of: its record, or the runs of its study and how many failed."""
+    if "record_sha256" in facts: return f"From one record of `{facts['study']}`, finished {facts['finished']}."
+    return f"From {facts['records']} runs of study `{facts['study']}`" + (f", {len(facts['failed'])} of which failed." if facts["failed"] else ".")
+
 # %% ../nbs/55_render.ipynb #def-gallery-section
 def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
-    """Markdown of one artefact: heading, claim, pictures, tables, links and a line about its runs."""
+    """Markdown of one artefact: heading, claim, verdict, pictures, tables, links and a line about its runs."""
     title, claim = title_and_claim(folder / f"{artefact}.ipynb")
-    pictures = [f"![{title}]({name})" for name in files if name.endswith(".png")]
-    tables = [folded((folder / name).read_text(encoding="utf-8").strip()) for name in files if name.endswith(".md")]
+    evidence, verdict = folder / f"{artefact}.provenance.json", f"{artefact}_verdict.md"
+    facts = json.loads(evidence.read_text(encoding="utf-8")) if evidence.exists() else {}
+    data = ", ".join(facts.get("dataset") or [])
+    about = f"{title}. Data: {data}, profile {facts['profile']}" if data else title
+    found = ["Verdict, computed from the records:\n\n" + (folder / verdict).read_text(encoding="utf-8").strip()] if verdict in files else []
+    pictures = [f"![{about}]({name})" for name in files if name.endswith(".png")]
+    tables = [folded((folder / name).read_text(encoding="utf-8").strip()) for name in files if name.endswith(".md") and name != verdict]
     links = "Files: " + " · ".join(f"[{name}]({name})" for name in files if not name.endswith((".png", ".md")))
-    evidence = folder / f"{artefact}.provenance.json"
-    facts = json.loads(evidence.read_text(encoding="utf-8")) if evidence.exists() else None
-    runs = [f"From {facts['records']} runs of study `{facts['study']}`" + (f", {len(facts['failed'])} of which failed." if facts["failed"] else ".")] if facts else []
-    return "\n\n".join([f"## {title}", *([f"> {claim}"] if claim else []), *pictures, *tables, *runs, links]) + "\n"
+    return "\n\n".join([f"## {title}" + f" ({data})" * bool(data), *([f"> {claim}"] if claim else []), *found, *pictures, *tables, *([evidence_line(facts)] if facts else []), links]) + "\n"
 
 # %% ../nbs/55_render.ipynb #gallery-notes
 _REDUCED = "Profile `{0}` is **not the papers' protocol**, except where a page says so: its numbers show that the method works as described, and must not be compared with published ones."
-_NOTES = {"mnist": "Profile `mnist` is **the papers' data, but not the papers' protocol**: ColoredMNIST and RotatedMNIST with few updates and few seeds, as each page says. Its numbers must not be compared with published ones, which stand in tables of their own.",
+_NOTES = {"bench": "How fast this library trains and evaluates, measured on one machine. Random images of MNIST's shape: nothing here is an accuracy, and no paper gives a number to compare with.",
+          "mnist": "Profile `mnist` is **the papers' data, but not the papers' protocol**: ColoredMNIST and RotatedMNIST with few updates and few seeds, as each page says. Its numbers must not be compared with published ones, which stand in tables of their own.",
           "paper": "These pages follow the papers' protocol; where a run departs from it or is missing, its page says so."}
 
 # %% ../nbs/55_render.ipynb #def-gallery
@@ -189,7 +198,7 @@ def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     owned = files_of(folder) if folder.is_dir() else {}
     if not owned: raise HmoeError(f"nothing is rendered for profile {profile!r}: {shown(folder)} holds no executed notebook. Fix: `make figures`.")
     note = _NOTES.get(profile, _REDUCED).format(profile)
-    made = "from the runs of `hmoe reproduce` on this machine" if str(store) else "from `results/` by `make figures`"
+    made = "from `results/bench.json` by `hmoe figures --profile bench`" if profile == "bench" else "from the runs of `hmoe reproduce` on this machine" if str(store) else "from `results/` by `make figures`"
     head = f"# Figures and tables, profile `{profile}`\n\n{note}\n\nGenerated {made}; each section links the executed notebook that made it and the evidence for its numbers. Do not edit.\n"
     write_atomic(folder / "README.md", "\n".join([head, *(gallery_section(folder, name, files) for name, files in owned.items())]))
     return folder / "README.md"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SELECTION_RULE', 'TOY_RULE', 'study_file', 'shown', 'parse_record', 'load_study', 'arrays_file', 'load_arrays',
-           'has_arrays', 'field', 'select', 'distinct', 'output_folder', 'protocol_note', 'validation_cap', 'header',
-           'rule_of', 'provenance']
+           'has_arrays', 'field', 'select', 'distinct', 'output_folder', 'protocol_note', 'validation_cap',
+           'changed_settings', 'caption', 'header', 'rule_of', 'save_verdict', 'provenance']
 
 # %% ../nbs/51_report.ipynb #imports
 import hashlib
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .algorithms import get_algorithm
+from .algorithms.base import merge_hparams
 from .core import HmoeError, ensure_writable, repo_root, results_dir, versions, write_atomic
 from .protocol import parse_policy
 from .records import TOY, check_record
@@ -132,17 +134,47 @@ def validation_cap(records: list[dict]) -> str:
     capped = " or ".join(f"{cap:,}" for cap in sorted(caps - {None}))
     return f"at most {capped} images of each training domain" + " (all in some runs)" * (None in caps) if capped else ""
 
+# %% ../nbs/51_report.ipynb #def-changed-settings
+def _default_settings(record: dict) -> dict:
+    """The defaults of a run's algorithm at its resolution; nothing for the toy and for algorithms that are not registered here."""
+    spec = record["spec"]
+    try: return {} if spec.get("dataset") == TOY else merge_hparams(get_algorithm(spec["algorithm"]).HPARAMS, {}, spec.get("resolution") or 28)
+    except HmoeError: return {}
+
+def changed_settings(records: list[dict]) -> list[str]:
+    """One text for each hyper-parameter that differs from its algorithm's default in some runs: its values, the default, and whose it is if not that of all."""
+    found, algorithms = {}, distinct(records, "algorithm")
+    for record in records:
+        given = record["spec"].get("hparams") or {}
+        for name, default in _default_settings(record).items():
+            if name in given: found.setdefault((name, default), {}).setdefault(given[name], set()).add(record["spec"]["algorithm"])
+    def told(name, default, values):
+        def text(value): return "one per training domain" if (name, value) == ("num_experts", 0) else f"{value:g}" if isinstance(value, float) else str(value)
+        others = sorted(set(values) - {default})
+        owners = sorted(set().union(*(values[value] for value in others)))
+        some = " in some runs" * bool(values.get(default, set()) & set(owners))
+        return f"{name} {' or '.join(map(text, others))} instead of {text(default)}{some}" + (f" ({', '.join(owners)})" if owners != algorithms else "")
+    return [told(name, default, values) for (name, default), values in sorted(found.items(), key=lambda item: item[0][0]) if set(values) - {default}]
+
+# %% ../nbs/51_report.ipynb #def-caption
+def caption(records: list[dict], reduced: bool = True) -> str:
+    """A few words for the title of a picture or table: 'ColoredMNIST, reduced: 200 updates, 1 seed'."""
+    seeds, steps = len(distinct(records, "trial_seed")), " or ".join(f"{n:,}" for n in distinct(records, "steps"))
+    scale = "reduced" if reduced else "the paper's protocol"
+    return f"{', '.join(distinct(records, 'dataset'))}, {scale}: {steps} updates, {seeds} seed{'s' * (seeds != 1)}"
+
 # %% ../nbs/51_report.ipynb #def-header
 def header(profile: str, records: list[dict]) -> str:
-    """Markdown lines that open a page: profile, data set, updates, precision, cap on validation, number of runs, algorithms, test domains, seeds, commits and devices."""
+    """Markdown lines that open a page: profile, data set, updates, precision, cap on validation, hyper-parameters that are not the defaults, number of runs, algorithms, test domains, seeds, commits and devices."""
     failed = select(records, status="failed") if records else []
     def listed(name): return ", ".join(str(value) for value in distinct(records, name) if value not in ("", None)) or "none"
     made = [record.get("environment") or {} for record in records]
     def over(key): return ", ".join(sorted({str(e[key]) for e in made if e.get(key)})) or "not recorded"
     pairs = sorted({(str(r["spec"].get("dataset")), str(r["spec"].get("dataset_fingerprint"))) for r in records})
     data = ", ".join(f"{name} ({', '.join(mark for other, mark in pairs if other == name)})" for name in dict(pairs)) or "none"
-    cap = validation_cap(records)
+    cap, changed = validation_cap(records), changed_settings(records)
     return "\n".join([f"**{protocol_note(profile, records)}**", "", f"- data: {data}; network: {listed('network')}; updates: {listed('steps')}; precision: {listed('precision')}" + (f"; validation on {cap}" if cap else ""),
+                      *([f"- not the defaults: {'; '.join(changed)}"] if changed else []),
                       f"- {len(records)} runs, {len(failed)} failed: {listed('algorithm')}; test domains: {listed('test_domain')}; trial seeds: {listed('trial_seed')}",
                       f"- trained at commit {over('commit')} on {over('device')}"])
 
@@ -154,6 +186,13 @@ def rule_of(records: list[dict]) -> str:
     """The rule by which the models of these runs were chosen: the toy's, that of classification, or both."""
     toy = {r["spec"].get("dataset") == TOY for r in records}
     return "; ".join([SELECTION_RULE] * (toy != {True}) + [f"{TOY}: {TOY_RULE}" if len(toy) == 2 else TOY_RULE] * (True in toy))
+
+# %% ../nbs/51_report.ipynb #def-save-verdict
+def save_verdict(lines: list[str], output: Path, artefact: str) -> str:
+    """Write the sentences of a page as a list, `<artefact>_verdict.md`, and return that Markdown."""
+    text = "\n".join(f"- {line}" for line in lines) + "\n"
+    write_atomic(Path(output) / f"{artefact}_verdict.md", text)
+    return text
 
 # %% ../nbs/51_report.ipynb #def-merged
 def _merged(environments: list[dict]) -> dict:

@@ -75,7 +75,7 @@ def _variant_specs(profile: Profile, variants: tuple[dict, ...], domains: tuple[
     return [_spec(profile, "HMOE-DN", dataset, domain, seed, changed) for seed in range(profile.seeds) for changed in variants for domain in domains]
 
 BALANCE = ({"lambda_kl": 1.0}, {"lambda_kl": 3.0})
-COLLAPSE = ({"num_experts": 8},)
+COLLAPSE = ({"num_experts": 8}, {"num_experts": 8, "lambda_kl": 1.0})
 CLASS_LOSS = ({"lambda_en": 0.0, "lambda_kl": 0.0, "lambda_ad": 0.0},)
 SENSITIVITY = ({}, *({"num_experts": k} for k in (2, 5, 8)), *({"eps": eps} for eps in (1e-8, 1e-4, 1e-2)))
 

@@ -203,8 +203,8 @@ def discovery_verdict(records: list[dict], algorithm: str = "HMOE-DN", threshold
         f"; built in, for equally loaded experts reach at most {limit:.2f}" if limit < threshold else "") + (f"; {missing} more without scores" if missing else "")
 
 # %% ../nbs/52_tables.ipynb #def-plot-results
-def plot_results(records: list[dict], axes):
-    """Draw one panel per test domain and one for the average into `axes`: rows are algorithm and mode, dots are seeds, bars are mean ± standard error."""
+def plot_results(records: list[dict], axes, least: float = 5.0):
+    """Draw one panel per test domain and one for the average into `axes`: rows are algorithm and mode, dots are seeds, bars are mean ± standard error. A panel spans at least `least` points."""
     results, limits = run_results(records), resolvable_difference(records).set_index("test_domain").resolvable
     average = results.groupby(["algorithm", "mode", "trial_seed"], sort=False).accuracy.agg(accuracy="mean", size="size").reset_index().assign(test_domain="Average")
     runs = pd.concat([results, average[average["size"] == results.test_domain.nunique()]])
@@ -217,6 +217,8 @@ def plot_results(records: list[dict], axes):
             axis.scatter(seeds, [row] * len(seeds), s=9, color=colour, alpha=0.45, linewidths=0)
             axis.errorbar(cell["mean"], row, xerr=np.nan_to_num(cell["stderr"]), fmt="o", ms=4.5, color=colour, elinewidth=1.4, capsize=2)
         axis.margins(x=0.08)
+        low, high = axis.get_xlim()
+        if high - low < least: axis.set_xlim(max(0, (low + high - least) / 2), max(0, (low + high - least) / 2) + least)
         left, middle = axis.get_xlim()[0], len(order) - 0.35
         axis.plot([left, left + limits[domain]], [middle, middle], color="#B0B0B0", lw=3, solid_capstyle="butt")
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hmoe_repro import bench, timing
-from hmoe_repro.bench import BENCH_VERSION, TARGETS, WORKLOADS, best_path, bench_notes, bench_table, bench_targets, read_bench, run_bench, speedups, spread, verdict, write_bench
+from hmoe_repro.bench import BENCH_VERSION, TARGETS, WORKLOADS, best_path, bench_notes, bench_table, bench_targets, group_norm_notes, group_norm_table, read_bench, run_bench, speedups, spread, verdict, write_bench
 from hmoe_repro.core import HmoeError
 from hmoe_repro.datasets import as_input
 from hmoe_repro.networks import PRECISIONS
@@ -246,3 +246,11 @@ def test_the_page_shows_the_record(tiny, tmp_path):
 def test_too_few_rounds_and_unknown_scales_are_refused():
     with pytest.raises(HmoeError, match="at least 3 rounds, got 2"): run_bench(2, "tiny")
     with pytest.raises(HmoeError, match="unknown scale 'huge'. Valid: full, tiny"): run_bench(3, "huge")
+
+
+def test_the_page_says_which_group_norm_is_used_and_whether_that_pays():
+    table = group_norm_table(invented(group_norm={"64 x 28 x 28": {"bf16, PyTorch's": [0.3] * 3, "bf16, blockwise": [0.2] * 3}, "128 x 14 x 14": {"bf16, PyTorch's": [0.02] * 3, "bf16, blockwise": [0.05] * 3}}))
+    assert table["channels a group"].tolist() == [8, 16] and table["used in bf16"].tolist() == ["blockwise", "PyTorch's"] and table["bf16, blockwise (ms)"].tolist() == pytest.approx([200, 50])
+    assert group_norm_notes(invented()) == ["8 channels a group (64 x 28 x 28): blockwise is used, 1.5 times as fast as the other."]
+    slower = {"64 x 28 x 28": {"bf16, PyTorch's": [0.1] * 3, "bf16, blockwise": [0.2] * 3}}
+    assert "although it takes 2.0 times as long" in group_norm_notes(invented(group_norm=slower))[0]

@@ -58,6 +58,7 @@ WRONG = [
     (("train", "--algorithm", "ERN", *TRAIN[3:]), "Valid: ERM, HMOE-DL, HMOE-DN, HMOE-ND"),
     ((*TRAIN[:4], "PACZ", *TRAIN[5:]), "Valid: DigitDomains, DigitDomainsTiny"),
     ((*TRAIN[:6], "moon", *TRAIN[7:]), "Valid: negative, photo, plain, sketch"),
+    ((*TRAIN[:4], "ColoredMNIST", "--test-domain", "+95%"), "Valid: +90%, +80%, -90%"),
     ((*TRAIN, "--set", "lrr=1"), "Valid: lr, batch_size"),
     ((*TRAIN, "--set", "lr=fast"), "lr must be float"),
     ((*TRAIN, "--set", "lr"), "name=value"),
@@ -135,7 +136,14 @@ def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
     assert f"{len(unique)} runs, {len(unique)} to train" in done.stdout and f"[{len(unique)}/{len(unique)}]" in done.stdout
 
 
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "hmoe_repro.cli", "trian"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("hmoe: No such command")
+
+
 def test_lists():
+    said = subprocess.run([*HMOE, "list"], capture_output=True, text=True).stdout
+    assert re.search(r"^speed .* published *$", said, re.M) and "bench" in said.splitlines()[1]
     said = subprocess.run([*HMOE, "list", "--algorithms"], capture_output=True, text=True).stdout
     assert all(name in said for name in ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"))
     assert "DigitDomains" in subprocess.run([*HMOE, "list", "--datasets"], capture_output=True, text=True).stdout

@@ -8,8 +8,8 @@ import pytest
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.clusters import cluster_scores, gate_scores, score_discovery
-from hmoe_repro.discovery import (agreement, agreement_summary, agreement_verdict, closest_factor, collapse_scores, confusion, discovery_table, factor_scores, fresh_distance,
-                                  gate_similarity, gate_table, gate_verdict, mean_gates, partitions, similarity_verdict, smallest_distance, subset, tsne)
+from hmoe_repro.discovery import (agreement, agreement_summary, agreement_verdict, closest_factor, closest_other, collapse_scores, collapse_verdict, confusion, discovery_lines, discovery_table, factor_scores, fresh_distance,
+                                  gate_similarity, gate_table, gate_verdict, heaps, mean_gates, partitions, similarity_verdict, smallest_distance, subset, tsne)
 
 DOMAINS = np.repeat([0, 2, 3], 50)
 CLASSES = np.tile(np.arange(10), 15)
@@ -230,3 +230,31 @@ def test_the_table_of_gates_and_its_sentence():
     assert gate_verdict(table[:1]) == "1 run: gate nearly uniform in 1, some experts idle in 0, all in use in 0."
     with pytest.raises(HmoeError, match="Fix: choose runs of HMOE"):
         gate_table(runs[3:], lambda record: 3)
+
+
+def test_the_next_best_factor_is_never_the_domain():
+    zero = {"nmi_domain": 0.0, "nmi_class": 0.0, "nmi_colour": 0.0, "experts_used": 1}
+    assert closest_other(zero) == "class" and closest_other(zero | {"nmi_domain": 1.0, "nmi_colour": 0.01}) == "colour"
+    assert closest_other(zero | {"nmi_class": 0.3, "nmi_colour": 0.4}, {"class": 0.5, "colour": 1.0}) == "class"
+
+
+def test_embeddings_that_cover_each_other_are_counted():
+    assert [count for _, count in heaps([[0, 0], [0, 1], [50, 50], [1, 0]], [100, 100])] == [3, 1] and [c for _, c in heaps([[0, 0], [0, 5]], [100, 100])] == [1, 1]
+
+
+def test_both_signs_of_a_collapse_are_told_apart():
+    runs = [run(s, gate_entropy=0.1, load_balance=l, experts_used=2) for s, l in enumerate((math.log(2), 0.1))]
+    line = collapse_verdict(gate_table(runs, lambda record: 8), [0.5, 5.9], fresh=6.0)
+    assert line.startswith("the load collapsed in 1 of 2 runs (effective number 4.0 to 7.2 of 8") and "embeddings fell together in 1 of 2 stored runs (closest pair 0.5 to 5.9 apart at the end, 6.0 when drawn afresh)" in line
+    assert collapse_verdict(gate_table(runs, lambda record: 8)).endswith("nats).")
+
+
+def test_a_uniform_gate_names_nothing_and_says_why():
+    runs = [run(s, gate_entropy=0.99 * math.log(2), nmi_class=0.8) for s in range(2)]
+    for r in runs: r["spec"] |= {"steps": 200, "hparams": {"lambda_en": 1.0}}
+    (line,) = discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)
+    assert "still uniform in all of them after 200 updates (entropy at least 99 % of log K; not trained yet)" in line and "class" not in line
+    for r in runs: r["spec"]["hparams"]["lambda_en"] = 0.0
+    assert "no entropy loss asks it to decide" in discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)[0]
+    runs[0]["discovery"]["gate_entropy"] = 0.1
+    assert len(discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)) == 2

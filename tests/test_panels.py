@@ -1,5 +1,6 @@
 """Images behind partitions: what is drawn is what was stored, and the pages of domain discovery work from records alone."""
 import json
+import math
 import re
 import shutil
 
@@ -10,6 +11,7 @@ import pytest
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.panels import as_rgb, factor_style, heat_map, panel_groups, plot_factor_grid, plot_panels, plot_strip, runs_with_codes, tiled
+from hmoe_repro.records import RunSpec
 from hmoe_repro.render import render
 
 matplotlib.use("Agg")
@@ -171,7 +173,7 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     assert {f"{page}.{kind}" for kind in ("png", "pdf", "csv", "md", "tex", "ipynb", "provenance.json")} <= made and "reduced study" in text
     assert json.loads((folder / f"{page}.provenance.json").read_text())["study"] == f"quick-{study}"
     expected = {"colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)", "rotated": "HMOE-DN, 4 runs: the experts agree most with the angle in 4 (NMI 0.85)",
-                "collapse": "K = 8, 4 runs: gate nearly uniform in 0, some experts idle in 4, all in use in 0; experts in use where the gate is not uniform: 2 of 8. Effective number 2.0 to 2.0",
+                "collapse": "K = 8, weight 3: the load collapsed in 4 of 4 runs (effective number 2.0 of 8, load balance 1.39 to 1.39 nats)",
                 "classloss": "Gate entropy 50 to 50 % of log K; mean NMI with domains 0.00", "sensitivity": "mean NMI with domains is largest at 1e-08 (0.90) and smallest at 0.01 (0.20)"}
     assert expected[study] in text, text
     if study in ("colored", "rotated"):
@@ -197,3 +199,39 @@ def test_runs_with_codes_passes_over_runs_without(study_copy):
     records = load_study("quick-colored", study_copy)
     found = runs_with_codes(records, "quick-colored", study_copy, algorithm="HMOE-DN")
     assert {r["spec"]["trial_seed"] for r, _ in found} == {0} and len(found) == 2 and all({"panel_images", "colour_out"} <= set(arrays) for _, arrays in found)
+
+
+def arm(record, weight, folder):
+    "A copy of a run with another weight on the load balance, arrays included."
+    copy = json.loads(json.dumps(record))
+    copy["spec"]["hparams"]["lambda_kl"] = weight
+    copy["run_id"] = RunSpec.from_dict(copy["spec"]).run_id
+    arrays = folder / f"{record['run_id']}.safetensors"
+    if arrays.exists() and copy["run_id"] != record["run_id"]: shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
+    return copy
+
+
+@pytest.mark.parametrize("weights", [(3.0,), (1.0, 3.0)], ids=str)
+def test_the_page_of_fig7_shows_the_arms_that_were_trained(weights, study_copy, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(study_copy, store)
+    path, records = store / "quick-collapse.jsonl", [json.loads(line) for line in (study_copy / "quick-collapse.jsonl").read_text().splitlines()]
+    thrice = [r for r in records if r["spec"]["hparams"]["lambda_kl"] == 3]
+    path.write_text("".join(json.dumps(arm(r, weight, store / "quick-collapse")) + "\n" for weight in weights for r in thrice))
+    text = markdown_of(render("hmoe_fig7", "quick", store=store, output=tmp_path / "figures"))
+    verdict = (tmp_path / "figures/quick/hmoe_fig7_verdict.md").read_text()
+    assert ("K = 8, weight 1: " in verdict) == (1.0 in weights) != ("not the paper's 1" in verdict) and "K = 8, weight 3: " in verdict
+    assert ("No run here has the paper's weight 1" in text) == (1.0 not in weights) and "drawn afresh" in verdict
+    assert ("lambda_kl 3 instead of 1 in some runs" in text) == (1.0 in weights)
+
+
+@pytest.mark.parametrize("page, study", [("colored_discovery", "colored"), ("rotated_discovery", "rotated")])
+def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the_gate_uniform(page, study, study_copy, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(study_copy, store)
+    edit(store, study, lambda r: r["discovery"].update({name: 0.0 for name in r["discovery"] if name.startswith(("nmi_", "ari_"))} | {"gate_entropy": math.log(r["spec"]["hparams"].get("num_experts") or (2 if study == "colored" else 5))}))
+    render(page, "quick", store=store, output=tmp_path / "figures")
+    verdict = (tmp_path / "figures/quick" / f"{page}_verdict.md").read_text()
+    assert "HMOE-DN, 4 runs: the gate is still uniform in all of them after 11 updates (entropy at least 100 % of log K; not trained yet)" in verdict
+    table = (tmp_path / "figures/quick" / f"{page}.md").read_text()
+    assert f"{'Colored' if study == 'colored' else 'Rotated'}Digits, reduced: 11 updates, 2 seeds" in table and "gate entropy / log K" in table

@@ -14,6 +14,7 @@ from hmoe_repro.render import (artefacts, check_parameters, choices, files_of, f
 from hmoe_repro.studies import ARTEFACTS, PROFILES
 
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
+OURS_IN_ORDER = sorted(OURS)
 STUDIES = {"digits_balance": "quick-balance"}  # the others: quick-digits
 PARAMETERS = 'profile: str = "smoke"  # smoke | quick\nstore: str = ""  # a folder of study files\noutput: str = ""  # a folder\nrate: float = 0.5  # a number\nseeds: list = [0, 1]  # trial seeds\nfast: bool = False  # a switch\ncount: int = 3  # how many'
 WRITE = "from hmoe_repro.report import output_folder\nfolder = output_folder(output, profile)\n(folder / 'page.csv').write_text(f'{profile} {rate} {seeds} {fast} {count}')\n(folder / 'page_more.md').write_text('**More**\\n\\n| a |\\n|---|\\n| 1 |\\n')"
@@ -143,6 +144,8 @@ def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
     assert "Generated from the runs of `hmoe reproduce` on this machine;" in page and "`results/`" not in page
     targets = re.findall(r"\]\(([^)]+)\)", page)
     assert targets and all((folder / target).is_file() for target in targets)
+    for name in OURS: assert (folder / f"{name}_verdict.md").read_text().strip() in page.split("Verdict, computed from the records:")[1 + OURS_IN_ORDER.index(name)]
+    assert page.count("Verdict, computed from the records:") == len(OURS) and "Data: DigitDomains, profile quick](" in page and "(DigitDomains)" in page
     assert {"digits_table.png", "digits_fig5.csv", "learning_curves.provenance.json", "digits_table.ipynb", "digits_fig5.pdf"} <= set(targets)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import t
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.parity import ACCURACY, LOSS, NMI, T95, judged, mean_and_resolution, paired_runs, parity_summary, parity_verdict, plot_parity, precision_pairs, unpaired_notes
+from hmoe_repro.parity import ACCURACY, LOSS, NMI, T95, VALIDATION, judged, mean_and_resolution, paired_runs, parity_summary, parity_verdict, plot_parity, precision_pairs, unpaired_notes
 from hmoe_repro.records import RunSpec
 from hmoe_repro.render import render
 from hmoe_repro.tables import run_results
@@ -75,7 +75,7 @@ def test_quantiles_are_students():
 
 def test_differences_by_hand():
     frame = paired_runs(precision_pairs(study((0.02, 0.0, -0.01))))
-    assert list(dict.fromkeys(zip(frame.measure, frame.row))) == [(ACCURACY, "ERM"), (ACCURACY, "HMOE-DN MIX"), (ACCURACY, "HMOE-DN MAX"), (ACCURACY, "HMOE-DN OOD"), (NMI, "HMOE-DN, domain"), (NMI, "HMOE-DN, class"), (LOSS, "ERM"), (LOSS, "HMOE-DN"), (LOSS, "HMOE-DN, L_y")]
+    assert list(dict.fromkeys(zip(frame.measure, frame.row))) == [(ACCURACY, "ERM"), (ACCURACY, "HMOE-DN MIX"), (ACCURACY, "HMOE-DN MAX"), (ACCURACY, "HMOE-DN OOD"), (VALIDATION, "ERM"), (VALIDATION, "HMOE-DN MIX"), (VALIDATION, "HMOE-DN MAX"), (VALIDATION, "HMOE-DN OOD"), (NMI, "HMOE-DN, domain"), (NMI, "HMOE-DN, class"), (LOSS, "ERM"), (LOSS, "HMOE-DN"), (LOSS, "HMOE-DN, L_y")]
     mine = frame[(frame.measure == ACCURACY) & (frame.row == "HMOE-DN MAX")]
     assert list(mine.test_domain) == [d for d in DOMAINS for _ in range(3)] and np.allclose(mine.difference, [2, 0, -1] * 3) and np.allclose(mine.base, [46, 51, 56] * 3)
     row = parity_summary(frame).set_index(["measure", "row"]).loc[(ACCURACY, "HMOE-DN MAX")]
@@ -95,7 +95,7 @@ def test_seed_noise_is_taken_within_domains():
 # The verdict
 
 @pytest.mark.parametrize("shifts, outcome, said", [
-    ((0.011, -0.010, 0.001), "not told from zero", "No change beyond seed noise is seen: no mean paired difference is told apart from zero in any of 9 rows."),
+    ((0.011, -0.010, 0.001), "not told from zero", "No change beyond seed noise is seen: no mean paired difference is told apart from zero in any of 13 rows."),
     ((0.020, 0.021, 0.019), "shifted", "Not beyond seed noise, but there is a shift: ERM (accuracy +2.0 ± 0.0)"),
     ((-0.090, -0.091, -0.089), "beyond seed noise", "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9.0 ± 0.0), HMOE-DN MIX (accuracy -9.0 ± 0.0)"),
     ((0, 0, 0), "equal", "Nothing was compared: all pairs are equal in every digit, so bf16 had no effect on these runs.")])
@@ -144,6 +144,13 @@ def test_the_page(tmp_path):
                  "would have been told apart from zero", "could have been missed"):
         assert said in page, said
     assert (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[2] == "| measure | row | pairs | float32 | difference | stderr | resolvable | seed noise | rms |"
-    assert len((tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()) == 1 + 3 * (1 + 1) + 2 * (3 + 2 + 2)
+    assert len((tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()) == 1 + 3 * (2 + 1) + 2 * (2 * 3 + 2 + 2)
     facts = json.loads((tmp_path / "mnist" / "precision_parity.provenance.json").read_text())
     assert facts["precision"] == ["bf16", "float32"] and facts["failed"] == [lost["run_id"]] and (tmp_path / "mnist" / "precision_parity.png").stat().st_size > 5000
+
+
+def test_a_row_just_short_of_its_limit_is_called_close():
+    summary = summary_of(study((0.011, -0.010, 0.001))).iloc[:1]
+    near = summary.assign(difference=0.86, resolvable=1.0, rms=1.0)
+    assert "Close to what these pairs resolve, so not settled: ERM (accuracy +0.9" in parity_verdict(near)[0]
+    assert "Close" not in parity_verdict(near.assign(difference=0.84))[0] and "Close" not in parity_verdict(near.assign(difference=1.1))[0]

@@ -12,7 +12,7 @@ README = repo_root() / "README.md"
 def test_generated_blocks_are_those_of_the_published_records():
     page = README.read_text(encoding="utf-8")
     blocks = readme_blocks()
-    assert {"digits-table", "discovery", "verdict", "toy", "times", "table4", "table5", "colored-found", "rotated-found", "speed"} == set(blocks)
+    assert {"digits-table", "discovery", "verdict", "toy", "times", "table4", "table5", "colored-found", "rotated-found", "colored-said", "rotated-said", "speed"} == set(blocks)
     for name, text in blocks.items():
         inside = page.split(f"<!-- {name}:start -->")[1].split(f"<!-- {name}:end -->")[0]
         assert inside.strip() == text.strip(), f"block {name} is stale. Fix: make figures"
@@ -52,3 +52,14 @@ def test_published_records_are_whole_and_tell_their_origin():
         for record in records:
             check_record(record, study)
             assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]
+
+
+def test_the_readme_calls_a_uniform_gate_uniform():
+    import math
+    from hmoe_repro.report import load_study, select
+    from hmoe_repro.tables import domains_and_experts
+    said = README.read_text(encoding="utf-8").split("<!-- rotated-said:start -->")[1].split("<!-- rotated-said:end -->")[0]
+    for algorithm in ("HMOE-DL", "HMOE-DN"):
+        runs = select(load_study("mnist-rotated"), algorithm=algorithm, status="complete")
+        uniform = all(r["discovery"]["gate_entropy"] >= 0.9 * math.log(domains_and_experts(r)[1]) for r in runs)
+        assert f"{algorithm}, {len(runs)} run" in said and (f"{algorithm}, {len(runs)} runs: the gate is still uniform" in said) == uniform

@@ -7,8 +7,8 @@ import pytest
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.datasets import DATASETS
-from hmoe_repro.paper_tables import (PAPER_RUN, PAPER_SEEDS, TABLES, TWINS, against_paper, average_name, beside_table, colour_lines, colour_table, departures, draw_results, named_table,
-                                     paper_block, paper_dataset, paper_hparams, paper_verdict, study_verdict, without_nd)
+from hmoe_repro.paper_tables import (PAPER_RUN, PAPER_SEEDS, TABLES, TWINS, against_paper, average_name, beside_table, colour_lines, colour_table, departures, draw_results, error_words, incomplete_cells, limit_words,
+                                     limits_table, named_table, paper_block, paper_dataset, paper_hparams, paper_verdict, setting_departures, study_verdict, without_nd)
 from hmoe_repro.records import RunSpec
 from hmoe_repro.render import render
 from hmoe_repro.studies import PROFILES
@@ -207,9 +207,9 @@ def pages(tmp_path_factory):
 def test_a_reduced_page_keeps_the_papers_numbers_apart(pages):
     page, table, block = ((pages / "mnist" / f"hmoe_table4{end}").read_text() for end in (".ipynb", ".md", "_paper.md"))
     for said in ("is a reduced study", "precision: float32; validation on at most 2,000 images of each training domain", "- updates: 300 instead of 5,001", "- trial seeds: 1 instead of 3", "missing: HMOE-ND on +80%",
-                 "failed: HMOE-ND on +90%, seed 0", "One trial seed: these limits count the test images alone", "mean over the test domains +90%, +80%, -90%", "On -90%: ", "**not comparable with a reduced study above**"):
+                 "failed: HMOE-ND on +90%, seed 0", "One trial seed: these limits count the test images alone", "by images (lower bound)", "mean over the test domains +90%, +80%, -90%", "On -90%: ", "**not comparable with a reduced study above**"):
         assert said in page, said
-    assert "ColoredMNIST, profile mnist" in table and "a reduced study, not the paper's protocol" in table and "[" not in table.replace("\\[", "[").split("\n\n")[1]
+    assert "in percent, one seed, no standard errors (a reduced study" in table and "±" not in table and "ColoredMNIST, profile mnist" in table and "a reduced study, not the paper's protocol" in table and "[" not in table.replace("\\[", "[").split("\n\n")[1]
     assert table.splitlines()[2].startswith("| algorithm | mode | +90% | +80% | -90% | Average |") and "– (0/1)" in table
     assert block.splitlines()[0].startswith("**The paper's own numbers for ColoredMNIST") and "| HMOE-ND | ood | 71.6 | 73.5 | 10.1 | 51.7 |" in block and "arXiv:2211.08253" in page
     facts = json.loads((pages / "mnist" / "hmoe_table4.provenance.json").read_text())
@@ -223,3 +223,24 @@ def test_a_page_of_the_papers_protocol_sets_them_side_by_side(pages):
     assert "| HMOE-DN | mix | 94.1 ± 0.2 \\[+0.0\\] |" in table and "in brackets the difference to the paper" in table
     assert "paper,difference" in (pages / "paper" / "hmoe_table5.csv").read_text().splitlines()[0]
     assert "validation on at most" not in page
+
+
+def test_each_cell_must_be_whole_and_only_whole_cells_are_compared():
+    "The union of seeds and domains is that of the paper, and yet two cells lack a seed, one of them because its run failed."
+    runs = [r for r in whole("RotatedMNIST", algorithms=("ERM", "HMOE-DN")) if (r["spec"]["algorithm"], r["spec"]["test_domains"], r["spec"]["trial_seed"]) not in (("ERM", ["30"], 0), ("HMOE-DN", ["75"], 2))]
+    runs.append(run("HMOE-DN", "RotatedMNIST", "75", 2, status="failed"))
+    assert setting_departures(runs) == [] and departures(runs) == incomplete_cells(runs) == ["incomplete: ERM on 30 (2 of 3 seeds), HMOE-DN on 75 (2 of 3 seeds)"]
+    gaps = against_paper(runs).set_index(["algorithm", "mode", "test_domain"]).difference
+    assert gaps[[("HMOE-DN", "mix", "75"), ("HMOE-DN", "mix", "Average"), ("ERM", "default", "Average")]].isna().all() and gaps[("HMOE-DN", "mix", "60")] == pytest.approx(0)
+    table = beside_table(runs).set_index(["algorithm", "mode"]).loc[("HMOE-DN", "mix")]
+    assert table["75"].endswith("(2/3)") and table["60"].endswith("[+0.0]") and "of 15 cells" in paper_verdict(runs)
+    alone = [r for r in whole("RotatedMNIST", algorithms=("ERM",)) if r["spec"]["test_domains"] != ["30"]] + whole("RotatedMNIST", algorithms=("HMOE-DN",))
+    assert departures(alone) == ["incomplete: ERM on 30 (0 of 3 seeds)"]
+
+
+def test_with_one_seed_no_word_promises_an_error_over_seeds():
+    one, three = whole(seeds=(0,)), whole()
+    assert error_words(one) == "one seed, no standard errors" and "standard error over" in error_words(three) and "images only (one seed)" in limit_words(one) and "resolved" in limit_words(three)
+    assert list(limits_table(one)) == ["test_domain", "test_images", "seeds", "by_images_(lower_bound)"] and "resolvable" in limits_table(three)
+    narrow = draw_results([run("ERM", "ColoredMNIST", d, 0, 0.10) for d in COLOURS] + [run("HMOE-DN", "ColoredMNIST", d, 0, 0.10) for d in COLOURS])
+    assert all(axis.get_xlim()[1] - axis.get_xlim()[0] >= 5 for axis in narrow.axes)
