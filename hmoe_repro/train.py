@@ -64,11 +64,6 @@ class Trainer:
         self.sampler = Sampler([self.splits[d]["in"] for d in self.domains], self.algorithm.hparams["batch_size"], seed, spec.sampler)
         self.step, self.checkpoints, self.sums, self.best, self.ahead = 0, [], {}, {}, None
 
-    @property
-    def names(self) -> dict:
-        """What a user of the weights must know of the data: classes and training domains in order, and the input's shape."""
-        return {"classes": list(self.data.class_names), "domains": self.domains, "input_shape": list(self.data.input_shape)}
-
     def _draw(self):
         """The sampler's state before the next batch, and a function that returns the batch."""
         before, drawn = self.sampler.generator.get_state(), self.sampler.draw()
@@ -170,6 +165,10 @@ def describe_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
 # %% ../nbs/43_train.ipynb #def-selected-path
 def _selected_path(folder: Path, mode: str) -> Path: return folder / f"selected-{mode}.safetensors"
 
+def _names(trainer: Trainer) -> dict:
+    """What a user of the weights must know of the data: classes and training domains in order, and the input's shape."""
+    return {"classes": list(trainer.data.class_names), "domains": trainer.domains, "input_shape": list(trainer.data.input_shape)}
+
 def save_model(path: Path, algorithm, names: dict | None = None):
     """Write the weights of an algorithm as safetensors, atomically; `names` (plain JSON) go into the file's header."""
     write_atomic(path, save({name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}, {"names": json.dumps(names)} if names else None))
@@ -198,7 +197,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     while trainer.step < spec.steps:
         trainer.update()
         if is_checkpoint(trainer.step - 1, spec.steps, spec.checkpoint_frequency):
-            for mode in trainer.evaluate(): save_model(_selected_path(folder, mode), trainer.algorithm, trainer.names)
+            for mode in trainer.evaluate(): save_model(_selected_path(folder, mode), trainer.algorithm, _names(trainer))
             _save(state_path, trainer.state(), spent + time.perf_counter() - started)
         if on_step: on_step(trainer.step, spec.steps)
     selected = training_domain_validation(trainer.checkpoints, spec.test_domains, trainer.algorithm.modes)
@@ -206,7 +205,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     if hasattr(trainer.algorithm, "codes"):
         discovery, arrays = describe_codes(trainer)
         write_atomic(folder / "arrays.safetensors", save(arrays))
-        save_model(_selected_path(folder, "last"), trainer.algorithm, trainer.names)
+        save_model(_selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     test_size = sum(len(trainer.splits[d]["in"]) for d in spec.test_domains)
     return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started}
 
