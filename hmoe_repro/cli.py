@@ -463,6 +463,7 @@ def discover(folder: Annotated[str, typer.Argument(help="<class>/<image>, or <do
              resolution: Annotated[int, typer.Option(min=8, help="Pixels a side.")] = 48, set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto"):
     """Find domains in a folder of your own pictures; writes one HTML page."""
     output = _new_file(output, "page")
+    from hmoe_repro.core import resolve_device
     from hmoe_repro.hparams import parse_setting
     from hmoe_repro.html_report import find_domains, group_rows, summarise, verdict, write_report
     from hmoe_repro.own_images import discover_spec, read_pool
@@ -470,10 +471,11 @@ def discover(folder: Annotated[str, typer.Argument(help="<class>/<image>, or <do
     read_pool(folder, labels)
     spec, store = discover_spec(folder, test_domain, experts, steps, resolution, network, seed, dict(parse_setting(s) for s in set_ or [])), RunStore()
     _trained(spec, store, device)
-    with Bar() as bar: found = find_domains(spec, folder, labels, store, on_progress=lambda done, total: bar("looking at all images", done, total, "image"))
+    with Bar() as bar: found = find_domains(spec, folder, labels, store, resolve_device(device), lambda done, total: bar("looking at all images", done, total, "image"))
     write_report(found, folder, output)
+    print(verdict(summarise(found)))
     _table(f"Groups, run {spec.run_id}", ["group", "images", "share", "held out", "accuracy on these", "mean gate value", "most frequent class", "most frequent known domain"], [["-" if v is None else v for v in row] for row in group_rows(found)])
-    print(f"{verdict(summarise(found))}\n{os.path.basename(output)}: the page")
+    print(f"{os.path.basename(output)}: the page")
 
 # %% ../nbs/60_cli.ipynb #def-predict
 @app.command()

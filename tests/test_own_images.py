@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from hmoe_repro.cli import app
 from hmoe_repro.core import HmoeError
+from hmoe_repro.datasets import DATASETS
 from hmoe_repro.html_report import POLICY, found_domains, report_html, summarise, verdict
 from hmoe_repro.images import decode
 from hmoe_repro.own_images import HELD_OUT, POOLED, deal_pool, discover_spec, image_files, load_trained, look_at_files, read_pool
@@ -57,6 +58,7 @@ def place(tmp_path_factory):
         said = hmoe("discover", folder, "--output", place / "report.html", *SMALL)
         run_id, = (p.parent.name for p in (place / "runs").glob("*/record.json"))
         yield {"folder": folder, "said": said, "page": (place / "report.html").read_text(encoding="utf-8"), "report": place / "report.html", "run": run_id, "store": RunStore(), "at": place}
+    for name in [n for n in DATASETS if n.endswith("pooled")]: del DATASETS[name]
 
 
 # What a folder means
