@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['app', 'Jobs', 'Device', 'DataDir', 'Engine', 'ProfileName', 'Rule', 'Only', 'OnlyData', 'Study', 'Everything',
            'data_app', 'Progress', 'list_', 'runs', 'plan', 'train', 'reproduce', 'sweep', 'pack', 'unpack', 'Bar',
-           'data_list', 'verify', 'download', 'publish', 'select', 'export_domainbed', 'bench', 'readme_blocks',
-           'figures', 'main']
+           'data_list', 'verify', 'download', 'publish', 'select', 'export_domainbed', 'bench', 'discover', 'predict',
+           'readme_blocks', 'figures', 'main']
 
 # %% ../nbs/60_cli.ipynb #imports
 import os
@@ -492,6 +492,63 @@ def bench(rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds.")
     if publish:
         write_bench(record, ensure_writable(results_dir()) / "bench.json")
         _render(["speed"], "bench")
+
+# %% ../nbs/60_cli.ipynb #def-new-file
+def _new_file(path: str, kind: str) -> str:
+    """An absolute path of a file that can be written, checked before the work begins."""
+    from hmoe_repro.core import HmoeError
+    full = os.path.abspath(os.path.expanduser(path))
+    if os.path.isdir(full) or not os.access(os.path.dirname(full), os.W_OK): raise HmoeError(f"cannot write the {kind} {path}: {'that is a folder' if os.path.isdir(full) else 'its folder does not exist or is not writable'}. Fix: another --output.")
+    return full
+
+# %% ../nbs/60_cli.ipynb #def-trained
+def _trained(spec, store, device: str):
+    """Train a run as far as it is not, with progress; `HmoeError` unless it is complete then."""
+    from hmoe_repro.core import HmoeError
+    from hmoe_repro.train import run
+    with Progress(1) as progress:
+        progress("start", spec)
+        record = run(spec, store, device, None, lambda step, steps: progress("step", spec, step, steps)) or {"status": "elsewhere", "reason": "another process is at it"}
+        progress("done", spec, record["status"], record["reason"])
+    if record["status"] != "complete": raise HmoeError(f"run {spec.run_id} ended as {record['status']}: {record['reason']}")
+
+# %% ../nbs/60_cli.ipynb #def-discover
+@app.command()
+def discover(folder: Annotated[str, typer.Argument(help="<class>/<image>, or <domain>/<class>/<image>: then domains are compared with, not learned from.")],
+             output: Annotated[str, typer.Option(help="The page to write.")] = "report.html", labels: Annotated[Optional[str], typer.Option(help="CSV with columns file and domain: the domains of some images, to compare with.")] = None,
+             test_domain: Annotated[Optional[str], typer.Option(help="Hold out this domain instead of a fifth of each class.")] = None, experts: Annotated[Optional[int], typer.Option(min=1, help="Most domains to find; default: 5.")] = None,
+             steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 1500, seed: Annotated[int, typer.Option(help="Trial seed.")] = 0, network: Annotated[str, typer.Option(help="Featurizer.")] = "image_cnn",
+             resolution: Annotated[int, typer.Option(min=8, help="Pixels a side.")] = 48, set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto"):
+    """Find domains in a folder of your own pictures; writes one HTML page."""
+    output = _new_file(output, "page")
+    from hmoe_repro.core import resolve_device
+    from hmoe_repro.hparams import parse_setting
+    from hmoe_repro.html_report import find_domains, group_rows, summarise, verdict, write_report
+    from hmoe_repro.own_images import discover_spec, read_pool
+    from hmoe_repro.records import RunStore
+    read_pool(folder, labels)
+    spec, store = discover_spec(folder, test_domain, experts, steps, resolution, network, seed, dict(parse_setting(s) for s in set_ or [])), RunStore()
+    _trained(spec, store, device)
+    with Bar() as bar: found = find_domains(spec, folder, labels, store, resolve_device(device), lambda done, total: bar("looking at all images", done, total, "image"))
+    write_report(found, folder, output)
+    print(verdict(summarise(found)))
+    _table(f"Groups, run {spec.run_id}", ["group", "images", "share", "held out", "accuracy on these", "mean gate value", "most frequent class", "most frequent known domain"], [["-" if v is None else v for v in row] for row in group_rows(found)])
+    print(f"{os.path.basename(output)}: the page")
+
+# %% ../nbs/60_cli.ipynb #def-predict
+@app.command()
+def predict(folder: Annotated[str, typer.Argument(help="Any folder of images; subfolders are searched.")], model: Annotated[str, typer.Option(help="Run, or the beginning of its id; `hmoe runs` lists them.")],
+            output: Annotated[str, typer.Option(help="The CSV file to write.")] = "predictions.csv", weights: Annotated[Optional[str], typer.Option(help="last, or a mode whose selected weights are meant; default: last where the run kept them.")] = None,
+            mode: Annotated[Optional[str], typer.Option(help="Mode of prediction; default: the algorithm's first.")] = None, skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="List images that cannot be read and go on.")] = False, device: Device = "auto"):
+    """Class, probability, nearest domain and gate value of each image of a folder, as CSV."""
+    output = _new_file(output, "table")
+    from hmoe_repro.core import resolve_device, write_atomic
+    from hmoe_repro.own_images import load_trained, predict_folder, predictions_csv
+    trained = load_trained(model, weights, device=resolve_device(device))
+    with Bar() as bar: rows, unreadable = predict_folder(trained, folder, mode, skip_unreadable, lambda done, total: bar("looking at all images", done, total, "image"))
+    write_atomic(output, predictions_csv(rows))
+    for file, why in unreadable: print(f"left out: {file.encode('utf-8', 'replace').decode()} ({why})", file=sys.stderr)
+    print(f"{len(rows)} images in {os.path.basename(output)}" + (f", {len(unreadable)} left out" if unreadable else ""))
 
 # %% ../nbs/60_cli.ipynb #def-readme-blocks
 def readme_blocks() -> dict[str, str]:

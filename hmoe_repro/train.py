@@ -7,6 +7,7 @@ __all__ = ['THUMBNAIL', 'build_dataset', 'build_algorithm', 'Trainer', 'collect_
            'save_model', 'load_weights', 'failed_record', 'run', 'load_model']
 
 # %% ../nbs/43_train.ipynb #imports
+import json
 import math
 import time
 import traceback
@@ -164,9 +165,13 @@ def describe_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
 # %% ../nbs/43_train.ipynb #def-selected-path
 def _selected_path(folder: Path, mode: str) -> Path: return folder / f"selected-{mode}.safetensors"
 
-def save_model(path: Path, algorithm):
-    """Write the weights of an algorithm as safetensors, atomically."""
-    write_atomic(path, save({name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}))
+def _names(trainer: Trainer) -> dict:
+    """What a user of the weights must know of the data: classes and training domains in order, and the input's shape."""
+    return {"classes": list(trainer.data.class_names), "domains": trainer.domains, "input_shape": list(trainer.data.input_shape)}
+
+def save_model(path: Path, algorithm, names: dict | None = None):
+    """Write the weights of an algorithm as safetensors, atomically; `names` (plain JSON) go into the file's header."""
+    write_atomic(path, save({name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}, {"names": json.dumps(names)} if names else None))
 
 def load_weights(path: Path, algorithm):
     """Read weights that `save_model` wrote."""
@@ -192,7 +197,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     while trainer.step < spec.steps:
         trainer.update()
         if is_checkpoint(trainer.step - 1, spec.steps, spec.checkpoint_frequency):
-            for mode in trainer.evaluate(): save_model(_selected_path(folder, mode), trainer.algorithm)
+            for mode in trainer.evaluate(): save_model(_selected_path(folder, mode), trainer.algorithm, _names(trainer))
             _save(state_path, trainer.state(), spent + time.perf_counter() - started)
         if on_step: on_step(trainer.step, spec.steps)
     selected = training_domain_validation(trainer.checkpoints, spec.test_domains, trainer.algorithm.modes)
@@ -200,6 +205,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     if hasattr(trainer.algorithm, "codes"):
         discovery, arrays = describe_codes(trainer)
         write_atomic(folder / "arrays.safetensors", save(arrays))
+        save_model(_selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     test_size = sum(len(trainer.splits[d]["in"]) for d in spec.test_domains)
     return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started}
 
@@ -257,11 +263,11 @@ def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=Non
 
 # %% ../nbs/43_train.ipynb #def-load-model
 def load_model(run_id: str, mode: str | None = None, store: RunStore | None = None):
-    """(algorithm in evaluation mode, record) of a finished run, with the weights that `mode` selected (default: the first mode). Raises `HmoeError` for unknown runs and modes."""
+    """(algorithm in evaluation mode, record) of a finished run, with the weights that `mode` selected (default: the first mode), or for 'last' those after the last update, which runs with codes keep. Raises `HmoeError` for unknown runs and modes."""
     store = store or RunStore()
     record = store.find(run_id)
     if record["status"] != "complete" or not record["selected"]: raise HmoeError(f"run {record['run_id']} has no selected model (status: {record['status']}). Fix: train it again.")
-    mode = one_of(mode or next(iter(record["selected"])), record["selected"], f"mode of run {record['run_id']}")
+    mode = one_of(mode or next(iter(record["selected"])), [*record["selected"], *["last"] * bool(record["discovery"])], f"mode of run {record['run_id']}")
     spec = RunSpec.from_dict(record["spec"])
     algorithm = build_algorithm(replace(spec, weights=spec.weights and "random"), build_dataset(spec))
     path = _selected_path(store.path(record["run_id"]), mode)
