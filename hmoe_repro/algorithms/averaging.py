@@ -55,7 +55,7 @@ class Around(Algorithm):
 # %% ../../nbs/35_averaging.ipynb #def-around-class
 def around(averaging: type[Around], base: type[Algorithm]) -> type[Around]:
     """The class of `averaging` (SWAD, SMA) around the algorithm `base`, with the hyper-parameters of both; its name is 'SWAD-<base>'."""
-    source = {name: value for name, value in vars(base).items() if name in ("__module__", "__qualname__", "__firstlineno__")}
+    source = {"__module__": base.__module__, "__qualname__": base.__qualname__} | {name: value for name, value in vars(base).items() if name == "__firstlineno__"}
     about = {"name": f"{averaging.name}-{getattr(base, 'name', base.__name__)}", "paper": f"{averaging.paper}; {getattr(base, 'paper', 'own')}",
              "needs_domain_labels": getattr(base, "needs_domain_labels", False), "family": averaging.family}
     return type(f"{averaging.__name__}_{base.__name__}", (averaging,), source | about | {
@@ -159,7 +159,7 @@ class SWAD(Around):
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         starts, ends = self.hparams["n_converge"], self.hparams["n_tolerance"]
-        if not 1 <= starts <= ends: raise HmoeError(f"n_converge = {starts} must be at least 1 and at most n_tolerance = {ends}. Fix: change one of them.")
+        if not 1 <= starts < ends: raise HmoeError(f"n_converge = {starts} must be at least 1 and less than n_tolerance = {ends}. Fix: change one of them.")
         self.losses, self.settled, self.segment, self.queue, self.total = [], 0, WeightMean(), [], WeightMean()
 
     def average(self): self.segment.add(self.current.parameters())
