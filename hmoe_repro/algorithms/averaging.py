@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'Around', 'around', 'SMA', 'EoA', 'loss_valley', 'published_valley', 'WeightMean', 'SWAD', 'tap_points',
-           'tapped', 'MIRO', 'Aggregate', 'MultiHeaded']
+           'tapped', 'channel_means', 'MIRO', 'Aggregate', 'MultiHeaded']
 
 # %% ../../nbs/35_averaging.ipynb #imports
 import copy
@@ -221,6 +221,11 @@ def tapped(network: nn.Module, points: list[nn.Module], x: torch.Tensor) -> tupl
     finally:
         for hook in hooks: hook.remove()
 
+# %% ../../nbs/35_averaging.ipynb #def-channel-means
+def channel_means(x: torch.Tensor) -> torch.Tensor:
+    """Mean over everything but channels: (B, C, H, W) -> (C,), and (B, ..., C) -> (C,) for tokens and vectors."""
+    return x.mean((0, 2, 3)) if x.dim() == 4 else x.flatten(0, -2).mean(0)
+
 # %% ../../nbs/35_averaging.ipynb #def-miro
 @register("MIRO", paper="Cha et al., 2022", needs_domain_labels=False, family="averaging")
 class MIRO(ERM):
@@ -232,8 +237,7 @@ class MIRO(ERM):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.pretrained = frozen_copy(self.featurizer).eval()
         with torch.no_grad(): taps = tapped(self.pretrained, tap_points(self.pretrained), torch.zeros(1, *self.input_shape))[1]
-        shapes = [(f.shape[1], 1, 1) if f.dim() == 4 else f.shape[-1:] for f in taps]
-        self.b = nn.ParameterList(torch.full(shape, math.log(math.expm1(0.1 - 1e-5))) for shape in shapes)
+        self.b = nn.ParameterList(torch.full((f.shape[1 if f.dim() == 4 else -1],), math.log(math.expm1(0.1 - 1e-5))) for f in taps)
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -249,7 +253,7 @@ class MIRO(ERM):
         z, features = tapped(self.featurizer, tap_points(self.featurizer), x)
         with torch.no_grad(): anchors = tapped(self.pretrained, tap_points(self.pretrained), x)[1]
         variances = [F.softplus(b) + 1e-5 for b in self.b]
-        reg = sum(0.5 * (((f - f0).square() / v).mean() + v.log().mean()) for f, f0, v in zip(features, anchors, variances))
+        reg = sum(0.5 * (channel_means((f - f0).square()) / v + v.log()).mean() for f, f0, v in zip(features, anchors, variances))
         nll = F.cross_entropy(self.classifier(z), y)
         return {"loss": nll + self.hparams["ld"] * reg, "nll": nll, "reg": reg}
 
