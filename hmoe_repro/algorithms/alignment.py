@@ -39,7 +39,7 @@ class Alignment(ERM):
 # %% ../../nbs/32_alignment.ipynb #def-coral
 @register("CORAL", paper="Sun and Saenko, 2016", needs_domain_labels=True, family="alignment")
 class CORAL(Alignment):
-    """Equal means and covariances of the features (Sun and Saenko, 2016, eq. 1, and the means). `HmoeError` for fewer than 2 images of a domain."""
+    """Equal means and covariances of the features (Sun and Saenko, 2016, and the means). `HmoeError` for fewer than 2 images of a domain."""
     def distance(self, z, minibatches):
         domain_sizes(minibatches, at_least=2)
         means = domain_means(z, minibatches)
@@ -87,7 +87,7 @@ _ADVERSARY = {
 # %% ../../nbs/32_alignment.ipynb #def-dann
 @register("DANN", paper="Ganin et al., 2016", needs_domain_labels=True, family="alignment")
 class DANN(ERM):
-    """Features that hide the domain from a discriminator (Ganin et al., 2016, eq. 4). `HmoeError` for a single training domain."""
+    """Features that hide the domain from a discriminator (Ganin et al., 2016). `HmoeError` for a single training domain."""
     HPARAMS = ERM.HPARAMS | _ADVERSARY | {"parity": HParam(False, "DomainBed's schedule: the discriminator alone, or all else alone")}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -159,7 +159,7 @@ class CDANN(DANN):
 # %% ../../nbs/32_alignment.ipynb #def-mtl
 @register("MTL", paper="Blanchard et al., 2021", needs_domain_labels=True, family="alignment")
 class MTL(ERM):
-    """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021, section 3). Predicts a batch as images of one domain."""
+    """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021). Predicts a batch as images of one domain."""
     HPARAMS = ERM.HPARAMS | {"mtl_ema": HParam(0.99, "weight of the newest mean in the running average"),
                              "parity": HParam(False, "DomainBed's noise in place of the domain's mean")}
 

@@ -21,7 +21,7 @@ def scale_gradients(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/31_invariance.ipynb #def-irm
 @register("IRM", paper="Arjovsky et al., 2019", needs_domain_labels=True, family="invariance")
 class IRM(AnnealedPenalty, ERM):
-    """IRMv1 (Arjovsky et al., 2019, section 3.1), its penalty estimated from two halves of each batch. `HmoeError` for fewer than 2 images of a domain."""
+    """IRMv1 (Arjovsky et al., 2019), its penalty estimated from two halves of each batch. `HmoeError` for fewer than 2 images of a domain."""
     HPARAMS = ERM.HPARAMS | {"irm_lambda": HParam(100.0, "weight of the penalty"),
                              "irm_penalty_anneal_iters": HParam(500, "updates with weight 1; then irm_lambda and a new Adam")}
     penalty_hparams = ("irm_lambda", "irm_penalty_anneal_iters")
@@ -38,7 +38,7 @@ class IRM(AnnealedPenalty, ERM):
 # %% ../../nbs/31_invariance.ipynb #def-vrex
 @register("VREx", paper="Krueger et al., 2021", needs_domain_labels=True, family="invariance")
 class VREx(AnnealedPenalty, ERM):
-    """Variance of the domains' risks as a penalty (Krueger et al., 2021, eq. 8)."""
+    """Variance of the domains' risks as a penalty (Krueger et al., 2021)."""
     HPARAMS = ERM.HPARAMS | {"vrex_lambda": HParam(10.0, "weight of the penalty"),
                              "vrex_penalty_anneal_iters": HParam(500, "updates with weight 1; then vrex_lambda and a new Adam")}
     penalty_hparams = ("vrex_lambda", "vrex_penalty_anneal_iters")
@@ -57,7 +57,7 @@ def gradient_variance(z: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/31_invariance.ipynb #def-fishr
 @register("Fishr", paper="Ramé et al., 2022", needs_domain_labels=True, family="invariance")
 class Fishr(AnnealedPenalty, ERM):
-    """Equal variances of the classifier's gradients (Ramé et al., 2022, eq. 4), in closed form. `HmoeError` for a classifier that is not linear."""
+    """Equal variances of the classifier's gradients (Ramé et al., 2022), in closed form. `HmoeError` for a classifier that is not linear."""
     HPARAMS = ERM.HPARAMS | {"lambda": HParam(1000.0, "weight of the penalty"), "ema": HParam(0.95, "weight of the past in the average of the variances, below 1"),
                              "penalty_anneal_iters": HParam(1500, "updates without penalty; then a new Adam")}
     penalty_before = 0.0
