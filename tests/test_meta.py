@@ -3,12 +3,11 @@ import copy
 from itertools import cycle
 
 import by_hand
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.algorithms.base import ALGORITHMS, ERM, _random_batches, check_algorithm
+from hmoe_repro.algorithms.base import ALGORITHMS, ERM, check_algorithm
 from hmoe_repro.algorithms.meta import ARM, MLDG, Fish, MetaReg, context_network
 from hmoe_repro.core import HmoeError, seed_everything
 
@@ -20,6 +19,9 @@ EXTRA = {ARM: {"context_width": 4}}
 def test_conformance(cls, tmp_path):
     check_algorithm(cls, hparams=EXTRA.get(cls))
     by_hand.assert_resumes(cls, tmp_path, **EXTRA.get(cls, {}))
+    if cls in (ARM, Fish): check_algorithm(cls, num_domains=1, hparams=EXTRA.get(cls))
+    else:
+        with pytest.raises(HmoeError, match="only one. Fix"): check_algorithm(cls, num_domains=1)
 
 
 @pytest.mark.parametrize("cls, hparams", [(MLDG, {"parity": True}), (ARM, {"parity": True, "context_width": 4}), (MetaReg, {"nonlinear_classifier": True, "inner_steps": 2})])
