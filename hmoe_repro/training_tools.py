@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain_labels', 'all_pairs', 'cyclic_pairs',
-           'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy', 'flat', 'unflat', 'step_on']
+           'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy', 'flat', 'unflat', 'step_on', 'to_floats']
 
 # %% ../nbs/29_training_tools.ipynb #imports
 import copy
@@ -113,3 +113,8 @@ def step_on(optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters, re
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=list(parameters), retain_graph=retain_graph)
     optimizer.step()
+
+# %% ../nbs/29_training_tools.ipynb #def-to-floats
+def to_floats(losses: dict) -> dict[str, float]:
+    """Scalar tensors, or numbers, as floats, in one transfer from the device."""
+    return dict(zip(losses, torch.stack([torch.as_tensor(value).detach() for value in losses.values()]).tolist()))
