@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from .base import ERM, HParam, concatenate, register
 from ..core import HmoeError
 from ..networks import make_classifier
-from ..training_tools import cyclic_pairs, domain_losses, step_on
+from ..training_tools import cyclic_pairs, domain_losses, step_on, to_floats
 
 # %% ../../nbs/33_robustness.ipynb #def-mixing-weights
 def mixing_weights(alpha: float, number: int) -> list[float]:
@@ -89,7 +89,7 @@ class Stepwise(ERM):
         if self.optimizer is None: self.optimizer = self.make_optimizer()
         losses = self.steps(minibatches)
         self.update_count += 1
-        return dict(zip(losses, torch.stack([value.detach() for value in losses.values()]).tolist()))
+        return to_floats(losses)
 
 # %% ../../nbs/33_robustness.ipynb #def-standardize
 def standardize(z: torch.Tensor, eps: float = 1e-5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
