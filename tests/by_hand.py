@@ -1,8 +1,6 @@
 """Slow computations in float64 that tests compare algorithms with: a tiny network, cross entropy by loops, Adam and SGD written out."""
 import copy
-import math
 
-import numpy as np
 import torch
 from torch import nn
 

@@ -17,6 +17,7 @@ ALL = (Mixup, GroupDRO, RSC, SagNet)
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)
 def test_conformance(cls, tmp_path):
     check_algorithm(cls)
+    check_algorithm(cls, num_domains=1)
     by_hand.assert_resumes(cls, tmp_path)
 
 

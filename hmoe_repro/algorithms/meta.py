@@ -74,7 +74,7 @@ def context_network(channels: int, width: int = 64) -> nn.Sequential:
 # %% ../../nbs/34_meta.ipynb #def-arm
 @register("ARM", paper="Zhang et al., 2021", needs_domain_labels=True, family="meta")
 class ARM(ERM):
-    """Adaptive risk minimisation by contextual meta-learning, ARM-CML (Zhang et al., 2021, section 4). `predict` depends on the composition of its batch."""
+    """Adaptive risk minimisation by contextual meta-learning, ARM-CML (Zhang et al., 2021). `predict` depends on the composition of its batch."""
     HPARAMS = ERM.HPARAMS | {
         "batch_size": HParam(64, "images of each training domain in a batch, and of a group at test time", large=8),
         "context_width": HParam(64, "channels inside the context network"),
@@ -121,7 +121,7 @@ class Fish(Stepwise):
 class MetaReg(Stepwise):
     """Meta-regularisation (Balaji et al., 2018, Algorithm 1): a weighted L1 penalty on the classifier, learnt across domains, then used to train afresh. SGD throughout. `HmoeError` for one domain."""
     HPARAMS = Stepwise.HPARAMS | {
-        "lr": HParam(1e-2, "learning rate alpha of SGD, for networks and inner steps", large=1e-3),
+        "lr": HParam(0.05, "learning rate alpha of SGD, for networks and inner steps", large=1e-3),
         "momentum": HParam(0.9, "momentum of SGD on the networks"),
         "meta_fraction": HParam(0.4, "fraction of all updates spent on learning the penalty"),
         "base_steps": HParam(1, "updates n between two meta steps"),

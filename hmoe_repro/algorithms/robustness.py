@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from .base import ERM, HParam, concatenate, register
 from ..core import HmoeError
 from ..networks import make_classifier
-from ..training_tools import cyclic_pairs, domain_losses, step_on
+from ..training_tools import cyclic_pairs, domain_losses, step_on, to_floats
 
 # %% ../../nbs/33_robustness.ipynb #def-mixing-weights
 def mixing_weights(alpha: float, number: int) -> list[float]:
@@ -25,7 +25,7 @@ def mixing_weights(alpha: float, number: int) -> list[float]:
 # %% ../../nbs/33_robustness.ipynb #def-mixup
 @register("Mixup", paper="Yan et al., 2020", needs_domain_labels=True, family="robustness")
 class Mixup(ERM):
-    """Inter-domain Mixup (Yan et al., 2020; Zhang et al., 2018, section 2): cross entropy on convex combinations of images of two domains. With one training domain it is ERM."""
+    """Inter-domain Mixup (Yan et al., 2020; Zhang et al., 2018): cross entropy on convex combinations of images of two domains. With one training domain it is ERM."""
     HPARAMS = ERM.HPARAMS | {"mixup_alpha": HParam(0.2, "both parameters of the Beta distribution that mixing weights are drawn from")}
 
     def loss(self, minibatches):
@@ -60,7 +60,7 @@ def below_top(values: torch.Tensor, fraction: float) -> torch.Tensor:
 # %% ../../nbs/33_robustness.ipynb #def-rsc
 @register("RSC", paper="Huang et al., 2020", needs_domain_labels=False, family="robustness")
 class RSC(ERM):
-    """Representation self-challenging (Huang et al., 2020, section 3): cross entropy with the features muted that serve the true class most, in the images that miss them most."""
+    """Representation self-challenging (Huang et al., 2020): cross entropy with the features muted that serve the true class most, in the images that miss them most."""
     HPARAMS = ERM.HPARAMS | {"rsc_f_drop_factor": HParam(1 / 3, "fraction of an image's features to mute"), "rsc_b_drop_factor": HParam(1 / 3, "fraction of a batch's images to challenge")}
 
     def kept(self, z, y) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Stepwise(ERM):
         if self.optimizer is None: self.optimizer = self.make_optimizer()
         losses = self.steps(minibatches)
         self.update_count += 1
-        return dict(zip(losses, torch.stack([value.detach() for value in losses.values()]).tolist()))
+        return to_floats(losses)
 
 # %% ../../nbs/33_robustness.ipynb #def-standardize
 def standardize(z: torch.Tensor, eps: float = 1e-5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,21 +99,21 @@ def standardize(z: torch.Tensor, eps: float = 1e-5) -> tuple[torch.Tensor, torch
 
 # %% ../../nbs/33_robustness.ipynb #def-randomize
 def randomize_style(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Features (B, F) with their own content and a style between their own and another image's (Nam et al., 2021, section 3.1)."""
+    """Features (B, F) with their own content and a style between their own and another image's (Nam et al., 2021, section 3)."""
     (u, mean, variance), other = standardize(z, eps), torch.randperm(len(z), device=z.device)
     alpha = torch.rand(len(z), 1, device=z.device, dtype=z.dtype)
     mean, variance = (alpha * own + (1 - alpha) * own[other] for own in (mean, variance))
     return u * (variance + eps).sqrt() + mean
 
 def randomize_content(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Features (B, F) with their own style and another image's content, which gets no gradient (section 3.2)."""
+    """Features (B, F) with their own style and another image's content, which gets no gradient (section 3)."""
     u, mean, variance = standardize(z, eps)
     return u[torch.randperm(len(z), device=z.device)].detach() * (variance + eps).sqrt() + mean
 
 # %% ../../nbs/33_robustness.ipynb #def-sagnet
 @register("SagNet", paper="Nam et al., 2021", needs_domain_labels=False, family="robustness")
 class SagNet(Stepwise):
-    """Style-agnostic network (Nam et al., 2021, eqs. 3 to 8), on feature vectors: content is learnt under randomised style, and style is made useless for the task."""
+    """Style-agnostic network (Nam et al., 2021, section 3), on feature vectors: content is learnt under randomised style, and style is made useless for the task."""
     HPARAMS = Stepwise.HPARAMS | {"sag_w_adv": HParam(0.1, "weight lambda_adv of the adversarial loss")}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
