@@ -331,7 +331,7 @@ def test_multi_headed_against_loops():
     for step in range(2):
         batches = [(x[:n], y[:n]) for n, (x, y) in zip((5, 3, 8), draw(step))]
         loss = mean_nll([(shadow.heads[i](layers(shadow.featurizer, x)[0]), y) for i, (x, y) in enumerate(batches)])
-        assert abs(heads.update(batches)["loss"] - float(loss)) < 1e-10
+        assert abs(heads.update(batches)["loss"] - loss.item()) < 1e-10
         adam.step(loss)
     equal(heads.parameters(), adam.parameters)
     x = draw(9)[0][0]
