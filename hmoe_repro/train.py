@@ -21,7 +21,7 @@ from .clusters import score_discovery
 from .core import HmoeError, ensure_writable, environment, library_hash, one_of, random_state, resolve_device, restore_random_state, seed_everything, single_thread, write_atomic
 from .datasets import as_input, load_dataset
 from .networks import set_precision
-from .protocol import Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, run_seed, training_domains
+from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, run_seed, training_domains
 from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, load_state, make_spec, run_lock, save_state
 from .selection import training_domain_validation, validation_accuracy
 from .toy_hmoe import run_toy
@@ -66,8 +66,13 @@ class Trainer:
             self.sums[name] = (total + value, count + 1)
         self.step += 1
 
+    def validation_batches(self, domain: str):
+        """The validation part of a training domain as (x, y), batch by batch."""
+        for part in self.splits[domain]["out"].split(EVALUATION_BATCH): yield gather(self.data, [domain], [part], self.device)[0]
+
     def evaluate(self) -> list[str]:
         """Add a checkpoint; returns the modes whose validation accuracy improved."""
+        if hasattr(self.algorithm, "on_checkpoint"): self.algorithm.on_checkpoint(self.validation_batches(d) for d in self.domains)
         accuracies = {d: {"out": evaluate(self.algorithm, self.data, d, self.splits[d]["out"], self.device)} for d in self.domains}
         scores = {mode: validation_accuracy(accuracies, self.spec.test_domains, mode) for mode in self.algorithm.modes}
         improved = [mode for mode, score in scores.items() if score > self.best.get(mode, -1)]
