@@ -162,7 +162,14 @@ class SWAD(Around):
         if not 1 <= starts < ends: raise HmoeError(f"n_converge = {starts} must be at least 1 and less than n_tolerance = {ends}. Fix: change one of them.")
         self.losses, self.settled, self.segment, self.queue, self.total = [], 0, WeightMean(), [], WeightMean()
 
-    def average(self): self.segment.add(self.current.parameters())
+    def average(self):
+        self.segment.add(self.current.parameters())
+        if not self.losses: self._show(self.current.parameters())
+
+    @torch.no_grad()
+    def _show(self, tensors):
+        """Let `result` have these parameters, and the buffers of `current`."""
+        for kept, value in zip([*self.result.parameters(), *self.result.buffers()], [*tensors, *self.current.buffers()]): kept.copy_(value)
 
     @torch.no_grad()
     def on_checkpoint(self, validation):
@@ -182,15 +189,10 @@ class SWAD(Around):
         self._add(self.total, settled[self.settled:])
         self.settled, mean = len(settled), copy.deepcopy(self.total)
         self._add(mean, still_open)
-        for kept, value in zip(self.result.parameters(), mean.tensors): kept.copy_(value)
-        for kept, now in zip(self.result.buffers(), self.current.buffers()): kept.copy_(now)
+        self._show(mean.tensors)
 
     def _add(self, mean: WeightMean, segments: list[int]):
         for part in (self.queue[i - len(self.losses)] for i in segments): mean.add(part.tensors, 1 if self.hparams["parity"] else part.count)
-
-    def predict(self, x, *mode): return (self.result if self.losses else self.current).predict(x, *mode)
-
-    def predict_modes(self, x): return (self.result if self.losses else self.current).predict_modes(x)
 
     def training_state(self):
         return super().training_state() | {"valley": {"losses": self.losses, "segment": self.segment.state(), "queue": [m.state() for m in self.queue], "total": self.total.state()}}
