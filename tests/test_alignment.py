@@ -15,8 +15,9 @@ ADVERSARIES = pytest.mark.parametrize("cls", [DANN, CDANN], ids=lambda c: c.name
 def coral_distance(a, b):
     n, distance = a.shape[1], 0
     mean = lambda z: sum(z) / len(z)
-    covariance = lambda z: sum(torch.outer(row - mean(z), row - mean(z)) for row in z) / (len(z) - 1)
-    return (mean(a) - mean(b)).square().sum() / n + (covariance(a) - covariance(b)).square().sum() / n**2
+    covariance = lambda z, m: sum(torch.outer(row - m, row - m) for row in z) / (len(z) - 1)
+    m_a, m_b = mean(a), mean(b)
+    return (m_a - m_b).square().sum() / n + (covariance(a, m_a) - covariance(b, m_b)).square().sum() / n**2
 
 
 def mmd_distance(a, b):

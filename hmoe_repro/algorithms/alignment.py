@@ -12,6 +12,7 @@ from torch import nn
 
 from .base import ERM, HParam, concatenate, register
 from ..core import HmoeError
+from ..hparams import Choice, LogUniform
 from ..networks import make_classifier
 from ..routing import reverse_gradient
 from ..training_tools import by_domain, domain_labels, domain_losses, domain_means, domain_sizes, step_on, to_floats, update_average
@@ -24,7 +25,7 @@ def spread(values: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/32_alignment.ipynb #def-alignment
 class Alignment(ERM):
     """Cross entropy plus the mean distance of the domains' features; a subclass defines `distance`."""
-    HPARAMS = ERM.HPARAMS | {"mmd_gamma": HParam(1.0, "weight of the distance between domains")}
+    HPARAMS = ERM.HPARAMS | {"mmd_gamma": HParam(1.0, "weight of the distance between domains", search=LogUniform(-1, 1))}
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
         """Mean over all pairs of domains of the distance between their features, z concatenated (sum of sizes, F)."""
@@ -74,14 +75,18 @@ def mlp(inputs: int, outputs: int, width: int, depth: int, dropout: float = 0.0)
     return nn.Sequential(*hidden, nn.Linear(width, outputs))
 
 # %% ../../nbs/32_alignment.ipynb #adversary-hparams
+_LR = ERM.HPARAMS["lr"]
 _ADVERSARY = {
-    "lambda": HParam(1.0, "weight of the adversary's gradient in the featurizer"),
-    "lr_g": HParam(0.0, "learning rate of featurizer and classifier; 0 means lr"), "weight_decay_g": HParam(0.0, "their weight decay; 0 means weight_decay"),
-    "lr_d": HParam(0.0, "learning rate of the discriminator; 0 means lr"), "weight_decay_d": HParam(0.0, "its weight decay; 0 means weight_decay"),
-    "beta1": HParam(0.5, "first beta of Adam; the second is 0.9"),
-    "d_steps_per_g_step": HParam(1, "steps of the discriminator for each of the featurizer"),
-    "grad_penalty": HParam(0.0, "weight of the squared gradient at the discriminator's input"),
-    "mlp_width": HParam(256, "width of the discriminator"), "mlp_depth": HParam(3, "its linear layers"), "mlp_dropout": HParam(0.0, "its dropout"),
+    "lambda": HParam(1.0, "weight of the adversary's gradient in the featurizer", search=LogUniform(-2, 2)),
+    "lr_g": HParam(0.0, "learning rate of featurizer and classifier; 0 means lr", search=_LR.search, search_large=_LR.search_large),
+    "weight_decay_g": HParam(0.0, "their weight decay; 0 means weight_decay", search_large=LogUniform(-6, -2)),
+    "lr_d": HParam(0.0, "learning rate of the discriminator; 0 means lr", search=_LR.search, search_large=_LR.search_large),
+    "weight_decay_d": HParam(0.0, "its weight decay; 0 means weight_decay", search=LogUniform(-6, -2)),
+    "beta1": HParam(0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5))),
+    "d_steps_per_g_step": HParam(1, "steps of the discriminator for each of the featurizer", search=LogUniform(0, 3, 2, whole=True)),
+    "grad_penalty": HParam(0.0, "weight of the squared gradient at the discriminator's input", search=LogUniform(-2, 1)),
+    "mlp_width": HParam(256, "width of the discriminator", search=LogUniform(6, 10, 2, whole=True)), "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5))),
+    "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5))),
 }
 
 # %% ../../nbs/32_alignment.ipynb #def-dann
@@ -160,7 +165,7 @@ class CDANN(DANN):
 @register("MTL", paper="Blanchard et al., 2021", needs_domain_labels=True, family="alignment")
 class MTL(ERM):
     """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021). Predicts a batch as images of one domain."""
-    HPARAMS = ERM.HPARAMS | {"mtl_ema": HParam(0.99, "weight of the newest mean in the running average"),
+    HPARAMS = ERM.HPARAMS | {"mtl_ema": HParam(0.99, "weight of the newest mean in the running average", search=Choice((0.5, 0.9, 0.99, 1.0))),
                              "parity": HParam(False, "DomainBed's noise in place of the domain's mean")}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):

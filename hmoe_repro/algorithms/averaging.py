@@ -26,7 +26,7 @@ class Around(Algorithm):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        self.current = self.base(input_shape, num_classes, num_domains, {name: self.hparams[name] for name in self.base.HPARAMS})
+        self.current = self.base(input_shape, num_classes, num_domains, {name: value for name, value in self.hparams.items() if name in self.base.HPARAMS})
         self.result = frozen_copy(self.current)
 
     def update(self, minibatches, unlabeled=None):
@@ -82,7 +82,7 @@ class EoA(Algorithm):
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         if self.hparams["num_models"] < 1: raise HmoeError(f"num_models must be at least 1, got {self.hparams['num_models']}.")
-        own = {name: self.hparams[name] for name in SMA.HPARAMS}
+        own = {name: value for name, value in self.hparams.items() if name in SMA.HPARAMS}
         self.members = nn.ModuleList(SMA(input_shape, num_classes, num_domains, own) for _ in range(self.hparams["num_models"]))
 
     def update(self, minibatches, unlabeled=None):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from .base import ERM, HParam, concatenate, register
 from ..core import HmoeError
+from ..hparams import LogUniform, Uniform
 from ..training_tools import AnnealedPenalty, by_domain, domain_losses, domain_sizes, update_average
 
 # %% ../../nbs/31_invariance.ipynb #def-scale-gradients
@@ -22,8 +23,8 @@ def scale_gradients(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @register("IRM", paper="Arjovsky et al., 2019", needs_domain_labels=True, family="invariance")
 class IRM(AnnealedPenalty, ERM):
     """IRMv1 (Arjovsky et al., 2019), its penalty estimated from two halves of each batch. `HmoeError` for fewer than 2 images of a domain."""
-    HPARAMS = ERM.HPARAMS | {"irm_lambda": HParam(100.0, "weight of the penalty"),
-                             "irm_penalty_anneal_iters": HParam(500, "updates with weight 1; then irm_lambda and a new Adam")}
+    HPARAMS = ERM.HPARAMS | {"irm_lambda": HParam(100.0, "weight of the penalty", search=LogUniform(-1, 5)),
+                             "irm_penalty_anneal_iters": HParam(500, "updates with weight 1; then irm_lambda and a new Adam", search=LogUniform(0, 4, whole=True))}
     penalty_hparams = ("irm_lambda", "irm_penalty_anneal_iters")
 
     def loss(self, minibatches):
@@ -39,8 +40,8 @@ class IRM(AnnealedPenalty, ERM):
 @register("VREx", paper="Krueger et al., 2021", needs_domain_labels=True, family="invariance")
 class VREx(AnnealedPenalty, ERM):
     """Variance of the domains' risks as a penalty (Krueger et al., 2021)."""
-    HPARAMS = ERM.HPARAMS | {"vrex_lambda": HParam(10.0, "weight of the penalty"),
-                             "vrex_penalty_anneal_iters": HParam(500, "updates with weight 1; then vrex_lambda and a new Adam")}
+    HPARAMS = ERM.HPARAMS | {"vrex_lambda": HParam(10.0, "weight of the penalty", search=LogUniform(-1, 5)),
+                             "vrex_penalty_anneal_iters": HParam(500, "updates with weight 1; then vrex_lambda and a new Adam", search=LogUniform(0, 4, whole=True))}
     penalty_hparams = ("vrex_lambda", "vrex_penalty_anneal_iters")
 
     def loss(self, minibatches):
@@ -58,8 +59,9 @@ def gradient_variance(z: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 @register("Fishr", paper="Ramé et al., 2022", needs_domain_labels=True, family="invariance")
 class Fishr(AnnealedPenalty, ERM):
     """Equal variances of the classifier's gradients (Ramé et al., 2022), in closed form. `HmoeError` for a classifier that is not linear."""
-    HPARAMS = ERM.HPARAMS | {"lambda": HParam(1000.0, "weight of the penalty"), "ema": HParam(0.95, "weight of the past in the average of the variances, below 1"),
-                             "penalty_anneal_iters": HParam(1500, "updates without penalty; then a new Adam")}
+    HPARAMS = ERM.HPARAMS | {"lambda": HParam(1000.0, "weight of the penalty", search=LogUniform(1, 4)),
+                             "ema": HParam(0.95, "weight of the past in the average of the variances, below 1", search=Uniform(0.90, 0.99)),
+                             "penalty_anneal_iters": HParam(1500, "updates without penalty; then a new Adam", search=Uniform(0, 5000, whole=True))}
     penalty_before = 0.0
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):

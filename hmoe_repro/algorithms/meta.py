@@ -16,6 +16,7 @@ from torch.func import functional_call
 from .base import ERM, HParam, concatenate, register
 from .robustness import Stepwise
 from ..core import HmoeError
+from ..hparams import Choice, LogUniform
 from ..networks import make_classifier
 from ..training_tools import cyclic_pairs, domain_sizes, step_on
 
@@ -32,8 +33,8 @@ def first_adam_step(parameters, gradients, lr: float, weight_decay: float = 0.0,
 class MLDG(Stepwise):
     """Meta-learning domain generalization, first order (Li et al., 2018, Algorithm 1). Raises `HmoeError` where no pair of domains is left to meta-train on."""
     HPARAMS = Stepwise.HPARAMS | {
-        "mldg_beta": HParam(1.0, "weight beta of the meta-test gradient"),
-        "n_meta_test": HParam(2, "with parity: number of domains kept for meta-test"),
+        "mldg_beta": HParam(1.0, "weight beta of the meta-test gradient", search=LogUniform(-1, 1)),
+        "n_meta_test": HParam(2, "number of domains kept for meta-test", where=("parity", (True,)), search=Choice((1, 2))),
         "parity": HParam(False, "DomainBed's pairs since April 2022: a random order of the domains, cut into meta-train and meta-test"),
     }
 
@@ -76,7 +77,7 @@ def context_network(channels: int, width: int = 64) -> nn.Sequential:
 class ARM(ERM):
     """Adaptive risk minimisation by contextual meta-learning, ARM-CML (Zhang et al., 2021). `predict` depends on the composition of its batch."""
     HPARAMS = ERM.HPARAMS | {
-        "batch_size": HParam(64, "images of each training domain in a batch, and of a group at test time", large=8),
+        "batch_size": HParam(64, "images of each training domain in a batch, and of a group at test time", large=8, search=ERM.HPARAMS["batch_size"].search, search_large=Choice((8,))),
         "context_width": HParam(64, "channels inside the context network"),
         "parity": HParam(False, "as DomainBed: the context network is left out of the optimiser and keeps its initial weights"),
     }
@@ -104,7 +105,7 @@ class ARM(ERM):
 @register("Fish", paper="Shi et al., 2022", needs_domain_labels=True, family="meta")
 class Fish(Stepwise):
     """Gradient matching for domain generalization (Shi et al., 2022, Algorithm 1): one inner step of Adam for each domain, then part of the way there. With one domain nothing is matched: Adam, slowed."""
-    HPARAMS = Stepwise.HPARAMS | {"meta_lr": HParam(0.5, "fraction epsilon of the way to the end of the inner steps")}
+    HPARAMS = Stepwise.HPARAMS | {"meta_lr": HParam(0.5, "fraction epsilon of the way to the end of the inner steps", search=Choice((0.05, 0.1, 0.5)))}
 
     def steps(self, minibatches):
         domain_sizes(minibatches)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from .base import ERM, HParam, concatenate, register
 from ..core import HmoeError
+from ..hparams import LogUniform, Uniform
 from ..networks import make_classifier
 from ..training_tools import cyclic_pairs, domain_losses, step_on, to_floats
 
@@ -26,7 +27,7 @@ def mixing_weights(alpha: float, number: int) -> list[float]:
 @register("Mixup", paper="Yan et al., 2020", needs_domain_labels=True, family="robustness")
 class Mixup(ERM):
     """Inter-domain Mixup (Yan et al., 2020; Zhang et al., 2018): cross entropy on convex combinations of images of two domains. With one training domain it is ERM."""
-    HPARAMS = ERM.HPARAMS | {"mixup_alpha": HParam(0.2, "both parameters of the Beta distribution that mixing weights are drawn from")}
+    HPARAMS = ERM.HPARAMS | {"mixup_alpha": HParam(0.2, "both parameters of the Beta distribution that mixing weights are drawn from", search=LogUniform(-1, 1))}
 
     def loss(self, minibatches):
         pairs = [(minibatches[i], minibatches[j]) for i, j in cyclic_pairs(len(minibatches))]
@@ -40,7 +41,7 @@ class Mixup(ERM):
 @register("GroupDRO", paper="Sagawa et al., 2020", needs_domain_labels=True, family="robustness")
 class GroupDRO(ERM):
     """Group distributionally robust optimisation (Sagawa et al., 2020, Algorithm 1); the buffer `q` (M,) holds the domains' weights and follows each call of `loss`."""
-    HPARAMS = ERM.HPARAMS | {"groupdro_eta": HParam(0.01, "step size of the ascent of the domains' weights q")}
+    HPARAMS = ERM.HPARAMS | {"groupdro_eta": HParam(0.01, "step size of the ascent of the domains' weights q", search=LogUniform(-3, -1))}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -61,7 +62,8 @@ def below_top(values: torch.Tensor, fraction: float) -> torch.Tensor:
 @register("RSC", paper="Huang et al., 2020", needs_domain_labels=False, family="robustness")
 class RSC(ERM):
     """Representation self-challenging (Huang et al., 2020): cross entropy with the features muted that serve the true class most, in the images that miss them most."""
-    HPARAMS = ERM.HPARAMS | {"rsc_f_drop_factor": HParam(1 / 3, "fraction of an image's features to mute"), "rsc_b_drop_factor": HParam(1 / 3, "fraction of a batch's images to challenge")}
+    HPARAMS = ERM.HPARAMS | {"rsc_f_drop_factor": HParam(1 / 3, "fraction of an image's features to mute", search=Uniform(0, 0.5)),
+                             "rsc_b_drop_factor": HParam(1 / 3, "fraction of a batch's images to challenge", search=Uniform(0, 0.5))}
 
     def kept(self, z, y) -> torch.Tensor:
         """Which features (B, F) are kept, given features z (B, F) and labels y (B,)."""
@@ -114,7 +116,7 @@ def randomize_content(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
 @register("SagNet", paper="Nam et al., 2021", needs_domain_labels=False, family="robustness")
 class SagNet(Stepwise):
     """Style-agnostic network (Nam et al., 2021, section 3), on feature vectors: content is learnt under randomised style, and style is made useless for the task."""
-    HPARAMS = Stepwise.HPARAMS | {"sag_w_adv": HParam(0.1, "weight lambda_adv of the adversarial loss")}
+    HPARAMS = Stepwise.HPARAMS | {"sag_w_adv": HParam(0.1, "weight lambda_adv of the adversarial loss", search=LogUniform(-2, 1))}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
