@@ -88,9 +88,9 @@ def test_the_weight_jumps_at_its_update_and_not_before(cls):
 
 
 @every
-@pytest.mark.parametrize("start", [0, 2, 3, 4], ids=lambda s: f"from{s}")
+@pytest.mark.parametrize("start", [0, 3, 4], ids=lambda s: f"from{s}")
 def test_conformance_whenever_the_penalty_starts(cls, start):
-    """The saved state of update 3 stands before, at and after the jump; from 0 there is no jump and no new Adam."""
+    """The saved state of update 3 stands before and at the jump; from 0 there is no jump and no new Adam."""
     check_algorithm(cls, hparams={STEPS[cls]: start})
 
 
