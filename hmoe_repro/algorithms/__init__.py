@@ -40,9 +40,9 @@ def get_algorithm(name: str):
 # %% ../../nbs/39_families.ipynb #def-describe-hparam
 def describe_hparam(name: str, declared) -> str:
     """`name=default [search]` of an `HParam`; where large images have their own, `small / large`."""
-    short = lambda value: f"{value:g}" if isinstance(value, float) else str(value)
+    short = lambda value: f"{value:g}" if isinstance(value, float) else str(value) or "''"
     default = [short(v) for v in (declared.default, declared.large) if v is not None]
-    search = [str(s) for s in (declared.search, declared.search_large) if s is not None]
+    search = [str(s or "none") for s in (declared.search, declared.search_large)[:2 if declared.search_large else 1 if declared.search else 0]]
     return f"{name}={' / '.join(default)}" + (f" [{' / '.join(search)}]" if search else "")
 
 # %% ../../nbs/39_families.ipynb #def-describe-algorithm
