@@ -101,9 +101,8 @@ class Trainer:
         last = self.step == self.spec.steps
         for domain, split in parts_to_evaluate(self.data.domain_names, self.spec.test_domains, self.spec.evaluate, bool(improved), last):
             accuracies.setdefault(domain, {})[split] = evaluate(self.algorithm, self.data, domain, self.splits[domain][split], self.device)
-        losses = {name: total / count for name, (total, count) in self.sums.items()}
+        losses, self.sums = {name: total / count for name, (total, count) in self.sums.items()}, {}
         self.checkpoints.append({"step": self.step - 1, "losses": losses, "accuracies": accuracies})
-        self.sums = {}
         return improved
 
     def state(self) -> dict:
