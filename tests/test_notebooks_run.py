@@ -21,6 +21,8 @@ def test_it_runs_within_a_minute_and_shows_what_is_stored(path, copy_of_tree, mo
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, NOWHERE)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYTHONPATH", str(copy_of_tree))
