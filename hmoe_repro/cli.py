@@ -24,7 +24,7 @@ Jobs = Annotated[Optional[int], typer.Option(min=1, help="Runs side by side; def
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
 DataDir = Annotated[Optional[str], typer.Option(help="Folder of data sets; default: HMOE_DATA, or data/.")]
 Engine = Annotated[str, typer.Option(help="local (worker processes) or ray.")]
-ProfileName = Annotated[str, typer.Option(help="smoke, quick, mnist or paper; `hmoe list` describes them.")]
+ProfileName = Annotated[str, typer.Option(help="smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")]
 Everything = Annotated[bool, typer.Option("--all", help="Without names: also what the profile makes only on request.")]
 
 # %% ../nbs/60_cli.ipynb #def-data-folder
@@ -447,8 +447,9 @@ def readme_blocks() -> dict[str, str]:
     folder = repo_root() / "figures"
     pages = {"digits-table": "quick/digits_table.md", "discovery": "quick/digits_fig5.md", "toy": "quick/hmoe_fig3_summary.md",
              "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md",
-             "colored-said": "mnist/colored_discovery_verdict.md", "rotated-said": "mnist/rotated_discovery_verdict.md", "speed": "bench/speed_targets.md"}
-    runs = {r["run_id"]: r for study in ("quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated") for r in load_study(study)}
+             "colored-said": "mnist/colored_discovery_verdict.md", "rotated-said": "mnist/rotated_discovery_verdict.md", "speed": "bench/speed_targets.md",
+             "table7": "pacs/hmoe_table7.md", "pacs-said": "pacs/hmoe_fig5_verdict.md", "pacs-limits": "pacs/pacs_limits.md", "limits-said": "pacs/pacs_limits_verdict.md"}
+    runs = {r["run_id"]: r for study in ("quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated", "pacs-pacs") for r in load_study(study)}
     return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(list(runs.values())), 1), "verdict": discovery_verdict(load_study("quick-digits"))}
 
 # %% ../nbs/60_cli.ipynb #def-update-readme
@@ -472,7 +473,7 @@ def figures(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artef
     there = [n for n in names if artefacts or (results_dir() / f"{artefact_study(n, profile)}.jsonl").exists()]
     if not there: raise HmoeError(f"no study of profile {profile!r} is published. Fix: `hmoe reproduce --profile {profile}`, then `hmoe publish`.")
     _render(there, profile)
-    if profile in ("quick", "mnist") and not os.environ.get("HMOE_FIGURES"): _update_readme()
+    if profile in ("quick", "mnist", "pacs") and not os.environ.get("HMOE_FIGURES"): _update_readme()
 
 # %% ../nbs/60_cli.ipynb #def-fail
 def _fail(message: str, status: int):

@@ -189,6 +189,7 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
 _REDUCED = "Profile `{0}` is **not the papers' protocol**, except where a page says so: its numbers show that the method works as described, and must not be compared with published ones."
 _NOTES = {"bench": "How fast this library trains and evaluates, measured on one machine. Random images of MNIST's shape: nothing here is an accuracy, and no paper gives a number to compare with.",
           "mnist": "Profile `mnist` is **the papers' data, but not the papers' protocol**: ColoredMNIST and RotatedMNIST with few updates and few seeds, as each page says. Its numbers must not be compared with published ones, which stand in tables of their own.",
+          "pacs": "Profile `pacs` is **the papers' data, but not the papers' protocol**: PACS at 48 pixels, a small network from random weights, few updates, on re-encoded files. Its numbers must not be compared with published ones, which stand in a table of their own.",
           "paper": "These pages follow the papers' protocol; where a run departs from it or is missing, its page says so."}
 
 # %% ../nbs/55_render.ipynb #def-gallery

@@ -8,7 +8,7 @@ import pytest
 from hmoe_repro.core import HmoeError
 from hmoe_repro.datasets import DATASETS
 from hmoe_repro.paper_tables import (PAPER_RUN, PAPER_SEEDS, TABLES, TWINS, against_paper, average_name, beside_table, colour_lines, colour_table, departures, draw_results, error_words, incomplete_cells, limit_words,
-                                     limits_table, named_table, paper_block, paper_dataset, paper_hparams, paper_verdict, setting_departures, study_verdict, without_nd)
+                                     limits_table, named_table, paper_block, paper_dataset, paper_hparams, paper_run, paper_verdict, setting_departures, study_verdict, without_nd)
 from hmoe_repro.records import RunSpec
 from hmoe_repro.render import render
 from hmoe_repro.studies import PROFILES
@@ -18,9 +18,10 @@ MODES = {"ERM": ("default",)}
 ANGLES, COLOURS = DATASETS["RotatedMNIST"].domain_names, DATASETS["ColoredMNIST"].domain_names
 
 
-def run(algorithm, dataset, domain, seed=0, accuracy=0.5, status="complete", test_size=9334, steps=5001, frequency=100, hparams=None, **spec):
+def run(algorithm, dataset, domain, seed=0, accuracy=0.5, status="complete", test_size=9334, steps=5001, frequency=None, hparams=None, fingerprint=None, **spec):
     "A run at the paper's scale, unless told otherwise; the modes of HMOE are a tenth of a point apart."
-    spec = RunSpec(algorithm, dataset, f"seed {seed}", (domain,), seed, paper_hparams(algorithm) | (hparams or {}), steps=steps, checkpoint_frequency=frequency, **spec)
+    paper = {name: value for name, (value, _) in paper_run(TWINS.get(dataset, dataset)).items() if name not in ("steps", "checkpoint_frequency")}
+    spec = RunSpec(algorithm, dataset, fingerprint or f"seed {seed}", (domain,), seed, paper_hparams(algorithm, dataset) | (hparams or {}), steps=steps, checkpoint_frequency=frequency or paper_run(TWINS.get(dataset, dataset))["checkpoint_frequency"][0], **paper | spec)
     selected = {mode: {"step": steps - 1, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.001 * i} for i, mode in enumerate(MODES.get(algorithm, ("mix", "max", "ood")))}
     return {"run_id": spec.run_id, "record_version": 1, "status": status, "reason": None if status == "complete" else "NaN loss at step 7", "spec": spec.to_dict(), "checkpoints": [],
             "selected": selected if status == "complete" else {}, "discovery": None, "test_size": test_size, "environment": {"commit": "0123", "device": "cpu"}}
@@ -59,6 +60,15 @@ def test_each_difference_is_named_and_nothing_else(change, line):
     assert departures(whole(**change)) == [line]
 
 
+@pytest.mark.parametrize("change, line", [
+    ({"resolution": 48}, "resolution in pixels: 48 instead of 224"), ({"network": "image_cnn"}, "network: image_cnn instead of resnet50"), ({"weights": "random"}, "initial weights: random instead of IMAGENET1K_V1"),
+    ({"frequency": 100}, "updates between evaluations: 100 instead of 300"), ({"hparams": {"batch_size": 16}}, "batch_size: 16 instead of 32"),
+    ({"fingerprint": "10135109ea86"}, "data: the images of PACS, re-encoded from JPEG to WebP at quality 75, instead of the published files"),
+    ({"images": {"source": "cache"}}, "source: cache instead of files (images are resized once, before they are augmented)"), ({"images": {"val_augment": False}}, "val augment: False instead of True")])
+def test_each_difference_on_photographs_is_named_and_nothing_else(change, line):
+    assert departures(whole("PACS", **change)) == [line]
+
+
 def test_a_difference_of_some_algorithms_names_them_and_of_some_runs_counts():
     runs = whole(algorithms=("ERM", "HMOE-DL")) + whole(algorithms=("HMOE-ND", "HMOE-DN"), hparams={"lambda_kl": 3.0})
     assert departures(runs) == ["lambda_kl: 3.0 instead of 1.0 (HMOE-DN, HMOE-ND)"]
@@ -78,7 +88,7 @@ def test_the_profiles_are_as_reduced_as_they_say():
         runs = [run(a, dataset, d, s, steps=profile.steps, frequency=profile.checkpoint_frequency, evaluate=profile.evaluate, network=profile.network, hparams=profile.hparams[a])
                 for a in algorithms for d in domains for s in range(profile.seeds)]
         assert departures(runs) == []
-    for name in set(PROFILES) - {"paper"}:
+    for name in set(PROFILES) - {"paper", "pacs"}:
         profile = PROFILES[name]
         dataset, domains, algorithms = profile.benchmarks["rotated"]
         runs = [run(a, dataset, d, s, steps=profile.steps, frequency=profile.checkpoint_frequency, evaluate=profile.evaluate, network=profile.network, hparams=profile.hparams[a])

@@ -32,6 +32,7 @@ class DomainExperts(Algorithm):
         "d2v_stride": HParam(1, "stride of the small D2V encoder's first convolution"),
         "d2v_norm": HParam("instance", "norm in the image D2V encoder: 'instance' or 'none'", where=("d2v_encoder", ("image",))),
         "d2v_block": HParam("post", "residual block of the image D2V encoder: 'post', 'pre' or 'stargan'", where=("d2v_encoder", ("image",))),
+        "d2v_scale": HParam(1.0, "factor on the initial weights of the image D2V encoder's last layer", where=("d2v_encoder", ("image",))),
     }
     modes = MODES
 
@@ -42,6 +43,8 @@ class DomainExperts(Algorithm):
         if h["lambda_d"] and self.num_experts < num_domains:
             raise HmoeError(f"{self.num_experts} experts cannot each own one of {num_domains} labelled domains. Fix: num_experts=0 or at least {num_domains}.")
         featurizer, encoder = self.make_featurizer(), make_encoder(h["d2v_encoder"], input_shape, h["embedding_dim"], h["d2v_stride"], h["d2v_norm"] if h["d2v_encoder"] == "image" else None, h.get("d2v_block", "post"))
+        with torch.no_grad():
+            for p in list(encoder.parameters())[-2:]: p.mul_(h.get("d2v_scale", 1.0))
         self.model = HMOE(featurizer, encoder, featurizer.num_features, num_classes, self.num_experts, h["embedding_dim"], eps=h["eps"], mix=h["mix"],
                           adversarial_classes=num_classes if h["lambda_ad"] else None)
 
