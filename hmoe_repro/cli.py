@@ -100,12 +100,14 @@ def _published(artefact: str, profile: str) -> str:
 @app.command("list")
 def list_(algorithms: Annotated[bool, typer.Option("--algorithms", help="The algorithms.")] = False, datasets: Annotated[bool, typer.Option("--datasets", help="The data sets.")] = False):
     """Artefacts and profiles, or algorithms, or data sets."""
-    from hmoe_repro.algorithms import algorithm_names, get_algorithm
+    from hmoe_repro.algorithms import algorithm_names, describe_algorithm, describe_hparam
     from hmoe_repro.datasets import DATASETS
     from hmoe_repro.studies import ARTEFACTS, PROFILES
     if algorithms:
-        found = [get_algorithm(name) for name in algorithm_names()]
-        return _table("Algorithms", ["name", "family", "domain labels", "modes", "paper"], [[c.name, c.family, "needed" if c.needs_domain_labels else "not needed", " ".join(c.modes), c.paper] for c in found])
+        from hmoe_repro.algorithms.base import SHARED_HPARAMS
+        found = [describe_algorithm(name) for name in algorithm_names()]
+        _table("Algorithms", list(found[0]), [list(row.values()) for row in found])
+        return print("\nHyper-parameters as name=default [random search], small images / large images. All have " + "; ".join(describe_hparam(name, h) for name, h in SHARED_HPARAMS.items()) + ".")
     if datasets:
         from hmoe_repro.known_data import own_folders
         own_folders()

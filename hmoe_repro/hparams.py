@@ -18,11 +18,12 @@ from .core import HmoeError, one_of, seed_hash
 # %% ../nbs/18_hparams.ipynb #def-uniform
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between `low` and `high`."""
+    """Uniform between `low` and `high`; rounded down to an integer if `whole`."""
     low: float
     high: float
-    def __call__(self, rng: np.random.RandomState) -> float: return float(rng.uniform(self.low, self.high))
-    def __str__(self): return f"U({self.low:g}, {self.high:g})"
+    whole: bool = False
+    def __call__(self, rng: np.random.RandomState) -> float: return (int if self.whole else float)(rng.uniform(self.low, self.high))
+    def __str__(self): return f"{'floor ' if self.whole else ''}U({self.low:g}, {self.high:g})"
 
 # %% ../nbs/18_hparams.ipynb #def-loguniform
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
 from .algorithms.own_algorithms import restore_algorithm
-from .protocol import Sampler, evaluate, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
+from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
 from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, load_state, make_spec, run_lock, save_state
 from .selection import training_domain_validation, validation_accuracy
 from .toy_hmoe import run_toy
@@ -88,8 +88,13 @@ class Trainer:
         if not (self.data.augmented and self.spec.images["val_augment"]): return None
         return validation_seeds(len(self.splits[domain]["out"]), self.spec.trial_seed, self.data.domain_index(domain), self.step - 1)
 
+    def validation_batches(self, domain: str):
+        """The validation part of a training domain as (x, y), batch by batch, never augmented."""
+        for part in self.splits[domain]["out"].split(EVALUATION_BATCH): yield gather(self.data, [domain], [part], self.device)[0]
+
     def evaluate(self) -> list[str]:
         """Add a checkpoint; returns the modes whose validation accuracy improved."""
+        if hasattr(self.algorithm, "on_checkpoint"): self.algorithm.on_checkpoint(self.validation_batches(d) for d in self.domains)
         accuracies = {d: {"out": evaluate(self.algorithm, self.data, d, self.splits[d]["out"], self.device, self._validation_seeds(d))} for d in self.domains}
         scores = {mode: validation_accuracy(accuracies, self.spec.test_domains, mode) for mode in self.algorithm.modes}
         improved = [mode for mode, score in scores.items() if score > self.best.get(mode, -1)]
@@ -97,9 +102,8 @@ class Trainer:
         last = self.step == self.spec.steps
         for domain, split in parts_to_evaluate(self.data.domain_names, self.spec.test_domains, self.spec.evaluate, bool(improved), last):
             accuracies.setdefault(domain, {})[split] = evaluate(self.algorithm, self.data, domain, self.splits[domain][split], self.device)
-        losses = {name: total / count for name, (total, count) in self.sums.items()}
+        losses, self.sums = {name: total / count for name, (total, count) in self.sums.items()}, {}
         self.checkpoints.append({"step": self.step - 1, "losses": losses, "accuracies": accuracies})
-        self.sums = {}
         return improved
 
     def state(self) -> dict:

@@ -92,7 +92,7 @@ def test_studies_are_whole_and_distinct():
     for study in STUDIES:
         if study.startswith(("mnist-", "paper-")) and not here: continue   # their specifications hold the fingerprint of data that is not here
         ids = [s.run_id for s in study_specs(study)]
-        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity")))
+        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity", "-table1")))
     quick = study_specs("quick-digits")
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
