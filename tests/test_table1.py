@@ -50,7 +50,8 @@ def test_the_registry_says_everything_of_everyone():
 
 def test_every_algorithm_has_settings_that_fit_a_short_run():
     assert list(REDUCED) == list(FAMILIES) and ALGORITHMS == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
-    steps, checkpoints = PROFILES["quick"].steps, len(range(0, PROFILES["quick"].steps, PROFILES["quick"].checkpoint_frequency))
+    first = study_specs("quick-table1")[0]
+    steps, checkpoints = first.steps, len(range(0, first.steps, first.checkpoint_frequency))
     for spec in study_specs("quick-table1")[:4 * len(FAMILIES)]:
         h = spec.hparams
         waiting = [value for name, value in h.items() if name.endswith("anneal_iters") or name == "sma_start"]
@@ -59,10 +60,9 @@ def test_every_algorithm_has_settings_that_fit_a_short_run():
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])
-def test_table_1_has_every_algorithm_and_shares_the_runs_of_the_digits(profile):
+def test_table_1_has_every_algorithm_at_one_length(profile):
     specs, scale = study_specs(f"{profile}-table1"), PROFILES[profile]
-    digits = {s.run_id for s in study_specs(f"{profile}-digits")}
-    assert digits < {s.run_id for s in specs} and len({s.run_id for s in specs}) == len(specs) == len(FAMILIES) * scale.seeds * len(scale.benchmarks["digits"][1])
+    assert {s.steps for s in specs} == {min(scale.steps, 301)} and len({s.run_id for s in specs}) == len(specs) == len(FAMILIES) * scale.seeds * len(scale.benchmarks["digits"][1])
     assert {s.algorithm for s in specs} == set(FAMILIES) and {s.algorithm for s in specs if s.sampler == "pooled"} == {"Aggregate"}
     assert profile in ARTEFACTS["digits_table1"].optional
 
