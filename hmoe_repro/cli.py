@@ -436,7 +436,7 @@ def publish(studies: Annotated[list[str], typer.Argument(help="Studies, such as 
     from hmoe_repro.studies import runs_with_arrays, study_specs
     lists = {study: [s.run_id for s in study_specs(study)] for study in studies}
     for study, run_ids in lists.items():
-        path = publish_study(study, run_ids, RunStore(), results_dir(), runs_with_arrays(study))
+        path = publish_study(study, run_ids, RunStore(), results_dir(), runs_with_arrays(study), without="panel_" if study.endswith("-limits") else None)
         print(f"{len(run_ids)} records in {path.parent.name}/{path.name}")
 
 # %% ../nbs/60_cli.ipynb #def-records

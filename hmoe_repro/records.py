@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save, save_file
 
 from .algorithms import get_algorithm
 from .core import HmoeError, ensure_writable, one_of, runs_dir, write_atomic
@@ -266,8 +266,8 @@ def write_study(path: Path, records: list[dict]):
     write_atomic(path, "".join(to_json(r) + "\n" for r in sorted(records, key=order)))
 
 # %% ../nbs/41_records.ipynb #def-publish
-def publish(study: str, run_ids: list[str], store: RunStore, results: Path, with_arrays=(), allow_failed: bool = False) -> Path:
-    """Copy the named runs from the store to `results/<study>.jsonl`, and the arrays of `with_arrays` beside it. Raises `HmoeError` if one is missing, damaged or (unless allowed) failed; nothing is written then."""
+def publish(study: str, run_ids: list[str], store: RunStore, results: Path, with_arrays=(), allow_failed: bool = False, without: str | None = None) -> Path:
+    """Copy the named runs from the store to `results/<study>.jsonl`, and the arrays of `with_arrays` beside it, leaving out those whose name begins with `without`. Raises `HmoeError` if one is missing, damaged or (unless allowed) failed; nothing is written then."""
     records = [store.read(run_id) for run_id in run_ids]
     missing = [i for i, r in zip(run_ids, records) if r is None]
     if missing: raise HmoeError(f"{len(missing)} of {len(run_ids)} runs of study {study!r} have no record yet ({', '.join(missing[:4])}...). Fix: `hmoe reproduce` with its profile, then publish.")
@@ -279,7 +279,9 @@ def publish(study: str, run_ids: list[str], store: RunStore, results: Path, with
     folder, staging = Path(results) / study, ensure_writable(results) / f".{study}"
     shutil.rmtree(staging, ignore_errors=True)
     if arrays: staging.mkdir()
-    for run_id, path in arrays.items(): shutil.copyfile(path, staging / f"{run_id}.safetensors")
+    for run_id, path in arrays.items():
+        if without is None: shutil.copyfile(path, staging / f"{run_id}.safetensors")
+        else: save_file({name: t for name, t in load_file(path).items() if not name.startswith(without)}, staging / f"{run_id}.safetensors")
     shutil.rmtree(folder, ignore_errors=True)
     if arrays: staging.rename(folder)
     write_study(Path(results) / f"{study}.jsonl", records)

@@ -53,7 +53,7 @@ _PACS = {"lr": 1e-3, "batch_size": 16, "source": "cache"}
 PACS = {"ERM": _PACS} | {name: _PACS | {"d2v_stride": 2} for name in ALGORITHMS[1:]}
 _LARGE_D2V = {"d2v_encoder": "image"}
 ENCODERS = (_LARGE_D2V, _LARGE_D2V | {"d2v_scale": 10.0}, _LARGE_D2V | {"d2v_norm": "none"}, _LARGE_D2V | {"d2v_norm": "none", "d2v_scale": 10.0}, {})
-LIMITS = (*((encoder, 150) for encoder in ENCODERS), ({}, 30), ({}, 600), *((encoder | {"lr": 1e-9}, 1) for encoder in ENCODERS))
+LIMITS = (*((encoder, 150) for encoder in ENCODERS), (_LARGE_D2V | {"lr": 1e-4}, 150), ({}, 30), ({}, 600), *((encoder | {"lr": 1e-9}, 1) for encoder in ENCODERS))
 
 # %% ../nbs/45_studies.ipynb #profiles-by-name
 _DIGITS = DATASETS["DigitDomains"].domain_names

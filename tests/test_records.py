@@ -156,3 +156,16 @@ def test_an_algorithm_of_ones_own_is_part_of_the_identity():
 def test_outcome_leaves_out_what_may_differ():
     a = record(environment={"commit": "1"}, wall_time_s=1.0, finished="now", resumed=True)
     assert outcome(a) == outcome(record(environment={}, wall_time_s=2.0, finished="then", resumed=False)) != outcome(record() | {"checkpoints": [1]})
+
+
+def test_publishing_can_leave_arrays_out(tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+    from hmoe_repro.records import make_spec, publish
+    spec, store = make_spec("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn", steps=1), RunStore(tmp_path / "runs")
+    store.path(spec.run_id).mkdir(parents=True)
+    store.write({"run_id": spec.run_id, "record_version": 1, "status": "complete", "reason": None, "spec": spec.to_dict(), "checkpoints": [], "selected": {}})
+    save_file({"panel_images": torch.zeros(3), "code_out": torch.ones(2)}, store.path(spec.run_id) / "arrays.safetensors")
+    for without, kept in ((None, {"panel_images", "code_out"}), ("panel_", {"code_out"})):
+        publish("smoke-digits", [spec.run_id], store, tmp_path / "results", [spec.run_id], without=without)
+        assert set(load_file(tmp_path / "results" / "smoke-digits" / f"{spec.run_id}.safetensors")) == kept
