@@ -69,7 +69,7 @@ PROFILES = {
         "digits": ("DigitDomains", _DIGITS, ALGORITHMS), "colored": ("ColoredDigits", _COLOURS, ALGORITHMS), "rotated": ("RotatedDigits", ("0", "75"), _WITHOUT_ND)}, toy_steps=20_000, toy_seeds=12),
     "mnist": Profile("ColoredMNIST and RotatedMNIST, 200 updates, one seed; about an hour on two cores", 1, 200, 100, "mnist_cnn", _PAPER, {
         "colored": ("ColoredMNIST", _COLOURS, ALGORITHMS), "rotated": ("RotatedMNIST", ("0", "75"), _WITHOUT_ND)}, evaluate="selection:2000"),
-    "pacs": Profile("PACS at 48 pixels from scratch, 600 updates, three seeds; about two hours on two cores", 3, 600, 100, "image_cnn", PACS, {
+    "pacs": Profile("PACS at 48 pixels from scratch, 600 updates, two seeds; about an hour on two cores", 2, 600, 100, "image_cnn", PACS, {
         "pacs": ("PACS", _STYLES, ALGORITHMS)}, evaluate="selection:400", resolution=48),
     "paper": Profile("the papers' protocol: 5,001 updates, three seeds, all test domains; a GPU", 3, 5001, 100, "mnist_cnn", _PAPER, {
         "colored": ("ColoredMNIST", _COLOURS, ALGORITHMS), "rotated": ("RotatedMNIST", _ANGLES, _WITHOUT_ND),
