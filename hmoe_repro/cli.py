@@ -563,7 +563,7 @@ def readme_blocks() -> dict[str, str]:
     pages = {"digits-table": "quick/digits_table.md", "discovery": "quick/digits_fig5.md", "toy": "quick/hmoe_fig3_summary.md",
              "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md",
              "colored-said": "mnist/colored_discovery_verdict.md", "rotated-said": "mnist/rotated_discovery_verdict.md", "speed": "bench/speed_targets.md",
-             "table7": "pacs/hmoe_table7.md", "pacs-said": "pacs/hmoe_fig5_verdict.md", "pacs-limits": "pacs/pacs_limits.md", "limits-said": "pacs/pacs_limits_verdict.md"}
+             "table7": "pacs/hmoe_table7.md", "pacs-said": "pacs/hmoe_fig5_verdict.md", "limits-said": "pacs/pacs_limits_verdict.md"}
     runs = {r["run_id"]: r for study in ("quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated", "pacs-pacs") for r in load_study(study)}
     return {name: (folder / file).read_text() for name, file in pages.items()} | {"times": markdown_table(cost_table(list(runs.values())), 1), "verdict": discovery_verdict(load_study("quick-digits"))}
 
