@@ -471,12 +471,16 @@ def select(algorithm: Only = None, dataset: OnlyData = None, rule: Rule = "train
 
 # %% ../nbs/60_cli.ipynb #def-export
 @app.command("export-domainbed")
-def export_domainbed(folder: Annotated[str, typer.Argument(help="Folder to write; new, empty, or an earlier export.")], algorithm: Only = None, dataset: OnlyData = None, study: Study = None):
+def export_domainbed(folder: Annotated[str, typer.Argument(help="Folder to write; new, empty, or an earlier export of these runs.")], algorithm: Only = None, dataset: OnlyData = None, study: Study = None,
+                     where: Annotated[Optional[list[str]], typer.Option(help="name=value of a field or hyper-parameter that runs must have; repeat for several.")] = None):
     """Write runs as a sweep folder of DomainBed."""
-    from hmoe_repro.domainbed import export_domainbed
-    chosen = [r for r in _records(study, algorithm, dataset) if r["status"] == "complete"]
+    from hmoe_repro.domainbed import DOMAINBED_DATASETS, export_domainbed
+    from hmoe_repro.select_table import where as those
+    chosen = [r for r in those(_records(study, algorithm, dataset), where or []) if r["status"] == "complete"]
     written = export_domainbed(chosen, folder)
     print(f"{len(chosen)} runs in {len(written)} folders below {folder}")
+    strange = sorted({r["spec"]["dataset"] for r in chosen} - {*DOMAINBED_DATASETS})
+    if strange: print(f"DomainBed's collect_results prints tables of its own data sets only; not of {', '.join(strange)} unless you add a class of that name")
 
 # %% ../nbs/60_cli.ipynb #def-bench
 @app.command()

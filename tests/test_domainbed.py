@@ -74,8 +74,19 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path)
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
-def test_an_export_can_be_repeated(tmp_path):
-    export_domainbed([record(["photo"])], tmp_path / "sweep")
-    before = (next((tmp_path / "sweep").iterdir()) / "results.jsonl").read_bytes()
-    export_domainbed([record(["photo"])], tmp_path / "sweep")
-    assert (next((tmp_path / "sweep").iterdir()) / "results.jsonl").read_bytes() == before
+def test_an_export_can_be_repeated_also_after_collect_results(tmp_path):
+    place, = export_domainbed([record(["photo"])], tmp_path / "sweep")
+    before = (place / "results.jsonl").read_bytes()
+    for name in ("results.txt", "results.tex"): (tmp_path / "sweep" / name).write_text("its tables")
+    export_domainbed([record(["photo"]), record(["sketch"])], tmp_path / "sweep")
+    assert (place / "results.jsonl").read_bytes() == before
+    with pytest.raises(HmoeError, match="holds other things"): export_domainbed([record(["sketch"])], tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("change", [{"steps": 9}, {"algorithm_source": "0123456789ab"}, {"hparams": {"lr": 0.5}}])
+def test_runs_that_domainbed_would_take_for_one_are_refused(tmp_path, change):
+    one = record(["photo"])
+    other = one | {"run_id": "b" * 12, "spec": one["spec"] | change}
+    name, = change
+    with pytest.raises(HmoeError, match=f"differ only in {name}.*--where {name}="): export_domainbed([one, other], tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from hmoe_repro.cli import app
 from hmoe_repro.core import HmoeError
 from hmoe_repro.datasets import DATASETS
-from hmoe_repro.html_report import POLICY, found_domains, report_html, summarise, verdict
+from hmoe_repro.html_report import POLICY, found_domains, group_panels, report_html, summarise, verdict
 from hmoe_repro.images import decode
 from hmoe_repro.own_images import HELD_OUT, POOLED, deal_pool, discover_spec, image_files, load_trained, look_at_files, read_pool
 from hmoe_repro.records import RunStore, make_spec
@@ -144,7 +144,20 @@ def test_the_page_says_what_the_run_says(place):
     assert verdict_of(place) in texts and verdict_of(place) in place["said"]
 
 
-def verdict_of(place): return next(t for t in Page(place["page"]).texts if t.startswith("No domains found") or "experts are in use" in t)
+def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line():
+    rows = [[name, images, "x%", 0, None, None, most, None] for name, images, most in (("expert 0", 0, None), ("expert 1", 1, "<b> (100%)"), ("expert 2", 9, "$plain$ (60%)"))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hmoe_repro.html_report.panel", lambda found, k, root: f"[{k}]")
+        texts = Page(group_panels(None, None, rows)).texts
+    assert texts == ["expert 2: 9 images, x%", "most frequent class: $plain$ (60%)", "[2]", "expert 1: 1 image, x%", "most frequent class: <b> (100%)", "[1]", "Without any image: expert 0."]
+
+
+def test_what_can_be_seen_comes_before_the_numbers(place):
+    order = [place["page"].index(part) for part in ('class="said', 'class="panel"', 'class="maps"', "<table>", ">Numbers<", "Where this comes from")]
+    assert order == sorted(order) and "their most frequent class alone gives 50.0%" in place["page"]
+
+
+def verdict_of(place): return next(t for t in Page(place["page"]).texts if t.startswith("No domains found") or "groups found" in t)
 
 
 def test_the_same_command_again_trains_nothing_and_writes_the_same_page(place):
@@ -159,11 +172,11 @@ def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_pat
 
 
 def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1):
-    return {"num_experts": k, "share_of_log_K": share, "gate_entropy": share * np.log(k), "experts_used": used, "nmi_origin": origin, "ari_origin": origin, "nmi_class": of_class}
+    return {"groups": {"expert 2": 0.6, "expert 0": 0.4}, "num_experts": k, "share_of_log_K": share, "gate_entropy": share * np.log(k), "experts_used": used, "nmi_origin": origin, "ari_origin": origin, "nmi_class": of_class}
 
 
 @pytest.mark.parametrize("changes, found, said", [
-    ({}, True, "known domains with NMI 0.60"), ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"), ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
+    ({}, True, "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). They agree with the known domains with NMI 0.60"), ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"), ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
     ({"origin": None}, True, "No origin is known"), ({"origin": 0.1, "of_class": 0.5}, True, "mostly a division by class")])
 def test_the_sentence(changes, found, said):
     assert said in verdict(summary(**changes)) and found_domains(summary(**changes)) == found
@@ -236,3 +249,15 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
         assert "<title>Domains found in my &lt;img" in document and "Where this comes from" in document and "hacked</title>" not in document and not console
     browse(place["report"], tmp_path, f"--screenshot={tmp_path / 'page.png'}", "--window-size=1100,1600")
     with Image.open(tmp_path / "page.png") as picture: assert picture.size == (1100, 1600) and len(picture.convert("RGB").getcolors(1 << 24)) > 500
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+def test_on_a_telephone_tables_scroll_and_words_stay_whole(place, tmp_path):
+    "Measured by a script of the test's own in a frame as wide as a telephone, so without the page's policy."
+    (tmp_path / "page.html").write_text(place["page"].replace(POLICY, "").replace("</body>", """<script>
+        const cells = [...document.querySelectorAll('td,th')].map(c => c.getBoundingClientRect().width);
+        parent.document.title = [document.documentElement.scrollWidth, Math.round(Math.min(...cells)), innerWidth].join(' ')</script></body>"""), encoding="utf-8")
+    (tmp_path / "frame.html").write_text('<iframe src="page.html" style="width:360px;height:900px;border:0"></iframe>')
+    document, _ = browse(tmp_path / "frame.html", tmp_path, "--allow-file-access-from-files", "--dump-dom")
+    page, narrowest, window = map(int, re.search(r"<title>(\d+) (\d+) (\d+)</title>", document).groups())
+    assert window == 360 and page <= 360 and narrowest >= 60

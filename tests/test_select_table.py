@@ -134,9 +134,18 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
     hmoe("select", "--rule", "leave-one-domain-out", fails="photo and one more; missing: photo\\+")
     hmoe("train", "--algorithm", "ERM", "--test-domain", "photo", *TINY)
     hmoe("export-domainbed", "other", fails="evaluate=all")
+    assert "2 runs in 6 folders" in (told := hmoe("export-domainbed", "those", "--where", "evaluate=all")) and "not of DigitDomainsTiny unless" in told
     assert "missing: ERM on photo, seed 0, draw 1 of 2" in hmoe("select") and not (tmp_path / "other").exists()
     hmoe("select", "--algorithm", "HMOE", fails="Valid: ERM, HMOE-DN")
     hmoe("train", "--algorithm", "ERM", "--test-domain", "photo", "--test-domain", "plain", *TINY, "--n-hparams", 2, fails="one --test-domain")
+
+
+@pytest.mark.parametrize("text, name, said", [
+    ("class Mine: pass", "Mine", r"no algorithm 'Mine' \(Mine there is no subclass of Algorithm\)"), ("x = 1\ndef (", "Mine", r"SyntaxError: [^()]+ \(line 2\)\. Fix"),
+    (MINE, "My Mine", r"no algorithm 'My Mine'\. It has: Mine"), (None, "Mine", "cannot be read")])
+def test_a_file_that_holds_no_such_algorithm_is_refused_in_a_line(hmoe, tmp_path, text, name, said):
+    if text: (tmp_path / "my own.py").write_text(text)
+    hmoe("train", "--algorithm", f"my own.py:{name}", "--test-domain", "photo", *TINY, fails=said)
 
 
 def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tmp_path):

@@ -31,7 +31,7 @@ def _import_file(path: Path, key: str):
         frames, trace = [], error.__traceback__
         while trace: frames, trace = [*frames, (trace.tb_frame.f_code.co_filename, trace.tb_lineno)], trace.tb_next
         line = next((number for file, number in reversed(frames) if file == str(path)), getattr(error, "lineno", None))
-        raise HmoeError(f"the algorithm file cannot be imported: {type(error).__name__}: {error}" + (f" (line {line})" if line else "") + ". Fix: mend the file.") from None
+        raise HmoeError(f"the algorithm file cannot be imported: {type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}" + (f" (line {line})" if line else "") + ". Fix: mend the file.") from None
     return module
 
 # %% ../../nbs/37_own_algorithms.ipynb #def-find-class
@@ -39,7 +39,7 @@ def _find_class(module, name: str):
     """The algorithm class called `name` in a module. `HmoeError` lists those there are."""
     classes = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == module.__name__}
     found = classes.get(name) or next((c for c in classes.values() if vars(c).get("name") == name), None)
-    if found is None: raise HmoeError(f"the file has no algorithm {name!r}. It has: {', '.join(classes) or 'no subclass of hmoe_repro.algorithms.base.Algorithm'}.")
+    if found is None: raise HmoeError(f"the file has no algorithm {name!r}" + f" ({name} there is no subclass of Algorithm)" * hasattr(module, name) + f". It has: {', '.join(classes) or 'no subclass of hmoe_repro.algorithms.base.Algorithm'}.")
     if "name" not in vars(found): register(found.__name__, paper="own", needs_domain_labels=True)(found)
     return found
 
