@@ -177,7 +177,7 @@ def page(tmp_path_factory, root):
 
 def test_the_page_leaves_what_a_page_leaves(page):
     kinds = ("csv", "md", "tex", "png", "pdf", "ipynb", "provenance.json")
-    assert {*(f"digits_table1.{kind}" for kind in kinds), "digits_table1_resolvable.md", "digits_table1_paired.csv"} <= {p.name for p in page.iterdir()}
+    assert {*(f"digits_table1.{kind}" for kind in kinds), "digits_table1_resolvable.md", "digits_table1_paired.csv", "digits_table1_verdict.md"} <= {p.name for p in page.iterdir()}
 
 
 def test_the_page_has_two_blocks_and_says_what_is_missing(page):
@@ -190,5 +190,7 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(page):
     text = (folder / "digits_table1.ipynb").read_text()
     assert "failed: SWAD on sketch" in text and "missing: SWAD on sketch" in text and "by chance" in text and "not comparable" in text and "differences exceed what can be resolved there" in text
     assert "–" in next(row for row in rows if "SWAD" in row)
+    averages, pairs = (folder / "digits_table1_verdict.md").read_text().splitlines()
+    assert averages.startswith("- ") and "can be resolved" in averages and pairs.startswith("- The interval of") and pairs.endswith("by chance.")
     paired = (folder / "digits_table1_paired.csv").read_text().splitlines()
     assert len(paired) == 1 + 10 and {"low", "high", "told_apart"} <= set(paired[0].split(","))

@@ -1,4 +1,6 @@
 """All algorithms together: the searches of DomainBed, settings that fit a short run, and the runs of Table 1 on the embedded digits."""
+import re
+
 import numpy as np
 import pytest
 
@@ -74,3 +76,21 @@ def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
     for name in {family: name for name, family in FAMILIES.items() if name not in ALGORITHMS}.values():
         record = run(specs[name], RunStore(tmp_path))
         assert record["status"] == "complete" and record["selected"]["default"]["test_accuracy"] >= 0, record["reason"]
+
+
+def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(root, tmp_path, monkeypatch):
+    import nbformat
+    from hmoe_repro.records import RunStore
+    from hmoe_repro.select_table import choose, only_algorithms
+    from hmoe_repro.train import run
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    shown = "\n".join(cell.source for cell in nbformat.read(root / "nbs" / "30_algorithms.ipynb", 4).cells if cell.cell_type == "markdown")
+    file, = re.findall(r"```python\n(.*?)```", shown, re.S)
+    assert len(file.strip().splitlines()) <= 15
+    (tmp_path / "mine.py").write_text(file)
+    specs = only_algorithms(study_specs("smoke-table1"), [f"{tmp_path / 'mine.py'}:Mine", "ERM"])
+    mine, erm = ([s for s in specs if s.algorithm == name] for name in ("Mine", "ERM"))
+    assert [(s.test_domains, s.trial_seed, s.steps, s.network) for s in mine] == [(s.test_domains, s.trial_seed, s.steps, s.network) for s in erm]
+    assert mine[0].hparams == erm[0].hparams | {"hardness": 0.5} and mine[0].algorithm_source
+    table, missing = choose([run(specs, RunStore()) for specs in (mine[0], erm[0])])
+    assert list(table.algorithm) == ["ERM", "Mine"] and not missing
