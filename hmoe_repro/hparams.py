@@ -57,13 +57,15 @@ class HParam:
     search: object = None
     search_large: object = None  # for large images; None: as `search`
     search_in: tuple = ()        # ((data set, how to draw there), ...) where a data set has bounds of its own
+    least: float | None = None   # the smallest value that makes sense
 
 LARGE_IMAGE = 64
 
 # %% ../nbs/18_hparams.ipynb #def-checked
 def _checked(name: str, value, declared: HParam):
-    """`value` as the declared type; `HmoeError` if it has another one."""
+    """`value` as the declared type; `HmoeError` if it has another one, or is below the least that makes sense."""
     kind = type(declared.default)
+    if declared.least is not None and type(value) in (int, float) and value < declared.least: raise HmoeError(f"hyper-parameter {name} must be at least {declared.least}, got {value}. It means: {declared.doc}.")
     if isinstance(declared.default, tuple) and isinstance(value, (list, tuple)): return tuple(value)
     if kind is float and type(value) is int: return float(value)
     if kind is float and type(value) is float and not math.isfinite(value): raise HmoeError(f"hyper-parameter {name} must be finite, got {value}. It means: {declared.doc}.")

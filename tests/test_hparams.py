@@ -66,3 +66,10 @@ def test_the_order_in_which_test_domains_are_named_means_nothing():
     for parity in (False, True):
         made = [make_spec("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity) for domains in (["-90%", "+90%"], ["+90%", "-90%"])]
         assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")
+
+
+@pytest.mark.parametrize("setting, line", [({"lr": -1.0}, "lr must be at least 0, got -1.0"), ({"batch_size": 0}, "batch_size must be at least 1, got 0"), ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1")])
+def test_values_that_make_no_sense_are_refused_before_anything_trains(setting, line):
+    from hmoe_repro.algorithms import get_algorithm
+    from hmoe_repro.hparams import merge_hparams
+    with pytest.raises(HmoeError, match=line): merge_hparams(get_algorithm("IRM").HPARAMS, setting)

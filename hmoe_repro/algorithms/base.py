@@ -32,10 +32,10 @@ def network_options(hparams: dict) -> dict:
 
 # %% ../../nbs/30_algorithms.ipynb #shared-hparams
 SHARED_HPARAMS = {
-    "lr": HParam(1e-3, "learning rate of Adam", large=5e-5, search=LogUniform(-4.5, -2.5), search_large=LogUniform(-5, -3.5)),
+    "lr": HParam(1e-3, "learning rate of Adam", large=5e-5, search=LogUniform(-4.5, -2.5), search_large=LogUniform(-5, -3.5), least=0),
     "batch_size": HParam(64, "images of each training domain in a batch", large=32, search=LogUniform(3, 9, 2, whole=True), search_large=LogUniform(3, 5.5, 2, whole=True),
-                         search_in=(("DomainNet", LogUniform(3, 5, 2, whole=True)),)),
-    "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2)),
+                         search_in=(("DomainNet", LogUniform(3, 5, 2, whole=True)),), least=1),
+    "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2), least=0),
     "network": HParam("mnist_cnn", "featurizer by name"),
     "nonlinear_classifier": HParam(False, "three linear layers instead of one"),
     "weights": HParam("", "first weights of a large network: 'random', a published name, or a local file", where=("network", LARGE)),
