@@ -72,4 +72,5 @@ def test_the_order_in_which_test_domains_are_named_means_nothing():
 def test_values_that_make_no_sense_are_refused_before_anything_trains(setting, line):
     from hmoe_repro.algorithms import get_algorithm
     from hmoe_repro.hparams import merge_hparams
+    from hmoe_repro.core import HmoeError
     with pytest.raises(HmoeError, match=line): merge_hparams(get_algorithm("IRM").HPARAMS, setting)
