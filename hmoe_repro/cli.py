@@ -564,7 +564,7 @@ def readme_blocks() -> dict[str, str]:
     from hmoe_repro.style import markdown_table
     from hmoe_repro.tables import cost_table, discovery_verdict
     folder = repo_root() / "figures"
-    pages = {"digits-table": "quick/digits_table.md", "discovery": "quick/digits_fig5.md", "toy": "quick/hmoe_fig3_summary.md",
+    pages = {"digits-table": "quick/digits_table.md", "discovery": "quick/digits_fig5.md", "toy": "quick/hmoe_fig3_summary.md", "table1-said": "quick/digits_table1_verdict.md",
              "table4": "mnist/hmoe_table4.md", "table5": "mnist/hmoe_table5.md", "colored-found": "mnist/colored_discovery.md", "rotated-found": "mnist/rotated_discovery.md",
              "colored-said": "mnist/colored_discovery_verdict.md", "rotated-said": "mnist/rotated_discovery_verdict.md", "speed": "bench/speed_targets.md",
              "table7": "pacs/hmoe_table7.md", "pacs-said": "pacs/hmoe_fig5_verdict.md", "limits-said": "pacs/pacs_limits_verdict.md"}

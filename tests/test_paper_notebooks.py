@@ -1,6 +1,7 @@
 """Paper notebooks and the machine that renders them: parameters, all or nothing, the same bytes twice, gallery."""
 import json
 import re
+from pathlib import Path
 
 import invented
 import nbformat
@@ -62,7 +63,8 @@ TRAINED = [name for name in artefacts() if set(ARTEFACTS[name].profiles) <= set(
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_page_takes_the_profiles_and_the_study_of_its_artefact(name):
     artefact = ARTEFACTS[name]
-    assert choices(read_parameters(paper_notebook(name))["profile"][2]) == list(artefact.profiles) and artefact.profiles[0] in ("smoke", "pacs")
+    said = read_parameters(paper_notebook(name))["profile"][2]
+    assert (choices(said) or [said]) == list(artefact.profiles) and artefact.profiles[0] in ("smoke", "pacs")
     assert set(artefact.optional) <= set(artefact.profiles) and all(f"{p}-{artefact.study}" in studies.STUDIES for p in artefact.profiles)
     assert f'{{profile}}-{artefact.study}"' in sources(name)
 
@@ -77,20 +79,21 @@ def test_a_page_leaves_its_evidence_and_nothing_under_another_name(name):
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    "Two renders of our notebooks from one invented study with a failed and a missing run, into two folders."
+    "Our notebooks rendered from one invented study with a failed and a missing run, and two of them once more into another folder."
     base = tmp_path_factory.mktemp("paper")
     runs = [r for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch")) if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])]
     invented.write_study(base / "store", "quick-digits", runs + [invented.failed("HMOE-ND", "sketch", 1)], with_arrays=(0,))
     invented.write_study(base / "store", "quick-balance", invented.balance() + [invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)])
-    for folder in ("one", "two"):
-        for name in OURS: render(name, "quick", store=base / "store", output=base / folder / "figures")
+    for folder, names in (("one", OURS), ("two", OURS[1:3])):
+        for name in names: render(name, "quick", store=base / "store", output=base / folder / "figures")
         gallery("quick", base / folder / "figures", base / "store")
     return base
 
 
 def test_two_renders_are_the_same_to_the_byte(rendered):
     one, two = snapshot(rendered / "one"), snapshot(rendered / "two")
-    assert list(one) == list(two) and [name for name in one if one[name] != two[name]] == []
+    twice = [name for name in one if Path(name).name.startswith(OURS[1:3])]
+    assert len(twice) > 10 and twice == [n for n in two if n in twice] and [name for name in twice if one[name] != two[name]] == []
 
 
 @pytest.mark.parametrize("name", OURS)
