@@ -40,10 +40,10 @@ REDUCED = {"ERM": _REDUCED, "HMOE-DL": _REDUCED_HMOE, "HMOE-DN": _REDUCED_HMOE |
 ALGORITHMS = tuple(REDUCED)   # of every benchmark; the others are in the study `table1` only
 
 _SCALED = {
-    "IRM": {"irm_penalty_anneal_iters": 30}, "VREx": {"vrex_penalty_anneal_iters": 30}, "Fishr": {"penalty_anneal_iters": 90},
+    "IRM": {"irm_penalty_anneal_iters": 20}, "VREx": {"vrex_penalty_anneal_iters": 20}, "Fishr": {"penalty_anneal_iters": 60},
     "ARM": {"context_width": 16},
     "MetaReg": {"lr": 0.05},                                  # of SGD: three times Adam's rate would be no training
-    "SWAD": {"n_converge": 2, "n_tolerance": 3}, "SMA": {"sma_start": 6}, "EoA": {"sma_start": 6, "num_models": 3},
+    "SWAD": {"n_converge": 2, "n_tolerance": 3}, "SMA": {"sma_start": 4}, "EoA": {"sma_start": 4, "num_models": 3},
 }
 REDUCED |= {name: _REDUCED | _SCALED.get(name, {}) for name in FAMILIES if name not in REDUCED}
 POOLED = ("Aggregate",)       # drawn from the union of the training domains
@@ -93,9 +93,9 @@ def _benchmark_specs(profile: Profile, name: str) -> list[RunSpec]:
 
 # %% ../nbs/45_studies.ipynb #def-table1-specs
 def _table1_specs(profile: Profile) -> list[RunSpec]:
-    """Every algorithm on the digit domains, with at most 301 updates."""
+    """Every algorithm on the digit domains, with at most 201 updates."""
     dataset, domains, _ = profile.benchmarks["digits"]
-    scale = {"steps": min(profile.steps, 301), "checkpoint_frequency": min(profile.checkpoint_frequency, 30)}
+    scale = {"steps": min(profile.steps, 201), "checkpoint_frequency": min(profile.checkpoint_frequency, 20)}
     return [_spec(profile, name, dataset, domain, seed, sampler="pooled" if name in POOLED else "domain", **scale) for seed in range(profile.seeds) for name in REDUCED for domain in domains]
 
 # %% ../nbs/45_studies.ipynb #def-variant-specs
