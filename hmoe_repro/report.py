@@ -161,7 +161,8 @@ def caption(records: list[dict], reduced: bool = True) -> str:
     """A few words for the title of a picture or table: 'ColoredMNIST, reduced: 200 updates, 1 seed', for image folders with pixels and initial weights."""
     seeds, steps = len(distinct(records, "trial_seed")), " or ".join(f"{n:,}" for n in distinct(records, "steps"))
     scale = "reduced" if reduced else "the paper's protocol"
-    images = "".join(f"{', '.join(map(str, distinct(records, 'resolution')))} pixels, {', '.join((str(w or 'random') for w in distinct(records, 'weights')))} initial weights, " for _ in [r for r in records if r["spec"].get("images")][:1])
+    def listed(name): return ", ".join(str(value or "random") for value in distinct(records, name))
+    images = f"{listed('resolution')} pixels, {listed('weights')} initial weights, " if any(r["spec"].get("images") for r in records) else ""
     return f"{', '.join(distinct(records, 'dataset'))}, {scale}: {images}{steps} updates, {seeds} seed{'s' * (seeds != 1)}"
 
 # %% ../nbs/51_report.ipynb #def-header
