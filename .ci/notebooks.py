@@ -27,9 +27,11 @@ def processors():
 
 
 def kernel_environment():
-    "This environment with one computing thread and inline figures."
+    "This environment with one computing thread, portable arithmetic and inline figures."
+    from hmoe_repro.arithmetic import THREADS, with_arithmetic
+
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
-    return environment | {"OMP_NUM_THREADS": "1"}
+    return with_arithmetic("portable", environment) | dict.fromkeys(THREADS, "1")
 
 
 def run_notebook(path, timeout=600):

@@ -196,16 +196,19 @@ def train(algorithm: Annotated[str, typer.Option(help="`hmoe list --algorithms`,
           evaluate: Annotated[str, typer.Option(help="selection or all; selection:2000 caps the validation images of each training domain.")] = "selection",
           precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile or bf16-compile.")] = "float32",
           parity: Annotated[bool, typer.Option("--parity", help="Draw a generated data set from DomainBed's run seed instead of the trial seed.")] = False,
+          arithmetic: Annotated[str, typer.Option(help="native, or portable: the same bits on every x86-64 processor with AVX2.")] = "native",
           set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto", data_dir: DataDir = None):
     """Train one algorithm with one domain held out, or several draws of its hyper-parameters; prints what was selected."""
     folder = _data_folder(data_dir)
+    from hmoe_repro.arithmetic import set_arithmetic
+    set_arithmetic(arithmetic)
     from hmoe_repro.core import HmoeError
     from hmoe_repro.hparams import parse_setting
     from hmoe_repro.records import RunStore, make_spec
     if n_hparams and (hparams_seed or len(test_domain) > 1): raise HmoeError("--n-hparams chooses among all draws for one test domain. Fix: leave --hparams-seed out, and name one --test-domain.")
     if workers: os.environ["HMOE_WORKERS"] = str(workers)
     settings = dict(parse_setting(s) for s in set_ or [])
-    specs = [make_spec(algorithm, dataset, test_domain, seed, settings, network, steps, checkpoint_frequency, sampler, evaluate, precision, parity, folder, resolution, draw) for draw in (range(n_hparams) if n_hparams else [hparams_seed])]
+    specs = [make_spec(algorithm, dataset, test_domain, seed, settings, network, steps, checkpoint_frequency, sampler, evaluate, precision, parity, folder, resolution, draw, arithmetic) for draw in (range(n_hparams) if n_hparams else [hparams_seed])]
     store = RunStore()
     with Progress(len(specs)) as progress: records = [_train_one(spec, store, device, folder, progress) for spec in specs]
     complete = [r for r in records if r["status"] == "complete"]
@@ -249,9 +252,10 @@ def _compare(studies: list[str], folder: str):
 # %% ../nbs/60_cli.ipynb #def-render
 def _render(artefacts: list[str], profile: str, store: str = ""):
     """Render artefacts, two at a time, and the profile's gallery, saying so."""
+    from hmoe_repro.arithmetic import starting
     from hmoe_repro.core import figures_dir
     from hmoe_repro.render import gallery, render
-    with ThreadPoolExecutor(2) as pool:
+    with starting("portable"), ThreadPoolExecutor(2) as pool:
         for path in pool.map(lambda artefact: render(artefact, profile, store, str(figures_dir())), artefacts): print(f"rendered {path.parent.name}/{path.name}", flush=True)
     gallery(profile, str(figures_dir()), store)
     print(f"gallery: figures/{profile}/README.md")

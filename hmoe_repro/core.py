@@ -22,8 +22,6 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
-
 # %% ../nbs/01_core.ipynb #def-hmoeerror
 class HmoeError(Exception):
     """An error a user can mend: one line with the cause and the fix."""
@@ -43,6 +41,7 @@ def seed_hash(*args) -> int:
 # %% ../nbs/01_core.ipynb #def-seed-everything
 def seed_everything(seed: int):
     """Seed Python's, NumPy's and PyTorch's global generators."""
+    import numpy as np
     import torch
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -51,6 +50,7 @@ def seed_everything(seed: int):
 # %% ../nbs/01_core.ipynb #def-random-state
 def random_state() -> dict:
     """The state of the three global generators, as numbers, lists and tensors."""
+    import numpy as np
     import torch
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
@@ -62,6 +62,7 @@ def random_state() -> dict:
 # %% ../nbs/01_core.ipynb #def-restore-random-state
 def restore_random_state(state: dict):
     """Put back what `random_state` returned."""
+    import numpy as np
     import torch
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -18,7 +18,7 @@ from .algorithms.own_algorithms import algorithm_from_file, is_file_algorithm, r
 from .core import HmoeError, one_of
 from .datasets import DATASETS
 from .hparams import draw_hparams, merge_hparams, parse_setting
-from .records import RunSpec
+from .records import UNSAID, RunSpec
 from .selection import RULES, select_model
 from .tables import rank
 
@@ -62,7 +62,8 @@ def _as_guest(spec: RunSpec, cls) -> RunSpec:
     """The run of `cls` with the settings of an ERM run."""
     given = {name: value for name, value in spec.hparams.items() if name in cls.HPARAMS} | {"network": spec.network} | ({"weights": spec.weights} if spec.weights else {})
     merged = merge_hparams(cls.HPARAMS, given, spec.resolution)
-    return replace(spec, algorithm=cls.name, algorithm_source=source_hash(cls), hparams={name: value for name, value in merged.items() if name not in ("network", "weights")})
+    return replace(spec, algorithm=cls.name, algorithm_source=source_hash(cls), algorithm_version=getattr(cls, "version", 1),
+                   hparams={name: value for name, value in merged.items() if name not in ("network", "weights")})
 
 def only_algorithms(specs, names: list[str]) -> list[RunSpec]:
     """The runs of some algorithms; one that is not among `specs`, such as `file.py:Name`, is trained as ERM is there. `HmoeError` for unknown names, or where no ERM run says how."""
@@ -80,14 +81,14 @@ def where(records: list[dict], settings: list[str]) -> list[dict]:
     """The records that no `name=value` contradicts. `HmoeError` for a name that no specification has."""
     for text in settings:
         name, value = parse_setting(text)
-        every = [{"hparams_seed": 0} | r["spec"] | r["spec"]["hparams"] for r in records]
+        every = [UNSAID | r["spec"] | r["spec"]["hparams"] for r in records]
         if every: one_of(name, sorted({n for fields in every for n in fields}), "field or hyper-parameter")
         found = [fields.get(name, value) for fields in every]
         records = [r for r, v in zip(records, found) if v == value or str(v) == text.partition("=")[2]]
     return records
 
 # %% ../nbs/63_select_table.ipynb #def-same
-_VARY = {"algorithm", "algorithm_source", "test_domains", "trial_seed", "hparams_seed", "hparams", "dataset_fingerprint", "evaluate"}
+_VARY = {"algorithm", "algorithm_source", "algorithm_version", "test_domains", "trial_seed", "hparams_seed", "hparams", "dataset_fingerprint", "evaluate"}
 
 def _same(what: str, given: list[dict]):
     """`HmoeError` naming the first thing in which `given` differ."""
@@ -98,9 +99,9 @@ def _same(what: str, given: list[dict]):
 # %% ../nbs/63_select_table.ipynb #def-check-kind
 def check_kind(specs: list[RunSpec]):
     """Raises `HmoeError` where runs of one table differ and should not."""
-    _same("the runs", [{n: v for n, v in s.to_dict().items() if n not in _VARY} for s in specs])
+    _same("the runs", [{n: v for n, v in (UNSAID | s.to_dict()).items() if n not in _VARY} for s in specs])
     for seed in {s.trial_seed for s in specs}: _same(f"runs with trial seed {seed}", [{"dataset_fingerprint": s.dataset_fingerprint} for s in specs if s.trial_seed == seed and not s.parity])
-    for algorithm in dict.fromkeys(s.algorithm for s in specs): _same(f"runs of {algorithm}", [{"algorithm_source": s.algorithm_source} for s in specs if s.algorithm == algorithm])
+    for algorithm in dict.fromkeys(s.algorithm for s in specs): _same(f"runs of {algorithm}", [{"algorithm_source": s.algorithm_source, "algorithm_version": s.algorithm_version} for s in specs if s.algorithm == algorithm])
     alike = {}
     for s in specs: alike.setdefault((s.algorithm, s.hparams_seed, s.trial_seed * bool(s.hparams_seed)), []).append(s.hparams)
     for (algorithm, draw, _), hparams in alike.items(): _same(f"runs of {algorithm} with draw {draw}", hparams)

@@ -32,6 +32,7 @@ class Profile:
     toy_steps: int = 0
     toy_seeds: int = 0
     resolution: int | None = None
+    arithmetic: str = "native"
 
 # %% ../nbs/45_studies.ipynb #reduced-settings
 _REDUCED = {"lr": 3e-3, "batch_size": 16}
@@ -64,9 +65,9 @@ _WITHOUT_ND = ALGORITHMS[:-1]
 
 PROFILES = {
     "smoke": Profile("tests: tiny data, a few steps, seconds", 2, 11, 5, "small_cnn", REDUCED, {
-        "digits": ("DigitDomainsTiny", ("photo", "sketch"), ALGORITHMS), "colored": ("ColoredDigits", ("+90%", "-90%"), ALGORITHMS), "rotated": ("RotatedDigits", ("0", "75"), _WITHOUT_ND)}, toy_steps=60, toy_seeds=2),
+        "digits": ("DigitDomainsTiny", ("photo", "sketch"), ALGORITHMS), "colored": ("ColoredDigits", ("+90%", "-90%"), ALGORITHMS), "rotated": ("RotatedDigits", ("0", "75"), _WITHOUT_ND)}, toy_steps=60, toy_seeds=2, arithmetic="portable"),
     "quick": Profile("embedded digits, three seeds, the toy at full scale; minutes on two cores", 3, 701, 70, "small_cnn", REDUCED, {
-        "digits": ("DigitDomains", _DIGITS, ALGORITHMS), "colored": ("ColoredDigits", _COLOURS, ALGORITHMS), "rotated": ("RotatedDigits", ("0", "75"), _WITHOUT_ND)}, toy_steps=20_000, toy_seeds=12),
+        "digits": ("DigitDomains", _DIGITS, ALGORITHMS), "colored": ("ColoredDigits", _COLOURS, ALGORITHMS), "rotated": ("RotatedDigits", ("0", "75"), _WITHOUT_ND)}, toy_steps=20_000, toy_seeds=12, arithmetic="portable"),
     "mnist": Profile("ColoredMNIST and RotatedMNIST, 200 updates, one seed; about an hour on two cores", 1, 200, 100, "mnist_cnn", _PAPER, {
         "colored": ("ColoredMNIST", _COLOURS, ALGORITHMS), "rotated": ("RotatedMNIST", ("0", "75"), _WITHOUT_ND)}, evaluate="selection:2000"),
     "pacs": Profile("PACS at 48 pixels from scratch, 600 updates, two seeds; about an hour on two cores", 2, 600, 100, "image_cnn", PACS, {
@@ -79,12 +80,15 @@ PROFILES = {
 # %% ../nbs/45_studies.ipynb #def-toy-specs
 def _toy_specs(profile: Profile) -> list[RunSpec]:
     ablations = ({"lambda_en": 0.0}, {"lambda_en": 0.0, "lambda_kl": 0.0})
-    return [make_toy_spec(profile.toy_steps, seeds=profile.toy_seeds), *[make_toy_spec(profile.toy_steps, seeds=profile.toy_seeds // 2, **changed) for changed in ablations]]
+    def one(seeds, **changed):
+        return make_toy_spec(profile.toy_steps, profile.arithmetic, seeds=seeds, **changed)
+    return [one(profile.toy_seeds), *(one(profile.toy_seeds // 2, **changed) for changed in ablations)]
 
 # %% ../nbs/45_studies.ipynb #def-spec
 def _spec(profile: Profile, algorithm: str, dataset: str, domain: str, seed: int, changed: dict | None = None, **options) -> RunSpec:
     """A run at the scale of `profile`; `changed` overrides hyper-parameters, `options` arguments of `make_spec`."""
-    settings = {"network": profile.network, "steps": profile.steps, "checkpoint_frequency": profile.checkpoint_frequency, "evaluate": profile.evaluate, "resolution": profile.resolution} | options
+    settings = {"network": profile.network, "steps": profile.steps, "checkpoint_frequency": profile.checkpoint_frequency, "evaluate": profile.evaluate, "resolution": profile.resolution,
+                "arithmetic": profile.arithmetic} | options
     return make_spec(algorithm, dataset, [domain], seed, profile.hparams[algorithm] | (changed or {}), **settings)
 
 def _benchmark_specs(profile: Profile, name: str) -> list[RunSpec]:

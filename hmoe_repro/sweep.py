@@ -13,6 +13,7 @@ import signal
 import time
 from multiprocessing.connection import wait
 
+from .arithmetic import PORTABLE, starting
 from .core import HmoeError, one_of
 from .records import RunSpec, RunStore
 from .train import failed_record, run
@@ -44,20 +45,17 @@ def _run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
 # %% ../nbs/44_sweep.ipynb #def-pool
 class _Pool:
     """Persistent worker processes, one pipe each."""
-    def __init__(self, jobs: int, arguments: tuple):
-        self.context, self.jobs, self.arguments, self.workers = multiprocessing.get_context("spawn"), jobs, arguments, {}
+    def __init__(self, jobs: int, arguments: tuple, arithmetic: str = "native"):
+        self.context, self.jobs, self.arguments = multiprocessing.get_context("spawn"), jobs, arguments
+        self.arithmetic, self.workers = arithmetic, {}
         for _ in range(jobs): self.start()
 
     def start(self):
-        """Start one worker. Its threads are limited before it imports anything."""
+        """Start one worker. Its threads and its arithmetic are set before it imports anything."""
         worker = importlib.import_module("hmoe_repro.sweep")._worker  # a spawned process finds what a module holds, not what a notebook defines
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=worker, args=(theirs, *self.arguments), daemon=True)
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        os.environ |= dict.fromkeys(before, "1")
-        try: process.start()
-        finally:
-            for name, value in before.items(): os.environ.pop(name) if value is None else os.environ.update({name: value})
+        with starting(self.arithmetic): process.start()
         theirs.close()
         self.workers[ours] = [process, None]
 
@@ -85,7 +83,7 @@ def _ray(jobs: int | None):
     except ImportError: raise HmoeError("Ray is not installed. Fix: pip install -c constraints.txt -e '.[ray]', or use --engine local.") from None
     if not ray.is_initialized():
         here = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs or os.cpu_count(), "_node_ip_address": "127.0.0.1"}
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", **here)
+        with starting("native"): ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", **here)
     return ray, jobs or int(ray.cluster_resources()["CPU"])
 
 # %% ../nbs/44_sweep.ipynb #def-drive-ray
@@ -99,7 +97,8 @@ def _drive_ray(jobs: int | None, arguments: tuple, todo: list[RunSpec], results:
     while todo or flying:
         while todo and len(flying) < limit:
             spec = todo.pop(0)
-            flying[task.remote(spec.to_dict(), *arguments)] = spec
+            pinned = {"runtime_env": {"env_vars": PORTABLE}} if spec.arithmetic == "portable" else {}
+            flying[task.options(**pinned).remote(spec.to_dict(), *arguments)] = spec
             tell("start", spec)
         (ended, *_), _ = ray.wait(list(flying), num_returns=1)
         spec = flying.pop(ended)
@@ -142,9 +141,11 @@ def sweep(specs: list[RunSpec], store: RunStore | None = None, jobs: int | None 
         _drive_ray(jobs, arguments, todo, results, tell)
         return _settle(results, by_id, store)
     end = time.monotonic() + seconds if seconds else None
-    pool = _Pool(max(1, min(jobs or default_jobs(device), len(todo))), arguments)
-    try: _drive(pool, todo, by_id, results, tell, end)
-    finally: pool.stop()
+    for arithmetic in dict.fromkeys(spec.arithmetic for spec in todo):
+        alike = [spec for spec in todo if spec.arithmetic == arithmetic]
+        pool = _Pool(max(1, min(jobs or default_jobs(device), len(alike))), arguments, arithmetic)
+        try: _drive(pool, alike, by_id, results, tell, end)
+        finally: pool.stop()
     return _settle(results, by_id, store)
 
 # %% ../nbs/44_sweep.ipynb #def-drive

@@ -5,11 +5,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-os.environ["MPLBACKEND"] = "Agg"
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[variable] = "1"
-
 import pytest
+
+from hmoe_repro.arithmetic import THREADS, set_arithmetic
+
+os.environ |= {"MPLBACKEND": "Agg", **dict.fromkeys(THREADS, "1")}
+set_arithmetic("portable")
 
 FIRST = "test_notebooks_run.py"
 

@@ -17,7 +17,8 @@ def record(spec=SPEC, **more):
 
 def test_every_field_of_the_specification_changes_the_name():
     changes = dict(algorithm="IRM", dataset="PACS", dataset_fingerprint="0", test_domains=("photo",), trial_seed=1, hparams={"lr": 1e-2, "batch_size": 32}, network="mnist_cnn", weights="V1", resolution=28,
-                   steps=11, checkpoint_frequency=5, sampler="pooled", evaluate="all", precision="bfloat16", parity=True, protocol_version=2, algorithm_source="abc", images={"source": "cache"}, hparams_seed=1)
+                   steps=11, checkpoint_frequency=5, sampler="pooled", evaluate="all", precision="bfloat16", parity=True, protocol_version=2, algorithm_source="abc", images={"source": "cache"}, hparams_seed=1,
+                   arithmetic="portable", algorithm_version=2)
     assert set(changes) == {f.name for f in dataclasses.fields(RunSpec)}
     names = {dataclasses.replace(SPEC, **{k: v}).run_id for k, v in changes.items()}
     assert len(names) == len(changes) and SPEC.run_id not in names

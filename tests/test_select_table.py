@@ -154,7 +154,8 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     assert "4 of 4 runs complete" in hmoe(*sweep) and "0 to train" in hmoe(*sweep)
     old = RunStore().scan()[0]
     assert {r["spec"]["algorithm"] for r in old} == {"Mine"} and old[0]["spec"]["hparams"]["strength"] == 0.5 and {r["spec"]["trial_seed"] for r in old} == {0, 1}
-    train = ("train", "--algorithm", "mine.py:Mine", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn", "--steps", 11, "--checkpoint-frequency", 5, "--device", "cpu", "--set", "lr=0.003", "--set", "batch_size=16")
+    train = ("train", "--algorithm", "mine.py:Mine", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn", "--steps", 11, "--checkpoint-frequency", 5, "--device", "cpu", "--set", "lr=0.003", "--set", "batch_size=16",
+             "--arithmetic", "portable")
     hmoe(*train)
     assert "Mine" in hmoe("select") and len(RunStore().scan()[0]) == 4, "the sweep's run was trained again"
     (tmp_path / "mine.py").write_text(MINE + "# a remark\n")
