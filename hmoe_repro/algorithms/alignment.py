@@ -15,7 +15,8 @@ from ..core import HmoeError
 from ..hparams import Choice, LogUniform
 from ..networks import make_classifier
 from ..routing import reverse_gradient
-from ..training_tools import by_domain, domain_labels, domain_losses, domain_means, domain_sizes, step_on, to_floats, update_average
+from ..training_tools import (by_domain, domain_labels, domain_losses, domain_means,
+                                       domain_sizes, forward_parts, step_on, to_floats, update_average)
 
 # %% ../../nbs/32_alignment.ipynb #def-spread
 def spread(values: torch.Tensor) -> torch.Tensor:
@@ -25,6 +26,7 @@ def spread(values: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/32_alignment.ipynb #def-alignment
 class Alignment(ERM):
     """Cross entropy plus the mean distance of the domains' features; a subclass defines `distance`."""
+    version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {"mmd_gamma": HParam(1.0, "weight of the distance between domains", search=LogUniform(-1, 1))}
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
@@ -32,7 +34,7 @@ class Alignment(ERM):
         raise NotImplementedError
 
     def loss(self, minibatches):
-        z = self.featurizer(concatenate(minibatches)[0])
+        z = forward_parts(self.featurizer, [x for x, _ in minibatches])
         nll = domain_losses(self.classifier(z), minibatches).mean()
         penalty = self.distance(z, minibatches) if len(minibatches) > 1 else torch.zeros_like(nll)
         return {"loss": nll + self.hparams["mmd_gamma"] * penalty, "nll": nll, "penalty": penalty}
@@ -165,6 +167,7 @@ class CDANN(DANN):
 @register("MTL", paper="Blanchard et al., 2021", needs_domain_labels=True, family="alignment")
 class MTL(ERM):
     """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021). Predicts a batch as images of one domain."""
+    version = 2  # 1 made one pass where batch norm was live, and with `parity` drew in evaluation
     HPARAMS = ERM.HPARAMS | {"mtl_ema": HParam(0.99, "weight of the newest mean in the running average", search=Choice((0.5, 0.9, 0.99, 1.0))),
                              "parity": HParam(False, "DomainBed's noise in place of the domain's mean")}
 
@@ -173,15 +176,19 @@ class MTL(ERM):
         self.classifier = make_classifier(2 * self.featurizer.num_features, num_classes, self.hparams["nonlinear_classifier"])
         self.register_buffer("summaries", torch.zeros(num_domains, self.featurizer.num_features))
 
-    def classify(self, z, e):
-        """Logits (B, C) of features z (B, F) with their domains' summaries e (B, F)."""
-        return self.classifier(torch.cat([z, torch.randn_like(z) if self.hparams["parity"] else e], 1))
+    def classify(self, z, e, generator=None):
+        """Logits (B, C) of features z (B, F) with their domains' summaries e (B, F), or with noise in
+        their place, drawn from `generator` (None: the global one)."""
+        if self.hparams["parity"]:
+            e = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
+        return self.classifier(torch.cat([z, e], 1))
 
     def loss(self, minibatches):
-        z = self.featurizer(concatenate(minibatches)[0])
+        z = forward_parts(self.featurizer, [x for x, _ in minibatches])
         e = update_average(self.summaries, domain_means(z, minibatches), keep=1 - self.hparams["mtl_ema"])
         return {"loss": domain_losses(self.classify(z, e[domain_labels(minibatches)]), minibatches).sum()}
 
     def predict(self, x):
         z = self.featurizer(x)
-        return self.classify(z, z.mean(0).expand_as(z))
+        noise = torch.Generator(z.device).manual_seed(0)  # private: evaluation leaves training alone
+        return self.classify(z, z.mean(0).expand_as(z), noise)

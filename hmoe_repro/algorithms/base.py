@@ -11,17 +11,27 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..core import HmoeError, one_of, seed_everything
 from ..hparams import Choice, HParam, LogUniform, merge_hparams
 from ..networks import LARGE, make_classifier, make_featurizer
 
 # %% ../../nbs/30_algorithms.ipynb #def-match-layouts
-def _match_layouts(optimizer: torch.optim.Optimizer):
-    """Give every tensor of an optimiser's state the memory layout of its parameter."""
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape: state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+def _laid_out(value, like: torch.Tensor):
+    """`value`, copied into the memory layout of `like` if it is a tensor of that shape in another."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided: return value
+    if value.shape != like.shape or value.stride() == like.stride(): return value
+    return torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+
+def _match_layouts(optimizer: torch.optim.Optimizer, *_):
+    """Give the gradient and the state of every parameter its memory layout."""
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        if p.grad is not None: p.grad = _laid_out(p.grad, p)
+        state = optimizer.state.get(p, {})
+        for name, value in state.items(): state[name] = _laid_out(value, p)
+
+register_optimizer_step_pre_hook(_match_layouts)
 
 # %% ../../nbs/30_algorithms.ipynb #def-network-options
 def network_options(hparams: dict) -> dict:
@@ -49,7 +59,11 @@ class Algorithm(nn.Module):
 
     `Algorithm(input_shape (C, H, W), num_classes, num_domains, hparams)`; `hparams` may be partial. A subclass defines `loss` and `predict`,
     or its own `update`. Raises `HmoeError` for unknown hyper-parameters.
+
+    `version` counts the mathematics of the class: above 1 it is part of the identity of a run, so
+    that a run made before a correction is never taken for one made after it.
     """
+    version = 1
     HPARAMS = SHARED_HPARAMS
     modes = ("default",)   # ways to predict; the first one is `predict` without a mode
     fixed = ()             # parameters, by prefix, that training is meant to leave alone
@@ -107,8 +121,7 @@ class Algorithm(nn.Module):
         for name, value in state["counters"].items(): setattr(self, name, value)
         if "optimizer" in state["optimizers"] and self.optimizer is None: self.optimizer = self.make_optimizer()
         for name, saved in state["optimizers"].items():
-            getattr(self, name).load_state_dict(saved)
-            _match_layouts(getattr(self, name))
+            getattr(self, name).load_state_dict(copy.deepcopy(saved))
 
 # %% ../../nbs/30_algorithms.ipynb #def-register
 ALGORITHMS: dict[str, type[Algorithm]] = {}
