@@ -72,7 +72,17 @@ class Algorithm(nn.Module):
         super().__init__()
         self.input_shape, self.num_classes, self.num_domains = tuple(input_shape), num_classes, num_domains
         self.hparams = merge_hparams(self.HPARAMS, hparams or {}, input_shape[-1])
+        self.check_domains(num_domains, self.hparams)
         self.update_count, self.total_steps, self.optimizer = 0, 5001, None
+
+    @classmethod
+    def check_domains(cls, num_domains: int, hparams: dict):
+        """Raises `HmoeError` where the algorithm cannot train on so many domains with `hparams`, which are
+        filled in. Asked when a run is planned, and again in construction."""
+        for name in (n for n in hparams if cls.HPARAMS[n].below_domains):
+            if not 0 < hparams[name] < num_domains:
+                raise HmoeError(f"{name}={hparams[name]} is impossible with {num_domains} training domains. Fix: "
+                                f"{name} of {num_domains - 1}, or less but at least 1; or more training domains.")
 
     def make_featurizer(self) -> nn.Module:
         """The featurizer that the hyper-parameters name, for this input shape. Raises `HmoeError` for a large network whose weights are not named."""
