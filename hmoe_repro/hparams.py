@@ -58,6 +58,8 @@ class HParam:
     search_large: object = None  # for large images; None: as `search`
     search_in: tuple = ()        # ((data set, how to draw there), ...) where a data set has bounds of its own
     least: float | None = None   # the smallest value that makes sense
+    follows: str = ""            # where it is not given, it is what this other hyper-parameter is
+    below_domains: bool = False  # at least 1 and below the number of training domains
 
 LARGE_IMAGE = 64
 
@@ -78,6 +80,7 @@ def merge_hparams(declared: dict[str, HParam], given: dict, resolution: int = 28
     for name in given: one_of(name, declared, "hyper-parameter")
     defaults = {name: h.large if h.large is not None and resolution >= LARGE_IMAGE else h.default for name, h in declared.items()}
     merged = defaults | {name: _checked(name, value, declared[name]) for name, value in given.items()}
+    merged |= {name: merged[h.follows] for name, h in declared.items() if h.follows and name not in given}
     exists = {name: not h.where or merged[h.where[0]] in h.where[1] for name, h in declared.items()}
     for name in given:
         if not exists[name]: raise HmoeError(f"hyper-parameter {name} exists only where {declared[name].where[0]} is {' or '.join(map(str, declared[name].where[1]))}; here it is {merged[declared[name].where[0]]}. Fix: leave {name} out.")
@@ -91,11 +94,17 @@ def searches(declared: dict[str, HParam], resolution: int = 28, dataset: str | N
     return {name: search for name, search in found.items() if search is not None}
 
 # %% ../nbs/18_hparams.ipynb #def-draw-hparams
-def draw_hparams(declared: dict[str, HParam], hparams_seed: int, trial_seed: int, resolution: int = 28, dataset: str | None = None) -> dict:
-    """Values of the searched hyper-parameters for a seed; {} for seed 0, which means the defaults (DomainBed, hparams_registry)."""
+def draw_hparams(declared: dict[str, HParam], hparams_seed: int, trial_seed: int, resolution: int = 28,
+                 dataset: str | None = None, num_domains: int | None = None) -> dict:
+    """Values of the searched hyper-parameters for a seed; {} for seed 0, which means the defaults (DomainBed, hparams_registry).
+
+    What must stay below the number of training domains is cut to it, where `num_domains` says it."""
     if hparams_seed == 0: return {}
     seed = seed_hash(hparams_seed, trial_seed)
-    return {name: search(np.random.RandomState(seed_hash(seed, name))) for name, search in searches(declared, resolution, dataset).items()}
+    drawn = {name: search(np.random.RandomState(seed_hash(seed, name)))
+             for name, search in searches(declared, resolution, dataset).items()}
+    capped = [name for name in drawn if declared[name].below_domains and num_domains]
+    return drawn | {name: max(1, min(drawn[name], num_domains - 1)) for name in capped}
 
 # %% ../nbs/18_hparams.ipynb #def-parse-setting
 def parse_setting(text: str) -> tuple[str, object]:

@@ -110,12 +110,13 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     for domain in test_domains: one_of(domain, DATASETS[dataset].domain_names, f"domain of {dataset}")
     options = {name: value for name, value in (hparams or {}).items() if name in IMAGE_OPTIONS}
     data = load_dataset(dataset, data_seed(algorithm, dataset, test_domains, trial_seed, parity, hparams_seed), data_dir).prepared(resolution, options)
-    training_domains(data, test_domains)
+    num_domains = len(training_domains(data, test_domains))
     test_domains = tuple(d for d in data.domain_names if d in test_domains)
     given = {"network": network or ("resnet50" if hasattr(data, "options") else "mnist_cnn")} | {name: value for name, value in (hparams or {}).items() if name not in options}
-    drawn = draw_hparams(cls.HPARAMS, hparams_seed, trial_seed, data.resolution, dataset)
+    drawn = draw_hparams(cls.HPARAMS, hparams_seed, trial_seed, data.resolution, dataset, num_domains)
     exist = merge_hparams(cls.HPARAMS, given, data.resolution)
     resolved = merge_hparams(cls.HPARAMS, {name: value for name, value in drawn.items() if name in exist} | given, data.resolution)
+    cls.check_domains(num_domains, resolved)
     network, weights = resolved.pop("network"), resolved.pop("weights", None)
     if weights == "": raise HmoeError(f"the network {network!r} can start from several weights and none are named. Fix: weights={', weights='.join(weights_for(network))}, or a file.")
     return RunSpec(algorithm, dataset, data.fingerprint, test_domains, trial_seed, resolved, network, weights if weights is None else resolve_weights(weights, network), data.resolution, steps,

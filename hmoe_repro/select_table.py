@@ -28,9 +28,12 @@ def _class(spec: RunSpec):
     return restore_algorithm(spec.algorithm, spec.algorithm_source) if spec.algorithm_source else get_algorithm(spec.algorithm)
 
 def _drawn(spec: RunSpec, hparams_seed: int) -> RunSpec:
-    """`spec` with the hyper-parameters of a seed; itself for seed 0. `HmoeError` where there is nothing to search."""
+    """`spec` with the hyper-parameters of a seed; itself for seed 0. `HmoeError` where there is nothing to search,
+    or where the algorithm cannot train on so few domains."""
+    cls, num_domains = _class(spec), len(DATASETS[spec.dataset].domain_names) - len(spec.test_domains)
+    drawn = draw_hparams(cls.HPARAMS, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset, num_domains)
+    cls.check_domains(num_domains, spec.hparams | {n: v for n, v in drawn.items() if n in spec.hparams})
     if hparams_seed == 0: return spec
-    drawn = draw_hparams(_class(spec).HPARAMS, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset)
     changed = {name: value for name, value in drawn.items() if name in spec.hparams}
     if not changed: raise HmoeError(f"{spec.algorithm} declares no hyper-parameter that is searched on {spec.dataset}. Fix: give one a `search`, or leave --n-hparams out.")
     return replace(spec, hparams=spec.hparams | changed, hparams_seed=hparams_seed)

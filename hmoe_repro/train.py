@@ -26,7 +26,8 @@ from .core import HmoeError, ensure_writable, environment, library_hash, one_of,
 from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
-from .algorithms.own_algorithms import restore_algorithm
+from .algorithms.base import as_floats
+from .algorithms.own_algorithms import explain_error, restore_algorithm
 from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
 from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, load_state, make_spec, run_lock, save_state
 from .selection import training_domain_validation, validation_accuracy
@@ -86,8 +87,8 @@ class Trainer:
         return batch()
 
     def update(self):
-        """One update on one batch per training domain. Raises `HmoeError` as soon as a loss is not finite."""
-        losses = self.algorithm.update(self._next_batch())
+        """One update on one batch per training domain. `HmoeError` as soon as a loss is no finite number."""
+        losses = as_floats(self.algorithm.update(self._next_batch()), self.spec.algorithm)
         for name, value in losses.items():
             if not math.isfinite(value): raise HmoeError(f"{name} became {value} at update {self.step}. Fix: a smaller lr, or look at the inputs.")
             total, count = self.sums.get(name, (0.0, 0))
@@ -269,7 +270,7 @@ def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=Non
         try: record = _record(spec, "complete", None, (_train_toy if spec.dataset == TOY else _train)(spec, folder, device, data_dir, on_step), device)
         except (KeyboardInterrupt, BrokenPipeError): raise
         except Exception as error:
-            reason = str(error) if isinstance(error, HmoeError) else f"{type(error).__name__}: {error}"
+            reason = explain_error(error, spec.algorithm, spec.algorithm_source)
             write_atomic(folder / "error.txt", traceback.format_exc())
             record = failed_record(spec, folder, reason, device)
         store.write(record)

@@ -41,7 +41,7 @@ def get_algorithm(name: str):
 def describe_hparam(name: str, declared) -> str:
     """`name=default [search]` of an `HParam`; where large images have their own, `small / large`."""
     short = lambda value: f"{value:g}" if isinstance(value, float) else str(value) or "''"
-    default = [short(v) for v in (declared.default, declared.large) if v is not None]
+    default = [declared.follows] if declared.follows else [short(v) for v in (declared.default, declared.large) if v is not None]
     search = [str(s or "none") for s in (declared.search, declared.search_large)[:2 if declared.search_large else 1 if declared.search else 0]]
     return f"{name}={' / '.join(default)}" + (f" [{' / '.join(search)}]" if search else "")
 

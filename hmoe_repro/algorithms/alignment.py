@@ -15,7 +15,8 @@ from ..core import HmoeError
 from ..hparams import Choice, LogUniform
 from ..networks import make_classifier
 from ..routing import reverse_gradient
-from ..training_tools import by_domain, domain_labels, domain_losses, domain_means, domain_sizes, step_on, to_floats, update_average
+from ..training_tools import (by_domain, domain_labels, domain_losses, domain_means,
+                                       domain_sizes, forward_parts, step_on, to_floats, update_average)
 
 # %% ../../nbs/32_alignment.ipynb #def-spread
 def spread(values: torch.Tensor) -> torch.Tensor:
@@ -25,6 +26,7 @@ def spread(values: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/32_alignment.ipynb #def-alignment
 class Alignment(ERM):
     """Cross entropy plus the mean distance of the domains' features; a subclass defines `distance`."""
+    version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {"mmd_gamma": HParam(1.0, "weight of the distance between domains", search=LogUniform(-1, 1))}
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
@@ -32,7 +34,7 @@ class Alignment(ERM):
         raise NotImplementedError
 
     def loss(self, minibatches):
-        z = self.featurizer(concatenate(minibatches)[0])
+        z = forward_parts(self.featurizer, [x for x, _ in minibatches])
         nll = domain_losses(self.classifier(z), minibatches).mean()
         penalty = self.distance(z, minibatches) if len(minibatches) > 1 else torch.zeros_like(nll)
         return {"loss": nll + self.hparams["mmd_gamma"] * penalty, "nll": nll, "penalty": penalty}
@@ -78,12 +80,15 @@ def mlp(inputs: int, outputs: int, width: int, depth: int, dropout: float = 0.0)
 _LR = ERM.HPARAMS["lr"]
 _ADVERSARY = {
     "lambda": HParam(1.0, "weight of the adversary's gradient in the featurizer", search=LogUniform(-2, 2)),
-    "lr_g": HParam(0.0, "learning rate of featurizer and classifier; 0 means lr", search=_LR.search, search_large=_LR.search_large),
-    "weight_decay_g": HParam(0.0, "their weight decay; 0 means weight_decay", search_large=LogUniform(-6, -2)),
-    "lr_d": HParam(0.0, "learning rate of the discriminator; 0 means lr", search=_LR.search, search_large=_LR.search_large),
-    "weight_decay_d": HParam(0.0, "its weight decay; 0 means weight_decay", search=LogUniform(-6, -2)),
+    "lr_g": HParam(0.0, "learning rate of featurizer and classifier", search=_LR.search,
+                   search_large=_LR.search_large, least=0, follows="lr"),
+    "weight_decay_g": HParam(0.0, "their weight decay", search_large=LogUniform(-6, -2), least=0, follows="weight_decay"),
+    "lr_d": HParam(0.0, "learning rate of the discriminator", search=_LR.search,
+                   search_large=_LR.search_large, least=0, follows="lr"),
+    "weight_decay_d": HParam(0.0, "its weight decay", search=LogUniform(-6, -2), least=0, follows="weight_decay"),
     "beta1": HParam(0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5))),
-    "d_steps_per_g_step": HParam(1, "steps of the discriminator for each of the featurizer", search=LogUniform(0, 3, 2, whole=True)),
+    "d_steps_per_g_step": HParam(1, "steps of the discriminator for each of the featurizer",
+                                 search=LogUniform(0, 3, 2, whole=True), least=1),
     "grad_penalty": HParam(0.0, "weight of the squared gradient at the discriminator's input", search=LogUniform(-2, 1)),
     "mlp_width": HParam(256, "width of the discriminator", search=LogUniform(6, 10, 2, whole=True)), "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5))),
     "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5))),
@@ -95,16 +100,21 @@ class DANN(ERM):
     """Features that hide the domain from a discriminator (Ganin et al., 2016). `HmoeError` for a single training domain."""
     HPARAMS = ERM.HPARAMS | _ADVERSARY | {"parity": HParam(False, "DomainBed's schedule: the discriminator alone, or all else alone")}
 
+    version = 2  # in 1, a weight_decay_d or weight_decay_g of 0 was weight_decay
+
+    @classmethod
+    def check_domains(cls, num_domains, hparams):
+        if num_domains < 2: raise HmoeError(f"{cls.name} hides the domain, and one training domain is nothing to hide. Fix: at least 2 training domains, or ERM.")
+        super().check_domains(num_domains, hparams)
+
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        if num_domains < 2: raise HmoeError(f"{self.name} hides the domain, and one training domain is nothing to hide. Fix: at least 2 training domains, or ERM.")
         h = self.hparams
-        if h["d_steps_per_g_step"] < 1: raise HmoeError(f"d_steps_per_g_step must be at least 1, got {h['d_steps_per_g_step']}.")
         self.adversary = nn.ModuleDict({"discriminator": mlp(self.featurizer.num_features, num_domains, h["mlp_width"], h["mlp_depth"], h["mlp_dropout"])})
 
     def make_optimizer(self):
         h = self.hparams
-        group = lambda parameters, part: {"params": parameters, "lr": h[f"lr_{part}"] or h["lr"], "weight_decay": h[f"weight_decay_{part}"] or h["weight_decay"]}
+        group = lambda parameters, part: {"params": parameters, "lr": h[f"lr_{part}"], "weight_decay": h[f"weight_decay_{part}"]}
         return torch.optim.Adam([group(self.own(), "g"), group(list(self.adversary.parameters()), "d")], betas=(h["beta1"], 0.9), fused=True)
 
     def own(self): return [*self.featurizer.parameters(), *self.classifier.parameters()]
@@ -165,6 +175,7 @@ class CDANN(DANN):
 @register("MTL", paper="Blanchard et al., 2021", needs_domain_labels=True, family="alignment")
 class MTL(ERM):
     """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021). Predicts a batch as images of one domain."""
+    version = 2  # 1 made one pass where batch norm was live, and with `parity` drew in evaluation
     HPARAMS = ERM.HPARAMS | {"mtl_ema": HParam(0.99, "weight of the newest mean in the running average", search=Choice((0.5, 0.9, 0.99, 1.0))),
                              "parity": HParam(False, "DomainBed's noise in place of the domain's mean")}
 
@@ -173,15 +184,19 @@ class MTL(ERM):
         self.classifier = make_classifier(2 * self.featurizer.num_features, num_classes, self.hparams["nonlinear_classifier"])
         self.register_buffer("summaries", torch.zeros(num_domains, self.featurizer.num_features))
 
-    def classify(self, z, e):
-        """Logits (B, C) of features z (B, F) with their domains' summaries e (B, F)."""
-        return self.classifier(torch.cat([z, torch.randn_like(z) if self.hparams["parity"] else e], 1))
+    def classify(self, z, e, generator=None):
+        """Logits (B, C) of features z (B, F) with their domains' summaries e (B, F), or with noise in
+        their place, drawn from `generator` (None: the global one)."""
+        if self.hparams["parity"]:
+            e = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
+        return self.classifier(torch.cat([z, e], 1))
 
     def loss(self, minibatches):
-        z = self.featurizer(concatenate(minibatches)[0])
+        z = forward_parts(self.featurizer, [x for x, _ in minibatches])
         e = update_average(self.summaries, domain_means(z, minibatches), keep=1 - self.hparams["mtl_ema"])
         return {"loss": domain_losses(self.classify(z, e[domain_labels(minibatches)]), minibatches).sum()}
 
     def predict(self, x):
         z = self.featurizer(x)
-        return self.classify(z, z.mean(0).expand_as(z))
+        noise = torch.Generator(z.device).manual_seed(0)  # private: evaluation leaves training alone
+        return self.classify(z, z.mean(0).expand_as(z), noise)

@@ -29,6 +29,11 @@ class Around(Algorithm):
         self.current = self.base(input_shape, num_classes, num_domains, {name: value for name, value in self.hparams.items() if name in self.base.HPARAMS})
         self.result = frozen_copy(self.current)
 
+    @classmethod
+    def check_domains(cls, num_domains, hparams):
+        super().check_domains(num_domains, hparams)
+        cls.base.check_domains(num_domains, {n: v for n, v in hparams.items() if n in cls.base.HPARAMS})
+
     def update(self, minibatches, unlabeled=None):
         self.current.total_steps = self.total_steps
         losses = self.current.update(minibatches, unlabeled)
@@ -57,7 +62,8 @@ def around(averaging: type[Around], base: type[Algorithm]) -> type[Around]:
     """The class of `averaging` (SWAD, SMA) around the algorithm `base`, with the hyper-parameters of both; its name is 'SWAD-<base>'."""
     source = {"__module__": base.__module__, "__qualname__": base.__qualname__} | {name: value for name, value in vars(base).items() if name == "__firstlineno__"}
     about = {"name": f"{averaging.name}-{getattr(base, 'name', base.__name__)}", "paper": f"{averaging.paper}; {getattr(base, 'paper', 'own')}",
-             "needs_domain_labels": getattr(base, "needs_domain_labels", False), "family": averaging.family}
+             "needs_domain_labels": getattr(base, "needs_domain_labels", False), "family": averaging.family,
+             "version": max(averaging.version, base.version)}
     return type(f"{averaging.__name__}_{base.__name__}", (averaging,), source | about | {
         "__doc__": averaging.__doc__, "base": base, "HPARAMS": base.HPARAMS | averaging.own, "modes": base.modes})
 
@@ -260,7 +266,9 @@ class MIRO(ERM):
         return {"loss": nll + self.hparams["ld"] * reg, "nll": nll, "reg": reg}
 
 # %% ../../nbs/35_averaging.ipynb #def-aggregate
-_DMG = ERM.HPARAMS | {"lr": HParam(1e-3, "learning rate of Adam", large=1e-4), "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", large=1e-5)}
+_DMG = ERM.HPARAMS | {
+    "lr": HParam(1e-3, "learning rate of Adam", large=1e-4, least=0),
+    "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", large=1e-5, least=0)}
 
 @register("Aggregate", paper="Chattopadhyay et al., 2020", needs_domain_labels=False, family="averaging")
 class Aggregate(ERM):

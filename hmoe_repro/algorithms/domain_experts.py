@@ -36,12 +36,17 @@ class DomainExperts(Algorithm):
     }
     modes = MODES
 
+    @classmethod
+    def check_domains(cls, num_domains, hparams):
+        super().check_domains(num_domains, hparams)
+        if hparams["lambda_d"] and 0 < hparams["num_experts"] < num_domains:
+            raise HmoeError(f"{hparams['num_experts']} experts cannot each own one of {num_domains} labelled domains. "
+                            f"Fix: num_experts=0 or at least {num_domains}.")
+
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         h = self.hparams
         self.num_experts = h["num_experts"] or num_domains
-        if h["lambda_d"] and self.num_experts < num_domains:
-            raise HmoeError(f"{self.num_experts} experts cannot each own one of {num_domains} labelled domains. Fix: num_experts=0 or at least {num_domains}.")
         featurizer, encoder = self.make_featurizer(), make_encoder(h["d2v_encoder"], input_shape, h["embedding_dim"], h["d2v_stride"], h["d2v_norm"] if h["d2v_encoder"] == "image" else None, h.get("d2v_block", "post"))
         with torch.no_grad():
             for p in list(encoder.parameters())[-2:]: p.mul_(h.get("d2v_scale", 1.0))

@@ -34,15 +34,15 @@ class MLDG(Stepwise):
     """Meta-learning domain generalization, first order (Li et al., 2018, Algorithm 1). Raises `HmoeError` where no pair of domains is left to meta-train on."""
     HPARAMS = Stepwise.HPARAMS | {
         "mldg_beta": HParam(1.0, "weight beta of the meta-test gradient", search=LogUniform(-1, 1)),
-        "n_meta_test": HParam(2, "number of domains kept for meta-test", where=("parity", (True,)), search=Choice((1, 2))),
+        "n_meta_test": HParam(2, "number of domains kept for meta-test", where=("parity", (True,)),
+                              search=Choice((1, 2)), below_domains=True),
         "parity": HParam(False, "DomainBed's pairs since April 2022: a random order of the domains, cut into meta-train and meta-test"),
     }
 
-    def __init__(self, input_shape, num_classes, num_domains, hparams=None):
-        super().__init__(input_shape, num_classes, num_domains, hparams)
+    @classmethod
+    def check_domains(cls, num_domains, hparams):
         if num_domains < 2: raise HmoeError("MLDG tests each step on another training domain, and there is only one. Fix: more training domains, or ERM.")
-        if self.hparams["parity"] and not 0 < self.hparams["n_meta_test"] < num_domains:
-            raise HmoeError(f"n_meta_test={self.hparams['n_meta_test']} of {num_domains} training domains leaves nothing to train on. Fix: between 1 and {num_domains - 1}, or parity=False.")
+        super().check_domains(num_domains, hparams)
 
     def pairs(self, num_domains: int) -> list[tuple[int, int]]:
         """(meta-train, meta-test) indices of one update."""
@@ -77,8 +77,9 @@ def context_network(channels: int, width: int = 64) -> nn.Sequential:
 class ARM(ERM):
     """Adaptive risk minimisation by contextual meta-learning, ARM-CML (Zhang et al., 2021). `predict` depends on the composition of its batch."""
     HPARAMS = ERM.HPARAMS | {
-        "batch_size": HParam(64, "images of each training domain in a batch, and of a group at test time", large=8, search=ERM.HPARAMS["batch_size"].search, search_large=Choice((8,))),
-        "context_width": HParam(64, "channels inside the context network"),
+        "batch_size": HParam(64, "images of each training domain in a batch, and of a group at test time", large=8,
+                             search=ERM.HPARAMS["batch_size"].search, search_large=Choice((8,)), least=1),
+        "context_width": HParam(64, "channels inside the context network", least=1),
         "parity": HParam(False, "as DomainBed: the context network is left out of the optimiser and keeps its initial weights"),
     }
 
@@ -122,17 +123,21 @@ class Fish(Stepwise):
 class MetaReg(Stepwise):
     """Meta-regularisation (Balaji et al., 2018, Algorithm 1): a weighted L1 penalty on the classifier, learnt across domains, then used to train afresh. SGD throughout. `HmoeError` for one domain."""
     HPARAMS = Stepwise.HPARAMS | {
-        "lr": HParam(0.05, "learning rate alpha of SGD, for networks and inner steps", large=1e-3),
+        "lr": HParam(0.05, "learning rate alpha of SGD, for networks and inner steps", large=1e-3, least=0),
         "momentum": HParam(0.9, "momentum of SGD on the networks"),
         "meta_fraction": HParam(0.4, "fraction of all updates spent on learning the penalty"),
-        "base_steps": HParam(1, "updates n between two meta steps"),
+        "base_steps": HParam(1, "updates n between two meta steps", least=1),
         "inner_steps": HParam(20, "inner steps l that the meta step looks through"),
         "meta_lr": HParam(0.01, "learning rate alpha_phi of the penalty's weights"),
     }
 
+    @classmethod
+    def check_domains(cls, num_domains, hparams):
+        if num_domains < 2: raise HmoeError("MetaReg learns its penalty from pairs of training domains, and there is only one. Fix: more training domains, or ERM.")
+        super().check_domains(num_domains, hparams)
+
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        if num_domains < 2: raise HmoeError("MetaReg learns its penalty from pairs of training domains, and there is only one. Fix: more training domains, or ERM.")
         self.psi = self.make_featurizer()
         self.theta = nn.ModuleList(make_classifier(self.psi.num_features, num_classes, self.hparams["nonlinear_classifier"]) for _ in range(num_domains))
         self.phi = nn.ParameterList(torch.zeros_like(p) for p in self.classifier.parameters())

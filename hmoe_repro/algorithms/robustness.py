@@ -15,7 +15,7 @@ from .base import ERM, HParam, concatenate, register
 from ..core import HmoeError
 from ..hparams import LogUniform, Uniform
 from ..networks import make_classifier
-from ..training_tools import cyclic_pairs, domain_losses, step_on, to_floats
+from ..training_tools import cyclic_pairs, domain_losses, forward_parts, step_on, to_floats
 
 # %% ../../nbs/33_robustness.ipynb #def-mixing-weights
 def mixing_weights(alpha: float, number: int) -> list[float]:
@@ -27,13 +27,14 @@ def mixing_weights(alpha: float, number: int) -> list[float]:
 @register("Mixup", paper="Yan et al., 2020", needs_domain_labels=True, family="robustness")
 class Mixup(ERM):
     """Inter-domain Mixup (Yan et al., 2020; Zhang et al., 2018): cross entropy on convex combinations of images of two domains. With one training domain it is ERM."""
+    version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {"mixup_alpha": HParam(0.2, "both parameters of the Beta distribution that mixing weights are drawn from", search=LogUniform(-1, 1))}
 
     def loss(self, minibatches):
         pairs = [(minibatches[i], minibatches[j]) for i, j in cyclic_pairs(len(minibatches))]
         lams, sizes = mixing_weights(self.hparams["mixup_alpha"], len(pairs)), [min(len(y_i), len(y_j)) for (_, y_i), (_, y_j) in pairs]
         mixed = [lam * x_i[:n] + (1 - lam) * x_j[:n] for ((x_i, _), (x_j, _)), lam, n in zip(pairs, lams, sizes)]
-        logits = self.predict(torch.cat(mixed)).split(sizes)
+        logits = forward_parts(self, mixed, self.predict).split(sizes)
         terms = [lam * F.cross_entropy(p, y_i[:n]) + (1 - lam) * F.cross_entropy(p, y_j[:n]) for ((_, y_i), (_, y_j)), lam, n, p in zip(pairs, lams, sizes, logits)]
         return {"loss": torch.stack(terms).mean()}
 
@@ -41,6 +42,7 @@ class Mixup(ERM):
 @register("GroupDRO", paper="Sagawa et al., 2020", needs_domain_labels=True, family="robustness")
 class GroupDRO(ERM):
     """Group distributionally robust optimisation (Sagawa et al., 2020, Algorithm 1); the buffer `q` (M,) holds the domains' weights and follows each call of `loss`."""
+    version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {"groupdro_eta": HParam(0.01, "step size of the ascent of the domains' weights q", search=LogUniform(-3, -1))}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -48,7 +50,8 @@ class GroupDRO(ERM):
         self.register_buffer("q", torch.full((num_domains,), 1 / num_domains))
 
     def loss(self, minibatches):
-        losses = domain_losses(self.predict(concatenate(minibatches)[0]), minibatches)
+        logits = forward_parts(self, [x for x, _ in minibatches], self.predict)
+        losses = domain_losses(logits, minibatches)
         self.q = torch.softmax(self.q.log() + self.hparams["groupdro_eta"] * losses.detach(), 0)
         return {"loss": self.q @ losses, "worst": losses.max()}
 
