@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORKLOADS', 'BENCH_VERSION', 'TARGETS', 'run_bench', 'write_bench', 'read_bench', 'speedups', 'spread', 'bench_table',
-           'best_path', 'verdict', 'bench_targets', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench',
-           'bench_evidence']
+           'best_path', 'verdict', 'bench_targets', 'arithmetic_notes', 'bench_notes', 'group_norm_table',
+           'group_norm_notes', 'plot_bench', 'bench_evidence']
 
 # %% ../nbs/58_bench.ipynb #imports
 import hashlib
@@ -24,7 +24,7 @@ from .datasets import MultiDomainDataset
 from .networks import PRECISIONS
 from .protocol import evaluate
 from .style import PALETTE
-from .timing import PLAIN, SCALES, Scale, bf16_hardware, gflop, group_norm_jobs, matrix_rate, measure, our_trainer, plain_accuracy, plain_updates, random_images, timed_update
+from .timing import PLAIN, SCALES, Scale, arithmetic_cost, bf16_hardware, gflop, group_norm_jobs, matrix_rate, measure, our_trainer, plain_accuracy, plain_updates, random_images, timed_update
 
 # %% ../nbs/58_bench.ipynb #def-jobs
 WORKLOADS = ("ERM update", "HMOE-DN update", "evaluation")
@@ -59,7 +59,7 @@ def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
         seed_everything(0)
         data = random_images(size)
         jobs, trainers = _jobs(data, size)
-        arithmetic = {f"{name} update": gflop(trainer) for name, trainer in trainers.items()}
+        work = {f"{name} update": gflop(trainer) for name, trainer in trainers.items()}
         norms = group_norm_jobs(size, any("compile" in p for p in size.precisions))
         jobs |= {("group norm", *key): _seconds(job) for key, job in norms.items()}
         jobs |= {("matrix product", name): lambda dtype=dtype: matrix_rate(size.matrix, dtype) for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16))}
@@ -67,7 +67,9 @@ def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
         results, first, skipped = measure(jobs, rounds, say)
         busy = (time.process_time() - used) / (time.perf_counter() - wall)
         made = environment()
-    return _record(scale, rounds, results, first, skipped, {"gflop": arithmetic, "busy": busy, "environment": made})
+    facts = {"gflop": work, "busy": busy, "environment": made}
+    if scale == "full": facts["arithmetic"] = arithmetic_cost(rounds)
+    return _record(scale, rounds, results, first, skipped, facts)
 
 # %% ../nbs/58_bench.ipynb #seconds-of
 def _seconds(job):
@@ -168,6 +170,15 @@ def bench_targets(record: dict) -> pd.DataFrame:
         rows.append({"target": target, "wanted": f"{sign} {bound:g}".replace(">=", "≥").replace("<=", "≤"), "median": middle, "quartiles": f"{low:.2f}–{high:.2f}", "verdict": f"cannot be measured here ({unfit})" if unfit else verdict(middle, low, high, sign, bound)})
     return pd.DataFrame(rows)
 
+# %% ../nbs/58_bench.ipynb #def-arithmetic-notes
+def arithmetic_notes(record: dict) -> list[str]:
+    """What portable arithmetic costs, in a sentence; nothing for a record that has not measured it."""
+    seconds = record.get("arithmetic") or {}
+    if len(seconds) < 2: return []
+    middle, low, high = spread(np.array(seconds["portable"]) / np.array(seconds["native"]))
+    return [f"Portable arithmetic: an update of HMOE-DN on the small networks takes {middle:.2f} ({low:.2f} to {high:.2f}) "
+            f"times as long as in this processor's own."]
+
 # %% ../nbs/58_bench.ipynb #def-bench-notes
 def bench_notes(record: dict) -> list[str]:
     """Sentences about the machine, its load, the distance to its limit, group norm, and what was left out."""
@@ -181,6 +192,7 @@ def bench_notes(record: dict) -> list[str]:
     for shape, times in record["group_norm"].items():
         listed = ", ".join(f"{name} {1e3 * np.median(values):.3g}" for name, values in times.items())
         notes.append(f"Group norm of {record['images']} x {shape}, forward and backward, in ms: {listed}; fastest in bf16: {min((n for n in times if n != 'float32'), key=lambda n: np.median(times[n])).removeprefix('bf16, ')}.")
+    notes += arithmetic_notes(record)
     compiled = [f"{workload} {path} {seconds:.0f} s" for workload, paths in record["first_call"].items() for path, seconds in paths.items()]
     if compiled: notes.append(f"Compilation is outside all medians; the first call took: {', '.join(compiled)}.")
     return notes + [f"Left out: {path}: {reason}" for path, reason in record["skipped"].items()]
