@@ -72,9 +72,10 @@ def _announced(archive: zipfile.ZipFile) -> int:
     return int.from_bytes(end[6:8], "little")
 
 def _check_number(archive: zipfile.ZipFile):
-    """`BadZipFile` if the list of a zip file is shorter than it says: one wrong length hides others."""
+    """`BadZipFile` if the list of a zip file is shorter than it says (a wrong length)."""
     found, announced = len(archive.infolist()), _announced(archive)
-    if announced not in (found, found % 2**16): raise zipfile.BadZipFile(f"{found} entries instead of {announced}")
+    if announced not in (found, found % 2**16):
+        raise zipfile.BadZipFile(f"{found} entries instead of {announced}")
 
 # %% ../nbs/28_archives.ipynb #def-zip-members
 def _zip_members(archive: zipfile.ZipFile, what: str):
@@ -170,13 +171,16 @@ def _write_archive(archive: Path, folder: Path, on_progress):
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened: _write_members(_zip_members(opened, what), folder, packed, what, on_progress)
         else:
-            with open_tar(archive) as opened: _write_members(_tar_members(opened, what), folder, packed, what, on_progress)
+            with open_tar(archive) as opened:
+                _write_members(_tar_members(opened, what), folder, packed, what, on_progress)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error: raise HmoeError(f"{what} holds two things in one place ({Path(error.filename).relative_to(folder)}). Fix: another source.") from None
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:     # a place before the file
-            raise HmoeError(f"{what} cannot be unpacked ({error.strerror or error}). Fix: room and permissions in {folder.parent}.") from None
+            raise HmoeError(f"{what} cannot be unpacked ({error.strerror or error}). "
+                            f"Fix: room and permissions in {folder.parent}.") from None
         said = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
-        raise HmoeError(f"{what} is damaged or no zip or tar archive ({said}). Fix: fetch it again, or from another source.") from None
+        raise HmoeError(f"{what} is damaged or no zip or tar archive ({said}). "
+                        "Fix: fetch it again, or from another source.") from None
 
 # %% ../nbs/28_archives.ipynb #def-unpack
 def unpack(archive, target, on_progress=None) -> Path:

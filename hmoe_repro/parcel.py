@@ -62,11 +62,17 @@ def pack(store: RunStore, path, states: bool = True, weights: bool = False) -> s
 # %% ../nbs/46_parcel.ipynb #def-read
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> bytes:
     """The content of a member. `HmoeError` if it is no run's file, or not what was packed."""
-    if not member.isfile() or not _MEMBER.fullmatch(member.name): raise HmoeError(f"{where} is not a parcel of runs: it holds {member.name!r}. Fix: pass a file that `hmoe pack` wrote.")
+    if not member.isfile() or not _MEMBER.fullmatch(member.name):
+        raise HmoeError(f"{where} is not a parcel of runs: it holds {member.name!r}. "
+                        "Fix: pass a file that `hmoe pack` wrote.")
     content = archive.extractfile(member).read()
     digest = member.pax_headers.get(_DIGEST)
-    if digest is None: raise HmoeError(f"{where}: {member.name} carries no digest, so nobody can tell whether it is whole. Fix: pass a file that this version's `hmoe pack` wrote.")
-    if digest != hashlib.sha256(content).hexdigest(): raise HmoeError(f"{where}: {member.name} is not what was packed (its SHA-256 is another one). Fix: copy it again, or pack it again.")
+    if digest is None:
+        raise HmoeError(f"{where}: {member.name} carries no digest: nobody can tell if it is whole. "
+                        "Fix: pass a file that this version's `hmoe pack` wrote.")
+    if digest != hashlib.sha256(content).hexdigest():
+        raise HmoeError(f"{where}: {member.name} is not what was packed (its SHA-256 differs). "
+                        "Fix: copy it again, or pack it again.")
     return content
 
 def _read(path: Path) -> dict[str, dict[str, bytes]]:
@@ -79,7 +85,10 @@ def _read(path: Path) -> dict[str, dict[str, bytes]]:
                 run_id, name = member.name.split("/")
                 runs.setdefault(run_id, {})[name] = content
     except FileNotFoundError: raise HmoeError(f"{path} does not exist. Fix: the path of a file that `hmoe pack` wrote.") from None
-    except (*DAMAGE, OSError) as error: raise HmoeError(f"{path.name} is cut or not a parcel ({str(error).splitlines()[0] if str(error) else type(error).__name__}). Fix: copy it again.") from None
+    except (*DAMAGE, OSError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fix = "Fix: copy it again."
+        raise HmoeError(f"{path.name} is cut or not a parcel ({said}). {fix}") from None
     for run_id, files in runs.items():
         if "record.json" in files and _record(files, f"{path.name}, run {run_id}")["run_id"] != run_id: raise HmoeError(f"{path.name}: the record in {run_id} is another run's. Fix: pack it again.")
     return runs

@@ -203,7 +203,8 @@ def is_sealed(content: bytes) -> bool | None:
 
 # %% ../nbs/41_records.ipynb #def-save-state
 def save_state(path: Path, state):
-    """Write a tree of dictionaries, lists, numbers, strings and tensors to one sealed safetensors file, atomically."""
+    """Write a tree of dictionaries, lists, numbers, strings and tensors to one sealed safetensors
+    file, atomically."""
     tensors = {}
     tree = _flatten(state, tensors)
     write_atomic(path, sealed(tensors, tree=json.dumps(tree)))
@@ -212,7 +213,8 @@ def save_state(path: Path, state):
 def load_state(path: Path):
     """What `save_state` wrote; `HmoeError` if a single bit of the file is another."""
     try:
-        if not is_sealed(Path(path).read_bytes()): raise ValueError("cut, damaged, or of an earlier version")
+        if not is_sealed(Path(path).read_bytes()):
+            raise ValueError("cut, damaged, or of an earlier version")
         with safe_open(path, framework="pt") as file:
             return _unflatten(json.loads(file.metadata()["tree"]), {name: file.get_tensor(name) for name in file.keys()})
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -299,7 +301,10 @@ def publish(study: str, run_ids: list[str], store: RunStore, results: Path, with
     lost = [i for i, path in arrays.items() if not path.exists()]
     if lost: raise HmoeError(f"{len(lost)} runs of study {study!r} have a record but no arrays.safetensors, first {lost[0]}. Fix: remove their folders in {store.folder} and train them again.")
     spoilt = [i for i, path in arrays.items() if is_sealed(path.read_bytes()) is False]
-    if spoilt: raise HmoeError(f"the arrays of {len(spoilt)} runs of study {study!r} are damaged, first {spoilt[0]}. Fix: remove their folders in {store.folder} and train them again.")
+    if spoilt:
+        raise HmoeError(f"the arrays of {len(spoilt)} runs of study {study!r} are damaged, "
+                        f"first {spoilt[0]}. "
+                        f"Fix: remove their folders in {store.folder} and train them again.")
     folder, staging = Path(results) / study, ensure_writable(results) / f".{study}"
     shutil.rmtree(staging, ignore_errors=True)
     if arrays: staging.mkdir()

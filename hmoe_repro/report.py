@@ -69,7 +69,8 @@ def arrays_file(record: dict, study: str, store: str = "") -> Path:
     return study_file(study, store).with_suffix("") / f"{record['run_id']}.safetensors"
 
 def load_arrays(record: dict, study: str, store: str = "") -> dict[str, np.ndarray]:
-    """The arrays stored with a run, by name, from `<store>/<study>/<run_id>.safetensors`. `HmoeError` if there are none, or they are damaged."""
+    """The arrays stored with a run, by name, from `<store>/<study>/<run_id>.safetensors`.
+    `HmoeError` if there are none, or they are damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
     path = arrays_file(record, study, store)

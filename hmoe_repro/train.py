@@ -24,13 +24,16 @@ from safetensors.torch import load
 
 from .algorithms import get_algorithm
 from .clusters import score_discovery
-from .core import HmoeError, data_dir as default_data_dir, ensure_writable, environment, library_hash, one_of, random_state, repo_root, resolve_device, restore_random_state, seed_everything, single_thread, write_atomic
+from .core import (HmoeError, data_dir as default_data_dir, ensure_writable, environment,
+                             library_hash, one_of, random_state, repo_root, resolve_device, restore_random_state,
+                             seed_everything, single_thread, write_atomic)
 from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
 from .algorithms.own_algorithms import restore_algorithm
 from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
-from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, is_sealed, load_state, make_spec, run_lock, save_state, sealed
+from .records import (RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, is_sealed, load_state,
+                                make_spec, run_lock, save_state, sealed)
 from .selection import training_domain_validation, validation_accuracy
 from .toy_hmoe import run_toy
 
@@ -177,7 +180,8 @@ def _names(trainer: Trainer) -> dict:
     return {"classes": list(trainer.data.class_names), "domains": trainer.domains, "input_shape": list(trainer.data.input_shape)}
 
 def save_model(path: Path, algorithm, names: dict | None = None):
-    """Write the weights of an algorithm as sealed safetensors, atomically; `names` (plain JSON) go into the file's header."""
+    """Write the weights of an algorithm as sealed safetensors, atomically; `names` (plain JSON) go
+    into the file's header."""
     weights = {name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}
     write_atomic(path, sealed(weights, **({"names": json.dumps(names)} if names else {})))
 
@@ -189,7 +193,8 @@ def load_weights(path: Path, algorithm):
         algorithm.load_state_dict(load(content))
     except (SafetensorError, ValueError, RuntimeError) as error:
         said = str(error).splitlines()[0].rstrip(":")
-        raise HmoeError(f"the weights {path} are cut, damaged or another model's ({said}). Fix: copy them again, or remove the run's folder and train it again.") from None
+        fix = "Fix: copy them again, or remove the run's folder and train it again."
+        raise HmoeError(f"the weights {path} are cut, damaged or another model's ({said}). {fix}") from None
 
 # %% ../nbs/43_train.ipynb #def-saved
 def _set_aside(path: Path, run_id: str, why: str):

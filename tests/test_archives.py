@@ -156,7 +156,7 @@ def test_changed_bytes_are_noticed(folder, tmp_path):
 
 
 def test_one_flipped_bit_is_refused_or_changes_nothing(made_of, folder):
-    "At many places; more at both ends and in the list of a zip file, where lengths and checksums are."
+    "At many places; more at both ends and in a zip file's list, where lengths and checksums are."
     whole, content = made_of
     draw, end = random.Random(0), 8 * len(whole)
     bits = {*draw.sample(range(end), 50), *range(0, 160, 8), *range(end - 200, end, 5)}
@@ -185,7 +185,8 @@ def flipped(content, bit):
 
 def tree_of(folder):
     "path -> content (None for a folder)."
-    return {p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+    return {p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None
+            for p in folder.rglob("*")}
 
 
 NAMES = ("fo", "n", "é/ü.jpg", "d/g")   # one bit makes 'f/' of the first and '.' of the second
@@ -209,7 +210,7 @@ def made_of(request, tmp_path):
 def test_a_header_that_is_none_does_not_end_a_tar_file(folder):
     "Without compression only headers have checksums; a damaged one must not hide what follows it."
     whole = tar_of(folder / "x", *((f"f{i}", b"x" * 700) for i in range(3))).read_bytes()
-    for bit in (8 * 1540, 8 * 3080 + 5, 8 * 4608 + 3):     # headers 2 and 3, and the mark of the end
+    for bit in (8 * 1540, 8 * 3080 + 5, 8 * 4608 + 3):     # headers 2 and 3, the mark of the end
         (folder / "x").write_bytes(flipped(whole, bit))
         refused(folder / "x", folder, "is damaged or no zip or tar archive")
     (folder / "x").write_bytes(whole[:3072])
@@ -234,7 +235,8 @@ def test_members_are_counted_with_zip64_too(folder, monkeypatch):
     assert whole[-98:-94] == b"PK\6\6"
     whole[-98 + 32] ^= 1
     many.write_bytes(whole)
-    with zipfile.ZipFile(many) as opened, pytest.raises(zipfile.BadZipFile, match="8 entries instead of 9"):
+    said = pytest.raises(zipfile.BadZipFile, match="8 entries instead of 9")
+    with zipfile.ZipFile(many) as opened, said:
         archives._check_number(opened)
 
 

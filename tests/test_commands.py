@@ -78,7 +78,8 @@ def rewritten(source, target, change, sealed=True):
             content = old.extractfile(member).read()
             if member.name.endswith("record.json"): content = json.dumps(change(json.loads(content))).encode()
             member.size = len(content)
-            member.pax_headers = {"HMOE.sha256": hashlib.sha256(content).hexdigest()} if sealed else {}
+            digest = hashlib.sha256(content).hexdigest()
+            member.pax_headers = {"HMOE.sha256": digest} if sealed else {}
             new.addfile(member, io.BytesIO(content))
 
 
@@ -140,7 +141,8 @@ def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
     """Also where somebody wrote the archive anew, so that gzip's checksum fits."""
     pack(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "bare.tar.gz", dict, sealed=False)
-    with tarfile.open(tmp_path / "p.tar.gz") as old, tarfile.open(tmp_path / "other.tar.gz", "w:gz") as new:
+    other = tmp_path / "other.tar.gz"
+    with tarfile.open(tmp_path / "p.tar.gz") as old, tarfile.open(other, "w:gz") as new:
         for member in old:
             content = bytearray(old.extractfile(member).read())
             content[-20] ^= 1

@@ -12,8 +12,8 @@ import torch
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.protocol import evaluate, make_splits
-from hmoe_repro.records import (RunSpec, RunStore, is_sealed, load_state, make_spec, make_toy_spec, outcome,
-                                publish)
+from hmoe_repro.records import (RunSpec, RunStore, is_sealed, load_state, make_spec, make_toy_spec,
+                                outcome, publish)
 from hmoe_repro.selection import training_domain_validation, validation_accuracy
 from hmoe_repro.train import build_dataset, failed_record, load_model, run, without_paths
 
@@ -162,13 +162,15 @@ def test_no_bit_of_a_state_may_change_and_no_byte_may_miss(states, tmp_path):
     folder, (spec, _), _ = states
     whole, path = state_of(folder, spec).read_bytes(), tmp_path / "state"
     draw, header = random.Random(0), 8 + int.from_bytes(whole[:8], "little")
-    bits = [*range(64), *draw.sample(range(8 * header), 60), *draw.sample(range(8 * len(whole)), 60)]
+    bits = [*range(64), *draw.sample(range(8 * header), 60)]
+    bits += draw.sample(range(8 * len(whole)), 60)
     for bit in bits:
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
         with pytest.raises(HmoeError, match="not a saved state"): load_state(path)
-    for length in (0, 7, 8, header - 1, header, *draw.sample(range(len(whole)), 20), len(whole) - 1):
+    cuts = [0, 7, 8, header - 1, header, len(whole) - 1, *draw.sample(range(len(whole)), 20)]
+    for length in cuts:
         path.write_bytes(whole[:length])
         with pytest.raises(HmoeError, match="not a saved state"): load_state(path)
     path.write_bytes(whole)
