@@ -50,28 +50,36 @@ def file_facts(tree: ImageTree) -> list[list[int]]:
 # %% ../nbs/25_cache.ipynb #def-ledger
 @dataclass
 class Ledger:
-    """What is known of the files of a tree, in flat order: SHA-256 (None for a file that is gone), and why one cannot be decoded, or None. `note`: why it could not be kept."""
+    """What is known of the files of a tree, in flat order: SHA-256 (None for a file that is gone;
+    followed by " scaled" where decoding scales the pixels), and why one cannot be decoded, or None.
+    `note`: why it could not be kept."""
     digests: list[str | None]
     reasons: list[str | None]
     note: str | None = None
 
 def _ledger_path(tree: ImageTree) -> Path: return cache_root(tree) / f"{_short(tree.name)}-{_digest(str(tree.root))}-files.json"
 
+_DECODER = 2   # raised when `decode` makes something else of a file than it did
+
 def _remembered(tree: ImageTree) -> dict:
-    """file -> [size, time, digest, reason] of the last look; empty if there is none that can be read."""
-    try: return {file: entry for file, entry in json.loads(_ledger_path(tree).read_text(encoding="utf-8"))["files"].items() if len(entry) == 4}
+    """file -> [size, time, digest, reason] of the last look; empty if there is none that can be
+    read, or it was made with another decoder."""
+    try:
+        kept = json.loads(_ledger_path(tree).read_text(encoding="utf-8"))
+        if kept["decoder"] != _DECODER: return {}
+        return {file: entry for file, entry in kept["files"].items() if len(entry) == 4}
     except (OSError, ValueError, KeyError, TypeError, AttributeError): return {}
 
 # %% ../nbs/25_cache.ipynb #def-look-at
 def _look_at(path: Path, visit=None) -> list:
-    """[digest, reason] of a file; `visit(image)` sees the decoded image."""
+    """[digest, reason] of a file as in `Ledger`; `visit(image)` sees the decoded image."""
     try: content = path.read_bytes()
     except OSError as error: return [None, error.strerror or str(error)]
     digest = hashlib.sha256(content).hexdigest()
     try: image = decode(content)
     except ValueError as error: return [digest, str(error)]
     if visit: visit(image)
-    return [digest, None]
+    return [digest + " scaled" * bool(image.info.get("scaled")), None]
 
 # %% ../nbs/25_cache.ipynb #def-examine
 def examine(tree: ImageTree, workers: int | None = None, on_progress=None, visit=None) -> Ledger:
@@ -85,15 +93,14 @@ def examine(tree: ImageTree, workers: int | None = None, on_progress=None, visit
     return ledger
 
 def _keep(tree: ImageTree, entries: dict) -> str | None:
-    try: write_atomic(ensure_writable(cache_root(tree)) / _ledger_path(tree).name, json.dumps({"files": entries}))
+    content = json.dumps({"decoder": _DECODER, "files": entries})
+    try: write_atomic(ensure_writable(cache_root(tree)) / _ledger_path(tree).name, content)
     except (HmoeError, OSError): return f"what was found in the files of {tree.name} cannot be kept and will be found out again: set HMOE_CACHE to a folder that can be written"
 
 # %% ../nbs/25_cache.ipynb #def-cache-key
-_VERSION = 1
-
 def cache_folder(tree: ImageTree, resolution: int) -> Path:
     """Where the cache of a tree, as its files are now, belongs."""
-    key = _digest(_VERSION, PIL.__version__, resolution, tree.flat, file_facts(tree))
+    key = _digest(_DECODER, PIL.__version__, resolution, tree.flat, file_facts(tree))
     return cache_root(tree) / f"{_short(tree.name)}-{resolution}-{key}"
 
 # %% ../nbs/25_cache.ipynb #def-imagecache

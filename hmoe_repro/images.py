@@ -187,17 +187,52 @@ def sample_tree(folder, per_class: int = 6, size: int = 96, seed: int = 0) -> Im
                 style(photograph.crop((left, top, left + side, top + side)).resize((width, size))).save(target / f"{class_name} {i:02d}{suffix}")
     return scan_tree(folder, "samples")
 
+# %% ../nbs/21_images.ipynb #def-eight-bits
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+
+def _tag(image: Image.Image, number: int, default):
+    """A tag of a TIFF file (258: bits, 262: meaning of 0, 339: kinds of number)."""
+    return getattr(image, "tag_v2", {}).get(number, default)
+
+def _why_unfit(image: Image.Image) -> str | None:
+    """Why the values of an image have no known range, or None."""
+    hint = "have no range to scale by; saved with 8 or 16 bits they can be read"
+    if image.mode == "F": return f"floating-point pixels {hint}"
+    if any(kind != 1 for kind in _tag(image, 339, (1,))): return f"signed pixels {hint}"
+    known = image.mode in _EIGHT_BITS or image.mode.startswith("I;16")
+    if known or (image.mode == "I" and image.format in ("PNG", "PPM")): return None
+    return f"32-bit pixels {hint}" if image.mode == "I" else f"pixels of kind {image.mode} {hint}"
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """An image as RGB. Grey ones of more than 8 bits are scaled by their range to the nearest of
+    256 levels, and marked by `info['scaled']`."""
+    if image.mode in _EIGHT_BITS: return image.convert("RGB")
+    largest = 2 ** _tag(image, 258, (16,))[0] - 1
+    values = np.asarray(image).astype(np.int64).clip(0, largest)
+    if _tag(image, 262, 1) == 0: values = largest - values       # 0 is white
+    levels = (values * 510 + largest) // (2 * largest)
+    grey = Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+    grey.info["scaled"] = True
+    return grey
+
 # %% ../nbs/21_images.ipynb #def-decode
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 def decode(content: bytes) -> Image.Image:
-    """The image in the bytes of a file, as RGB. Raises `ValueError` that says what is wrong with them."""
+    """The image in the bytes of a file, as RGB with 8 bits; grey images of up to 16 bits are scaled
+    by the range of their type. Raises `ValueError` that says what is wrong with them."""
     if not content: raise ValueError("empty file")
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image: return image.convert("RGB")
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            image.load()
+            unfit = _why_unfit(image)
+            if unfit is None: return _eight_bits(image)
     except MemoryError: raise
     except UnidentifiedImageError: raise ValueError(f"no image, it begins with {content[:12]!r}") from None
-    except Exception as error: raise ValueError(f"truncated or damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"truncated or damaged: {said}") from None
+    raise ValueError(unfit)
 
 def read_image(path) -> Image.Image:
     """The image at `path`, fully decoded, as RGB; EXIF orientation is not applied. `HmoeError` if it cannot be read."""

@@ -6,13 +6,15 @@
 __all__ = ['pack', 'unpack']
 
 # %% ../nbs/46_parcel.ipynb #imports
+import gzip
+import hashlib
 import io
 import json
 import re
 import tarfile
-import zlib
 from pathlib import Path
 
+from .archives import DAMAGE, open_tar
 from .core import HmoeError, ensure_writable, write_atomic
 from .records import RunStore, check_record, outcome, run_lock
 
@@ -32,6 +34,14 @@ def _files(folder: Path, states: bool, weights: bool) -> list[Path]:
     return sorted(p for p in folder.iterdir() if _MEMBER.fullmatch(f"{folder.name}/{p.name}") and _wanted(p.name, states and not done, weights))
 
 # %% ../nbs/46_parcel.ipynb #def-pack
+_DIGEST = "HMOE.sha256"
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes):
+    """Put a file into a parcel with its digest, and without an owner or a time."""
+    member = tarfile.TarInfo(name)
+    member.size, member.pax_headers = len(content), {_DIGEST: hashlib.sha256(content).hexdigest()}
+    archive.addfile(member, io.BytesIO(content))
+
 def pack(store: RunStore, path, states: bool = True, weights: bool = False) -> str:
     """Write all runs of `store` to the .tar.gz `path`; returns a line about it. `HmoeError` if there is nothing, a record is damaged, or `path` cannot be written."""
     records, damaged = store.scan()
@@ -40,26 +50,45 @@ def pack(store: RunStore, path, states: bool = True, weights: bool = False) -> s
     runs = {run_id: files for run_id, files in runs.items() if files}
     if not runs: raise HmoeError(f"{store.folder} holds no run to pack. Fix: train one, or point HMOE_RUNS at the right folder.")
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for run_id, files in runs.items():
-            for file in files: archive.add(file, f"{run_id}/{file.name}")
+    with gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as packed:
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for run_id, files in runs.items():
+                for file in files: _add(archive, f"{run_id}/{file.name}", file.read_bytes())
     path = Path(path).absolute()
     ensure_writable(path.parent)
     write_atomic(path, buffer.getvalue())
     return f"{len(records)} finished or failed and {len(runs) - len(records)} half-done runs in {path.name}, {len(buffer.getvalue()) / 2**20:.1f} MiB"
 
 # %% ../nbs/46_parcel.ipynb #def-read
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> bytes:
+    """The content of a member. `HmoeError` if it is no run's file, or not what was packed."""
+    if not member.isfile() or not _MEMBER.fullmatch(member.name):
+        raise HmoeError(f"{where} is not a parcel of runs: it holds {member.name!r}. "
+                        "Fix: pass a file that `hmoe pack` wrote.")
+    content = archive.extractfile(member).read()
+    digest = member.pax_headers.get(_DIGEST)
+    if digest is None:
+        raise HmoeError(f"{where}: {member.name} carries no digest: nobody can tell if it is whole. "
+                        "Fix: pass a file that this version's `hmoe pack` wrote.")
+    if digest != hashlib.sha256(content).hexdigest():
+        raise HmoeError(f"{where}: {member.name} is not what was packed (its SHA-256 differs). "
+                        "Fix: copy it again, or pack it again.")
+    return content
+
 def _read(path: Path) -> dict[str, dict[str, bytes]]:
     """run id -> file name -> content of a parcel. `HmoeError` if it is damaged or foreign."""
     runs: dict[str, dict[str, bytes]] = {}
     try:
-        with tarfile.open(path, "r:gz") as archive:
+        with open_tar(path) as archive:
             for member in archive:
-                if not member.isfile() or not _MEMBER.fullmatch(member.name): raise HmoeError(f"{path.name} is not a parcel of runs: it holds {member.name!r}. Fix: pass a file that `hmoe pack` wrote.")
+                content = _content(archive, member, path.name)
                 run_id, name = member.name.split("/")
-                runs.setdefault(run_id, {})[name] = archive.extractfile(member).read()
+                runs.setdefault(run_id, {})[name] = content
     except FileNotFoundError: raise HmoeError(f"{path} does not exist. Fix: the path of a file that `hmoe pack` wrote.") from None
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error: raise HmoeError(f"{path.name} is cut or not a parcel ({error}). Fix: copy it again.") from None
+    except (*DAMAGE, OSError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fix = "Fix: copy it again."
+        raise HmoeError(f"{path.name} is cut or not a parcel ({said}). {fix}") from None
     for run_id, files in runs.items():
         if "record.json" in files and _record(files, f"{path.name}, run {run_id}")["run_id"] != run_id: raise HmoeError(f"{path.name}: the record in {run_id} is another run's. Fix: pack it again.")
     return runs

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['UNSAID', 'TOY', 'RECORD_VERSION', 'RunSpec', 'data_seed', 'make_spec', 'make_toy_spec', 'check_record', 'read_record',
-           'outcome', 'to_json', 'save_state', 'load_state', 'run_lock', 'RunStore', 'write_study', 'publish']
+           'outcome', 'to_json', 'sealed', 'is_sealed', 'save_state', 'load_state', 'run_lock', 'RunStore',
+           'write_study', 'publish']
 
 # %% ../nbs/41_records.ipynb #imports
 import contextlib
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 
 from .algorithms import get_algorithm
 from .arithmetic import ARITHMETICS
@@ -192,20 +193,43 @@ def _unflatten(tree: dict, tensors: dict):
     if kind == "dict": return {k: _unflatten(v, tensors) for k, v in content}
     return [_unflatten(v, tensors) for v in content] if kind == "list" else content
 
+# %% ../nbs/41_records.ipynb #def-sealed
+_SEAL, _NO_DIGEST = b'"sha256":"', b"0" * 64
+
+def sealed(tensors: dict[str, torch.Tensor], **metadata: str) -> bytes:
+    """The bytes of a safetensors file of `tensors` and `metadata`, with their own SHA-256."""
+    content = bytearray(save(tensors, metadata | {"sha256": _NO_DIGEST.decode()}))
+    at = content.index(_SEAL) + len(_SEAL)
+    content[at:at + 64] = hashlib.sha256(content).hexdigest().encode()
+    return bytes(content)
+
+def is_sealed(content: bytes) -> bool | None:
+    """Do the bytes of a file fit the SHA-256 in its header? None where there is none, as in files
+    that were written before there were seals."""
+    at = content.find(_SEAL, 0, 8 + int.from_bytes(content[:8], "little"))
+    if at < 0: return None
+    view, at = memoryview(content), at + len(_SEAL)
+    digest = hashlib.sha256(view[:at])
+    for part in (_NO_DIGEST, view[at + 64:]): digest.update(part)
+    return digest.hexdigest().encode() == content[at:at + 64]
+
 # %% ../nbs/41_records.ipynb #def-save-state
 def save_state(path: Path, state):
-    """Write a tree of dictionaries, lists, numbers, strings and tensors to one safetensors file, atomically."""
+    """Write a tree of dictionaries, lists, numbers, strings and tensors to one sealed safetensors
+    file, atomically."""
     tensors = {}
     tree = _flatten(state, tensors)
-    write_atomic(path, save(tensors, metadata={"tree": json.dumps(tree)}))
+    write_atomic(path, sealed(tensors, tree=json.dumps(tree)))
 
 # %% ../nbs/41_records.ipynb #def-load-state
 def load_state(path: Path):
-    """What `save_state` wrote; `HmoeError` if the file is damaged."""
+    """What `save_state` wrote; `HmoeError` if a single bit of the file is another."""
     try:
+        if not is_sealed(Path(path).read_bytes()):
+            raise ValueError("cut, damaged, or of an earlier version")
         with safe_open(path, framework="pt") as file:
             return _unflatten(json.loads(file.metadata()["tree"]), {name: file.get_tensor(name) for name in file.keys()})
-    except (SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise HmoeError(f"{path} is not a saved state ({error}). Fix: delete it; the run starts again.") from None
 
 # %% ../nbs/41_records.ipynb #def-run-lock
@@ -288,12 +312,19 @@ def publish(study: str, run_ids: list[str], store: RunStore, results: Path, with
     arrays = {i: store.path(i) / "arrays.safetensors" for i in set(with_arrays) - {r["run_id"] for r in failed}}
     lost = [i for i, path in arrays.items() if not path.exists()]
     if lost: raise HmoeError(f"{len(lost)} runs of study {study!r} have a record but no arrays.safetensors, first {lost[0]}. Fix: remove their folders in {store.folder} and train them again.")
+    spoilt = [i for i, path in arrays.items() if is_sealed(path.read_bytes()) is False]
+    if spoilt:
+        raise HmoeError(f"the arrays of {len(spoilt)} runs of study {study!r} are damaged, "
+                        f"first {spoilt[0]}. "
+                        f"Fix: remove their folders in {store.folder} and train them again.")
     folder, staging = Path(results) / study, ensure_writable(results) / f".{study}"
     shutil.rmtree(staging, ignore_errors=True)
     if arrays: staging.mkdir()
     for run_id, path in arrays.items():
         if without is None: shutil.copyfile(path, staging / f"{run_id}.safetensors")
-        else: save_file({name: t for name, t in load_file(path).items() if not name.startswith(without)}, staging / f"{run_id}.safetensors")
+        else:
+            kept = {n: t for n, t in load_file(path).items() if not n.startswith(without)}
+            (staging / f"{run_id}.safetensors").write_bytes(sealed(kept))
     shutil.rmtree(folder, ignore_errors=True)
     if arrays: staging.rename(folder)
     write_study(Path(results) / f"{study}.jsonl", records)

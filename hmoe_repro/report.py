@@ -20,7 +20,7 @@ from .algorithms import get_algorithm
 from .algorithms.base import merge_hparams
 from .core import HmoeError, ensure_writable, repo_root, results_dir, versions, write_atomic
 from .protocol import parse_policy
-from .records import TOY, check_record
+from .records import TOY, check_record, is_sealed
 from .style import colours, save_figure, save_table, use_style
 
 # %% ../nbs/51_report.ipynb #def-study-file
@@ -69,12 +69,16 @@ def arrays_file(record: dict, study: str, store: str = "") -> Path:
     return study_file(study, store).with_suffix("") / f"{record['run_id']}.safetensors"
 
 def load_arrays(record: dict, study: str, store: str = "") -> dict[str, np.ndarray]:
-    """The arrays stored with a run, by name, from `<store>/<study>/<run_id>.safetensors`. `HmoeError` if there are none."""
+    """The arrays stored with a run, by name, from `<store>/<study>/<run_id>.safetensors`.
+    `HmoeError` if there are none, or they are damaged."""
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
     path = arrays_file(record, study, store)
     fix = f"Fix: `hmoe publish {study}` copies what the runs stored."
-    try: return load_file(path)
+    try:
+        content = path.read_bytes()
+        if is_sealed(content) is False: raise OSError("its SHA-256 is another one")
+        return load(content)
     except FileNotFoundError: raise HmoeError(f"run {record['run_id']} of study {study!r} has no arrays: {shown(path)} does not exist. {fix}") from None
     except (OSError, SafetensorError) as error: raise HmoeError(f"{shown(path)} is damaged ({error}). {fix}") from None
 

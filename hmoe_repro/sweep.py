@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from multiprocessing.connection import wait
 
 from .arithmetic import PORTABLE, starting
@@ -31,13 +32,18 @@ def _worker(pipe, folder, device, data_dir):
 
 # %% ../nbs/44_sweep.ipynb #def-run-one
 def _run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
-    """('done', run id, status, reason); progress goes to `send` as ('step', run id, step, steps)."""
+    """('done', run id, status, reason); progress goes to `send` as ('step', run id, step, steps),
+    and warnings as ('note', run id, text)."""
     last = [0.0]
     def on_step(step, steps):
         if time.monotonic() - last[0] > 0.5:
             last[0] = time.monotonic()
             send(("step", spec.run_id, step, steps))
-    try: record = run(spec, store, device, data_dir, on_step)
+    def on_warning(message, *_, **__): send(("note", spec.run_id, str(message)))
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = on_warning
+            record = run(spec, store, device, data_dir, on_step)
     except HmoeError as error: return ("done", spec.run_id, "failed", str(error))
     if record is None: return ("done", spec.run_id, "elsewhere", "another process is at it")
     return ("done", spec.run_id, record["status"], record["reason"])
@@ -162,7 +168,8 @@ def _drive(pool: _Pool, todo: list[RunSpec], by_id: dict, results: dict, tell, e
     for pipe in list(pool.workers): feed(pipe)
     while len(results) < wanted and (end is None or time.monotonic() < end):
         for pipe, (kind, run_id, *details) in list(pool.messages(end and max(0.0, end - time.monotonic()))):
-            tell(kind, by_id[run_id], *details)
+            if kind == "note": warnings.warn(details[0])    # a worker has nobody to tell
+            else: tell(kind, by_id[run_id], *details)
             if kind != "done": continue
             results[run_id] = tuple(details)
             if pipe is not None: feed(pipe)

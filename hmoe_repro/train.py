@@ -4,32 +4,38 @@
 
 # %% auto #0
 __all__ = ['THUMBNAIL', 'build_dataset', 'build_algorithm', 'check_version', 'Trainer', 'collect_codes', 'collect_panels',
-           'describe_codes', 'save_model', 'load_weights', 'failed_record', 'run', 'load_model']
+           'describe_codes', 'save_model', 'load_weights', 'without_paths', 'failed_record', 'run', 'load_model']
 
 # %% ../nbs/43_train.ipynb #imports
 import json
 import math
+import re
 import time
 import traceback
+import warnings
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from .algorithms import get_algorithm
 from .arithmetic import arithmetic_in_use, warn_of_arithmetic
 from .clusters import score_discovery
-from .core import HmoeError, ensure_writable, environment, library_hash, one_of, random_state, resolve_device, restore_random_state, seed_everything, single_thread, write_atomic
+from .core import (HmoeError, data_dir as default_data_dir, ensure_writable, environment,
+                             library_hash, one_of, random_state, repo_root, resolve_device, restore_random_state,
+                             seed_everything, single_thread, write_atomic)
 from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
 from .algorithms.base import as_floats
 from .algorithms.own_algorithms import explain_error, restore_algorithm
 from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
-from .records import RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, load_state, make_spec, run_lock, save_state
+from .records import (RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, is_sealed, load_state,
+                                make_spec, run_lock, save_state, sealed)
 from .selection import training_domain_validation, validation_accuracy
 from .toy_hmoe import run_toy
 
@@ -185,41 +191,65 @@ def _names(trainer: Trainer) -> dict:
     return {"classes": list(trainer.data.class_names), "domains": trainer.domains, "input_shape": list(trainer.data.input_shape)}
 
 def save_model(path: Path, algorithm, names: dict | None = None):
-    """Write the weights of an algorithm as safetensors, atomically; `names` (plain JSON) go into the file's header."""
-    write_atomic(path, save({name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}, {"names": json.dumps(names)} if names else None))
+    """Write the weights of an algorithm as sealed safetensors, atomically; `names` (plain JSON) go
+    into the file's header."""
+    weights = {name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}
+    write_atomic(path, sealed(weights, **({"names": json.dumps(names)} if names else {})))
 
 def load_weights(path: Path, algorithm):
-    """Read weights that `save_model` wrote."""
-    algorithm.load_state_dict(load_file(path))
+    """Read weights that `save_model` wrote. `HmoeError` if they are damaged or another model's."""
+    content = Path(path).read_bytes()
+    try:
+        if is_sealed(content) is False: raise ValueError("its SHA-256 is another one")
+        algorithm.load_state_dict(load(content))
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        said = str(error).splitlines()[0].rstrip(":")
+        fix = "Fix: copy them again, or remove the run's folder and train it again."
+        raise HmoeError(f"the weights {path} are cut, damaged or another model's ({said}). {fix}") from None
 
 # %% ../nbs/43_train.ipynb #def-saved
-def _saved(path: Path) -> dict:
-    """The saved state of a run if this very library wrote it: 'trainer' (None if there is nothing to go on from) and 'spent' seconds."""
-    saved = load_state(path) if path.exists() else {}
-    return saved if saved.get("library") == library_hash() else {"trainer": None, "spent": 0.0}
+def _set_aside(path: Path, run_id: str, why: str):
+    """Rename a state that cannot be gone on from, and warn."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    warnings.warn(f"run {run_id} starts again: its saved state is {why} (kept as {aside.name})")
 
-def _save(path: Path, state: dict, spent: float):
-    save_state(path, {"trainer": state, "spent": spent, "library": library_hash()})
+def _saved(path: Path, run_id: str) -> dict:
+    """The saved state of a run if this very library wrote it: 'trainer' (None if there is nothing
+    to go on from) and 'spent' seconds. One that is damaged or another run's is set aside."""
+    nothing = {"trainer": None, "spent": 0.0}
+    if not path.exists(): return nothing
+    try: saved = load_state(path)
+    except HmoeError:
+        _set_aside(path, run_id, "cut, damaged, or of an earlier version")
+        return nothing
+    if saved.get("run") != run_id:
+        _set_aside(path, run_id, f"that of run {saved.get('run')}")
+        return nothing
+    return saved if saved.get("library") == library_hash() else nothing
+
+def _save(path: Path, state: dict, spent: float, run_id: str):
+    save_state(path, {"trainer": state, "spent": spent, "library": library_hash(), "run": run_id})
 
 # %% ../nbs/43_train.ipynb #def-train
 def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
     trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
     state_path, started = folder / "state.safetensors", time.perf_counter()
-    saved = _saved(state_path)
+    saved = _saved(state_path, spec.run_id)
     if saved["trainer"]: trainer.load(saved["trainer"])
     resumed, spent = trainer.step, saved["spent"]
     while trainer.step < spec.steps:
         trainer.update()
         if is_checkpoint(trainer.step - 1, spec.steps, spec.checkpoint_frequency):
             for mode in trainer.evaluate(): save_model(_selected_path(folder, mode), trainer.algorithm, _names(trainer))
-            _save(state_path, trainer.state(), spent + time.perf_counter() - started)
+            _save(state_path, trainer.state(), spent + time.perf_counter() - started, spec.run_id)
         if on_step: on_step(trainer.step, spec.steps)
     selected = training_domain_validation(trainer.checkpoints, spec.test_domains, trainer.algorithm.modes)
     discovery = None
     if hasattr(trainer.algorithm, "codes"):
         discovery, arrays = describe_codes(trainer)
-        write_atomic(folder / "arrays.safetensors", save(arrays))
+        write_atomic(folder / "arrays.safetensors", sealed(arrays))
         save_model(_selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     test_size = sum(len(trainer.splits[d]["in"]) for d in spec.test_domains)
     return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started}
@@ -228,12 +258,14 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
 def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     """As `_train`, for the toy regression."""
     state_path, started = folder / "state.safetensors", time.perf_counter()
-    saved = _saved(state_path)
+    saved = _saved(state_path, spec.run_id)
     def on_checkpoint(trainer):
-        _save(state_path, trainer.state(), saved["spent"] + time.perf_counter() - started)
+        spent = saved["spent"] + time.perf_counter() - started
+        _save(state_path, trainer.state(), spent, spec.run_id)
         if on_step: on_step(trainer.step_count, spec.steps)
     toy, checkpoints, arrays = run_toy(spec.hparams, spec.steps, saved["trainer"], on_checkpoint)
-    write_atomic(folder / "arrays.safetensors", save({name: t.contiguous() for name, t in arrays.items()}))
+    contiguous = {name: t.contiguous() for name, t in arrays.items()}
+    write_atomic(folder / "arrays.safetensors", sealed(contiguous))
     return {"checkpoints": checkpoints, "toy": toy, "resumed": saved["trainer"] is not None, "wall_time_s": saved["spent"] + time.perf_counter() - started}
 
 # %% ../nbs/43_train.ipynb #def-record
@@ -243,16 +275,36 @@ def _record(spec: RunSpec, status: str, reason: str | None, measured: dict, devi
             "environment": environment(device) | {"arithmetic": arithmetic_in_use(device)}, "finished": datetime.now(timezone.utc).isoformat(timespec="seconds")}
 
 # %% ../nbs/43_train.ipynb #def-partial
-def _partial(folder: Path) -> dict:
+def _partial(folder: Path, run_id: str) -> dict:
     """What a failed run had measured by its last checkpoint."""
-    try: trainer = load_state(folder / "state.safetensors")["trainer"]
+    try:
+        saved = load_state(folder / "state.safetensors")
+        trainer = saved["trainer"] if saved["run"] == run_id else {}
     except (HmoeError, OSError, KeyError): return {}
     history = [{"step": int(t), "losses": {n: v.tolist() for n, v in losses.items()}} for t, losses in trainer.get("history", {}).items()]
     return {"checkpoints": trainer.get("checkpoints", history)}
 
-def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu") -> dict:
-    """The record of a run that ended without a result: its reason, and what it had measured."""
-    return _record(spec, "failed", reason, _partial(folder), device)
+_PATH = re.compile(r"""(?P<quote>['"])(?:/|[A-Za-z]:\\)[^'"\n]*(?P=quote)"""       # 'one in quotes'
+                   r"""|(?:(?<=[\s(\[=,])|^)(?:/|[A-Za-z]:\\)[^\s'"(),;:\]]+""", re.M)
+
+def without_paths(text: str, **folders) -> str:
+    """`text` for other people's eyes: a path below one of the `folders` begins with that one's name
+    in brackets, and of any other absolute path '(outside)/' and the last name remain."""
+    for name, folder in sorted(folders.items(), key=lambda item: -len(str(item[1]))):
+        if len(Path(folder).parts) < 2: continue          # the top of the disk is nobody's folder
+        text = re.sub(re.escape(str(folder)) + r"(?=[/\\\s'\".,;:)]|$)", f"({name})", text)
+    def shortened(match):
+        quote, path = match["quote"] or "", match[0].strip("'\"")
+        return f"{quote}(outside)/{PureWindowsPath(path).name}{quote}"
+    return _PATH.sub(shortened, text)
+
+def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu", data_dir=None) -> dict:
+    """The record of a run that ended without a result: its reason without absolute paths, and what
+    it had measured."""
+    data = Path(data_dir or default_data_dir()).absolute()
+    known = {"runs": folder.parent, "data": data, "project": repo_root(), "home": Path.home()}
+    reason = without_paths(reason, **known)
+    return _record(spec, "failed", reason, _partial(folder, spec.run_id), device)
 
 # %% ../nbs/43_train.ipynb #def-run
 def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None) -> dict | None:
@@ -272,7 +324,7 @@ def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=Non
         except Exception as error:
             reason = explain_error(error, spec.algorithm, spec.algorithm_source)
             write_atomic(folder / "error.txt", traceback.format_exc())
-            record = failed_record(spec, folder, reason, device)
+            record = failed_record(spec, folder, reason, device, data_dir)
         store.write(record)
         if record["status"] == "complete":
             for left in ("state.safetensors", "error.txt"): (folder / left).unlink(missing_ok=True)

@@ -1,6 +1,9 @@
 """Archives that try to escape, to grow without end, or to leave half of themselves behind."""
+import gzip
 import io
 import os
+import random
+import re
 import shutil
 import stat
 import subprocess
@@ -150,6 +153,91 @@ def test_changed_bytes_are_noticed(folder, tmp_path):
     whole[whole.index(picture("jpg", 0)) + 50] ^= 1
     (folder / "x").write_bytes(whole)
     refused(folder / "x", folder, "CRC")
+
+
+def test_one_flipped_bit_is_refused_or_changes_nothing(made_of, folder):
+    "At many places; more at both ends and in a zip file's list, where lengths and checksums are."
+    whole, content = made_of
+    draw, end = random.Random(0), 8 * len(whole)
+    bits = {*draw.sample(range(end), 50), *range(0, 160, 8), *range(end - 200, end, 5)}
+    entries = [m.start() for m in re.finditer(b"PK\1\2", whole)]
+    listed = [8 * at + bit for at in entries for bit in (*range(224, 272), *range(304, 400))]
+    bits |= set(draw.sample(listed, 110)) if entries else set()
+    refusals = 0
+    for bit in sorted(bits):
+        (folder / "x").write_bytes(flipped(whole, bit))
+        try: unpack(folder / "x", folder / "target")
+        except HmoeError as error:
+            assert "Fix: room and permissions" not in str(error), (bit, str(error))
+            refusals += 1
+        else:
+            assert tree_of(folder / "target") == content, bit
+            shutil.rmtree(folder / "target")
+        assert sorted(p.name for p in folder.iterdir()) == ["x"]
+    assert refusals > len(bits) / 3
+
+
+def flipped(content, bit):
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def tree_of(folder):
+    "path -> content (None for a folder)."
+    return {p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None
+            for p in folder.rglob("*")}
+
+
+NAMES = ("fo", "n", "é/ü.jpg", "d/g")   # one bit makes 'f/' of the first and '.' of the second
+
+
+@pytest.fixture(params=["zip stored", "zip deflated", "w:gz", "w:bz2", "w:xz"])
+def made_of(request, tmp_path):
+    "(the bytes of an archive, what it holds)."
+    noise = random.Random(1)
+    members = [(name, noise.randbytes(20 + 90 * i)) for i, name in enumerate(NAMES)]
+    if request.param.startswith("zip"):
+        packing = zipfile.ZIP_STORED if "stored" in request.param else zipfile.ZIP_DEFLATED
+        path = zip_of(tmp_path / "whole", *members, compression=packing)
+    else: path = tar_of(tmp_path / "whole", *members, mode=request.param)
+    content = path.read_bytes()
+    path.unlink()
+    folders = {"é": None, "d": None}
+    return content, dict(members) | folders
+
+
+def test_a_header_that_is_none_does_not_end_a_tar_file(folder):
+    "Without compression only headers have checksums; a damaged one must not hide what follows it."
+    whole = tar_of(folder / "x", *((f"f{i}", b"x" * 700) for i in range(3))).read_bytes()
+    for bit in (8 * 1540, 8 * 3080 + 5, 8 * 4608 + 3):     # headers 2 and 3, the mark of the end
+        (folder / "x").write_bytes(flipped(whole, bit))
+        refused(folder / "x", folder, "is damaged or no zip or tar archive")
+    (folder / "x").write_bytes(whole[:3072])
+    refused(folder / "x", folder, "is damaged or no zip or tar archive")
+
+
+def test_what_never_ends_behind_the_end_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(archives, "MOST_BEHIND", 1 << 20)
+    plain = tar_of(folder / "x", ("a", b"1")).read_bytes()
+    (folder / "x").write_bytes(gzip.compress(plain + b"\0" * (3 << 20)))
+    refused(folder / "x", folder, "goes on behind its end")
+    (folder / "x").write_bytes(gzip.compress(plain + b"\0" * 500_000))
+    assert (unpack(folder / "x", folder / "target") / "a").read_bytes() == b"1"
+
+
+def test_members_are_counted_with_zip64_too(folder, monkeypatch):
+    "Beyond 65,535 members the number stands in the record of zip64."
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
+    many = zip_of(folder / "x", *((f"{i}", b"") for i in range(8)))
+    with zipfile.ZipFile(many) as opened: archives._check_number(opened)
+    whole = bytearray(many.read_bytes())
+    assert whole[-98:-94] == b"PK\6\6"
+    whole[-98 + 32] ^= 1
+    many.write_bytes(whole)
+    said = pytest.raises(zipfile.BadZipFile, match="8 entries instead of 9")
+    with zipfile.ZipFile(many) as opened, said:
+        archives._check_number(opened)
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>quota</html>", bytes(range(256)) * 12])

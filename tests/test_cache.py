@@ -1,4 +1,5 @@
 """The cache of decoded images: the same pixels, whole or not there, forgotten when files change, built once; and what is remembered of files."""
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from PIL import Image
 from hmoe_repro import cache as module
 from hmoe_repro.cache import cache_folder, cache_root, examine, gather, open_cache, progress_bar
 from hmoe_repro.core import HmoeError
+from hmoe_repro.image_data import ImageDataset
 from hmoe_repro.images import evaluation_transform, normalise, read_image, scan_tree
 
 SUFFIXES = (".jpg", ".png", ".webp", ".bmp")
@@ -223,7 +225,7 @@ def test_two_processes_build_once(root):
     processes = [start(root, 0.02) for _ in range(2)]
     outputs = [p.communicate(timeout=60)[0].splitlines() for p in processes]
     assert all(p.returncode == 0 for p in processes) and sorted(map(len, outputs)) == [1, 13]
-    assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8)) and len([n for n in listing(tree) if n.startswith("Pets-8")]) == 1
+    assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8)) and len([n for n in listing(tree) if n.startswith("Pets-8-")]) == 1
 
 
 def test_without_locks_the_first_to_rename_wins(root, monkeypatch):
@@ -284,13 +286,51 @@ def test_a_file_that_vanishes_is_read_until_it_is_back(root):
     assert examine(tree).reasons[0] is None
 
 
-@pytest.mark.parametrize("junk", ["", "{", "[]", '{"files": {"a/cat/0.jpg": [1]}}', '{"files": 3}'])
+@pytest.mark.parametrize("junk", ["", "{", "[]", '{"files": {}}', '{"decoder": 2, "files": 3}',
+                                  '{"decoder": 2, "files": {"a/cat/0.jpg": [1]}}'])
 def test_a_damaged_memory_is_forgotten(root, junk):
     tree = scan_tree(root)
     expected = examine(tree).digests
     memory = next(cache_root(tree).glob("*-files.json"))
     memory.write_text(junk)
     assert examine(tree).digests == expected and reads(tree) == 0
+
+
+def test_what_an_earlier_decoder_found_does_not_count(root):
+    """It took floating-point pixels for readable and made white pictures of 16 bits: neither its
+    list of files nor its cache is used, and a data set with such files has another fingerprint."""
+    deep, fraction = root / "a" / "cat" / "deep.png", root / "a" / "cat" / "fraction.png"
+    plain = ImageDataset(scan_tree(root)).fingerprint
+    for path, number in ((deep, np.uint16), (fraction, np.float32)):
+        Image.fromarray(np.full((9, 9), 30_000, number)).save(path, "TIFF")
+    tree = scan_tree(root)
+    rows = {file: i for i, file in enumerate(tree.flat)}
+    memory, facts = module._ledger_path(tree), module.file_facts(tree)
+    digest = lambda file: hashlib.sha256((root / file).read_bytes()).hexdigest()
+    entries = {file: [*facts[i], digest(file), None] for file, i in rows.items()}
+    memory.parent.mkdir(exist_ok=True)
+    memory.write_text(json.dumps({"files": entries}))
+    look = examine(tree)
+    assert [f for f, reason in zip(tree.flat, look.reasons) if reason] == ["a/cat/fraction.png"]
+    fraction.unlink()
+    tree = scan_tree(root)
+    row = tree.flat.index("a/cat/deep.png")
+    assert (open_cache(tree, 8).images[row] == round(30_000 / 257)).all()
+    assert sum(str(digest).endswith(" scaled") for digest in examine(tree).digests) == 1
+    digests = [digest.removesuffix(" scaled") for digest in examine(tree).digests]
+    assert fingerprint(tree, digests) != ImageDataset(tree).fingerprint
+    deep.unlink()
+    tree = scan_tree(root)
+    assert ImageDataset(tree).fingerprint == plain == fingerprint(tree, examine(tree).digests)
+
+
+def fingerprint(tree, digests):
+    "That of a data set whose files have these digests: how it was always computed."
+    contents, labels = dict(zip(tree.flat, digests)), [y.tolist() for y in tree.labels]
+    text = repr((tree.domain_names, tree.class_names))
+    for files, ys in zip(tree.files, labels):
+        text += "".join(f"{file}\0{y}\0{contents[file]}\n" for file, y in zip(files, ys))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def test_names_that_are_no_utf8(root):

@@ -1,6 +1,9 @@
 """Sweeps in pieces, parcels, data commands: what is kept, what is refused, what is said."""
+import hashlib
 import io
 import json
+import random
+import shutil
 import tarfile
 
 import pytest
@@ -68,13 +71,15 @@ def test_without_states_only_finished_runs_travel(store, tmp_path):
     with tarfile.open(tmp_path / "w.tar.gz") as archive: assert sorted(n.split("/")[1] for n in archive.getnames()) == ["record.json", "selected-default.safetensors"]
 
 
-def rewritten(source, target, change):
-    """A parcel with the record of the finished run changed."""
+def rewritten(source, target, change, sealed=True):
+    """A parcel with the record of the finished run changed, its digest too."""
     with tarfile.open(source) as old, tarfile.open(target, "w:gz") as new:
         for member in old:
             content = old.extractfile(member).read()
             if member.name.endswith("record.json"): content = json.dumps(change(json.loads(content))).encode()
             member.size = len(content)
+            digest = hashlib.sha256(content).hexdigest()
+            member.pax_headers = {"HMOE.sha256": digest} if sealed else {}
             new.addfile(member, io.BytesIO(content))
 
 
@@ -112,6 +117,48 @@ def test_links_cut_files_and_empty_stores(store, tmp_path):
     for name, said in (("l", "not a parcel"), ("c", "cut or not a parcel"), ("none", "does not exist")):
         with pytest.raises(HmoeError, match=said): unpack(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
     with pytest.raises(HmoeError, match="no run to pack"): pack(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
+
+
+def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_path):
+    pack(store, tmp_path / "p.tar.gz", weights=True)
+    whole, home = (tmp_path / "p.tar.gz").read_bytes(), tmp_path / "home"
+    unpack(RunStore(tmp_path / "good"), tmp_path / "p.tar.gz")
+    contents = lambda folder: {p.relative_to(folder).as_posix(): p.read_bytes()
+                               for p in folder.rglob("*") if p.name != ".lock" and p.is_file()}
+    good, end = contents(tmp_path / "good"), 8 * len(whole)
+    bits = {*range(80), *range(end - 64, end), *random.Random(0).sample(range(end), 150)}
+    for bit in sorted(bits):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "x.tar.gz").write_bytes(changed)
+        shutil.rmtree(home, ignore_errors=True)
+        try: unpack(RunStore(home), tmp_path / "x.tar.gz")
+        except HmoeError: assert not list(home.iterdir()), bit
+        else: assert contents(home) == good and bit < 80, bit      # only gzip's header may differ
+
+
+def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
+    """Also where somebody wrote the archive anew, so that gzip's checksum fits."""
+    pack(store, tmp_path / "p.tar.gz")
+    rewritten(tmp_path / "p.tar.gz", tmp_path / "bare.tar.gz", dict, sealed=False)
+    other = tmp_path / "other.tar.gz"
+    with tarfile.open(tmp_path / "p.tar.gz") as old, tarfile.open(other, "w:gz") as new:
+        for member in old:
+            content = bytearray(old.extractfile(member).read())
+            content[-20] ^= 1
+            new.addfile(member, io.BytesIO(content))
+    for name, said in (("bare", "carries no digest"), ("other", "is not what was packed")):
+        home = RunStore(tmp_path / "home")
+        with pytest.raises(HmoeError, match=said): unpack(home, tmp_path / f"{name}.tar.gz")
+        assert not list(home.folder.iterdir())
+
+
+def test_a_parcel_says_nothing_of_who_packed_it_and_when(store, tmp_path):
+    for name in ("p", "again"): pack(store, tmp_path / f"{name}.tar.gz", weights=True)
+    with tarfile.open(tmp_path / "p.tar.gz") as archive:
+        said = {(m.uname, m.gname, m.uid, m.gid, m.mtime, m.mode) for m in archive}
+    assert said == {("", "", 0, 0, 0, 0o644)}
+    assert (tmp_path / "p.tar.gz").read_bytes() == (tmp_path / "again.tar.gz").read_bytes()
 
 
 def invoke(*arguments):

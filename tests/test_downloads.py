@@ -242,6 +242,20 @@ def test_a_full_disk_is_said_before_writing(server, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_given_archive_with_one_wrong_bit_leaves_nothing(tmp_path):
+    """What `hmoe data download --archive` does with a .tar.gz that was damaged on the way."""
+    known_tree(tmp_path / "made", "VLCS", 1)
+    archive, data = packed(tmp_path / "made", tmp_path / "x.tar.gz"), tmp_path / "data"
+    whole = archive.read_bytes()
+    for at in (len(whole) // 3, len(whole) // 2, -6, -2):
+        changed = bytearray(whole)
+        changed[at] ^= 4
+        archive.write_bytes(changed)
+        with pytest.raises(HmoeError, match="x.tar.gz is damaged"):
+            prepare_given("VLCS", [str(archive)], None, data)
+        assert not list(data.iterdir())
+
+
 def test_sha256_of_a_file(tmp_path):
     (tmp_path / "f").write_bytes(CONTENT)
     assert sha256(tmp_path / "f") == SHA

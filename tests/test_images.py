@@ -1,8 +1,11 @@
 """Folders of images: which files, which labels, which order; what is refused; and the transforms of the protocol."""
+import io
 import os
 import random
 import re
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -11,8 +14,9 @@ from PIL import Image
 
 from hmoe_repro import images
 from hmoe_repro.core import HmoeError, import_torchvision
-from hmoe_repro.images import (IMAGE_SUFFIXES, ImageTree, as_bytes, augment, evaluation_transform, find_unreadable, in_threads, normalise, read_image,
-                               refuse_unreadable, scan_tree, training_transform, why_unreadable, without)
+from hmoe_repro.images import (IMAGE_SUFFIXES, ImageTree, as_bytes, augment, decode,
+                               evaluation_transform, find_unreadable, in_threads, normalise, read_image, refuse_unreadable,
+                               scan_tree, training_transform, why_unreadable, without)
 
 
 def picture(path, size=(12, 9), colour=(200, 30, 60), **options):
@@ -264,6 +268,135 @@ def test_reading_is_rgb_and_complete(tmp_path):
         read_image(tmp_path / "none.png")
     with pytest.raises(HmoeError, match="cannot be read"):
         read_image(tmp_path)
+
+
+RAMP = np.tile(np.arange(256, dtype=np.uint16) * 257, (3, 1))   # 0 to 65,535: 256 levels of 16 bits
+LEVELS = np.arange(256)
+
+
+def saved(image, kind, **options):
+    "The bytes of a file."
+    buffer = io.BytesIO()
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png16(channels):
+    "A PNG of 16 bits a channel, which Pillow cannot write: the ramp in every channel."
+    kind, (height, width) = {1: 0, 2: 4, 3: 2, 4: 6}[channels], RAMP.shape
+    rows = [b"\0" + np.repeat(row[:, None], channels, 1).astype(">u2").tobytes() for row in RAMP]
+    number = lambda value: struct.pack(">I", value)
+    chunk = lambda name, data: number(len(data)) + name + data + number(zlib.crc32(name + data))
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(b"".join(rows)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+def tiff(values, bits, number=1, zero_is_white=False):
+    "A grey TIFF of one strip. `number`: 1 unsigned, 2 signed, 3 floating point."
+    height, width = values.shape
+    order = ">" if values.dtype.str[0] == ">" else "<"
+    data = packed12(values) if bits == 12 else values.tobytes()
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 0 if zero_is_white else 1,
+            273: 8 + 2 + 12 * 11 + 4, 277: 1, 278: height, 279: len(data), 284: 1, 339: number}
+    entries = b""
+    for tag, value in tags.items():
+        short = tag in (258, 259, 262, 277, 284, 339)
+        form = "HHIHH" if short else "HHII"
+        entries += struct.pack(order + form, tag, 3 if short else 4, 1, value, *[0] * short)
+    start = {"<": b"II", ">": b"MM"}[order] + struct.pack(f"{order}HI", 42, 8)
+    return start + struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + data
+
+
+def packed12(values):
+    "Two values of 12 bits in three bytes."
+    a, b = values.reshape(-1, 2).T.astype(int)
+    return np.stack([a >> 4, (a & 15) << 4 | b >> 8, b & 255], 1).astype(np.uint8).tobytes()
+
+
+DEEP = {
+    "16-bit PNG": lambda: saved(RAMP, "PNG"),
+    "16-bit PNG by hand": lambda: png16(1),
+    "16-bit TIFF": lambda: saved(RAMP, "TIFF"),
+    "16-bit TIFF, compressed": lambda: saved(RAMP, "TIFF", compression="tiff_adobe_deflate"),
+    "16-bit TIFF, big end first": lambda: tiff(RAMP.astype(">u2"), 16),
+    "16-bit TIFF, 0 is white": lambda: tiff(65535 - RAMP, 16, zero_is_white=True),
+    "16-bit PGM": lambda: saved(RAMP, "PPM"),
+    "PGM up to 1,020": lambda: b"P5 256 1 1020\n" + (np.arange(256) * 4).astype(">u2").tobytes(),
+    "12-bit TIFF": lambda: tiff(np.tile(np.arange(256) * 4095 // 255, (2, 1)).astype("<u2"), 12),
+}
+CUT_BY_PILLOW = {"RGB": lambda: png16(3), "RGBA": lambda: png16(4), "LA": lambda: png16(2)}
+
+
+@pytest.mark.parametrize("name", [*DEEP, *CUT_BY_PILLOW])
+def test_sixteen_bits_are_scaled_by_their_range(name, tmp_path):
+    """A ramp stays a ramp: level by level, and not white above 255 of 65,535."""
+    content = (DEEP | CUT_BY_PILLOW)[name]()
+    image = decode(content)
+    assert image.mode == "RGB" and bool(image.info.get("scaled")) == (name in DEEP)
+    assert (np.asarray(image) == LEVELS[None, :, None]).all()
+    (tmp_path / "x.png").write_bytes(content)
+    assert why_unreadable(tmp_path / "x.png") is None
+
+
+def test_scaling_rounds_to_the_nearest_level():
+    values = np.random.default_rng(0).integers(0, 65536, (40, 50)).astype(np.uint16)
+    levels = np.asarray(decode(saved(values, "PNG")))[..., 0]
+    assert (levels == np.rint(values / 257)).all()
+
+
+RANGELESS = {
+    "float between 0 and 1": (lambda: saved(np.float32(RAMP / 65535), "TIFF"), "floating-point"),
+    "float between 0 and 255": (lambda: saved(np.float32(RAMP / 257), "TIFF"), "floating-point"),
+    "float PFM": (lambda: b"Pf\n256 3\n-1\n" + np.float32(RAMP).tobytes(), "floating-point"),
+    "32-bit signed": (lambda: tiff(RAMP.astype("<i4"), 32, 2), "signed pixels"),
+    "32-bit unsigned": (lambda: tiff(RAMP.astype("<u4"), 32), "32-bit pixels"),
+    "16-bit signed": (lambda: tiff((RAMP // 2).astype("<i2"), 16, 2), "signed pixels"),
+    "8-bit signed": (lambda: tiff((RAMP // 514).astype("i1"), 8, 2), "signed pixels"),
+    "CIE Lab": (lambda: saved(Image.new("LAB", (4, 4)), "TIFF"), "pixels of kind LAB"),
+}
+
+
+@pytest.mark.parametrize("name", RANGELESS)
+def test_pixels_without_a_range_are_refused_by_name(name, tmp_path):
+    """In decoding, in reading, and in the check that `hmoe data verify` makes of every file."""
+    make, said = RANGELESS[name]
+    (tmp_path / "x.png").write_bytes(make())
+    reason = why_unreadable(tmp_path / "x.png")
+    assert reason.startswith(said) and "have no range to scale by" in reason
+    with pytest.raises(HmoeError, match=said): read_image(tmp_path / "x.png")
+
+
+def eight_bits():
+    "A picture with every level in every channel, and in each of Pillow's modes of 8 bits or fewer."
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 4), np.uint8)
+    rgb, rgba = Image.fromarray(noise[..., :3].copy()), Image.fromarray(noise, "RGBA")
+    indexed = rgb.quantize(200)
+    seen = {mode: rgb.convert(mode) for mode in ("L", "1", "RGB", "CMYK", "YCbCr")}
+    seen |= {"P": indexed, "RGBA": rgba, "LA": rgba.convert("LA")}
+    return seen, indexed
+
+
+@pytest.mark.parametrize("mode, kind", [(m, "PNG") for m in ("L", "LA", "P", "1", "RGB", "RGBA")]
+                         + [(m, "TIFF") for m in ("L", "LA", "P", "1", "RGB", "RGBA")]
+                         + [(m, "TIFF") for m in ("CMYK", "YCbCr")]
+                         + [(m, "JPEG") for m in ("CMYK", "YCbCr", "L")]
+                         + [(m, "BMP") for m in ("L", "1", "P")])
+def test_eight_bits_are_decoded_as_ever(mode, kind):
+    """Exactly Pillow's RGB: data sets of 8 bits stay what they were; transparency is dropped."""
+    images, indexed = eight_bits()
+    content = saved(images[mode], kind)
+    image = decode(content)
+    with Image.open(io.BytesIO(content)) as plain: expected = np.asarray(plain.convert("RGB"))
+    assert image.mode == "RGB" and "scaled" not in image.info
+    assert (np.asarray(image) == expected).all()
+    if mode == "P" and kind == "PNG":
+        content = saved(indexed, kind, transparency=bytes(range(200)))
+        assert (np.asarray(decode(content)) == expected).all()
+    if mode == "1": assert set(np.unique(np.asarray(image))) == {0, 255}
+    if mode in ("RGBA", "LA"):
+        assert (np.asarray(image) == np.asarray(images[mode])[..., :-1]).all()
 
 
 def test_orientation_is_not_applied(tmp_path):

@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from trees import COUNTRIES, camelyon_tree, classes_of, fmow_tree, folder_tree, known_tree, picture, put
 
 from hmoe_repro.core import HmoeError
@@ -195,6 +197,16 @@ def test_verify_names_every_kind_of_damage_and_touches_nothing(tmp_path):
     assert list(report.counts.index) == list(classes_of("VLCS")) and report.counts.at["bird", "VOC2007"] == 0 and report.counts.at["person", "LabelMe"] == 3
     assert any("10,729" in n for n in report.notes) and "LabelMe/dog: 3 images instead of 42" in report.notes
     assert [line for line in report.lines() if line.startswith("unreadable: SUN09/dog/000.jpg: ")]
+
+
+def test_verify_names_pixels_that_have_no_range(tmp_path):
+    root = known_tree(tmp_path, "PACS")
+    for name, number in (("deep", np.uint16), ("fraction", np.float32)):
+        image = Image.fromarray(np.full((9, 9), 0.5, number))
+        image.save(root / "photo" / "dog" / f"{name}.png", "TIFF")
+    report = verify_dataset("PACS", tmp_path)
+    (file, reason), = report.unreadable
+    assert file == "photo/dog/fraction.png" and "floating-point pixels" in reason and not report.ok
 
 
 def test_verify_reports_all_that_reading_would_refuse(tmp_path):

@@ -55,6 +55,21 @@ def _works_on(pid, folder):
 if not os.path.isdir("/proc/self/fd"): test_a_killed_worker_is_reported_and_its_run_goes_on_later = pytest.mark.skip("needs /proc")(test_a_killed_worker_is_reported_and_its_run_goes_on_later)
 
 
+def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
+    """A state that was set aside: one warning in the process that asked, for each such run."""
+    store, (first, *others) = RunStore(tmp_path), specs()
+    for spec in (first, others[0]):
+        store.path(spec.run_id).mkdir()
+        (store.path(spec.run_id) / "state.safetensors").write_bytes(b"cut")
+    heard = []
+    with pytest.warns(UserWarning) as said:
+        tell = lambda *event: heard.append(event[0])
+        results = sweep([first, *others], store, jobs=2, on_event=tell)
+    assert set(results.values()) == {("complete", None)} and set(heard) <= {"start", "step", "done"}
+    said = sorted(str(w.message) for w in said if "starts again" in str(w.message))
+    assert [line.split()[1] for line in said] == sorted([first.run_id, others[0].run_id])
+
+
 def test_ray_gives_the_same_records(tmp_path):
     pytest.importorskip("ray")
     good, bad, heard = specs()[:2], specs(lr=1e9)[0], []

@@ -12,9 +12,10 @@ import torch
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.protocol import evaluate, make_splits
-from hmoe_repro.records import RunSpec, RunStore, load_state, make_spec, make_toy_spec, outcome
+from hmoe_repro.records import (RunSpec, RunStore, is_sealed, load_state, make_spec, make_toy_spec,
+                                outcome, publish)
 from hmoe_repro.selection import training_domain_validation, validation_accuracy
-from hmoe_repro.train import build_dataset, load_model, run
+from hmoe_repro.train import build_dataset, failed_record, load_model, run, without_paths
 
 SHORT = dict(network="small_cnn", steps=23, checkpoint_frequency=6)
 
@@ -122,12 +123,137 @@ def test_nan_is_a_failed_record_with_its_checkpoints_and_can_be_tried_again(tmp_
     assert run(spec, store)["reason"] == record["reason"]
 
 
-def test_damaged_state_fails_with_the_file_named(tmp_path):
-    spec, store = short("ERM"), RunStore(tmp_path)
-    killed(spec, tmp_path, 15)
-    path = store.path(spec.run_id) / "state.safetensors"
-    path.write_bytes(path.read_bytes()[:200])
-    assert "state.safetensors is not a saved state" in run(spec, store)["reason"]
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    "The folder of the killed runs of two seeds, what the first gives undisturbed, and its state."
+    folder, specs = tmp_path_factory.mktemp("states"), [short("ERM"), short("ERM", trial_seed=1)]
+    for spec in specs: killed(spec, folder, 15)
+    whole = run(specs[0], RunStore(folder / "whole"))
+    return folder, specs, outcome(whole)
+
+
+def state_of(folder, spec): return folder / spec.run_id / "state.safetensors"
+
+
+def restarted(spec, folder, content, said):
+    "The record of a run that found this state: it started again, and said so in one line."
+    path = state_of(folder, spec)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match=said) as heard: record = run(spec, RunStore(folder))
+    assert len(heard) == 1 and "\n" not in str(heard[0].message)
+    assert not record["resumed"] and not path.exists()
+    assert path.with_name("state.safetensors.damaged").read_bytes() == content
+    return record
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "flipped", "text"])
+def test_a_damaged_state_is_set_aside_and_the_run_starts_again(states, tmp_path, how):
+    folder, (spec, _), expected = states
+    whole = state_of(folder, spec).read_bytes()
+    flipped = bytearray(whole)
+    flipped[-1000] ^= 64                      # the exponent of a weight: nothing else would notice
+    content = {"cut": whole[:-3], "empty": b"", "flipped": bytes(flipped), "text": b"x" * 999}[how]
+    record = restarted(spec, tmp_path, content, f"run {spec.run_id} starts again: .* damaged")
+    assert record["status"] == "complete" and outcome(record) == expected
+
+
+def test_no_bit_of_a_state_may_change_and_no_byte_may_miss(states, tmp_path):
+    folder, (spec, _), _ = states
+    whole, path = state_of(folder, spec).read_bytes(), tmp_path / "state"
+    draw, header = random.Random(0), 8 + int.from_bytes(whole[:8], "little")
+    bits = [*range(64), *draw.sample(range(8 * header), 60)]
+    bits += draw.sample(range(8 * len(whole)), 60)
+    for bit in bits:
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(HmoeError, match="not a saved state"): load_state(path)
+    cuts = [0, 7, 8, header - 1, header, len(whole) - 1, *draw.sample(range(len(whole)), 20)]
+    for length in cuts:
+        path.write_bytes(whole[:length])
+        with pytest.raises(HmoeError, match="not a saved state"): load_state(path)
+    path.write_bytes(whole)
+    assert load_state(path)["run"] == spec.run_id
+
+
+def test_the_states_of_two_runs_cannot_be_swapped(states, tmp_path):
+    folder, (spec, other), expected = states
+    foreign = state_of(folder, other).read_bytes()
+    record = restarted(spec, tmp_path, foreign, f"run {spec.run_id} .* that of run {other.run_id}")
+    assert outcome(record) == expected
+
+
+def test_a_failed_record_takes_no_checkpoints_from_another_runs_state(states, tmp_path):
+    folder, (spec, other), _ = states
+    assert failed_record(spec, folder / spec.run_id, "x")["checkpoints"]
+    assert not failed_record(spec, folder / other.run_id, "x")["checkpoints"]
+
+
+@pytest.mark.parametrize("toy", [False, True])
+def test_the_seal_of_weights_and_arrays(tmp_path, toy):
+    """One wrong bit in the weights is refused, and in the arrays before they are published."""
+    spec = make_toy_spec(4, seeds=1) if toy else short("HMOE-DN", steps=2)
+    store = RunStore(tmp_path / "runs")
+    run(spec, store)
+    files = list(store.path(spec.run_id).glob("*.safetensors"))
+    assert len(files) == (1 if toy else 5)
+    for path in files:
+        assert is_sealed(path.read_bytes())
+        spoil(path)
+    with pytest.raises(HmoeError, match="are damaged"):
+        publish("s", [spec.run_id], store, tmp_path / "results", [spec.run_id])
+    assert not (tmp_path / "results").exists()
+    if not toy:
+        with pytest.raises(HmoeError, match="SHA-256"): load_model(spec.run_id, "max", store)
+
+
+def spoil(path, at=-9):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 64
+    path.write_bytes(content)
+
+
+def test_weights_without_a_seal_are_read_as_before(tmp_path):
+    """Those of earlier versions; a wrong shape or a cut file is one clear line."""
+    from safetensors.torch import load_file, save_file
+    spec, store = short("ERM", steps=2), RunStore(tmp_path)
+    run(spec, store)
+    path = store.path(spec.run_id) / "selected-default.safetensors"
+    weights = load_file(path)
+    save_file(weights, path)
+    assert is_sealed(path.read_bytes()) is None
+    algorithm, _ = load_model(spec.run_id, store=store)
+    assert all(torch.equal(algorithm.state_dict()[name], t) for name, t in weights.items())
+    for content in (path.read_bytes()[:-4], b"", b"x" * 40):
+        path.write_bytes(content)
+        with pytest.raises(HmoeError, match="cut, damaged or another model's"):
+            load_model(spec.run_id, store=store)
+
+
+@pytest.mark.parametrize("text, public", [
+    ("cannot read /runs/ab12/x.png (no room)", "cannot read (runs)/ab12/x.png (no room)"),
+    ("image /big disk/data/PACS/a b.jpg is cut", "image (data)/PACS/a b.jpg is cut"),
+    ("No such file: '/home/jane doe/my photos/1.jpg'", "No such file: '(home)/my photos/1.jpg'"),
+    ("No such file: '/else where/1.jpg'", "No such file: '(outside)/1.jpg'"),
+    ("OSError: /etc/secret.", "OSError: (outside)/secret."),
+    ("from C:\\Users\\jane\\x.pt, or \"D:\\a b\\y.pt\"", "from (outside)/x.pt, or \"(outside)/y.pt\""),
+    ("/runs2/x and https://a.b/c/d, root/<domain>/<class>/<image>",
+     "(outside)/x and https://a.b/c/d, root/<domain>/<class>/<image>")])
+def test_reasons_without_absolute_paths(text, public):
+    folders = {"runs": "/runs", "data": "/big disk/data", "home": "/home/jane doe", "top": "/"}
+    assert without_paths(text, **folders) == public
+
+
+def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
+    from hmoe_repro import train
+    def fail(*_): raise OSError(5, "Input/output error", str(tmp_path / "a b" / "secret.txt"))
+    monkeypatch.setattr(train, "_train", fail)
+    record = run(short("ERM"), RunStore(tmp_path / "runs"), data_dir=tmp_path)
+    assert record["reason"] == "OSError: [Errno 5] Input/output error: '(data)/a b/secret.txt'"
+    assert str(tmp_path) not in json.dumps(record)
+    error = tmp_path / "runs" / record["run_id"] / "error.txt"
+    assert "secret.txt" in error.read_text() and str(tmp_path) in error.read_text()
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path):
