@@ -110,7 +110,6 @@ def test_conformance_catches_gradients_in_another_layout(monkeypatch):
     check_algorithm(ByHand)
     monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {})
     with pytest.raises(AssertionError, match="channels last move otherwise"): check_algorithm(ByHand)
-    check_algorithm(ERM)
 
 
 def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
@@ -158,7 +157,7 @@ def test_planning_refuses_what_the_number_of_domains_does_not_allow():
     plan = lambda algorithm, tests, **hparams: make_spec(algorithm, "DigitDomainsTiny", tests, network="small_cnn", hparams=hparams)
     domains = list(DATASETS["DigitDomainsTiny"].domain_names)
     for algorithm in ("MLDG", "SWAD-MLDG"):
-        with pytest.raises(HmoeError, match="n_meta_test=2 is impossible with 2 training domains. Fix: n_meta_test of 1"): plan(algorithm, domains[:2], parity=True)
+        with pytest.raises(HmoeError, match="n_meta_test=2 is impossible with 2 training domains. Fix: n_meta_test from 1 to 1"): plan(algorithm, domains[:2], parity=True)
         assert plan(algorithm, domains[:2], parity=True, n_meta_test=1).hparams["n_meta_test"] == 1
     for algorithm in ("MLDG", "DANN", "CDANN", "MetaReg", "SMA-DANN"):
         with pytest.raises(HmoeError, match="training domain"): plan(algorithm, domains[:3])
