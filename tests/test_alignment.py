@@ -145,6 +145,8 @@ def test_learning_rates_follow_lr_unless_they_are_set():
     groups = lambda **h: [(g["lr"], g["weight_decay"]) for g in DANN(SHAPE, CLASSES, 3, SMALL | h).make_optimizer().param_groups]
     assert groups() == [(1e-3, 0.0)] * 2 and groups(lr=0.01, weight_decay=0.1) == [(0.01, 0.1)] * 2
     assert groups(lr=0.01, lr_d=0.02, weight_decay_g=0.3) == [(0.01, 0.3), (0.02, 0.0)]
+    assert groups(weight_decay=0.1, weight_decay_d=0.0) == [(1e-3, 0.1), (1e-3, 0.0)] and groups(weight_decay=0.1, weight_decay_g=0.0)[0] == (1e-3, 0.0)
+    assert DANN(SHAPE, CLASSES, 3, SMALL | {"weight_decay": 0.1}).hparams["weight_decay_d"] == 0.1  # what is written down is what is used
     fast = DANN(SHAPE, CLASSES, 3, SMALL)
     assert sum(len(g["params"]) for g in fast.make_optimizer().param_groups) == len(list(fast.parameters()))
     assert DANN((3, 64, 64), CLASSES, 3, SMALL).hparams["lr"] == 5e-5  # DomainBed's lr_g and lr_d on photographs
@@ -174,16 +176,29 @@ def test_mtl_predicts_with_the_mean_of_the_batch():
 
 
 def test_mtl_parity_is_noise():
-    """The summary does not reach the classifier; the same draws give the same predictions, others do not."""
+    """The summary does not reach the classifier: a prediction is that of the feature beside Gaussian noise."""
     fast, _ = build(MTL, {"parity": True})
     x = random_domains(0)[0][0]
-    def predict(seed, images):
-        seed_everything(seed)
-        with torch.no_grad(): return fast.predict(images)
-    assert torch.equal(predict(1, x), predict(1, x)) and not torch.equal(predict(1, x), predict(2, x))
-    seed_everything(1)
-    with torch.no_grad(): close(predict(1, x), (seed_everything(1), fast.classifier(torch.cat([fast.featurizer(x), torch.randn(5, 32, dtype=torch.float64)], 1)))[1])
+    with torch.no_grad():
+        noise = torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        close(fast.predict(x), fast.classifier(torch.cat([fast.featurizer(x), noise], 1)))
+        seed_everything(1)
+        trained = fast.loss(random_domains(0))["loss"]
+        seed_everything(1)
+        assert trained == fast.loss(random_domains(0))["loss"] != fast.loss(random_domains(0))["loss"], "training draws afresh"
     check_algorithm(MTL, hparams={"parity": True})
+
+
+def test_mtl_parity_trains_the_same_however_often_it_is_evaluated():
+    ends = []
+    for evaluations in (0, 3):
+        fast, _ = build(MTL, {"parity": True})
+        seed_everything(3)
+        for t in range(3):
+            fast.update(random_domains(t))
+            with torch.no_grad(): [fast.predict(random_domains(9)[0][0]) for _ in range(evaluations)]
+        ends.append(fast)
+    assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters()))
 
 
 def test_the_defaults_are_domainbeds():

@@ -6,7 +6,7 @@ import pytest
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
-from hmoe_repro.core import seed_hash
+from hmoe_repro.core import HmoeError, seed_hash
 from hmoe_repro.hparams import Choice, HParam, LogUniform, Uniform, draw_hparams, merge_hparams, searches
 from hmoe_repro.records import make_spec
 
@@ -70,7 +70,23 @@ def test_the_order_in_which_test_domains_are_named_means_nothing():
 
 @pytest.mark.parametrize("setting, line", [({"lr": -1.0}, "lr must be at least 0, got -1.0"), ({"batch_size": 0}, "batch_size must be at least 1, got 0"), ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1")])
 def test_values_that_make_no_sense_are_refused_before_anything_trains(setting, line):
-    from hmoe_repro.algorithms import get_algorithm
-    from hmoe_repro.hparams import merge_hparams
-    from hmoe_repro.core import HmoeError
     with pytest.raises(HmoeError, match=line): merge_hparams(get_algorithm("IRM").HPARAMS, setting)
+
+
+def test_arm_and_the_rest_refuse_batches_of_nothing():
+    for name in algorithm_names():
+        with pytest.raises(HmoeError, match="batch_size must be at least 1, got 0"): merge_hparams(get_algorithm(name).HPARAMS, {"batch_size": 0})
+        with pytest.raises(HmoeError, match="lr must be at least 0"): merge_hparams(get_algorithm(name).HPARAMS, {"lr": -1.0})
+
+
+def test_a_hyper_parameter_that_follows_another_is_written_down_as_what_it_is():
+    declared = {"a": HParam(1.0, "one", large=2.0), "b": HParam(0.0, "two", follows="a")}
+    assert [merge_hparams(declared, given, size)["b"] for given, size in (({}, 28), ({}, 224), ({"a": 3}, 28), ({"b": 0}, 28))] == [1.0, 2.0, 3.0, 0.0]
+    assert merge_hparams(declared, merge_hparams(declared, {"a": 3.0})) == {"a": 3.0, "b": 3.0}
+
+
+def test_a_draw_stays_below_the_number_of_training_domains():
+    declared = {"n": HParam(2, "two", search=Choice((1, 2)), below_domains=True), "m": HParam(2, "free", search=Choice((1, 2)))}
+    free = [draw_hparams(declared, seed, 0) for seed in range(1, 9)]
+    assert {d["n"] for d in free} == {1, 2} and [draw_hparams(declared, s, 0, num_domains=3) for s in range(1, 9)] == free
+    assert [draw_hparams(declared, s, 0, num_domains=2) for s in range(1, 9)] == [d | {"n": 1} for d in free]

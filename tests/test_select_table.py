@@ -141,11 +141,41 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
 
 
 @pytest.mark.parametrize("text, name, said", [
-    ("class Mine: pass", "Mine", r"no algorithm 'Mine' \(Mine there is no subclass of Algorithm\)"), ("x = 1\ndef (", "Mine", r"SyntaxError: [^()]+ \(line 2\)\. Fix"),
+    ("class Mine: pass", "Mine", r"no algorithm 'Mine' \(Mine there is no subclass of Algorithm\)"), ("x = 1\ndef (", "Mine", r"algorithm file my own.py cannot be imported: SyntaxError: [^()]+ \(line 2\)\. Fix: that line of my own.py"),
+    ("\nimport nothing_of_that_name", "Mine", r"ModuleNotFoundError: .* \(line 2\)\. Fix: that line of my own.py"),
     (MINE, "My Mine", r"no algorithm 'My Mine'\. It has: Mine"), (None, "Mine", "cannot be read")])
 def test_a_file_that_holds_no_such_algorithm_is_refused_in_a_line(hmoe, tmp_path, text, name, said):
     if text: (tmp_path / "my own.py").write_text(text)
     hmoe("train", "--algorithm", f"my own.py:{name}", "--test-domain", "photo", *TINY, fails=said)
+
+
+@pytest.mark.parametrize("body, line, said", [
+    ("    def __init__(self, *given):\n        super().__init__(*given)\n        self.depth = self.hparams['deep']", 9, r"KeyError: 'deep'"),
+    ("    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}", 8, "AttributeError"),
+    ("    def predict(self, x):\n        assert self.training\n        return super().predict(x)", 8, "AssertionError")], ids=["construction", "update", "evaluation"])
+def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, body, line, said):
+    (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
+    text = (tmp_path / "mine.py").read_text().splitlines()[line - 1].strip()
+    train = ("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY)
+    printed = hmoe(*train, fails=said)
+    record, = RunStore().scan()[0]
+    assert record["status"] == "failed" and f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
+    assert "Fix: mend that line" in record["reason"] and "\n" not in record["reason"] and str(tmp_path) not in record["reason"] and "Traceback" not in printed
+
+
+def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE + "\n    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}\n")
+    hmoe("sweep", "digits_table", "--profile", "smoke", "--jobs", 1, "--device", "cpu", "--algorithm", "mine.py:Mine", fails="line 8 of the file of Mine .`return {'loss': minibatches.mean..}`")
+
+
+@pytest.mark.parametrize("body, said", [
+    ("    def update(self, minibatches, unlabeled=None):\n        return super().loss(minibatches)['loss']", "update of Mine returned Tensor and no dictionary. Fix"),
+    ("    def loss(self, minibatches):\n        return super().loss(minibatches)['loss']", "loss of Mine must return a dictionary")], ids=["update", "loss"])
+def test_an_update_that_returns_a_tensor_is_refused_at_once(hmoe, tmp_path, body, said):
+    (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
+    hmoe("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY, fails=said)
+    record, = RunStore().scan()[0]
+    assert record["checkpoints"] == [] and said in record["reason"]
 
 
 def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tmp_path):

@@ -99,8 +99,8 @@ class Algorithm(nn.Module):
         filled in. Asked when a run is planned, and again in construction."""
         for name in (n for n in hparams if cls.HPARAMS[n].below_domains):
             if not 0 < hparams[name] < num_domains:
-                raise HmoeError(f"{name}={hparams[name]} is impossible with {num_domains} training domains. Fix: "
-                                f"{name} of {num_domains - 1}, or less but at least 1; or more training domains.")
+                raise HmoeError(f"{name}={hparams[name]} is impossible with {num_domains} training domains. Fix: {name} "
+                                f"from 1 to {num_domains - 1}, or more training domains.")
 
     def make_featurizer(self) -> nn.Module:
         """The featurizer that the hyper-parameters name, for this input shape. Raises `HmoeError` for a large network whose weights are not named."""
