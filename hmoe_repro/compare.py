@@ -197,7 +197,7 @@ def circumstances(fresh: list[dict], published: list[dict]) -> str:
     if asked and used:
         parts = [f"portable arithmetic was asked for and {' and '.join(used)} was used"]
     else: parts = [f"arithmetic {part}" for part in instead(lambda e: e.get("arithmetic"))]
-    parts += [re.sub(r" of processor ", " of ", part) for part in instead(device)]
+    parts += [re.sub(r"^(processor .*) of processor ", r"\1 of ", part) for part in instead(device)]
     packages = dict.fromkeys(name for e in sides[0] for name in e.get("versions") or {})
     parts += [f"{name} {part}" for name in packages for part in instead(package(name))]
     if not parts and instead(lambda e: e.get("library")): parts = ["another version of the library"]
