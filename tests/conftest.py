@@ -159,8 +159,10 @@ def each_left_as_found(file_left_as_found, request):
 @contextlib.contextmanager
 def names_given_back():
     "Whatever the body registers is gone after it, and HMOE_FOLDERS is as it was."
-    import hmoe_repro.own_images, hmoe_repro.studies   # so that every registry is there
+    import hmoe_repro.own_images
+    from hmoe_repro.algorithms import FAMILIES, get_algorithm
 
+    for name in FAMILIES: get_algorithm(name)   # what the library registers at an import is there by now
     held, folders = [(r, dict(r)) for _, r in registries()], os.environ.get("HMOE_FOLDERS")
     yield
     for registry, before in held:

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from hmoe_repro.cli import app
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import DATASETS
 from hmoe_repro.html_report import POLICY, found_domains, group_panels, report_html, summarise, verdict
 from hmoe_repro.images import decode
 from hmoe_repro.own_images import HELD_OUT, POOLED, deal_pool, discover_spec, image_files, load_trained, look_at_files, read_pool

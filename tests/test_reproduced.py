@@ -258,3 +258,13 @@ def test_only_the_outcome_is_counted(there):
     nan[0]["checkpoints"][0]["losses"]["loss"] = math.nan
     assert compare_records(nan, copy.deepcopy(nan))["equal"] == len(there)
     assert describe(added_up([result, result])).startswith("68 of 70 records equal")
+
+
+def test_a_difference_that_no_page_prints_is_none():
+    "All seeds agree, so the spread between them is zero; a whole expert more is another thing."
+    there = invented.balance(seeds=(0, 1, 2))
+    for name, gap, expected in (("gate_entropy", 1e-6, "within"), ("experts_used", 1, "beyond")):
+        here = copy.deepcopy(there)
+        here[0]["discovery"][name] += gap
+        judged = compare_tables(here, there).set_index("cell").verdict
+        assert judged[f"HMOE-DN, lambda_kl 1.0: {name} on photo"] == expected
