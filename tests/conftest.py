@@ -86,8 +86,9 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """What a test draws depends on no other test: data are the same in any order and every time, and
-    `random`, with which tests choose a moment to kill or a bit to flip, follows the printed seed."""
+    """What a test draws depends on no other test. Data are the same in any order and every time;
+    `random`, with which tests choose a moment to kill or a bit to flip, follows the printed seed.
+    """
     import numpy as np
     import torch
 
@@ -102,9 +103,10 @@ def library():
 
 
 def registries():
-    "(name, dictionary) for each one in the library that is written in capitals, such as ALGORITHMS."
+    "(name, dictionary) for each one in the library written in capitals, such as ALGORITHMS."
     found = {id(value): (name, value) for module in library().values()
-             for name, value in list(vars(module).items()) if name.isupper() and isinstance(value, dict)}
+             for name, value in list(vars(module).items())
+             if name.isupper() and isinstance(value, dict)}
     return list(found.values())
 
 
@@ -162,7 +164,7 @@ def names_given_back():
     import hmoe_repro.own_images
     from hmoe_repro.algorithms import FAMILIES, get_algorithm
 
-    for name in FAMILIES: get_algorithm(name)   # what the library registers at an import is there by now
+    for name in FAMILIES: get_algorithm(name)   # so that what an import registers is there by now
     held, folders = [(r, dict(r)) for _, r in registries()], os.environ.get("HMOE_FOLDERS")
     yield
     for registry, before in held:

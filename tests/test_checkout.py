@@ -1,4 +1,4 @@
-"""`make reproduce`, `git status`, `make test`, at smoke size: the checkout stays as it was found."""
+"""`make reproduce`, `git status`, `make test` at smoke size: the checkout stays as it was."""
 import os
 import shutil
 import subprocess
@@ -24,7 +24,7 @@ def git(tree, *arguments):
 
 @pytest.fixture(scope="module")
 def checkout(root, tmp_path_factory):
-    "What git would commit of this project now, committed in a folder of its own; and what was printed."
+    "What git would commit of this project now, in a folder of its own; and what was printed."
     if not (root / ".git").exists() or not shutil.which("git"):
         pytest.skip("this is no git checkout")
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
@@ -33,7 +33,7 @@ def checkout(root, tmp_path_factory):
         if not (root / name).is_file(): continue
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, tree / name)
-    for command in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "all")): git(tree, *command)
+    for command in ("init -q", "add -A", "commit -q -m all"): git(tree, *command.split())
     command = ("-m", "hmoe_repro.cli", "reproduce", *TRIED, "--profile", "smoke", "--fresh")
     return tree, call(tree, sys.executable, *command)
 
