@@ -9,7 +9,7 @@ timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) -
 
 .PHONY: help reproduce test figures notebooks clean
 help:
-	@echo "make reproduce   train the quick profile afresh, render its figures, compare with the published records"
+	@echo "make reproduce   train the quick profile afresh, render it into runs/figures, compare with the published records"
 	@echo "make test        run the tests"
 	@echo "make figures     render every figure and table from the committed records"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"

@@ -240,25 +240,39 @@ def _warn_of_mixture(studies: list[str], folder: str):
     if other: print(f"{other} of {len(made)} runs were made by another version of the library; --fresh trains them again.")
 
 # %% ../nbs/60_cli.ipynb #def-compare
-def _compare(studies: list[str], folder: str):
-    """Print how the records in `folder` compare with the published ones."""
-    from hmoe_repro.compare import compare_records, describe
-    from hmoe_repro.core import results_dir
+def _verdict(folder, artefact: str) -> str | None:
+    """The verdict of a rendered page, if it has one."""
+    path = folder / f"{artefact}_verdict.md"
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+def _compare(artefacts: list[str], studies: list[str], profile: str, store: str, output):
+    """Print how the records in `store` and the pages in `output` compare with the published ones."""
+    from hmoe_repro.compare import compare_studies
+    from hmoe_repro.core import repo_root, results_dir
     from hmoe_repro.report import load_study
-    for study in studies:
-        if not (results_dir() / f"{study}.jsonl").exists(): print(f"{study}: nothing is published to compare with.")
-        else: print(f"{study}: {describe(compare_records(load_study(study, folder), load_study(study)))}")
+    def published(study):
+        return load_study(study) if (results_dir() / f"{study}.jsonl").exists() else []
+    records = {study: (load_study(study, store), published(study)) for study in studies}
+    pages = {artefact: tuple(_verdict(folder / profile, artefact)
+                             for folder in (repo_root() / "figures", output)) for artefact in artefacts}
+    pages = {artefact: both for artefact, both in pages.items() if any(both)}
+    print(*compare_studies(records, pages), sep="\n", flush=True)
 
 # %% ../nbs/60_cli.ipynb #def-render
-def _render(artefacts: list[str], profile: str, store: str = ""):
-    """Render artefacts, two at a time, and the profile's gallery, saying so."""
+def _own_figures():
+    """Where the pages of one's own runs go: HMOE_FIGURES, or `figures` beside the runs."""
+    from hmoe_repro.core import figures_dir, runs_dir
+    return figures_dir() if os.environ.get("HMOE_FIGURES") else runs_dir() / "figures"
+
+def _render(artefacts: list[str], profile: str, output, store: str = ""):
+    """Render artefacts into `output`, two at a time, and the profile's gallery, saying where."""
     from hmoe_repro.arithmetic import starting
-    from hmoe_repro.core import figures_dir
     from hmoe_repro.render import gallery, render
+    from hmoe_repro.report import shown
+    def page(artefact): return render(artefact, profile, store, str(output))
     with starting("portable"), ThreadPoolExecutor(2) as pool:
-        for path in pool.map(lambda artefact: render(artefact, profile, store, str(figures_dir())), artefacts): print(f"rendered {path.parent.name}/{path.name}", flush=True)
-    gallery(profile, str(figures_dir()), store)
-    print(f"gallery: figures/{profile}/README.md")
+        for path in pool.map(page, artefacts): print(f"rendered {shown(path)}", flush=True)
+    print(f"gallery: {shown(gallery(profile, str(output), store))}", flush=True)
 
 # %% ../nbs/60_cli.ipynb #def-reproduce
 @app.command()
@@ -266,15 +280,15 @@ def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Art
               fresh: Annotated[bool, typer.Option("--fresh", help="Discard what is there of these runs, finished or not, and train them all.")] = False, data_dir: DataDir = None):
     """Train what is missing, render figures and tables, and compare with the published records."""
     folder = _data_folder(data_dir)
-    from hmoe_repro.core import HmoeError, ensure_writable, figures_dir, one_of, resolve_device
+    from hmoe_repro.core import HmoeError, ensure_writable, one_of, resolve_device
     from hmoe_repro.records import RunStore
     from hmoe_repro.studies import study_specs
     from hmoe_repro.sweep import ENGINES, sweep
-    started = time.monotonic()
+    started, output = time.monotonic(), _own_figures()
     names, studies = _artefacts(artefacts, profile, everything)
     resolve_device(device)
     one_of(engine, ENGINES, "engine")
-    ensure_writable(figures_dir())
+    ensure_writable(output)
     store, specs = RunStore(), list({s.run_id: s for study in studies for s in study_specs(study)}.values())
     if fresh: store.discard_all([s.run_id for s in specs])
     missing = [s for s in specs if (store.read(s.run_id) or {}).get("status") != "complete"]
@@ -287,8 +301,8 @@ def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Art
     for run_id, reason in failed: print(f"failed: run {run_id}: {reason}", flush=True)
     gathered = _gather(studies, store)
     _warn_of_mixture(studies, gathered)
-    _compare(studies, gathered)
-    _render(names, profile, gathered)
+    _render(names, profile, output, gathered)
+    _compare(names, studies, profile, gathered, output)
     print(f"done in {time.monotonic() - started:.0f} s")
     if failed: raise HmoeError(f"{len(failed)} of {len(results)} runs failed; the first is {failed[0][0]}: {failed[0][1]}")
 
@@ -492,7 +506,7 @@ def bench(rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds.")
           publish: Annotated[bool, typer.Option("--publish", help="Write results/bench.json and render figures/bench.")] = False):
     """Measure updates and evaluation against a plain PyTorch loop."""
     from hmoe_repro.bench import bench_table, bench_targets, run_bench, write_bench
-    from hmoe_repro.core import ensure_writable, one_of, results_dir, runs_dir
+    from hmoe_repro.core import ensure_writable, figures_dir, one_of, results_dir, runs_dir
     from hmoe_repro.style import as_text
     record = run_bench(rounds, one_of(scale, ("full", "tiny"), "scale"), lambda line: print(line, flush=True))
     write_bench(record, ensure_writable(runs_dir()) / "bench.json")
@@ -501,7 +515,7 @@ def bench(rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds.")
         _table(title, list(text.columns), text.values.tolist())
     if publish:
         write_bench(record, ensure_writable(results_dir()) / "bench.json")
-        _render(["speed"], "bench")
+        _render(["speed"], "bench", figures_dir())
 
 # %% ../nbs/60_cli.ipynb #def-new-file
 def _new_file(path: str, kind: str) -> str:
@@ -589,13 +603,13 @@ def _update_readme():
 @app.command()
 def figures(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all.")] = None, profile: ProfileName = "quick"):
     """Render figures and tables from the published records; without names, every artefact whose study is published."""
-    from hmoe_repro.core import HmoeError, results_dir
+    from hmoe_repro.core import HmoeError, figures_dir, results_dir
     from hmoe_repro.studies import artefact_study
-    if profile == "bench": return _render(["speed"], "bench")
+    if profile == "bench": return _render(["speed"], "bench", figures_dir())
     names, _ = _artefacts(artefacts, profile, everything=True)
     there = [n for n in names if artefacts or (results_dir() / f"{artefact_study(n, profile)}.jsonl").exists()]
     if not there: raise HmoeError(f"no study of profile {profile!r} is published. Fix: `hmoe reproduce --profile {profile}`, then `hmoe publish`.")
-    _render(there, profile)
+    _render(there, profile, figures_dir())
     if profile in ("quick", "mnist", "pacs") and not os.environ.get("HMOE_FIGURES"): _update_readme()
 
 # %% ../nbs/60_cli.ipynb #def-fail

@@ -1,7 +1,13 @@
-"""One computing thread, no windows, runs and figures in a temporary folder, and a lock that lets timing tests run alone."""
+"""What every test stands on: one computing thread, no windows, runs and figures in a temporary
+folder, a lock that lets timing tests run alone, an order that is drawn anew each time
+(pytest-randomly prints its seed; `--randomly-seed=N` repeats it), and a check that each test leaves
+things as they were.
+"""
 import contextlib
 import os
+import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +27,7 @@ def is_worker(config):
 
 
 def pytest_configure(config):
+    config.option.randomly_reset_seed = False    # the generators: `pytest_runtest_setup`, below
     if not is_worker(config):
         os.environ["HMOE_TEST_SESSION"] = tempfile.mkdtemp(prefix="hmoe-tests-")
     for variable in ("HMOE_RUNS", "HMOE_FIGURES", "HMOE_CACHE"):
@@ -35,7 +42,7 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    "Notebooks first, because they take longest; timing tests last."
+    "Notebooks first, because they take longest; timing tests last; the shuffled order within that."
     items.sort(key=lambda item: (item.get_closest_marker("serial") is not None, item.path.name != FIRST))
 
 
@@ -76,6 +83,108 @@ def turn(alone):
 def pytest_runtest_protocol(item):
     with turn(item.get_closest_marker("serial") is not None):
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """What a test draws depends on no other test. Data are the same in any order and every time;
+    `random`, with which tests choose a moment to kill or a bit to flip, follows the printed seed.
+    """
+    import numpy as np
+    import torch
+
+    random.seed(f"{item.config.getoption('randomly_seed', 0)} {item.nodeid}")
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def library():
+    "The modules of the library that are imported by now."
+    return {name: m for name, m in list(sys.modules.items()) if name.split(".")[0] == "hmoe_repro"}
+
+
+def registries():
+    "(name, dictionary) for each one in the library written in capitals, such as ALGORITHMS."
+    found = {id(value): (name, value) for module in library().values()
+             for name, value in list(vars(module).items())
+             if name.isupper() and isinstance(value, dict)}
+    return list(found.values())
+
+
+def environment():
+    "The environment variables, but for those that pytest, and libraries at their import, set."
+    others = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(others)}
+
+
+def changes(name, before, after):
+    "What differs between two dictionaries, a line each."
+    def same(key): return key in before and key in after and (
+        before[key] is after[key] or before[key] == after[key])
+    return [f"{name}[{key!r}]" for key in {**before, **after} if not same(key)]
+
+
+@contextlib.contextmanager
+def left_as_found(who):
+    """Fail, and put things back, if the body leaves a registry, an environment variable or the
+    working directory changed. A body that imports more of the library may add to its registries."""
+    folder, variables, modules = os.getcwd(), environment(), set(library())
+    held = [(name, registry, dict(registry)) for name, registry in registries()]
+    yield
+    left = changes("os.environ", variables, environment())
+    for key in {**variables, **environment()}:
+        if key in variables: os.environ[key] = variables[key]
+        else: del os.environ[key]
+    with contextlib.suppress(FileNotFoundError):
+        if os.getcwd() == folder: folder = None
+    if folder:
+        left.append("the working directory")
+        os.chdir(folder)
+    for name, registry, before in held if modules == set(library()) else ():
+        left += changes(name, before, registry)
+        registry.clear()
+        registry.update(before)
+    if left: pytest.fail(f"{who} leaves changed: {', '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def file_left_as_found(request):
+    "For what the fixtures of a whole file do."
+    with left_as_found(f"a fixture of {request.node.name}"): yield
+
+
+@pytest.fixture(autouse=True)
+def each_left_as_found(file_left_as_found, request):
+    "For what a test and its own fixtures do."
+    with left_as_found(request.node.nodeid): yield
+
+
+@contextlib.contextmanager
+def names_given_back():
+    "Whatever the body registers is gone after it, and HMOE_FOLDERS is as it was."
+    import hmoe_repro.own_images
+    from hmoe_repro.algorithms import FAMILIES, get_algorithm
+
+    for name in FAMILIES: get_algorithm(name)   # so that what an import registers is there by now
+    held, folders = [(r, dict(r)) for _, r in registries()], os.environ.get("HMOE_FOLDERS")
+    yield
+    for registry, before in held:
+        registry.clear()
+        registry.update(before)
+    os.environ.pop("HMOE_FOLDERS", None)
+    if folders is not None: os.environ["HMOE_FOLDERS"] = folders
+
+
+@pytest.fixture
+def own_names():
+    "For a test that registers algorithms or data sets of its own."
+    with names_given_back(): yield
+
+
+@pytest.fixture(scope="module")
+def own_names_of_file():
+    "For a fixture of a whole file that does so."
+    with names_given_back(): yield
 
 
 @pytest.fixture(scope="session")

@@ -111,18 +111,15 @@ def test_any_change_of_the_files_makes_a_new_cache(root, change):
     assert torch.isfinite(normalise(pixels(before))).all(), "a process that still uses the old cache can go on"
 
 
-def test_caches_of_other_sizes_and_data_sets_stay(root, tmp_path):
+def test_caches_of_other_sizes_and_data_sets_stay(root, tmp_path, monkeypatch):
     other = tmp_path / "other" / "Pets"
     shutil.copytree(root, other)
-    os.environ["HMOE_CACHE"] = str(tmp_path / "shared")
-    try:
-        kept = [open_cache(scan_tree(root), 9), open_cache(scan_tree(other), 8)]
-        open_cache(scan_tree(root), 8)
-        write(root / "a" / "cat" / "new.png", 99)
-        open_cache(scan_tree(root), 8)
-        assert all(c.path.exists() for c in kept)
-    finally:
-        del os.environ["HMOE_CACHE"]
+    monkeypatch.setenv("HMOE_CACHE", str(tmp_path / "shared"))
+    kept = [open_cache(scan_tree(root), 9), open_cache(scan_tree(other), 8)]
+    open_cache(scan_tree(root), 8)
+    write(root / "a" / "cat" / "new.png", 99)
+    open_cache(scan_tree(root), 8)
+    assert all(c.path.exists() for c in kept)
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "no images", "no manifest", "manifest cut", "other manifest"])

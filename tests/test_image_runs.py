@@ -16,6 +16,7 @@ from hmoe_repro.images import sample_tree
 from hmoe_repro.records import RunSpec, RunStore, make_spec, outcome
 from hmoe_repro.train import Trainer, build_dataset, load_model, run
 
+pytestmark = pytest.mark.usefixtures("own_names")
 SMALL = dict(network="image_cnn", steps=6, checkpoint_frequency=3, resolution=32)
 BATCH = {"batch_size": 2, "lr": 1e-3}
 
@@ -24,9 +25,9 @@ BATCH = {"batch_size": 2, "lr": 1e-3}
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures") / "garden & house"
     sample_tree(path, per_class=5, size=48)
-    os.environ["HMOE_CACHE"] = str(path.parent / "cache")
-    yield path
-    del os.environ["HMOE_CACHE"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HMOE_CACHE", str(path.parent / "cache"))
+        yield path
 
 
 def spec(folder, algorithm="ERM", **options): return make_spec(algorithm, str(folder), ["sketch"], hparams=BATCH | options, **SMALL)

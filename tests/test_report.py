@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.compare import compare_records, describe
 from hmoe_repro.core import HmoeError, repo_root
 from hmoe_repro.curves import average_curve, curves, curves_verdict, selected_so_far
 from hmoe_repro.report import SELECTION_RULE, TOY_RULE, has_arrays, header, load_arrays, load_study, output_folder, provenance, select, study_file
@@ -339,54 +338,6 @@ def test_output_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HmoeError, match="cannot write"):
         output_folder(tmp_path / "file", "quick")
-
-
-# Comparison
-
-def test_only_the_outcome_is_compared(miniature):
-    fresh = [r | {"wall_time_s": 1.0, "finished": "later", "environment": {}} for r in copy.deepcopy(miniature)]
-    result = compare_records(fresh, miniature)
-    assert result["equal"] == len(miniature) and not result["different"] and describe(result) == f"{len(miniature)} of {len(miniature)} records equal the published ones."
-
-
-def test_differences_are_measured_and_named(miniature):
-    fresh = copy.deepcopy(miniature)
-    fresh[0]["selected"]["default"]["test_accuracy"] += 0.02
-    fresh[1]["checkpoints"][3]["losses"]["loss"] += 1e-9
-    fresh[2]["checkpoints"][0]["accuracies"]["plain"]["out"]["default"] += 0.005
-    stranger = run("HMOE-ND", "photo", 0, mix=0.5)
-    result = compare_records(fresh[:-1] + [stranger], miniature)
-    assert result["equal"] == len(miniature) - 4 and len(result["different"]) == 3
-    assert result["largest_run"] == fresh[0]["run_id"] and result["largest_difference"] == pytest.approx(0.02)
-    assert result["unpublished"] == [stranger["run_id"]] and result["not_repeated"] == [miniature[-1]["run_id"]]
-    assert "3 differ, accuracies by at most 2.00 points" in describe(result) and "1 are not published" in describe(result)
-    assert result["numbers"] == 3 and result["others"] == 0 and "; 3 numbers differ, relatively by at most " in describe(result)
-
-
-def test_differences_of_the_toy_are_told_though_it_has_no_accuracies():
-    def toy(mse, found):
-        return {"run_id": "a" * 12, "status": "complete", "spec": {}, "selected": {}, "checkpoints": [{"step": 500, "losses": {"loss": [mse, 0.5]}}], "toy": {"per_seed": [{"mse": {"mix": 1e-5}, "intervals_found": found}]}}
-    line = describe(compare_records([toy(0.2, False)], [toy(0.1, True)]))
-    assert line == (f"0 of 1 records equal the published ones; 1 differ, no accuracies to compare; 1 numbers differ, relatively by at most 5.0e-01 ({'a' * 12}/checkpoints/0/losses/loss/0); "
-                    f"1 other values differ (first {'a' * 12}/toy/per_seed/0/intervals_found).")
-
-
-def test_an_accuracy_that_only_one_side_has_is_counted(miniature):
-    fresh = copy.deepcopy(miniature[:1])
-    del fresh[0]["checkpoints"][0]["accuracies"]["plain"]["out"]["default"]
-    result = compare_records(fresh, miniature)
-    assert result["numbers"] == 0 and result["others"] == 2 and result["largest_difference"] == 0      # the number is gone, an empty object came
-
-
-def test_a_failure_is_not_equal_to_a_success_and_nan_equals_nan(miniature):
-    broken = copy.deepcopy(miniature)
-    broken[0] |= {"status": "failed", "selected": None, "checkpoints": []}
-    assert compare_records(broken, miniature)["equal"] == len(miniature) - 1
-    nan = copy.deepcopy(miniature)
-    nan[0]["checkpoints"][0]["losses"]["loss"] = math.nan
-    assert compare_records(nan, copy.deepcopy(nan))["equal"] == len(miniature)
-    toy = [r | {"toy": {"found": 8}} for r in copy.deepcopy(miniature)]
-    assert compare_records([toy[0] | {"toy": {"found": 9}}], toy)["different"] == [toy[0]["run_id"]]
 
 
 # Curves

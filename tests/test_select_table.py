@@ -18,6 +18,7 @@ from hmoe_repro.selection import RULES, select_model
 from hmoe_repro.studies import study_specs
 from hmoe_repro.tables import resolvable_in
 
+pytestmark = pytest.mark.usefixtures("own_names")
 PAIRS = [[a, b] for a in DOMAINS for b in DOMAINS if a < b]
 
 

@@ -78,7 +78,7 @@ def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
         assert record["status"] == "complete" and record["selected"]["default"]["test_accuracy"] >= 0, record["reason"]
 
 
-def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(root, tmp_path, monkeypatch):
+def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(root, tmp_path, monkeypatch, own_names):
     import nbformat
     from hmoe_repro.records import RunStore
     from hmoe_repro.select_table import choose, only_algorithms
