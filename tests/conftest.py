@@ -11,6 +11,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import pytest
 
+from kernels import fresh_kernels, kernel_server, warm_kernels  # noqa: F401, E402
+
 FIRST = "test_notebooks_run.py"
 
 
