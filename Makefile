@@ -7,10 +7,14 @@ READY  := .venv/.ready
 # Runs one command, prints how long it took, and passes its exit status on.
 timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) - start)) s in total"; exit $$status
 
-.PHONY: help reproduce test figures notebooks clean
+CHECKED := $(addprefix tests/test_,sync.py notebook_shape.py imports.py core.py hypernetwork.py routing.py hmoe.py \
+           selection.py setup.py warm_kernels.py) tests/test_cli.py::test_train_prints_what_was_selected_and_keeps_a_record
+
+.PHONY: help reproduce test check figures notebooks clean
 help:
 	@echo "make reproduce   train the quick profile afresh, render it into runs/figures, compare with the published records"
 	@echo "make test        run the tests"
+	@echo "make check       while editing: sync, shape, imports, numerics and one tiny run, in about a minute"
 	@echo "make figures     render every figure and table from the committed records"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
 	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
@@ -20,6 +24,9 @@ reproduce: $(READY)
 
 test: $(READY)
 	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS))
+
+check: $(READY)
+	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -q -n $(JOBS) $(CHECKED))
 
 figures: $(READY)
 	$(call timed,$(BIN)/hmoe figures)

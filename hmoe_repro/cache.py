@@ -41,8 +41,9 @@ def _digest(*parts) -> str: return hashlib.sha256(json.dumps(parts).encode()).he
 # %% ../nbs/25_cache.ipynb #def-file-facts
 def file_facts(tree: ImageTree) -> list[list[int]]:
     """[size, time of change in ns] of every file of a tree, in flat order; [-1, -1] for one that is gone."""
+    root = os.path.join(tree.root, "")   # text: making 10,000 Path objects takes ten times as long
     def facts(file):
-        try: status = os.stat(tree.root / file)
+        try: status = os.stat(root + file)
         except OSError: return [-1, -1]
         return [status.st_size, status.st_mtime_ns]
     return [facts(file) for file in tree.flat]

@@ -100,18 +100,18 @@ def _published(artefact: str, profile: str) -> str:
 @app.command("list")
 def list_(algorithms: Annotated[bool, typer.Option("--algorithms", help="The algorithms.")] = False, datasets: Annotated[bool, typer.Option("--datasets", help="The data sets.")] = False):
     """Artefacts and profiles, or algorithms, or data sets."""
-    from hmoe_repro.algorithms import algorithm_names, describe_algorithm, describe_hparam
-    from hmoe_repro.datasets import DATASETS
-    from hmoe_repro.studies import ARTEFACTS, PROFILES
     if algorithms:
+        from hmoe_repro.algorithms import algorithm_names, describe_algorithm, describe_hparam
         from hmoe_repro.algorithms.base import SHARED_HPARAMS
         found = [describe_algorithm(name) for name in algorithm_names()]
         _table("Algorithms", list(found[0]), [list(row.values()) for row in found])
         return print("\nHyper-parameters as name=default [random search], small images / large images. All have " + "; ".join(describe_hparam(name, h) for name, h in SHARED_HPARAMS.items()) + ".")
     if datasets:
+        from hmoe_repro.datasets import DATASETS
         from hmoe_repro.known_data import own_folders
         own_folders()
         return _table("Data sets", ["name", "domains", "what"], [[name, " ".join(i.domain_names), i.summary] for name, i in DATASETS.items()])
+    from hmoe_repro.studies import ARTEFACTS, PROFILES
     kinds = [*PROFILES, "bench"]
     _table("Artefacts", ["name", "what", *kinds], [[name, a.title, *[_published(name, k) if k in a.profiles else "-" for k in kinds]] for name, a in ARTEFACTS.items()])
     print()

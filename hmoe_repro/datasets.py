@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits, load_sample_images
 
 from .core import HmoeError, data_dir as default_data_dir, ensure_writable, import_torchvision, one_of
 
@@ -115,7 +114,10 @@ DATASETS: dict[str, DatasetInfo] = {}
 
 # %% ../nbs/20_datasets.ipynb #def-register-dataset
 def register_dataset(name: str, **info):
-    """Decorator: enter a function `(trial_seed, data_dir) -> MultiDomainDataset` under `name`."""
+    """Decorator: enter a function `(trial_seed, data_dir) -> MultiDomainDataset` under `name`.
+
+    `seeded=True` in `info` says that the function draws from `trial_seed`; without it the data are
+    built once for all seeds."""
     def enter(build):
         DATASETS[name] = DatasetInfo(build=build, **info)
         return build
@@ -123,9 +125,16 @@ def register_dataset(name: str, **info):
 
 # %% ../nbs/20_datasets.ipynb #def-load-dataset
 @functools.lru_cache(maxsize=4)
+def _loaded(name: str, trial_seed: int, data_dir) -> MultiDomainDataset:
+    return DATASETS[name].build(trial_seed, data_dir)
+
 def load_dataset(name: str, trial_seed: int = 0, data_dir=None) -> MultiDomainDataset:
-    """The data set registered as `name`; kept in memory for the next call. Raises `HmoeError` naming the valid ones."""
-    return DATASETS[one_of(name, DATASETS, "data set")].build(trial_seed, data_dir)
+    """The data set registered as `name`; kept in memory for the next call, and the same for every
+    `trial_seed` unless it is `seeded`. Raises `HmoeError` naming the valid ones."""
+    seeded = DATASETS[one_of(name, DATASETS, "data set")].seeded
+    return _loaded(name, trial_seed if seeded else 0, data_dir)
+
+load_dataset.cache_clear = _loaded.cache_clear
 
 # %% ../nbs/20_datasets.ipynb #def-enlarge
 SIZE = 16
@@ -155,6 +164,7 @@ def _sketch(ink, rng):
 
 # %% ../nbs/20_datasets.ipynb #def-photo
 def _photo(ink, rng):
+    from sklearn.datasets import load_sample_images
     photographs = load_sample_images().images
     out = np.empty((len(ink), 3, *ink.shape[1:]), np.uint8)
     for i, digit in enumerate(ink):
@@ -178,6 +188,7 @@ def deal_evenly(labels: np.ndarray, num_domains: int, rng) -> list[np.ndarray]:
 # %% ../nbs/20_datasets.ipynb #def-digit-domains
 def digit_domains(seed: int = 0, per_domain: int | None = None, name: str = "DigitDomains") -> MultiDomainDataset:
     """scikit-learn's digits in four visually distinct domains; each digit in exactly one. `per_domain` keeps only that many of each."""
+    from sklearn.datasets import load_digits
     digits = load_digits()
     hands = deal_evenly(digits.target, len(STYLES), np.random.default_rng(seed))
     if per_domain: hands = [np.sort(np.random.default_rng([seed, i, 1]).permutation(hand)[:per_domain]) for i, hand in enumerate(hands)]
@@ -292,6 +303,7 @@ def _rotated_mnist(trial_seed, data_dir): return rotated_domains("RotatedMNIST",
 
 # %% ../nbs/20_datasets.ipynb #def-embedded-digits
 def _embedded_digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
     digits = load_digits()
     return _enlarge(digits.images), digits.target
 

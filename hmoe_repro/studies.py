@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from .algorithms import FAMILIES
 from .core import HmoeError, one_of
-from .datasets import DATASETS
 from .records import TOY, RunSpec, make_spec, make_toy_spec
 
 # %% ../nbs/45_studies.ipynb #def-profile
@@ -57,9 +56,9 @@ ENCODERS = (_LARGE_D2V, _LARGE_D2V | {"d2v_scale": 10.0}, _LARGE_D2V | {"d2v_nor
 LIMITS = (*((encoder, 150) for encoder in ENCODERS), (_LARGE_D2V | {"lr": 1e-4}, 150), ({}, 30), ({}, 600), *((encoder | {"lr": 1e-9}, 1) for encoder in ENCODERS))
 
 # %% ../nbs/45_studies.ipynb #profiles-by-name
-_DIGITS = DATASETS["DigitDomains"].domain_names
-_COLOURS, _ANGLES = DATASETS["ColoredMNIST"].domain_names, DATASETS["RotatedMNIST"].domain_names
-_STYLES = DATASETS["PACS"].domain_names
+_DIGITS, _COLOURS = ("negative", "photo", "plain", "sketch"), ("+90%", "+80%", "-90%")
+_ANGLES = ("0", "15", "30", "45", "60", "75")
+_STYLES = ("art_painting", "cartoon", "photo", "sketch")
 _PAPER = {name: {} for name in ALGORITHMS}
 _WITHOUT_ND = ALGORITHMS[:-1]
 

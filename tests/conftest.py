@@ -17,6 +17,7 @@ from hmoe_repro.arithmetic import THREADS, set_arithmetic
 
 os.environ |= {"MPLBACKEND": "Agg", **dict.fromkeys(THREADS, "1")}
 set_arithmetic("portable")
+from kernels import fresh_kernels, kernel_server, warm_kernels  # noqa: F401, E402
 
 FIRST = "test_notebooks_run.py"
 

@@ -230,7 +230,7 @@ def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
     assert {"library", "commit", "versions", "device_name"} <= set(tiny["environment"]) and tiny["environment"]["threads"] == 1 and 0 < tiny["busy"]
 
 
-def test_the_page_shows_the_record(tiny, tmp_path):
+def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
     (tmp_path / "store").mkdir()
     write_bench({k: v for k, v in tiny.items() if k != "said"}, tmp_path / "store" / "bench.json")
     page = render("speed", "bench", store=tmp_path / "store", output=tmp_path / "figures")

@@ -4,17 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+import warnings
 
 import pytest
+from commands import INSTALLED, hmoe, hmoe_process
 
-HMOE = [str(Path(sys.executable).parent / "hmoe")]
-
-
-def hmoe(*arguments, folder, **more):
-    environment = os.environ | {"HMOE_RUNS": str(folder / "runs"), "HMOE_RESULTS": str(folder / "results"), "HMOE_FIGURES": str(folder / "figures")} | more
-    return subprocess.run([*HMOE, *arguments], capture_output=True, text=True, env=environment, cwd=folder)
-
+pytestmark = pytest.mark.usefixtures("warm_kernels")
 
 TRAIN = ("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn", "--steps", "11", "--checkpoint-frequency", "5", "--device", "cpu")
 
@@ -22,7 +17,7 @@ TRAIN = ("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    done = hmoe(*TRAIN, "--set", "batch_size=8", folder=folder)
+    done = hmoe_process(*TRAIN, "--set", "batch_size=8", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -118,7 +113,7 @@ def test_reproduce_publish_and_render_again(tmp_path):
 def test_interrupting_says_that_nothing_is_lost(tmp_path):
     import signal, time
     environment = os.environ | {"HMOE_RUNS": str(tmp_path / "runs")}
-    command = [*HMOE, *TRAIN]
+    command = [str(INSTALLED), *TRAIN]
     command[command.index("--steps") + 1] = "100000"
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob("runs/*/state.safetensors")) and process.poll() is None: time.sleep(0.1)
@@ -140,11 +135,39 @@ def test_the_module_is_the_command():
     assert done.returncode == 2 and done.stderr.startswith("hmoe: No such command")
 
 
-def test_lists():
+def test_lists(tmp_path, root):
     from hmoe_repro.algorithms import algorithm_names
-    said = subprocess.run([*HMOE, "list"], capture_output=True, text=True).stdout
+    def listed(*what):
+        done = hmoe("list", *what, folder=tmp_path, HMOE_RESULTS=str(root / "results"))
+        assert done.returncode == 0 and not done.stderr
+        return done.stdout
+    said = listed()
     assert re.search(r"^speed .* published *$", said, re.M) and "bench" in said.splitlines()[1]
-    said = subprocess.run([*HMOE, "list", "--algorithms"], capture_output=True, text=True).stdout
+    said = listed("--algorithms")
     assert all(re.search(rf"^{name} ", said, re.M) for name in algorithm_names())
-    assert all(word in " ".join(said.split()) for word in ("irm_lambda=100", "[10^U(-1, 5)]", "Ganin et al., 2016", "not needed", "All have lr=0.001 / 5e-05 [10^U(-4.5, -2.5) / 10^U(-5, -3.5)]"))
-    assert "DigitDomains" in subprocess.run([*HMOE, "list", "--datasets"], capture_output=True, text=True).stdout
+    for word in ("irm_lambda=100", "[10^U(-1, 5)]", "Ganin et al., 2016", "not needed",
+                 "All have lr=0.001 / 5e-05 [10^U(-4.5, -2.5) / 10^U(-5, -3.5)]"):
+        assert word in " ".join(said.split())
+    assert "DigitDomains" in listed("--datasets")
+
+
+def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
+    "What most tests here rely on: the same status, the same two streams, and nothing left behind."
+    before = dict(os.environ), os.getcwd(), list(sys.argv), warnings.showwarning
+    for arguments in (("plan", "hmoe_fig3", "--profile", "smoke", "--data-dir", "data"), ("trian",),
+                      ("data", "verify", "PACS"), ("list", "--help")):
+        folders = [tmp_path / kind / arguments[0] for kind in ("here", "there")]
+        for folder in folders: folder.mkdir(parents=True)
+        here, there = (call(*arguments, folder=folder, COLUMNS="120")
+                       for call, folder in zip((hmoe, hmoe_process), folders))
+        assert here.returncode == there.returncode
+        for stream in ("stdout", "stderr"):
+            said = getattr(here, stream).replace(str(folders[0]), "")
+            assert said == getattr(there, stream).replace(str(folders[1]), ""), arguments
+    assert (dict(os.environ), os.getcwd(), list(sys.argv), warnings.showwarning) == before
+
+
+def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("hmoe_repro.records.RunStore.scan", lambda self: 1 / 0)
+    done = hmoe("runs", folder=tmp_path)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr

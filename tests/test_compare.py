@@ -12,6 +12,8 @@ from hmoe_repro.compare import bootstrap_table, crossed_bootstrap, label_block, 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.tables import paired_difference
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+
 
 def run(algorithm, domain, seed, accuracy, status="complete"):
     "A run with the accuracy given; HMOE's modes are a point apart."

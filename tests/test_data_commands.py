@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from commands import hmoe
 from trees import folder_tree, known_tree, packed, put
 from typer.testing import CliRunner
 
@@ -112,6 +113,6 @@ def test_what_is_repaired_is_said_in_lines_without_a_place_in_the_code(tmp_path)
     shutil.rmtree(tmp_path / "pets/night/cat")
     put(tmp_path / "pets/day/dog/text.jpg", b"text")
     train = ["train", "--algorithm", "ERM", "--dataset", str(tmp_path / "pets"), "--test-domain", "night", "--network", "image_cnn", "--resolution", "16", "--steps", "1", "--device", "cpu", "--set", "batch_size=2", "--set", "unreadable=skip"]
-    done = subprocess.run([sys.executable, "-c", "from hmoe_repro.cli import main; main()", *train], capture_output=True, text=True, env=os.environ | {"HMOE_RUNS": str(tmp_path / "runs"), "HMOE_CACHE": str(tmp_path / "cache")})
+    done = hmoe(*train, folder=tmp_path, HMOE_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["hmoe: note: there is no class 'cat' in domain 'night'; the classes keep their numbers", "hmoe: note: 1 of 20 images cannot be read and are left out: day/dog/text.jpg"]

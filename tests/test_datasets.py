@@ -5,7 +5,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import DATASETS, MultiDomainDataset, as_input, digit_domains, load_dataset
+from hmoe_repro.datasets import DATASETS, MultiDomainDataset, as_input, digit_domains, load_dataset, register_dataset
 
 
 def test_each_digit_is_in_exactly_one_domain_with_its_own_label():
@@ -73,3 +73,22 @@ def test_unknown_names_list_the_valid_ones():
 def test_registry_agrees_with_the_data(name):
     data = load_dataset(name)
     assert tuple(data.domain_names) == DATASETS[name].domain_names and data.name == name
+
+
+def test_only_seeded_data_are_built_for_each_seed():
+    """A study of three seeds loads the digits once; a partition that is drawn from the seed stays
+    its own, whoever registered it."""
+    built = []
+    def entered(name, **info):
+        @register_dataset(name, domain_names=("plain",), summary="a test", **info)
+        def build(trial_seed, data_dir):
+            built.append((name, trial_seed))
+            return digit_domains(trial_seed, per_domain=5, name=name)
+    try:
+        entered("Given"), entered("Drawn", seeded=True)
+        for name in ("Given", "Drawn"):
+            for seed in (0, 1, 1): load_dataset(name, seed)
+    finally:
+        for name in ("Given", "Drawn"): DATASETS.pop(name, None)
+        load_dataset.cache_clear()
+    assert built == [("Given", 0), ("Drawn", 0), ("Drawn", 1)]

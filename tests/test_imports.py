@@ -1,5 +1,6 @@
 """What may import what: notebooks point down, the library stands without notebook tools, the command starts fast."""
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -89,6 +90,26 @@ except ModuleNotFoundError: print(len(names))
 
 def test_importing_the_command_line_imports_no_torch():
     assert in_a_new_process("import hmoe_repro.cli, sys; print(sorted({'torch', 'timm', 'torchvision'} & set(sys.modules)))") == "[]"
+
+
+@pytest.mark.parametrize("command", ["list", "runs", "--help"])
+def test_what_is_asked_most_often_imports_nothing_large(command, tmp_path):
+    "A start without PyTorch takes half a second, with it three; counted in modules, not in seconds."
+    record = (ROOT / "results" / "smoke-toy.jsonl").read_text().splitlines()[0]
+    run_id = json.loads(record)["run_id"]
+    (tmp_path / "runs" / run_id).mkdir(parents=True)
+    (tmp_path / "runs" / run_id / "record.json").write_text(record)
+    large = {"torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "matplotlib"}
+    code = f"""
+import os, sys
+from hmoe_repro.cli import main
+os.environ["HMOE_RUNS"], sys.argv[1:] = {str(tmp_path / "runs")!r}, [{command!r}]
+try: main()
+except SystemExit as ended: print(ended.code, sorted({large} & set(sys.modules)))
+"""
+    said = in_a_new_process(code)
+    assert said.splitlines()[-1] in ("None []", "0 []"), said
+    assert {"list": "hmoe_fig3", "runs": run_id, "--help": "reproduce"}[command] in said
 
 
 @pytest.mark.serial

@@ -1,11 +1,14 @@
-"""Every library notebook runs on a CPU, offline and without data, in under a minute, and shows what is stored in it."""
+"""Every library notebook runs on a CPU, offline and without data, in under a minute, and shows what is stored in it.
+
+The kernels are forked from a process that has imported the large libraries, so START seconds are added.
+"""
 import os
 import time
 
 import pytest
 from notebooks import LIBRARY, ci, name_of, read
 
-LIMIT = 60
+LIMIT, START = 60, 5
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -15,6 +18,7 @@ def kinds(cell):
     return [k for i, k in enumerate(found) if i == 0 or k != found[i - 1] or k[0] != "stream"]
 
 
+@pytest.mark.usefixtures("warm_kernels")
 @pytest.mark.parametrize("path", LIBRARY, ids=name_of)
 def test_it_runs_within_a_minute_and_shows_what_is_stored(path, copy_of_tree, monkeypatch):
     for name in ("HMOE_DATA", "HMOE_RESULTS"):
@@ -31,7 +35,7 @@ def test_it_runs_within_a_minute_and_shows_what_is_stored(path, copy_of_tree, mo
     seconds = time.perf_counter() - start
     stored = {c["id"]: kinds(c) for c in read(path)["cells"] if c["cell_type"] == "code"}
     assert {c["id"]: kinds(c) for c in executed.cells if c.cell_type == "code"} == stored, "stored outputs are not those of this source: make notebooks"
-    assert seconds < LIMIT, f"{seconds:.0f} s on {os.cpu_count()} processors"
+    assert START + seconds < LIMIT, f"{seconds:.0f} s on {os.cpu_count()} processors"
 
 
 def test_there_are_notebooks_to_run():

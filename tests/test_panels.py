@@ -17,6 +17,8 @@ from hmoe_repro.render import render
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+
 NAMES = ["+90%", "+80%", "-90%"]
 
 

@@ -14,6 +14,7 @@ from hmoe_repro.render import (artefacts, check_parameters, choices, files_of, f
                                render, title_and_claim, update_readme_block)
 from hmoe_repro.studies import ARTEFACTS, PROFILES
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
 OURS_IN_ORDER = sorted(OURS)
 STUDIES = {"digits_balance": "quick-balance"}  # the others: quick-digits
@@ -79,13 +80,15 @@ def test_a_page_leaves_its_evidence_and_nothing_under_another_name(name):
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    "Our notebooks rendered from one invented study with a failed and a missing run, and two of them once more into another folder."
+    "Our notebooks rendered from one invented study with a failed and a missing run, and two of them once more into another folder, in kernels whose hashes differ."
     base = tmp_path_factory.mktemp("paper")
     runs = [r for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch")) if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])]
     invented.write_study(base / "store", "quick-digits", runs + [invented.failed("HMOE-ND", "sketch", 1)], with_arrays=(0,))
     invented.write_study(base / "store", "quick-balance", invented.balance() + [invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)])
     for folder, names in (("one", OURS), ("two", OURS[1:3])):
-        for name in names: render(name, "quick", store=base / "store", output=base / folder / "figures")
+        with pytest.MonkeyPatch.context() as patch:
+            if folder == "two": patch.delenv("JUPYTER_PATH", raising=False)   # ordinary kernels
+            for name in names: render(name, "quick", store=base / "store", output=base / folder / "figures")
         gallery("quick", base / folder / "figures", base / "store")
     return base
 
@@ -171,7 +174,7 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
     assert "In the average, " in table and "differences exceed what can be resolved there" in table
 
 
-def test_plain_papermill_runs_a_paper_notebook(tmp_path, root, monkeypatch):
+def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, monkeypatch):
     from papermill import execute_notebook
     monkeypatch.delenv("HMOE_RESULTS", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))

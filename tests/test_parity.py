@@ -133,7 +133,7 @@ def test_the_picture_shows_every_pair():
 
 # The page
 
-def test_the_page(tmp_path):
+def test_the_page(warm_kernels, tmp_path):
     runs = study((0.011, -0.010, 0.001), domains=("-90%",))
     lost = next(r for r in runs if r["spec"]["precision"] == "bf16" and r["spec"]["trial_seed"] == 2 and r["spec"]["algorithm"] == "HMOE-DN")
     runs = [r for r in runs if r is not lost] + [run("HMOE-DN", "-90%", 2, "bf16", status="failed")]

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packages import PROJECT, normal, pins, requirements
 
 PYTHONS = ("3.10.0", "3.11.9", "3.12.4", "3.13.1")
-TARGETS = ("reproduce", "test", "figures", "notebooks", "clean")
+TARGETS = ("reproduce", "test", "check", "figures", "notebooks", "clean")
 
 
 def pinned(python):

@@ -130,3 +130,22 @@ def test_estimate_is_the_median_per_update():
     record = lambda t, status="complete": {"status": status, "wall_time_s": t, "spec": spec.to_dict() | {"steps": 100}}
     assert estimate_seconds(spec, [record(1), record(2), record(50), record(1000, "failed")]) == pytest.approx(0.02 * 11)
     assert estimate_seconds(spec, []) is None
+
+
+def test_published_records_are_whole_and_tell_their_origin():
+    "Here, and not with the README, because the studies are planned in this file already."
+    from hmoe_repro.core import results_dir
+    from hmoe_repro.records import check_record
+    from hmoe_repro.report import load_study
+    published = {p.stem for p in results_dir().glob("*.jsonl")}
+    assert {"quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated", "pacs-pacs", "pacs-limits", "quick-table1"} <= published <= set(STUDIES)
+    for study in sorted(published):
+        records = load_study(study)
+        try: planned = {spec.run_id for spec in study_specs(study)}
+        except HmoeError:
+            assert not study.startswith(("smoke-", "quick-")), study
+            planned = {r["run_id"] for r in records}     # the data of this study are not here, so nobody can plan it
+        assert {r["run_id"] for r in records} == planned, f"{study} is not the study that is planned. Fix: hmoe reproduce, hmoe publish {study}"
+        for record in records:
+            check_record(record, study)
+            assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]

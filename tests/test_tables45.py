@@ -14,6 +14,8 @@ from hmoe_repro.render import render
 from hmoe_repro.studies import PROFILES
 from hmoe_repro.tables import accuracy_table, accuracy_verdict, cell_statistics, paper_numbers, resolvable_difference, run_results, table_notes
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+
 MODES = {"ERM": ("default",)}
 ANGLES, COLOURS = DATASETS["RotatedMNIST"].domain_names, DATASETS["ColoredMNIST"].domain_names
 

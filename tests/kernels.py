@@ -1,0 +1,49 @@
+"""Fixtures for tests that run notebooks: the kernels of `warm_kernels`, or an ordinary one each."""
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().with_name("warm_kernels.py")
+
+
+@pytest.fixture(scope="session")
+def kernel_server(tmp_path_factory):
+    "A folder for JUPYTER_PATH in which `python3` is a forked kernel; None where nothing forks well."
+    if sys.platform != "linux":
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("kernels")
+    path, spec = folder / "socket", folder / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    argv = ["python", "-IS", str(SCRIPT), str(path), "-f", "{connection_file}"]
+    described = {"argv": argv, "display_name": "python3", "language": "python"}
+    (spec / "kernel.json").write_text(json.dumps(described))
+    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+    server = subprocess.Popen([sys.executable, str(SCRIPT), "serve", str(path)], env=environment,
+                              stdin=subprocess.PIPE)
+    while not path.exists() and server.poll() is None:
+        time.sleep(0.02)
+    assert server.poll() is None, "the server of kernels did not start"
+    yield folder
+    server.stdin.close()
+    server.wait(20)
+
+
+@pytest.fixture(scope="module")
+def warm_kernels(kernel_server):
+    "Notebooks of this module run in forked kernels."
+    with pytest.MonkeyPatch.context() as patch:
+        if kernel_server:
+            patch.setenv("JUPYTER_PATH", str(kernel_server))
+        yield
+
+
+@pytest.fixture
+def fresh_kernels(warm_kernels, monkeypatch):
+    "The next notebooks run in ordinary kernels."
+    monkeypatch.delenv("JUPYTER_PATH", raising=False)
