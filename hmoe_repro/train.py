@@ -77,7 +77,6 @@ class Trainer:
         seed = run_seed(spec.dataset, spec.algorithm, [data.domain_index(d) for d in spec.test_domains], spec.trial_seed, spec.hparams_seed)
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
-        check_version(spec, self.algorithm)
         self.sampler = Sampler([self.splits[d]["in"] for d in self.domains], self.algorithm.hparams["batch_size"], seed, spec.sampler)
         self.step, self.checkpoints, self.sums, self.best, self.ahead = 0, [], {}, {}, None
 
@@ -235,6 +234,7 @@ def _save(path: Path, state: dict, spent: float, run_id: str):
 def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
     trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
+    check_version(spec, trainer.algorithm)
     state_path, started = folder / "state.safetensors", time.perf_counter()
     saved = _saved(state_path, spec.run_id)
     if saved["trainer"]: trainer.load(saved["trainer"])
