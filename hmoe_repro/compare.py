@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLOCKS', 'outcome_text', 'compare_records', 'describe', 'added_up', 'row_names', 'accuracy_cells', 'run_scores',
            'score_cells', 'compare_tables', 'sentences', 'claim', 'changed_sentences', 'circumstances', 'counted',
-           'headline', 'table_line', 'page_lines', 'compare_studies', 'paired_grid', 'crossed_bootstrap',
+           'by_chance', 'headline', 'table_line', 'page_lines', 'compare_studies', 'paired_grid', 'crossed_bootstrap',
            'paired_bootstrap', 'bootstrap_table', 'noise_verdict', 'plot_differences', 'label_block', 'label_blocks']
 
 # %% ../nbs/53_compare.ipynb #imports
@@ -210,6 +210,11 @@ def counted(n: int, one: str, many: str = "") -> str:
     """'1 cell', '2 cells'."""
     return f"{n} {one if n == 1 else many or one + 's'}"
 
+def by_chance(cells: int) -> int:
+    """How many of `cells` differences without any cause may exceed their limit, two standard errors:
+    one in twenty, and two standard deviations of such a count more (cells taken as independent)."""
+    return math.floor(0.05 * cells + 2 * math.sqrt(0.05 * 0.95 * cells))
+
 def headline(total: dict, cells: pd.DataFrame, changed: dict[str, list], why: str) -> str:
     """The one line of a comparison. `total`: `added_up`; `cells`: `compare_tables` of all studies;
     `changed`: page -> `changed_sentences`; `why`: `circumstances`."""
@@ -221,14 +226,18 @@ def headline(total: dict, cells: pd.DataFrame, changed: dict[str, list], why: st
     others = []
     if total["failed"]:
         others.append(f"{counted(len(total['failed']), 'run')} failed on one side only")
-    if len(off):
-        others.append(f"{len(off)} of {len(cells)} cells of tables beyond what can be resolved")
+    far = f"{len(off)} of {len(cells)} cells of tables beyond what can be resolved"
+    gap = (off.published - off.fresh).abs()
+    certain = (off.verdict == "missing") | (off.table.str.startswith("test accuracy") & (gap > 3 * off.limit))
+    if len(off) > by_chance(len(cells)) or certain.any(): others.append(far)
     if pages:
         said = counted(sum(pages.values()), "sentence says", "sentences say")
         others.append(f"{said} something else ({', '.join(pages)})")
-    if others: return f"other findings: {'; '.join(others)} ({why})"
     unknown = int((cells.verdict == "unknown").sum())
     rest = f"; {unknown} of {len(cells)} cells cannot be judged by one seed" if unknown else ""
+    if len(off) and far not in others:
+        rest += f"; {far}, and chance alone allows {by_chance(len(cells))}"
+    if others: return f"other findings: {'; '.join(others)} ({why}){rest}"
     return f"same findings, other rounding ({why}){rest}"
 
 # %% ../nbs/53_compare.ipynb #def-report-lines

@@ -2,12 +2,14 @@
 
 import copy
 import math
+import re
 
 import invented
 import numpy as np
 import pytest
 
 from hmoe_repro.compare import (
+    by_chance,
     added_up,
     changed_sentences,
     circumstances,
@@ -80,12 +82,22 @@ def test_another_rounding_with_the_same_findings(there):
 def test_other_findings_are_named(there):
     "ERM falls by forty points on one test domain: two cells, and what the verdict says."
     lines = report(shifted(there, -40, algorithm="ERM", test_domains=["photo"]), there)
-    assert lines[0].startswith(
-        "other findings: 2 of 91 cells of tables beyond what can be resolved; "
-    )
+    assert lines[0].startswith("other findings: 2 of 91 cells of tables beyond what can be resolved; ")
     assert "say something else (page) (processor another processor" in lines[0]
     assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (resolvable " in lines[3]
     assert any(line.startswith("  here:") and "ERM on" not in line for line in lines)
+
+
+def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
+    "One row that falls everywhere is five cells of 91: chance allows that a little beyond the limit."
+    limit = resolvable_difference(there).resolvable.max()
+    def first(points, **only):
+        return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
+    near = first(-1.2 * limit, algorithm="ERM")
+    assert near.startswith("same findings") and "5 of 91 cells" in near and "allows 8" in near
+    assert re.match("other findings: 5 of 91 cells", first(-4 * limit, algorithm="ERM"))
+    assert re.match(r"other findings: \d\d of 91 cells", first(-1.2 * limit))
+    assert [by_chance(n) for n in (1, 4, 20, 100, 638)] == [0, 1, 2, 9, 42]
 
 
 def test_a_run_that_failed_here_is_another_finding(there):
