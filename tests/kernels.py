@@ -1,8 +1,10 @@
 """Fixtures for tests that run notebooks: the kernels of `warm_kernels`, or an ordinary one each."""
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,12 +14,12 @@ SCRIPT = Path(__file__).resolve().with_name("warm_kernels.py")
 
 
 @pytest.fixture(scope="session")
-def kernel_server(tmp_path_factory):
+def kernel_server():
     "A folder for JUPYTER_PATH in which `python3` is a forked kernel; None where nothing forks well."
     if sys.platform != "linux":
         yield None
         return
-    folder = tmp_path_factory.mktemp("kernels")
+    folder = Path(tempfile.mkdtemp(prefix="hmoe-kernels-", dir="/tmp"))   # a socket's path is short
     path, spec = folder / "socket", folder / "kernels" / "python3"
     spec.mkdir(parents=True)
     argv = ["python", "-IS", str(SCRIPT), str(path), "-f", "{connection_file}"]
@@ -31,7 +33,8 @@ def kernel_server(tmp_path_factory):
     assert server.poll() is None, "the server of kernels did not start"
     yield folder
     server.stdin.close()
-    server.wait(20)
+    server.wait(60)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
