@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from .core import HmoeError
-from .datasets import DATASETS
+from .known_data import DATASETS
 from .discovery import discovery_table
 from .hmoe import MODES as HMOE_MODES
 from .report import select

@@ -43,6 +43,13 @@ def test_the_order_has_something_to_order():
     assert number_imported("algorithms.get_algorithm") > number_imported("algorithms.base") > number_imported("core") > number_imported("__version__")
 
 
+def test_data_sets_are_looked_up_where_all_are_registered():
+    "`datasets` holds the embedded ones and MNIST; importing `known_data` adds the folders of images."
+    from_part = {path.name for path in LIBRARY + PAPER for cell in cells(path, "code") for node in ast.walk(python(cell))
+                 if isinstance(node, ast.ImportFrom) and node.module == "hmoe_repro.datasets" and any(a.name == "DATASETS" for a in node.names)}
+    assert from_part == {"27_known_data.ipynb"}
+
+
 @pytest.mark.parametrize("path", PAPER, ids=name_of)
 def test_a_paper_notebook_trains_nothing(path):
     imported = {m for c in cells(path, "code") for m in library_imports(python(c))}
