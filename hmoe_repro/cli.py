@@ -107,8 +107,7 @@ def list_(algorithms: Annotated[bool, typer.Option("--algorithms", help="The alg
         _table("Algorithms", list(found[0]), [list(row.values()) for row in found])
         return print("\nHyper-parameters as name=default [random search], small images / large images. All have " + "; ".join(describe_hparam(name, h) for name, h in SHARED_HPARAMS.items()) + ".")
     if datasets:
-        from hmoe_repro.datasets import DATASETS
-        from hmoe_repro.known_data import own_folders
+        from hmoe_repro.known_data import DATASETS, own_folders
         own_folders()
         return _table("Data sets", ["name", "domains", "what"], [[name, " ".join(i.domain_names), i.summary] for name, i in DATASETS.items()])
     from hmoe_repro.studies import ARTEFACTS, PROFILES
@@ -358,8 +357,8 @@ def data_list(data_dir: DataDir = None):
     """Every data set, whether its files are here, and its terms."""
     _data_folder(data_dir)
     from hmoe_repro.core import HmoeError, data_dir as folder
-    from hmoe_repro.datasets import DATASETS, mnist_files
-    from hmoe_repro.known_data import KNOWN, known_state, own_folders
+    from hmoe_repro.datasets import mnist_files
+    from hmoe_repro.known_data import DATASETS, KNOWN, known_state, own_folders
     own = own_folders()
     def state(name, info):
         if name in own or not info.files: return "your folder" if name in own else "embedded"
@@ -374,8 +373,7 @@ def data_list(data_dir: DataDir = None):
 def _image_data(name: str) -> str | None:
     """The name of a data set of images, a folder given by its path registered first; None for MNIST. `HmoeError` lists the valid names."""
     from hmoe_repro.core import one_of
-    from hmoe_repro.datasets import DATASETS
-    from hmoe_repro.known_data import KNOWN, own_folder, own_folders
+    from hmoe_repro.known_data import DATASETS, KNOWN, own_folder, own_folders
     own = own_folders()
     if name in DATASETS and DATASETS[name].files == "MNIST": name = "MNIST"
     if name not in (*KNOWN, *own, "MNIST") and os.path.isdir(os.path.expanduser(name)): return own_folder(name)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from .core import HmoeError, ensure_writable, write_atomic
-from .datasets import DATASETS
+from .known_data import DATASETS
 
 # %% ../nbs/48_domainbed.ipynb #def-exported-name
 def exported_name(algorithm: str, mode: str) -> str:

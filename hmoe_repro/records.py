@@ -68,7 +68,7 @@ class RunSpec:
 # %% ../nbs/41_records.ipynb #def-data-seed
 def data_seed(algorithm: str, dataset: str, test_domains, trial_seed: int, parity: bool = False, hparams_seed: int = 0) -> int:
     """The seed a generated data set is drawn from: the trial seed, or with `parity` DomainBed's seed of the run (its partition differs between algorithms)."""
-    from hmoe_repro.datasets import DATASETS
+    from hmoe_repro.known_data import DATASETS
     from hmoe_repro.protocol import run_seed
     names = DATASETS[dataset].domain_names
     return run_seed(dataset, algorithm, sorted(names.index(one_of(d, names, f"domain of {dataset}")) for d in test_domains), trial_seed, hparams_seed) if parity else trial_seed
@@ -83,10 +83,10 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     from hmoe_repro.algorithms import get_algorithm
     from hmoe_repro.algorithms.own_algorithms import (algorithm_from_file, is_file_algorithm,
                                                       source_hash)
-    from hmoe_repro.datasets import DATASETS, load_dataset
+    from hmoe_repro.datasets import load_dataset
     from hmoe_repro.hparams import draw_hparams, merge_hparams
     from hmoe_repro.image_data import IMAGE_OPTIONS
-    from hmoe_repro.known_data import own_folder, own_folders
+    from hmoe_repro.known_data import DATASETS, own_folder, own_folders
     from hmoe_repro.networks import PRECISIONS
     from hmoe_repro.protocol import SAMPLERS, parse_policy, training_domains
     from hmoe_repro.weights import resolve_weights, weights_for

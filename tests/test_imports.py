@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from notebooks import LIBRARY, PAPER, ROOT, cells, library_imports, module_of, name_of, number_of, python
+from notebooks import LIBRARY, PAPER, ROOT, cells, exported, library_imports, module_of, name_of, number_of, python
 from packages import requirements
 
 NUMBER = {module_of(p): number_of(p) for p in LIBRARY if module_of(p)}
@@ -63,6 +63,15 @@ def test_a_module_imports_only_what_pyproject_lists(path):
         for top in {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"hmoe_repro"}:
             allowed = THIRD_PARTY | ((NOTEBOOK_TOOLS | OPTIONAL) if id(node) in inside else set())
             assert top in allowed, f"{path.name} line {node.lineno}: {top}"
+
+
+@pytest.mark.parametrize("path", [p for p in LIBRARY if module_of(p) not in (None, "datasets", "known_data")], ids=name_of)
+def test_who_looks_data_sets_up_sees_the_image_data_too(path):
+    """The registry is whole once `known_data` is imported: taken from `datasets` alone it depends on
+    what else was imported, and a table would put the domains of PACS in another order."""
+    taken = [n.module for c in cells(path, "code") if exported(c) for n in ast.walk(python(c))
+             if isinstance(n, ast.ImportFrom) and "DATASETS" in {a.name for a in n.names}]
+    assert set(taken) <= {"hmoe_repro.known_data"}
 
 
 def in_a_new_process(code):
