@@ -17,8 +17,8 @@ from .algorithms import get_algorithm
 from .algorithms.base import merge_hparams
 from .core import HmoeError
 from .datasets import COLOUR_FLIPS
-from .known_data import DATASETS
 from .image_data import IMAGE_OPTIONS
+from .known_data import DATASETS
 from .report import distinct, select, validation_cap
 from .tables import MODES, accuracy_table, accuracy_verdict, cell_statistics, cell_text, domain_order, paper_numbers, plot_results, rank, resolvable_difference, run_results
 

@@ -16,8 +16,8 @@ import pandas as pd
 from .algorithms import algorithm_names, get_algorithm
 from .algorithms.own_algorithms import algorithm_from_file, is_file_algorithm, restore_algorithm, source_hash
 from .core import HmoeError, one_of
-from .known_data import DATASETS
 from .hparams import draw_hparams, merge_hparams, parse_setting
+from .known_data import DATASETS
 from .records import UNSAID, RunSpec
 from .selection import RULES, select_model
 from .tables import rank

@@ -17,9 +17,9 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from .core import HmoeError
-from .known_data import DATASETS
 from .discovery import discovery_table
 from .hmoe import MODES as HMOE_MODES
+from .known_data import DATASETS
 from .report import select
 from .style import colours
 

@@ -44,7 +44,8 @@ def test_the_order_has_something_to_order():
 
 
 def test_data_sets_are_looked_up_where_all_are_registered():
-    "`datasets` holds the embedded ones and MNIST; importing `known_data` adds the folders of images."
+    """The registry is whole once `known_data` is imported. Taken from `datasets` alone it depends on what else was
+    imported, and a table would put the domains of PACS in another order."""
     from_part = {path.name for path in LIBRARY + PAPER for cell in cells(path, "code") for node in ast.walk(python(cell))
                  if isinstance(node, ast.ImportFrom) and node.module == "hmoe_repro.datasets" and any(a.name == "DATASETS" for a in node.names)}
     assert from_part == {"27_known_data.ipynb"}
