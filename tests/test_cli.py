@@ -115,10 +115,14 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
     environment = os.environ | {"HMOE_RUNS": str(tmp_path / "runs")}
     command = [str(INSTALLED), *TRAIN]
     command[command.index("--steps") + 1] = "100000"
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("runs/*/state.safetensors")) and process.poll() is None: time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    def as_in_a_terminal(): signal.signal(signal.SIGINT, signal.SIG_DFL)   # a shell's background job ignores it
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=as_in_a_terminal)
+    try:
+        while not list(tmp_path.glob("runs/*/state.safetensors")) and process.poll() is None: time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally: process.kill()
     assert process.returncode == 130 and said.strip() == "hmoe: stopped; what was done is kept, and the same command goes on from there."
 
 
