@@ -12,10 +12,10 @@
     speed       each algorithm alone, beside the rate of a matrix product
 
 It needs Python 3.11 or newer, PyTorch and the library's own dependencies; no network, no notebook
-tools and no home folder. It works in .gpu and leaves in --out (or OUT, or .gpu/out) gpu.json, gpu.log
-and parcels of at most --mib, --files files in all, for `hmoe unpack`. Runs that a step did not finish
-stay in .gpu/runs and go on when it is called again; where the machine does not stay, their states
-travel in parcels, as far as they fit: unpack them, `prepare` again, and go on elsewhere.
+tools and no home folder. It works in .gpu and leaves in --out (or OUT, or .gpu/out) gpu.json,
+gpu.log and parcels of at most --mib, --files files in all, for `hmoe unpack`. Runs that a step did
+not finish stay in .gpu/runs and go on when it is called again; where the machine does not stay,
+their states travel in parcels, as far as they fit: unpack them, `prepare` again, go on elsewhere.
 """
 import argparse
 import hashlib
@@ -42,7 +42,8 @@ def set_environment(work, home=False):
     for name, folder in CACHES.items():
         os.environ[name] = str(work / "cache" / folder)
         Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
     for name, value in (("HOME", str(work)), ("USER", "nobody")): os.environ.setdefault(name, value)
     if not home:
@@ -82,9 +83,10 @@ def prepare(options):
     known = [i for i in ids_of(options.profile, "baselines") if store.path(i).is_dir()]
     done = [i for i in known if store.record_path(i).exists()]
     begun = [i for i in known if (store.path(i) / "state.safetensors").exists() and i not in done]
-    if done: pack_parts(store, folder, "records", done, options.mib << 20, arrays=False)
-    if begun: pack_parts(store, folder, "states", begun, options.mib << 20)
-    for path in sorted(folder.iterdir()): print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
+    if done: pack_parts(store, folder, "records", done, int(options.mib * 2**20), arrays=False)
+    if begun: pack_parts(store, folder, "states", begun, int(options.mib * 2**20))
+    for path in sorted(folder.iterdir()):
+        print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
     print(f"{len(done)} finished and {len(begun)} begun runs travel; carry {folder}")
 
 
@@ -125,9 +127,10 @@ def specs_of(options, step):
 
 def run_check(options, seconds):
     "Six algorithms against the CPU; then the tests that are marked `cuda`, where pytest is."
-    from importlib.util import find_spec
-
     from hmoe_repro.gpu import check_device
+
+    try: import pytest
+    except ImportError: pytest = None
 
     names, small = ("ERM", "HMOE-DL", "HMOE-DN", "IRM", "DANN", "MLDG"), options.profile == "smoke"
     chosen = [s for s in specs_of(options, "baselines") if s.algorithm in names]
@@ -138,7 +141,7 @@ def run_check(options, seconds):
         found.append(check_device(spec, options.device, updates=6 if small else 20))
         say(json.dumps(found[-1]))
     tests, left = ROOT / "tests" / "test_cuda.py", end - time.monotonic()
-    if find_spec("pytest") and tests.exists() and not small and left > 0:
+    if pytest and tests.exists() and not small and left > 0:
         options_of = ["-q", "-rs", "-m", "cuda", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options_of, str(tests)]
         status = call(command, left)
@@ -156,7 +159,8 @@ def run_ways(options, seconds):
         spec = next(s for s in specs_of(options, step) if s.algorithm == "HMOE-DN")
         until = time.monotonic() + seconds / (2 - number)
         started = time.monotonic()
-        rates = best_jobs(spec, 1 if small else 10, options.device, None, os.cpu_count() or 1, until)
+        window, cores = 1 if small else 10, os.cpu_count() or 1
+        rates = best_jobs(spec, window, options.device, None, cores, until)
         found[step] = {"rates": rates, "jobs": max(rates, key=rates.get)}
         seconds -= time.monotonic() - started
         say(f"{spec.dataset}: {json.dumps(found[step])}")
@@ -202,7 +206,7 @@ def bring_home(options, step):
     from hmoe_repro.parcel import pack_parts
     from hmoe_repro.records import RunStore
 
-    store, ids, limit = RunStore(), ids_of(options.profile, step), options.mib << 20
+    store, ids, limit = RunStore(), ids_of(options.profile, step), int(options.mib * 2**20)
     known = {*(options.work / "came").read_text().split(), *options.packed}
     new = [i for i in ids if store.record_path(i).exists() and i not in known]
     begun = [i for i in ids if not store.record_path(i).exists()
@@ -218,8 +222,8 @@ def bring_home(options, step):
     kept = sum(path.exists() for path in states)
     complete = sum(json.loads(store.record_path(i).read_text())["status"] == "complete"
                    for i in ids if store.record_path(i).exists())
-    say(f"{complete} of {len(ids)} runs of {step} complete, {len(new)} packed; {len(begun)} half-done, "
-        f"in {kept} parcels of {len(states)}")
+    say(f"{complete} of {len(ids)} runs of {step} complete, {len(new)} packed; "
+        f"{len(begun)} half-done, in {kept} parcels of {len(states)}")
     return {"runs": len(ids), "complete": complete, "packed": len(new), "half_done": len(begun),
             "state_parcels": kept, "states_left_behind": len(states) - kept}
 
@@ -274,7 +278,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=None, help="runs side by side, if not measured")
     parser.add_argument("--files", type=int, default=8, help="most files in --out")
-    parser.add_argument("--mib", type=int, default=16, help="most MiB of each of them")
+    parser.add_argument("--mib", type=float, default=16, help="most MiB of each of them")
     options = parser.parse_args()
     begun, options.work = time.monotonic(), options.work.absolute()
     home = options.steps == ["prepare"]
@@ -284,20 +288,22 @@ def main():
     options.out = (options.out or Path(os.environ.get("OUT") or options.work / "out")).absolute()
     options.out.mkdir(parents=True, exist_ok=True)
     LOG = options.out / "gpu.log"
-    LOG.write_text("")
     for line in unpack_in(options.work): say(line)
     from hmoe_repro.core import environment, resolve_device
 
     options.device = str(resolve_device(options.device))
-    report = {"environment": environment(options.device), "profile": options.profile, "steps": {}}
-    for step in STEPS if "all" in options.steps else options.steps:
+    path, asked = options.out / "gpu.json", STEPS if "all" in options.steps else options.steps
+    before = json.loads(path.read_text())["steps"] if path.exists() else {}
+    report = {"environment": environment(options.device), "profile": options.profile,
+              "steps": before}
+    for step in asked:
         left, started = options.minutes * 60 - (time.monotonic() - begun) - LAST, time.monotonic()
         if left <= 0: done = {"ok": False, "reason": "the time was up"}
         else: done = perform(options, step, left)
         report["steps"][step] = done | {"seconds": round(time.monotonic() - started, 1)}
-        (options.out / "gpu.json").write_text(json.dumps(report, indent=1))
+        path.write_text(json.dumps(report, indent=1))
     say(f"{time.monotonic() - begun:.0f} s in all; to carry home: {options.out}")
-    sys.exit(0 if all(done["ok"] for done in report["steps"].values()) else 1)
+    sys.exit(0 if all(report["steps"][step]["ok"] for step in asked) else 1)
 
 
 if __name__ == "__main__":
