@@ -6,7 +6,9 @@ import pytest
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.records import RunStore, make_spec, outcome, run_lock
-from hmoe_repro.studies import ARTEFACTS, PROFILES, STUDIES, artefact_study, estimate_seconds, runs_with_arrays, study_specs
+from hmoe_repro.studies import (ARTEFACTS, BASELINES, PROFILES, STUDIES, artefact_studies, artefact_study,
+                                estimate_seconds, on_device, runs_with_arrays, study_specs)
+from hmoe_repro.tables import paper_numbers
 from hmoe_repro.sweep import sweep
 from hmoe_repro.train import run
 
@@ -106,7 +108,7 @@ def test_studies_are_whole_and_distinct():
         except HmoeError as error:        # their specifications hold the fingerprint of data that is not here
             assert study.startswith(("mnist-", "pacs-", "paper-")) and "Fix:" in str(error)
             continue
-        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity", "-table1")))
+        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity", "-table1", "-baselines")))
     quick = study_specs("quick-digits")
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
@@ -130,6 +132,33 @@ def test_estimate_is_the_median_per_update():
     record = lambda t, status="complete": {"status": status, "wall_time_s": t, "spec": spec.to_dict() | {"steps": 100}}
     assert estimate_seconds(spec, [record(1), record(2), record(50), record(1000, "failed")]) == pytest.approx(0.02 * 11)
     assert estimate_seconds(spec, []) is None
+
+
+def test_an_estimate_mixes_no_devices():
+    "Seconds of a processor say nothing about a GPU, nor one GPU's about another's."
+    spec = specs()[0]
+    def record(seconds, **made):
+        return {"status": "complete", "wall_time_s": seconds, "spec": spec.to_dict(),
+                "environment": made}
+    known = [record(1, device="cpu", device_name="a"), record(3, device="cpu", device_name="b"),
+             record(10, device="cuda", device_name="large"), {"environment": None}]
+    def seconds(**here): return estimate_seconds(spec, on_device(known, here))
+    assert seconds(device="cpu", device_name="c") == 2
+    assert seconds(device="cuda", device_name="large") == 10
+    assert seconds(device="cuda", device_name="small") is None
+
+
+def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wanted():
+    assert [s.removeprefix("paper-") for s in artefact_studies("hmoe_table1", "paper")] == [
+        "colored", "rotated", "colored-baselines", "rotated-baselines"]
+    assert len(BASELINES) == 13 and not {*BASELINES} & {"ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"}
+    paper = set(paper_numbers(table="Table 1").algorithm)
+    assert paper == {*BASELINES, "ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"}
+    assert not any(PROFILES["paper"].hparams[name] for name in BASELINES)      # nothing is scaled
+    for name in ("colored", "rotated"):
+        found = study_specs(f"smoke-{name}-baselines")
+        assert [s.trial_seed for s in found] == sorted(s.trial_seed for s in found)
+        assert len({s.run_id for s in found} - {s.run_id for s in study_specs(f"smoke-{name}")}) == 52
 
 
 def test_published_records_are_whole_and_tell_their_origin():
