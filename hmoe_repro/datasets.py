@@ -9,6 +9,7 @@ __all__ = ['DATASETS', 'SIZE', 'STYLES', 'MNIST_MD5', 'COLOUR_FLIPS', 'ANGLES', 
 
 # %% ../nbs/20_datasets.ipynb #imports
 import colorsys
+import copy
 import functools
 import gzip
 import hashlib
@@ -81,8 +82,10 @@ class MultiDomainDataset:
     def to(self, device) -> "MultiDomainDataset":
         """The same data with images and labels on `device`."""
         if torch.device(device).type == "cpu": return self
-        moved = replace(self, images=[x.to(device) for x in self.images], labels=[y.to(device) for y in self.labels])
-        moved.__dict__["fingerprint"] = self.fingerprint
+        moved, fingerprint = copy.copy(self), self.fingerprint   # which is read from the CPU's tensors
+        moved.images = [x.to(device) for x in self.images]
+        moved.labels = [y.to(device) for y in self.labels]
+        moved.__dict__["fingerprint"] = fingerprint
         return moved
 
     @functools.cached_property

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from .algorithms import get_algorithm
-from .arithmetic import arithmetic_in_use, warn_of_arithmetic
+from .arithmetic import arithmetic_in_use, device_arithmetic, warn_of_arithmetic
 from .clusters import score_discovery
 from .core import (HmoeError, data_dir as default_data_dir, ensure_writable, environment,
                              library_hash, one_of, random_state, repo_root, resolve_device, restore_random_state,
@@ -125,7 +125,7 @@ class Trainer:
 
     def state(self) -> dict:
         """Everything that the rest of the run depends on."""
-        return {"algorithm": self.algorithm.training_state(), "random": random_state(), "sampler": self.ahead[0] if self.ahead else self.sampler.generator.get_state(),
+        return {"algorithm": self.algorithm.training_state(), "random": random_state(self.device), "sampler": self.ahead[0] if self.ahead else self.sampler.generator.get_state(),
                 "step": self.step, "checkpoints": self.checkpoints, "sums": self.sums, "best": self.best}
 
     def load(self, state: dict):
@@ -135,7 +135,7 @@ class Trainer:
         self.ahead = None
         self.step, self.checkpoints, self.best = state["step"], state["checkpoints"], state["best"]
         self.sums = {name: tuple(pair) for name, pair in state["sums"].items()}
-        restore_random_state(state["random"])
+        restore_random_state(state["random"], self.device)
 
 # %% ../nbs/43_train.ipynb #def-collect-codes
 @torch.no_grad()
@@ -315,7 +315,8 @@ def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=Non
     store, device = store or RunStore(), resolve_device("cpu" if spec.dataset == TOY else str(device))
     folder = ensure_writable(store.path(spec.run_id))
     warn_of_arithmetic(spec.arithmetic, device)
-    with run_lock(folder) as mine, single_thread():
+    precise = device_arithmetic(spec.precision, device)
+    with run_lock(folder) as mine, single_thread(), precise:
         if not mine: return None
         done = store.read(spec.run_id)
         if done and done["status"] == "complete": return done

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..core import HmoeError, one_of, seed_everything
 from ..hparams import Choice, HParam, LogUniform, merge_hparams
 from ..networks import LARGE, make_classifier, make_featurizer
+from ..training_tools import to_floats
 
 # %% ../../nbs/30_algorithms.ipynb #def-match-layouts
 def _laid_out(value, like: torch.Tensor):
@@ -92,6 +93,7 @@ class Algorithm(nn.Module):
         self.hparams = merge_hparams(self.HPARAMS, hparams or {}, input_shape[-1])
         self.check_domains(num_domains, self.hparams)
         self.update_count, self.total_steps, self.optimizer = 0, 5001, None
+        self.clock = None   # while an update is recorded: a tensor () in place of `progress`
 
     @classmethod
     def check_domains(cls, num_domains: int, hparams: dict):
@@ -109,6 +111,7 @@ class Algorithm(nn.Module):
     @property
     def progress(self) -> float:
         """Fraction of the planned updates already made, 0 to 1."""
+        if self.clock is not None: return self.clock
         return min(1.0, self.update_count / self.total_steps)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -130,7 +133,7 @@ class Algorithm(nn.Module):
         losses["loss"].backward()
         self.optimizer.step()
         self.update_count += 1
-        return dict(zip(losses, torch.stack([torch.as_tensor(value).detach() for value in losses.values()]).tolist()))  # one transfer from the device
+        return to_floats(losses)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B, num_classes)."""
