@@ -32,6 +32,7 @@ from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
 from .algorithms.base import as_floats
+from .algorithms.recorded_updates import RecordedUpdate
 from .algorithms.own_algorithms import explain_error, restore_algorithm
 from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
 from .records import (RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, is_sealed, load_state,
@@ -68,8 +69,9 @@ def check_version(spec: RunSpec, algorithm):
 
 # %% ../nbs/43_train.ipynb #def-trainer
 class Trainer:
-    """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the same machine."""
-    def __init__(self, spec: RunSpec, data, device):
+    """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the same machine.
+    `recorded`: updates are recorded where that is possible (experimental, for GPUs)."""
+    def __init__(self, spec: RunSpec, data, device, recorded: bool = False):
         self.spec, self.data, self.device = spec, data, device
         self.domains = training_domains(data, spec.test_domains)
         self.splits = make_splits(data, spec.trial_seed)
@@ -79,6 +81,7 @@ class Trainer:
         self.algorithm = build_algorithm(spec, data).to(device).train()
         check_version(spec, self.algorithm)
         self.sampler = Sampler([self.splits[d]["in"] for d in self.domains], self.algorithm.hparams["batch_size"], seed, spec.sampler)
+        self.recording = RecordedUpdate(self.algorithm, device) if recorded else None
         self.step, self.checkpoints, self.sums, self.best, self.ahead = 0, [], {}, {}, None
 
     def _draw(self):
@@ -94,7 +97,8 @@ class Trainer:
 
     def update(self):
         """One update on one batch per training domain. `HmoeError` as soon as a loss is no finite number."""
-        losses = as_floats(self.algorithm.update(self._next_batch()), self.spec.algorithm)
+        update = self.recording or self.algorithm.update
+        losses = as_floats(update(self._next_batch()), self.spec.algorithm)
         for name, value in losses.items():
             if not math.isfinite(value): raise HmoeError(f"{name} became {value} at update {self.step}. Fix: a smaller lr, or look at the inputs.")
             total, count = self.sums.get(name, (0.0, 0))
@@ -232,9 +236,9 @@ def _save(path: Path, state: dict, spent: float, run_id: str):
     save_state(path, {"trainer": state, "spent": spent, "library": library_hash(), "run": run_id})
 
 # %% ../nbs/43_train.ipynb #def-train
-def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
-    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
+    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device, recorded)
     state_path, started = folder / "state.safetensors", time.perf_counter()
     saved = _saved(state_path, spec.run_id)
     if saved["trainer"]: trainer.load(saved["trainer"])
@@ -255,7 +259,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started}
 
 # %% ../nbs/43_train.ipynb #def-train-toy
-def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
     """As `_train`, for the toy regression."""
     state_path, started = folder / "state.safetensors", time.perf_counter()
     saved = _saved(state_path, spec.run_id)
@@ -307,8 +311,10 @@ def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu", data_d
     return _record(spec, "failed", reason, _partial(folder, spec.run_id), device)
 
 # %% ../nbs/43_train.ipynb #def-run
-def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None) -> dict | None:
+def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None,
+        recorded: bool = False) -> dict | None:
     """Train what `spec` says, or go on with it, and return its record; None if another process is at it.
+    `recorded` as in `Trainer`.
 
     A run that fails returns a record with status 'failed' and its reason. Raises `HmoeError` for a damaged record or an unusable folder or device.
     """
@@ -320,7 +326,7 @@ def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=Non
         if not mine: return None
         done = store.read(spec.run_id)
         if done and done["status"] == "complete": return done
-        try: record = _record(spec, "complete", None, (_train_toy if spec.dataset == TOY else _train)(spec, folder, device, data_dir, on_step), device)
+        try: record = _record(spec, "complete", None, (_train_toy if spec.dataset == TOY else _train)(spec, folder, device, data_dir, on_step, recorded), device)
         except (KeyboardInterrupt, BrokenPipeError): raise
         except Exception as error:
             reason = explain_error(error, spec.algorithm, spec.algorithm_source)
