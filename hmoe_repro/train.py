@@ -236,6 +236,11 @@ def _save(path: Path, state: dict, spent: float, run_id: str):
     save_state(path, {"trainer": state, "spent": spent, "library": library_hash(), "run": run_id})
 
 # %% ../nbs/43_train.ipynb #def-train
+def _recording(trainer: Trainer) -> dict:
+    """For the record: whether updates were recorded, where that was asked for."""
+    if trainer.recording is None: return {}
+    return {"recorded": trainer.recording.reason or "yes"}
+
 def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
     trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device, recorded)
@@ -256,7 +261,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: boo
         write_atomic(folder / "arrays.safetensors", sealed(arrays))
         save_model(_selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     test_size = sum(len(trainer.splits[d]["in"]) for d in spec.test_domains)
-    return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started}
+    return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started} | _recording(trainer)
 
 # %% ../nbs/43_train.ipynb #def-train-toy
 def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
