@@ -82,10 +82,9 @@ class MultiDomainDataset:
     def to(self, device) -> "MultiDomainDataset":
         """The same data with images and labels on `device`."""
         if torch.device(device).type == "cpu": return self
-        moved, fingerprint = copy.copy(self), self.fingerprint   # which is read from the CPU's tensors
-        moved.images = [x.to(device) for x in self.images]
-        moved.labels = [y.to(device) for y in self.labels]
-        moved.__dict__["fingerprint"] = fingerprint
+        self.fingerprint, moved = self.fingerprint, copy.copy(self)  # known, for it needs the CPU
+        for name in ("images", "labels"):
+            setattr(moved, name, [t.to(device) for t in getattr(self, name)])
         return moved
 
     @functools.cached_property

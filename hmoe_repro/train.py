@@ -67,10 +67,20 @@ def check_version(spec: RunSpec, algorithm):
     raise HmoeError(f"run {spec.run_id} is of version {spec.algorithm_version} of {spec.algorithm}, "
                     f"and this library has version {here}. Fix: plan the run anew.")
 
+# %% ../nbs/43_train.ipynb #def-add-up
+def _add_up(sums: dict, losses: dict[str, float], step: int):
+    """Enter the losses of an update into `sums`, name -> (total, count). `HmoeError` if one is not
+    finite."""
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            raise HmoeError(f"{name} became {value} at update {step}. "
+                            "Fix: a smaller lr, or look at the inputs.")
+        total, count = sums.get(name, (0.0, 0))
+        sums[name] = (total + value, count + 1)
+
 # %% ../nbs/43_train.ipynb #def-trainer
 class Trainer:
-    """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the same machine.
-    `recorded`: updates are recorded where that is possible (experimental, for GPUs)."""
+    """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the same machine. `recorded`: see `RecordedUpdate`."""
     def __init__(self, spec: RunSpec, data, device, recorded: bool = False):
         self.spec, self.data, self.device = spec, data, device
         self.domains = training_domains(data, spec.test_domains)
@@ -99,10 +109,7 @@ class Trainer:
         """One update on one batch per training domain. `HmoeError` as soon as a loss is no finite number."""
         update = self.recording or self.algorithm.update
         losses = as_floats(update(self._next_batch()), self.spec.algorithm)
-        for name, value in losses.items():
-            if not math.isfinite(value): raise HmoeError(f"{name} became {value} at update {self.step}. Fix: a smaller lr, or look at the inputs.")
-            total, count = self.sums.get(name, (0.0, 0))
-            self.sums[name] = (total + value, count + 1)
+        _add_up(self.sums, losses, self.step)
         self.step += 1
 
     def _validation_seeds(self, domain: str):

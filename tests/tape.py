@@ -63,7 +63,8 @@ def taped(algorithm):
     replaced = {"CUDAGraph": Tape, "graph": record, "Stream": Stream, "current_stream": Stream,
                 "stream": lambda stream: contextlib.nullcontext()}
     with contextlib.ExitStack() as stack:
-        for name, value in replaced.items(): stack.enter_context(patch.object(torch.cuda, name, value))
+        for name, value in replaced.items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.object(recorded_updates, "why_not",
                                          lambda algorithm, device: why_not(algorithm, "cuda")))
         yield tapes

@@ -72,6 +72,13 @@ def as_floats(reported, name: str = "the algorithm") -> dict[str, float]:
             raise HmoeError(f"update of {name} returned {key!r}: {type(value).__name__}, which is no number. {due}")
     return {key: float(value) for key, value in numbers.items()}
 
+# %% ../../nbs/30_algorithms.ipynb #def-with-a-loss
+def _with_a_loss(losses, name: str) -> dict:
+    """What a `loss` of the class `name` returned, if it can be minimised; `HmoeError` if not."""
+    if isinstance(losses, dict) and getattr(losses.get("loss"), "shape", None) == (): return losses
+    raise HmoeError(f"loss of {name} must return a dictionary whose 'loss' is a tensor of one number, "
+                    f"got {type(losses).__name__}. Fix: return {{'loss': loss.mean()}}.")
+
 # %% ../../nbs/30_algorithms.ipynb #def-algorithm
 class Algorithm(nn.Module):
     """Base of all algorithms, with DomainBed's interface.
@@ -125,10 +132,7 @@ class Algorithm(nn.Module):
     def update(self, minibatches, unlabeled=None) -> dict[str, float]:
         """One step of the optimiser on one batch per training domain; returns the reported scalars."""
         if self.optimizer is None: self.optimizer = self.make_optimizer()
-        losses = self.loss(minibatches)
-        if not isinstance(losses, dict) or getattr(losses.get("loss"), "shape", None) != ():
-            raise HmoeError(f"loss of {type(self).__name__} must return a dictionary whose 'loss' is a tensor "
-                            f"of one number, got {type(losses).__name__}. Fix: return {{'loss': loss.mean()}}.")
+        losses = _with_a_loss(self.loss(minibatches), type(self).__name__)
         self.optimizer.zero_grad(set_to_none=True)
         losses["loss"].backward()
         self.optimizer.step()
