@@ -194,7 +194,7 @@ def train(algorithm: Annotated[str, typer.Option(help="`hmoe list --algorithms`,
           n_hparams: Annotated[Optional[int], typer.Option(min=1, help="Train the draws 0 to N-1 and choose among them.")] = None,
           checkpoint_frequency: Annotated[Optional[int], typer.Option(min=1, help="Updates between evaluations.")] = None, sampler: Annotated[str, typer.Option(help="domain (a batch of each training domain) or pooled.")] = "domain",
           evaluate: Annotated[str, typer.Option(help="selection or all; selection:2000 caps the validation images of each training domain.")] = "selection",
-          precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile or bf16-compile.")] = "float32",
+          precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile, bf16-compile, or tf32 on a GPU.")] = "float32",
           parity: Annotated[bool, typer.Option("--parity", help="Draw a generated data set from DomainBed's run seed instead of the trial seed.")] = False,
           arithmetic: Annotated[str, typer.Option(help="native, or portable: the same bits on every x86-64 processor with AVX2.")] = "native",
           set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto", data_dir: DataDir = None):

@@ -41,8 +41,8 @@ def on_the_cpu(draw):
 
 def made(name, device=DEVICE, precision="float32"):
     """An untrained algorithm with a tenth of its learning rate. At the whole of it, rounding alone
-    (two memory layouts on one CPU) parts losses by up to 0.007 in 20 updates, because Adam's first steps
-    have one length however small a gradient is; at a tenth by 0.00002 (ARM: 0.006)."""
+    (two memory layouts on one CPU) parts losses by up to 0.007 in 20 updates, for Adam's first
+    steps have one length however small a gradient is; at a tenth by 0.00002 (ARM: 0.006)."""
     seed_everything(0)
     cls = get_algorithm(name)
     algorithm = cls(*SHAPE, {"network": "small_cnn", "lr": cls.HPARAMS["lr"].default / 10})

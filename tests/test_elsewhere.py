@@ -1,5 +1,5 @@
 """What only a GPU would notice, noticed on the CPU: every algorithm's update and prediction with
-its tensors on another device (see elsewhere.py), and an update of a run, with what it carries over."""
+its tensors on another device (see elsewhere.py), and an update of a run with what it carries."""
 import pytest
 import torch
 from elsewhere import elsewhere

@@ -1,5 +1,5 @@
 """A recorded update is the plain one: on the CPU with a tape in place of CUDA's graph (see
-tape.py), which finds what Python decides during an update; test_cuda.py has the same with real graphs."""
+tape.py), which finds what Python decides during an update; test_cuda.py has it with real graphs."""
 import copy
 
 import pytest
