@@ -215,7 +215,7 @@ def train(algorithm: Annotated[str, typer.Option(help="`hmoe list --algorithms`,
           n_hparams: Annotated[Optional[int], typer.Option(min=1, help="Train the draws 0 to N-1 and choose among them.")] = None,
           checkpoint_frequency: Annotated[Optional[int], typer.Option(min=1, help="Updates between evaluations.")] = None, sampler: Annotated[str, typer.Option(help="domain (a batch of each training domain) or pooled.")] = "domain",
           evaluate: Annotated[str, typer.Option(help="selection or all; selection:2000 caps the validation images of each training domain.")] = "selection",
-          precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile or bf16-compile.")] = "float32",
+          precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile, bf16-compile, or tf32 on a GPU.")] = "float32",
           parity: Annotated[bool, typer.Option("--parity", help="Draw a generated data set from DomainBed's run seed instead of the trial seed.")] = False,
           arithmetic: Annotated[str, typer.Option(help="native, or portable: the same bits on every x86-64 processor with AVX2.")] = "native",
           set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto", data_dir: DataDir = None):
@@ -332,22 +332,27 @@ def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Art
 def sweep(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all of the profile.")] = None, profile: ProfileName = "paper", everything: Everything = False, jobs: Jobs = None, device: Device = "auto", engine: Engine = "local",
           minutes: Annotated[Optional[float], typer.Option(min=0.01, help="Stop after this long; the next call goes on.")] = None,
           algorithm: Annotated[Optional[list[str]], typer.Option(help="Only this algorithm, or file.py:Name, trained as ERM is; repeat for several.")] = None,
-          n_hparams: Annotated[int, typer.Option(min=1, help="Train each run with the draws 0 to N-1 of its hyper-parameters.")] = 1, rule: Rule = "training-domain", data_dir: DataDir = None):
+          n_hparams: Annotated[int, typer.Option(min=1, help="Train each run with the draws 0 to N-1 of its hyper-parameters.")] = 1, rule: Rule = "training-domain", data_dir: DataDir = None,
+          measure: Annotated[bool, typer.Option("--measure", help="On a GPU: measure first how many runs side by side are fastest.")] = False):
     """Train what is missing of some artefacts' runs and render nothing; can be stopped and continued."""
     folder = _data_folder(data_dir)
     from hmoe_repro.core import HmoeError, resolve_device
     from hmoe_repro.records import RunStore
     from hmoe_repro.select_table import only_algorithms, search_specs
     from hmoe_repro.studies import study_specs
-    from hmoe_repro.sweep import sweep as run_all
+    from hmoe_repro.sweep import best_way, sweep as run_all
     started, where = time.monotonic(), str(resolve_device(device))
     _, studies = _artefacts(artefacts, profile, everything)
     store, asked = RunStore(), list({s.run_id: s for study in studies for s in study_specs(study)}.values())
     specs = search_specs(only_algorithms(asked, algorithm) if algorithm else asked, n_hparams, rule)
     missing = [s for s in specs if (store.read(s.run_id) or {}).get("status") != "complete"]
     print(f"profile {profile}: {len(specs)} runs, {len(missing)} to train on {where}", flush=True)
+    recorded = False
+    if measure and missing:
+        if jobs: raise HmoeError("--measure finds the number of jobs. Fix: leave out --jobs, or --measure.")
+        jobs, recorded = best_way(missing, store, where, folder)
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
-    with Progress(len(missing)) as progress: results = run_all(specs, store, jobs, where, folder, progress, engine, left)
+    with Progress(len(missing)) as progress: results = run_all(specs, store, jobs, where, folder, progress, engine, left, recorded)
     counts = {status: sum(s == status for s, _ in results.values()) for status in ("complete", "unfinished", "elsewhere", "failed")}
     begun = sum((store.path(i) / "state.safetensors").exists() for i, (status, _) in results.items() if status == "unfinished")
     print(f"{counts['complete']} of {len(specs)} runs complete, {counts['unfinished']} unfinished ({begun} begun), {counts['elsewhere']} in other hands, {counts['failed']} failed; {time.monotonic() - started:.0f} s")

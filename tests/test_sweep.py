@@ -1,6 +1,8 @@
 """Many runs: failures isolated, dead workers replaced, nothing done twice."""
 import os
 import signal
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,7 @@ from hmoe_repro.records import RunStore, make_spec, outcome, run_lock
 from hmoe_repro.studies import (ARTEFACTS, BASELINES, PROFILES, STUDIES, artefact_studies, artefact_study,
                                 estimate_seconds, on_device, runs_with_arrays, study_specs)
 from hmoe_repro.tables import paper_numbers
-from hmoe_repro.sweep import sweep
+from hmoe_repro.sweep import _disagreement, best_way, measure_ways, sweep
 from hmoe_repro.train import run
 
 
@@ -178,3 +180,50 @@ def test_published_records_are_whole_and_tell_their_origin():
         for record in records:
             check_record(record, study)
             assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]
+
+
+# How many at once, on a GPU
+
+def test_ways_are_measured_with_real_runs_in_processes_of_their_own():
+    found = measure_ways(specs()[0], "cpu", numbers=(1, 2, 10**6), seconds=0.3)
+    assert [(r["jobs"], r["recorded"]) for r in found["rows"]] == [
+        (n, False) for n in (1, 2) if n <= os.cpu_count()]
+    assert all(r["updates_per_second"] > 1 for r in found["rows"])
+    assert found["not_recorded"] == "only CUDA devices record"
+
+
+def test_a_run_that_cannot_be_built_is_not_measured():
+    foreign = replace(specs()[0], dataset_fingerprint="another")
+    with pytest.raises(HmoeError, match="cannot be measured: .*fingerprint"):
+        measure_ways(foreign, "cpu", numbers=(1,))
+
+
+def test_a_way_is_measured_once_for_a_kind_of_run(tmp_path, monkeypatch):
+    calls, said = [], []
+    def measured(spec, *_):
+        calls.append(spec)
+        rows = [{"jobs": n, "recorded": False, "updates_per_second": 100.0 * n} for n in (1, 8)]
+        return {"rows": rows, "not_recorded": "a reason"}
+    monkeypatch.setattr("hmoe_repro.sweep.measure_ways", measured)
+    store, some = RunStore(tmp_path), specs()
+    ways = [best_way(given, store, "meta", None, said.append) for given in (some, some[1:])]
+    assert ways == [(8, False)] * 2 and calls == [some[0]] and len(said) == 8
+    assert said[1] == "  8 side by side: 800 updates per second" and said[2] == "not recorded: a reason"
+    best_way([replace(some[0], precision="bf16")], store, "meta", None, said.append)
+    assert len(calls) == 2
+    (tmp_path / "ways.json").write_text("{cut")
+    assert best_way(some, store, "meta", None, said.append) == (8, False) and len(calls) == 3
+    assert best_way(some, store, "cpu", None, said.append) == (os.cpu_count(), False)
+    assert len(calls) == 3
+
+
+def test_recorded_updates_whose_losses_differ_are_not_used():
+    class Given:
+        def __init__(self, loss, reason=None):
+            self.loss, self.sums, self.recording = loss, {}, SimpleNamespace(reason=reason)
+        def update(self):
+            total, count = self.sums.get("loss", (0.0, 0))
+            self.sums["loss"] = (total + self.loss, count + 1)
+    assert _disagreement(Given(1.0), Given(1.0005)) is None
+    assert "loss 1.01 instead of 1" in _disagreement(Given(1.0), Given(1.01))
+    assert _disagreement(Given(1.0), Given(1.0, "a reason")) == "a reason"
