@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PORTABLE', 'ARITHMETICS', 'THREADS', 'with_arithmetic', 'set_arithmetic', 'starting', 'arithmetic_in_use',
-           'warn_of_arithmetic']
+           'device_arithmetic', 'warn_of_arithmetic']
 
 # %% ../nbs/02_arithmetic.ipynb #imports
 import contextlib
@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 
-from .core import one_of
+from .core import HmoeError, one_of
 
 # %% ../nbs/02_arithmetic.ipynb #def-portable
 PORTABLE = {
@@ -72,6 +72,24 @@ def arithmetic_in_use(device="cpu") -> str:
     pinned = all(os.environ.get(name) == value for name, value in PORTABLE.items())
     able = torch.backends.cpu.get_cpu_capability() == "AVX2" and torch.backends.mkl.is_available()
     return "portable" if pinned and able else "native"
+
+# %% ../nbs/02_arithmetic.ipynb #def-device-arithmetic
+@contextlib.contextmanager
+def device_arithmetic(precision: str, device):
+    """While the body runs, cuDNN repeats itself, and float32 products on a GPU are rounded to TF32 if
+    the precision is 'tf32' and not otherwise. Raises `HmoeError` for 'tf32' on any other device."""
+    import torch
+    if precision == "tf32" and torch.device(device).type != "cuda":
+        raise HmoeError(f"precision tf32 is arithmetic of NVIDIA's GPUs, and this is {device}. "
+                        "Fix: --device cuda, or precision float32.")
+    cudnn, matmul, tf32 = torch.backends.cudnn, torch.backends.cuda.matmul, precision == "tf32"
+    wanted = ((cudnn, "deterministic", True), (cudnn, "benchmark", False),
+              (cudnn, "allow_tf32", tf32), (matmul, "allow_tf32", tf32))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+    for owner, name, value in wanted: setattr(owner, name, value)
+    try: yield
+    finally:
+        for owner, name, value in before: setattr(owner, name, value)
 
 # %% ../nbs/02_arithmetic.ipynb #def-warn
 def warn_of_arithmetic(asked: str, device="cpu"):

@@ -91,7 +91,7 @@ def _record(scale: str, rounds: int, results: dict, first: dict, skipped: dict, 
     outside = {w: [share for _, share in results[w, "float32"]] for w in WORKLOADS[:2]}
     norms = {}
     for (shape, name), values in pick("group norm").items(): norms.setdefault(shape, {})[name] = values
-    missing = {p: f"not measured at scale {scale}" for p in PRECISIONS if p not in size.precisions}
+    missing = {p: f"not measured at scale {scale}" for p in SCALES["full"].precisions if p not in size.precisions}
     return {"bench_version": BENCH_VERSION, "scale": scale, "rounds": rounds, "images": size.domains * size.batch, "image": [1, size.side, size.side], "evaluated": size.evaluated,
             "seconds": seconds, "outside": outside, "group_norm": norms, "matrix_gflops": {name: values for (name,), values in pick("matrix product").items()}, "bf16": bf16_hardware(),
             "skipped": missing | {key[1] if key[0] in WORKLOADS else " ".join(key): reason for key, reason in skipped.items()},

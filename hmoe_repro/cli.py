@@ -132,10 +132,10 @@ def runs():
 def _artefacts(names: list[str] | None, profile: str, everything: bool = False) -> tuple[list[str], list[str]]:
     """(artefacts, studies) of a request, checked; no names means what the profile makes without being asked, or with `everything` all it has."""
     from hmoe_repro.core import one_of
-    from hmoe_repro.studies import ARTEFACTS, PROFILES, artefact_study
+    from hmoe_repro.studies import ARTEFACTS, PROFILES, artefact_studies
     one_of(profile, PROFILES, "profile")
     names = list(names or [n for n, a in ARTEFACTS.items() if profile in a.profiles and (everything or profile not in a.optional)])
-    return names, list(dict.fromkeys(artefact_study(n, profile) for n in names))
+    return names, list(dict.fromkeys(s for n in names for s in artefact_studies(n, profile)))
 
 # %% ../nbs/60_cli.ipynb #def-known-records
 def _known_records(store) -> list[dict]:
@@ -145,26 +145,48 @@ def _known_records(store) -> list[dict]:
     return store.scan()[0] + [r for path in sorted(results_dir().glob("*.jsonl")) for r in load_study(path.stem)]
 
 # %% ../nbs/60_cli.ipynb #def-plan
+def _hours(seconds: float) -> str:
+    """A time as one reads it: '12 minutes', '3.4 hours'."""
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+
+def _print_plan(profile: str, rows: list[list], jobs: int, where: str, peak: float):
+    """Print the studies (name, runs, missing runs, seconds of each that can be estimated) of a plan."""
+    total = sum(sum(times) for *_, times in rows)
+    unknown = sum(missing - len(times) for _, _, missing, times in rows)
+    said = [[study, runs, missing, "not measured" if missing and not times else _hours(sum(times))]
+            for study, runs, missing, times in rows]
+    _table(f"Profile {profile} (a run that two studies share counts as missing once)",
+           ["study", "runs", "missing", "one after the other"], said)
+    if any(times for *_, times in rows) or not unknown:
+        print(f"About {_hours(total / jobs)} with {jobs} jobs, by the times of finished runs of the "
+              f"same kind on this kind of device ({where}).")
+    if unknown: print(f"{unknown} runs are of a kind that was not measured on this device ({where}): "
+                      "no estimate.")
+    if peak: print(f"A job needs up to {peak / 1024:.1f} GiB of memory.")
+
 @app.command()
-def plan(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all of the profile.")] = None, profile: ProfileName = "quick", everything: Everything = False, jobs: Jobs = None, data_dir: DataDir = None):
-    """Which runs are still missing, and about how long they take."""
+def plan(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all of the profile.")] = None,
+         profile: ProfileName = "quick", everything: Everything = False, jobs: Jobs = None,
+         device: Device = "auto", data_dir: DataDir = None):
+    """Which runs are still missing, and about how long they take on this device."""
     _data_folder(data_dir)
+    from hmoe_repro.core import environment, resolve_device
     from hmoe_repro.records import RunStore
-    from hmoe_repro.studies import estimate_seconds, study_specs
+    from hmoe_repro.studies import estimate_seconds, on_device, study_specs
+    from hmoe_repro.sweep import default_jobs
     _, studies = _artefacts(artefacts, profile, everything)
-    store, rows, total, unknown, counted = RunStore(), [], 0.0, 0, set()
-    known = _known_records(store)
+    store, rows, counted, where = RunStore(), [], set(), resolve_device(device)
+    here = environment(where)
+    known = on_device(_known_records(store), here)
     for study in studies:
         specs = study_specs(study)
         missing = [s for s in specs if s.run_id not in counted and (store.read(s.run_id) or {}).get("status") != "complete"]
         counted |= {s.run_id for s in specs}
-        times = [estimate_seconds(s, known) for s in missing]
-        unknown, total = unknown + times.count(None), total + sum(t for t in times if t)
-        rows.append([study, len(specs), len(missing), f"{sum(t for t in times if t) / 60:.1f}"])
-    _table(f"Profile {profile} (a run that two studies share counts as missing once)", ["study", "runs", "missing", "core minutes"], rows)
-    jobs = jobs or os.cpu_count() or 1
-    peak = max((r["environment"].get("peak_memory_mb", 0) for r in known if "environment" in r), default=0)
-    print(f"About {total / 60 / jobs:.0f} minutes with {jobs} jobs, by the times of finished runs of the same kind." + (f" {unknown} runs are of a kind that never ran: no estimate." if unknown else "") + (f" A job needs up to {peak / 1024:.1f} GiB of memory." if peak else ""))
+        times = [t for t in (estimate_seconds(s, known) for s in missing) if t]
+        rows.append([study, len(specs), len(missing), times])
+    peak = max((r["environment"].get("peak_memory_mb", 0) for r in known), default=0)
+    name = here["device"] if here["device"] == "cpu" else here["device_name"]
+    _print_plan(profile, rows, jobs or default_jobs(where), name, peak)
 
 # %% ../nbs/60_cli.ipynb #def-train-one
 def _train_one(spec, store, device, folder, progress) -> dict:
@@ -193,7 +215,7 @@ def train(algorithm: Annotated[str, typer.Option(help="`hmoe list --algorithms`,
           n_hparams: Annotated[Optional[int], typer.Option(min=1, help="Train the draws 0 to N-1 and choose among them.")] = None,
           checkpoint_frequency: Annotated[Optional[int], typer.Option(min=1, help="Updates between evaluations.")] = None, sampler: Annotated[str, typer.Option(help="domain (a batch of each training domain) or pooled.")] = "domain",
           evaluate: Annotated[str, typer.Option(help="selection or all; selection:2000 caps the validation images of each training domain.")] = "selection",
-          precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile or bf16-compile.")] = "float32",
+          precision: Annotated[str, typer.Option(help="float32, bf16, float32-compile, bf16-compile, or tf32 on a GPU.")] = "float32",
           parity: Annotated[bool, typer.Option("--parity", help="Draw a generated data set from DomainBed's run seed instead of the trial seed.")] = False,
           arithmetic: Annotated[str, typer.Option(help="native, or portable: the same bits on every x86-64 processor with AVX2.")] = "native",
           set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value of a hyper-parameter, or of an option of image data; repeat for several.")] = None, device: Device = "auto", data_dir: DataDir = None):
@@ -310,22 +332,27 @@ def reproduce(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Art
 def sweep(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefacts; default: all of the profile.")] = None, profile: ProfileName = "paper", everything: Everything = False, jobs: Jobs = None, device: Device = "auto", engine: Engine = "local",
           minutes: Annotated[Optional[float], typer.Option(min=0.01, help="Stop after this long; the next call goes on.")] = None,
           algorithm: Annotated[Optional[list[str]], typer.Option(help="Only this algorithm, or file.py:Name, trained as ERM is; repeat for several.")] = None,
-          n_hparams: Annotated[int, typer.Option(min=1, help="Train each run with the draws 0 to N-1 of its hyper-parameters.")] = 1, rule: Rule = "training-domain", data_dir: DataDir = None):
+          n_hparams: Annotated[int, typer.Option(min=1, help="Train each run with the draws 0 to N-1 of its hyper-parameters.")] = 1, rule: Rule = "training-domain", data_dir: DataDir = None,
+          measure: Annotated[bool, typer.Option("--measure", help="On a GPU: measure first how many runs side by side are fastest.")] = False):
     """Train what is missing of some artefacts' runs and render nothing; can be stopped and continued."""
     folder = _data_folder(data_dir)
     from hmoe_repro.core import HmoeError, resolve_device
     from hmoe_repro.records import RunStore
     from hmoe_repro.select_table import only_algorithms, search_specs
     from hmoe_repro.studies import study_specs
-    from hmoe_repro.sweep import sweep as run_all
+    from hmoe_repro.sweep import best_way, sweep as run_all
     started, where = time.monotonic(), str(resolve_device(device))
     _, studies = _artefacts(artefacts, profile, everything)
     store, asked = RunStore(), list({s.run_id: s for study in studies for s in study_specs(study)}.values())
     specs = search_specs(only_algorithms(asked, algorithm) if algorithm else asked, n_hparams, rule)
     missing = [s for s in specs if (store.read(s.run_id) or {}).get("status") != "complete"]
     print(f"profile {profile}: {len(specs)} runs, {len(missing)} to train on {where}", flush=True)
+    recorded = False
+    if measure and missing:
+        if jobs: raise HmoeError("--measure finds the number of jobs. Fix: leave out --jobs, or --measure.")
+        jobs, recorded = best_way(missing, store, where, folder)
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
-    with Progress(len(missing)) as progress: results = run_all(specs, store, jobs, where, folder, progress, engine, left)
+    with Progress(len(missing)) as progress: results = run_all(specs, store, jobs, where, folder, progress, engine, left, recorded)
     counts = {status: sum(s == status for s, _ in results.values()) for status in ("complete", "unfinished", "elsewhere", "failed")}
     begun = sum((store.path(i) / "state.safetensors").exists() for i, (status, _) in results.items() if status == "unfinished")
     print(f"{counts['complete']} of {len(specs)} runs complete, {counts['unfinished']} unfinished ({begun} begun), {counts['elsewhere']} in other hands, {counts['failed']} failed; {time.monotonic() - started:.0f} s")
@@ -334,18 +361,19 @@ def sweep(artefacts: Annotated[Optional[list[str]], typer.Argument(help="Artefac
 
 # %% ../nbs/60_cli.ipynb #def-pack
 @app.command()
-def pack(file: Annotated[str, typer.Argument(help="A .tar.gz to write.")], states: Annotated[bool, typer.Option(help="With the states of half-done runs.")] = True, weights: Annotated[bool, typer.Option(help="With the selected weights.")] = False):
+def pack(file: Annotated[str, typer.Argument(help="A .tar.gz to write.")], states: Annotated[bool, typer.Option(help="With the states of half-done runs.")] = True, weights: Annotated[bool, typer.Option(help="With the selected weights.")] = False,
+         arrays: Annotated[bool, typer.Option(help="With codes and other arrays.")] = True):
     """Put all runs of the store in one file, to carry them to another machine."""
     from hmoe_repro.parcel import pack as pack_runs
     from hmoe_repro.records import RunStore
-    print(pack_runs(RunStore(), file, states, weights))
+    print(pack_runs(RunStore(), file, states, weights, arrays))
 
 @app.command()
-def unpack(file: Annotated[str, typer.Argument(help="What `hmoe pack` wrote.")]):
-    """Add the runs of a packed file to the store; all of them or, if one does not fit, none."""
+def unpack(files: Annotated[list[str], typer.Argument(help="What `hmoe pack` wrote.")]):
+    """Add the runs of packed files to the store; of each file all or, if one does not fit, none."""
     from hmoe_repro.parcel import unpack as unpack_runs
     from hmoe_repro.records import RunStore
-    print(unpack_runs(RunStore(), file))
+    for file in files: print(unpack_runs(RunStore(), file))
 
 # %% ../nbs/60_cli.ipynb #def-bar
 class Bar:

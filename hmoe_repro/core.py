@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PACKAGES', 'HmoeError', 'one_of', 'seed_hash', 'seed_everything', 'random_state', 'restore_random_state',
-           'resolve_device', 'single_thread', 'import_torchvision', 'repo_root', 'data_dir', 'runs_dir', 'results_dir',
-           'figures_dir', 'ensure_writable', 'write_atomic', 'versions', 'git_commit', 'library_hash', 'processor',
-           'environment']
+           'resolve_device', 'on_device', 'single_thread', 'import_torchvision', 'repo_root', 'data_dir', 'runs_dir',
+           'results_dir', 'figures_dir', 'ensure_writable', 'write_atomic', 'versions', 'git_commit', 'library_hash',
+           'processor', 'environment']
 
 # %% ../nbs/01_core.ipynb #imports
 import contextlib
@@ -48,19 +48,20 @@ def seed_everything(seed: int):
     torch.manual_seed(seed)
 
 # %% ../nbs/01_core.ipynb #def-random-state
-def random_state() -> dict:
-    """The state of the three global generators, as numbers, lists and tensors."""
+def random_state(device="cpu") -> dict:
+    """The state of the three global generators, and of that of a CUDA `device`, as numbers, lists
+    and tensors."""
     import numpy as np
     import torch
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
     state = {"python": [version, list(internal), gauss], "numpy": [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
              "torch": torch.get_rng_state()}
-    if torch.cuda.is_available(): state["cuda"] = torch.cuda.get_rng_state()
+    if torch.device(device).type == "cuda": state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 # %% ../nbs/01_core.ipynb #def-restore-random-state
-def restore_random_state(state: dict):
+def restore_random_state(state: dict, device="cpu"):
     """Put back what `random_state` returned."""
     import numpy as np
     import torch
@@ -69,7 +70,8 @@ def restore_random_state(state: dict):
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available(): torch.cuda.set_rng_state(state["cuda"])
+    if "cuda" in state and torch.device(device).type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 # %% ../nbs/01_core.ipynb #def-resolve-device
 def resolve_device(name: str = "auto"):
@@ -82,6 +84,13 @@ def resolve_device(name: str = "auto"):
     except (RuntimeError, AssertionError) as error:
         raise HmoeError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}). Fix: --device cpu, or auto.") from None
     return device
+
+# %% ../nbs/01_core.ipynb #def-on-device
+def on_device(tensor, device):
+    """`tensor` on `device`; a CUDA device fetches it from pinned memory, and nobody waits for it."""
+    import torch
+    if torch.device(device).type != "cuda" or tensor.device.type != "cpu": return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 # %% ../nbs/01_core.ipynb #def-single-thread
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ __all__ = ['DATASETS', 'SIZE', 'STYLES', 'MNIST_MD5', 'COLOUR_FLIPS', 'ANGLES', 
 
 # %% ../nbs/20_datasets.ipynb #imports
 import colorsys
+import copy
 import functools
 import gzip
 import hashlib
@@ -81,8 +82,9 @@ class MultiDomainDataset:
     def to(self, device) -> "MultiDomainDataset":
         """The same data with images and labels on `device`."""
         if torch.device(device).type == "cpu": return self
-        moved = replace(self, images=[x.to(device) for x in self.images], labels=[y.to(device) for y in self.labels])
-        moved.__dict__["fingerprint"] = self.fingerprint
+        self.fingerprint, moved = self.fingerprint, copy.copy(self)  # known, for it needs the CPU
+        for name in ("images", "labels"):
+            setattr(moved, name, [t.to(device) for t in getattr(self, name)])
         return moved
 
     @functools.cached_property

@@ -148,5 +148,6 @@ def total_loss(
         raise HmoeError(f"a weight is set for {', '.join(missing)}, but the losses are {', '.join(losses)}. Fix: set that weight to 0, or give the model what the loss needs (domain labels for L_d, adversarial_classes for L_ad).")
     if not given:
         raise HmoeError("all loss weights are 0, so nothing would be learnt. Fix: set lambda_y=1.")
-    given["L_en"] = given.get("L_en", 0.0) * entropy_weight(progress)
-    return sum(weight * losses[name] for name, weight in given.items() if weight)
+    if "L_en" in given: given["L_en"] *= entropy_weight(progress)
+    used = {name: w for name, w in given.items() if isinstance(w, Tensor) or w}
+    return sum(weight * losses[name] for name, weight in used.items())

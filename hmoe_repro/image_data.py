@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 
 from .cache import ImageCache, Ledger, examine, gather, open_cache, progress_bar
-from .core import HmoeError, import_torchvision, one_of
+from .core import HmoeError, import_torchvision, on_device, one_of
 from .images import ImageTree, as_bytes, augment, normalise, read_image, refuse_unreadable, square, training_transform, without
 
 # %% ../nbs/26_image_data.ipynb #def-checked-options
@@ -252,9 +252,10 @@ class ImageDataset(ImageFiles):
         """A function `device -> floats (B, 3, R, R)` for images of the domain at `position`; helpers begin at once. `HmoeError` for seeds without augmentation."""
         if seeds is not None and not self.augmented: raise HmoeError(f"{self.name} has data_augmentation off, so its images take no seeds.")
         if seeds is not None and len(seeds) != len(indices): raise HmoeError(f"{len(indices)} images need as many seeds, got {len(seeds)}.")
-        if self.cache and seeds is None: return lambda device="cpu": normalise(gather(self.cache, self.rows[position][indices]).to(device))
+        if self.cache and seeds is None: return lambda device="cpu": normalise(
+            on_device(gather(self.cache, self.rows[position][indices]), device))
         finish = later(self._task(position, indices, seeds), self.helpers())
-        return lambda device="cpu": normalise(torch.from_numpy(finish()).to(device))
+        return lambda device="cpu": normalise(on_device(torch.from_numpy(finish()), device))
 
     def inputs(self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None) -> torch.Tensor:
         """Normalised floats (B, 3, R, R) on `device`, laid out channels last; augmented where there are `seeds` (B,)."""

@@ -17,14 +17,14 @@ from torch import nn
 from .core import HmoeError, one_of
 
 # %% ../nbs/22_networks.ipynb #precision
-PRECISIONS = ("float32", "bf16", "float32-compile", "bf16-compile")
+PRECISIONS = ("float32", "bf16", "float32-compile", "bf16-compile", "tf32")
 
 class Backbone(nn.Module):
     """A network whose `features` run in `precision`; its output is float32. `HmoeError` where a '-compile' precision finds no compiler."""
     precision = "float32"
 
     def forward(self, x):
-        if self.precision == "float32": return self.features(x)
+        if self.precision in ("float32", "tf32"): return self.features(x)
         run = self._run_compiled if self.precision.endswith("-compile") else self.features
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision.startswith("bf16")): return run(x).float()
 

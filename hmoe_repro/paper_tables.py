@@ -6,7 +6,8 @@
 __all__ = ['TWINS', 'TABLES', 'PAPER_SEEDS', 'PAPER_RUN', 'LARGE_RUN', 'KNOWN_COPIES', 'SHAPE_CEILING', 'paper_run',
            'paper_hparams', 'paper_dataset', 'setting_departures', 'incomplete_cells', 'departures', 'error_words',
            'limit_words', 'limits_table', 'average_name', 'named_table', 'without_nd', 'colour_table', 'colour_lines',
-           'paper_block', 'against_paper', 'beside_table', 'paper_verdict', 'study_verdict', 'draw_results']
+           'paper_block', 'against_paper', 'beside_table', 'paper_verdict', 'study_verdict', 'draw_results',
+           'by_dataset', 'average_cells', 'table1', 'draw_table1']
 
 # %% ../nbs/59_paper_tables.ipynb #imports
 import matplotlib.pyplot as plt
@@ -211,4 +212,53 @@ def draw_results(records: list[dict], per_row: int = 4):
             at = [labels.index(key) for key in zip(part.algorithm, part["mode"])]
             axis.plot(part.paper, at, "D", ms=5.5, mfc="none", mec="black", mew=0.8)
     axes.flat[len(domains) - 1].set_title(average_name(records))
+    return figure
+
+# %% ../nbs/59_paper_tables.ipynb #def-table1
+def by_dataset(records: list[dict]) -> dict[str, list[dict]]:
+    """Data set -> its runs; data sets in the order of `DATASETS`."""
+    named = set(distinct(records, "dataset"))
+    return {name: select(records, dataset=name) for name in DATASETS if name in named}
+
+def average_cells(records: list[dict]) -> pd.DataFrame:
+    """Rows of `against_paper` for the averages over the test domains of each data set, with the name
+    of the data set in front; `paper` and `difference` are NaN where runs are not of its protocol."""
+    def cells(part):
+        reduced = bool(setting_departures(part))
+        plain = cell_statistics(run_results(part)).assign(paper=np.nan, difference=np.nan)
+        return plain if reduced else against_paper(part)
+    parts = {name: cells(part) for name, part in by_dataset(records).items()}
+    frame = pd.concat([part.assign(dataset=name) for name, part in parts.items()])
+    frame = frame[frame.test_domain == "Average"].drop(columns="test_domain")
+    return frame[["dataset", *frame.columns.drop("dataset")]].reset_index(drop=True)
+
+def table1(records: list[dict]) -> pd.DataFrame:
+    """Algorithm and mode by data set: the average over its test domains as text, with the difference
+    to the paper in brackets where there is one; rows in the order of tables."""
+    def text(r):
+        gap = "" if np.isnan(r.difference) else f" [{round(r.difference, 1) + 0.0:+.1f}]"
+        return cell_text(r.mean, r.stderr, r.n, r.expected) + gap
+    cells = average_cells(records)
+    wide = cells.assign(cell=[text(r) for r in cells.itertuples(index=False)]).pivot(
+        index=["algorithm", "mode"], columns="dataset", values="cell")
+    order = sorted(wide.index, key=lambda key: (rank(key[0]), MODES.index(key[1])))
+    return wide.loc[order, list(by_dataset(records))].fillna("–").reset_index().rename_axis(columns=None)
+
+# %% ../nbs/59_paper_tables.ipynb #def-draw-table1
+def draw_table1(records: list[dict]):
+    """A figure with a panel per data set: averages over test domains, mean ± standard error."""
+    cells, parts = average_cells(records), by_dataset(records)
+    rows = list(zip(*(table1(records)[name] for name in ("algorithm", "mode"))))
+    figure, axes = plt.subplots(1, len(parts), figsize=(2.6 * len(parts) + 1.2, 0.2 * len(rows) + 1),
+                                sharey=True, squeeze=False)
+    for axis, (name, part) in zip(axes.flat, parts.items()):
+        mine = cells[cells.dataset == name]
+        at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
+        limit, base = resolvable_difference(part).resolvable.iloc[-1], mine["mean"].median()
+        axis.axvspan(base - limit / 2, base + limit / 2, color="#E8E8E8", lw=0)
+        axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)
+        axis.plot(mine.paper, at, "D", ms=5.5, mfc="none", mec="black", mew=0.8)
+        axis.set(title=f"{name}, {average_name(part).lower()}", xlabel="accuracy, %",
+                 yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6))
+        axis.set_yticklabels([a if m == "default" else f"{a} {m.upper()}" for a, m in rows])
     return figure

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from .core import HmoeError, one_of, seed_hash
+from .core import HmoeError, on_device, one_of, seed_hash
 from .datasets import MultiDomainDataset
 
 # %% ../nbs/40_protocol.ipynb #def-split-indices
@@ -74,11 +74,17 @@ def gather(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.
     """Minibatches [(x, y), ...], one for each named domain and in their order; a domain that was not drawn has an empty one. `seeds`: one for each image that is to be augmented."""
     return request(dataset, domains, indices, device, seeds)()
 
+def _beside(indices, device) -> list[torch.Tensor]:
+    """Index tensors on the device of what they index, carried over in one copy."""
+    if all(part.device == device for part in indices): return list(indices)
+    return list(on_device(torch.cat(list(indices)), device).split([len(part) for part in indices]))
+
 def request(dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu", seeds: list[torch.Tensor] | None = None):
     """A function that returns what `gather` does; where images come from files and helpers decode them, they begin now."""
     positions = [dataset.domain_index(d) for d in domains]
+    indices = _beside(indices, dataset.labels[positions[0]].device)
     asked = [dataset.request(d, i, s) for d, i, s in zip(positions, indices, seeds or [None] * len(indices))]
-    return lambda: [(x(device), dataset.labels[d][i].to(device)) for x, d, i in zip(asked, positions, indices)]
+    return lambda: [(x(device), on_device(dataset.labels[d][i], device)) for x, d, i in zip(asked, positions, indices)]
 
 # %% ../nbs/40_protocol.ipynb #def-validation-seeds
 def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> torch.Tensor:
@@ -103,14 +109,14 @@ def evaluate(algorithm, dataset: MultiDomainDataset, domain: str, indices: torch
     """mode -> accuracy (0 to 1) on the given images of a domain; augmented where there are `seeds`, one for each image."""
     index, was_training = dataset.domain_index(domain), algorithm.training
     algorithm.eval()
-    correct = dict.fromkeys(algorithm.modes, 0)
-    parts = indices.split(EVALUATION_BATCH)
+    parts = on_device(indices, dataset.labels[index].device).split(EVALUATION_BATCH)
+    hits = torch.zeros(len(algorithm.modes), dtype=torch.long, device=device)  # read once, at the end
     for part, drawn in zip(parts, [None] * len(parts) if seeds is None else seeds.split(EVALUATION_BATCH)):
-        labels = dataset.labels[index][part].to(device)
+        labels = on_device(dataset.labels[index][part], device)
         logits = algorithm.predict_modes(dataset.inputs(index, part, device, drawn))
-        for mode in algorithm.modes: correct[mode] += int((logits[mode].argmax(1) == labels).sum())
+        hits += torch.stack([(logits[m].argmax(1) == labels).sum() for m in algorithm.modes])
     algorithm.train(was_training)
-    return {mode: number / len(indices) for mode, number in correct.items()}
+    return {mode: n / len(indices) for mode, n in zip(algorithm.modes, hits.tolist())}
 
 # %% ../nbs/40_protocol.ipynb #def-parse-policy
 POLICIES = ("selection", "all")

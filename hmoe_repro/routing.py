@@ -51,10 +51,10 @@ def entropy_loss(
 
 # %% ../nbs/12_routing.ipynb #def-entropy-weight
 def entropy_weight(
-    progress: float,  # t / T, from 0 to 1
+    progress: float,  # t / T, from 0 to 1; a tensor () gives a tensor, for a recorded update
 ) -> float:
     "Ramp gamma_en of the entropy loss: 0 to 1 over the first half of training (HMOE, section 3.4.2)."
-    return min(1.0, 2.0 * progress)
+    return (2.0 * progress).clamp(max=1.0) if isinstance(progress, Tensor) else min(1.0, 2.0 * progress)
 
 # %% ../nbs/12_routing.ipynb #def-load-balance-loss
 def load_balance_loss(
@@ -86,19 +86,25 @@ def reverse_gradient(
 
 # %% ../nbs/12_routing.ipynb #def-reversal-weight
 def reversal_weight(
-    progress: float,  # t / T, from 0 to 1
+    progress: float,  # t / T, from 0 to 1; a tensor () gives a tensor, for a recorded update
 ) -> float:
     "Weight lambda_grl of the gradient reversal, from 0 to almost 1 (HMOE, eq. 6)."
-    return 2.0 / (1.0 + math.exp(-10.0 * progress)) - 1.0
+    exp = torch.exp if isinstance(progress, Tensor) else math.exp
+    return 2.0 / (1.0 + exp(-10.0 * progress)) - 1.0
 
 # %% ../nbs/12_routing.ipynb #def-domain-loss
 def domain_loss(
     log_p: Tensor,  # (B, K): from `gate_logits`
     domain_labels: Tensor,  # (B,) integers: 0 ... K-1, or -1 where the domain is unknown
 ) -> Tensor:  # scalar; 0 if no sample is labelled
-    "Negative log likelihood of the known domains, L_d (HMOE, eq. 7). HmoeError for labels outside -1 ... K-1."
+    """Negative log likelihood of the known domains, L_d (HMOE, eq. 7).
+
+    HmoeError for labels on the CPU outside -1 ... K-1; to read those on a GPU would stop it at each
+    update, and there the likelihood itself refuses them.
+    """
     K = log_p.shape[-1]
-    if domain_labels.numel() and not -1 <= int(domain_labels.min()) <= int(domain_labels.max()) < K:
+    readable = domain_labels.device.type == "cpu" and domain_labels.numel()
+    if readable and not -1 <= int(domain_labels.min()) <= int(domain_labels.max()) < K:
         raise HmoeError(f"domain label outside -1 ... {K - 1}: got {domain_labels.min().item()} to {domain_labels.max().item()} with {K} experts. Fix: number domains from 0, use -1 for unknown, or give more experts.")
     total = F.nll_loss(log_p, domain_labels, ignore_index=-1, reduction="sum")
     return total / (domain_labels >= 0).sum().clamp_min(1)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from .algorithms import get_algorithm
-from .arithmetic import arithmetic_in_use, warn_of_arithmetic
+from .arithmetic import arithmetic_in_use, device_arithmetic, warn_of_arithmetic
 from .clusters import score_discovery
 from .core import (HmoeError, data_dir as default_data_dir, ensure_writable, environment,
                              library_hash, one_of, random_state, repo_root, resolve_device, restore_random_state,
@@ -32,6 +32,7 @@ from .datasets import load_dataset
 from .known_data import own_folders
 from .networks import set_precision
 from .algorithms.base import as_floats
+from .algorithms.recorded_updates import RecordedUpdate
 from .algorithms.own_algorithms import explain_error, restore_algorithm
 from .protocol import EVALUATION_BATCH, Sampler, evaluate, gather, is_checkpoint, make_splits, parse_policy, parts_to_evaluate, request, run_seed, training_domains, validation_seeds
 from .records import (RECORD_VERSION, TOY, RunSpec, RunStore, data_seed, is_sealed, load_state,
@@ -66,10 +67,21 @@ def check_version(spec: RunSpec, algorithm):
     raise HmoeError(f"run {spec.run_id} is of version {spec.algorithm_version} of {spec.algorithm}, "
                     f"and this library has version {here}. Fix: plan the run anew.")
 
+# %% ../nbs/43_train.ipynb #def-add-up
+def _add_up(sums: dict, losses: dict[str, float], step: int):
+    """Enter the losses of an update into `sums`, name -> (total, count). `HmoeError` if one is not
+    finite."""
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            raise HmoeError(f"{name} became {value} at update {step}. "
+                            "Fix: a smaller lr, or look at the inputs.")
+        total, count = sums.get(name, (0.0, 0))
+        sums[name] = (total + value, count + 1)
+
 # %% ../nbs/43_train.ipynb #def-trainer
 class Trainer:
-    """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the same machine."""
-    def __init__(self, spec: RunSpec, data, device):
+    """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the same machine. `recorded`: see `RecordedUpdate`."""
+    def __init__(self, spec: RunSpec, data, device, recorded: bool = False):
         self.spec, self.data, self.device = spec, data, device
         self.domains = training_domains(data, spec.test_domains)
         self.splits = make_splits(data, spec.trial_seed)
@@ -78,6 +90,7 @@ class Trainer:
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
         self.sampler = Sampler([self.splits[d]["in"] for d in self.domains], self.algorithm.hparams["batch_size"], seed, spec.sampler)
+        self.recording = RecordedUpdate(self.algorithm, device) if recorded else None
         self.step, self.checkpoints, self.sums, self.best, self.ahead = 0, [], {}, {}, None
 
     def _draw(self):
@@ -93,11 +106,9 @@ class Trainer:
 
     def update(self):
         """One update on one batch per training domain. `HmoeError` as soon as a loss is no finite number."""
-        losses = as_floats(self.algorithm.update(self._next_batch()), self.spec.algorithm)
-        for name, value in losses.items():
-            if not math.isfinite(value): raise HmoeError(f"{name} became {value} at update {self.step}. Fix: a smaller lr, or look at the inputs.")
-            total, count = self.sums.get(name, (0.0, 0))
-            self.sums[name] = (total + value, count + 1)
+        update = self.recording or self.algorithm.update
+        losses = as_floats(update(self._next_batch()), self.spec.algorithm)
+        _add_up(self.sums, losses, self.step)
         self.step += 1
 
     def _validation_seeds(self, domain: str):
@@ -124,7 +135,7 @@ class Trainer:
 
     def state(self) -> dict:
         """Everything that the rest of the run depends on."""
-        return {"algorithm": self.algorithm.training_state(), "random": random_state(), "sampler": self.ahead[0] if self.ahead else self.sampler.generator.get_state(),
+        return {"algorithm": self.algorithm.training_state(), "random": random_state(self.device), "sampler": self.ahead[0] if self.ahead else self.sampler.generator.get_state(),
                 "step": self.step, "checkpoints": self.checkpoints, "sums": self.sums, "best": self.best}
 
     def load(self, state: dict):
@@ -134,7 +145,7 @@ class Trainer:
         self.ahead = None
         self.step, self.checkpoints, self.best = state["step"], state["checkpoints"], state["best"]
         self.sums = {name: tuple(pair) for name, pair in state["sums"].items()}
-        restore_random_state(state["random"])
+        restore_random_state(state["random"], self.device)
 
 # %% ../nbs/43_train.ipynb #def-collect-codes
 @torch.no_grad()
@@ -231,9 +242,14 @@ def _save(path: Path, state: dict, spent: float, run_id: str):
     save_state(path, {"trainer": state, "spent": spent, "library": library_hash(), "run": run_id})
 
 # %% ../nbs/43_train.ipynb #def-train
-def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _recording(trainer: Trainer) -> dict:
+    """For the record: whether updates were recorded, where that was asked for."""
+    if trainer.recording is None: return {}
+    return {"recorded": trainer.recording.reason or "yes"}
+
+def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
-    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
+    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device, recorded)
     check_version(spec, trainer.algorithm)
     state_path, started = folder / "state.safetensors", time.perf_counter()
     saved = _saved(state_path, spec.run_id)
@@ -252,10 +268,10 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
         write_atomic(folder / "arrays.safetensors", sealed(arrays))
         save_model(_selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     test_size = sum(len(trainer.splits[d]["in"]) for d in spec.test_domains)
-    return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started}
+    return {"checkpoints": trainer.checkpoints, "selected": selected, "discovery": discovery, "test_size": test_size, "resumed": resumed > 0, "wall_time_s": spent + time.perf_counter() - started} | _recording(trainer)
 
 # %% ../nbs/43_train.ipynb #def-train-toy
-def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
     """As `_train`, for the toy regression."""
     state_path, started = folder / "state.safetensors", time.perf_counter()
     saved = _saved(state_path, spec.run_id)
@@ -307,19 +323,22 @@ def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu", data_d
     return _record(spec, "failed", reason, _partial(folder, spec.run_id), device)
 
 # %% ../nbs/43_train.ipynb #def-run
-def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None) -> dict | None:
+def run(spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None,
+        recorded: bool = False) -> dict | None:
     """Train what `spec` says, or go on with it, and return its record; None if another process is at it.
+    `recorded` as in `Trainer`.
 
     A run that fails returns a record with status 'failed' and its reason. Raises `HmoeError` for a damaged record or an unusable folder or device.
     """
     store, device = store or RunStore(), resolve_device("cpu" if spec.dataset == TOY else str(device))
     folder = ensure_writable(store.path(spec.run_id))
     warn_of_arithmetic(spec.arithmetic, device)
-    with run_lock(folder) as mine, single_thread():
+    precise = device_arithmetic(spec.precision, device)
+    with run_lock(folder) as mine, single_thread(), precise:
         if not mine: return None
         done = store.read(spec.run_id)
         if done and done["status"] == "complete": return done
-        try: record = _record(spec, "complete", None, (_train_toy if spec.dataset == TOY else _train)(spec, folder, device, data_dir, on_step), device)
+        try: record = _record(spec, "complete", None, (_train_toy if spec.dataset == TOY else _train)(spec, folder, device, data_dir, on_step, recorded), device)
         except (KeyboardInterrupt, BrokenPipeError): raise
         except Exception as error:
             reason = explain_error(error, spec.algorithm, spec.algorithm_source)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain_labels', 'live_batch_norm', 'forward_parts',
            'cyclic_pairs', 'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy', 'flat', 'unflat',
-           'step_on', 'to_floats']
+           'step_on', 'stacked', 'to_floats']
 
 # %% ../nbs/17_training_tools.ipynb #imports
 import copy
@@ -75,10 +75,14 @@ class AnnealedPenalty:
     penalty_before = 1.0
 
     @property
+    def annealed(self) -> bool:
+        """Is the jump behind the update that comes next, or at it?"""
+        return self.update_count >= self.hparams[self.penalty_hparams[1]]
+
+    @property
     def penalty_weight(self) -> float:
         """The weight at the update that comes next."""
-        weight, iterations = (self.hparams[name] for name in self.penalty_hparams)
-        return weight if self.update_count >= iterations else self.penalty_before
+        return self.hparams[self.penalty_hparams[0]] if self.annealed else self.penalty_before
 
     def update(self, minibatches, unlabeled=None):
         if 0 < self.update_count == self.hparams[self.penalty_hparams[1]]: self.optimizer = None  # made anew by the next line
@@ -127,6 +131,11 @@ def step_on(optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters, re
     optimizer.step()
 
 # %% ../nbs/17_training_tools.ipynb #def-to-floats
+def stacked(losses: dict) -> torch.Tensor:
+    """Scalar tensors, or numbers, as one detached tensor (n,) on the device of the loss."""
+    device = next((v.device for v in losses.values() if isinstance(v, torch.Tensor)), None)
+    return torch.stack([torch.as_tensor(v, device=device).detach() for v in losses.values()])
+
 def to_floats(losses: dict) -> dict[str, float]:
     """Scalar tensors, or numbers, as floats, in one transfer from the device."""
-    return dict(zip(losses, torch.stack([torch.as_tensor(value).detach() for value in losses.values()]).tolist()))
+    return dict(zip(losses, stacked(losses).tolist()))

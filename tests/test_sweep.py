@@ -1,13 +1,17 @@
 """Many runs: failures isolated, dead workers replaced, nothing done twice."""
 import os
 import signal
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.records import RunStore, make_spec, outcome, run_lock
-from hmoe_repro.studies import ARTEFACTS, PROFILES, STUDIES, artefact_study, estimate_seconds, runs_with_arrays, study_specs
-from hmoe_repro.sweep import sweep
+from hmoe_repro.studies import (ARTEFACTS, BASELINES, PROFILES, STUDIES, artefact_studies, artefact_study,
+                                estimate_seconds, on_device, runs_with_arrays, study_specs)
+from hmoe_repro.tables import paper_numbers
+from hmoe_repro.sweep import _disagreement, best_way, measure_ways, sweep
 from hmoe_repro.train import run
 
 
@@ -106,7 +110,7 @@ def test_studies_are_whole_and_distinct():
         except HmoeError as error:        # their specifications hold the fingerprint of data that is not here
             assert study.startswith(("mnist-", "pacs-", "paper-")) and "Fix:" in str(error)
             continue
-        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity", "-table1")))
+        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity", "-table1", "-baselines")))
     quick = study_specs("quick-digits")
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
@@ -132,6 +136,33 @@ def test_estimate_is_the_median_per_update():
     assert estimate_seconds(spec, []) is None
 
 
+def test_an_estimate_mixes_no_devices():
+    "Seconds of a processor say nothing about a GPU, nor one GPU's about another's."
+    spec = specs()[0]
+    def record(seconds, **made):
+        return {"status": "complete", "wall_time_s": seconds, "spec": spec.to_dict(),
+                "environment": made}
+    known = [record(1, device="cpu", device_name="a"), record(3, device="cpu", device_name="b"),
+             record(10, device="cuda", device_name="large"), {"environment": None}]
+    def seconds(**here): return estimate_seconds(spec, on_device(known, here))
+    assert seconds(device="cpu", device_name="c") == 2
+    assert seconds(device="cuda", device_name="large") == 10
+    assert seconds(device="cuda", device_name="small") is None
+
+
+def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wanted():
+    assert [s.removeprefix("paper-") for s in artefact_studies("hmoe_table1", "paper")] == [
+        "colored", "rotated", "colored-baselines", "rotated-baselines"]
+    assert len(BASELINES) == 13 and not {*BASELINES} & {"ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"}
+    paper = set(paper_numbers(table="Table 1").algorithm)
+    assert paper == {*BASELINES, "ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"}
+    assert not any(PROFILES["paper"].hparams[name] for name in BASELINES)      # nothing is scaled
+    for name in ("colored", "rotated"):
+        found = study_specs(f"smoke-{name}-baselines")
+        assert [s.trial_seed for s in found] == sorted(s.trial_seed for s in found)
+        assert len({s.run_id for s in found} - {s.run_id for s in study_specs(f"smoke-{name}")}) == 52
+
+
 def test_published_records_are_whole_and_tell_their_origin():
     "Here, and not with the README, because the studies are planned in this file already."
     from hmoe_repro.core import results_dir
@@ -149,3 +180,50 @@ def test_published_records_are_whole_and_tell_their_origin():
         for record in records:
             check_record(record, study)
             assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]
+
+
+# How many at once, on a GPU
+
+def test_ways_are_measured_with_real_runs_in_processes_of_their_own():
+    found = measure_ways(specs()[0], "cpu", numbers=(1, 2, 10**6), seconds=0.3)
+    assert [(r["jobs"], r["recorded"]) for r in found["rows"]] == [
+        (n, False) for n in (1, 2) if n <= os.cpu_count()]
+    assert all(r["updates_per_second"] > 1 for r in found["rows"])
+    assert found["not_recorded"] == "only CUDA devices record"
+
+
+def test_a_run_that_cannot_be_built_is_not_measured():
+    foreign = replace(specs()[0], dataset_fingerprint="another")
+    with pytest.raises(HmoeError, match="cannot be measured: .*fingerprint"):
+        measure_ways(foreign, "cpu", numbers=(1,))
+
+
+def test_a_way_is_measured_once_for_a_kind_of_run(tmp_path, monkeypatch):
+    calls, said = [], []
+    def measured(spec, *_):
+        calls.append(spec)
+        rows = [{"jobs": n, "recorded": False, "updates_per_second": 100.0 * n} for n in (1, 8)]
+        return {"rows": rows, "not_recorded": "a reason"}
+    monkeypatch.setattr("hmoe_repro.sweep.measure_ways", measured)
+    store, some = RunStore(tmp_path), specs()
+    ways = [best_way(given, store, "meta", None, said.append) for given in (some, some[1:])]
+    assert ways == [(8, False)] * 2 and calls == [some[0]] and len(said) == 8
+    assert said[1] == "  8 side by side: 800 updates per second" and said[2] == "not recorded: a reason"
+    best_way([replace(some[0], precision="bf16")], store, "meta", None, said.append)
+    assert len(calls) == 2
+    (tmp_path / "ways.json").write_text("{cut")
+    assert best_way(some, store, "meta", None, said.append) == (8, False) and len(calls) == 3
+    assert best_way(some, store, "cpu", None, said.append) == (os.cpu_count(), False)
+    assert len(calls) == 3
+
+
+def test_recorded_updates_whose_losses_differ_are_not_used():
+    class Given:
+        def __init__(self, loss, reason=None):
+            self.loss, self.sums, self.recording = loss, {}, SimpleNamespace(reason=reason)
+        def update(self):
+            total, count = self.sums.get("loss", (0.0, 0))
+            self.sums["loss"] = (total + self.loss, count + 1)
+    assert _disagreement(Given(1.0), Given(1.0005)) is None
+    assert "loss 1.01 instead of 1" in _disagreement(Given(1.0), Given(1.01))
+    assert _disagreement(Given(1.0), Given(1.0, "a reason")) == "a reason"

@@ -7,16 +7,16 @@ import pytest
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.datasets import DATASETS
-from hmoe_repro.paper_tables import (PAPER_RUN, PAPER_SEEDS, TABLES, TWINS, against_paper, average_name, beside_table, colour_lines, colour_table, departures, draw_results, error_words, incomplete_cells, limit_words,
-                                     limits_table, named_table, paper_block, paper_dataset, paper_hparams, paper_run, paper_verdict, setting_departures, study_verdict, without_nd)
+from hmoe_repro.paper_tables import (PAPER_RUN, PAPER_SEEDS, TABLES, TWINS, against_paper, average_cells, average_name, beside_table, colour_lines, colour_table, departures, draw_results, error_words, incomplete_cells, limit_words,
+                                     limits_table, named_table, paper_block, paper_dataset, paper_hparams, paper_run, paper_verdict, setting_departures, study_verdict, table1, without_nd)
 from hmoe_repro.records import RunSpec
 from hmoe_repro.render import render
-from hmoe_repro.studies import PROFILES
+from hmoe_repro.studies import BASELINES, PROFILES
 from hmoe_repro.tables import accuracy_table, accuracy_verdict, cell_statistics, paper_numbers, resolvable_difference, run_results, table_notes
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
-MODES = {"ERM": ("default",)}
+MODES = dict.fromkeys(("ERM", *BASELINES), ("default",))
 ANGLES, COLOURS = DATASETS["RotatedMNIST"].domain_names, DATASETS["ColoredMNIST"].domain_names
 
 
@@ -256,3 +256,52 @@ def test_with_one_seed_no_word_promises_an_error_over_seeds():
     assert list(limits_table(one)) == ["test_domain", "test_images", "seeds", "by_images_(lower_bound)"] and "resolvable" in limits_table(three)
     narrow = draw_results([run("ERM", "ColoredMNIST", d, 0, 0.10) for d in COLOURS] + [run("HMOE-DN", "ColoredMNIST", d, 0, 0.10) for d in COLOURS])
     assert all(axis.get_xlim()[1] - axis.get_xlim()[0] >= 5 for axis in narrow.axes)
+
+
+# Table 1
+
+HMOE = ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
+
+
+def averages(dataset, algorithms, higher=0.0):
+    "Whole runs whose average over test domains is the paper's, `higher` by a share."
+    paper = paper_numbers(dataset=dataset, table="Table 1").set_index(["algorithm", "mode"]).accuracy
+    def level(a): return paper[a, "mix" if a.startswith("HMOE") else "default"] / 100 + higher
+    return [run(a, dataset, d, s, level(a) + 0.004 * (s - 1)) for a in algorithms
+            for d in DATASETS[dataset].domain_names for s in range(3)]
+
+
+def test_table_1_sets_each_data_set_beside_the_paper_by_itself():
+    records = averages("ColoredMNIST", (*HMOE, *BASELINES), 0.01) + averages("RotatedMNIST", HMOE[:3])
+    cells = average_cells(records).set_index(["dataset", "algorithm", "mode"])
+    assert len(cells) == (1 + 13 + 9) + (1 + 6)
+    first = cells.xs("default", level="mode")
+    assert first.loc["ColoredMNIST"].difference.tolist() == pytest.approx([1.0] * 14)
+    assert first.loc[("ColoredMNIST", "ARM"), "paper"] == 56.2
+    table = table1(records).set_index(["algorithm", "mode"])
+    assert table.loc[("ARM", "default")].tolist() == ["57.2 ± 0.2 [+1.0]", "–"]
+    assert table.loc[("HMOE-DN", "mix"), "RotatedMNIST"] == "97.5 ± 0.2 [+0.0]"
+    assert table.index[0] == ("ERM", "default") and table.index[-1] == ("HMOE-ND", "ood")
+
+
+def test_a_reduced_column_of_table_1_gets_no_difference_and_leaves_the_other_its_own():
+    fewer = [run(a, "RotatedMNIST", "0", 0, 0.9, steps=300) for a in HMOE[:2]]
+    table = table1(averages("ColoredMNIST", HMOE) + fewer).set_index(["algorithm", "mode"])
+    assert table.loc[("ERM", "default")].tolist() == ["51.5 ± 0.2 [+0.0]", "90.0"]
+
+
+def test_the_page_of_table_1_shows_what_is_there_and_says_what_is_not(tmp_path):
+    def store(study, records): invented.write_study(tmp_path / "store", study, records)
+    store("paper-colored", averages("ColoredMNIST", HMOE))
+    store("paper-colored-baselines", averages("ColoredMNIST", BASELINES))
+    store("paper-rotated", averages("RotatedMNIST", HMOE[:3]))
+    render("hmoe_table1", "paper", store=tmp_path / "store", output=tmp_path)
+    folder = tmp_path / "paper"
+    page, table = ((folder / f"hmoe_table1{end}").read_text() for end in (".ipynb", ".md"))
+    for said in ("not there yet: study `paper-rotated-baselines`", "ColoredMNIST: Against the paper: ",
+                 "RotatedMNIST: HMOE-ND is not run", "ColoredMNIST: In the average"):
+        assert said in page, said
+    row = next(line for line in table.splitlines() if "| VREx |" in line)
+    assert row == "| with domain labels | VREx | default | 51.8 ± 0.2 \\[+0.0\\] | – |"
+    assert json.loads((folder / "hmoe_table1.provenance.json").read_text())["records"] == 153 + 54
+    assert "the paper's protocol; in brackets the difference" in table

@@ -153,9 +153,11 @@ class DANN(ERM):
         return to_floats(losses)
 
 # %% ../../nbs/32_alignment.ipynb #def-class-weights
-def class_weights(y: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """1 / (images of the same class * num_classes) for each label of y (B,)."""
-    return 1 / (torch.bincount(y, minlength=num_classes)[y] * num_classes)
+def class_weights(y: torch.Tensor, num_classes: int, factor=None) -> torch.Tensor:
+    """1 / (images of the same class * factor) for each label of y (B,), `factor` being `num_classes`
+    unless given. Counted without reading y, for which a GPU would have to wait."""
+    counts = F.one_hot(y, num_classes).sum(0)
+    return 1 / (counts[y] * (num_classes if factor is None else factor))
 
 # %% ../../nbs/32_alignment.ipynb #def-cdann
 @register("CDANN", paper="Li et al., 2018", needs_domain_labels=True, family="alignment")
@@ -169,7 +171,9 @@ class CDANN(DANN):
 
     def seen(self, z, y): return z + self.adversary["embedding"](y)
 
-    def average(self, losses, y): return (class_weights(y, int(y.max()) + 1 if self.hparams["parity"] else self.num_classes) * losses).sum()
+    def average(self, losses, y):
+        factor = y.max() + 1 if self.hparams["parity"] else None
+        return (class_weights(y, self.num_classes, factor) * losses).sum()
 
 # %% ../../nbs/32_alignment.ipynb #def-mtl
 @register("MTL", paper="Blanchard et al., 2021", needs_domain_labels=True, family="alignment")
@@ -198,5 +202,7 @@ class MTL(ERM):
 
     def predict(self, x):
         z = self.featurizer(x)
-        noise = torch.Generator(z.device).manual_seed(0)  # private: evaluation leaves training alone
+        noise = None
+        if self.hparams["parity"]:  # a generator of its own: evaluation leaves training alone
+            noise = torch.Generator(z.device).manual_seed(0)
         return self.classify(z, z.mean(0).expand_as(z), noise)

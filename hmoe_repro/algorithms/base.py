@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..core import HmoeError, one_of, seed_everything
 from ..hparams import Choice, HParam, LogUniform, merge_hparams
 from ..networks import LARGE, make_classifier, make_featurizer
+from ..training_tools import to_floats
 
 # %% ../../nbs/30_algorithms.ipynb #def-match-layouts
 def _laid_out(value, like: torch.Tensor):
@@ -89,6 +90,13 @@ class Resumable(nn.Module):
         for name, saved in state["optimizers"].items():
             getattr(self, name).load_state_dict(copy.deepcopy(saved))
 
+# %% ../../nbs/30_algorithms.ipynb #def-with-a-loss
+def _with_a_loss(losses, name: str) -> dict:
+    """What a `loss` of the class `name` returned, if it can be minimised; `HmoeError` if not."""
+    if isinstance(losses, dict) and getattr(losses.get("loss"), "shape", None) == (): return losses
+    raise HmoeError(f"loss of {name} must return a dictionary whose 'loss' is a tensor of one number, "
+                    f"got {type(losses).__name__}. Fix: return {{'loss': loss.mean()}}.")
+
 # %% ../../nbs/30_algorithms.ipynb #def-algorithm
 class Algorithm(Resumable):
     """Base of all algorithms, with DomainBed's interface.
@@ -110,6 +118,7 @@ class Algorithm(Resumable):
         self.hparams = merge_hparams(self.HPARAMS, hparams or {}, input_shape[-1])
         self.check_domains(num_domains, self.hparams)
         self.update_count, self.total_steps, self.optimizer = 0, 5001, None
+        self.clock = None   # while an update is recorded: a tensor () in place of `progress`
 
     @classmethod
     def check_domains(cls, num_domains: int, hparams: dict):
@@ -127,6 +136,7 @@ class Algorithm(Resumable):
     @property
     def progress(self) -> float:
         """Fraction of the planned updates already made, 0 to 1."""
+        if self.clock is not None: return self.clock
         return min(1.0, self.update_count / self.total_steps)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -140,15 +150,12 @@ class Algorithm(Resumable):
     def update(self, minibatches, unlabeled=None) -> dict[str, float]:
         """One step of the optimiser on one batch per training domain; returns the reported scalars."""
         if self.optimizer is None: self.optimizer = self.make_optimizer()
-        losses = self.loss(minibatches)
-        if not isinstance(losses, dict) or getattr(losses.get("loss"), "shape", None) != ():
-            raise HmoeError(f"loss of {type(self).__name__} must return a dictionary whose 'loss' is a tensor "
-                            f"of one number, got {type(losses).__name__}. Fix: return {{'loss': loss.mean()}}.")
+        losses = _with_a_loss(self.loss(minibatches), type(self).__name__)
         self.optimizer.zero_grad(set_to_none=True)
         losses["loss"].backward()
         self.optimizer.step()
         self.update_count += 1
-        return dict(zip(losses, torch.stack([torch.as_tensor(value).detach() for value in losses.values()]).tolist()))  # one transfer from the device
+        return to_floats(losses)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B, num_classes)."""

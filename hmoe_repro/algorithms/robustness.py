@@ -52,8 +52,9 @@ class GroupDRO(ERM):
     def loss(self, minibatches):
         logits = forward_parts(self, [x for x, _ in minibatches], self.predict)
         losses = domain_losses(logits, minibatches)
-        self.q = torch.softmax(self.q.log() + self.hparams["groupdro_eta"] * losses.detach(), 0)
-        return {"loss": self.q @ losses, "worst": losses.max()}
+        q = torch.softmax(self.q.log() + self.hparams["groupdro_eta"] * losses.detach(), 0)
+        self.q.copy_(q)
+        return {"loss": q @ losses, "worst": losses.max()}
 
 # %% ../../nbs/33_robustness.ipynb #def-below-top
 def below_top(values: torch.Tensor, fraction: float) -> torch.Tensor:

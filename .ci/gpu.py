@@ -1,0 +1,313 @@
+"""What to do with a GPU that is there for minutes: steps that each stop in time and go on later.
+
+    python .ci/gpu.py prepare                            here: what has to travel, into .gpu/in
+    python .ci/gpu.py check ways colored --minutes 9     there: steps, in this order, for 9 minutes
+    python .ci/gpu.py all --minutes 600                  or, on a GPU of one's own, everything
+
+    check       does the GPU compute what the CPU computes?
+    ways        how many runs side by side are fastest? The later steps use what it finds
+    colored     Table 4: ERM, HMOE-DL, -DN and -ND on ColoredMNIST
+    rotated     Table 5: ERM, HMOE-DL and -DN on RotatedMNIST
+    baselines   Table 1: the other 13 algorithms, on ColoredMNIST first
+    speed       each algorithm alone, beside the rate of a matrix product
+
+It needs Python 3.11 or newer, PyTorch and the library's own dependencies; no network, no notebook
+tools and no home folder. It works in .gpu and leaves in --out (or OUT, or .gpu/out) gpu.json,
+gpu.log and parcels of at most --mib, --files files in all, for `hmoe unpack`. Runs that a step did
+not finish stay in .gpu/runs and go on when it is called again; where the machine does not stay,
+their states travel in parcels, as far as they fit: unpack them, `prepare` again, go on elsewhere.
+"""
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = ("check", "ways", "colored", "rotated", "baselines", "speed")
+TRAIN = {"colored": "hmoe_table4", "rotated": "hmoe_table5", "baselines": "hmoe_table1"}
+LAST = 30        # seconds kept back for packing
+CACHES = {"MPLCONFIGDIR": "matplotlib", "XDG_CACHE_HOME": "cache", "TORCH_HOME": "torch",
+          "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
+          "CUDA_CACHE_PATH": "cuda", "HF_HOME": "hf", "HMOE_CACHE": "images"}
+
+
+def set_environment(work, home=False):
+    "Let everything be read and written below `work`; with `home` runs and data are the usual ones."
+    for name, folder in CACHES.items():
+        os.environ[name] = str(work / "cache" / folder)
+        Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
+    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
+    for name, value in (("HOME", str(work)), ("USER", "nobody")): os.environ.setdefault(name, value)
+    if not home:
+        os.environ["HMOE_RUNS"] = str(work / "runs")
+        if (work / "data" / "MNIST").exists(): os.environ["HMOE_DATA"] = str(work / "data")
+        if (work / "in" / "commit").exists():
+            os.environ.setdefault("HMOE_COMMIT", (work / "in" / "commit").read_text().strip())
+    sys.path.insert(0, str(ROOT))
+
+
+# Here: what has to travel
+
+def ids_of(profile, step):
+    "Ids of the runs of a step, in the order in which they are trained."
+    from hmoe_repro.studies import artefact_studies, study_specs
+
+    studies = artefact_studies(TRAIN[step], profile)
+    return list(dict.fromkeys(s.run_id for study in studies for s in study_specs(study)))
+
+
+def prepare(options):
+    "MNIST, the commit, the records that there are (they need not be trained again), and states."
+    from hmoe_repro.core import git_commit
+    from hmoe_repro.datasets import mnist_files, verify_mnist
+    from hmoe_repro.parcel import pack_parts
+    from hmoe_repro.records import RunStore
+
+    folder = options.work / "in"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if options.profile == "paper":
+        verify_mnist()
+        with tarfile.open(folder / "mnist.tar.xz", "w:xz") as archive:
+            for name, path in mnist_files().items(): archive.add(path, f"MNIST/raw/{path.name}")
+    (folder / "commit").write_text(git_commit() or "")
+    store = RunStore()
+    known = [i for i in ids_of(options.profile, "baselines") if store.path(i).is_dir()]
+    done = [i for i in known if store.record_path(i).exists()]
+    begun = [i for i in known if (store.path(i) / "state.safetensors").exists() and i not in done]
+    if done: pack_parts(store, folder, "records", done, int(options.mib * 2**20), arrays=False)
+    if begun: pack_parts(store, folder, "states", begun, int(options.mib * 2**20))
+    for path in sorted(folder.iterdir()):
+        print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
+    print(f"{len(done)} finished and {len(begun)} begun runs travel; carry {folder}")
+
+
+# There: what has come
+
+def unpack_in(work):
+    "Unpack what `prepare` made, each file once: a run that has gone on since is not set back."
+    from hmoe_repro.parcel import unpack
+    from hmoe_repro.records import RunStore
+
+    said, marks, store = [], work / "unpacked", RunStore()
+    marks.mkdir(parents=True, exist_ok=True)
+    before = {path.parent.name for path in store.folder.glob("*/record.json")}
+    for path in sorted((work / "in").glob("*.tar.*")):
+        mark = marks / hashlib.sha256(path.read_bytes()).hexdigest()
+        if mark.exists(): continue
+        if path.name.startswith("mnist"):
+            with tarfile.open(path) as archive: archive.extractall(work / "data", filter="data")
+            os.environ["HMOE_DATA"] = str(work / "data")
+        else: said.append(f"{path.name}: {unpack(store, path)}")
+        mark.touch()
+    came = {path.parent.name for path in store.folder.glob("*/record.json")} - before
+    with open(work / "came", "a") as file: file.writelines(f"{i}\n" for i in sorted(came))
+    return said
+
+
+# There: the steps. Each takes options and the seconds that are left, and returns plain JSON
+
+def specs_of(options, step):
+    "The first run of each algorithm of a step, in order."
+    from hmoe_repro.studies import artefact_studies, study_specs
+
+    first = {}
+    for study in artefact_studies(TRAIN[step], options.profile):
+        for spec in study_specs(study): first.setdefault((spec.dataset, spec.algorithm), spec)
+    return list(first.values())
+
+
+def run_check(options, seconds):
+    "Six algorithms against the CPU; then the tests that are marked `cuda`, where pytest is."
+    from hmoe_repro.gpu import check_device
+
+    try: import pytest
+    except ImportError: pytest = None
+
+    names, small = ("ERM", "HMOE-DL", "HMOE-DN", "IRM", "DANN", "MLDG"), options.profile == "smoke"
+    chosen = [s for s in specs_of(options, "baselines") if s.algorithm in names]
+    if small: chosen = [s for s in chosen if s.dataset.startswith("Colored")]
+    end, found = time.monotonic() + seconds, []
+    for spec in chosen:
+        if time.monotonic() > end: break
+        found.append(check_device(spec, options.device, updates=6 if small else 20))
+        say(json.dumps(found[-1]))
+    tests, left = ROOT / "tests" / "test_cuda.py", end - time.monotonic()
+    if pytest and tests.exists() and not small and left > 0:
+        options_of = ["-q", "-rs", "-m", "cuda", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *options_of, str(tests)]
+        status = call(command, left)
+    else: status = None
+    return {"ok": all(f["ok"] for f in found) and status in (0, None), "checked": found,
+            "not_reached": len(chosen) - len(found), "pytest": status}
+
+
+def run_ways(options, seconds):
+    "Runs side by side: updates per second with 1, 2, 4, 8, 16 of them, on both data sets."
+    from hmoe_repro.gpu import best_jobs
+
+    small, found = options.profile == "smoke", {}
+    for number, step in enumerate(("colored", "rotated")):
+        spec = next(s for s in specs_of(options, step) if s.algorithm == "HMOE-DN")
+        until = time.monotonic() + seconds / (2 - number)
+        started = time.monotonic()
+        window, cores = 1 if small else 10, os.cpu_count() or 1
+        rates = best_jobs(spec, window, options.device, None, cores, until)
+        found[step] = {"rates": rates, "jobs": max(rates, key=rates.get)}
+        seconds -= time.monotonic() - started
+        say(f"{spec.dataset}: {json.dumps(found[step])}")
+    (options.work / "ways.json").write_text(json.dumps(found))
+    return {"ok": True, **found}
+
+
+def jobs_for(options, step):
+    "Runs side by side: as asked for, as measured, or the command's own choice."
+    ways = options.work / "ways.json"
+    if options.jobs or not ways.exists(): return options.jobs
+    return json.loads(ways.read_text())["colored" if step == "colored" else "rotated"]["jobs"]
+
+
+def run_training(options, seconds, step):
+    "`hmoe sweep` for the time there is."
+    jobs = jobs_for(options, step)
+    command = [sys.executable, "-m", "hmoe_repro.cli", "sweep", TRAIN[step], "--profile",
+               options.profile, "--device", options.device, "--minutes", f"{seconds / 60:.3f}"]
+    status = call(command + (["--jobs", str(jobs)] if jobs else []), seconds + LAST / 2)
+    return {"ok": status == 0, "status": status, "jobs": jobs, **bring_home(options, step)}
+
+
+def run_speed(options, seconds):
+    "Every algorithm alone on both data sets, as far as the time goes."
+    from hmoe_repro.gpu import algorithm_rates, product_rates
+
+    end, small = time.monotonic() + seconds, options.profile == "smoke"
+    found = {"products": product_rates(options.device, 256 if small else 8192), "algorithms": []}
+    specs = specs_of(options, "baselines")
+    for spec in specs:
+        if time.monotonic() > end: break
+        found["algorithms"].append(algorithm_rates(spec, options.device, None, 0.1 if small else 2))
+        say(json.dumps(found["algorithms"][-1]))
+    return {"ok": True, "not_reached": len(specs) - len(found["algorithms"]), **found}
+
+
+# There: what goes home
+
+def bring_home(options, step):
+    """Parcels of all records of a step that were made here, but for those that this call has packed
+    already, and of the states of half-done runs while files are left."""
+    from hmoe_repro.parcel import pack_parts
+    from hmoe_repro.records import RunStore
+
+    store, ids, limit = RunStore(), ids_of(options.profile, step), int(options.mib * 2**20)
+    known = {*(options.work / "came").read_text().split(), *options.packed}
+    new = [i for i in ids if store.record_path(i).exists() and i not in known]
+    begun = [i for i in ids if not store.record_path(i).exists()
+             and (store.path(i) / "state.safetensors").exists()]
+    for name in (step, "states"):
+        for old in options.out.glob(f"{name}-*.tar.gz"): old.unlink()
+    if new: pack_parts(store, options.out, step, new, limit)
+    options.packed += new
+    room = options.files - 2 - len(list(options.out.glob("*.tar.gz")))
+    states = pack_parts(store, options.out, "states", begun, limit) if begun else []
+    small = [path for path in states if path.stat().st_size <= limit]
+    for path in {*states} - {*small[:max(0, room)]}: path.unlink()
+    kept = sum(path.exists() for path in states)
+    complete = sum(json.loads(store.record_path(i).read_text())["status"] == "complete"
+                   for i in ids if store.record_path(i).exists())
+    say(f"{complete} of {len(ids)} runs of {step} complete, {len(new)} packed; "
+        f"{len(begun)} half-done, in {kept} parcels of {len(states)}")
+    return {"runs": len(ids), "complete": complete, "packed": len(new), "half_done": len(begun),
+            "state_parcels": kept, "states_left_behind": len(states) - kept}
+
+
+def say(line):
+    "Print a line, and keep it in gpu.log."
+    print(line, flush=True)
+    with open(LOG, "a") as log: log.write(line + "\n")
+
+
+def call(command, seconds):
+    "Run a command with its output in gpu.log, too; its exit status, or 'out of time'."
+    import threading
+
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True) as child:
+        late = threading.Timer(max(1, seconds), child.terminate)
+        late.start()
+        for line in child.stdout: say(line.rstrip())
+        status = child.wait()
+        late.cancel()
+    return "out of time" if status == -15 else status
+
+
+def perform(options, step, seconds):
+    "One step; an error ends it and not the others."
+    from hmoe_repro.core import HmoeError
+
+    say(f"== {step}, {seconds:.0f} s")
+    try:
+        if step in TRAIN: return run_training(options, seconds, step)
+        return {"check": run_check, "ways": run_ways, "speed": run_speed}[step](options, seconds)
+    except HmoeError as error: reason = str(error)
+    except Exception as error:
+        import traceback
+
+        say(traceback.format_exc())
+        reason = f"{type(error).__name__}: {error}"
+    say(f"{step} failed: {reason}")
+    return {"ok": False, "reason": reason}
+
+
+def main():
+    global LOG
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="+", choices=("prepare", "all", *STEPS), metavar="STEP")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all steps of this call")
+    parser.add_argument("--out", type=Path, default=None, help="folder for what goes home")
+    parser.add_argument("--work", type=Path, default=ROOT / ".gpu", help="folder to work in")
+    parser.add_argument("--profile", choices=("paper", "smoke"), default="paper")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=None, help="runs side by side, if not measured")
+    parser.add_argument("--files", type=int, default=8, help="most files in --out")
+    parser.add_argument("--mib", type=float, default=16, help="most MiB of each of them")
+    options = parser.parse_args()
+    begun, options.work = time.monotonic(), options.work.absolute()
+    home = options.steps == ["prepare"]
+    set_environment(options.work, home)
+    if home: return prepare(options)
+    options.packed = []
+    options.out = (options.out or Path(os.environ.get("OUT") or options.work / "out")).absolute()
+    options.out.mkdir(parents=True, exist_ok=True)
+    LOG = options.out / "gpu.log"
+    for line in unpack_in(options.work): say(line)
+    from hmoe_repro.core import environment, resolve_device
+
+    options.device = str(resolve_device(options.device))
+    path, asked = options.out / "gpu.json", STEPS if "all" in options.steps else options.steps
+    before = json.loads(path.read_text())["steps"] if path.exists() else {}
+    report = {"environment": environment(options.device), "profile": options.profile,
+              "steps": before}
+    for step in asked:
+        left, started = options.minutes * 60 - (time.monotonic() - begun) - LAST, time.monotonic()
+        if left <= 0: done = {"ok": False, "reason": "the time was up"}
+        else: done = perform(options, step, left)
+        report["steps"][step] = done | {"seconds": round(time.monotonic() - started, 1)}
+        path.write_text(json.dumps(report, indent=1))
+    say(f"{time.monotonic() - begun:.0f} s in all; to carry home: {options.out}")
+    sys.exit(0 if all(report["steps"][step]["ok"] for step in asked) else 1)
+
+
+if __name__ == "__main__":
+    try: main()
+    except Exception as error:
+        if type(error).__name__ != "HmoeError": raise
+        sys.exit(f"gpu.py: {error}")

@@ -1,0 +1,231 @@
+"""What a GPU computes, against the CPU and against itself. Skipped where there is none; on one:
+
+    python -m pytest tests/test_cuda.py
+
+needs pytest and no plugin of it. What can be seen without a GPU is in test_elsewhere.py (devices,
+hidden reads) and test_recorded_updates.py (graphs).
+"""
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from hmoe_repro.algorithms import FAMILIES, get_algorithm
+from hmoe_repro.algorithms.recorded_updates import PLAIN_FIRST, RECORDABLE, RecordedUpdate
+from hmoe_repro.arithmetic import device_arithmetic
+from hmoe_repro.core import random_state, restore_random_state, seed_everything
+from hmoe_repro.datasets import load_dataset
+from hmoe_repro.networks import set_precision
+from hmoe_repro.protocol import EVALUATION_BATCH, evaluate
+from hmoe_repro.records import RunStore, load_state, make_spec, outcome, save_state
+from hmoe_repro.sweep import measure_ways, sweep
+from hmoe_repro.train import Trainer, load_model, run
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device is here")]
+DEVICE = torch.device("cuda")
+SHAPE, UPDATES = ((3, 16, 16), 4, 3), 20
+every_algorithm = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def not_rounded():
+    "As in a run of precision float32: no TF32, and cuDNN repeats itself."
+    with device_arithmetic("float32", DEVICE): yield
+
+
+def on_the_cpu(draw):
+    "A function such as torch.rand that draws on the CPU, so that both devices get the same."
+    return lambda *args, device=None, **kwargs: draw(*args, **kwargs).to(device or "cpu")
+
+
+def made(name, device=DEVICE, precision="float32"):
+    """An untrained algorithm with a tenth of its learning rate. At the whole of it, rounding alone
+    (two memory layouts on one CPU) parts losses by up to 0.007 in 20 updates, for Adam's first
+    steps have one length however small a gradient is; at a tenth by 0.00002 (ARM: 0.006)."""
+    seed_everything(0)
+    cls = get_algorithm(name)
+    algorithm = cls(*SHAPE, {"network": "small_cnn", "lr": cls.HPARAMS["lr"].default / 10})
+    algorithm.total_steps = UPDATES
+    set_precision(algorithm, precision)
+    return algorithm.to(device).train()
+
+
+def batches(device):
+    draw = torch.Generator().manual_seed(1)
+    one = lambda i: ((torch.rand(16, 3, 16, 16, generator=draw) + i / 3).to(device),
+                     torch.randint(4, (16,), generator=draw).to(device))
+    return [[one(i) for i in range(3)] for _ in range(UPDATES)]
+
+
+def losses(name, device, precision="float32", recorded=False):
+    "The loss of each of 20 updates."
+    algorithm = made(name, device, precision)
+    update = RecordedUpdate(algorithm, device) if recorded else algorithm.update
+    found = []
+    permute, rand = on_the_cpu(torch.randperm), on_the_cpu(torch.rand)
+    with patch("torch.randperm", permute), patch("torch.rand", rand):
+        for step, batch in enumerate(batches(device)):
+            seed_everything(step)
+            found.append(update(batch)["loss"])
+    if recorded: assert update.reason is None and update.graph is not None
+    return found
+
+
+MOST = {"ARM": 0.02}   # by which losses may differ, relatively; 0.001 for all others
+
+
+def near(ours, theirs, most=1e-3):
+    worst = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
+    assert worst < most, f"losses differ by {worst:.2g}: {ours} and {theirs}"
+
+
+@every_algorithm
+def test_20_updates_are_those_of_the_cpu(name):
+    near(losses(name, DEVICE), losses(name, "cpu"), MOST.get(name, 1e-3))
+
+
+@pytest.mark.parametrize("name", RECORDABLE)
+def test_20_recorded_updates_are_plain_ones(name):
+    assert UPDATES > PLAIN_FIRST + 10
+    near(losses(name, DEVICE, recorded=True), losses(name, DEVICE), MOST.get(name, 1e-3))
+
+
+@pytest.mark.parametrize("name", ["ERM", "HMOE-DN", "IRM", "DANN"])
+@pytest.mark.parametrize("precision, most", [("bf16", 0.1), ("tf32", 0.02)])
+def test_lower_precision_trains_alike_and_not_the_same(name, precision, most):
+    exact = losses(name, DEVICE)
+    with device_arithmetic(precision, DEVICE): rounded = losses(name, DEVICE, precision)
+    near(rounded, exact, most)
+    if precision == "bf16": assert rounded != exact
+
+
+def spec(name="HMOE-DN", steps=12, **options):
+    hparams = {"batch_size": 8, **options.pop("hparams", {})}
+    return make_spec(name, "DigitDomainsTiny", ["sketch"], hparams=hparams, network="small_cnn",
+                     steps=steps, checkpoint_frequency=5, **options)
+
+
+def trainer(asked, recorded=False):
+    return Trainer(asked, load_dataset("DigitDomainsTiny", 0).to(DEVICE), DEVICE, recorded)
+
+
+def weights(of): return [t.detach().cpu() for t in of.algorithm.state_dict().values()]
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(weights(ours), weights(theirs), strict=True))
+
+
+@pytest.mark.parametrize("name, precision", [(n, "float32") for n in FAMILIES] + [
+    ("HMOE-DN", "bf16"), ("HMOE-DN", "tf32")])
+def test_a_run_goes_on_to_the_bit(name, precision, tmp_path):
+    asked = spec(name, precision=precision)
+    with device_arithmetic(precision, DEVICE):
+        first = trainer(asked)
+        for _ in range(6): first.update()
+        first.evaluate()
+        save_state(tmp_path / "state", first.state())
+        second = trainer(asked)
+        seed_everything(99)              # what must not matter, because the state brings its own
+        second.load(load_state(tmp_path / "state"))
+        second_draws = torch.rand(3, device=DEVICE)
+        second.load(load_state(tmp_path / "state"))
+        assert torch.equal(second_draws, torch.rand(3, device=DEVICE))
+        second.load(load_state(tmp_path / "state"))
+        for _ in range(6): second.update()
+        first.load(load_state(tmp_path / "state"))
+        for _ in range(6): first.update()
+    assert same(first, second) and first.sums == second.sums
+
+
+def test_the_devices_generator_is_put_back():
+    state = random_state(DEVICE)
+    drawn = torch.rand(5, device=DEVICE)
+    restore_random_state(state, DEVICE)
+    assert torch.equal(drawn, torch.rand(5, device=DEVICE))
+
+
+@every_algorithm
+def test_an_update_waits_for_the_gpu_only_to_read_its_losses(name):
+    going, tolist, read = trainer(spec(name)), torch.Tensor.tolist, []
+    for _ in range(3): going.update()    # what is made once may wait
+
+    def allowed(tensor):
+        if not tensor.is_cuda: return tolist(tensor)
+        read.append(tensor.shape)
+        torch.cuda.set_sync_debug_mode("default")
+        try: return tolist(tensor)
+        finally: torch.cuda.set_sync_debug_mode("error")
+
+    with patch.object(torch.Tensor, "tolist", allowed):
+        torch.cuda.set_sync_debug_mode("error")
+        try: going.update()
+        finally: torch.cuda.set_sync_debug_mode("default")
+    assert len(read) == (6 if name == "EoA" else 1)
+
+
+def test_a_hidden_transfer_would_be_found():
+    value = torch.zeros(3, device=DEVICE)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError): value.sum().item()
+        with pytest.raises(RuntimeError): torch.arange(3).to(DEVICE)
+    finally: torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["ERM", "HMOE-DL", "ARM", "MTL"])
+def test_accuracies_are_those_of_the_cpu(name):
+    data, algorithm = load_dataset("DigitDomainsTiny", 0), made(name, "cpu")
+    indices = torch.arange(len(data.labels[0])).repeat(3)
+    assert len(indices) > 2 * EVALUATION_BATCH
+    expected = evaluate(algorithm, data, data.domain_names[0], indices)
+    found = evaluate(algorithm.to(DEVICE), data.to(DEVICE), data.domain_names[0], indices, DEVICE)
+    most = 2.5 / len(indices)     # two images on the border between classes
+    for mode in expected: assert found[mode] == pytest.approx(expected[mode], abs=most)
+
+
+def test_runs_in_one_process_do_not_meet():
+    alone, other = trainer(spec("HMOE-DN")), trainer(spec("ERM"))
+    for _ in range(6): alone.update()
+    mixed = trainer(spec("HMOE-DN"))
+    for _ in range(6):
+        mixed.update()
+        other.update()
+    assert same(alone, mixed)
+
+
+def test_runs_side_by_side_are_those_made_one_after_another(tmp_path):
+    asked = [spec(name) for name in ("ERM", "HMOE-DN", "HMOE-DL", "CORAL")]
+    together, apart = RunStore(tmp_path / "together"), RunStore(tmp_path / "apart")
+    results = sweep(asked, together, jobs=2, device="cuda")
+    assert all(status == "complete" for status, _ in results.values()), results
+    for one in asked: assert outcome(run(one, apart, "cuda")) == outcome(together.read(one.run_id))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_whole_run_ends_with_codes_and_a_model_that_loads(tmp_path, recorded):
+    store, asked = RunStore(tmp_path), spec("HMOE-DN")
+    record = run(asked, store, "cuda", recorded=recorded)
+    assert record["status"] == "complete", record["reason"]
+    assert record["discovery"]["experts_used"] >= 1
+    assert record["environment"]["device"] == record["environment"]["arithmetic"] == "cuda"
+    assert record.get("recorded") == ("yes" if recorded else None)
+    algorithm, _ = load_model(asked.run_id, store=store)
+    assert algorithm.predict(torch.rand(2, *algorithm.input_shape)).shape == (2, 10)
+
+
+def test_tf32_is_used_only_where_it_is_asked_for():
+    a, b = torch.rand(2, 256, 256, dtype=torch.float64)
+    def error():
+        return ((a.float().to(DEVICE) @ b.float().to(DEVICE)).double().cpu() - a @ b).abs().max()
+    with device_arithmetic("float32", DEVICE): exact = error()
+    with device_arithmetic("tf32", DEVICE): rounded = error()
+    assert exact < 1e-3 < rounded
+
+
+def test_ways_to_run_are_measured_here():
+    found = measure_ways(spec("HMOE-DN", steps=100), "cuda", numbers=(1, 2), seconds=1)
+    print(found)
+    assert {r["jobs"] for r in found["rows"]} == {1, 2}
+    assert found["not_recorded"] is None, found["not_recorded"]

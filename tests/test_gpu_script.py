@@ -1,0 +1,166 @@
+"""The script for a GPU that is there for minutes, on the CPU: it needs little, stops in time, goes on
+where it stopped, and what it sends home fits and is whole."""
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from test_imports import BLOCKED
+
+from hmoe_repro.core import repo_root
+from hmoe_repro.parcel import pack_parts, unpack
+from hmoe_repro.records import RunStore, make_spec
+from hmoe_repro.studies import study_specs
+from hmoe_repro.train import run
+
+SCRIPT = repo_root() / ".ci" / "gpu.py"
+HOOK = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {BLOCKED}:
+            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    "An environment without notebook tools, pytest and ray, whose home folder cannot be made."
+    hook = tmp_path_factory.mktemp("hook")
+    (hook / "sitecustomize.py").write_text(HOOK)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HMOE_", "XDG_", "OUT"))}
+    return kept | {"PYTHONPATH": str(hook), "HOME": "/proc/none", "MPLCONFIGDIR": "/proc/none"}
+
+
+def gpu(environment, *arguments, **more):
+    "The script at smoke size, as a person calls it."
+    command = [sys.executable, str(SCRIPT), *map(str, arguments), "--profile", "smoke"]
+    return subprocess.run(command, env=environment | more, capture_output=True, text=True)
+
+
+def there(work, *steps):
+    "Arguments of a call that works in `work` on the CPU."
+    return (*steps, "--device", "cpu", "--jobs", 2, "--work", work, "--out", work / "out")
+
+
+def report(work): return json.loads((work / "out" / "gpu.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def first(bare, tmp_path_factory):
+    "A first call: check, and the runs of Table 4's twin."
+    work = tmp_path_factory.mktemp("gpu")
+    return work, gpu(bare, *there(work, "check", "colored"))
+
+
+def test_a_smoke_pass_without_notebook_tools_and_without_a_home(first):
+    work, done = first
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = report(work)["steps"]
+    assert list(steps) == ["check", "colored"] and all(step["ok"] for step in steps.values())
+    assert len(steps["check"]["checked"]) == 6 and steps["check"]["pytest"] is None
+    assert all(c["gap"] == 0 and c["resumes"] for c in steps["check"]["checked"])
+    assert steps["colored"]["complete"] == steps["colored"]["runs"] == 16
+    assert "Traceback" not in done.stdout and "blocked" not in done.stdout + done.stderr
+
+
+def test_what_goes_home_fits_and_is_whole(first, tmp_path):
+    work, _ = first
+    files = [path for path in (work / "out").iterdir()]
+    assert len(files) <= 8 and max(path.stat().st_size for path in files) <= 16 << 20
+    assert {path.name for path in files} == {"gpu.json", "gpu.log", "colored-1.tar.gz"}
+    home = RunStore(tmp_path / "home")
+    assert unpack(home, work / "out" / "colored-1.tar.gz").startswith("16 runs added")
+    specs = study_specs("smoke-colored")
+    assert all(home.read(s.run_id)["status"] == "complete" for s in specs)
+    assert not list(home.folder.glob("*/selected-*"))
+
+
+def test_a_second_call_trains_nothing_and_packs_the_same(first, bare):
+    work, _ = first
+    again = gpu(bare, *there(work, "colored"))
+    assert again.returncode == 0 and "16 runs, 0 to train" in again.stdout, again.stdout
+    assert report(work)["steps"]["colored"]["packed"] == 16
+
+
+def test_records_that_came_home_need_not_be_trained_on_another_machine(first, bare, tmp_path):
+    work, _ = first
+    unpack(RunStore(tmp_path / "runs"), work / "out" / "colored-1.tar.gz")
+    second = tmp_path / "second"
+    made = gpu(bare, "prepare", "--work", second, HMOE_RUNS=str(tmp_path / "runs"))
+    assert made.returncode == 0 and "16 finished and 0 begun" in made.stdout, made.stderr
+    assert sum(p.stat().st_size for p in (second / "in").iterdir()) < 200_000     # without arrays
+    done = gpu(bare, *there(second, "colored"))
+    assert done.returncode == 0 and "16 runs, 0 to train" in done.stdout, done.stdout
+    steps = report(second)["steps"]
+    assert steps["colored"]["packed"] == 0 and steps["colored"]["complete"] == 16
+
+
+def test_a_step_for_which_there_is_no_time_says_so(bare, tmp_path):
+    done = gpu(bare, *there(tmp_path, "colored"), "--minutes", 0.01)
+    assert done.returncode == 1
+    assert report(tmp_path)["steps"]["colored"]["reason"] == "the time was up"
+
+
+# Pieces of it, in this process
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    "The script as a module; HMOE_RUNS is the runs folder of its working folder."
+    found = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    module.LOG = tmp_path / "log"
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    return module
+
+
+class Stop(KeyboardInterrupt): pass
+
+
+def half_done(store, specs):
+    "Runs that were stopped after their second checkpoint."
+    def stop(step, steps):
+        if step == 5: raise Stop
+    for spec in specs:
+        with pytest.raises(Stop): run(spec, store, on_step=stop)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    "Three half-done runs in the runs folder."
+    specs = [make_spec("ERM", "DigitDomainsTiny", [d], hparams={"batch_size": 8}, steps=9,
+                       network="small_cnn", checkpoint_frequency=3)
+             for d in ("photo", "plain", "sketch")]
+    half_done(RunStore(tmp_path / "runs"), specs)
+    return specs
+
+
+def test_states_travel_as_far_as_files_are_left(script, begun, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "ids_of", lambda profile, step: [s.run_id for s in begun])
+    (tmp_path / "came").write_text("")
+    size = next((tmp_path / "runs").glob("*/state.safetensors")).stat().st_size
+    options = argparse.Namespace(work=tmp_path, out=tmp_path / "out", profile="smoke", packed=[],
+                                 files=4, mib=1.5 * size / 2**20)    # two are too large for one
+    told = script.bring_home(options, "colored")
+    assert told["half_done"] == 3 and told["complete"] == told["packed"] == 0
+    parcels = sorted((tmp_path / "out").iterdir())
+    assert len(parcels) == told["state_parcels"] == 2 and told["states_left_behind"] == 1
+    away = RunStore(tmp_path / "elsewhere")
+    for path in parcels: unpack(away, path)
+    going_on = [s for s in begun if (away.path(s.run_id) / "state.safetensors").exists()]
+    assert len(going_on) == 2 and run(going_on[0], away)["resumed"]
+
+
+def test_what_came_is_unpacked_once_so_that_no_run_is_set_back(script, begun, tmp_path):
+    store, ids = RunStore(tmp_path / "runs"), [s.run_id for s in begun]
+    (tmp_path / "in").mkdir()
+    pack_parts(store, tmp_path / "in", "states", ids, 1 << 20)
+    state = store.path(ids[0]) / "state.safetensors"
+    assert len(script.unpack_in(tmp_path)) == len(list((tmp_path / "in").iterdir()))
+    state.write_bytes(b"further along")
+    assert script.unpack_in(tmp_path) == [] and state.read_bytes() == b"further along"
