@@ -1,5 +1,5 @@
-"""The script for a GPU that is there for minutes, on the CPU: it needs little, stops in time, goes on
-where it stopped, and what it sends home fits and is whole."""
+"""The script for a GPU that is there for minutes, on the CPU: it needs little, stops in time, goes
+on where it stopped, and what it sends home fits and is whole."""
 import argparse
 import importlib.util
 import json
