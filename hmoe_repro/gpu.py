@@ -47,8 +47,8 @@ def _losses(trainer: Trainer, updates: int) -> list[float]:
 def check_device(spec: RunSpec, device, data_dir=None, updates: int = 20,
                  within: float = 1e-3) -> dict:
     """Do `updates` updates of a run on `device` give the CPU's losses? Plain JSON: algorithm, the
-    largest relative difference `gap`, whether a resumed run has the same losses to the bit (`resumes`), the
-    last loss in bf16, and `ok`: the gap is at most `within` and bf16 is finite."""
+    largest relative difference `gap`, whether a resumed run has the same losses to the bit
+    (`resumes`), the last loss in bf16, and `ok`: the gap is at most `within` and bf16 is finite."""
     device, data = resolve_device(str(device)), build_dataset(spec, data_dir)
     def trainer(where, **changed): return Trainer(replace(spec, **changed), data.to(where), where)
     half = updates // 2
