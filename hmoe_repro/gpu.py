@@ -44,14 +44,16 @@ def _losses(trainer: Trainer, updates: int) -> list[float]:
     return found
 
 # %% ../nbs/64_gpu.ipynb #def-check-device
-def check_device(spec: RunSpec, device, data_dir=None, updates: int = 20, within: float = 1e-3) -> dict:
-    """Do `updates` updates of a run on `device` give the CPU's losses? Plain JSON: algorithm, largest
-    relative difference `gap`, whether a resumed run has the same losses to the bit (`resumes`), the
-    last loss in bf16, and `ok`: the gap is at most `within` and bf16 is finite."""
+def check_device(spec: RunSpec, device, data_dir=None, updates: int = 20,
+                 within: float = 1e-3) -> dict:
+    """Do `updates` updates of a run on `device` give the CPU's losses? Plain JSON: algorithm, the
+    largest relative difference `gap`, whether a resumed run has the same losses to the bit
+    (`resumes`), the last loss in bf16, and `ok`: the gap is at most `within` and bf16 is finite."""
     device, data = resolve_device(str(device)), build_dataset(spec, data_dir)
     def trainer(where, **changed): return Trainer(replace(spec, **changed), data.to(where), where)
     half = updates // 2
-    with single_thread(), _exact(), tempfile.TemporaryDirectory() as folder:
+    alone = single_thread() if device.type == "cpu" else contextlib.nullcontext()   # bits, or speed
+    with alone, _exact(), tempfile.TemporaryDirectory() as folder:
         here, there = (_losses(trainer(where), updates) for where in (torch.device("cpu"), device))
         begun, path = trainer(device), Path(folder) / "state.safetensors"
         losses = _losses(begun, half)
@@ -79,7 +81,9 @@ def side_by_side(spec: RunSpec, jobs: int, seconds: float, device="cpu", data_di
         if kind != "step": return
         last[run.run_id] = time.monotonic(), details[0]
         if len(last) == jobs: first.setdefault(run.run_id, last[run.run_id])
-        if len(first) < jobs or time.monotonic() - max(t for t, _ in first.values()) < seconds: return
+        if len(first) < jobs: return
+        begun = max(t for t, _ in first.values())      # since then all of them train
+        if time.monotonic() - begun < seconds: return
         if all(last[i][1] > first[i][1] for i in first): raise _Enough
     endless = [replace(spec, steps=10**7 + i) for i in range(jobs)]
     with tempfile.TemporaryDirectory() as folder:
@@ -90,8 +94,8 @@ def side_by_side(spec: RunSpec, jobs: int, seconds: float, device="cpu", data_di
 # %% ../nbs/64_gpu.ipynb #def-best-jobs
 def best_jobs(spec: RunSpec, seconds: float, device="cpu", data_dir=None, most: int = 16,
               until: float = math.inf, gain: float = 1.05) -> dict[int, float]:
-    """Jobs -> updates per second, for 1, 2, 4 ... up to `most` as long as the next number gains by a
-    factor of `gain` and `time.monotonic()` is before `until`. The best has the most."""
+    """Jobs -> updates per second, for 1, 2, 4 ... up to `most` as long as the next number gains by
+    a factor of `gain` and `time.monotonic()` is before `until`. The best has the most."""
     rates = {}
     for jobs in (n for n in SIDE_BY_SIDE if n <= max(1, most)):
         if rates and time.monotonic() > until: break
@@ -107,7 +111,7 @@ def _finish(device: torch.device):
     if device.type == "mps": torch.mps.synchronize()
 
 def _rate(job, device: torch.device, seconds: float) -> float:
-    """How often a second `job` can be done, over at least `seconds`, after three times to warm up."""
+    """How often a second `job` can be done, over at least `seconds`, warmed up by three."""
     for _ in range(3): job()
     _finish(device)
     done, started = 0, time.perf_counter()

@@ -175,3 +175,20 @@ def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypa
     monkeypatch.setattr("hmoe_repro.records.RunStore.scan", lambda self: 1 / 0)
     done = hmoe("runs", folder=tmp_path)
     assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+
+
+def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
+    "Records of a GPU are no estimate for a processor; the same records of a processor are."
+    from hmoe_repro.core import results_dir
+    lines = (results_dir() / "smoke-toy.jsonl").read_text().splitlines()
+    def planned(device):
+        made = [json.loads(line) for line in lines]
+        for record in made: record["environment"] |= {"device": device, "device_name": "a device"}
+        (tmp_path / "results").mkdir(exist_ok=True)
+        (tmp_path / "results" / "smoke-toy.jsonl").write_text("\n".join(map(json.dumps, made)))
+        return hmoe("plan", "hmoe_fig3", "--profile", "smoke", "--device", "cpu", folder=tmp_path).stdout
+    elsewhere, here = planned("cuda"), planned("cpu")
+    assert re.search(r"smoke-toy\s+3\s+3\s+not measured", elsewhere)
+    assert "3 runs are of a kind that was not measured on this device (cpu)" in elsewhere
+    assert "About" not in elsewhere and "not measured" not in here
+    assert re.search(r"About \d+ minutes with \d+ jobs, .* on this kind of device \(cpu\)", here)
