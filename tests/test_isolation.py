@@ -49,7 +49,7 @@ def pytest_in(root, tmp_path):
 
     def run(*options, **files):
         for name, text in files.items(): (tmp_path / f"{name}.py").write_text(text)
-        paths = (str(root), os.environ.get("PYTHONPATH", ""))
+        paths = (str(root), str(root / "tests"), os.environ.get("PYTHONPATH", ""))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "pytest", *quiet, *options, str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
