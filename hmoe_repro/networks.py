@@ -8,13 +8,23 @@ __all__ = ['PRECISIONS', 'BLOCK', 'NORMS', 'BLOCKS', 'FEATURIZERS', 'LARGE', 'EN
            'make_classifier', 'network_names', 'make_featurizer', 'make_encoder']
 
 # %% ../nbs/22_networks.ipynb #imports
+import getpass
 import importlib
+import os
+import tempfile
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from .core import HmoeError, one_of
+
+# %% ../nbs/22_networks.ipynb #def-cache-of-its-own
+def _cache_of_its_own():
+    """Keep compiled code apart for each instruction set, unless somebody chose the folder: PyTorch's cache takes
+    code made for AVX-512 in a process that is held to AVX2, and that code gives wrong numbers there."""
+    name = f"torchinductor_{getpass.getuser()}_{torch.backends.cpu.get_cpu_capability()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), name))
 
 # %% ../nbs/22_networks.ipynb #precision
 PRECISIONS = ("float32", "bf16", "float32-compile", "bf16-compile", "tf32")
@@ -29,7 +39,9 @@ class Backbone(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision.startswith("bf16")): return run(x).float()
 
     def _run_compiled(self, x):
-        if "_compiled" not in self.__dict__: self.__dict__["_compiled"] = torch.compile(self.features)
+        if "_compiled" not in self.__dict__:
+            _cache_of_its_own()
+            self.__dict__["_compiled"] = torch.compile(self.features)
         try: return self.__dict__["_compiled"](x)
         except Exception as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")): raise

@@ -104,6 +104,9 @@ def make_spec(algorithm: str, dataset: str, test_domains, trial_seed: int = 0, h
     one_of(dataset, DATASETS, "data set (nor is it the path of a folder):")
     one_of(sampler, SAMPLERS, "sampler"); one_of(precision, PRECISIONS, "precision"); parse_policy(evaluate)
     one_of(arithmetic, ARITHMETICS, "arithmetic")
+    if arithmetic == "portable" and precision.endswith("-compile"):
+        raise HmoeError(f"portable arithmetic and precision {precision} exclude each other: the compiler writes code for "
+                        f"the processor it finds. Fix: precision {precision.removesuffix('-compile')}, or native.")
     if steps < 1: raise HmoeError(f"steps must be at least 1, got {steps}.")
     test_domains = tuple(str(d) for d in test_domains)
     for domain in test_domains: one_of(domain, DATASETS[dataset].domain_names, f"domain of {dataset}")

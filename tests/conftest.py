@@ -31,7 +31,7 @@ def pytest_configure(config):
     config.option.randomly_reset_seed = False    # the generators: `pytest_runtest_setup`, below
     if not is_worker(config):
         os.environ["HMOE_TEST_SESSION"] = tempfile.mkdtemp(prefix="hmoe-tests-")
-    for variable in ("HMOE_RUNS", "HMOE_FIGURES", "HMOE_CACHE"):
+    for variable in ("HMOE_RUNS", "HMOE_FIGURES", "HMOE_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
         folder = Path(os.environ["HMOE_TEST_SESSION"]) / f"{variable.lower()}-{os.getpid()}"
         folder.mkdir()
         os.environ[variable] = str(folder)

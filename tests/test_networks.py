@@ -1,5 +1,6 @@
 """Parameter counts of the papers, shapes, independence of the images in a batch, and what a precision may change: nothing in float32, little in bf16."""
 import copy
+import os
 import pickle
 
 import pytest
@@ -232,6 +233,20 @@ def test_compiled_networks_agree_are_copied_and_pickled():
         for p in net.parameters(): p.zero_()
     set_precision(twin, "float32")
     assert torch.equal(twin(x), exact) and compiled(net, x).abs().max() == 0
+
+
+def test_compiled_code_is_cached_apart_for_each_instruction_set(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    folders = []
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        networks._cache_of_its_own()
+        folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert len(set(folders)) == 2
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "chosen")
+    networks._cache_of_its_own()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "chosen"
 
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch):

@@ -29,6 +29,13 @@ def test_the_name_does_not_depend_on_order_or_on_a_trip_through_json():
     assert other.run_id == SPEC.run_id == dataclasses.replace(SPEC, hparams={"batch_size": 32, "lr": 0.001}).run_id
 
 
+def test_portable_arithmetic_is_not_promised_of_compiled_code():
+    given = dict(algorithm="ERM", dataset="DigitDomainsTiny", test_domains=["photo"], network="small_cnn")
+    with pytest.raises(HmoeError, match="exclude each other.*Fix: precision bf16, or native"):
+        make_spec(**given, precision="bf16-compile", arithmetic="portable")
+    assert make_spec(**given, precision="bf16", arithmetic="portable").arithmetic == "portable"
+
+
 def test_names_are_stable():
     """The names of published runs; a change here orphans every published record."""
     assert SPEC.run_id == "79db9997c12b"
