@@ -114,7 +114,7 @@ def registries():
 
 def environment():
     "The environment variables, but for those that pytest, and libraries at their import, set."
-    others = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+    others = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
     return {k: v for k, v in os.environ.items() if not k.startswith(others)}
 
 
