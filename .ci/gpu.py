@@ -151,37 +151,31 @@ def run_check(options, seconds):
 
 
 def run_ways(options, seconds):
-    "Runs side by side: updates per second with 1, 2, 4, 8, 16 of them, on both data sets."
-    from hmoe_repro.gpu import best_jobs
+    "Runs side by side, plain and recorded: what is fastest on each data set. A CPU is not asked."
+    from hmoe_repro.records import RunStore
+    from hmoe_repro.sweep import best_way
 
-    small, found = options.profile == "smoke", {}
-    for number, step in enumerate(("colored", "rotated")):
+    found = {}
+    for step in ("colored", "rotated"):
         spec = next(s for s in specs_of(options, step) if s.algorithm == "HMOE-DN")
-        until = time.monotonic() + seconds / (2 - number)
-        started = time.monotonic()
-        window, cores = 1 if small else 10, os.cpu_count() or 1
-        rates = best_jobs(spec, window, options.device, None, cores, until)
-        found[step] = {"rates": rates, "jobs": max(rates, key=rates.get)}
-        seconds -= time.monotonic() - started
+        jobs, recorded = best_way([spec], RunStore(), options.device, say=say)
+        found[step] = {"jobs": jobs, "recorded": recorded}
         say(f"{spec.dataset}: {json.dumps(found[step])}")
-    (options.work / "ways.json").write_text(json.dumps(found))
     return {"ok": True, **found}
 
 
-def jobs_for(options, step):
-    "Runs side by side: as asked for, as measured, or the command's own choice."
-    ways = options.work / "ways.json"
-    if options.jobs or not ways.exists(): return options.jobs
-    return json.loads(ways.read_text())["colored" if step == "colored" else "rotated"]["jobs"]
+def way_options(options):
+    "Of `hmoe sweep`: as many jobs as asked for, or what `ways` found, or finds now on a GPU."
+    if options.jobs: return ["--jobs", str(options.jobs)]
+    return [] if options.device == "cpu" else ["--measure"]
 
 
 def run_training(options, seconds, step):
     "`hmoe sweep` for the time there is."
-    jobs = jobs_for(options, step)
     command = [sys.executable, "-m", "hmoe_repro.cli", "sweep", TRAIN[step], "--profile",
                options.profile, "--device", options.device, "--minutes", f"{seconds / 60:.3f}"]
-    status = call(command + (["--jobs", str(jobs)] if jobs else []), seconds + LAST / 2)
-    return {"ok": status == 0, "status": status, "jobs": jobs, **bring_home(options, step)}
+    status = call(command + way_options(options), seconds + LAST / 2)
+    return {"ok": status == 0, "status": status, **bring_home(options, step)}
 
 
 def run_speed(options, seconds):
