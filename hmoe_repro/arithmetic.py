@@ -28,21 +28,22 @@ ARITHMETICS = ("native", "portable")
 def with_arithmetic(arithmetic: str, environment=os.environ) -> dict[str, str]:
     """A copy of `environment` for a new process that computes in an arithmetic.
 
-    'portable' sets the variables of `PORTABLE`; 'native' pins nothing and leaves what is set. Raises `HmoeError` for
-    any other name.
+    'portable' sets the variables of `PORTABLE`; 'native' pins nothing and leaves what is set.
+    Raises `HmoeError` for any other name.
     """
     pinned = PORTABLE if one_of(arithmetic, ARITHMETICS, "arithmetic") == "portable" else {}
     return {**environment, **pinned}
 
 # %% ../nbs/02_arithmetic.ipynb #def-set-arithmetic
-_LATE = ("portable arithmetic is asked for, but torch was imported before it was set: numbers are rounded as this "
-         "processor does it. Fix: set_arithmetic(\"portable\") before the first import of torch, or use `hmoe`.")
+_LATE = ("portable arithmetic is asked for, but torch was imported before it was set: numbers are "
+         "rounded as this processor does it. Fix: set_arithmetic(\"portable\") before the first "
+         "import of torch, or use `hmoe`.")
 
 def set_arithmetic(arithmetic: str):
     """Let this process compute in an arithmetic. Call it before torch is imported.
 
-    Afterwards nothing can be changed, and a process that should be portable and is not goes on as it is, with a
-    warning. Raises `HmoeError` for an unknown name.
+    Afterwards nothing can be changed, and a process that should be portable and is not goes on as
+    it is, with a warning. Raises `HmoeError` for an unknown name.
     """
     wanted = with_arithmetic(arithmetic)
     if wanted == dict(os.environ): return
@@ -54,7 +55,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @contextlib.contextmanager
 def starting(arithmetic: str):
-    """While the body runs, processes that start compute in this arithmetic, with one computing thread each."""
+    """While the body runs, processes that start compute in this arithmetic, with one thread each."""
     before, wanted = dict(os.environ), with_arithmetic(arithmetic) | dict.fromkeys(THREADS, "1")
     def put(environment):
         for name in {*before, *wanted} - {*environment}: os.environ.pop(name, None)
@@ -65,7 +66,8 @@ def starting(arithmetic: str):
 
 # %% ../nbs/02_arithmetic.ipynb #def-in-use
 def arithmetic_in_use(device="cpu") -> str:
-    """'portable' or 'native', what this process computes in on the CPU; for another device its type, such as 'cuda'."""
+    """What this process computes in: 'portable' or 'native' on the CPU; for another device its
+    type, such as 'cuda'."""
     import torch
     kind = torch.device(device).type
     if kind != "cpu": return kind
@@ -76,8 +78,8 @@ def arithmetic_in_use(device="cpu") -> str:
 # %% ../nbs/02_arithmetic.ipynb #def-device-arithmetic
 @contextlib.contextmanager
 def device_arithmetic(precision: str, device):
-    """While the body runs, cuDNN repeats itself, and float32 products on a GPU are rounded to TF32 if
-    the precision is 'tf32' and not otherwise. Raises `HmoeError` for 'tf32' on any other device."""
+    """While the body runs, cuDNN repeats itself, and float32 products on a GPU are rounded to TF32
+    if the precision is 'tf32' and not otherwise. Raises `HmoeError` for 'tf32' on any other device."""
     import torch
     if precision == "tf32" and torch.device(device).type != "cuda":
         raise HmoeError(f"precision tf32 is arithmetic of NVIDIA's GPUs, and this is {device}. "
@@ -93,7 +95,7 @@ def device_arithmetic(precision: str, device):
 
 # %% ../nbs/02_arithmetic.ipynb #def-warn
 def warn_of_arithmetic(asked: str, device="cpu"):
-    """One warning where portable arithmetic is asked for and possible here, but this process computes natively."""
+    """One warning where portable arithmetic is asked for and possible here, and not in use."""
     if asked != "portable" or arithmetic_in_use(device) != "native": return
     import torch
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"): return

@@ -211,8 +211,8 @@ def counted(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 def by_chance(cells: int) -> int:
-    """How many of `cells` differences without any cause may exceed their limit, two standard errors:
-    one in twenty, and two standard deviations of such a count more (cells taken as independent)."""
+    """How many of `cells` differences without any cause may exceed their limit, two standard
+    errors: one in twenty, and two standard deviations of such a count more (cells taken as independent)."""
     return math.floor(0.05 * cells + 2 * math.sqrt(0.05 * 0.95 * cells))
 
 def headline(total: dict, cells: pd.DataFrame, changed: dict[str, list], why: str) -> str:
@@ -228,7 +228,8 @@ def headline(total: dict, cells: pd.DataFrame, changed: dict[str, list], why: st
         others.append(f"{counted(len(total['failed']), 'run')} failed on one side only")
     far = f"{len(off)} of {len(cells)} cells of tables beyond what can be resolved"
     gap = (off.published - off.fresh).abs()
-    certain = (off.verdict == "missing") | (off.table.str.startswith("test accuracy") & (gap > 3 * off.limit))
+    far_off = off.table.str.startswith("test accuracy") & (gap > 3 * off.limit)
+    certain = (off.verdict == "missing") | far_off
     if len(off) > by_chance(len(cells)) or certain.any(): others.append(far)
     if pages:
         said = counted(sum(pages.values()), "sentence says", "sentences say")

@@ -21,8 +21,9 @@ from .core import HmoeError, one_of
 
 # %% ../nbs/22_networks.ipynb #def-cache-of-its-own
 def _cache_of_its_own():
-    """Keep compiled code apart for each instruction set, unless somebody chose the folder: PyTorch's cache takes
-    code made for AVX-512 in a process that is held to AVX2, and that code gives wrong numbers there."""
+    """Keep compiled code apart for each instruction set, unless somebody chose the folder: PyTorch's
+    cache takes code made for AVX-512 in a process that is held to AVX2, and that code gives wrong
+    numbers there."""
     name = f"torchinductor_{getpass.getuser()}_{torch.backends.cpu.get_cpu_capability()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), name))
 

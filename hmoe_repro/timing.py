@@ -216,7 +216,7 @@ def group_norm_jobs(scale: Scale, compiling: bool) -> dict[tuple[str, str], obje
 SMALL = Scale(16, 3, 16, 200, 16, 16, ("float32",), 64)   # as in the profile quick
 
 def _serve_updates(updates: int = 20):
-    """In a child: says its arithmetic; then, for each line it reads, the mean seconds of an update."""
+    """In a child: says its arithmetic; then, for each line it reads, mean seconds of an update."""
     trainer = our_trainer("HMOE-DN", "float32", random_images(SMALL), SMALL)
     print(arithmetic_in_use(), flush=True)
     for _ in sys.stdin:
@@ -226,22 +226,26 @@ def _serve_updates(updates: int = 20):
 
 @contextmanager
 def updates_in(arithmetic: str):
-    """Yields a function that returns the mean seconds of 20 updates of HMOE-DN on the small networks, in a
-    process that computes in this arithmetic. Raises `HmoeError` where the processor cannot."""
+    """Yields a function that returns the mean seconds of 20 updates of HMOE-DN on the small
+    networks, in a process that computes in this arithmetic. Raises `HmoeError` where the processor cannot."""
     free = {name: value for name, value in os.environ.items() if PORTABLE.get(name) != value}
-    environment = free | dict.fromkeys(THREADS, "1") | (PORTABLE if arithmetic == "portable" else {})
-    command = [sys.executable, "-c", "from hmoe_repro.timing import _serve_updates; _serve_updates()"]
+    pinned = PORTABLE if arithmetic == "portable" else {}
+    environment = free | dict.fromkeys(THREADS, "1") | pinned
+    serve = "from hmoe_repro.timing import _serve_updates; _serve_updates()"
+    command = [sys.executable, "-c", serve]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as child:
         used = child.stdout.readline().strip()
-        if used != arithmetic: raise HmoeError(f"{arithmetic} arithmetic is not possible here: {used or 'the child died'}.")
+        if used != arithmetic:
+            reason = used or "the child died"
+            raise HmoeError(f"{arithmetic} arithmetic is not possible here: {reason}.")
         def once() -> float:
             print("go", file=child.stdin, flush=True)
             return float(child.stdout.readline())
         yield once
 
 def arithmetic_cost(rounds: int) -> dict[str, list[float]]:
-    """Arithmetic -> seconds of an update in each round; empty where portable arithmetic is impossible."""
+    """Arithmetic -> seconds of an update in each round; empty where it cannot be portable."""
     with ExitStack() as stack:
         try: jobs = {a: stack.enter_context(updates_in(a)) for a in ARITHMETICS}
         except HmoeError: return {}
