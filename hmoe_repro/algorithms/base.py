@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARED_HPARAMS', 'ALGORITHMS', 'network_options', 'as_floats', 'Resumable', 'Algorithm', 'register', 'concatenate',
-           'ERM', 'check_algorithm']
+           'ERM', 'check_algorithm', 'generator_states']
 
 # %% ../../nbs/30_algorithms.ipynb #imports
 import copy
@@ -237,19 +237,22 @@ def check_algorithm(cls: type[Algorithm], input_shape=(3, 16, 16), num_classes=4
     except HmoeError: pass
 
 # %% ../../nbs/30_algorithms.ipynb #def-check-predictions
-def _generators() -> list:
-    """The states of the global generators, comparable with `==`."""
+def generator_states(device="cpu") -> list:
+    """The states of the global generators, and of a CUDA device's, comparable with `==`."""
     name, keys, *rest = np.random.get_state()
-    return [torch.get_rng_state().tolist(), random.getstate(), name, keys.tolist(), rest]
+    state = [random.getstate(), name, keys.tobytes(), rest, torch.get_rng_state().numpy().tobytes()]
+    if torch.device(device).type == "cuda":
+        state.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return state
 
 def _check_predictions(algorithm, shape, classes):
     algorithm.eval()
-    before, images, drawn = copy.deepcopy(algorithm.state_dict()), torch.rand(5, *shape), _generators()
+    before, images, drawn = copy.deepcopy(algorithm.state_dict()), torch.rand(5, *shape), generator_states()
     with torch.no_grad(): outputs = algorithm.predict_modes(images) | {"predict": algorithm.predict(images)}
     assert set(algorithm.modes) <= set(outputs), f"predict_modes lacks one of {algorithm.modes}"
     for mode, logits in outputs.items(): assert logits.shape == (5, classes) and logits.isfinite().all(), f"mode {mode}: logits {tuple(logits.shape)}"
     assert all(torch.equal(before[n], t) for n, t in algorithm.state_dict().items()), "predicting changes the model"
-    assert _generators() == drawn, "predicting draws from a global generator: use a torch.Generator of its own"
+    assert generator_states() == drawn, "predicting draws from a global generator: use a torch.Generator of its own"
     algorithm.train()
 
 # %% ../../nbs/30_algorithms.ipynb #def-check-layout
