@@ -7,7 +7,7 @@ READY  := .venv/.ready
 # Runs one command, prints how long it took, and passes its exit status on.
 timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) - start)) s in total"; exit $$status
 
-CHECKED := $(addprefix tests/test_,sync.py notebook_shape.py imports.py core.py hypernetwork.py routing.py hmoe.py \
+CHECKED := $(addprefix tests/test_,sync.py lines.py notebook_shape.py imports.py core.py hypernetwork.py routing.py hmoe.py \
            selection.py setup.py warm_kernels.py) tests/test_cli.py::test_train_prints_what_was_selected_and_keeps_a_record
 
 .PHONY: help reproduce test check figures notebooks clean

@@ -17,6 +17,7 @@ gpu.log and parcels of at most --mib, --files files in all, for `hmoe unpack`. R
 not finish stay in .gpu/runs and go on when it is called again; where the machine does not stay,
 their states travel in parcels, as far as they fit: unpack them, `prepare` again, go on elsewhere.
 """
+
 import argparse
 import hashlib
 import json
@@ -31,10 +32,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("check", "ways", "colored", "rotated", "baselines", "speed")
 TRAIN = {"colored": "hmoe_table4", "rotated": "hmoe_table5", "baselines": "hmoe_table1"}
-LAST = 30        # seconds kept back for packing
-CACHES = {"MPLCONFIGDIR": "matplotlib", "XDG_CACHE_HOME": "cache", "TORCH_HOME": "torch",
-          "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
-          "CUDA_CACHE_PATH": "cuda", "HF_HOME": "hf", "HMOE_CACHE": "images"}
+LAST = 30  # seconds kept back for packing
+CACHES = {
+    "MPLCONFIGDIR": "matplotlib",
+    "XDG_CACHE_HOME": "cache",
+    "TORCH_HOME": "torch",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+    "HF_HOME": "hf",
+    "HMOE_CACHE": "images",
+}
 
 
 def set_environment(work, home=False):
@@ -45,10 +53,12 @@ def set_environment(work, home=False):
     paths = [str(ROOT), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
-    for name, value in (("HOME", str(work)), ("USER", "nobody")): os.environ.setdefault(name, value)
+    for name, value in (("HOME", str(work)), ("USER", "nobody")):
+        os.environ.setdefault(name, value)
     if not home:
         os.environ["HMOE_RUNS"] = str(work / "runs")
-        if (work / "data" / "MNIST").exists(): os.environ["HMOE_DATA"] = str(work / "data")
+        if (work / "data" / "MNIST").exists():
+            os.environ["HMOE_DATA"] = str(work / "data")
         if (work / "in" / "commit").exists():
             os.environ.setdefault("HMOE_COMMIT", (work / "in" / "commit").read_text().strip())
     sys.path.insert(0, str(ROOT))
@@ -56,9 +66,11 @@ def set_environment(work, home=False):
 
 # Here: what has to travel
 
+
 def ids_of(profile, step):
     "Ids of the runs of a step, in the order in which they are trained."
-    from hmoe_repro.studies import artefact_studies, study_specs
+    from hmoe_repro.runs.artefacts import artefact_studies
+    from hmoe_repro.runs.studies import study_specs
 
     studies = artefact_studies(TRAIN[step], profile)
     return list(dict.fromkeys(s.run_id for study in studies for s in study_specs(study)))
@@ -67,9 +79,9 @@ def ids_of(profile, step):
 def prepare(options):
     "MNIST, the commit, the records that there are (they need not be trained again), and states."
     from hmoe_repro.core import git_commit
-    from hmoe_repro.datasets import mnist_files, verify_mnist
-    from hmoe_repro.parcel import pack_parts
-    from hmoe_repro.records import RunStore
+    from hmoe_repro.data.mnist import mnist_files, verify_mnist
+    from hmoe_repro.runs.parcel import pack_parts
+    from hmoe_repro.runs.store import RunStore
 
     folder = options.work / "in"
     shutil.rmtree(folder, ignore_errors=True)
@@ -77,14 +89,17 @@ def prepare(options):
     if options.profile == "paper":
         verify_mnist()
         with tarfile.open(folder / "mnist.tar.xz", "w:xz") as archive:
-            for name, path in mnist_files().items(): archive.add(path, f"MNIST/raw/{path.name}")
+            for path in mnist_files().values():
+                archive.add(path, f"MNIST/raw/{path.name}")
     (folder / "commit").write_text(git_commit() or "")
     store = RunStore()
     known = [i for i in ids_of(options.profile, "baselines") if store.path(i).is_dir()]
     done = [i for i in known if store.record_path(i).exists()]
     begun = [i for i in known if (store.path(i) / "state.safetensors").exists() and i not in done]
-    if done: pack_parts(store, folder, "records", done, int(options.mib * 2**20), arrays=False)
-    if begun: pack_parts(store, folder, "states", begun, int(options.mib * 2**20))
+    if done:
+        pack_parts(store, folder, "records", done, int(options.mib * 2**20), arrays=False)
+    if begun:
+        pack_parts(store, folder, "states", begun, int(options.mib * 2**20))
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
     print(f"{len(done)} finished and {len(begun)} begun runs travel; carry {folder}")
@@ -92,52 +107,66 @@ def prepare(options):
 
 # There: what has come
 
+
 def unpack_in(work):
     "Unpack what `prepare` made, each file once: a run that has gone on since is not set back."
-    from hmoe_repro.parcel import unpack
-    from hmoe_repro.records import RunStore
+    from hmoe_repro.runs.parcel import unpack
+    from hmoe_repro.runs.store import RunStore
 
     said, marks, store = [], work / "unpacked", RunStore()
     marks.mkdir(parents=True, exist_ok=True)
     before = {path.parent.name for path in store.folder.glob("*/record.json")}
     for path in sorted((work / "in").glob("*.tar.*")):
         mark = marks / hashlib.sha256(path.read_bytes()).hexdigest()
-        if mark.exists(): continue
+        if mark.exists():
+            continue
         if path.name.startswith("mnist"):
-            with tarfile.open(path) as archive: archive.extractall(work / "data", filter="data")
+            with tarfile.open(path) as archive:
+                archive.extractall(work / "data", filter="data")
             os.environ["HMOE_DATA"] = str(work / "data")
-        else: said.append(f"{path.name}: {unpack(store, path)}")
+        else:
+            said.append(f"{path.name}: {unpack(store, path)}")
         mark.touch()
     came = {path.parent.name for path in store.folder.glob("*/record.json")} - before
-    with open(work / "came", "a") as file: file.writelines(f"{i}\n" for i in sorted(came))
+    with open(work / "came", "a") as file:
+        file.writelines(f"{i}\n" for i in sorted(came))
     return said
 
 
 # There: the steps. Each takes options and the seconds that are left, and returns plain JSON
 
+
 def specs_of(options, step):
     "The first run of each algorithm of a step, in order."
-    from hmoe_repro.studies import artefact_studies, study_specs
+    from hmoe_repro.runs.artefacts import artefact_studies
+    from hmoe_repro.runs.studies import study_specs
 
     first = {}
     for study in artefact_studies(TRAIN[step], options.profile):
-        for spec in study_specs(study): first.setdefault((spec.dataset, spec.algorithm), spec)
+        for spec in study_specs(study):
+            first.setdefault((spec.dataset, spec.algorithm), spec)
     return list(first.values())
 
 
 def run_check(options, seconds):
     "Six algorithms against the CPU; then the tests that are marked `cuda`, where pytest is."
-    from hmoe_repro.gpu import check_device
+    from hmoe_repro.speed.gpu import check_device
 
-    try: import pytest
-    except ImportError: pytest = None
+    try:
+        import pytest
+    except ImportError:
+        pytest = None
 
     names, small = ("ERM", "HMOE-DL", "HMOE-DN", "IRM", "DANN", "MLDG"), options.profile == "smoke"
-    chosen = [s for s in specs_of(options, "baselines")     # the CPU is slow on the other data set
-              if s.algorithm in names and s.dataset.startswith("Colored")]
+    chosen = [
+        s
+        for s in specs_of(options, "baselines")  # the CPU is slow on the other data set
+        if s.algorithm in names and s.dataset.startswith("Colored")
+    ]
     end, found = time.monotonic() + seconds, []
     for spec in chosen:
-        if time.monotonic() > end: break
+        if time.monotonic() > end:
+            break
         found.append(check_device(spec, options.device, updates=6 if small else 20))
         say(json.dumps(found[-1]))
     tests, left = ROOT / "tests" / "test_cuda.py", end - time.monotonic()
@@ -145,15 +174,20 @@ def run_check(options, seconds):
         options_of = ["-q", "-rs", "-m", "cuda", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options_of, str(tests)]
         status = call(command, left)
-    else: status = None
-    return {"ok": all(f["ok"] for f in found) and status in (0, None), "checked": found,
-            "not_reached": len(chosen) - len(found), "pytest": status}
+    else:
+        status = None
+    return {
+        "ok": all(f["ok"] for f in found) and status in (0, None),
+        "checked": found,
+        "not_reached": len(chosen) - len(found),
+        "pytest": status,
+    }
 
 
 def run_ways(options, seconds):
     "Runs side by side, plain and recorded: what is fastest on each data set. A CPU is not asked."
-    from hmoe_repro.records import RunStore
-    from hmoe_repro.sweep import best_way
+    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.runs.ways import best_way
 
     found = {}
     for step in ("colored", "rotated"):
@@ -166,27 +200,40 @@ def run_ways(options, seconds):
 
 def way_options(options):
     "Of `hmoe sweep`: as many jobs as asked for, or what `ways` found, or finds now on a GPU."
-    if options.jobs: return ["--jobs", str(options.jobs)]
+    if options.jobs:
+        return ["--jobs", str(options.jobs)]
     return [] if options.device == "cpu" else ["--measure"]
 
 
 def run_training(options, seconds, step):
     "`hmoe sweep` for the time there is."
-    command = [sys.executable, "-m", "hmoe_repro.cli", "sweep", TRAIN[step], "--profile",
-               options.profile, "--device", options.device, "--minutes", f"{seconds / 60:.3f}"]
+    command = [
+        sys.executable,
+        "-m",
+        "hmoe_repro.cli.app",
+        "sweep",
+        TRAIN[step],
+        "--profile",
+        options.profile,
+        "--device",
+        options.device,
+        "--minutes",
+        f"{seconds / 60:.3f}",
+    ]
     status = call(command + way_options(options), seconds + LAST / 2)
     return {"ok": status == 0, "status": status, **bring_home(options, step)}
 
 
 def run_speed(options, seconds):
     "Every algorithm alone on both data sets, as far as the time goes."
-    from hmoe_repro.gpu import algorithm_rates, product_rates
+    from hmoe_repro.speed.gpu import algorithm_rates, product_rates
 
     end, small = time.monotonic() + seconds, options.profile == "smoke"
     found = {"products": product_rates(options.device, 256 if small else 8192), "algorithms": []}
     specs = specs_of(options, "baselines")
     for spec in specs:
-        if time.monotonic() > end: break
+        if time.monotonic() > end:
+            break
         found["algorithms"].append(algorithm_rates(spec, options.device, None, 0.1 if small else 2))
         say(json.dumps(found["algorithms"][-1]))
     return {"ok": True, "not_reached": len(specs) - len(found["algorithms"]), **found}
@@ -194,15 +241,17 @@ def run_speed(options, seconds):
 
 # There: what goes home
 
+
 def furthest(store, ids, most):
     "Of these half-done runs those that are furthest along, as many as `most` bytes can hold."
-    from hmoe_repro.records import load_state
+    from hmoe_repro.runs.states import load_state
 
     steps = {i: load_state(store.path(i) / "state.safetensors")["trainer"]["step"] for i in ids}
     chosen = []
     for run_id in sorted(ids, key=lambda i: -steps[i]):
         most -= sum(path.stat().st_size for path in store.path(run_id).iterdir())
-        if most < 0: break
+        if most < 0:
+            break
         chosen.append(run_id)
     return chosen
 
@@ -210,47 +259,66 @@ def furthest(store, ids, most):
 def bring_home(options, step):
     """Parcels of all records of a step that were made here, but for those that this call has packed
     already, and of the states of half-done runs while files are left."""
-    from hmoe_repro.parcel import pack_parts
-    from hmoe_repro.records import RunStore
+    from hmoe_repro.runs.parcel import pack_parts
+    from hmoe_repro.runs.store import RunStore
 
     store, ids, limit = RunStore(), ids_of(options.profile, step), int(options.mib * 2**20)
     known = {*(options.work / "came").read_text().split(), *options.packed}
     new = [i for i in ids if store.record_path(i).exists() and i not in known]
-    begun = [i for i in ids if not store.record_path(i).exists()
-             and (store.path(i) / "state.safetensors").exists()]
+    begun = [
+        i
+        for i in ids
+        if not store.record_path(i).exists() and (store.path(i) / "state.safetensors").exists()
+    ]
     for name in (step, "states"):
-        for old in options.out.glob(f"{name}-*.tar.gz"): old.unlink()
-    if new: pack_parts(store, options.out, step, new, limit)
+        for old in options.out.glob(f"{name}-*.tar.gz"):
+            old.unlink()
+    if new:
+        pack_parts(store, options.out, step, new, limit)
     options.packed += new
     room = options.files - 2 - len(list(options.out.glob("*.tar.gz")))
     chosen = furthest(store, begun, max(0, room) * limit)
     states = pack_parts(store, options.out, "states", chosen, limit) if chosen else []
     small = [path for path in states if path.stat().st_size <= limit]
-    for path in {*states} - {*small[:max(0, room)]}: path.unlink()
+    for path in {*states} - {*small[: max(0, room)]}:
+        path.unlink()
     kept = sum(path.exists() for path in states)
-    complete = sum(json.loads(store.record_path(i).read_text())["status"] == "complete"
-                   for i in ids if store.record_path(i).exists())
-    say(f"{complete} of {len(ids)} runs of {step} complete, {len(new)} packed; "
-        f"{len(begun)} half-done, of which at most {len(chosen)} in {kept} parcels")
-    return {"runs": len(ids), "complete": complete, "packed": len(new), "half_done": len(begun),
-            "state_parcels": kept}
+    complete = sum(
+        json.loads(store.record_path(i).read_text())["status"] == "complete"
+        for i in ids
+        if store.record_path(i).exists()
+    )
+    say(
+        f"{complete} of {len(ids)} runs of {step} complete, {len(new)} packed; "
+        f"{len(begun)} half-done, of which at most {len(chosen)} in {kept} parcels"
+    )
+    return {
+        "runs": len(ids),
+        "complete": complete,
+        "packed": len(new),
+        "half_done": len(begun),
+        "state_parcels": kept,
+    }
 
 
 def say(line):
     "Print a line, and keep it in gpu.log."
     print(line, flush=True)
-    with open(LOG, "a") as log: log.write(line + "\n")
+    with open(LOG, "a") as log:
+        log.write(line + "\n")
 
 
 def call(command, seconds):
     "Run a command with its output in gpu.log, too; its exit status, or 'out of time'."
     import threading
 
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True) as child:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
         late = threading.Timer(max(1, seconds), child.terminate)
         late.start()
-        for line in child.stdout: say(line.rstrip())
+        for line in child.stdout:
+            say(line.rstrip())
         status = child.wait()
         late.cancel()
     return "out of time" if status == -15 else status
@@ -262,9 +330,11 @@ def perform(options, step, seconds):
 
     say(f"== {step}, {seconds:.0f} s")
     try:
-        if step in TRAIN: return run_training(options, seconds, step)
+        if step in TRAIN:
+            return run_training(options, seconds, step)
         return {"check": run_check, "ways": run_ways, "speed": run_speed}[step](options, seconds)
-    except HmoeError as error: reason = str(error)
+    except HmoeError as error:
+        reason = str(error)
     except Exception as error:
         import traceback
 
@@ -276,8 +346,9 @@ def perform(options, step, seconds):
 
 def main():
     global LOG
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("steps", nargs="+", choices=("prepare", "all", *STEPS), metavar="STEP")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all steps of this call")
     parser.add_argument("--out", type=Path, default=None, help="folder for what goes home")
@@ -291,23 +362,30 @@ def main():
     begun, options.work = time.monotonic(), options.work.absolute()
     home = options.steps == ["prepare"]
     set_environment(options.work, home)
-    if home: return prepare(options)
+    if home:
+        return prepare(options)
     options.packed = []
     options.out = (options.out or Path(os.environ.get("OUT") or options.work / "out")).absolute()
     options.out.mkdir(parents=True, exist_ok=True)
     LOG = options.out / "gpu.log"
-    for line in unpack_in(options.work): say(line)
+    for line in unpack_in(options.work):
+        say(line)
     from hmoe_repro.core import environment, resolve_device
 
     options.device = str(resolve_device(options.device))
     path, asked = options.out / "gpu.json", STEPS if "all" in options.steps else options.steps
     before = json.loads(path.read_text())["steps"] if path.exists() else {}
-    report = {"environment": environment(options.device), "profile": options.profile,
-              "steps": before}
+    report = {
+        "environment": environment(options.device),
+        "profile": options.profile,
+        "steps": before,
+    }
     for step in asked:
         left, started = options.minutes * 60 - (time.monotonic() - begun) - LAST, time.monotonic()
-        if left <= 0: done = {"ok": False, "reason": "the time was up"}
-        else: done = perform(options, step, left)
+        if left <= 0:
+            done = {"ok": False, "reason": "the time was up"}
+        else:
+            done = perform(options, step, left)
         report["steps"][step] = done | {"seconds": round(time.monotonic() - started, 1)}
         path.write_text(json.dumps(report, indent=1))
     say(f"{time.monotonic() - begun:.0f} s in all; to carry home: {options.out}")
@@ -315,7 +393,9 @@ def main():
 
 
 if __name__ == "__main__":
-    try: main()
+    try:
+        main()
     except Exception as error:
-        if type(error).__name__ != "HmoeError": raise
+        if type(error).__name__ != "HmoeError":
+            raise
         sys.exit(f"gpu.py: {error}")

@@ -1,9 +1,11 @@
 """Export the library, then execute the library notebooks and store their outputs in place.
 
-    python .ci/notebooks.py [--jobs N] [NAME ...]      NAME: 10_toy, or nbs/10_toy.ipynb; none means all
+    python .ci/notebooks.py [--jobs N] [NAME ...]
 
-A notebook is written only when every cell has run; what is written is what `nbdev_clean` would leave.
+NAME is a notebook (01_toy), a part (1_method) or a path; without one all are executed. A notebook
+is written only when every cell has run; what is written is what `nbdev_clean` would leave.
 """
+
 import argparse
 import os
 import subprocess
@@ -17,8 +19,8 @@ KERNELSPEC = {"display_name": "python3", "language": "python", "name": "python3"
 
 
 def library_notebooks(root=ROOT):
-    "The notebooks directly under `nbs/`, in reading order."
-    return sorted(p for p in (Path(root) / "nbs").glob("[0-9]*.ipynb"))
+    "The notebooks in the parts of `nbs/`, in reading order."
+    return sorted(p for p in (Path(root) / "nbs").glob("[0-9]_*/[0-9]*.ipynb"))
 
 
 def processors():
@@ -42,8 +44,13 @@ def run_notebook(path, timeout=600):
     path = Path(path)
     notebook = nbformat.read(path, 4)
     notebook.metadata["kernelspec"] = KERNELSPEC
-    NotebookClient(notebook, timeout=timeout, kernel_name="python3", extra_arguments=["--Application.log_level=40"],
-                   resources={"metadata": {"path": str(path.parent)}}).execute(env=kernel_environment())
+    NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        extra_arguments=["--Application.log_level=40"],
+        resources={"metadata": {"path": str(path.parent)}},
+    ).execute(env=kernel_environment())
     return notebook
 
 
@@ -59,7 +66,8 @@ def cleaned(notebook):
 
 
 def store(path):
-    "Execute the notebook at `path` and replace it by its executed form. Returns (path, seconds, error or None)."
+    """Execute the notebook at `path` and replace it by its executed form.
+    Returns (path, seconds, error or None)."""
     import nbformat
 
     path, start = Path(path), time.perf_counter()
@@ -75,27 +83,46 @@ def store(path):
     return path, time.perf_counter() - start, None
 
 
+def names_of(path):
+    "The names by which a command line may mean a notebook: its own, its part's, and both."
+    part, stem = path.parent.name, path.stem
+    return {(stem,), (part,), (part, stem), ("nbs", part)}
+
+
 def chosen(names):
-    "Paths of the notebooks named on the command line; all of them when none is named."
-    found = {p.stem: p for p in library_notebooks()}
-    stems = [Path(n).stem for n in names] or list(found)
-    unknown = [s for s in stems if s not in found]
-    if unknown:
-        sys.exit(f"no library notebook {', '.join(unknown)}. There are: {', '.join(found)}")
-    return [found[s] for s in stems]
+    """Paths of the notebooks that the command line names, a part standing for all of its own;
+    all without a name."""
+    existing, paths = library_notebooks(), []
+    for name in names:
+        wanted = Path(name).with_suffix("").parts[-2:]
+        matching = [path for path in existing if wanted in names_of(path)]
+        if not matching:
+            valid = ", ".join("/".join(path.with_suffix("").parts[-2:]) for path in existing)
+            sys.exit(f"no library notebook {name}. There are: {valid}")
+        paths += matching
+    return paths or existing
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=min(4, processors()))
     options = parser.parse_args()
     paths = chosen(options.names)
-    subprocess.run([sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"],
+        cwd=ROOT,
+        check=True,
+    )
     failed = 0
     with ProcessPoolExecutor(options.jobs) as pool:
         for path, seconds, error in pool.map(store, paths):
-            print(f"{'FAILED' if error else 'stored'}  {path.relative_to(ROOT)}  {seconds:.0f} s", flush=True)
+            print(
+                f"{'FAILED' if error else 'stored'}  {path.relative_to(ROOT)}  {seconds:.0f} s",
+                flush=True,
+            )
             if error:
                 failed += 1
                 print(error, file=sys.stderr)

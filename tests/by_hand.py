@@ -1,4 +1,6 @@
-"""Slow computations in float64 that tests compare algorithms with: a tiny network, cross entropy by loops, Adam and SGD written out."""
+"""Slow computations in float64 that tests compare algorithms with: a tiny network, cross entropy
+by loops, Adam and SGD written out."""
+
 import copy
 
 import torch
@@ -14,7 +16,9 @@ def tiny(cls, domains=3, features=FEATURES, **hparams):
     seed_everything(0)
     algorithm = cls(SHAPE, CLASSES, domains, {"network": "small_cnn", "lr": 0.01, **hparams})
     channels = next(p for p in algorithm.featurizer.parameters()).shape[1]
-    algorithm.featurizer = nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, features), nn.Tanh())
+    algorithm.featurizer = nn.Sequential(
+        nn.Flatten(), nn.Linear(channels * 64, features), nn.Tanh()
+    )
     algorithm.classifier = nn.Linear(features, CLASSES)
     return algorithm.double()
 
@@ -22,7 +26,13 @@ def tiny(cls, domains=3, features=FEATURES, **hparams):
 def draw(sizes, seed):
     "Random minibatches of the given sizes, in float64."
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.rand(n, *SHAPE, generator=generator, dtype=torch.float64), torch.randint(CLASSES, (n,), generator=generator)) for n in sizes]
+    return [
+        (
+            torch.rand(n, *SHAPE, generator=generator, dtype=torch.float64),
+            torch.randint(CLASSES, (n,), generator=generator),
+        )
+        for n in sizes
+    ]
 
 
 def cross_entropy(logits, y):
@@ -36,19 +46,29 @@ def cross_entropy(logits, y):
 
 class Adam:
     "Adam as in its paper, with coupled weight decay; `step` skips what has gradient None."
+
     def __init__(self, parameters, lr=0.01, weight_decay=0.0):
         self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
-        self.m, self.v, self.t = ([torch.zeros_like(p) for p in self.parameters], [torch.zeros_like(p) for p in self.parameters], [0] * len(self.parameters))
+        self.m, self.v, self.t = (
+            [torch.zeros_like(p) for p in self.parameters],
+            [torch.zeros_like(p) for p in self.parameters],
+            [0] * len(self.parameters),
+        )
 
     @torch.no_grad()
     def step(self, gradients):
         for k, (p, g) in enumerate(zip(self.parameters, gradients, strict=True)):
-            if g is None: continue
+            if g is None:
+                continue
             g = g + self.weight_decay * p
             self.t[k] += 1
             self.m[k] = 0.9 * self.m[k] + 0.1 * g
             self.v[k] = 0.999 * self.v[k] + 0.001 * g * g
-            p -= self.lr * (self.m[k] / (1 - 0.9 ** self.t[k])) / ((self.v[k] / (1 - 0.999 ** self.t[k])).sqrt() + 1e-8)
+            p -= (
+                self.lr
+                * (self.m[k] / (1 - 0.9 ** self.t[k]))
+                / ((self.v[k] / (1 - 0.999 ** self.t[k])).sqrt() + 1e-8)
+            )
 
 
 def gradients(loss, parameters):
@@ -58,19 +78,23 @@ def gradients(loss, parameters):
 
 def assert_same_parameters(algorithm, other, tolerance=1e-9):
     for (name, a), b in zip(algorithm.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(
+            a, b, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def assert_resumes(cls, tmp_path, shape=(3, 16, 16), domains=3, updates=4, more=3, **hparams):
-    "Saved to disk in mid-training and restored into another object, an algorithm goes on to the bit, and that matters: it moves."
-    from hmoe_repro.algorithms.base import _random_batches
-    from hmoe_repro.records import load_state, save_state
+    """Saved to disk in mid-training and restored into another object, an algorithm goes on to
+    the bit, and that matters: it moves."""
+    from hmoe_repro.algorithms.conformance import random_batches
+    from hmoe_repro.runs.states import load_state, save_state
 
     build = lambda: cls(shape, CLASSES, domains, {"network": "small_cnn", **hparams}).train()
     seed_everything(3)
     first = build()
     first.total_steps = updates + more
-    for step in range(updates): first.update(_random_batches(domains, shape, CLASSES, step))
+    for step in range(updates):
+        first.update(random_batches(domains, shape, CLASSES, step))
     save_state(tmp_path / "state.safetensors", first.training_state())
     before = copy.deepcopy(first.state_dict())
     seed_everything(77)
@@ -79,7 +103,13 @@ def assert_resumes(cls, tmp_path, shape=(3, 16, 16), domains=3, updates=4, more=
     reported = []
     for algorithm in (first, second):
         seed_everything(5)
-        reported.append([algorithm.update(_random_batches(domains, shape, CLASSES, 10 + step)) for step in range(more)])
+        reported.append(
+            [
+                algorithm.update(random_batches(domains, shape, CLASSES, 10 + step))
+                for step in range(more)
+            ]
+        )
     assert reported[0] == reported[1]
-    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True): assert torch.equal(a, b), name
+    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
     assert any(not torch.equal(before[name], value) for name, value in first.state_dict().items())

@@ -1,4 +1,5 @@
 """The command `hmoe`, called in this process as if it were started afresh."""
+
 import io
 import os
 import subprocess
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hmoe_repro import cli
+from hmoe_repro.cli import app as cli
 
-VARIABLES = ("HMOE_DATA", "HMOE_FOLDERS", "HMOE_WORKERS")     # what commands themselves set
+UNHEARD = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+VARIABLES = ("HMOE_DATA", "HMOE_FOLDERS", "HMOE_WORKERS")  # what commands themselves set
 INSTALLED = Path(sys.executable).parent / "hmoe"
 
 
@@ -27,9 +29,11 @@ def hmoe(*arguments, folder, **more):
     out, err, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.resetwarnings()
+        for category in UNHEARD:  # by a process that Python starts
+            warnings.simplefilter("ignore", category)
         for name in VARIABLES:
             if name in os.environ:
-                patch.setenv(name, os.environ[name])          # so that it is put back
+                patch.setenv(name, os.environ[name])  # so that it is put back
             else:
                 patch.setenv(name, "")
                 patch.delenv(name)
@@ -46,6 +50,7 @@ def hmoe(*arguments, folder, **more):
                 status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             except BaseException:
                 import traceback
+
                 traceback.print_exc()
                 status = 1
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
@@ -53,5 +58,10 @@ def hmoe(*arguments, folder, **more):
 
 def hmoe_process(*arguments, folder, **more):
     "The same in a process of its own, by the installed command."
-    return subprocess.run([str(INSTALLED), *map(str, arguments)], capture_output=True, text=True,
-                          env=os.environ | environment_of(folder, more), cwd=folder)
+    return subprocess.run(
+        [str(INSTALLED), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment_of(folder, more),
+        cwd=folder,
+    )

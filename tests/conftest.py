@@ -3,6 +3,7 @@ folder, a lock that lets timing tests run alone, an order that is drawn anew eac
 (pytest-randomly prints its seed; `--randomly-seed=N` repeats it), and a check that each test leaves
 things as they were.
 """
+
 import contextlib
 import os
 import random
@@ -28,7 +29,7 @@ def is_worker(config):
 
 
 def pytest_configure(config):
-    config.option.randomly_reset_seed = False    # the generators: `pytest_runtest_setup`, below
+    config.option.randomly_reset_seed = False  # the generators: `pytest_runtest_setup`, below
     if not is_worker(config):
         os.environ["HMOE_TEST_SESSION"] = tempfile.mkdtemp(prefix="hmoe-tests-")
     for variable in ("HMOE_RUNS", "HMOE_FIGURES", "HMOE_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
@@ -44,18 +45,23 @@ def pytest_unconfigure(config):
 
 def pytest_collection_modifyitems(items):
     "Notebooks first, because they take longest; timing tests last; the shuffled order within that."
-    items.sort(key=lambda item: (item.get_closest_marker("serial") is not None, item.path.name != FIRST))
+    items.sort(
+        key=lambda item: (item.get_closest_marker("serial") is not None, item.path.name != FIRST)
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     "What `-n auto` means: a worker for each processor, at most four."
-    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        return min(4, len(os.sched_getaffinity(0)))
+    return min(4, os.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    "Notebooks are spread over the workers; any other file stays with one, so that its fixtures are made once."
+    """Notebooks are spread over the workers;
+    any other file stays with one, so that its fixtures are made once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -69,7 +75,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 @contextlib.contextmanager
 def turn(alone):
-    "Hold a lock shared with the other workers' tests, or, if `alone`, one that waits for them to finish and keeps them from starting."
+    """Hold a lock shared with the other workers' tests, or, if `alone`,
+    one that waits for them to finish and keeps them from starting."""
     try:
         import fcntl
     except ImportError:
@@ -99,16 +106,27 @@ def pytest_runtest_setup(item):
     torch.manual_seed(0)
 
 
+LIBRARY = {"loaded": 0, "modules": {}}
+
+
 def library():
-    "The modules of the library that are imported by now."
-    return {name: m for name, m in list(sys.modules.items()) if name.split(".")[0] == "hmoe_repro"}
+    "The modules of the library that are imported by now; looked for when something was imported."
+    if LIBRARY["loaded"] != len(sys.modules):
+        LIBRARY["modules"] = {
+            name: m for name, m in list(sys.modules.items()) if name.split(".")[0] == "hmoe_repro"
+        }
+        LIBRARY["loaded"] = len(sys.modules)
+    return LIBRARY["modules"]
 
 
 def registries():
     "(name, dictionary) for each one in the library written in capitals, such as ALGORITHMS."
-    found = {id(value): (name, value) for module in library().values()
-             for name, value in list(vars(module).items())
-             if name.isupper() and isinstance(value, dict)}
+    found = {
+        id(value): (name, value)
+        for module in library().values()
+        for name, value in list(vars(module).items())
+        if name.isupper() and isinstance(value, dict)
+    }
     return list(found.values())
 
 
@@ -120,8 +138,14 @@ def environment():
 
 def changes(name, before, after):
     "What differs between two dictionaries, a line each."
-    def same(key): return key in before and key in after and (
-        before[key] is after[key] or before[key] == after[key])
+
+    def same(key):
+        return (
+            key in before
+            and key in after
+            and (before[key] is after[key] or before[key] == after[key])
+        )
+
     return [f"{name}[{key!r}]" for key in {**before, **after} if not same(key)]
 
 
@@ -134,10 +158,13 @@ def left_as_found(who):
     yield
     left = changes("os.environ", variables, environment())
     for key in {**variables, **environment()}:
-        if key in variables: os.environ[key] = variables[key]
-        else: del os.environ[key]
+        if key in variables:
+            os.environ[key] = variables[key]
+        else:
+            del os.environ[key]
     with contextlib.suppress(FileNotFoundError):
-        if os.getcwd() == folder: folder = None
+        if os.getcwd() == folder:
+            folder = None
     if folder:
         left.append("the working directory")
         os.chdir(folder)
@@ -145,47 +172,58 @@ def left_as_found(who):
         left += changes(name, before, registry)
         registry.clear()
         registry.update(before)
-    if left: pytest.fail(f"{who} leaves changed: {', '.join(left)}", pytrace=False)
+    if left:
+        pytest.fail(f"{who} leaves changed: {', '.join(left)}", pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def file_left_as_found(request):
     "For what the fixtures of a whole file do."
-    with left_as_found(f"a fixture of {request.node.name}"): yield
+    with left_as_found(f"a fixture of {request.node.name}"):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def each_left_as_found(file_left_as_found, request):
     "For what a test and its own fixtures do."
-    with left_as_found(request.node.nodeid): yield
+    with left_as_found(request.node.nodeid):
+        yield
 
 
 @contextlib.contextmanager
 def names_given_back():
-    "Whatever the body registers is gone after it, and HMOE_FOLDERS is as it was."
-    import hmoe_repro.own_images
+    """Whatever the body registers is gone after it, and the variables that tell of it are as
+    before."""
+    import hmoe_repro.apps.own_images  # noqa: F401 (registers what it needs)
     from hmoe_repro.algorithms import FAMILIES, get_algorithm
 
-    for name in FAMILIES: get_algorithm(name)   # so that what an import registers is there by now
-    held, folders = [(r, dict(r)) for _, r in registries()], os.environ.get("HMOE_FOLDERS")
+    for name in FAMILIES:
+        get_algorithm(name)  # so that what an import registers is there by now
+    names = ("HMOE_FOLDERS", "HMOE_DATA_FILES")
+    held = [(r, dict(r)) for _, r in registries()]
+    variables = {name: os.environ.get(name) for name in names}
     yield
     for registry, before in held:
         registry.clear()
         registry.update(before)
-    os.environ.pop("HMOE_FOLDERS", None)
-    if folders is not None: os.environ["HMOE_FOLDERS"] = folders
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture
 def own_names():
     "For a test that registers algorithms or data sets of its own."
-    with names_given_back(): yield
+    with names_given_back():
+        yield
 
 
 @pytest.fixture(scope="module")
 def own_names_of_file():
     "For a fixture of a whole file that does so."
-    with names_given_back(): yield
+    with names_given_back():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -194,14 +232,30 @@ def root():
     return Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def copy_of_tree(root, tmp_path):
-    "A copy of what export, cleaning and the notebooks need, so that a test cannot touch the repository."
-    target = tmp_path / "tree"
-    for name in ("nbs", "hmoe_repro", "results"):
+COPIED = ("nbs", "hmoe_repro", "results", "figures", "docs")
+
+
+def copied_tree(root, target):
+    "Copy into `target` what export, cleaning and the notebooks need."
+    for name in COPIED:
         if (root / name).is_dir():
-            shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "_*.ipynb", "*.part"))
+            ignore = shutil.ignore_patterns(
+                "__pycache__", ".ipynb_checkpoints", "_*.ipynb", "*.part"
+            )
+            shutil.copytree(root / name, target / name, ignore=ignore)
     for name in ("settings.ini", "pyproject.toml", "README.md"):
         if (root / name).exists():
             shutil.copy(root / name, target / name)
     return target
+
+
+@pytest.fixture
+def copy_of_tree(root, tmp_path):
+    "A copy of what export, cleaning and the notebooks need, for a test that changes it."
+    return copied_tree(root, tmp_path / "tree")
+
+
+@pytest.fixture(scope="session")
+def shared_tree(root, tmp_path_factory):
+    "The same copy for all tests of a worker that only read it, so that none touches the project."
+    return copied_tree(root, tmp_path_factory.mktemp("shared") / "tree")

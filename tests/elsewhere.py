@@ -1,6 +1,7 @@
 """A device that is not there, for what only a GPU would find: tensors on `meta` have shapes and no
 values, so whatever reads one, or forgets to make a tensor on the device of its inputs, fails.
 """
+
 import contextlib
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 class Elsewhere(TorchDispatchMode):
     """Refuses operations between tensors of two devices, as CUDA does (a CPU number without
     dimensions is allowed there too), and counts copies to the device in `arrivals`."""
+
     def __init__(self):
         super().__init__()
         self.arrivals = 0
@@ -34,12 +36,14 @@ def elsewhere():
     read, tolist, adam = [], torch.Tensor.tolist, torch.optim.Adam
 
     def read_zeros(tensor):
-        if not tensor.is_meta: return tolist(tensor)
+        if not tensor.is_meta:
+            return tolist(tensor)
         read.append(tuple(tensor.shape))
         return [0.0] * len(tensor)
 
     class PlainAdam(adam):
-        def __init__(self, *args, fused=None, **kwargs): super().__init__(*args, **kwargs)
+        def __init__(self, *args, fused=None, **kwargs):
+            super().__init__(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch.Tensor, "tolist", read_zeros))

@@ -1,15 +1,22 @@
-"""Invented studies for the tests of reports: the shape of real records, numbers from a seeded generator, never written into results/."""
+"""Invented studies for the tests of reports:
+the shape of real records, numbers from a seeded generator, never written into results/."""
+
 import json
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from hmoe_repro.records import RunSpec
+from hmoe_repro.runs.spec import RunSpec
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ALGORITHMS = ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
-LOSSES = {"ERM": ("loss",), "HMOE-DL": ("loss", "L_y", "L_d"), "HMOE-DN": ("loss", "L_y", "L_en", "L_kl", "L_ad"), "HMOE-ND": ("loss", "L_y", "L_en", "L_kl", "L_ad")}
+LOSSES = {
+    "ERM": ("loss",),
+    "HMOE-DL": ("loss", "L_y", "L_d"),
+    "HMOE-DN": ("loss", "L_y", "L_en", "L_kl", "L_ad"),
+    "HMOE-ND": ("loss", "L_y", "L_en", "L_kl", "L_ad"),
+}
 
 
 def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams):
@@ -17,30 +24,105 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     top = {d: 0.9 - 0.06 * i + 0.02 * random.random() for i, d in enumerate(DOMAINS)}
     points, best, selected = [], dict.fromkeys(modes, -1.0), {}
-    for step in [*range(0, steps, every), steps - 1] if (steps - 1) % every else range(0, steps, every):
+    for step in (
+        [*range(0, steps, every), steps - 1] if (steps - 1) % every else range(0, steps, every)
+    ):
         rise = 1 - np.exp(-(step + 5) / 60)
-        at = {d: {"out": {m: round(top[d] * rise + 0.02 * random.random(), 6) for m in modes}} for d in DOMAINS if d != test_domain}
+        at = {
+            d: {"out": {m: round(top[d] * rise + 0.02 * random.random(), 6) for m in modes}}
+            for d in DOMAINS
+            if d != test_domain
+        }
         for m in modes:
             validation = float(np.mean([at[d]["out"][m] for d in at if d != test_domain]))
             if validation > best[m] or step == steps - 1:
-                test = at.setdefault(test_domain, {}).setdefault("in", {}).setdefault(m, round(0.7 * top[test_domain] * rise + 0.03 * random.random(), 6))
+                test = (
+                    at.setdefault(test_domain, {})
+                    .setdefault("in", {})
+                    .setdefault(m, round(0.7 * top[test_domain] * rise + 0.03 * random.random(), 6))
+                )
                 if validation > best[m]:
                     best[m] = validation
-                    selected[m] = {"step": step, "validation_accuracy": validation, "test_accuracy": test}
-        points.append({"step": step, "losses": {name: float(2 * np.exp(-step / 80) + 0.05 * random.random()) for name in LOSSES[algorithm]}, "accuracies": at})
-    scores = {"split": "out", "nmi_domain": random.random(), "ari_domain": random.random(), "nmi_class": 0.1, "ari_class": 0.05, "experts_used": 3, "gate_entropy": 0.02, "load_balance": 0.01}
-    spec = {"algorithm": algorithm, "dataset": "DigitDomains", "dataset_fingerprint": "invented", "test_domains": [test_domain], "trial_seed": seed, "hparams": {"lr": 1e-3} | ({} if algorithm == "ERM" else {"num_experts": 5 if algorithm == "HMOE-ND" else 0}) | hparams,
-            "network": "small_cnn", "weights": None, "resolution": 16, "steps": steps, "checkpoint_frequency": every, "sampler": "domain", "evaluate": "selection",
-            "precision": "float32", "parity": False, "protocol_version": 1, "algorithm_source": None}
-    environment = {"versions": {"torch": "2.13.0"}, "commit": "0123456789ab", "library": "ba9876543210", "device": "cpu", "device_name": "an invented processor", "threads": 1}
-    return {"run_id": RunSpec.from_dict(spec).run_id, "record_version": 1, "status": "complete", "reason": None, "spec": spec, "checkpoints": points, "selected": selected,
-            "discovery": None if algorithm == "ERM" else scores, "test_size": 360, "environment": environment, "wall_time_s": 8.0, "finished": "2026-01-01T00:00:00+00:00"}
+                    selected[m] = {
+                        "step": step,
+                        "validation_accuracy": validation,
+                        "test_accuracy": test,
+                    }
+        points.append(
+            {
+                "step": step,
+                "losses": {
+                    name: float(2 * np.exp(-step / 80) + 0.05 * random.random())
+                    for name in LOSSES[algorithm]
+                },
+                "accuracies": at,
+            }
+        )
+    scores = {
+        "split": "out",
+        "nmi_domain": random.random(),
+        "ari_domain": random.random(),
+        "nmi_class": 0.1,
+        "ari_class": 0.05,
+        "experts_used": 3,
+        "gate_entropy": 0.02,
+        "load_balance": 0.01,
+    }
+    spec = {
+        "algorithm": algorithm,
+        "dataset": "DigitDomains",
+        "dataset_fingerprint": "invented",
+        "test_domains": [test_domain],
+        "trial_seed": seed,
+        "hparams": {"lr": 1e-3}
+        | ({} if algorithm == "ERM" else {"num_experts": 5 if algorithm == "HMOE-ND" else 0})
+        | hparams,
+        "network": "small_cnn",
+        "weights": None,
+        "resolution": 16,
+        "steps": steps,
+        "checkpoint_frequency": every,
+        "sampler": "domain",
+        "evaluate": "selection",
+        "precision": "float32",
+        "parity": False,
+        "protocol_version": 1,
+        "algorithm_source": None,
+    }
+    environment = {
+        "versions": {"torch": "2.13.0"},
+        "commit": "0123456789ab",
+        "library": "ba9876543210",
+        "device": "cpu",
+        "device_name": "an invented processor",
+        "threads": 1,
+    }
+    return {
+        "run_id": RunSpec.from_dict(spec).run_id,
+        "record_version": 1,
+        "status": "complete",
+        "reason": None,
+        "spec": spec,
+        "checkpoints": points,
+        "selected": selected,
+        "discovery": None if algorithm == "ERM" else scores,
+        "test_size": 360,
+        "environment": environment,
+        "wall_time_s": 8.0,
+        "finished": "2026-01-01T00:00:00+00:00",
+    }
 
 
 def failed(algorithm, test_domain, seed, reason="NaN loss at step 40", **hparams):
     "A run that did not end well."
     whole = record(algorithm, test_domain, seed, np.random.default_rng(0), **hparams)
-    return whole | {"status": "failed", "reason": reason, "checkpoints": [], "selected": {}, "discovery": None}
+    return whole | {
+        "status": "failed",
+        "reason": reason,
+        "checkpoints": [],
+        "selected": {},
+        "discovery": None,
+    }
 
 
 def arrays(run, random, per_domain=40):
@@ -52,11 +134,19 @@ def arrays(run, random, per_domain=40):
     stored = {"embeddings": embeddings.astype(np.float16)}
     for split, domains in (("in", training), ("out", training), ("test", [DOMAINS.index(test)])):
         domain = np.repeat(domains, per_domain).astype(np.int16)
-        expert = np.array([training.index(d) if d in training else random.integers(experts) for d in domain])
+        expert = np.array(
+            [training.index(d) if d in training else random.integers(experts) for d in domain]
+        )
         gate = np.full((len(domain), experts), 0.01)
         gate[np.arange(len(domain)), expert] = 1 - 0.01 * (experts - 1)
-        stored |= {f"code_{split}": (embeddings[expert] + 0.4 * random.normal(size=(len(domain), 32))).astype(np.float16), f"domain_{split}": domain,
-                   f"class_{split}": random.integers(0, 10, len(domain)).astype(np.int16), f"gate_{split}": gate.astype(np.float16)}
+        stored |= {
+            f"code_{split}": (
+                embeddings[expert] + 0.4 * random.normal(size=(len(domain), 32))
+            ).astype(np.float16),
+            f"domain_{split}": domain,
+            f"class_{split}": random.integers(0, 10, len(domain)).astype(np.int16),
+            f"gate_{split}": gate.astype(np.float16),
+        }
     return stored
 
 
@@ -64,11 +154,20 @@ def write_study(folder, study, records, with_arrays=()):
     "Write `<folder>/<study>.jsonl`, and arrays for the HMOE runs whose trial seed is listed."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{study}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in sorted(records, key=lambda r: r["run_id"])))
+    (folder / f"{study}.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in sorted(records, key=lambda r: r["run_id"]))
+    )
     for run in records:
-        if run["status"] == "complete" and run["discovery"] and run["spec"]["trial_seed"] in with_arrays:
+        if (
+            run["status"] == "complete"
+            and run["discovery"]
+            and run["spec"]["trial_seed"] in with_arrays
+        ):
             (folder / study).mkdir(exist_ok=True)
-            save_file(arrays(run, np.random.default_rng(int(run["run_id"], 16))), folder / study / f"{run['run_id']}.safetensors")
+            save_file(
+                arrays(run, np.random.default_rng(int(run["run_id"], 16))),
+                folder / study / f"{run['run_id']}.safetensors",
+            )
     return folder
 
 
@@ -81,4 +180,36 @@ def digits(seeds=(0, 1, 2), domains=DOMAINS, algorithms=ALGORITHMS):
 def balance(seeds=(0, 1)):
     "Complete invented records of HMOE-DN on photo with two weights on the load balance."
     random = np.random.default_rng(1)
-    return [record("HMOE-DN", "photo", s, random, lambda_kl=weight) for weight in (1.0, 3.0) for s in seeds]
+    return [
+        record("HMOE-DN", "photo", s, random, lambda_kl=weight)
+        for weight in (1.0, 3.0)
+        for s in seeds
+    ]
+
+
+def measured(algorithm, domain, seed, **accuracy):
+    "A complete run with the given test accuracy of each mode."
+    made = record(algorithm, domain, seed, np.random.default_rng(0))
+    made["selected"] = {
+        mode: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": value}
+        for mode, value in accuracy.items()
+    }
+    return made
+
+
+def discovered(algorithm, domain, nmi):
+    "Runs, seed by seed, with the given NMI of experts with domains."
+    runs = [record(algorithm, domain, s, np.random.default_rng(s)) for s in range(len(nmi))]
+    for made, value in zip(runs, nmi):
+        made["discovery"]["nmi_domain"] = value
+    return runs
+
+
+def miniature():
+    "ERM complete on two domains, HMOE-DN with one failed and one absent run on the second."
+    runs = [measured("ERM", "photo", s, default=a) for s, a in enumerate((0.50, 0.60, 0.70))]
+    runs += [measured("ERM", "sketch", s, default=a) for s, a in enumerate((0.80, 0.82, 0.90))]
+    for seed, accuracy in enumerate((0.60, 0.75, 0.75)):
+        runs.append(measured("HMOE-DN", "photo", seed, mix=accuracy, max=accuracy - 0.10))
+    runs.append(measured("HMOE-DN", "sketch", 0, mix=0.85, max=0.80))
+    return runs + [failed("HMOE-DN", "sketch", 1)]

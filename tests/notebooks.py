@@ -1,4 +1,5 @@
 """Reading notebooks, for the contract tests."""
+
 import ast
 import functools
 import importlib.util
@@ -7,9 +8,13 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("method", "data", "networks", "algorithms", "runs", "evidence", "speed", "apps", "cli")
+PACKAGES = ("hmoe_repro", *(f"hmoe_repro.{part}" for part in PARTS))
 DIRECTIVE = re.compile(r"^#\|\s*(\S+)\s*(.*)$", re.M)
 
-specification = importlib.util.spec_from_file_location("ci_notebooks", ROOT / ".ci" / "notebooks.py")
+specification = importlib.util.spec_from_file_location(
+    "ci_notebooks", ROOT / ".ci" / "notebooks.py"
+)
 ci = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(ci)
 
@@ -18,8 +23,8 @@ PAPER = sorted(p for p in (ROOT / "nbs" / "paper").glob("*.ipynb") if not p.name
 
 
 def name_of(path):
-    "How pytest calls a notebook."
-    return path.stem
+    "How pytest calls a notebook: its part and its name."
+    return f"{path.parent.name}/{path.stem}"
 
 
 @functools.cache
@@ -38,7 +43,9 @@ def cells(path, kind):
 
 def directives(cell):
     "Name and argument of each nbdev directive of a cell."
-    return {name.rstrip(":"): argument.strip() for name, argument in DIRECTIVE.findall(cell["source"])}
+    return {
+        name.rstrip(":"): argument.strip() for name, argument in DIRECTIVE.findall(cell["source"])
+    }
 
 
 def exported(cell):
@@ -48,12 +55,21 @@ def exported(cell):
 
 def python(cell):
     "The syntax tree of a code cell, magics left out."
-    return ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", cell["source"], flags=re.M))
+    return _parsed(cell["source"])
+
+
+@functools.cache
+def _parsed(source):
+    return ast.parse(re.sub(r"^(\s*)[%!](?![\s=]).*$", r"\1pass", source, flags=re.M))
 
 
 def code_lines(cell):
     "Lines that are neither blank nor a comment."
-    return [line for line in cell["source"].splitlines() if line.strip() and not line.strip().startswith("#")]
+    return [
+        line
+        for line in cell["source"].splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    ]
 
 
 def module_of(path):
@@ -62,18 +78,25 @@ def module_of(path):
     return names[0] if names else None
 
 
+def part_of(path):
+    "The part a notebook stands in: number and name of its folder, (4, 'algorithms')."
+    number, _, name = path.parent.name.partition("_")
+    return int(number), name
+
+
 def number_of(path):
-    "The leading number of a notebook's file name."
-    return int(re.match(r"\d+", path.name)[0])
+    "Where a notebook stands in the order: (number of its part, its own number)."
+    return part_of(path)[0], int(re.match(r"\d+", path.name)[0])
 
 
 def library_imports(tree):
-    "What a syntax tree imports of the library, anywhere in it: 'core', 'algorithms.base', or 'algorithms.name' for a name of a package."
+    """What a syntax tree imports of the library, anywhere in it:
+    'core', 'algorithms.base', or 'algorithms.name' for a name of a package."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            package = node.module in ("hmoe_repro", "hmoe_repro.algorithms")
+            package = node.module in PACKAGES
             found |= {f"{node.module}.{a.name}" for a in node.names} if package else {node.module}
     return {m.partition(".")[2] for m in found if m.split(".")[0] == "hmoe_repro"}

@@ -1,4 +1,5 @@
 """Reading what the project requires and what it pins."""
+
 import re
 from pathlib import Path
 
@@ -19,8 +20,13 @@ def normal(name):
 
 
 def requirements(extra):
-    "The requirements of 'dependencies', or of an extra, other extras of the project itself left out."
-    lines = PROJECT["dependencies"] if extra == "dependencies" else PROJECT["optional-dependencies"][extra]
+    """The requirements of 'dependencies', or of an extra,
+    other extras of the project itself left out."""
+    lines = (
+        PROJECT["dependencies"]
+        if extra == "dependencies"
+        else PROJECT["optional-dependencies"][extra]
+    )
     return [r for r in map(Requirement, lines) if normal(r.name) != normal(PROJECT["name"])]
 
 

@@ -1,4 +1,5 @@
 """Archives that try to escape, to grow without end, or to leave half of themselves behind."""
+
 import gzip
 import io
 import os
@@ -15,9 +16,9 @@ import zipfile
 import pytest
 from trees import folder_tree, packed, picture
 
-from hmoe_repro import archives
-from hmoe_repro.archives import alone, safe_name, unpack
 from hmoe_repro.core import HmoeError
+from hmoe_repro.data import archives
+from hmoe_repro.data.archives import alone, safe_name, unpack
 
 
 def tar_of(path, *members, mode="w"):
@@ -25,9 +26,11 @@ def tar_of(path, *members, mode="w"):
     with tarfile.open(path, mode) as archive:
         for name, value in members:
             member = tarfile.TarInfo(name)
-            if isinstance(value, bytes): member.size = len(value)
+            if isinstance(value, bytes):
+                member.size = len(value)
             else:
-                for k, v in value.items(): setattr(member, k, v)
+                for k, v in value.items():
+                    setattr(member, k, v)
             archive.addfile(member, io.BytesIO(value) if isinstance(value, bytes) else None)
     return path
 
@@ -44,9 +47,12 @@ def zip_of(path, *members, mode=0, compression=zipfile.ZIP_STORED):
 def refused(archive, folder, said):
     "Unpacking fails with `said`, and `folder` holds afterwards what it held before."
     before = sorted(p.relative_to(folder.parent).as_posix() for p in folder.parent.rglob("*"))
-    with pytest.raises(HmoeError) as caught: unpack(archive, folder / "target")
+    with pytest.raises(HmoeError) as caught:
+        unpack(archive, folder / "target")
     assert said in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
-    assert sorted(p.relative_to(folder.parent).as_posix() for p in folder.parent.rglob("*")) == before
+    assert (
+        sorted(p.relative_to(folder.parent).as_posix() for p in folder.parent.rglob("*")) == before
+    )
 
 
 @pytest.fixture
@@ -60,17 +66,36 @@ def folder(tmp_path):
 def test_what_is_packed_comes_back(suffix, folder, tmp_path):
     folder_tree(tmp_path / "made", ("a ß", "b"), ("cat", "犬"), 2)
     unpack(packed(tmp_path / "made", tmp_path / f"x{suffix}"), folder / "target")
-    read = lambda root: {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-    assert read(folder / "target") == read(tmp_path / "made") and [p.name for p in folder.iterdir()] == ["target"]
+    read = lambda root: {
+        p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()
+    }
+    assert read(folder / "target") == read(tmp_path / "made") and [
+        p.name for p in folder.iterdir()
+    ] == ["target"]
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
 def test_every_compression_of_tar(mode, folder):
-    unpack(tar_of(folder / "x.bin", ("./a/b.txt", b"hello"), ("c/", {"type": tarfile.DIRTYPE}), mode=mode), folder / "target")
+    unpack(
+        tar_of(
+            folder / "x.bin", ("./a/b.txt", b"hello"), ("c/", {"type": tarfile.DIRTYPE}), mode=mode
+        ),
+        folder / "target",
+    )
     assert (folder / "target/a/b.txt").read_bytes() == b"hello" and (folder / "target/c").is_dir()
 
 
-UNSAFE = ["../escape", "a/../../escape", "/escape", "//escape", "..\\escape", "a\\..\\..\\escape", "C:\\escape", "C:escape", "a/.."]
+UNSAFE = [
+    "../escape",
+    "a/../../escape",
+    "/escape",
+    "//escape",
+    "..\\escape",
+    "a\\..\\..\\escape",
+    "C:\\escape",
+    "C:escape",
+    "a/..",
+]
 
 
 @pytest.mark.parametrize("name", UNSAFE)
@@ -78,39 +103,97 @@ UNSAFE = ["../escape", "a/../../escape", "/escape", "//escape", "..\\escape", "a
 def test_names_that_lead_out_are_refused(name, kind, folder):
     make = zip_of if kind == "zip" else tar_of
     refused(make(folder / "x", ("good.txt", b"good"), (name, b"bad")), folder, "unsafe name")
-    with pytest.raises(HmoeError, match="unsafe name"): safe_name(name)
+    with pytest.raises(HmoeError, match="unsafe name"):
+        safe_name(name)
 
 
-@pytest.mark.parametrize("link", ["../secret.txt", "/etc/passwd", "a/../../../secret.txt", "..", "../../data/../secret.txt"])
+@pytest.mark.parametrize(
+    "link",
+    ["../secret.txt", "/etc/passwd", "a/../../../secret.txt", "..", "../../data/../secret.txt"],
+)
 def test_links_to_the_outside_are_refused(link, folder):
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
         (folder / "x").unlink(missing_ok=True)
-        refused(tar_of(folder / "x", ("good.txt", b"good"), ("sub/link", {"type": kind, "linkname": "../" * (kind == tarfile.SYMTYPE) + link})), folder, ". Fix: another source")
+        refused(
+            tar_of(
+                folder / "x",
+                ("good.txt", b"good"),
+                ("sub/link", {"type": kind, "linkname": "../" * (kind == tarfile.SYMTYPE) + link}),
+            ),
+            folder,
+            ". Fix: another source",
+        )
     (folder / "x").unlink()
-    refused(zip_of(folder / "x", ("link", link.encode()), mode=stat.S_IFLNK | 0o777), folder, "Fix: another source")
+    refused(
+        zip_of(folder / "x", ("link", link.encode()), mode=stat.S_IFLNK | 0o777),
+        folder,
+        "Fix: another source",
+    )
 
 
 def test_writing_through_a_link_is_not_possible(folder):
-    refused(tar_of(folder / "x", ("d", {"type": tarfile.SYMTYPE, "linkname": "."}), ("d/../../secret.txt", b"changed")), folder, "Fix: another source")
+    refused(
+        tar_of(
+            folder / "x",
+            ("d", {"type": tarfile.SYMTYPE, "linkname": "."}),
+            ("d/../../secret.txt", b"changed"),
+        ),
+        folder,
+        "Fix: another source",
+    )
     (folder / "x").unlink()
-    refused(tar_of(folder / "x", ("real/f", b"1"), ("d", {"type": tarfile.SYMTYPE, "linkname": "real"}), ("d/g", b"2")), folder, "link to")
+    refused(
+        tar_of(
+            folder / "x",
+            ("real/f", b"1"),
+            ("d", {"type": tarfile.SYMTYPE, "linkname": "real"}),
+            ("d/g", b"2"),
+        ),
+        folder,
+        "link to",
+    )
     assert (folder.parent / "secret.txt").read_text() == "secret"
 
 
 def test_links_inside_become_files(folder):
-    unpack(tar_of(folder / "x", ("a/one", b"1"), ("b/two", {"type": tarfile.SYMTYPE, "linkname": "../a/one"}), ("b/three", {"type": tarfile.LNKTYPE, "linkname": "a/one"})), folder / "target")
-    assert [(folder / "target/b" / n).read_bytes() for n in ("two", "three")] == [b"1", b"1"] and not any(p.is_symlink() for p in (folder / "target").rglob("*"))
+    unpack(
+        tar_of(
+            folder / "x",
+            ("a/one", b"1"),
+            ("b/two", {"type": tarfile.SYMTYPE, "linkname": "../a/one"}),
+            ("b/three", {"type": tarfile.LNKTYPE, "linkname": "a/one"}),
+        ),
+        folder / "target",
+    )
+    assert [(folder / "target/b" / n).read_bytes() for n in ("two", "three")] == [
+        b"1",
+        b"1",
+    ] and not any(p.is_symlink() for p in (folder / "target").rglob("*"))
     shutil.rmtree(folder / "target")
     os.unlink(folder / "x")
-    refused(tar_of(folder / "x", ("a", {"type": tarfile.SYMTYPE, "linkname": "b"}), ("b", {"type": tarfile.SYMTYPE, "linkname": "a"})), folder, "no file in it")
+    refused(
+        tar_of(
+            folder / "x",
+            ("a", {"type": tarfile.SYMTYPE, "linkname": "b"}),
+            ("b", {"type": tarfile.SYMTYPE, "linkname": "a"}),
+        ),
+        folder,
+        "no file in it",
+    )
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
 def test_devices_are_refused(kind, folder):
-    refused(tar_of(folder / "x", ("good", b"good"), ("dev", {"type": kind})), folder, "a device or the like")
+    refused(
+        tar_of(folder / "x", ("good", b"good"), ("dev", {"type": kind})),
+        folder,
+        "a device or the like",
+    )
 
 
-@pytest.mark.parametrize("names", [("a", "a"), ("a", "./a"), ("a/b", "a"), ("a", "a/b"), ("a", "a/b/c")])
+@pytest.mark.parametrize(
+    "names", [("a", "a"), ("a", "./a"), ("a/b", "a"), ("a", "a/b"), ("a", "a/b/c")]
+)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_things_in_one_place_are_refused(names, folder):
     refused(tar_of(folder / "x", *((n, b"x") for n in names)), folder, "two things in one place")
@@ -119,7 +202,11 @@ def test_two_things_in_one_place_are_refused(names, folder):
 
 
 def test_bombs_are_refused_before_they_are_written(folder):
-    refused(zip_of(folder / "x", ("zeros", b"\0" * (80 << 20)), compression=zipfile.ZIP_DEFLATED), folder, "more than 100 times its size")
+    refused(
+        zip_of(folder / "x", ("zeros", b"\0" * (80 << 20)), compression=zipfile.ZIP_DEFLATED),
+        folder,
+        "more than 100 times its size",
+    )
     (folder / "x").unlink()
     sparse = tarfile.TarInfo("huge")
     sparse.size = 1 << 50
@@ -166,7 +253,8 @@ def test_one_flipped_bit_is_refused_or_changes_nothing(made_of, folder):
     refusals = 0
     for bit in sorted(bits):
         (folder / "x").write_bytes(flipped(whole, bit))
-        try: unpack(folder / "x", folder / "target")
+        try:
+            unpack(folder / "x", folder / "target")
         except HmoeError as error:
             assert "Fix: room and permissions" not in str(error), (bit, str(error))
             refusals += 1
@@ -185,11 +273,13 @@ def flipped(content, bit):
 
 def tree_of(folder):
     "path -> content (None for a folder)."
-    return {p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None
-            for p in folder.rglob("*")}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None
+        for p in folder.rglob("*")
+    }
 
 
-NAMES = ("fo", "n", "é/ü.jpg", "d/g")   # one bit makes 'f/' of the first and '.' of the second
+NAMES = ("fo", "n", "é/ü.jpg", "d/g")  # one bit makes 'f/' of the first and '.' of the second
 
 
 @pytest.fixture(params=["zip stored", "zip deflated", "w:gz", "w:bz2", "w:xz"])
@@ -200,7 +290,8 @@ def made_of(request, tmp_path):
     if request.param.startswith("zip"):
         packing = zipfile.ZIP_STORED if "stored" in request.param else zipfile.ZIP_DEFLATED
         path = zip_of(tmp_path / "whole", *members, compression=packing)
-    else: path = tar_of(tmp_path / "whole", *members, mode=request.param)
+    else:
+        path = tar_of(tmp_path / "whole", *members, mode=request.param)
     content = path.read_bytes()
     path.unlink()
     folders = {"é": None, "d": None}
@@ -210,7 +301,7 @@ def made_of(request, tmp_path):
 def test_a_header_that_is_none_does_not_end_a_tar_file(folder):
     "Without compression only headers have checksums; a damaged one must not hide what follows it."
     whole = tar_of(folder / "x", *((f"f{i}", b"x" * 700) for i in range(3))).read_bytes()
-    for bit in (8 * 1540, 8 * 3080 + 5, 8 * 4608 + 3):     # headers 2 and 3, the mark of the end
+    for bit in (8 * 1540, 8 * 3080 + 5, 8 * 4608 + 3):  # headers 2 and 3, the mark of the end
         (folder / "x").write_bytes(flipped(whole, bit))
         refused(folder / "x", folder, "is damaged or no zip or tar archive")
     (folder / "x").write_bytes(whole[:3072])
@@ -230,7 +321,8 @@ def test_members_are_counted_with_zip64_too(folder, monkeypatch):
     "Beyond 65,535 members the number stands in the record of zip64."
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
     many = zip_of(folder / "x", *((f"{i}", b"") for i in range(8)))
-    with zipfile.ZipFile(many) as opened: archives._check_number(opened)
+    with zipfile.ZipFile(many) as opened:
+        archives._check_number(opened)
     whole = bytearray(many.read_bytes())
     assert whole[-98:-94] == b"PK\6\6"
     whole[-98 + 32] ^= 1
@@ -249,24 +341,34 @@ def test_what_is_no_archive_is_refused(content, folder):
 def test_an_existing_target_is_never_touched(folder):
     (folder / "target").mkdir()
     refused(tar_of(folder / "x", ("a", b"1")), folder, "exists already")
-    with pytest.raises(HmoeError, match="does not exist"): unpack(folder / "none.zip", folder / "other")
+    with pytest.raises(HmoeError, match="does not exist"):
+        unpack(folder / "none.zip", folder / "other")
 
 
 def test_a_killed_unpacking_is_taken_for_nothing_and_begun_anew(folder):
     tar_of(folder / "x", *((f"f{i}", b"x" * 1000) for i in range(400)), mode="w:gz")
-    code = f"import time, hmoe_repro.archives as a; a.unpack({str(folder / 'x')!r}, {str(folder / 'target')!r}, lambda n: time.sleep(0.01))"
+    code = (
+        "import time, hmoe_repro.data.archives as a; "
+        f"a.unpack({str(folder / 'x')!r}, {str(folder / 'target')!r}, lambda n: time.sleep(0.01))"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
     for _ in range(600):
-        if (folder / ".target.unpacking/f5").exists(): break
+        if (folder / ".target.unpacking/f5").exists():
+            break
         time.sleep(0.05)
-    with pytest.raises(HmoeError, match="another process"): unpack(folder / "x", folder / "target")
-    process.kill(); process.wait()
+    with pytest.raises(HmoeError, match="another process"):
+        unpack(folder / "x", folder / "target")
+    process.kill()
+    process.wait()
     assert (folder / ".target.unpacking").exists() and not (folder / "target").exists()
     unpack(folder / "x", folder / "target")
-    assert len(list((folder / "target").iterdir())) == 400 and sorted(p.name for p in folder.iterdir()) == ["target", "x"]
+    assert len(list((folder / "target").iterdir())) == 400 and sorted(
+        p.name for p in folder.iterdir()
+    ) == ["target", "x"]
 
 
 def test_the_lock_is_given_back(tmp_path):
     for _ in range(2):
-        with pytest.raises(KeyError), alone(tmp_path, "thing"): raise KeyError
+        with pytest.raises(KeyError), alone(tmp_path, "thing"):
+            raise KeyError
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,6 @@
-"""Portable arithmetic: asked for by identity, used by workers, and the same bits on another vendor's processor."""
+"""Portable arithmetic: asked for by identity, used by workers,
+and the same bits on another vendor's processor."""
+
 import os
 import shutil
 import subprocess
@@ -7,11 +9,20 @@ import warnings
 
 import pytest
 
-from hmoe_repro.arithmetic import PORTABLE, THREADS, arithmetic_in_use, set_arithmetic, starting, warn_of_arithmetic, with_arithmetic
+from hmoe_repro.arithmetic import (
+    PORTABLE,
+    THREADS,
+    arithmetic_in_use,
+    set_arithmetic,
+    starting,
+    warn_of_arithmetic,
+    with_arithmetic,
+)
 from hmoe_repro.core import HmoeError, results_dir
-from hmoe_repro.records import RunStore, make_toy_spec, outcome
-from hmoe_repro.report import load_study
-from hmoe_repro.studies import PROFILES, study_specs
+from hmoe_repro.evidence.records import load_study
+from hmoe_repro.runs.request import make_toy_spec
+from hmoe_repro.runs.store import RunStore, outcome
+from hmoe_repro.runs.studies import STUDIES, read_study, study_specs
 
 UNPINNED = {name: value for name, value in os.environ.items() if name not in PORTABLE}
 UPDATES = """
@@ -24,16 +35,23 @@ seed_everything(0)
 for name, settings in (("ERM", {}), ("HMOE-DN", {"d2v_stride": 2})):
     algorithm = get_algorithm(name)((3, 16, 16), 4, 2, {"network": "small_cnn"} | settings)
     algorithm.update([(torch.rand(2, 3, 16, 16), torch.randint(4, (2,))) for _ in range(2)])
-    values = b"".join(p.detach().contiguous().numpy().tobytes() for p in algorithm.state_dict().values())
-    print(name, hashlib.sha256(values).hexdigest())
+    tensors = [p.detach().contiguous().numpy() for p in algorithm.state_dict().values()]
+    print(name, hashlib.sha256(b"".join(p.tobytes() for p in tensors)).hexdigest())
 """
-COMMAND = [sys.executable, "-m", "hmoe_repro.cli"]
-pinnable = pytest.mark.skipif(arithmetic_in_use() != "portable", reason="this processor cannot compute portably: no AVX2, or no MKL")
+COMMAND = [sys.executable, "-m", "hmoe_repro.cli.app"]
+pinnable = pytest.mark.skipif(
+    arithmetic_in_use() != "portable",
+    reason="this processor cannot compute portably: no AVX2, or no MKL",
+)
 
 
 def test_the_tests_compute_portably_wherever_the_processor_can():
     import torch
-    can = torch.backends.cpu.get_cpu_capability().startswith("AVX") and torch.backends.mkl.is_available()
+
+    can = (
+        torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        and torch.backends.mkl.is_available()
+    )
     assert arithmetic_in_use() == ("portable" if can else "native")
 
 
@@ -41,25 +59,31 @@ def test_an_environment_gets_the_variables_and_keeps_the_others():
     given = {"HOME": "here", "ATEN_CPU_CAPABILITY": "avx512"}
     assert with_arithmetic("portable", given) == {"HOME": "here", **PORTABLE}
     assert with_arithmetic("native", given) == given and given["ATEN_CPU_CAPABILITY"] == "avx512"
-    with pytest.raises(HmoeError, match="unknown arithmetic 'exact'. Valid: native, portable"): with_arithmetic("exact", given)
+    with pytest.raises(HmoeError, match="unknown arithmetic 'exact'. Valid: native, portable"):
+        with_arithmetic("exact", given)
 
 
 def test_what_starts_inside_has_the_variables_and_what_starts_afterwards_has_not(monkeypatch):
-    for name in (*PORTABLE, *THREADS): monkeypatch.delenv(name, raising=False)
+    for name in (*PORTABLE, *THREADS):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     before = dict(os.environ)
     with starting("portable"):
-        assert {n: os.environ[n] for n in PORTABLE} == PORTABLE and {os.environ[n] for n in THREADS} == {"1"}
+        assert {n: os.environ[n] for n in PORTABLE} == PORTABLE and {
+            os.environ[n] for n in THREADS
+        } == {"1"}
     assert dict(os.environ) == before
-    with pytest.raises(ZeroDivisionError), starting("portable"): 1 / 0
+    with pytest.raises(ZeroDivisionError), starting("portable"):
+        1 / 0
     assert dict(os.environ) == before
 
 
 def test_too_late_changes_nothing_and_says_so(monkeypatch):
     monkeypatch.delenv("MKL_CBWR", raising=False)
     before = dict(os.environ)
-    with pytest.warns(UserWarning, match="torch was imported before it was set.*Fix"): set_arithmetic("portable")
+    with pytest.warns(UserWarning, match="torch was imported before it was set.*Fix"):
+        set_arithmetic("portable")
     assert dict(os.environ) == before and arithmetic_in_use() == "native"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -71,50 +95,103 @@ def test_too_late_changes_nothing_and_says_so(monkeypatch):
 @pinnable
 def test_a_process_that_could_be_portable_and_is_not_is_warned(monkeypatch):
     monkeypatch.delenv("MKL_CBWR")
-    with pytest.warns(UserWarning, match="set_arithmetic"): warn_of_arithmetic("portable")
+    with pytest.warns(UserWarning, match="set_arithmetic"):
+        warn_of_arithmetic("portable")
 
 
 def test_small_profiles_ask_for_it_and_the_others_do_not():
-    assert {name for name, profile in PROFILES.items() if profile.arithmetic == "portable"} == {"smoke", "quick"}
+    for study in STUDIES:
+        small = study.startswith(("smoke-", "quick-"))
+        assert {runs.arithmetic for runs in read_study(study).runs} == {
+            "portable" if small else "native"
+        }
     for study in ("smoke-toy", "smoke-digits", "smoke-table1", "smoke-parity", "quick-collapse"):
         assert {s.arithmetic for s in study_specs(study)} == {"portable"}
     assert "arithmetic" not in make_toy_spec().to_dict()
-    with pytest.raises(HmoeError, match="arithmetic 'precise'"): make_toy_spec(arithmetic="precise")
+    with pytest.raises(HmoeError, match="arithmetic 'precise'"):
+        make_toy_spec(arithmetic="precise")
 
 
 @pinnable
 def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_path):
-    """The command is started under another capability of PyTorch; its workers compute portably all the same."""
+    """The command is started under another capability of PyTorch;
+    its workers compute portably all the same."""
     environment = UNPINNED | {"ATEN_CPU_CAPABILITY": "default", "HMOE_RUNS": str(tmp_path)}
-    command = [*COMMAND, "sweep", "digits_table", "--profile", "smoke", "--algorithm", "HMOE-DN", "--device", "cpu", "--jobs", "1"]
+    command = [
+        *COMMAND,
+        "sweep",
+        "digits_table",
+        "--profile",
+        "smoke",
+        "--algorithm",
+        "HMOE-DN",
+        "--device",
+        "cpu",
+        "--jobs",
+        "1",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     published = {r["run_id"]: r for r in load_study("smoke-digits", results_dir())}
     fresh, damaged = RunStore(tmp_path).scan()
-    assert len(fresh) == 4 and not damaged and {r["environment"]["arithmetic"] for r in fresh} == {"portable"}
+    assert (
+        len(fresh) == 4
+        and not damaged
+        and {r["environment"]["arithmetic"] for r in fresh} == {"portable"}
+    )
     assert all(outcome(r) == outcome(published[r["run_id"]]) for r in fresh)
 
 
 @pinnable
 def test_a_single_run_takes_the_arithmetic_it_is_told(tmp_path):
     for arithmetic in ("native", "portable"):
-        command = [*COMMAND, "train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn",
-                   "--steps", "2", "--set", "batch_size=4", "--device", "cpu", "--arithmetic", arithmetic]
-        done = subprocess.run(command, env=UNPINNED | {"HMOE_RUNS": str(tmp_path)}, capture_output=True, text=True)
+        command = [
+            *COMMAND,
+            "train",
+            "--algorithm",
+            "ERM",
+            "--dataset",
+            "DigitDomainsTiny",
+            "--test-domain",
+            "photo",
+            "--network",
+            "small_cnn",
+            "--steps",
+            "2",
+            "--set",
+            "batch_size=4",
+            "--device",
+            "cpu",
+            "--arithmetic",
+            arithmetic,
+        ]
+        done = subprocess.run(
+            command, env=UNPINNED | {"HMOE_RUNS": str(tmp_path)}, capture_output=True, text=True
+        )
         assert done.returncode == 0 and not done.stderr, done.stderr
     records, _ = RunStore(tmp_path).scan()
-    assert {r["spec"].get("arithmetic", "native"): r["environment"]["arithmetic"] for r in records} == {"native": "native", "portable": "portable"}
+    assert {
+        r["spec"].get("arithmetic", "native"): r["environment"]["arithmetic"] for r in records
+    } == {"native": "native", "portable": "portable"}
 
 
 def updates(*before, **variables):
     "What `UPDATES` prints in a process of its own."
-    done = subprocess.run([*before, sys.executable, "-c", UPDATES], env=UNPINNED | variables | dict.fromkeys(THREADS, "1"), capture_output=True, text=True)
+    done = subprocess.run(
+        [*before, sys.executable, "-c", UPDATES],
+        env=UNPINNED | variables | dict.fromkeys(THREADS, "1"),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pinnable
-@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-x86_64 is not installed (Debian: apt-get install qemu-user)")
+@pytest.mark.skipif(
+    not shutil.which("qemu-x86_64"),
+    reason="qemu-x86_64 is not installed (Debian: apt-get install qemu-user)",
+)
 def test_another_vendors_processor_computes_the_same_bits():
     """An update of ERM and of HMOE-DN here, and on an emulated AMD processor of 2019."""
     assert updates("qemu-x86_64", "-cpu", "EPYC-Rome", **PORTABLE) == updates(**PORTABLE)

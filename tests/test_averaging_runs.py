@@ -1,30 +1,50 @@
-"""SWAD in real runs: the trainer tells it the validation loss, a killed run goes on to the bit, and the kept model gives the record's numbers."""
+"""SWAD in real runs: the trainer tells it the validation loss, a killed run goes on to the bit,
+and the kept model gives the record's numbers."""
+
 import pytest
 
-from hmoe_repro.protocol import evaluate, make_splits
-from hmoe_repro.records import RunStore, make_spec, outcome
-from hmoe_repro.train import Trainer, build_dataset, load_model, run
+from hmoe_repro.runs.model import build_dataset, load_model
+from hmoe_repro.runs.protocol import evaluate, make_splits
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.store import RunStore, outcome
+from hmoe_repro.runs.train import run
+from hmoe_repro.runs.trainer import Trainer
 
 
 def spec(algorithm, **hparams):
     "A short run on tiny data: eight checkpoints."
-    return make_spec(algorithm, "DigitDomainsTiny", ["photo"], 0, {"batch_size": 4, "lr": 3e-3} | hparams, network="small_cnn", steps=15, checkpoint_frequency=2)
+    return make_spec(
+        algorithm,
+        "DigitDomainsTiny",
+        ["photo"],
+        0,
+        {"batch_size": 4, "lr": 3e-3} | hparams,
+        network="small_cnn",
+        steps=15,
+        checkpoint_frequency=2,
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["SMA", "SWAD-HMOE-DN"])
 def test_a_killed_run_goes_on_to_the_bit_and_the_kept_model_is_the_average(algorithm, tmp_path):
     def kill(step, steps):
-        if step == 8: raise KeyboardInterrupt
+        if step == 8:
+            raise KeyboardInterrupt
+
     hparams = {"sma_start": 3} if algorithm == "SMA" else {"n_converge": 2, "n_tolerance": 3}
     whole = run(spec(algorithm, **hparams), RunStore(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt): run(spec(algorithm, **hparams), RunStore(tmp_path / "killed"), on_step=kill)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec(algorithm, **hparams), RunStore(tmp_path / "killed"), on_step=kill)
     resumed = run(spec(algorithm, **hparams), RunStore(tmp_path / "killed"))
     assert whole["status"] == "complete", whole["reason"]
     assert resumed["resumed"] and outcome(whole) == outcome(resumed)
     for mode, chosen in whole["selected"].items():
         model, _ = load_model(whole["run_id"], mode, RunStore(tmp_path / "whole"))
         data = build_dataset(spec(algorithm, **hparams))
-        assert evaluate(model, data, "photo", make_splits(data, 0)["photo"]["in"])[mode] == chosen["test_accuracy"]
+        assert (
+            evaluate(model, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
+            == chosen["test_accuracy"]
+        )
 
 
 def test_the_trainer_tells_the_validation_loss_before_it_evaluates():
@@ -33,6 +53,15 @@ def test_the_trainer_tells_the_validation_loss_before_it_evaluates():
     for checkpoint in range(3):
         trainer.update()
         trainer.evaluate()
-        assert len(trainer.algorithm.losses) == checkpoint + 1 and trainer.algorithm.training and trainer.algorithm.current.training
-    sizes = [sum(len(y) for _, y in trainer.validation_batches(d)) for d in trainer.domains]
-    assert sizes == [len(trainer.splits[d]["out"]) for d in trainer.domains] and len(set(trainer.algorithm.losses)) == 3
+        assert (
+            len(trainer.algorithm.losses) == checkpoint + 1
+            and trainer.algorithm.training
+            and trainer.algorithm.current.training
+        )
+    sizes = [
+        sum(len(y) for _, y in trainer.evaluation.validation_batches(d)) for d in trainer.domains
+    ]
+    assert (
+        sizes == [len(trainer.splits[d]["out"]) for d in trainer.domains]
+        and len(set(trainer.algorithm.losses)) == 3
+    )

@@ -1,4 +1,6 @@
-"""The bench: what a ratio is, what a verdict is, what a damaged record is answered with, and that the plain loop and ours do the same work."""
+"""The bench: what a ratio is, what a verdict is, what a damaged record is answered with, and that
+the plain loop and ours do the same work."""
+
 import copy
 import json
 import re
@@ -9,14 +11,38 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from hmoe_repro import bench, timing
-from hmoe_repro.bench import BENCH_VERSION, TARGETS, WORKLOADS, best_path, bench_notes, bench_table, bench_targets, group_norm_notes, group_norm_table, read_bench, run_bench, speedups, spread, verdict, write_bench
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import as_input
-from hmoe_repro.networks import PRECISIONS
-from hmoe_repro.protocol import evaluate
-from hmoe_repro.render import render
-from hmoe_repro.timing import PLAIN, SCALES, bf16_hardware, clocked, gflop, measure, our_trainer, plain_accuracy, plain_updates, random_images, timed_update
+from hmoe_repro.data.base import as_input
+from hmoe_repro.evidence.render import render
+from hmoe_repro.networks.precision import PRECISIONS
+from hmoe_repro.runs.protocol import evaluate
+from hmoe_repro.speed import timing
+from hmoe_repro.speed.bench import BENCH_VERSION, WORKLOADS, read_bench, run_bench, write_bench
+from hmoe_repro.speed.bench_report import (
+    TARGETS,
+    bench_notes,
+    bench_table,
+    bench_targets,
+    best_path,
+    group_norm_notes,
+    group_norm_table,
+    speedups,
+    spread,
+    target_verdict,
+)
+from hmoe_repro.speed.timing import (
+    PLAIN,
+    SCALES,
+    bf16_hardware,
+    clocked,
+    gflop,
+    measure,
+    our_trainer,
+    plain_accuracy,
+    plain_updates,
+    random_images,
+    timed_update,
+)
 
 TINY = SCALES["tiny"]
 
@@ -24,25 +50,78 @@ TINY = SCALES["tiny"]
 def invented(**changed):
     "A record with round numbers: three rounds, the second on a machine that is half as fast."
     noise = np.array([1.0, 2.0, 1.0])
-    def rounds(seconds): return list(seconds * noise)
-    seconds = {"ERM update": {"plain": rounds(1.2), "float32": rounds(1.0), "bf16": rounds(0.4), "bf16-compile": rounds(0.3)},
-               "HMOE-DN update": {"plain": rounds(1.3), "float32": rounds(1.15), "bf16": rounds(0.5), "bf16-compile": rounds(0.4)},
-               "evaluation": {"plain": rounds(2.0), "float32": rounds(1.6), "bf16": rounds(0.5), "bf16-compile": rounds(0.8)}}
-    record = {"bench_version": BENCH_VERSION, "scale": "full", "rounds": 3, "images": 320, "image": [1, 28, 28], "evaluated": 1024, "seconds": seconds,
-              "outside": {"ERM update": [0.01, 0.02, 0.06], "HMOE-DN update": [0.06, 0.07, 0.08]}, "group_norm": {"64 x 28 x 28": {"float32": [0.1] * 3, "bf16, PyTorch's": [0.3] * 3, "bf16, blockwise": [0.2] * 3}},
-              "matrix_gflops": {"float32": [200.0] * 3, "bf16": [1000.0] * 3}, "gflop": {"ERM update": 140.0, "HMOE-DN update": 155.0}, "bf16": "amx", "skipped": {"float32-compile": "no compiler"},
-              "first_call": {"ERM update": {"bf16-compile": 31.0}, "HMOE-DN update": {}, "evaluation": {}}, "busy": 0.99, "finished": "2026-01-01T00:00:00+00:00",
-              "environment": {"device_name": "A processor", "versions": {"torch": "2.13"}, "library": "abc", "commit": "def"}}
+
+    def rounds(seconds):
+        return list(seconds * noise)
+
+    seconds = {
+        "ERM update": {
+            "plain": rounds(1.2),
+            "float32": rounds(1.0),
+            "bf16": rounds(0.4),
+            "bf16-compile": rounds(0.3),
+        },
+        "HMOE-DN update": {
+            "plain": rounds(1.3),
+            "float32": rounds(1.15),
+            "bf16": rounds(0.5),
+            "bf16-compile": rounds(0.4),
+        },
+        "evaluation": {
+            "plain": rounds(2.0),
+            "float32": rounds(1.6),
+            "bf16": rounds(0.5),
+            "bf16-compile": rounds(0.8),
+        },
+    }
+    record = {
+        "bench_version": BENCH_VERSION,
+        "scale": "full",
+        "rounds": 3,
+        "images": 320,
+        "image": [1, 28, 28],
+        "evaluated": 1024,
+        "seconds": seconds,
+        "outside": {"ERM update": [0.01, 0.02, 0.06], "HMOE-DN update": [0.06, 0.07, 0.08]},
+        "group_norm": {
+            "64 x 28 x 28": {
+                "float32": [0.1] * 3,
+                "bf16, PyTorch's": [0.3] * 3,
+                "bf16, blockwise": [0.2] * 3,
+            }
+        },
+        "matrix_gflops": {"float32": [200.0] * 3, "bf16": [1000.0] * 3},
+        "gflop": {"ERM update": 140.0, "HMOE-DN update": 155.0},
+        "bf16": "amx",
+        "skipped": {"float32-compile": "no compiler"},
+        "first_call": {
+            "ERM update": {"bf16-compile": 31.0},
+            "HMOE-DN update": {},
+            "evaluation": {},
+        },
+        "busy": 0.99,
+        "finished": "2026-01-01T00:00:00+00:00",
+        "environment": {
+            "device_name": "A processor",
+            "versions": {"torch": "2.13"},
+            "library": "abc",
+            "commit": "def",
+        },
+    }
     return record | changed
 
 
-def verdicts(record): return dict(zip((t for t, _, _ in TARGETS), bench_targets(record)["verdict"]))
+def verdicts(record):
+    return dict(zip((t for t, _, _ in TARGETS), bench_targets(record)["verdict"]))
 
 
 # Ratios and verdicts
 
+
 def test_a_ratio_compares_times_of_one_round():
-    assert np.allclose(speedups(invented(), "ERM update", "float32"), 1.2) and np.allclose(speedups(invented(), "evaluation", "bf16"), 4)
+    assert np.allclose(speedups(invented(), "ERM update", "float32"), 1.2) and np.allclose(
+        speedups(invented(), "evaluation", "bf16"), 4
+    )
     assert spread([5, 1, 4, 2, 3]) == (3, 2, 4)
 
 
@@ -50,8 +129,17 @@ def test_the_table_has_a_row_for_each_path_and_computes_rates():
     table = bench_table(invented()).set_index(["workload", "path"])
     assert len(table) == 12 and table.loc[("ERM update", "plain"), "times plain"] == 1
     row = table.loc[("ERM update", "bf16-compile")]
-    assert row["seconds"] == 0.3 and row["images/s"] == "1,067" and row["GFLOP/s"] == "467" and row["quartiles"] == "4.00–4.00" and np.isclose(row["times plain"], 4)
-    assert table.loc[("evaluation", "float32"), "images/s"] == "640" and table.loc[("evaluation", "float32"), "GFLOP/s"] == "–"
+    assert (
+        row["seconds"] == 0.3
+        and row["images/s"] == "1,067"
+        and row["GFLOP/s"] == "467"
+        and row["quartiles"] == "4.00–4.00"
+        and np.isclose(row["times plain"], 4)
+    )
+    assert (
+        table.loc[("evaluation", "float32"), "images/s"] == "640"
+        and table.loc[("evaluation", "float32"), "GFLOP/s"] == "–"
+    )
 
 
 def test_targets_are_judged_from_the_record():
@@ -66,34 +154,68 @@ def test_targets_are_judged_from_the_record():
 
 
 def test_the_best_bf16_path_counts():
-    assert best_path(invented(), "ERM update") == "bf16-compile" and best_path(invented(), "evaluation") == "bf16"
+    assert (
+        best_path(invented(), "ERM update") == "bf16-compile"
+        and best_path(invented(), "evaluation") == "bf16"
+    )
 
 
-@pytest.mark.parametrize("sign, bound, values, expected", [(">=", 1.08, (1.08, 1.08, 1.1), "met"), (">=", 1.08, (1.07, 1.0, 1.1), "not met (within the spread)"), ("<=", 1.2, (1.2, 1.1, 1.3), "met (within the spread)"),
-                                                           ("<", 5.0, (5.0, 5.0, 5.0), "not met"), ("<", 5.0, (2.0, 1.0, 3.0), "met")])
+@pytest.mark.parametrize(
+    "sign, bound, values, expected",
+    [
+        (">=", 1.08, (1.08, 1.08, 1.1), "met"),
+        (">=", 1.08, (1.07, 1.0, 1.1), "not met (within the spread)"),
+        ("<=", 1.2, (1.2, 1.1, 1.3), "met (within the spread)"),
+        ("<", 5.0, (5.0, 5.0, 5.0), "not met"),
+        ("<", 5.0, (2.0, 1.0, 3.0), "met"),
+    ],
+)
 def test_a_verdict_says_when_the_bound_lies_within_the_spread(sign, bound, values, expected):
-    assert verdict(*values, sign, bound) == expected
+    assert target_verdict(*values, sign, bound) == expected
 
 
-@pytest.mark.parametrize("hardware, reason", [("emulated", "cannot be measured here (no AMX: bf16 is emulated)"), ("avx512_bf16", "cannot be measured here (no AMX: bf16 is AVX512_bf16)")])
+@pytest.mark.parametrize(
+    "hardware, reason",
+    [
+        ("emulated", "cannot be measured here (no AMX: bf16 is emulated)"),
+        ("avx512_bf16", "cannot be measured here (no AMX: bf16 is AVX512_bf16)"),
+    ],
+)
 def test_bf16_targets_need_the_hardware_and_others_do_not(hardware, reason):
     found = verdicts(invented(bf16=hardware))
-    assert [v == reason for v in found.values()] == ["bf16" in t for t in found] and sum("bf16" in t for t in found) == 2
+    assert [v == reason for v in found.values()] == ["bf16" in t for t in found] and sum(
+        "bf16" in t for t in found
+    ) == 2
 
 
 def test_a_tiny_record_meets_and_misses_nothing():
-    assert set(verdicts(invented(scale="tiny")).values()) == {"cannot be measured here (scale tiny)"}
+    assert set(verdicts(invented(scale="tiny")).values()) == {
+        "cannot be measured here (scale tiny)"
+    }
 
 
 def test_sentences_are_computed():
     notes = "\n".join(bench_notes(invented()))
-    assert "140 GFLOP in float32 at 140 GFLOP/s, 70% of what a matrix product reaches on this core (200 float32, 1000 bf16)" in notes
-    assert "fastest in bf16: blockwise" in notes and "multiplies bf16 in hardware (AMX)" in notes and "bf16-compile 31 s" in notes and "Left out: float32-compile: no compiler" in notes and "others used" not in notes
+    assert (
+        "140 GFLOP in float32 at 140 GFLOP/s, 70% of what a matrix product reaches on this core "
+        "(200 float32, 1000 bf16)" in notes
+    )
+    assert (
+        "fastest in bf16: blockwise" in notes
+        and "multiplies bf16 in hardware (AMX)" in notes
+        and "bf16-compile 31 s" in notes
+        and "Left out: float32-compile: no compiler" in notes
+        and "others used" not in notes
+    )
     loaded = "\n".join(bench_notes(invented(busy=0.6, bf16="emulated")))
-    assert "got 60% of a core: **others used the machine" in loaded and "bf16 products are emulated" in loaded
+    assert (
+        "got 60% of a core: **others used the machine" in loaded
+        and "bf16 products are emulated" in loaded
+    )
 
 
 # The record on disk
+
 
 def test_a_record_returns_as_it_was_written(tmp_path):
     write_bench(invented(), tmp_path / "bench.json")
@@ -103,27 +225,46 @@ def test_a_record_returns_as_it_was_written(tmp_path):
 def without(record, *keys):
     record = copy.deepcopy(record)
     part = record
-    for key in keys[:-1]: part = part[key]
+    for key in keys[:-1]:
+        part = part[key]
     del part[keys[-1]]
     return record
 
 
-@pytest.mark.parametrize("text, complaint", [
-    (json.dumps(invented())[:500], "cut or not JSON"), ("", "cut or not JSON"), ("[1]", "no bench record of version 1"), (json.dumps(invented(bench_version=0)), "no bench record of version 1"),
-    (json.dumps(without(invented(), "gflop")), "not whole (missing or wrong: gflop)"), (json.dumps(invented(outside=[])), "not whole (missing or wrong: outside)"),
-    (json.dumps(without(invented(), "seconds", "evaluation")), "missing or wrong: evaluation"), (json.dumps(without(invented(), "seconds", "ERM update", "plain")), "missing or wrong: ERM update"),
-    (json.dumps(invented(rounds=4)), "missing or wrong: ERM update, HMOE-DN update, evaluation")])
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        (json.dumps(invented())[:500], "cut or not JSON"),
+        ("", "cut or not JSON"),
+        ("[1]", "no bench record of version 1"),
+        (json.dumps(invented(bench_version=0)), "no bench record of version 1"),
+        (json.dumps(without(invented(), "gflop")), "not whole (missing or wrong: gflop)"),
+        (json.dumps(invented(outside=[])), "not whole (missing or wrong: outside)"),
+        (json.dumps(without(invented(), "seconds", "evaluation")), "missing or wrong: evaluation"),
+        (
+            json.dumps(without(invented(), "seconds", "ERM update", "plain")),
+            "missing or wrong: ERM update",
+        ),
+        (
+            json.dumps(invented(rounds=4)),
+            "missing or wrong: ERM update, HMOE-DN update, evaluation",
+        ),
+    ],
+)
 def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
     (tmp_path / "bench.json").write_text(text)
-    with pytest.raises(HmoeError, match=re.escape(complaint)) as caught: read_bench(tmp_path / "bench.json")
+    with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
+        read_bench(tmp_path / "bench.json")
     assert "Fix: `hmoe bench --publish`" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_missing_record_says_how_to_make_one(tmp_path):
-    with pytest.raises(HmoeError, match="no bench record at .*Fix: `hmoe bench --publish`"): read_bench(tmp_path / "bench.json")
+    with pytest.raises(HmoeError, match="no bench record at .*Fix: `hmoe bench --publish`"):
+        read_bench(tmp_path / "bench.json")
 
 
 # What is timed
+
 
 @pytest.fixture(scope="module")
 def data():
@@ -133,7 +274,8 @@ def data():
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_plain_loop_is_the_same_mathematics(name, data):
-    """Same weights, same batch: same loss, and after one update of each optimiser the same parameters."""
+    """Same weights, same batch: same loss, and after one update of each optimiser the same
+    parameters."""
     trainer, plain = our_trainer(name, "float32", data, TINY), PLAIN[name](TINY.width, TINY.domains)
     plain.load_state_dict(trainer.algorithm.state_dict())
     x, y = as_input(data.images[0][:12]), data.labels[0][:12]
@@ -142,9 +284,12 @@ def test_the_plain_loop_is_the_same_mathematics(name, data):
     theirs.backward()
     ours = trainer.algorithm.update([(x, y)])["loss"]
     assert abs(ours - theirs.item()) < 1e-5
-    for (n, a), b in zip(plain.named_parameters(), trainer.algorithm.parameters()): torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=n)
+    for (n, a), b in zip(plain.named_parameters(), trainer.algorithm.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=n)
     optimizer.step()
-    assert optimizer.param_groups[0]["lr"] == trainer.algorithm.optimizer.param_groups[0]["lr"] == 1e-3
+    assert (
+        optimizer.param_groups[0]["lr"] == trainer.algorithm.optimizer.param_groups[0]["lr"] == 1e-3
+    )
 
 
 def test_plain_updates_learn_and_plain_accuracy_counts(data):
@@ -156,8 +301,12 @@ def test_plain_updates_learn_and_plain_accuracy_counts(data):
     trainer = our_trainer("ERM", "float32", data, TINY)
     trainer.algorithm.load_state_dict(model.state_dict())
     part = torch.arange(30)
-    loader = DataLoader(TensorDataset(data.images[0][part].float() / 255, data.labels[0][part]), batch_size=7)
-    assert plain_accuracy(model, loader) == pytest.approx(evaluate(trainer.algorithm, data, "0", part)["default"])
+    loader = DataLoader(
+        TensorDataset(data.images[0][part].float() / 255, data.labels[0][part]), batch_size=7
+    )
+    assert plain_accuracy(model, loader) == pytest.approx(
+        evaluate(trainer.algorithm, data, "0", part)["default"]
+    )
 
 
 def test_the_share_outside_is_what_loss_backward_and_optimiser_leave(data, monkeypatch):
@@ -175,7 +324,9 @@ def test_joining_domains_counts_as_outside(data, monkeypatch):
     trainer = our_trainer("ERM", "float32", data, TINY)
     timed_update(trainer)
     joined = timing.concatenate
-    monkeypatch.setattr(timing, "concatenate", lambda minibatches: time.sleep(0.2) or joined(minibatches))
+    monkeypatch.setattr(
+        timing, "concatenate", lambda minibatches: time.sleep(0.2) or joined(minibatches)
+    )
     seconds, outside = timed_update(trainer)
     assert outside * seconds > 0.2
 
@@ -183,38 +334,66 @@ def test_joining_domains_counts_as_outside(data, monkeypatch):
 def test_a_clock_leaves_things_as_they_were_when_the_body_fails():
     before = torch.Tensor.backward
     with pytest.raises(ZeroDivisionError):
-        with clocked((torch.Tensor, "backward")): 1 / 0
+        with clocked((torch.Tensor, "backward")):
+            1 / 0
     assert torch.Tensor.backward is before
 
 
 def test_full_scale_has_the_arithmetic_of_rotated_mnist():
     """139 billion operations in an ERM update of 5 x 64 images (counted here on ten images)."""
     from dataclasses import replace
+
     small = replace(SCALES["full"], batch=2, stored=10, evaluated=2)
-    assert gflop(our_trainer("ERM", "float32", random_images(small), small)) * 32 == pytest.approx(139.2, abs=0.5)
-    assert {*SCALES["full"].precisions, "tf32"} == {*PRECISIONS} and SCALES["full"].domains * SCALES["full"].batch == 320
+    assert gflop(our_trainer("ERM", "float32", random_images(small), small)) * 32 == pytest.approx(
+        139.2, abs=0.5
+    )
+    assert {*SCALES["full"].precisions, "tf32"} == {*PRECISIONS} and SCALES[
+        "full"
+    ].domains * SCALES["full"].batch == 320
 
 
 def test_rounds_turn_the_order_and_skip_what_cannot_run():
     order = []
-    def job(name): return lambda: order.append(name) or len(order)
-    def broken(): raise HmoeError("no compiler")
-    results, first, skipped = measure({"a": job("a"), "b": job("b"), "c": broken}, 3, lambda line: None)
-    assert order == ["a", "b", "a", "b", "b", "a", "a", "b"] and results == {"a": [3, 6, 7], "b": [4, 5, 8]}
+
+    def job(name):
+        return lambda: order.append(name) or len(order)
+
+    def broken():
+        raise HmoeError("no compiler")
+
+    results, first, skipped = measure(
+        {"a": job("a"), "b": job("b"), "c": broken}, 3, lambda line: None
+    )
+    assert order == ["a", "b", "a", "b", "b", "a", "a", "b"] and results == {
+        "a": [3, 6, 7],
+        "b": [4, 5, 8],
+    }
     assert skipped == {"c": "no compiler"} and set(first) == {"a", "b"}
 
 
 def test_an_error_that_is_not_the_compilers_is_not_skipped():
-    def broken(): raise ValueError("a bug")
-    with pytest.raises(ValueError): measure({"a": broken}, 1, lambda line: None)
+    def broken():
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError):
+        measure({"a": broken}, 1, lambda line: None)
 
 
-@pytest.mark.parametrize("flags, kind", [({"amx_bf16", "amx_tile"}, "amx"), ({"avx512_bf16"}, "avx512_bf16"), ({"avx512f", "avx512_vnni"}, "emulated"), (set(), "emulated")])
+@pytest.mark.parametrize(
+    "flags, kind",
+    [
+        ({"amx_bf16", "amx_tile"}, "amx"),
+        ({"avx512_bf16"}, "avx512_bf16"),
+        ({"avx512f", "avx512_vnni"}, "emulated"),
+        (set(), "emulated"),
+    ],
+)
 def test_hardware_is_read_from_the_flags(flags, kind):
     assert bf16_hardware(flags) == kind
 
 
 # The whole
+
 
 @pytest.fixture(scope="module")
 def tiny():
@@ -224,10 +403,23 @@ def tiny():
 
 def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
     assert tiny["said"] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
-    assert all(set(tiny["seconds"][w]) == {"plain", "float32", "bf16"} and all(len(v) == 3 and min(v) > 0 for v in tiny["seconds"][w].values()) for w in WORKLOADS)
-    assert all(0 < share < 1 for shares in tiny["outside"].values() for share in shares) and set(tiny["skipped"]) == {"float32-compile", "bf16-compile"}
-    assert set(tiny["group_norm"]) == {"16 x 8 x 8", "32 x 4 x 4"} and tiny["gflop"]["HMOE-DN update"] > tiny["gflop"]["ERM update"] > 0
-    assert {"library", "commit", "versions", "device_name"} <= set(tiny["environment"]) and tiny["environment"]["threads"] == 1 and 0 < tiny["busy"]
+    assert all(
+        set(tiny["seconds"][w]) == {"plain", "float32", "bf16"}
+        and all(len(v) == 3 and min(v) > 0 for v in tiny["seconds"][w].values())
+        for w in WORKLOADS
+    )
+    assert all(0 < share < 1 for shares in tiny["outside"].values() for share in shares) and set(
+        tiny["skipped"]
+    ) == {"float32-compile", "bf16-compile"}
+    assert (
+        set(tiny["group_norm"]) == {"16 x 8 x 8", "32 x 4 x 4"}
+        and tiny["gflop"]["HMOE-DN update"] > tiny["gflop"]["ERM update"] > 0
+    )
+    assert (
+        {"library", "commit", "versions", "device_name"} <= set(tiny["environment"])
+        and tiny["environment"]["threads"] == 1
+        and 0 < tiny["busy"]
+    )
 
 
 def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
@@ -235,22 +427,50 @@ def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
     write_bench({k: v for k, v in tiny.items() if k != "said"}, tmp_path / "store" / "bench.json")
     page = render("speed", "bench", store=tmp_path / "store", output=tmp_path / "figures")
     made = {p.name for p in page.parent.iterdir()}
-    assert {"speed.ipynb", "speed.png", "speed.pdf", "speed.md", "speed.csv", "speed.tex", "speed_targets.md", "speed.provenance.json"} <= made
-    assert (page.parent / "speed_targets.md").read_text().count("cannot be measured here (scale tiny)") == len(TARGETS)
+    assert {
+        "speed.ipynb",
+        "speed.png",
+        "speed.pdf",
+        "speed.md",
+        "speed.csv",
+        "speed.tex",
+        "speed_targets.md",
+        "speed.provenance.json",
+    } <= made
+    assert (page.parent / "speed_targets.md").read_text().count(
+        "cannot be measured here (scale tiny)"
+    ) == len(TARGETS)
     text = page.read_text()
-    assert "Scale tiny" in text and "not measured at scale tiny" in text and str(tmp_path) not in text
+    assert (
+        "Scale tiny" in text and "not measured at scale tiny" in text and str(tmp_path) not in text
+    )
     evidence = json.loads((page.parent / "speed.provenance.json").read_text())
     assert evidence["environment"] == tiny["environment"] and len(evidence["record_sha256"]) == 64
 
 
 def test_too_few_rounds_and_unknown_scales_are_refused():
-    with pytest.raises(HmoeError, match="at least 3 rounds, got 2"): run_bench(2, "tiny")
-    with pytest.raises(HmoeError, match="unknown scale 'huge'. Valid: full, tiny"): run_bench(3, "huge")
+    with pytest.raises(HmoeError, match="at least 3 rounds, got 2"):
+        run_bench(2, "tiny")
+    with pytest.raises(HmoeError, match="unknown scale 'huge'. Valid: full, tiny"):
+        run_bench(3, "huge")
 
 
 def test_the_page_says_which_group_norm_is_used_and_whether_that_pays():
-    table = group_norm_table(invented(group_norm={"64 x 28 x 28": {"bf16, PyTorch's": [0.3] * 3, "bf16, blockwise": [0.2] * 3}, "128 x 14 x 14": {"bf16, PyTorch's": [0.02] * 3, "bf16, blockwise": [0.05] * 3}}))
-    assert table["channels a group"].tolist() == [8, 16] and table["used in bf16"].tolist() == ["blockwise", "PyTorch's"] and table["bf16, blockwise (ms)"].tolist() == pytest.approx([200, 50])
-    assert group_norm_notes(invented()) == ["8 channels a group (64 x 28 x 28): blockwise is used, 1.5 times as fast as the other."]
+    table = group_norm_table(
+        invented(
+            group_norm={
+                "64 x 28 x 28": {"bf16, PyTorch's": [0.3] * 3, "bf16, blockwise": [0.2] * 3},
+                "128 x 14 x 14": {"bf16, PyTorch's": [0.02] * 3, "bf16, blockwise": [0.05] * 3},
+            }
+        )
+    )
+    assert (
+        table["channels a group"].tolist() == [8, 16]
+        and table["used in bf16"].tolist() == ["blockwise", "PyTorch's"]
+        and table["bf16, blockwise (ms)"].tolist() == pytest.approx([200, 50])
+    )
+    assert group_norm_notes(invented()) == [
+        "8 channels a group (64 x 28 x 28): blockwise is used, 1.5 times as fast as the other."
+    ]
     slower = {"64 x 28 x 28": {"bf16, PyTorch's": [0.1] * 3, "bf16, blockwise": [0.2] * 3}}
     assert "although it takes 2.0 times as long" in group_norm_notes(invented(group_norm=slower))[0]

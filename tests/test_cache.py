@@ -1,4 +1,6 @@
-"""The cache of decoded images: the same pixels, whole or not there, forgotten when files change, built once; and what is remembered of files."""
+"""The cache of decoded images: the pixels of the files, whole or not there, and what is
+remembered of each file."""
+
 import hashlib
 import json
 import os
@@ -14,11 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from hmoe_repro import cache as module
-from hmoe_repro.cache import cache_folder, cache_root, examine, gather, open_cache, progress_bar
 from hmoe_repro.core import HmoeError
-from hmoe_repro.image_data import ImageDataset
-from hmoe_repro.images import evaluation_transform, normalise, read_image, scan_tree
+from hmoe_repro.data import cache as module
+from hmoe_repro.data.cache import cache_folder, cache_root, examine, open_cache, read_rows
+from hmoe_repro.data.image_data import ImageDataset
+from hmoe_repro.data.images import evaluation_transform, normalise, read_image
+from hmoe_repro.data.trees import scan_tree
 
 SUFFIXES = (".jpg", ".png", ".webp", ".bmp")
 
@@ -26,7 +29,9 @@ SUFFIXES = (".jpg", ".png", ".webp", ".bmp")
 def write(path, seed, size=(30, 21)):
     "An image of random pixels."
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)).save(path)
+    Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    ).save(path)
 
 
 @pytest.fixture
@@ -34,7 +39,16 @@ def root(tmp_path, monkeypatch):
     "A folder of 2 domains, 2 classes, 3 images each, with a cache folder of its own."
     monkeypatch.delenv("HMOE_CACHE", raising=False)
     for i in range(12):
-        write(tmp_path / "data" / "Pets" / "ab"[i // 6] / ("cat", "dog")[i % 6 // 3] / f"{i}{SUFFIXES[i % 4]}", i, (20 + i, 33 - i))
+        write(
+            tmp_path
+            / "data"
+            / "Pets"
+            / "ab"[i // 6]
+            / ("cat", "dog")[i % 6 // 3]
+            / f"{i}{SUFFIXES[i % 4]}",
+            i,
+            (20 + i, 33 - i),
+        )
     return tmp_path / "data" / "Pets"
 
 
@@ -47,12 +61,14 @@ def reads(tree, **options):
 
 def pixels(cache):
     "All of a cache as one tensor."
-    return gather(cache, torch.arange(len(cache.images)))
+    return read_rows(cache, torch.arange(len(cache.images)))
 
 
 def direct(tree, resolution):
     "The evaluation inputs of all files, from the files."
-    return torch.stack([evaluation_transform(resolution)(read_image(tree.root / f)) for f in tree.flat])
+    return torch.stack(
+        [evaluation_transform(resolution)(read_image(tree.root / f)) for f in tree.flat]
+    )
 
 
 def listing(tree):
@@ -67,10 +83,12 @@ def test_the_pixels_are_those_of_the_files(root):
         assert cache.images.shape == (12, resolution, resolution, 3) and not cache.notes
         assert torch.equal(normalise(pixels(cache)), direct(tree, resolution))
     rows = torch.tensor([7, 7, 0])
-    assert torch.equal(gather(cache, rows), pixels(cache)[rows]) and gather(cache, rows[:0]).shape == (0, 33, 33, 3)
+    assert torch.equal(read_rows(cache, rows), pixels(cache)[rows]) and read_rows(
+        cache, rows[:0]
+    ).shape == (0, 33, 33, 3)
     with pytest.raises(IndexError):
-        gather(cache, torch.tensor([12]))
-    gather(cache, rows).zero_()
+        read_rows(cache, torch.tensor([12]))
+    read_rows(cache, rows).zero_()
     assert torch.equal(normalise(pixels(cache)), direct(tree, 33))
 
 
@@ -87,7 +105,9 @@ def test_a_second_opening_reads_no_image(root, monkeypatch):
     first = open_cache(tree, 8)
     monkeypatch.setattr(module, "_write_cache", lambda *a: pytest.fail("built again"))
     again = open_cache(scan_tree(root), 8)
-    assert again.path == first.path and torch.equal(pixels(again), pixels(first)) and reads(tree) == 0
+    assert (
+        again.path == first.path and torch.equal(pixels(again), pixels(first)) and reads(tree) == 0
+    )
 
 
 @pytest.mark.parametrize("change", ["content", "time", "added", "removed", "renamed"])
@@ -108,7 +128,9 @@ def test_any_change_of_the_files_makes_a_new_cache(root, change):
     after = open_cache(tree, 8)
     assert after.path != before.path and torch.equal(normalise(pixels(after)), direct(tree, 8))
     assert not before.path.exists(), "the cache of the old state is still there"
-    assert torch.isfinite(normalise(pixels(before))).all(), "a process that still uses the old cache can go on"
+    assert torch.isfinite(normalise(pixels(before))).all(), (
+        "a process that still uses the old cache can go on"
+    )
 
 
 def test_caches_of_other_sizes_and_data_sets_stay(root, tmp_path, monkeypatch):
@@ -122,7 +144,9 @@ def test_caches_of_other_sizes_and_data_sets_stay(root, tmp_path, monkeypatch):
     assert all(c.path.exists() for c in kept)
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "no images", "no manifest", "manifest cut", "other manifest"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "longer", "no images", "no manifest", "manifest cut", "other manifest"]
+)
 def test_a_damaged_cache_is_built_again_and_says_so(root, damage):
     tree = scan_tree(root)
     cache = open_cache(tree, 8)
@@ -149,6 +173,7 @@ def test_a_failed_build_leaves_nothing(root, monkeypatch):
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(HmoeError, match="could not be written.*No space left.*HMOE_CACHE"):
         open_cache(tree, 8)
@@ -165,6 +190,7 @@ def test_an_interrupted_build_leaves_nothing(root):
 
     def interrupt(done, total):
         raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
         open_cache(tree, 8, on_progress=interrupt)
     assert not (cache_root(tree).exists() and [n for n in listing(tree) if "Pets-8" in n])
@@ -186,9 +212,9 @@ def test_no_room_and_no_permission(root, monkeypatch, tmp_path):
 
 BUILD = """
 import sys, time
-from hmoe_repro.cache import open_cache
-from hmoe_repro.images import scan_tree
-import hmoe_repro.cache as cache
+from hmoe_repro.data.cache import open_cache
+from hmoe_repro.data.trees import scan_tree
+import hmoe_repro.data.cache as cache
 slow = cache.as_bytes
 def as_bytes(image):
     print("image", flush=True)
@@ -202,8 +228,13 @@ print("done", flush=True)
 
 def start(root, pause):
     "Another process that builds the cache, waiting `pause` seconds for each image."
-    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).resolve().parent.parent)}
-    return subprocess.Popen([sys.executable, "-c", BUILD, str(root), str(pause)], stdout=subprocess.PIPE, text=True, env=environment)
+    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).resolve().parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(root), str(pause)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def test_a_killed_build_is_not_taken_for_whole_and_is_cleared_away(root):
@@ -222,19 +253,25 @@ def test_two_processes_build_once(root):
     processes = [start(root, 0.02) for _ in range(2)]
     outputs = [p.communicate(timeout=60)[0].splitlines() for p in processes]
     assert all(p.returncode == 0 for p in processes) and sorted(map(len, outputs)) == [1, 13]
-    assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8)) and len([n for n in listing(tree) if n.startswith("Pets-8-")]) == 1
+    assert (
+        torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8))
+        and len([n for n in listing(tree) if n.startswith("Pets-8-")]) == 1
+    )
 
 
 def test_without_locks_the_first_to_rename_wins(root, monkeypatch):
-    tree = scan_tree(root)
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    real = module._write_cache
+    def no_locks_here(path):
+        raise HmoeError("cannot lock")
+
+    tree, real = scan_tree(root), module._write_cache
+    monkeypatch.setattr(module, "locked", no_locks_here)
 
     def other_was_faster(*arguments):
         monkeypatch.setattr(module, "_write_cache", real)
         monkeypatch.setattr(os, "getpid", lambda: 1)
         open_cache(tree, 8)
         real(*arguments)
+
     monkeypatch.setattr(module, "_write_cache", other_was_faster)
     assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8))
     assert [n for n in listing(tree) if ".part-" in n] == []
@@ -243,7 +280,11 @@ def test_without_locks_the_first_to_rename_wins(root, monkeypatch):
 def test_files_that_change_during_a_build_are_refused(root):
     tree = scan_tree(root)
     with pytest.raises(HmoeError, match="changed while"):
-        open_cache(tree, 8, on_progress=lambda done, total: os.utime(root / "a" / "cat" / "0.jpg", ns=(5, done)))
+        open_cache(
+            tree,
+            8,
+            on_progress=lambda done, total: os.utime(root / "a" / "cat" / "0.jpg", ns=(5, done)),
+        )
     assert [n for n in listing(tree) if "Pets-8" in n] == []
 
 
@@ -253,7 +294,9 @@ def test_unreadable_images_are_black_and_listed(root):
     row = tree.flat.index("a/cat/1.png")
     cache = open_cache(tree, 8)
     assert not cache.images[row].any() and cache.images[row + 1].any()
-    assert [bool(r) for r in examine(tree).reasons] == [i == row for i in range(12)] and reads(tree) == 0
+    assert [bool(r) for r in examine(tree).reasons] == [i == row for i in range(12)] and reads(
+        tree
+    ) == 0
 
 
 # What is remembered of files
@@ -268,7 +311,10 @@ def test_only_what_changed_is_read_again(root):
     tree = scan_tree(root)
     assert reads(tree) == 2
     after = dict(zip(tree.flat, examine(tree).digests))
-    assert [f for f, d in zip(scan_tree(root).flat, after.values()) if d not in before] == ["b/dog/9.png", "b/dog/new.png"]
+    assert [f for f, d in zip(scan_tree(root).flat, after.values()) if d not in before] == [
+        "b/dog/9.png",
+        "b/dog/new.png",
+    ]
     (root / "b" / "dog" / "new.png").unlink()
     assert reads(scan_tree(root)) == 0
 
@@ -283,8 +329,17 @@ def test_a_file_that_vanishes_is_read_until_it_is_back(root):
     assert examine(tree).reasons[0] is None
 
 
-@pytest.mark.parametrize("junk", ["", "{", "[]", '{"files": {}}', '{"decoder": 2, "files": 3}',
-                                  '{"decoder": 2, "files": {"a/cat/0.jpg": [1]}}'])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "",
+        "{",
+        "[]",
+        '{"files": {}}',
+        '{"decoder": 2, "files": 3}',
+        '{"decoder": 2, "files": {"a/cat/0.jpg": [1]}}',
+    ],
+)
 def test_a_damaged_memory_is_forgotten(root, junk):
     tree = scan_tree(root)
     expected = examine(tree).digests
@@ -341,29 +396,22 @@ def test_names_that_are_no_utf8(root):
     assert open_cache(tree, 8).images.shape[0] == 13
 
 
-def test_a_bar_on_a_terminal_only(capsys, monkeypatch):
-    bar = progress_bar("looking")
-    bar(1, 2), bar(2, 2)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = progress_bar("looking")
-    bar(1, 2), bar(2, 2)
-    assert "looking" in capsys.readouterr().err
-
-
 @pytest.mark.serial
 def test_a_warm_cache_gives_4000_images_a_second(tmp_path, monkeypatch):
     images = np.memmap(tmp_path / "images.u8", np.uint8, "w+", shape=(600, 224, 224, 3))
     images[:] = 7
-    cache = module.ImageCache(tmp_path, np.memmap(tmp_path / "images.u8", np.uint8, "r", shape=images.shape).view(np.ndarray))
+    cache = module.ImageCache(
+        tmp_path,
+        np.memmap(tmp_path / "images.u8", np.uint8, "r", shape=images.shape).view(np.ndarray),
+    )
     batches = torch.randperm(600, generator=torch.Generator().manual_seed(0)).split(32)
     for batch in batches:
-        gather(cache, batch)
+        read_rows(cache, batch)
     rates = []
     for _ in range(5):
         started = time.process_time()
         for batch in batches:
-            gather(cache, batch)
+            read_rows(cache, batch)
         rates.append(600 / (time.process_time() - started))
     assert max(rates) >= 4000, rates
 
@@ -371,21 +419,26 @@ def test_a_warm_cache_gives_4000_images_a_second(tmp_path, monkeypatch):
 MEMORY = """
 import sys, numpy as np, torch
 from pathlib import Path
-from hmoe_repro.cache import ImageCache, gather
-def held(kind): return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(kind))
+from hmoe_repro.data.cache import ImageCache, read_rows
+def held(kind):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(kind))
 folder, n = Path(sys.argv[1]), 1000
 with open(folder / "images.u8", "wb") as file:
     for _ in range(n): file.write(bytes(range(256)) * (224 * 224 * 3 // 256))
-cache = ImageCache(folder, np.memmap(folder / "images.u8", np.uint8, "r", shape=(n, 224, 224, 3)).view(np.ndarray))
-gather(cache, torch.arange(32))
+mapped = np.memmap(folder / "images.u8", np.uint8, "r", shape=(n, 224, 224, 3))
+cache = ImageCache(folder, mapped.view(np.ndarray))
+read_rows(cache, torch.arange(32))
 before = held("RssAnon"), held("RssFile")
-for rows in torch.randperm(n).split(32): gather(cache, rows)
+for rows in torch.randperm(n).split(32): read_rows(cache, rows)
 print(held("RssAnon") - before[0], held("RssFile") - before[1])
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
-def test_gathering_everything_keeps_no_memory_of_its_own(tmp_path):
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True)
+def test_reading_everything_keeps_no_memory_of_its_own(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     own, mapped = map(int, done.stdout.split())
     assert own < 30 and mapped > 100, (own, mapped)

@@ -1,4 +1,5 @@
 """`make reproduce`, `git status`, `make test` at smoke size: the checkout stays as it was."""
+
 import os
 import shutil
 import subprocess
@@ -30,11 +31,13 @@ def checkout(root, tmp_path_factory):
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     tree = tmp_path_factory.mktemp("checkout") / "tree"
     for name in listed:
-        if not (root / name).is_file(): continue
+        if not (root / name).is_file():
+            continue
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, tree / name)
-    for command in ("init -q", "add -A", "commit -q -m all"): git(tree, *command.split())
-    command = ("-m", "hmoe_repro.cli", "reproduce", *TRIED, "--profile", "smoke", "--fresh")
+    for command in ("init -q", "add -A", "commit -q -m all"):
+        git(tree, *command.split())
+    command = ("-m", "hmoe_repro.cli.app", "reproduce", *TRIED, "--profile", "smoke", "--fresh")
     return tree, call(tree, sys.executable, *command)
 
 

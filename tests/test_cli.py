@@ -1,4 +1,5 @@
 """The command as a person uses it: what it prints, what it refuses, and that nothing is lost."""
+
 import json
 import os
 import re
@@ -11,7 +12,23 @@ from commands import INSTALLED, hmoe, hmoe_process
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
-TRAIN = ("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn", "--steps", "11", "--checkpoint-frequency", "5", "--device", "cpu")
+TRAIN = (
+    "train",
+    "--algorithm",
+    "ERM",
+    "--dataset",
+    "DigitDomainsTiny",
+    "--test-domain",
+    "photo",
+    "--network",
+    "small_cnn",
+    "--steps",
+    "11",
+    "--checkpoint-frequency",
+    "5",
+    "--device",
+    "cpu",
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,28 +41,41 @@ def trained(tmp_path_factory):
 
 def test_train_prints_what_was_selected_and_keeps_a_record(trained):
     folder, said = trained
-    path, = (folder / "runs").glob("*/record.json")
+    (path,) = (folder / "runs").glob("*/record.json")
     record = json.loads(path.read_text())
-    assert record["status"] == "complete" and record["run_id"] in said and f"{record['selected']['default']['test_accuracy']:.3f}" in said
+    assert (
+        record["status"] == "complete"
+        and record["run_id"] in said
+        and f"{record['selected']['default']['test_accuracy']:.3f}" in said
+    )
     assert record["spec"]["hparams"]["batch_size"] == 8
 
 
 def test_the_same_command_again_only_reads(trained):
     folder, _ = trained
-    path, = (folder / "runs").glob("*/record.json")
+    (path,) = (folder / "runs").glob("*/record.json")
     before = path.stat().st_mtime_ns
-    assert hmoe(*TRAIN, "--set", "batch_size=8", folder=folder).returncode == 0 and path.stat().st_mtime_ns == before
+    assert (
+        hmoe(*TRAIN, "--set", "batch_size=8", folder=folder).returncode == 0
+        and path.stat().st_mtime_ns == before
+    )
 
 
 def test_runs_lists_good_and_damaged(trained):
     folder, _ = trained
-    path, = (folder / "runs").glob("*/record.json")
+    (path,) = (folder / "runs").glob("*/record.json")
     broken = folder / "runs" / "broken"
     broken.mkdir()
     (broken / "record.json").write_text(path.read_text()[:100])
     done = hmoe("runs", folder=folder)
-    (broken / "record.json").unlink(); broken.rmdir()
-    assert done.returncode == 1 and path.parent.name in done.stdout and "broken/record.json is cut" in done.stderr and "Traceback" not in done.stderr
+    (broken / "record.json").unlink()
+    broken.rmdir()
+    assert (
+        done.returncode == 1
+        and path.parent.name in done.stdout
+        and "broken/record.json is cut" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert hmoe("runs", folder=folder).returncode == 0
 
 
@@ -76,7 +106,11 @@ WRONG = [
 @pytest.mark.parametrize("arguments, message", WRONG, ids=[" ".join(w[0][-2:]) for w in WRONG])
 def test_wrong_input_is_one_line_and_a_non_zero_exit(tmp_path, arguments, message):
     done = hmoe(*arguments, folder=tmp_path)
-    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr + done.stdout
+    assert (
+        done.returncode != 0
+        and message in done.stderr
+        and "Traceback" not in done.stderr + done.stdout
+    )
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
@@ -87,22 +121,31 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
-    from hmoe_repro.studies import study_specs
+    from hmoe_repro.runs.studies import study_specs
+
     spec = study_specs("smoke-toy")[0]
     path = tmp_path / "runs" / spec.run_id / "record.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"run_id": "' + spec.run_id)
     for more in ((), ("--fresh",)):
         done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", *more, folder=tmp_path)
-        assert done.returncode == 1 and "record.json is cut" in done.stderr and path.read_text().endswith(spec.run_id)
+        assert (
+            done.returncode == 1
+            and "record.json is cut" in done.stderr
+            and path.read_text().endswith(spec.run_id)
+        )
     assert not (tmp_path / "figures" / "smoke").exists()
 
 
 def test_reproduce_publish_and_render_again(tmp_path):
-    """The whole way at smoke size: train, render, publish, find the repeated records equal, render the same bytes from what was published."""
+    """The whole way at smoke size: train, render, publish, find the repeated records equal, render
+    the same bytes from what was published."""
     first = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert "nothing is published" in first.stdout and (tmp_path / "figures/smoke/hmoe_fig3.png").stat().st_size > 10_000
+    assert (
+        "nothing is published" in first.stdout
+        and (tmp_path / "figures/smoke/hmoe_fig3.png").stat().st_size > 10_000
+    )
     assert hmoe("publish", "smoke-toy", folder=tmp_path).returncode == 0
     again = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", "--fresh", folder=tmp_path)
     assert "3 of 3 records equal the published ones" in again.stdout, again.stdout + again.stderr
@@ -111,46 +154,76 @@ def test_reproduce_publish_and_render_again(tmp_path):
 
 
 def test_interrupting_says_that_nothing_is_lost(tmp_path):
-    import signal, time
+    import signal
+    import time
+
     environment = os.environ | {"HMOE_RUNS": str(tmp_path / "runs")}
     command = [str(INSTALLED), *TRAIN]
     command[command.index("--steps") + 1] = "100000"
-    def as_in_a_terminal(): signal.signal(signal.SIGINT, signal.SIG_DFL)   # a shell's background job ignores it
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               preexec_fn=as_in_a_terminal)
+
+    def as_in_a_terminal():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
+
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
+    )
     try:
-        while not list(tmp_path.glob("runs/*/state.safetensors")) and process.poll() is None: time.sleep(0.1)
+        while not list(tmp_path.glob("runs/*/state.safetensors")) and process.poll() is None:
+            time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    finally: process.kill()
-    assert process.returncode == 130 and said.strip() == "hmoe: stopped; what was done is kept, and the same command goes on from there."
+    finally:
+        process.kill()
+    assert (
+        process.returncode == 130
+        and said.strip()
+        == "hmoe: stopped; what was done is kept, and the same command goes on from there."
+    )
 
 
 def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
-    from hmoe_repro.studies import study_specs
+    from hmoe_repro.runs.studies import study_specs
+
     unique = {s.run_id for study in ("smoke-digits", "smoke-balance") for s in study_specs(study)}
     done = hmoe("sweep", "digits_table", "digits_balance", "--profile", "smoke", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"{len(unique)} runs, {len(unique)} to train" in done.stdout and f"[{len(unique)}/{len(unique)}]" in done.stdout
+    assert (
+        f"{len(unique)} runs, {len(unique)} to train" in done.stdout
+        and f"[{len(unique)}/{len(unique)}]" in done.stdout
+    )
 
 
 def test_the_module_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "hmoe_repro.cli", "trian"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hmoe_repro.cli.app", "trian"], capture_output=True, text=True
+    )
     assert done.returncode == 2 and done.stderr.startswith("hmoe: No such command")
 
 
 def test_lists(tmp_path, root):
     from hmoe_repro.algorithms import algorithm_names
+
     def listed(*what):
         done = hmoe("list", *what, folder=tmp_path, HMOE_RESULTS=str(root / "results"))
         assert done.returncode == 0 and not done.stderr
         return done.stdout
+
     said = listed()
     assert re.search(r"^speed .* published *$", said, re.M) and "bench" in said.splitlines()[1]
     said = listed("--algorithms")
     assert all(re.search(rf"^{name} ", said, re.M) for name in algorithm_names())
-    for word in ("irm_lambda=100", "[10^U(-1, 5)]", "Ganin et al., 2016", "not needed",
-                 "All have lr=0.001 / 5e-05 [10^U(-4.5, -2.5) / 10^U(-5, -3.5)]"):
+    for word in (
+        "irm_lambda=100",
+        "[10^U(-1, 5)]",
+        "Ganin et al., 2016",
+        "not needed",
+        "All have lr=0.001 / 5e-05 [10^U(-4.5, -2.5) / 10^U(-5, -3.5)]",
+    ):
         assert word in " ".join(said.split())
     assert "DigitDomains" in listed("--datasets")
 
@@ -158,12 +231,19 @@ def test_lists(tmp_path, root):
 def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
     "What most tests here rely on: the same status, the same two streams, and nothing left behind."
     before = dict(os.environ), os.getcwd(), list(sys.argv), warnings.showwarning
-    for arguments in (("plan", "hmoe_fig3", "--profile", "smoke", "--data-dir", "data"), ("trian",),
-                      ("data", "verify", "PACS"), ("list", "--help")):
+    for arguments in (
+        ("plan", "hmoe_fig3", "--profile", "smoke", "--data-dir", "data"),
+        ("trian",),
+        ("data", "verify", "PACS"),
+        ("list", "--help"),
+    ):
         folders = [tmp_path / kind / arguments[0] for kind in ("here", "there")]
-        for folder in folders: folder.mkdir(parents=True)
-        here, there = (call(*arguments, folder=folder, COLUMNS="120")
-                       for call, folder in zip((hmoe, hmoe_process), folders))
+        for folder in folders:
+            folder.mkdir(parents=True)
+        here, there = (
+            call(*arguments, folder=folder, COLUMNS="120")
+            for call, folder in zip((hmoe, hmoe_process), folders)
+        )
         assert here.returncode == there.returncode
         for stream in ("stdout", "stderr"):
             said = getattr(here, stream).replace(str(folders[0]), "")
@@ -172,23 +252,104 @@ def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
 
 
 def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("hmoe_repro.records.RunStore.scan", lambda self: 1 / 0)
+    monkeypatch.setattr("hmoe_repro.runs.store.RunStore.scan", lambda self: 1 / 0)
     done = hmoe("runs", folder=tmp_path)
-    assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert (
+        done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+    )
 
 
 def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
     "Records of a GPU are no estimate for a processor; the same records of a processor are."
     from hmoe_repro.core import results_dir
+
     lines = (results_dir() / "smoke-toy.jsonl").read_text().splitlines()
+
     def planned(device):
         made = [json.loads(line) for line in lines]
-        for record in made: record["environment"] |= {"device": device, "device_name": "a device"}
+        for record in made:
+            record["environment"] |= {"device": device, "device_name": "a device"}
         (tmp_path / "results").mkdir(exist_ok=True)
         (tmp_path / "results" / "smoke-toy.jsonl").write_text("\n".join(map(json.dumps, made)))
-        return hmoe("plan", "hmoe_fig3", "--profile", "smoke", "--device", "cpu", folder=tmp_path).stdout
+        return hmoe(
+            "plan", "hmoe_fig3", "--profile", "smoke", "--device", "cpu", folder=tmp_path
+        ).stdout
+
     elsewhere, here = planned("cuda"), planned("cpu")
     assert re.search(r"smoke-toy\s+3\s+3\s+not measured", elsewhere)
     assert "3 runs are of a kind that was not measured on this device (cpu)" in elsewhere
     assert "About" not in elsewhere and "not measured" not in here
-    assert re.search(r"About \d+ minutes with \d+ jobs, .* on this kind of device \(cpu\)", here)
+    assert re.search(r"About \d+ minutes with \d+ jobs?, .* on this kind of device \(cpu\)", here)
+
+
+def test_the_map_says_what_the_docstrings_say_and_names_collide_with_nothing():
+    import importlib
+    import inspect
+
+    from hmoe_repro.cli.app import COMMANDS, DATA_COMMANDS
+
+    for entry in (*COMMANDS.values(), *DATA_COMMANDS.values()):
+        module, name = entry.function.split(".")
+        function = getattr(importlib.import_module(f"hmoe_repro.cli.{module}"), name)
+        assert " ".join(inspect.getdoc(function).split()) == entry.summary
+        assert name.endswith("_command")
+
+
+def test_all_commands_are_listed_without_their_modules():
+    code = """
+import sys
+from hmoe_repro.cli.app import COMMANDS, main
+sys.argv = ["hmoe", *sys.argv[1:]]
+try: main()
+except SystemExit: print(sorted(m for m in sys.modules if m.startswith("hmoe_repro.cli.")))
+"""
+    for group in ((), ("data",)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *group, "--help"], capture_output=True, text=True
+        )
+        said = done.stdout.splitlines()
+        assert said[-1] == "['hmoe_repro.cli.app']", done.stderr
+        for name in ("verify",) if group else ("train", "export-domainbed", "report", "data"):
+            assert any(line.startswith(f"│ {name} ") for line in said), name
+
+
+MINE = """
+title = "ERM, twice"
+algorithms = ["ERM"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = 2
+steps = 3
+checkpoint_frequency = 1
+network = "small_cnn"
+evaluate = "all"
+arithmetic = "portable"
+
+[hparams.all]
+batch_size = 4
+
+[search]
+n_hparams = 2
+rule = "oracle"
+"""
+
+
+def test_a_study_of_ones_own_is_planned_trained_and_selected(tmp_path):
+    (tmp_path / "mine.toml").write_text(MINE)
+    planned = hmoe("plan", "mine.toml", folder=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert re.search(r"^mine.toml +4 +4 ", planned.stdout, re.M)
+    refused = hmoe("select", "mine.toml", folder=tmp_path)
+    assert refused.returncode == 1 and "Fix: hmoe sweep mine.toml." in refused.stderr
+    swept = hmoe("sweep", "mine.toml", "--jobs", "1", "--device", "cpu", folder=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    assert "mine.toml: 4 runs, 4 to train on cpu" in swept.stdout
+    assert "4 of 4 runs complete" in swept.stdout
+    assert re.search(r"^mine.toml +4 +0 ", hmoe("plan", "mine.toml", folder=tmp_path).stdout, re.M)
+    assert hmoe(*TRAIN, folder=tmp_path).returncode == 0  # a run that is not of the study
+    selected = hmoe("select", "mine.toml", folder=tmp_path)
+    assert "DigitDomainsTiny by oracle, percent" in selected.stdout, selected.stderr
+    assert "trial seeds: 2" in selected.stdout
+    reported = hmoe("report", "mine.toml", "--output", "pages", folder=tmp_path)
+    assert reported.returncode == 0, reported.stderr
+    assert reported.stdout.strip().startswith("rendered ") and list(tmp_path.glob("pages/**/*.png"))

@@ -1,32 +1,40 @@
 """Sweeps in pieces, parcels, data commands: what is kept, what is refused, what is said."""
+
 import hashlib
 import io
 import json
 import random
+import re
 import shutil
 import tarfile
 
 import pytest
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.parcel import pack, unpack
-from hmoe_repro.records import RunStore, make_spec, outcome
-from hmoe_repro.sweep import JOBS_ON_GPU, default_jobs, sweep
-from hmoe_repro.train import run
+from hmoe_repro.runs.parcel import pack, unpack
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.store import RunStore, outcome
+from hmoe_repro.runs.sweep import JOBS_ON_GPU, default_jobs, sweep
+from hmoe_repro.runs.train import run
 
 OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
 
 
-def spec(domain="sketch", **changed): return make_spec("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
+def spec(domain="sketch", **changed):
+    return make_spec("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
 
 
-class Stop(KeyboardInterrupt): pass
+class Stop(KeyboardInterrupt):
+    pass
 
 
 def half_done(store, of):
     def stop(step, steps):
-        if step == 5: raise Stop
-    with pytest.raises(Stop): run(of, store, on_step=stop)
+        if step == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(of, store, on_step=stop)
 
 
 @pytest.fixture
@@ -39,36 +47,52 @@ def store(tmp_path):
 
 
 def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path):
-    long, sliced, seconds = spec(steps=200, checkpoint_frequency=20), RunStore(tmp_path / "a"), 2.0   # slices grow: a busy machine may spend the first ones on starting a worker
+    long, sliced, seconds = (
+        spec(steps=200, checkpoint_frequency=20),
+        RunStore(tmp_path / "a"),
+        2.0,
+    )  # slices grow: a busy machine may spend the first ones on starting a worker
     while (ended := sweep([long], sliced, jobs=1, seconds=seconds))[long.run_id][0] != "complete":
-        assert ended[long.run_id] == ("unfinished", "the time was up") and not sliced.record_path(long.run_id).exists()
+        assert (
+            ended[long.run_id] == ("unfinished", "the time was up")
+            and not sliced.record_path(long.run_id).exists()
+        )
         seconds *= 2
     assert outcome(sliced.read(long.run_id)) == outcome(run(long, RunStore(tmp_path / "b")))
 
 
 def test_time_limit_needs_the_local_engine(tmp_path):
-    with pytest.raises(HmoeError, match="--engine local"): sweep([spec()], RunStore(tmp_path), engine="ray", seconds=5)
+    with pytest.raises(HmoeError, match="--engine local"):
+        sweep([spec()], RunStore(tmp_path), engine="ray", seconds=5)
 
 
 def test_default_jobs():
     import os
+
     assert default_jobs("cpu") == os.cpu_count() and default_jobs("cuda:0") == JOBS_ON_GPU
 
 
 def test_half_done_runs_travel_and_go_on(store, tmp_path):
     assert "1 finished or failed and 1 half-done" in pack(store, tmp_path / "p.tar.gz")
     home = RunStore(tmp_path / "home")
-    assert unpack(home, tmp_path / "p.tar.gz") == "2 runs added, 0 were here already"
+    assert unpack(home, tmp_path / "p.tar.gz") == "2 runs added, 0 here already"
     assert outcome(home.read(spec().run_id)) == outcome(store.read(spec().run_id))
     resumed = run(spec("photo"), home)
-    assert resumed["resumed"] and outcome(resumed) == outcome(run(spec("photo"), RunStore(tmp_path / "alone")))
+    assert resumed["resumed"] and outcome(resumed) == outcome(
+        run(spec("photo"), RunStore(tmp_path / "alone"))
+    )
 
 
 def test_without_states_only_finished_runs_travel(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz", states=False)
-    with tarfile.open(tmp_path / "p.tar.gz") as archive: assert archive.getnames() == [f"{spec().run_id}/record.json"]
+    with tarfile.open(tmp_path / "p.tar.gz") as archive:
+        assert archive.getnames() == [f"{spec().run_id}/record.json"]
     pack(store, tmp_path / "w.tar.gz", states=False, weights=True)
-    with tarfile.open(tmp_path / "w.tar.gz") as archive: assert sorted(n.split("/")[1] for n in archive.getnames()) == ["record.json", "selected-default.safetensors"]
+    with tarfile.open(tmp_path / "w.tar.gz") as archive:
+        assert sorted(n.split("/")[1] for n in archive.getnames()) == [
+            "record.json",
+            "selected-default.safetensors",
+        ]
 
 
 def rewritten(source, target, change, sealed=True):
@@ -76,21 +100,27 @@ def rewritten(source, target, change, sealed=True):
     with tarfile.open(source) as old, tarfile.open(target, "w:gz") as new:
         for member in old:
             content = old.extractfile(member).read()
-            if member.name.endswith("record.json"): content = json.dumps(change(json.loads(content))).encode()
+            if member.name.endswith("record.json"):
+                content = json.dumps(change(json.loads(content))).encode()
             member.size = len(content)
             digest = hashlib.sha256(content).hexdigest()
             member.pax_headers = {"HMOE.sha256": digest} if sealed else {}
             new.addfile(member, io.BytesIO(content))
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda r: r | {"spec": r["spec"] | {"steps": 10}}, "its specification is that of run"),
-    (lambda r: {"status": "complete"}, "not a whole run record")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda r: r | {"spec": r["spec"] | {"steps": 10}}, "its specification is that of run"),
+        (lambda r: {"status": "complete"}, "not a whole run record"),
+    ],
+)
 def test_records_that_do_not_fit_are_refused_and_nothing_is_written(store, tmp_path, change, said):
     pack(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "bad.tar.gz", change)
     home = RunStore(tmp_path / "home")
-    with pytest.raises(HmoeError, match=said): unpack(home, tmp_path / "bad.tar.gz")
+    with pytest.raises(HmoeError, match=said):
+        unpack(home, tmp_path / "bad.tar.gz")
     assert not list(home.folder.iterdir())
 
 
@@ -98,33 +128,48 @@ def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "other.tar.gz", lambda r: r | {"test_size": 1})
     before = store.record_path(spec().run_id).read_bytes()
-    with pytest.raises(HmoeError, match="finished here and there with different outcomes"): unpack(store, tmp_path / "other.tar.gz")
+    with pytest.raises(HmoeError, match="finished here and there with different outcomes"):
+        unpack(store, tmp_path / "other.tar.gz")
     assert store.record_path(spec().run_id).read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["../../escape", "/etc/x", "abc/record.json", "0123456789ab/run.sh"])
+@pytest.mark.parametrize(
+    "name", ["../../escape", "/etc/x", "abc/record.json", "0123456789ab/run.sh"]
+)
 def test_foreign_members_are_refused(tmp_path, name):
-    with tarfile.open(tmp_path / "f.tar.gz", "w:gz") as archive: archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(HmoeError, match="not a parcel of runs"): unpack(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
+    with tarfile.open(tmp_path / "f.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(HmoeError, match="not a parcel of runs"):
+        unpack(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
 
 
 def test_links_cut_files_and_empty_stores(store, tmp_path):
     link = tarfile.TarInfo("0123456789ab/record.json")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    with tarfile.open(tmp_path / "l.tar.gz", "w:gz") as archive: archive.addfile(link)
+    with tarfile.open(tmp_path / "l.tar.gz", "w:gz") as archive:
+        archive.addfile(link)
     pack(store, tmp_path / "p.tar.gz")
     (tmp_path / "c.tar.gz").write_bytes((tmp_path / "p.tar.gz").read_bytes()[:3000])
-    for name, said in (("l", "not a parcel"), ("c", "cut or not a parcel"), ("none", "does not exist")):
-        with pytest.raises(HmoeError, match=said): unpack(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
-    with pytest.raises(HmoeError, match="no run to pack"): pack(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
+    for name, said in (
+        ("l", "not a parcel"),
+        ("c", "cut or not a parcel"),
+        ("none", "does not exist"),
+    ):
+        with pytest.raises(HmoeError, match=said):
+            unpack(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
+    with pytest.raises(HmoeError, match="no run to pack"):
+        pack(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
 
 
 def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz", weights=True)
     whole, home = (tmp_path / "p.tar.gz").read_bytes(), tmp_path / "home"
     unpack(RunStore(tmp_path / "good"), tmp_path / "p.tar.gz")
-    contents = lambda folder: {p.relative_to(folder).as_posix(): p.read_bytes()
-                               for p in folder.rglob("*") if p.name != ".lock" and p.is_file()}
+    contents = lambda folder: {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.name != ".lock" and p.is_file()
+    }
     good, end = contents(tmp_path / "good"), 8 * len(whole)
     bits = {*range(80), *range(end - 64, end), *random.Random(0).sample(range(end), 150)}
     for bit in sorted(bits):
@@ -132,9 +177,12 @@ def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_pa
         changed[bit // 8] ^= 1 << bit % 8
         (tmp_path / "x.tar.gz").write_bytes(changed)
         shutil.rmtree(home, ignore_errors=True)
-        try: unpack(RunStore(home), tmp_path / "x.tar.gz")
-        except HmoeError: assert not list(home.iterdir()), bit
-        else: assert contents(home) == good and bit < 80, bit      # only gzip's header may differ
+        try:
+            unpack(RunStore(home), tmp_path / "x.tar.gz")
+        except HmoeError:
+            assert not list(home.iterdir()), bit
+        else:
+            assert contents(home) == good and bit < 80, bit  # only gzip's header may differ
 
 
 def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
@@ -149,12 +197,14 @@ def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
             new.addfile(member, io.BytesIO(content))
     for name, said in (("bare", "carries no digest"), ("other", "is not what was packed")):
         home = RunStore(tmp_path / "home")
-        with pytest.raises(HmoeError, match=said): unpack(home, tmp_path / f"{name}.tar.gz")
+        with pytest.raises(HmoeError, match=said):
+            unpack(home, tmp_path / f"{name}.tar.gz")
         assert not list(home.folder.iterdir())
 
 
 def test_a_parcel_says_nothing_of_who_packed_it_and_when(store, tmp_path):
-    for name in ("p", "again"): pack(store, tmp_path / f"{name}.tar.gz", weights=True)
+    for name in ("p", "again"):
+        pack(store, tmp_path / f"{name}.tar.gz", weights=True)
     with tarfile.open(tmp_path / "p.tar.gz") as archive:
         said = {(m.uname, m.gname, m.uid, m.gid, m.mtime, m.mode) for m in archive}
     assert said == {("", "", 0, 0, 0, 0o644)}
@@ -164,15 +214,32 @@ def test_a_parcel_says_nothing_of_who_packed_it_and_when(store, tmp_path):
 def invoke(*arguments):
     from typer.testing import CliRunner
 
-    from hmoe_repro.cli import app
+    from hmoe_repro.cli.app import app
+
     return CliRunner().invoke(app, list(arguments))
 
 
 def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
-    said = invoke("sweep", "hmoe_fig8", "--profile", "smoke", "--minutes", "0.05", "--jobs", "1", "--device", "cpu")
+    said = invoke(
+        "sweep",
+        "hmoe_fig8",
+        "--profile",
+        "smoke",
+        "--minutes",
+        "0.05",
+        "--jobs",
+        "1",
+        "--device",
+        "cpu",
+    )
     assert said.exit_code == 0 and "0 failed" in said.output and "of 4 runs complete" in said.output
-    assert "4 of 4 runs complete" in invoke("sweep", "hmoe_fig8", "--profile", "smoke", "--jobs", "1", "--device", "cpu").output
+    assert (
+        "4 of 4 runs complete"
+        in invoke(
+            "sweep", "hmoe_fig8", "--profile", "smoke", "--jobs", "1", "--device", "cpu"
+        ).output
+    )
 
 
 def test_data_commands(tmp_path, monkeypatch):
@@ -181,22 +248,53 @@ def test_data_commands(tmp_path, monkeypatch):
     assert "DigitDomains" in listed and "embedded" in listed and "missing" in listed
     for command in ("verify",):
         refused = invoke("data", command, "MNIST")
-        assert isinstance(refused.exception, HmoeError) and str(tmp_path / "MNIST" / "raw") in str(refused.exception)
+        assert isinstance(refused.exception, HmoeError) and str(tmp_path / "MNIST" / "raw") in str(
+            refused.exception
+        )
     assert "Valid: MNIST" in str(invoke("data", "verify", "MNISTT").exception)
 
 
 def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setenv("HMOE_DATA", str(tmp_path)); monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
-    from hmoe_repro.studies import study_specs
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path))
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    from hmoe_repro.runs.studies import study_specs
+
     study_specs.cache_clear()
-    refused = invoke("plan", "hmoe_table4", "--profile", "paper")
-    assert isinstance(refused.exception, HmoeError) and "hmoe data download MNIST" in str(refused.exception)
+    planned = invoke("plan", "hmoe_table4", "--profile", "paper")
+    assert planned.exit_code == 0 and planned.output.count("hmoe data download MNIST") == 1
+    assert re.search(r"paper-colored +36 +\? +data not here", planned.output)
+    for command in ("sweep", "reproduce"):
+        refused = invoke(command, "hmoe_table4", "--profile", "paper")
+        assert isinstance(refused.exception, HmoeError)
+        assert "hmoe data download MNIST" in str(refused.exception)
 
 
 def test_train_takes_precision_and_parity(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
-    arguments = ["train", "--algorithm", "ERM", "--dataset", "ColoredDigits", "--test-domain", "-90%", "--network", "small_cnn", "--steps", "2", "--set", "batch_size=4", "--evaluate", "selection:20", "--device", "cpu"]
+    arguments = [
+        "train",
+        "--algorithm",
+        "ERM",
+        "--dataset",
+        "ColoredDigits",
+        "--test-domain",
+        "-90%",
+        "--network",
+        "small_cnn",
+        "--steps",
+        "2",
+        "--set",
+        "batch_size=4",
+        "--evaluate",
+        "selection:20",
+        "--device",
+        "cpu",
+    ]
     assert invoke(*arguments, "--parity").exit_code == 0
     (record,), _ = RunStore(tmp_path).scan()
-    assert record["spec"]["parity"] and record["spec"]["evaluate"] == "selection:20" and record["spec"]["precision"] == "float32"
+    assert (
+        record["spec"]["parity"]
+        and record["spec"]["evaluate"] == "selection:20"
+        and record["spec"]["precision"] == "float32"
+    )
     assert "bf16-compile" in str(invoke(*arguments, "--precision", "fp16").exception)

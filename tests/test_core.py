@@ -1,4 +1,5 @@
 """Seeds, generators, folders, atomic files and the torchvision guard."""
+
 import json
 import os
 import subprocess
@@ -11,14 +12,24 @@ from hmoe_repro import core
 
 
 def test_seed_hash_vectors():
-    assert [core.seed_hash(0, 0), core.seed_hash(0, 1), core.seed_hash(1, 3)] == [894182419, 1514274641, 1739848239]
-    assert core.seed_hash("PACS", "ERM", [0], 0, 0) == 94828300 != core.seed_hash("PACS", "ERM", (0,), 0, 0)
+    assert [core.seed_hash(0, 0), core.seed_hash(0, 1), core.seed_hash(1, 3)] == [
+        894182419,
+        1514274641,
+        1739848239,
+    ]
+    assert (
+        core.seed_hash("PACS", "ERM", [0], 0, 0)
+        == 94828300
+        != core.seed_hash("PACS", "ERM", (0,), 0, 0)
+    )
 
 
 def test_random_state_survives_json_and_tensors():
     core.seed_everything(3)
     import random
+
     import numpy as np
+
     random.gauss(0, 1), np.random.randn()  # leave a cached second gaussian behind in both
     state = core.random_state()
     first = [random.gauss(0, 1), np.random.randn(), torch.randn(2).tolist()]
@@ -29,16 +40,21 @@ def test_random_state_survives_json_and_tensors():
 def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
     target = tmp_path / "record.json"
     core.write_atomic(target, "old")
-    def broken(*_): raise OSError("disk full")
+
+    def broken(*_):
+        raise OSError("disk full")
+
     monkeypatch.setattr(core.os, "fsync", broken)
-    with pytest.raises(OSError): core.write_atomic(target, "new")
+    with pytest.raises(OSError):
+        core.write_atomic(target, "new")
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["record.json"]
 
 
 def test_unwritable_folder_is_one_clear_line(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(core.HmoeError, match="cannot write in .*Fix") as error: core.ensure_writable(blocked / "runs")
+    with pytest.raises(core.HmoeError, match="cannot write in .*Fix") as error:
+        core.ensure_writable(blocked / "runs")
     assert "\n" not in str(error.value)
 
 
@@ -49,12 +65,14 @@ def test_folders_follow_the_environment(monkeypatch, tmp_path):
 
 
 def test_unknown_device_lists_the_way_out():
-    with pytest.raises(core.HmoeError, match="--device cpu"): core.resolve_device("warp:3")
+    with pytest.raises(core.HmoeError, match="--device cpu"):
+        core.resolve_device("warp:3")
 
 
 def test_environment_names_no_machine():
     text = json.dumps(core.environment())
     import platform
+
     assert platform.node() not in text and os.path.expanduser("~") not in text and "torch" in text
 
 
@@ -77,11 +95,30 @@ except RuntimeError as error: print("raised", len(calls), len(core._declared))
 """
 
 
-@pytest.mark.parametrize("condition, message, expected", [
-    ("False", "", "imported 1 0"),  # a normal installation: nothing is declared
-    ("len(calls) == 1", "operator torchvision::nms does not exist", "imported 2 1"),  # the CUDA build beside CPU torch
-    ("True", "something else is broken", "raised 1 0"),  # any other error is not ours to hide
-])
+@pytest.mark.parametrize(
+    "condition, message, expected",
+    [
+        ("False", "", "imported 1 0"),  # a normal installation: nothing is declared
+        (
+            "len(calls) == 1",
+            "operator torchvision::nms does not exist",
+            "imported 2 1",
+        ),  # the CUDA build beside CPU torch
+        ("True", "something else is broken", "raised 1 0"),  # any other error is not ours to hide
+    ],
+)
 def test_guard_acts_on_that_one_error_only(condition, message, expected):
-    done = subprocess.run([sys.executable, "-c", GUARD.format(condition=condition, message=message)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", GUARD.format(condition=condition, message=message)],
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.strip() == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    "message, line",
+    [("", "ValueError"), ("\n  the cause \nmore", "the cause"), ("x" * 200, "x" * 160)],
+)
+def test_the_first_line_of_an_error(message, line):
+    assert core.first_line(ValueError(message)) == line

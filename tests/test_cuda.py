@@ -5,6 +5,7 @@
 needs pytest and no plugin of it. What can be seen without a GPU is in test_elsewhere.py (devices,
 hidden reads) and test_recorded_updates.py (graphs).
 """
+
 from unittest.mock import patch
 
 import pytest
@@ -14,15 +15,22 @@ from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.recorded_updates import PLAIN_FIRST, RECORDABLE, RecordedUpdate
 from hmoe_repro.arithmetic import device_arithmetic
 from hmoe_repro.core import random_state, restore_random_state, seed_everything
-from hmoe_repro.datasets import load_dataset
-from hmoe_repro.networks import set_precision
-from hmoe_repro.protocol import EVALUATION_BATCH, evaluate
-from hmoe_repro.records import RunStore, load_state, make_spec, outcome, save_state
-from hmoe_repro.sweep import measure_ways, sweep
-from hmoe_repro.train import Trainer, load_model, run
+from hmoe_repro.data.known import load_dataset
+from hmoe_repro.networks.precision import set_precision
+from hmoe_repro.runs.model import load_model
+from hmoe_repro.runs.protocol import EVALUATION_BATCH, evaluate
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.states import load_state, save_state
+from hmoe_repro.runs.store import RunStore, outcome
+from hmoe_repro.runs.sweep import sweep
+from hmoe_repro.runs.train import run
+from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.runs.ways import measure_ways
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device is here")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
+]
 DEVICE = torch.device("cuda")
 SHAPE, UPDATES = ((3, 16, 16), 4, 3), 20
 every_algorithm = pytest.mark.parametrize("name", FAMILIES)
@@ -31,7 +39,8 @@ every_algorithm = pytest.mark.parametrize("name", FAMILIES)
 @pytest.fixture(autouse=True)
 def not_rounded():
     "As in a run of precision float32: no TF32, and cuDNN repeats itself."
-    with device_arithmetic("float32", DEVICE): yield
+    with device_arithmetic("float32", DEVICE):
+        yield
 
 
 def on_the_cpu(draw):
@@ -53,8 +62,10 @@ def made(name, device=DEVICE, precision="float32"):
 
 def batches(device):
     draw = torch.Generator().manual_seed(1)
-    one = lambda i: ((torch.rand(16, 3, 16, 16, generator=draw) + i / 3).to(device),
-                     torch.randint(4, (16,), generator=draw).to(device))
+    one = lambda i: (
+        (torch.rand(16, 3, 16, 16, generator=draw) + i / 3).to(device),
+        torch.randint(4, (16,), generator=draw).to(device),
+    )
     return [[one(i) for i in range(3)] for _ in range(UPDATES)]
 
 
@@ -68,11 +79,12 @@ def losses(name, device, precision="float32", recorded=False):
         for step, batch in enumerate(batches(device)):
             seed_everything(step)
             found.append(update(batch)["loss"])
-    if recorded: assert update.reason is None and update.graph is not None
+    if recorded:
+        assert update.reason is None and update.graph is not None
     return found
 
 
-MOST = {"ARM": 0.02}   # by which losses may differ, relatively; 0.001 for all others
+MOST = {"ARM": 0.02}  # by which losses may differ, relatively; 0.001 for all others
 
 
 def near(ours, theirs, most=1e-3):
@@ -95,48 +107,64 @@ def test_20_recorded_updates_are_plain_ones(name):
 @pytest.mark.parametrize("precision, most", [("bf16", 0.1), ("tf32", 0.02)])
 def test_lower_precision_trains_alike_and_not_the_same(name, precision, most):
     exact = losses(name, DEVICE)
-    with device_arithmetic(precision, DEVICE): rounded = losses(name, DEVICE, precision)
+    with device_arithmetic(precision, DEVICE):
+        rounded = losses(name, DEVICE, precision)
     near(rounded, exact, most)
-    if precision == "bf16": assert rounded != exact
+    if precision == "bf16":
+        assert rounded != exact
 
 
 def spec(name="HMOE-DN", steps=12, **options):
     hparams = {"batch_size": 8, **options.pop("hparams", {})}
-    return make_spec(name, "DigitDomainsTiny", ["sketch"], hparams=hparams, network="small_cnn",
-                     steps=steps, checkpoint_frequency=5, **options)
+    return make_spec(
+        name,
+        "DigitDomainsTiny",
+        ["sketch"],
+        hparams=hparams,
+        network="small_cnn",
+        steps=steps,
+        checkpoint_frequency=5,
+        **options,
+    )
 
 
 def trainer(asked, recorded=False):
     return Trainer(asked, load_dataset("DigitDomainsTiny", 0).to(DEVICE), DEVICE, recorded)
 
 
-def weights(of): return [t.detach().cpu() for t in of.algorithm.state_dict().values()]
+def weights(of):
+    return [t.detach().cpu() for t in of.algorithm.state_dict().values()]
 
 
 def same(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(weights(ours), weights(theirs), strict=True))
 
 
-@pytest.mark.parametrize("name, precision", [(n, "float32") for n in FAMILIES] + [
-    ("HMOE-DN", "bf16"), ("HMOE-DN", "tf32")])
+@pytest.mark.parametrize(
+    "name, precision",
+    [(n, "float32") for n in FAMILIES] + [("HMOE-DN", "bf16"), ("HMOE-DN", "tf32")],
+)
 def test_a_run_goes_on_to_the_bit(name, precision, tmp_path):
     asked = spec(name, precision=precision)
     with device_arithmetic(precision, DEVICE):
         first = trainer(asked)
-        for _ in range(6): first.update()
+        for _ in range(6):
+            first.update()
         first.evaluate()
         save_state(tmp_path / "state", first.state())
         second = trainer(asked)
-        seed_everything(99)              # what must not matter, because the state brings its own
+        seed_everything(99)  # what must not matter, because the state brings its own
         second.load(load_state(tmp_path / "state"))
         second_draws = torch.rand(3, device=DEVICE)
         second.load(load_state(tmp_path / "state"))
         assert torch.equal(second_draws, torch.rand(3, device=DEVICE))
         second.load(load_state(tmp_path / "state"))
-        for _ in range(6): second.update()
+        for _ in range(6):
+            second.update()
         first.load(load_state(tmp_path / "state"))
-        for _ in range(6): first.update()
-    assert same(first, second) and first.sums == second.sums
+        for _ in range(6):
+            first.update()
+    assert same(first, second) and first.losses.sums == second.losses.sums
 
 
 def test_the_devices_generator_is_put_back():
@@ -149,19 +177,25 @@ def test_the_devices_generator_is_put_back():
 @every_algorithm
 def test_an_update_waits_for_the_gpu_only_to_read_its_losses(name):
     going, tolist, read = trainer(spec(name)), torch.Tensor.tolist, []
-    for _ in range(3): going.update()    # what is made once may wait
+    for _ in range(3):
+        going.update()  # what is made once may wait
 
     def allowed(tensor):
-        if not tensor.is_cuda: return tolist(tensor)
+        if not tensor.is_cuda:
+            return tolist(tensor)
         read.append(tensor.shape)
         torch.cuda.set_sync_debug_mode("default")
-        try: return tolist(tensor)
-        finally: torch.cuda.set_sync_debug_mode("error")
+        try:
+            return tolist(tensor)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
 
     with patch.object(torch.Tensor, "tolist", allowed):
         torch.cuda.set_sync_debug_mode("error")
-        try: going.update()
-        finally: torch.cuda.set_sync_debug_mode("default")
+        try:
+            going.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert len(read) == (6 if name == "EoA" else 1)
 
 
@@ -169,9 +203,12 @@ def test_a_hidden_transfer_would_be_found():
     value = torch.zeros(3, device=DEVICE)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with pytest.raises(RuntimeError): value.sum().item()
-        with pytest.raises(RuntimeError): torch.arange(3).to(DEVICE)
-    finally: torch.cuda.set_sync_debug_mode("default")
+        with pytest.raises(RuntimeError):
+            value.sum().item()
+        with pytest.raises(RuntimeError):
+            torch.arange(3).to(DEVICE)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", ["ERM", "HMOE-DL", "ARM", "MTL"])
@@ -181,13 +218,15 @@ def test_accuracies_are_those_of_the_cpu(name):
     assert len(indices) > 2 * EVALUATION_BATCH
     expected = evaluate(algorithm, data, data.domain_names[0], indices)
     found = evaluate(algorithm.to(DEVICE), data.to(DEVICE), data.domain_names[0], indices, DEVICE)
-    most = 2.5 / len(indices)     # two images on the border between classes
-    for mode in expected: assert found[mode] == pytest.approx(expected[mode], abs=most)
+    most = 2.5 / len(indices)  # two images on the border between classes
+    for mode in expected:
+        assert found[mode] == pytest.approx(expected[mode], abs=most)
 
 
 def test_runs_in_one_process_do_not_meet():
     alone, other = trainer(spec("HMOE-DN")), trainer(spec("ERM"))
-    for _ in range(6): alone.update()
+    for _ in range(6):
+        alone.update()
     mixed = trainer(spec("HMOE-DN"))
     for _ in range(6):
         mixed.update()
@@ -200,7 +239,8 @@ def test_runs_side_by_side_are_those_made_one_after_another(tmp_path):
     together, apart = RunStore(tmp_path / "together"), RunStore(tmp_path / "apart")
     results = sweep(asked, together, jobs=2, device="cuda")
     assert all(status == "complete" for status, _ in results.values()), results
-    for one in asked: assert outcome(run(one, apart, "cuda")) == outcome(together.read(one.run_id))
+    for one in asked:
+        assert outcome(run(one, apart, "cuda")) == outcome(together.read(one.run_id))
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -217,10 +257,14 @@ def test_a_whole_run_ends_with_codes_and_a_model_that_loads(tmp_path, recorded):
 
 def test_tf32_is_used_only_where_it_is_asked_for():
     a, b = torch.rand(2, 256, 256, dtype=torch.float64)
+
     def error():
         return ((a.float().to(DEVICE) @ b.float().to(DEVICE)).double().cpu() - a @ b).abs().max()
-    with device_arithmetic("float32", DEVICE): exact = error()
-    with device_arithmetic("tf32", DEVICE): rounded = error()
+
+    with device_arithmetic("float32", DEVICE):
+        exact = error()
+    with device_arithmetic("tf32", DEVICE):
+        rounded = error()
     assert exact < 1e-3 < rounded
 
 

@@ -1,4 +1,5 @@
 """`hmoe data` as a person uses it."""
+
 import os
 import shutil
 import subprocess
@@ -9,20 +10,23 @@ from commands import hmoe
 from trees import folder_tree, known_tree, packed, put
 from typer.testing import CliRunner
 
-from hmoe_repro.cli import _table, app
+from hmoe_repro.cli.app import app
+from hmoe_repro.cli.options import print_table
 from hmoe_repro.core import HmoeError
-from hmoe_repro.known_data import KNOWN
+from hmoe_repro.data.known import KNOWN
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HMOE_FOLDERS", "")
-    from hmoe_repro.datasets import DATASETS
-    from hmoe_repro.known_data import _OWN
-    before = set(_OWN)
+    from hmoe_repro.data.base import DATASETS
+    from hmoe_repro.data.known import _FOLDERS
+
+    before = set(_FOLDERS)
     yield
-    for name in set(_OWN) - before: _OWN.pop(name), DATASETS.pop(name)
+    for name in set(_FOLDERS) - before:
+        _FOLDERS.pop(name), DATASETS.pop(name)
 
 
 def data(*arguments):
@@ -43,15 +47,28 @@ def test_list_shows_every_data_set_its_state_terms_and_citation(tmp_path):
     os.environ["HMOE_FOLDERS"] = str(tmp_path / "my [red]pets")
     said = data("list").output
     rows = {line.split("  ")[0]: line for line in said.splitlines()}
-    assert "here (unverified)" in rows["VLCS"] and "hmoe data verify NAME" in said and "incomplete: lacks the" in rows["PACS"] and "missing" in rows["OfficeHome"] and "embedded" in rows["DigitDomains"] and "your folder" in rows["my [red]pets"]
+    assert (
+        "here (unverified)" in rows["VLCS"]
+        and "hmoe data verify NAME" in said
+        and "incomplete: lacks the" in rows["PACS"]
+        and "missing" in rows["OfficeHome"]
+        and "embedded" in rows["DigitDomains"]
+        and "your folder" in rows["my [red]pets"]
+    )
     flat = " ".join(said.split())
-    for known in KNOWN.values(): assert known.name in flat and known.citation in flat and known.licence.split()[0] in flat
+    for known in KNOWN.values():
+        assert known.name in flat and known.citation in flat and known.licence.split()[0] in flat
 
 
 def test_verify_prints_counts_terms_and_succeeds(tmp_path):
     known_tree(tmp_path / "data", "PACS", 3)
     done = data("verify", "PACS")
-    assert done.exit_code == 0 and "every image can be read" in done.output and "9,991" in done.output and KNOWN["PACS"].citation in done.output
+    assert (
+        done.exit_code == 0
+        and "every image can be read" in done.output
+        and "9,991" in done.output
+        and KNOWN["PACS"].citation in done.output
+    )
     row = next(line for line in done.output.splitlines() if line.startswith("total"))
     assert row.split() == ["total", "21", "28", "21", "28", "98"]
 
@@ -61,30 +78,53 @@ def test_verify_names_what_is_wrong_and_fails(tmp_path):
     put(root / "photo/dog/000.jpg", b"")
     shutil.rmtree(root / "cartoon/horse")
     done = data("verify", "PACS")
-    assert done.exit_code and all(s in done.output for s in ("unreadable: photo/dog/000.jpg", "missing: cartoon/horse")) and "1 missing, 1 unreadable" in str(done.exception)
+    assert (
+        done.exit_code
+        and all(
+            s in done.output for s in ("unreadable: photo/dog/000.jpg", "missing: cartoon/horse")
+        )
+        and "1 missing, 1 unreadable" in str(done.exception)
+    )
 
 
 def test_a_folder_of_ones_own_by_path_then_by_name(tmp_path):
     folder_tree(tmp_path / "my [b]pets", ("day", "night"), ("[red]cat", "dög"))
     done = data("verify", str(tmp_path / "my [b]pets"))
-    assert done.exit_code == 0 and "my [b]pets: every image can be read" in done.output and "[red]cat" in done.output
+    assert (
+        done.exit_code == 0
+        and "my [b]pets: every image can be read" in done.output
+        and "[red]cat" in done.output
+    )
     assert "my [b]pets: images of each class and domain" in done.output.splitlines()
     assert data("verify", "my [b]pets").exit_code == 0
     assert "data set to download" in refused("download", "my [b]pets")
 
 
 def test_a_table_prints_every_name_as_it_is(capsys):
-    _table("runs of [bold]my[/bold] :cat: " + "long " * 20, ["[red]day", ":dog:"], [["[/b]", ":smile:"]])
-    assert [line.strip().split("  ") for line in capsys.readouterr().out.splitlines()] == [["runs of [bold]my[/bold] :cat: " + ("long " * 20).strip()], ["[red]day", ":dog:"], ["[/b]", "", "", ":smile:"]]
+    print_table(
+        "runs of [bold]my[/bold] :cat: " + "long " * 20,
+        ["[red]day", ":dog:"],
+        [["[/b]", ":smile:"]],
+    )
+    assert [line.strip().split("  ") for line in capsys.readouterr().out.splitlines()] == [
+        ["runs of [bold]my[/bold] :cat: " + ("long " * 20).strip()],
+        ["[red]day", ":dog:"],
+        ["[/b]", "", "", ":smile:"],
+    ]
 
 
 def test_one_domain_alone_is_a_note(tmp_path):
     folder_tree(tmp_path / "pets", ("day",), ("cat", "dog"))
-    assert "note: there is one domain; training needs two or more" in data("verify", str(tmp_path / "pets")).output
+    assert (
+        "note: there is one domain; training needs two or more"
+        in data("verify", str(tmp_path / "pets")).output
+    )
 
 
 def test_mistakes_are_one_line_with_a_fix(tmp_path):
-    assert "Valid: MNIST, VLCS, PACS" in refused("verify", "PACSS") and "Valid: MNIST, VLCS" in refused("download", "DigitDomains")
+    assert "Valid: MNIST, VLCS, PACS" in refused(
+        "verify", "PACSS"
+    ) and "Valid: MNIST, VLCS" in refused("download", "DigitDomains")
     assert "hmoe data download TerraIncognita" in refused("verify", "TerraIncognita")
     assert "1 checksums for 0 archives" in refused("download", "PACS", "--sha256", "0" * 64)
     assert "does not exist" in refused("download", "PACS", "--archive", str(tmp_path / "no.zip"))
@@ -96,7 +136,11 @@ def test_download_from_an_archive_shows_terms_and_the_next_step(tmp_path):
     archive = packed(tmp_path / "made", tmp_path / "VLCS.tar.gz")
     done = data("download", "VLCS", "--archive", str(archive))
     assert done.exit_code == 0, done.exception
-    assert KNOWN["VLCS"].licence in " ".join(done.output.split()) and "hmoe data verify VLCS" in done.output and (tmp_path / "data/VLCS/SUN09").is_dir()
+    assert (
+        KNOWN["VLCS"].licence in " ".join(done.output.split())
+        and "hmoe data verify VLCS" in done.output
+        and (tmp_path / "data/VLCS/SUN09").is_dir()
+    )
     assert "VLCS is there already" in data("download", "VLCS").output
     assert "exists already" in refused("download", "VLCS", "--archive", str(archive))
 
@@ -104,15 +148,54 @@ def test_download_from_an_archive_shows_terms_and_the_next_step(tmp_path):
 def test_the_real_command_prints_no_traceback_and_fails_with_one(tmp_path):
     root = known_tree(tmp_path / "data", "PACS", 1)
     put(root / "photo/dog/000.jpg", b"no")
-    done = subprocess.run([sys.executable, "-c", "from hmoe_repro.cli import main; main()", "data", "verify", "PACS"], capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 1 and done.stderr.startswith("hmoe: PACS: 0 missing, 1 unreadable. Fix:") and "Traceback" not in done.stderr
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from hmoe_repro.cli.app import main; main()",
+            "data",
+            "verify",
+            "PACS",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("hmoe: PACS: 0 missing, 1 unreadable. Fix:")
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_what_is_repaired_is_said_in_lines_without_a_place_in_the_code(tmp_path):
     folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"), 6)
     shutil.rmtree(tmp_path / "pets/night/cat")
     put(tmp_path / "pets/day/dog/text.jpg", b"text")
-    train = ["train", "--algorithm", "ERM", "--dataset", str(tmp_path / "pets"), "--test-domain", "night", "--network", "image_cnn", "--resolution", "16", "--steps", "1", "--device", "cpu", "--set", "batch_size=2", "--set", "unreadable=skip"]
+    train = [
+        "train",
+        "--algorithm",
+        "ERM",
+        "--dataset",
+        str(tmp_path / "pets"),
+        "--test-domain",
+        "night",
+        "--network",
+        "image_cnn",
+        "--resolution",
+        "16",
+        "--steps",
+        "1",
+        "--device",
+        "cpu",
+        "--set",
+        "batch_size=2",
+        "--set",
+        "unreadable=skip",
+    ]
     done = hmoe(*train, folder=tmp_path, HMOE_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == ["hmoe: note: there is no class 'cat' in domain 'night'; the classes keep their numbers", "hmoe: note: 1 of 20 images cannot be read and are left out: day/dog/text.jpg"]
+    assert done.stderr.splitlines() == [
+        "hmoe: note: there is no class 'cat' in domain 'night'; the classes keep their numbers",
+        "hmoe: note: 1 of 20 images cannot be read and are left out: day/dog/text.jpg",
+    ]

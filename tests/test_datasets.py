@@ -1,11 +1,14 @@
 """The embedded benchmark and what a data set refuses."""
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import DATASETS, MultiDomainDataset, as_input, digit_domains, load_dataset, register_dataset
+from hmoe_repro.data.base import DATASETS, MultiDomainDataset, as_input, register_dataset
+from hmoe_repro.data.digits import digit_domains
+from hmoe_repro.data.known import load_dataset
 
 
 def test_each_digit_is_in_exactly_one_domain_with_its_own_label():
@@ -42,31 +45,70 @@ def test_domains_look_different():
     brightness = {d: as_input(x).mean().item() for d, x in zip(data.domain_names, data.images)}
     colour = {d: as_input(x).std(1).mean().item() for d, x in zip(data.domain_names, data.images)}
     assert brightness["plain"] < 0.35 < 0.5 < brightness["sketch"]
-    assert colour["plain"] == colour["sketch"] == 0 and min(colour["photo"], colour["negative"]) > 0.03
+    assert (
+        colour["plain"] == colour["sketch"] == 0 and min(colour["photo"], colour["negative"]) > 0.03
+    )
 
 
 def test_as_input_is_exact_and_channels_last():
     x = as_input(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16))
-    assert torch.equal(x[0, 0].flatten(), torch.arange(256) / 255) and x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(x[0, 0].flatten(), torch.arange(256) / 255) and x.is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(labels=[torch.tensor([0, 1])]), "2 labels"),
-    (dict(labels=[torch.tensor([0, 1, 7])]), "outside 0..1"),
-    (dict(images=[torch.zeros(0, 1, 2, 2, dtype=torch.uint8)], labels=[torch.zeros(0, dtype=torch.int64)]), "no images"),
-    (dict(domain_names=["a", "b"]), "differ in number"),
-    (dict(domain_names=["a", "a"], images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8)] * 2, labels=[torch.tensor([0, 1, 0])] * 2), "same name"),
-    (dict(domain_names=["a", "b"], images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, 1, 4, 4, dtype=torch.uint8)], labels=[torch.tensor([0, 1, 0])] * 2), "are \\(1, 4, 4\\)"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(labels=[torch.tensor([0, 1])]), "2 labels"),
+        (dict(labels=[torch.tensor([0, 1, 7])]), "outside 0..1"),
+        (
+            dict(
+                images=[torch.zeros(0, 1, 2, 2, dtype=torch.uint8)],
+                labels=[torch.zeros(0, dtype=torch.int64)],
+            ),
+            "no images",
+        ),
+        (dict(domain_names=["a", "b"]), "differ in number"),
+        (
+            dict(
+                domain_names=["a", "a"],
+                images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8)] * 2,
+                labels=[torch.tensor([0, 1, 0])] * 2,
+            ),
+            "same name",
+        ),
+        (
+            dict(
+                domain_names=["a", "b"],
+                images=[
+                    torch.zeros(3, 1, 2, 2, dtype=torch.uint8),
+                    torch.zeros(3, 1, 4, 4, dtype=torch.uint8),
+                ],
+                labels=[torch.tensor([0, 1, 0])] * 2,
+            ),
+            "are \\(1, 4, 4\\)",
+        ),
+    ],
+)
 def test_ill_formed_data_is_refused(change, message):
-    good = dict(name="d", domain_names=["a"], class_names=["n", "y"], images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8)], labels=[torch.tensor([0, 1, 0])])
+    good = dict(
+        name="d",
+        domain_names=["a"],
+        class_names=["n", "y"],
+        images=[torch.zeros(3, 1, 2, 2, dtype=torch.uint8)],
+        labels=[torch.tensor([0, 1, 0])],
+    )
     MultiDomainDataset(**good)
-    with pytest.raises(HmoeError, match=message): MultiDomainDataset(**(good | change))
+    with pytest.raises(HmoeError, match=message):
+        MultiDomainDataset(**(good | change))
 
 
 def test_unknown_names_list_the_valid_ones():
-    with pytest.raises(HmoeError, match="DigitDomains, DigitDomainsTiny"): load_dataset("PACSS")
-    with pytest.raises(HmoeError, match="negative, photo, plain, sketch"): load_dataset("DigitDomainsTiny").domain_index("Sketch")
+    with pytest.raises(HmoeError, match="DigitDomains, DigitDomainsTiny"):
+        load_dataset("PACSS")
+    with pytest.raises(HmoeError, match="negative, photo, plain, sketch"):
+        load_dataset("DigitDomainsTiny").domain_index("Sketch")
 
 
 @pytest.mark.parametrize("name", [name for name, info in DATASETS.items() if not info.files])
@@ -79,16 +121,20 @@ def test_only_seeded_data_are_built_for_each_seed():
     """A study of three seeds loads the digits once; a partition that is drawn from the seed stays
     its own, whoever registered it."""
     built = []
+
     def entered(name, **info):
         @register_dataset(name, domain_names=("plain",), summary="a test", **info)
         def build(trial_seed, data_dir):
             built.append((name, trial_seed))
             return digit_domains(trial_seed, per_domain=5, name=name)
+
     try:
         entered("Given"), entered("Drawn", seeded=True)
         for name in ("Given", "Drawn"):
-            for seed in (0, 1, 1): load_dataset(name, seed)
+            for seed in (0, 1, 1):
+                load_dataset(name, seed)
     finally:
-        for name in ("Given", "Drawn"): DATASETS.pop(name, None)
+        for name in ("Given", "Drawn"):
+            DATASETS.pop(name, None)
         load_dataset.cache_clear()
     assert built == [("Given", 0), ("Drawn", 0), ("Drawn", 1)]

@@ -1,35 +1,39 @@
 """What only a GPU would notice, noticed on the CPU: every algorithm's update and prediction with
 its tensors on another device (see elsewhere.py), and an update of a run with what it carries."""
+
 import pytest
 import torch
 from elsewhere import elsewhere
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.base import ERM
-from hmoe_repro.datasets import load_dataset
-from hmoe_repro.protocol import evaluate
-from hmoe_repro.records import make_spec
-from hmoe_repro.train import Trainer
+from hmoe_repro.data.known import load_dataset
+from hmoe_repro.runs.protocol import evaluate
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.trainer import Trainer
 
 META = torch.device("meta")
 CASES = [(name, {}) for name in FAMILIES] + [
-    (name, {"parity": True}) for name in FAMILIES if "parity" in get_algorithm(name).HPARAMS]
-READS = {"EoA": 6}   # one for each of its models; all others one
+    (name, {"parity": True}) for name in FAMILIES if "parity" in get_algorithm(name).HPARAMS
+]
+READS = {"EoA": 6}  # one for each of its models; all others one
 every_case = pytest.mark.parametrize("name, hparams", CASES, ids=lambda v: v if v else "")
 
 
 def moved(name, hparams):
     "An algorithm and a batch of three domains, there."
     algorithm = get_algorithm(name)((3, 16, 16), 4, 3, {"network": "small_cnn", **hparams})
-    batch = [(torch.rand(8, 3, 16, 16, device=META), torch.zeros(8, dtype=torch.long, device=META))
-             for _ in range(3)]
+    batch = [
+        (torch.rand(8, 3, 16, 16, device=META), torch.zeros(8, dtype=torch.long, device=META))
+        for _ in range(3)
+    ]
     return algorithm.to(META).train(), batch
 
 
 @every_case
 def test_an_update_stays_on_its_device_and_reads_its_losses_once(name, hparams):
     algorithm, batch = moved(name, hparams)
-    algorithm.total_steps = 4     # MetaReg's first updates are of its first phase, the last is not
+    algorithm.total_steps = 4  # MetaReg's first updates are of its first phase, the last is not
     with elsewhere() as (mode, read):
         for count in (1, 2, 3):
             algorithm.update(batch)
@@ -38,7 +42,8 @@ def test_an_update_stays_on_its_device_and_reads_its_losses_once(name, hparams):
 
 @every_case
 def test_predicting_stays_on_its_device(name, hparams):
-    if name == "MTL" and hparams: pytest.skip("it draws from a generator, which `meta` has none of")
+    if name == "MTL" and hparams:
+        pytest.skip("it draws from a generator, which `meta` has none of")
     algorithm, batch = moved(name, hparams)
     algorithm.eval()
     with elsewhere() as (mode, read), torch.no_grad():
@@ -51,7 +56,8 @@ def test_a_penalty_that_switches_on_stays_on_the_device_too():
     for name, annealed in (("IRM", "irm_"), ("VREx", "vrex_"), ("Fishr", "")):
         algorithm, batch = moved(name, {f"{annealed}penalty_anneal_iters": 1})
         with elsewhere() as (mode, read):
-            for _ in range(3): algorithm.update(batch)
+            for _ in range(3):
+                algorithm.update(batch)
         assert len(read) == 3 and not mode.arrivals
 
 
@@ -71,6 +77,7 @@ def test_a_run_carries_its_indices_over_in_one_copy_and_reads_a_test_once():
 
 class Careless(ERM):
     """`made` says what goes wrong: a tensor made on the CPU, or a value that is read."""
+
     made = None
 
     def loss(self, minibatches):
@@ -78,9 +85,16 @@ class Careless(ERM):
         return {"loss": loss + self.made(minibatches[0][1])}
 
 
-@pytest.mark.parametrize("made", [lambda y: torch.zeros(8).mul(y).sum(), lambda y: int(y.max()),
-                                  lambda y: torch.bincount(y).sum(), lambda y: y.cpu().sum()],
-                         ids=["a CPU tensor", "a read", "bincount", "a copy to the CPU"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda y: torch.zeros(8).mul(y).sum(),
+        lambda y: int(y.max()),
+        lambda y: torch.bincount(y).sum(),
+        lambda y: y.cpu().sum(),
+    ],
+    ids=["a CPU tensor", "a read", "bincount", "a copy to the CPU"],
+)
 def test_carelessness_is_found(made):
     algorithm, batch = moved("ERM", {})
     algorithm.__class__, algorithm.made = Careless, made
@@ -90,8 +104,10 @@ def test_carelessness_is_found(made):
 
 def test_a_number_among_the_losses_is_reported_on_any_device():
     class Reporting(ERM):
-        def loss(self, minibatches): return super().loss(minibatches) | {"weight": 0.5}
+        def loss(self, minibatches):
+            return super().loss(minibatches) | {"weight": 0.5}
 
     algorithm, batch = moved("ERM", {})
     algorithm.__class__ = Reporting
-    with elsewhere(): assert set(algorithm.update(batch)) == {"loss", "weight"}
+    with elsewhere():
+        assert set(algorithm.update(batch)) == {"loss", "weight"}

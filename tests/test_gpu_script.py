@@ -1,5 +1,6 @@
 """The script for a GPU that is there for minutes, on the CPU: it needs little, stops in time, goes
 on where it stopped, and what it sends home fits and is whole."""
+
 import argparse
 import importlib.util
 import json
@@ -11,10 +12,11 @@ import pytest
 from test_imports import BLOCKED
 
 from hmoe_repro.core import repo_root
-from hmoe_repro.parcel import pack_parts, unpack
-from hmoe_repro.records import RunStore, make_spec
-from hmoe_repro.studies import study_specs
-from hmoe_repro.train import run
+from hmoe_repro.runs.parcel import pack_parts, unpack
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.studies import study_specs
+from hmoe_repro.runs.train import run
 
 SCRIPT = repo_root() / ".ci" / "gpu.py"
 HOOK = f"""
@@ -47,7 +49,8 @@ def there(work, *steps):
     return (*steps, "--device", "cpu", "--jobs", 2, "--work", work, "--out", work / "out")
 
 
-def report(work): return json.loads((work / "out" / "gpu.json").read_text())
+def report(work):
+    return json.loads((work / "out" / "gpu.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +96,7 @@ def test_records_that_came_home_need_not_be_trained_on_another_machine(first, ba
     second = tmp_path / "second"
     made = gpu(bare, "prepare", "--work", second, HMOE_RUNS=str(tmp_path / "runs"))
     assert made.returncode == 0 and "16 finished and 0 begun" in made.stdout, made.stderr
-    assert sum(p.stat().st_size for p in (second / "in").iterdir()) < 200_000     # without arrays
+    assert sum(p.stat().st_size for p in (second / "in").iterdir()) < 200_000  # without arrays
     done = gpu(bare, *there(second, "colored"))
     assert done.returncode == 0 and "16 runs, 0 to train" in done.stdout, done.stdout
     steps = report(second)["steps"]
@@ -108,6 +111,7 @@ def test_a_step_for_which_there_is_no_time_says_so(bare, tmp_path):
 
 # Pieces of it, in this process
 
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     "The script as a module; HMOE_RUNS is the runs folder of its working folder."
@@ -119,23 +123,37 @@ def script(tmp_path, monkeypatch):
     return module
 
 
-class Stop(KeyboardInterrupt): pass
+class Stop(KeyboardInterrupt):
+    pass
 
 
 def half_done(store, specs):
     "Runs that were stopped after their second checkpoint, the first one after its first."
     for spec in specs:
+
         def stop(step, steps, at=2 if spec is specs[0] else 5):
-            if step == at: raise Stop
-        with pytest.raises(Stop): run(spec, store, on_step=stop)
+            if step == at:
+                raise Stop
+
+        with pytest.raises(Stop):
+            run(spec, store, on_step=stop)
 
 
 @pytest.fixture
 def begun(tmp_path):
     "Three half-done runs in the runs folder."
-    specs = [make_spec("ERM", "DigitDomainsTiny", [d], hparams={"batch_size": 8}, steps=9,
-                       network="small_cnn", checkpoint_frequency=3)
-             for d in ("photo", "plain", "sketch")]
+    specs = [
+        make_spec(
+            "ERM",
+            "DigitDomainsTiny",
+            [d],
+            hparams={"batch_size": 8},
+            steps=9,
+            network="small_cnn",
+            checkpoint_frequency=3,
+        )
+        for d in ("photo", "plain", "sketch")
+    ]
     half_done(RunStore(tmp_path / "runs"), specs)
     return specs
 
@@ -144,16 +162,23 @@ def test_states_travel_as_far_as_files_are_left(script, begun, tmp_path, monkeyp
     monkeypatch.setattr(script, "ids_of", lambda profile, step: [s.run_id for s in begun])
     (tmp_path / "came").write_text("")
     size = next((tmp_path / "runs").glob("*/state.safetensors")).stat().st_size
-    options = argparse.Namespace(work=tmp_path, out=tmp_path / "out", profile="smoke", packed=[],
-                                 files=4, mib=1.5 * size / 2**20)    # two are too large for one
+    options = argparse.Namespace(
+        work=tmp_path,
+        out=tmp_path / "out",
+        profile="smoke",
+        packed=[],
+        files=4,
+        mib=1.5 * size / 2**20,
+    )  # two are too large for one
     told = script.bring_home(options, "colored")
     assert told["half_done"] == 3 and told["complete"] == told["packed"] == 0
     parcels = sorted((tmp_path / "out").iterdir())
     assert len(parcels) == told["state_parcels"] == 2
     away = RunStore(tmp_path / "elsewhere")
-    for path in parcels: unpack(away, path)
+    for path in parcels:
+        unpack(away, path)
     going_on = [s for s in begun if (away.path(s.run_id) / "state.safetensors").exists()]
-    assert going_on == begun[1:] and run(going_on[0], away)["resumed"]     # the furthest along
+    assert going_on == begun[1:] and run(going_on[0], away)["resumed"]  # the furthest along
 
 
 def test_what_came_is_unpacked_once_so_that_no_run_is_set_back(script, begun, tmp_path):

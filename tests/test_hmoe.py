@@ -1,4 +1,6 @@
-"""The assembled model: modes of inference, losses and who learns from them (HMOE, eqs. 1, 8 and 9)."""
+"""The assembled model: modes of inference, losses and who learns from them
+(HMOE, eqs. 1, 8 and 9)."""
+
 import math
 
 import pytest
@@ -7,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.hmoe import HMOE, MODES, total_loss
-from hmoe_repro.toy import MLP
+from hmoe_repro.method.hmoe import HMOE, HMOE_MODES, total_loss
+from hmoe_repro.method.toy import MLP
 
 
 def count(module):
@@ -16,13 +18,29 @@ def count(module):
 
 
 def toy():
-    return HMOE(MLP((1, 32, 32, 32)), MLP((1, 32, 32, 8)), 32, 1, 3, embedding_dim=8, hidden=(32, 32, 32), classifier_hidden=(32,))
+    return HMOE(
+        MLP((1, 32, 32, 32)),
+        MLP((1, 32, 32, 8)),
+        32,
+        1,
+        3,
+        embedding_dim=8,
+        hidden=(32, 32, 32),
+        classifier_hidden=(32,),
+    )
 
 
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return HMOE(MLP((6, 16, 12)), MLP((6, 16, 32)), feature_dim=12, num_outputs=4, num_experts=5, adversarial_classes=4)
+    return HMOE(
+        MLP((6, 16, 12)),
+        MLP((6, 16, 32)),
+        feature_dim=12,
+        num_outputs=4,
+        num_experts=5,
+        adversarial_classes=4,
+    )
 
 
 @pytest.fixture
@@ -33,7 +51,9 @@ def batch():
 
 def test_parameter_counts(model):
     t = toy()
-    assert [count(m) for m in (t.featurizer, t.encoder, t.hypernetwork)] + [t.embeddings.numel()] == [2176, 1384, 38_337, 24]
+    assert [count(m) for m in (t.featurizer, t.encoder, t.hypernetwork)] + [
+        t.embeddings.numel()
+    ] == [2176, 1384, 38_337, 24]
     assert count(t) == 41_921
     assert count(model.adversary) == 74_240 + 257 * 4
 
@@ -52,11 +72,19 @@ def test_mixing_probabilities(batch):
     torch.manual_seed(0)
     model = HMOE(nn.Identity(), nn.Linear(6, 32), 6, 4, 3, mix="prob")
     out = model(batch[0])
-    assert torch.allclose(out.y.exp(), (out.p[..., None] * out.experts.softmax(-1)).sum(1), atol=1e-6)
+    assert torch.allclose(
+        out.y.exp(), (out.p[..., None] * out.experts.softmax(-1)).sum(1), atol=1e-6
+    )
     assert torch.isclose(model.losses(out, batch[1])["L_y"], F.nll_loss(out.y, batch[1]))
 
 
-@pytest.mark.parametrize("build", [lambda: HMOE(nn.Linear(6, 64), nn.Linear(6, 32), 64, 10, 5), lambda: HMOE(nn.Linear(6, 32), nn.Linear(6, 8), 32, 2, 3, 8, (32, 32, 32), (32,))])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: HMOE(nn.Linear(6, 64), nn.Linear(6, 32), 64, 10, 5),
+        lambda: HMOE(nn.Linear(6, 32), nn.Linear(6, 8), 32, 2, 3, 8, (32, 32, 32), (32,)),
+    ],
+)
 def test_the_gate_starts_nearly_uniform(build):
     entropies = []
     for seed in range(20):
@@ -64,7 +92,10 @@ def test_the_gate_starts_nearly_uniform(build):
         model = build()
         with torch.no_grad():
             out = model(0.5 * torch.randn(64, 6))
-        entropies.append(model.losses(out, torch.zeros(64, dtype=torch.long))["L_en"].item() / math.log(out.p.shape[1]))
+        entropies.append(
+            model.losses(out, torch.zeros(64, dtype=torch.long))["L_en"].item()
+            / math.log(out.p.shape[1])
+        )
     assert 0.9 < sum(entropies) / 20 <= 1
 
 
@@ -73,8 +104,10 @@ def test_predict_agrees_with_predict_modes_and_brute_force(model, batch):
     with torch.no_grad():
         modes, out = model.predict_modes(x), model(x)
         theta_own = model.hypernetwork(out.v)
-        own = torch.stack([theta[:48].view(4, 12) @ z + theta[48:] for theta, z in zip(theta_own, out.z)])
-        for mode in MODES:
+        own = torch.stack(
+            [theta[:48].view(4, 12) @ z + theta[48:] for theta, z in zip(theta_own, out.z)]
+        )
+        for mode in HMOE_MODES:
             assert torch.allclose(model.predict(x, mode), modes[mode], atol=1e-5)
     assert torch.allclose(modes["ood"], own, atol=1e-5)
     assert torch.allclose(modes["max"], out.experts[torch.arange(40), out.p.argmax(1)], atol=1e-6)
@@ -89,7 +122,9 @@ def test_modes_coincide_where_codes_are_embeddings(model, batch):
     model.encoder = Quantised()
     with torch.no_grad():
         modes = model.predict_modes(batch[0])
-    assert torch.allclose(modes["max"], modes["mix"], atol=1e-4) and torch.allclose(modes["ood"], modes["mix"], atol=1e-4)
+    assert torch.allclose(modes["max"], modes["mix"], atol=1e-4) and torch.allclose(
+        modes["ood"], modes["mix"], atol=1e-4
+    )
 
 
 def test_max_and_ood_do_not_compute_every_expert(model, batch, monkeypatch):
@@ -105,14 +140,34 @@ def test_max_and_ood_do_not_compute_every_expert(model, batch, monkeypatch):
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    parts = {"featurizer": model.featurizer, "encoder": model.encoder, "hypernetwork": model.hypernetwork, "adversary": model.adversary}
-    reached = {name for name, part in parts.items() if any(p.grad is not None and p.grad.any() for p in part.parameters())}
-    return reached | ({"embeddings"} if model.embeddings.grad is not None and model.embeddings.grad.any() else set())
+    parts = {
+        "featurizer": model.featurizer,
+        "encoder": model.encoder,
+        "hypernetwork": model.hypernetwork,
+        "adversary": model.adversary,
+    }
+    reached = {
+        name
+        for name, part in parts.items()
+        if any(p.grad is not None and p.grad.any() for p in part.parameters())
+    }
+    return reached | (
+        {"embeddings"}
+        if model.embeddings.grad is not None and model.embeddings.grad.any()
+        else set()
+    )
 
 
-@pytest.mark.parametrize("name, parts", [
-    ("L_y", {"featurizer", "encoder", "hypernetwork", "embeddings"}), ("L_en", {"encoder", "embeddings"}),
-    ("L_kl", {"encoder", "embeddings"}), ("L_d", {"encoder", "embeddings"}), ("L_ad", {"encoder", "adversary"})])
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("L_y", {"featurizer", "encoder", "hypernetwork", "embeddings"}),
+        ("L_en", {"encoder", "embeddings"}),
+        ("L_kl", {"encoder", "embeddings"}),
+        ("L_d", {"encoder", "embeddings"}),
+        ("L_ad", {"encoder", "adversary"}),
+    ],
+)
 def test_who_learns_from_which_loss(model, batch, name, parts):
     x, labels = batch
     losses = model.losses(model(x), labels, domain_labels=labels, progress=0.5)
@@ -121,6 +176,7 @@ def test_who_learns_from_which_loss(model, batch, name, parts):
 
 def test_the_encoder_is_trained_against_the_adversary(model, batch):
     x, labels = batch
+
     def encoder_gradient(progress):
         model.zero_grad()
         model.losses(model(x), labels, progress=progress)["L_ad"].backward()
@@ -136,18 +192,33 @@ def test_the_encoder_is_trained_against_the_adversary(model, batch):
 def test_domain_labels_for_none_some_and_all(model, batch):
     x, labels = batch
     out = model(x)
-    some = torch.where(torch.arange(40) < 10, labels % 2, -1)      # two labelled domains, five experts
+    some = torch.where(torch.arange(40) < 10, labels % 2, -1)  # two labelled domains, five experts
     assert "L_d" not in model.losses(out, labels)
     assert model.losses(out, labels, torch.full((40,), -1))["L_d"] == 0
-    assert torch.isclose(model.losses(out, labels, some)["L_d"], -out.log_p[torch.arange(10), labels[:10] % 2].mean())
+    assert torch.isclose(
+        model.losses(out, labels, some)["L_d"], -out.log_p[torch.arange(10), labels[:10] % 2].mean()
+    )
     assert torch.isclose(model.losses(out, labels, labels)["L_d"], F.nll_loss(out.log_p, labels))
 
 
 def test_total_loss_is_equation_9(model, batch):
     losses = model.losses(model(batch[0]), batch[1], domain_labels=batch[1])
-    weights = {"lambda_y": 1.0, "lambda_en": 2.0, "lambda_kl": 3.0, "lambda_ad": 0.01, "lambda_d": 0.5, "lr": 7.0}
+    weights = {
+        "lambda_y": 1.0,
+        "lambda_en": 2.0,
+        "lambda_kl": 3.0,
+        "lambda_ad": 0.01,
+        "lambda_d": 0.5,
+        "lr": 7.0,
+    }
     for progress, gamma in ((0.0, 0.0), (0.2, 0.4), (0.5, 1.0), (1.0, 1.0)):
-        expected = losses["L_y"] + 2 * gamma * losses["L_en"] + 3 * losses["L_kl"] + 0.01 * losses["L_ad"] + 0.5 * losses["L_d"]
+        expected = (
+            losses["L_y"]
+            + 2 * gamma * losses["L_en"]
+            + 3 * losses["L_kl"]
+            + 0.01 * losses["L_ad"]
+            + 0.5 * losses["L_d"]
+        )
         assert torch.isclose(total_loss(losses, weights, progress), expected)
 
 
@@ -163,13 +234,23 @@ def test_total_loss_refuses_a_weight_without_a_loss(model, batch):
 def test_regression(batch):
     model = toy()
     x = torch.linspace(0, 1, 9)[:, None]
-    assert torch.isclose(model.losses(model(x), x, target_loss="mse")["L_y"], F.mse_loss(model(x).y, x))
+    assert torch.isclose(
+        model.losses(model(x), x, target_loss="mse")["L_y"], F.mse_loss(model(x).y, x)
+    )
 
 
-@pytest.mark.parametrize("call", [
-    lambda m, x, y: m.predict(x, "best"), lambda m, x, y: m.losses(m(x), y, target_loss="hinge"), lambda m, x, y: m.losses(m(x), y, domain_labels=y + 2),
-    lambda m, x, y: HMOE(m.featurizer, m.encoder, 12, 4, 0), lambda m, x, y: HMOE(m.featurizer, m.encoder, 12, 4, 2, mix="mean"),
-    lambda m, x, y: HMOE(m.featurizer, m.encoder, 11, 4, 2)(x), lambda m, x, y: HMOE(m.featurizer, m.encoder, 12, 4, 2, embedding_dim=8)(x)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m, x, y: m.predict(x, "best"),
+        lambda m, x, y: m.losses(m(x), y, target_loss="hinge"),
+        lambda m, x, y: m.losses(m(x), y, domain_labels=y + 2),
+        lambda m, x, y: HMOE(m.featurizer, m.encoder, 12, 4, 0),
+        lambda m, x, y: HMOE(m.featurizer, m.encoder, 12, 4, 2, mix="mean"),
+        lambda m, x, y: HMOE(m.featurizer, m.encoder, 11, 4, 2)(x),
+        lambda m, x, y: HMOE(m.featurizer, m.encoder, 12, 4, 2, embedding_dim=8)(x),
+    ],
+)
 def test_bad_input_gets_one_line(model, batch, call):
     with pytest.raises(HmoeError) as error:
         call(model, *batch)
@@ -188,7 +269,11 @@ def test_all_parts_learn(model, batch):
     for step in range(60):
         losses = model.losses(model(x), labels, labels % 3, step / 60)
         optimizer.zero_grad()
-        total_loss(losses, {"lambda_y": 1, "lambda_d": 1, "lambda_en": 0.1, "lambda_kl": 0.1, "lambda_ad": 0.01}, step / 60).backward()
+        total_loss(
+            losses,
+            {"lambda_y": 1, "lambda_d": 1, "lambda_en": 0.1, "lambda_kl": 0.1, "lambda_ad": 0.01},
+            step / 60,
+        ).backward()
         optimizer.step()
     assert losses["L_y"] < 0.3 and losses["L_d"] < 1.0
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())

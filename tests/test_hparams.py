@@ -1,4 +1,6 @@
-"""Defaults and searches of the shared hyper-parameters against DomainBed's registry, written out here a second time."""
+"""Defaults and searches of the shared hyper-parameters against DomainBed's registry, written out
+here a second time."""
+
 import json
 
 import numpy as np
@@ -6,23 +8,58 @@ import pytest
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
+from hmoe_repro.algorithms.hparams import (
+    Choice,
+    HParam,
+    LogUniform,
+    Uniform,
+    as_text,
+    draw_hparams,
+    merge_hparams,
+    searches,
+)
 from hmoe_repro.core import HmoeError, seed_hash
-from hmoe_repro.hparams import Choice, HParam, LogUniform, Uniform, draw_hparams, merge_hparams, searches
-from hmoe_repro.records import make_spec
+from hmoe_repro.runs.request import make_spec
 
 LARGE_NETWORK = {"network": "resnet50", "weights": "random"}
-DEFAULTS = {"small": {"lr": 1e-3, "batch_size": 64, "weight_decay": 0.0, "nonlinear_classifier": False}, "large": {"lr": 5e-5, "batch_size": 32, "weight_decay": 0.0, "resnet_dropout": 0.0, "nonlinear_classifier": False}}
-SMALL = {"lr": lambda r: 10 ** r.uniform(-4.5, -2.5), "batch_size": lambda r: int(2 ** r.uniform(3, 9))}
-PHOTOGRAPHS = {"lr": lambda r: 10 ** r.uniform(-5, -3.5), "batch_size": lambda r: int(2 ** r.uniform(3, 5.5)), "weight_decay": lambda r: 10 ** r.uniform(-6, -2), "resnet_dropout": lambda r: r.choice([0.0, 0.1, 0.5])}
-REGISTRY = {"ColoredMNIST": (28, SMALL), "RotatedMNIST": (28, SMALL), **{name: (224, PHOTOGRAPHS) for name in ("VLCS", "PACS", "OfficeHome", "TerraIncognita", "SVIRO")},
-            "DomainNet": (224, PHOTOGRAPHS | {"batch_size": lambda r: int(2 ** r.uniform(3, 5))})}
+DEFAULTS = {
+    "small": {"lr": 1e-3, "batch_size": 64, "weight_decay": 0.0, "nonlinear_classifier": False},
+    "large": {
+        "lr": 5e-5,
+        "batch_size": 32,
+        "weight_decay": 0.0,
+        "resnet_dropout": 0.0,
+        "nonlinear_classifier": False,
+    },
+}
+SMALL = {
+    "lr": lambda r: 10 ** r.uniform(-4.5, -2.5),
+    "batch_size": lambda r: int(2 ** r.uniform(3, 9)),
+}
+PHOTOGRAPHS = {
+    "lr": lambda r: 10 ** r.uniform(-5, -3.5),
+    "batch_size": lambda r: int(2 ** r.uniform(3, 5.5)),
+    "weight_decay": lambda r: 10 ** r.uniform(-6, -2),
+    "resnet_dropout": lambda r: r.choice([0.0, 0.1, 0.5]),
+}
+REGISTRY = {
+    "ColoredMNIST": (28, SMALL),
+    "RotatedMNIST": (28, SMALL),
+    **{
+        name: (224, PHOTOGRAPHS)
+        for name in ("VLCS", "PACS", "OfficeHome", "TerraIncognita", "SVIRO")
+    },
+    "DomainNet": (224, PHOTOGRAPHS | {"batch_size": lambda r: int(2 ** r.uniform(3, 5))}),
+}
 
 
 def test_defaults_are_those_of_domainbed():
     for size, resolution, given in (("small", 28, {}), ("large", 224, LARGE_NETWORK)):
         merged = merge_hparams(SHARED_HPARAMS, given, resolution)
         assert {name: merged[name] for name in DEFAULTS[size]} == DEFAULTS[size]
-        assert set(merged) - set(DEFAULTS[size]) <= {"network", "weights", "freeze_bn"}, "a shared hyper-parameter that DomainBed does not have"
+        assert set(merged) - set(DEFAULTS[size]) <= {"network", "weights", "freeze_bn"}, (
+            "a shared hyper-parameter that DomainBed does not have"
+        )
 
 
 @pytest.mark.parametrize("dataset", REGISTRY)
@@ -31,19 +68,36 @@ def test_draws_are_those_of_domainbed(dataset):
     for hparams_seed in range(1, 21):
         for trial_seed in range(3):
             seed = seed_hash(hparams_seed, trial_seed)
-            expected = {name: draw(np.random.RandomState(seed_hash(seed, name))) for name, draw in registry.items()}
-            assert draw_hparams(SHARED_HPARAMS, hparams_seed, trial_seed, resolution, dataset) == expected
+            expected = {
+                name: draw(np.random.RandomState(seed_hash(seed, name)))
+                for name, draw in registry.items()
+            }
+            assert (
+                draw_hparams(SHARED_HPARAMS, hparams_seed, trial_seed, resolution, dataset)
+                == expected
+            )
 
 
 def test_bounds_are_reached_and_kept():
-    drawn = [draw_hparams(SHARED_HPARAMS, h, 0, 224, "DomainNet")["batch_size"] for h in range(1, 400)]
-    assert min(drawn) == 8 and max(drawn) == 31 and max(draw_hparams(SHARED_HPARAMS, h, 0, 224, "PACS")["batch_size"] for h in range(1, 400)) > 40
+    drawn = [
+        draw_hparams(SHARED_HPARAMS, h, 0, 224, "DomainNet")["batch_size"] for h in range(1, 400)
+    ]
+    assert (
+        min(drawn) == 8
+        and max(drawn) == 31
+        and max(
+            draw_hparams(SHARED_HPARAMS, h, 0, 224, "PACS")["batch_size"] for h in range(1, 400)
+        )
+        > 40
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in algorithm_names() if n.startswith("HMOE")])
 def test_hmoe_searches_what_all_share_and_nothing_else(name):
     for dataset, (resolution, _) in REGISTRY.items():
-        assert searches(get_algorithm(name).HPARAMS, resolution, dataset) == searches(SHARED_HPARAMS, resolution, dataset)
+        assert searches(get_algorithm(name).HPARAMS, resolution, dataset) == searches(
+            SHARED_HPARAMS, resolution, dataset
+        )
 
 
 def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():
@@ -52,41 +106,95 @@ def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():
         for resolution in (28, 224):
             drawn = draw_hparams(declared, 5, 1, resolution)
             given = LARGE_NETWORK if resolution == 224 else {}
-            merged = merge_hparams(declared, {n: v for n, v in drawn.items() if n in merge_hparams(declared, given, resolution)} | given, resolution)
-            assert json.loads(json.dumps(merged)) == {n: list(v) if isinstance(v, tuple) else v for n, v in merged.items()}
+            merged = merge_hparams(
+                declared,
+                {n: v for n, v in drawn.items() if n in merge_hparams(declared, given, resolution)}
+                | given,
+                resolution,
+            )
+            assert json.loads(json.dumps(merged)) == {
+                n: list(v) if isinstance(v, tuple) else v for n, v in merged.items()
+            }
 
 
 def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
-    declared = {"a": HParam(0.0, "one", search=Uniform(0, 1)), "b": HParam(1, "two", search=LogUniform(0, 3, 2, whole=True), search_in=(("There", Choice((7,))),))}
-    here, there = draw_hparams(declared, 1, 0, 28, "Here"), draw_hparams(declared, 1, 0, 28, "There")
-    assert here["a"] == there["a"] and there["b"] == 7 != here["b"] and draw_hparams(declared, 1, 0) == here
+    declared = {
+        "a": HParam(0.0, "one", search=Uniform(0, 1)),
+        "b": HParam(
+            1, "two", search=LogUniform(0, 3, 2, whole=True), search_in=(("There", Choice((7,))),)
+        ),
+    }
+    here, there = (
+        draw_hparams(declared, 1, 0, 28, "Here"),
+        draw_hparams(declared, 1, 0, 28, "There"),
+    )
+    assert (
+        here["a"] == there["a"]
+        and there["b"] == 7 != here["b"]
+        and draw_hparams(declared, 1, 0) == here
+    )
 
 
 def test_the_order_in_which_test_domains_are_named_means_nothing():
     for parity in (False, True):
-        made = [make_spec("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity) for domains in (["-90%", "+90%"], ["+90%", "-90%"])]
+        made = [
+            make_spec("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity)
+            for domains in (["-90%", "+90%"], ["+90%", "-90%"])
+        ]
         assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")
 
 
-@pytest.mark.parametrize("setting, line", [({"lr": -1.0}, "lr must be at least 0, got -1.0"), ({"batch_size": 0}, "batch_size must be at least 1, got 0"), ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1")])
+@pytest.mark.parametrize(
+    "setting, line",
+    [
+        ({"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
+    ],
+)
 def test_values_that_make_no_sense_are_refused_before_anything_trains(setting, line):
-    with pytest.raises(HmoeError, match=line): merge_hparams(get_algorithm("IRM").HPARAMS, setting)
+    with pytest.raises(HmoeError, match=line):
+        merge_hparams(get_algorithm("IRM").HPARAMS, setting)
 
 
 def test_arm_and_the_rest_refuse_batches_of_nothing():
     for name in algorithm_names():
-        with pytest.raises(HmoeError, match="batch_size must be at least 1, got 0"): merge_hparams(get_algorithm(name).HPARAMS, {"batch_size": 0})
-        with pytest.raises(HmoeError, match="lr must be at least 0"): merge_hparams(get_algorithm(name).HPARAMS, {"lr": -1.0})
+        with pytest.raises(HmoeError, match="batch_size must be at least 1, got 0"):
+            merge_hparams(get_algorithm(name).HPARAMS, {"batch_size": 0})
+        with pytest.raises(HmoeError, match="lr must be at least 0"):
+            merge_hparams(get_algorithm(name).HPARAMS, {"lr": -1.0})
 
 
 def test_a_hyper_parameter_that_follows_another_is_written_down_as_what_it_is():
     declared = {"a": HParam(1.0, "one", large=2.0), "b": HParam(0.0, "two", follows="a")}
-    assert [merge_hparams(declared, given, size)["b"] for given, size in (({}, 28), ({}, 224), ({"a": 3}, 28), ({"b": 0}, 28))] == [1.0, 2.0, 3.0, 0.0]
+    assert [
+        merge_hparams(declared, given, size)["b"]
+        for given, size in (({}, 28), ({}, 224), ({"a": 3}, 28), ({"b": 0}, 28))
+    ] == [1.0, 2.0, 3.0, 0.0]
     assert merge_hparams(declared, merge_hparams(declared, {"a": 3.0})) == {"a": 3.0, "b": 3.0}
 
 
 def test_a_draw_stays_below_the_number_of_training_domains():
-    declared = {"n": HParam(2, "two", search=Choice((1, 2)), below_domains=True), "m": HParam(2, "free", search=Choice((1, 2)))}
+    declared = {
+        "n": HParam(2, "two", search=Choice((1, 2)), below_domains=True),
+        "m": HParam(2, "free", search=Choice((1, 2))),
+    }
     free = [draw_hparams(declared, seed, 0) for seed in range(1, 9)]
-    assert {d["n"] for d in free} == {1, 2} and [draw_hparams(declared, s, 0, num_domains=3) for s in range(1, 9)] == free
-    assert [draw_hparams(declared, s, 0, num_domains=2) for s in range(1, 9)] == [d | {"n": 1} for d in free]
+    assert {d["n"] for d in free} == {1, 2} and [
+        draw_hparams(declared, s, 0, num_domains=3) for s in range(1, 9)
+    ] == free
+    assert [draw_hparams(declared, s, 0, num_domains=2) for s in range(1, 9)] == [
+        d | {"n": 1} for d in free
+    ]
+
+
+def test_values_as_tables_print_them():
+    assert [as_text(v) for v in (1e-3, 0.0, 64, True, "", "logits")] == [
+        "0.001",
+        "0",
+        "64",
+        "True",
+        "''",
+        "logits",
+    ]
+    assert str(Choice((0.0, 0.1, "pre"))) == "one of 0, 0.1, pre"

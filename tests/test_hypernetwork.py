@@ -1,4 +1,6 @@
-"""Generated classifiers: counts, layout, initialisation, and the three ways to apply them (HMOE, section 3.3)."""
+"""Generated classifiers: counts, layout, initialisation, and the three ways to apply them
+(HMOE, section 3.3)."""
+
 import math
 
 import pytest
@@ -6,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.hypernetwork import HyperNetwork, group_by_expert, layer_slices
+from hmoe_repro.method.hypernetwork import HyperNetwork, group_by_expert, layer_slices
 
 
 def count(module):
@@ -14,7 +16,8 @@ def count(module):
 
 
 def brute_force(theta, z, sizes):
-    "f_c(z; theta) for one sample z (F,) and one weight vector theta (P,), number by number through the layout."
+    """f_c(z; theta) for one sample z (F,) and one weight vector theta (P,),
+    number by number through the layout."""
     start, a = 0, z
     for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:])):
         W = theta[start : start + fan_in * fan_out].reshape(fan_out, fan_in)
@@ -25,16 +28,24 @@ def brute_force(theta, z, sizes):
     return a
 
 
-@pytest.mark.parametrize("features, classes, total", [(2048, 7, 524_999), (2048, 65, 4_446_785), (128, 10, 94_250)])
+@pytest.mark.parametrize(
+    "features, classes, total", [(2048, 7, 524_999), (2048, 65, 4_446_785), (128, 10, 94_250)]
+)
 def test_parameter_counts(features, classes, total):
-    assert count(HyperNetwork(32, (features, classes))) == total == 51_680 + 33 * (features + 1) * classes
+    assert (
+        count(HyperNetwork(32, (features, classes)))
+        == total
+        == 51_680 + 33 * (features + 1) * classes
+    )
 
 
 def test_parameter_count_of_the_toy():
     assert count(HyperNetwork(8, (32, 32, 1), (32, 32, 32))) == 38_337
 
 
-@pytest.fixture(params=[(6, 4), (6, 5, 3), (6, 5, 4, 2)], ids=["linear", "two layers", "three layers"])
+@pytest.fixture(
+    params=[(6, 4), (6, 5, 3), (6, 5, 4, 2)], ids=["linear", "two layers", "three layers"]
+)
 def case(request):
     torch.manual_seed(1)
     hyper = HyperNetwork(8, request.param, (16, 12)).double()
@@ -45,14 +56,20 @@ def case(request):
 
 def test_all_experts_at_once(case):
     sizes, hyper, z, e, _ = case
-    expected = torch.stack([torch.stack([brute_force(theta, row, sizes) for theta in hyper(e)]) for row in z])
+    expected = torch.stack(
+        [torch.stack([brute_force(theta, row, sizes) for theta in hyper(e)]) for row in z]
+    )
     assert torch.allclose(hyper.expert_outputs(z, e), expected)
 
 
 @pytest.mark.parametrize("pattern", ["mixed", "one expert", "an expert is missing"])
 def test_one_chosen_expert_per_sample(case, pattern):
     sizes, hyper, z, e, _ = case
-    index = {"mixed": torch.arange(23) * 7 % 4, "one expert": torch.full((23,), 2), "an expert is missing": torch.arange(23) % 2 * 3}[pattern]
+    index = {
+        "mixed": torch.arange(23) * 7 % 4,
+        "one expert": torch.full((23,), 2),
+        "an expert is missing": torch.arange(23) % 2 * 3,
+    }[pattern]
     expected = torch.stack([brute_force(hyper(e)[k], row, sizes) for k, row in zip(index, z)])
     assert torch.allclose(hyper.selected_outputs(z, e, index), expected)
 
@@ -83,13 +100,17 @@ def largest_tensor(function):
 
 def test_ood_builds_no_classifier_per_sample():
     hyper, z, v = HyperNetwork(8, (512, 20), (16, 8)), torch.randn(64, 512), torch.randn(64, 8)
-    assert largest_tensor(lambda: hyper.own_outputs(z, v)) <= 64 * 512          # (B, P) would be 64 * 10,260
+    assert (
+        largest_tensor(lambda: hyper.own_outputs(z, v)) <= 64 * 512
+    )  # (B, P) would be 64 * 10,260
 
 
 def test_max_copies_no_weights_per_sample():
     hyper, z, e = HyperNetwork(8, (512, 20), (16, 8)), torch.randn(64, 512), torch.randn(3, 8)
     index = torch.arange(64) % 3
-    assert largest_tensor(lambda: hyper.selected_outputs(z, e, index)) <= 3 * 22 * 512      # (B, C, F) would be 64 * 20 * 512
+    assert (
+        largest_tensor(lambda: hyper.selected_outputs(z, e, index)) <= 3 * 22 * 512
+    )  # (B, C, F) would be 64 * 20 * 512
 
 
 def test_groups_hold_every_sample_once_and_zeros():
@@ -120,14 +141,25 @@ def test_first_layer_of_an_mlp_classifier_counts_as_activated():
         torch.manual_seed(seed)
         e, hyper = torch.randn(3, 8), HyperNetwork(8, (32, 32, 1), (32, 32, 32))
         hyper.init_hyperfan(e)
-        variances.append([hyper(e)[:, rows].detach().square().mean() for weights, biases, _, _ in hyper.slices for rows in (weights, biases)])
+        variances.append(
+            [
+                hyper(e)[:, rows].detach().square().mean()
+                for layer in hyper.slices
+                for rows in (layer.weights, layer.biases)
+            ]
+        )
     W1, b1, W2, b2 = torch.tensor(variances).mean(0).tolist()
-    assert (W1, W2) == pytest.approx((1 / 32, 1 / 64), rel=0.15) and (b1, b2) == pytest.approx((1, 1 / 2), rel=0.25)
+    assert (W1, W2) == pytest.approx((1 / 32, 1 / 64), rel=0.15) and (b1, b2) == pytest.approx(
+        (1, 1 / 2), rel=0.25
+    )
 
 
 def test_hidden_layers_keep_the_second_moment():
     torch.manual_seed(0)
-    moments = [HyperNetwork(32, (16, 2)).body(torch.randn(500, 32)).square().mean().item() for _ in range(20)]
+    moments = [
+        HyperNetwork(32, (16, 2)).body(torch.randn(500, 32)).square().mean().item()
+        for _ in range(20)
+    ]
     assert math.isclose(sum(moments) / 20, 1.02, rel_tol=0.15)
 
 
@@ -141,11 +173,18 @@ def test_the_measured_moment_is_returned_and_used():
 
 
 def test_layer_slices_cover_everything_in_order():
-    flat = [i for weights, biases, _, _ in layer_slices((5, 4, 3)) for rows in (weights, biases) for i in range(rows.start, rows.stop)]
+    flat = [
+        i
+        for layer in layer_slices((5, 4, 3))
+        for rows in (layer.weights, layer.biases)
+        for i in range(rows.start, rows.stop)
+    ]
     assert flat == list(range(5 * 4 + 4 + 4 * 3 + 3))
 
 
-@pytest.mark.parametrize("arguments", [dict(gain="tanh"), dict(hidden=()), dict(classifier_sizes=(8,))])
+@pytest.mark.parametrize(
+    "arguments", [dict(gain="tanh"), dict(hidden=()), dict(classifier_sizes=(8,))]
+)
 def test_bad_input_gets_one_line(arguments):
     with pytest.raises(HmoeError) as error:
         HyperNetwork(**{"embedding_dim": 8, "classifier_sizes": (8, 2), **arguments})

@@ -1,4 +1,7 @@
-"""Image folders as data sets: the same batches from any source and any number of helpers, options, fingerprint, damaged files, helpers that end."""
+"""Image folders as data sets: the same batches from any source and any number of helpers, options,
+fingerprint, damaged files, helpers that end."""
+
+import io
 import json
 import os
 import shutil
@@ -13,11 +16,18 @@ import pytest
 import torch
 from PIL import Image
 
-from hmoe_repro import image_data as module
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import MultiDomainDataset
-from hmoe_repro.image_data import IMAGE_OPTIONS, ImageDataset, checked_options, compare_loaders, in_advance
-from hmoe_repro.images import evaluation_transform, scan_tree, training_transform
+from hmoe_repro.data import image_data as module
+from hmoe_repro.data.base import MultiDomainDataset
+from hmoe_repro.data.image_data import (
+    IMAGE_OPTIONS,
+    ImageDataset,
+    checked_options,
+    compare_loaders,
+    in_advance,
+)
+from hmoe_repro.data.images import evaluation_transform, training_transform
+from hmoe_repro.data.trees import scan_tree
 
 CACHE = {"source": "cache"}
 
@@ -34,7 +44,13 @@ def whole(tmp_path_factory):
     "A folder of 3 domains and 2 classes, 4 images of each."
     root = tmp_path_factory.mktemp("image-data") / "Pets"
     for i in range(24):
-        write(root / "abc"[i // 8] / ("cat", "dog")[i % 8 // 4] / f"{i}{('.jpg', '.png', '.webp')[i % 3]}", i)
+        write(
+            root
+            / "abc"[i // 8]
+            / ("cat", "dog")[i % 8 // 4]
+            / f"{i}{('.jpg', '.png', '.webp')[i % 3]}",
+            i,
+        )
     return root
 
 
@@ -59,13 +75,33 @@ def helped(whole):
 
 
 def test_it_looks_like_data_of_tensors(data):
-    tensors = MultiDomainDataset("t", ["a"], ["c"], [torch.zeros(1, 3, 4, 4, dtype=torch.uint8)], [torch.zeros(1, dtype=torch.int64)])
+    tensors = MultiDomainDataset(
+        "t",
+        ["a"],
+        ["c"],
+        [torch.zeros(1, 3, 4, 4, dtype=torch.uint8)],
+        [torch.zeros(1, dtype=torch.int64)],
+    )
     ours = {n for n in dir(data) if not n.startswith("_")}
     for name in set(dir(tensors)) - {"images"}:
         assert name.startswith("_") or name in ours, name
-    assert (data.name, data.domain_names, data.class_names, data.num_domains, data.num_classes) == ("Pets", ["a", "b", "c"], ["cat", "dog"], 3, 2)
-    assert data.input_shape == (3, 24, 24) and data.resolution == 24 and data.augmented is True and data.factors == {} and not data.notes
-    assert [y.tolist() for y in data.labels] == [[0] * 4 + [1] * 4] * 3 and data.labels[0].dtype == torch.int64
+    assert (data.name, data.domain_names, data.class_names, data.num_domains, data.num_classes) == (
+        "Pets",
+        ["a", "b", "c"],
+        ["cat", "dog"],
+        3,
+        2,
+    )
+    assert (
+        data.input_shape == (3, 24, 24)
+        and data.resolution == 24
+        and data.augmented is True
+        and data.factors == {}
+        and not data.notes
+    )
+    assert [y.tolist() for y in data.labels] == [[0] * 4 + [1] * 4] * 3 and data.labels[
+        0
+    ].dtype == torch.int64
     assert data.domain_index("b") == 1 and data.to("cpu") is data
     with pytest.raises(HmoeError, match="unknown domain of Pets 'x'. Valid: a, b, c"):
         data.domain_index("x")
@@ -77,11 +113,22 @@ def test_evaluation_inputs_are_those_of_torchvision(data, options):
     for position in range(3):
         indices = torch.tensor([7, 0, 3, 3])
         x = made.inputs(position, indices)
-        expected = torch.stack([evaluation_transform(24)(Image.open(data.tree.path(position, i)).convert("RGB")) for i in indices])
-        assert torch.equal(x, expected) and x.dtype == torch.float32 and x.is_contiguous(memory_format=torch.channels_last)
+        expected = torch.stack(
+            [
+                evaluation_transform(24)(Image.open(data.tree.path(position, i)).convert("RGB"))
+                for i in indices
+            ]
+        )
+        assert (
+            torch.equal(x, expected)
+            and x.dtype == torch.float32
+            and x.is_contiguous(memory_format=torch.channels_last)
+        )
         pictures = made.pictures(position, indices)
         assert pictures.dtype == torch.uint8 and pictures.shape == (4, 3, 24, 24)
-        by_hand = np.asarray(Image.open(data.tree.path(position, 7)).convert("RGB").resize((24, 24), Image.BILINEAR))
+        by_hand = np.asarray(
+            Image.open(data.tree.path(position, 7)).convert("RGB").resize((24, 24), Image.BILINEAR)
+        )
         assert np.array_equal(pictures[0].permute(1, 2, 0).numpy(), by_hand)
 
 
@@ -92,7 +139,12 @@ def test_augmented_inputs_are_those_of_torchvision(whole, resize_first):
     x = made.inputs(1, torch.tensor([1, 1, 6]), seeds=seeds)
     for row, index, seed in zip(x, (1, 1, 6), seeds):
         torch.manual_seed(int(seed))
-        assert torch.equal(row, training_transform(24, resize_first)(Image.open(made.tree.path(1, index)).convert("RGB")))
+        assert torch.equal(
+            row,
+            training_transform(24, resize_first)(
+                Image.open(made.tree.path(1, index)).convert("RGB")
+            ),
+        )
     assert not torch.equal(x[0], x[1])
 
 
@@ -103,7 +155,9 @@ def test_helpers_change_nothing(data, helped, options):
     seeds = torch.arange(8) * 1000
     for n in (8, 5, 1, 0):
         indices = torch.arange(8).flip(0)[:n]
-        assert torch.equal(alone.inputs(2, indices, seeds=seeds[:n]), shared.inputs(2, indices, seeds=seeds[:n]))
+        assert torch.equal(
+            alone.inputs(2, indices, seeds=seeds[:n]), shared.inputs(2, indices, seeds=seeds[:n])
+        )
         assert torch.equal(alone.inputs(2, indices), shared.inputs(2, indices))
         assert torch.equal(alone.pictures(2, indices), shared.pictures(2, indices))
         assert alone.inputs(0, indices).shape == (n, 3, 24, 24)
@@ -122,34 +176,56 @@ def test_augmentation_needs_no_global_generator(data, helped):
 
 def test_requests_in_advance_come_in_order(data, helped):
     parts = [(p, part) for p in range(3) for part in torch.arange(8).split(3)]
+
+    def requests(made, asked):
+        for p, part in parts:
+            asked.append(p)
+            yield made.request(p, part, part)
+
     for made in (data, helped):
         asked = []
-
-        def requests():
-            for p, part in parts:
-                asked.append(p)
-                yield made.request(p, part, part)
-        waiting = in_advance(requests(), 2)
+        waiting = in_advance(requests(made, asked), 2)
         first = next(waiting)
         assert len(asked) == 3
         results = [finish() for finish in [first, *waiting]]
-        assert all(torch.equal(x, data.inputs(p, part, seeds=part)) for x, (p, part) in zip(results, parts)) and len(results) == len(parts)
+        assert all(
+            torch.equal(x, data.inputs(p, part, seeds=part)) for x, (p, part) in zip(results, parts)
+        ) and len(results) == len(parts)
 
 
 def test_options_are_checked():
-    assert checked_options(None) == IMAGE_OPTIONS and checked_options({"source": "cache"})["source"] == "cache"
+    assert (
+        checked_options(None) == IMAGE_OPTIONS
+        and checked_options({"source": "cache"})["source"] == "cache"
+    )
     assert json.loads(json.dumps(IMAGE_OPTIONS)) == IMAGE_OPTIONS
-    for bad, fragment in [({"sauce": 1}, "unknown option of image data 'sauce'. Valid: source"), ({"source": "ram"}, "Valid: files, cache"), ({"unreadable": True}, "Valid: refuse, skip"),
-                          ({"val_augment": "False"}, "true or false"), ({"data_augmentation": 1}, "true or false")]:
+    for bad, fragment in [
+        ({"sauce": 1}, "unknown option of image data 'sauce'. Valid: source"),
+        ({"source": "ram"}, "Valid: files, cache"),
+        ({"unreadable": True}, "Valid: refuse, skip"),
+        ({"val_augment": "False"}, "true or false"),
+        ({"data_augmentation": 1}, "true or false"),
+    ]:
         with pytest.raises(HmoeError, match=fragment):
             checked_options(bad)
 
 
 def test_preparing_changes_a_copy(data):
     other = data.prepared(16, {"data_augmentation": False})
-    assert (other.resolution, other.augmented, other.inputs(0, torch.tensor([0])).shape) == (16, False, (1, 3, 16, 16))
-    assert other.options == IMAGE_OPTIONS | {"data_augmentation": False} and data.options == IMAGE_OPTIONS and data.resolution == 24
-    assert other.prepared().options == other.options and other.prepared(options=IMAGE_OPTIONS).augmented
+    assert (other.resolution, other.augmented, other.inputs(0, torch.tensor([0])).shape) == (
+        16,
+        False,
+        (1, 3, 16, 16),
+    )
+    assert (
+        other.options == IMAGE_OPTIONS | {"data_augmentation": False}
+        and data.options == IMAGE_OPTIONS
+        and data.resolution == 24
+    )
+    assert (
+        other.prepared().options == other.options
+        and other.prepared(options=IMAGE_OPTIONS).augmented
+    )
     with pytest.raises(HmoeError, match="take no seeds"):
         other.inputs(0, torch.tensor([0]), seeds=torch.tensor([0]))
     with pytest.raises(HmoeError, match="as many seeds"):
@@ -164,11 +240,23 @@ def test_the_fingerprint_is_of_the_content(root, tmp_path):
     name = original.fingerprint
     assert len(name) == 12 and int(name, 16) >= 0
     moved = Path(shutil.copytree(root, tmp_path / "elsewhere" / "Other name"))
-    same = [ImageDataset(scan_tree(moved), 24), original.prepared(64), original.prepared(options=CACHE), ImageDataset(scan_tree(root), 24)]
+    same = [
+        ImageDataset(scan_tree(moved), 24),
+        original.prepared(64),
+        original.prepared(options=CACHE),
+        ImageDataset(scan_tree(root), 24),
+    ]
     assert {d.fingerprint for d in same} == {name}
-    changes = {"byte": lambda: (moved / "a/cat/0.jpg").write_bytes((moved / "a/cat/0.jpg").read_bytes() + b"\0"), "renamed": lambda: (moved / "a/cat/1.png").rename(moved / "a/cat/1b.png"),
-               "class": lambda: (moved / "a/cat/2.webp").rename(moved / "a/dog/2.webp"), "domain": lambda: (moved / "c").rename(moved / "d"), "added": lambda: write(moved / "b/dog/99.png", 99),
-               "removed": lambda: (moved / "b/dog/99.png").unlink() or (moved / "b/dog/14.webp").unlink()}
+    changes = {
+        "byte": lambda: (moved / "a/cat/0.jpg").write_bytes(
+            (moved / "a/cat/0.jpg").read_bytes() + b"\0"
+        ),
+        "renamed": lambda: (moved / "a/cat/1.png").rename(moved / "a/cat/1b.png"),
+        "class": lambda: (moved / "a/cat/2.webp").rename(moved / "a/dog/2.webp"),
+        "domain": lambda: (moved / "c").rename(moved / "d"),
+        "added": lambda: write(moved / "b/dog/99.png", 99),
+        "removed": lambda: (moved / "b/dog/99.png").unlink() or (moved / "b/dog/14.webp").unlink(),
+    }
     seen = [name]
     for change in changes.values():
         change()
@@ -178,6 +266,7 @@ def test_the_fingerprint_is_of_the_content(root, tmp_path):
 
 def test_the_fingerprint_counts_labels_and_not_only_paths(data):
     from dataclasses import replace
+
     tree = data.scanned
     swapped = replace(tree, labels=[1 - y for y in tree.labels])
     assert ImageDataset(swapped).fingerprint != data.fingerprint
@@ -186,10 +275,15 @@ def test_the_fingerprint_counts_labels_and_not_only_paths(data):
 def test_files_are_read_once_for_all_uses(root, monkeypatch):
     made = ImageDataset(scan_tree(root), 24, CACHE)
     made.fingerprint, made.inputs(0, torch.tensor([0]))
-    import hmoe_repro.cache as cache
+    import hmoe_repro.data.cache as cache
+
     monkeypatch.setattr(cache, "_look_at", lambda *a: pytest.fail("read again"))
     again = ImageDataset(scan_tree(root), 24, CACHE)
-    assert again.fingerprint == made.fingerprint and len(again.labels[0]) == 8 and again.prepared(options={"source": "files"}).fingerprint == made.fingerprint
+    assert (
+        again.fingerprint == made.fingerprint
+        and len(again.labels[0]) == 8
+        and again.prepared(options={"source": "files"}).fingerprint == made.fingerprint
+    )
 
 
 def test_no_folder_to_remember_in(root, monkeypatch, tmp_path):
@@ -206,23 +300,41 @@ def test_no_folder_to_remember_in(root, monkeypatch, tmp_path):
 def test_damaged_files_are_refused_or_skipped(root, source):
     expected = ImageDataset(scan_tree(root), 24)
     expected.labels, expected.fingerprint
-    (root / "a" / "cat" / "00 cut.jpg").write_bytes((root / "a" / "cat" / "0.jpg").read_bytes()[:200])
+    (root / "a" / "cat" / "00 cut.jpg").write_bytes(
+        (root / "a" / "cat" / "0.jpg").read_bytes()[:200]
+    )
     (root / "b" / "dog" / "text.jpg").write_text("x")
     made = ImageDataset(scan_tree(root), 24, {"source": source})
-    for ask in (lambda: made.labels, lambda: made.fingerprint, lambda: made.inputs(0, torch.tensor([0])), lambda: made.pictures(0, torch.tensor([0])), lambda: made.notes):
-        with pytest.raises(HmoeError, match="2 of 26 images cannot be read: a/cat/00 cut.jpg.*b/dog/text.jpg"):
+    for ask in (
+        lambda: made.labels,
+        lambda: made.fingerprint,
+        lambda: made.inputs(0, torch.tensor([0])),
+        lambda: made.pictures(0, torch.tensor([0])),
+        lambda: made.notes,
+    ):
+        with pytest.raises(
+            HmoeError, match="2 of 26 images cannot be read: a/cat/00 cut.jpg.*b/dog/text.jpg"
+        ):
             ask()
     skipping = made.prepared(options={"unreadable": "skip"})
-    with pytest.warns(UserWarning, match="2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg"): skipping.labels
-    assert skipping.fingerprint == expected.fingerprint and skipping.notes == ["2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg, b/dog/text.jpg"]
+    with pytest.warns(
+        UserWarning, match="2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg"
+    ):
+        skipping.labels
+    assert skipping.fingerprint == expected.fingerprint and skipping.notes == [
+        "2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg, b/dog/text.jpg"
+    ]
     assert all(torch.equal(a, b) for a, b in zip(skipping.labels, expected.labels))
     for position in range(3):
-        assert torch.equal(skipping.inputs(position, torch.arange(8)), expected.inputs(position, torch.arange(8)))
+        assert torch.equal(
+            skipping.inputs(position, torch.arange(8)), expected.inputs(position, torch.arange(8))
+        )
 
 
 def test_a_damaged_cache_is_built_again_and_warned_of(root):
     ImageDataset(scan_tree(root), 24, CACHE).cache.file.write_bytes(b"cut")
-    with pytest.warns(UserWarning, match="24 pixels was not whole and has been built anew"): made = ImageDataset(scan_tree(root), 24, CACHE).pictures(0, torch.arange(8))
+    with pytest.warns(UserWarning, match="24 pixels was not whole and has been built anew"):
+        made = ImageDataset(scan_tree(root), 24, CACHE).pictures(0, torch.arange(8))
     assert torch.equal(made, ImageDataset(scan_tree(root), 24).pictures(0, torch.arange(8)))
 
 
@@ -248,14 +360,16 @@ def test_a_killed_helper_is_an_error_and_not_a_wait(whole):
     with pytest.raises(HmoeError, match="has ended.*Fix: fewer workers"):
         finish()
     helper.process.wait()
-    assert torch.equal(made.inputs(0, torch.arange(2)), expected), "the next request starts another helper"
+    assert torch.equal(made.inputs(0, torch.arange(2)), expected), (
+        "the next request starts another helper"
+    )
     made.helpers().close()
 
 
 PARENT = """
 import sys, torch
-from hmoe_repro.image_data import ImageDataset
-from hmoe_repro.images import scan_tree
+from hmoe_repro.data.image_data import ImageDataset
+from hmoe_repro.data.trees import scan_tree
 data = ImageDataset(scan_tree(sys.argv[1]), 24, workers=1)
 data.inputs(0, torch.arange(2))
 print(data.helpers().free.get().process.pid, flush=True)
@@ -273,8 +387,14 @@ def alive(pid):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_no_helper_outlives_a_killed_training(whole):
-    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).resolve().parent.parent)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(whole)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).resolve().parents[2])}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(whole)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     helper = int(parent.stdout.readline())
     assert alive(helper)
     parent.kill()
@@ -299,6 +419,28 @@ def test_jpeg_files_are_read_about_as_fast_as_by_imagefolder(tmp_path):
         for i in range(16):
             path = tmp_path / domain / "cat" / f"{i}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(0, 256, (24, 30, 3), dtype=np.uint8)).resize((300, 240)).save(path, quality=90)
+            Image.fromarray(rng.integers(0, 256, (24, 30, 3), dtype=np.uint8)).resize(
+                (300, 240)
+            ).save(path, quality=90)
     result = compare_loaders(scan_tree(tmp_path), 224, clock=time.process_time)
     assert result["ratio"] >= 0.8, result
+
+
+class Terminal(io.StringIO):
+    "A stream that says it is a terminal."
+
+    def isatty(self):
+        return True
+
+
+def test_a_bar_where_somebody_watches_and_nothing_elsewhere(root, monkeypatch, capfd):
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    ImageDataset(scan_tree(root), 24, CACHE).labels
+    assert capfd.readouterr() == ("", "")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    ImageDataset(scan_tree(root), 25, CACHE).labels
+    assert f"caching {root.name}" in terminal.getvalue()
+    assert capfd.readouterr() == ("", "")

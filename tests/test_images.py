@@ -1,4 +1,6 @@
-"""Folders of images: which files, which labels, which order; what is refused; and the transforms of the protocol."""
+"""Folders of images: which files, which labels, which order; what is refused; and the transforms of
+the protocol."""
+
 import io
 import os
 import random
@@ -12,11 +14,22 @@ import pytest
 import torch
 from PIL import Image
 
-from hmoe_repro import images
 from hmoe_repro.core import HmoeError, import_torchvision
-from hmoe_repro.images import (IMAGE_SUFFIXES, ImageTree, as_bytes, augment, decode,
-                               evaluation_transform, find_unreadable, in_threads, normalise, read_image, refuse_unreadable,
-                               scan_tree, training_transform, why_unreadable, without)
+from hmoe_repro.data import images
+from hmoe_repro.data.images import (
+    as_bytes,
+    augment,
+    decode,
+    evaluation_transform,
+    find_unreadable,
+    in_threads,
+    normalise,
+    read_image,
+    refuse_unreadable,
+    training_transform,
+    why_unreadable,
+)
+from hmoe_repro.data.trees import IMAGE_SUFFIXES, ImageTree, scan_tree, without
 
 
 def picture(path, size=(12, 9), colour=(200, 30, 60), **options):
@@ -48,7 +61,9 @@ def refused(root, *fragments, **options):
     with pytest.raises(HmoeError) as caught:
         scan_tree(root, **options)
     message = str(caught.value)
-    assert "\n" not in message and "Fix:" in message and all(f in message for f in fragments), message
+    assert "\n" not in message and "Fix:" in message and all(f in message for f in fragments), (
+        message
+    )
     return message
 
 
@@ -58,13 +73,21 @@ def test_the_order_is_that_of_imagefolder(tmp_path):
     for domain in ("one", "two"):
         for name in ("x", "Y", "y z"):
             for file in generator.sample(names, 4):
-                picture(tmp_path / domain / name / generator.choice(["", "sub", "sub/deep", "a b"]) / file)
+                picture(
+                    tmp_path
+                    / domain
+                    / name
+                    / generator.choice(["", "sub", "sub/deep", "a b"])
+                    / file
+                )
     tree = scan_tree(tmp_path)
     ImageFolder = import_torchvision().datasets.ImageFolder
     for position, domain in enumerate(("one", "two")):
         usual = ImageFolder(str(tmp_path / domain))
         assert usual.classes == tree.class_names
-        assert [(str(tmp_path / f), int(y)) for f, y in zip(tree.files[position], tree.labels[position])] == usual.samples
+        assert [
+            (str(tmp_path / f), int(y)) for f, y in zip(tree.files[position], tree.labels[position])
+        ] == usual.samples
     assert len(tree) == len(tree.flat) == 24 and tree.counts().sum(1).tolist() == [12, 12]
     assert tree.path(1, 0) == tmp_path / tree.files[1][0]
 
@@ -90,7 +113,9 @@ def test_hidden_and_stray_folders_are_no_domains(tmp_path):
     tree = scan_tree(tmp_path)
     assert tree.domain_names == ["a", "b"] and any("'docs' is no domain" in n for n in tree.notes)
     known = scan_tree(fill(tmp_path, domains=("photo",)), "Known", domains=["b", "a"])
-    assert known.domain_names == ["b", "a"] and any("'photo' is no domain of Known" in n for n in known.notes)
+    assert known.domain_names == ["b", "a"] and any(
+        "'photo' is no domain of Known" in n for n in known.notes
+    )
 
 
 def test_a_class_missing_in_one_domain_shifts_no_label(tmp_path):
@@ -100,18 +125,35 @@ def test_a_class_missing_in_one_domain_shifts_no_label(tmp_path):
     for _ in range(2):
         tree = scan_tree(tmp_path)
         assert tree.class_names == ["ant", "bee", "cow"] and tree.labels[1].tolist() == [1, 1, 2, 2]
-        assert all(tree.class_names[y] == f.split("/")[1] for files, ys in zip(tree.files, tree.labels) for f, y in zip(files, ys))
-        assert tree.notes == ["there is no class 'ant' in domain 'b'; the classes keep their numbers"]
+        assert all(
+            tree.class_names[y] == f.split("/")[1]
+            for files, ys in zip(tree.files, tree.labels)
+            for f, y in zip(files, ys)
+        )
+        assert tree.notes == [
+            "there is no class 'ant' in domain 'b'; the classes keep their numbers"
+        ]
         if (tmp_path / "b" / "ant").exists():
             (tmp_path / "b" / "ant").rmdir()
-    refused(tmp_path, "Insects", "class 'ant' in domain 'b'", name="Insects", domains=["a", "b"], classes=["ant", "bee", "cow"])
+    refused(
+        tmp_path,
+        "Insects",
+        "class 'ant' in domain 'b'",
+        name="Insects",
+        domains=["a", "b"],
+        classes=["ant", "bee", "cow"],
+    )
     refused(tmp_path, "class 'ant' in domain 'b'", domains=["a", "b"])
 
 
 def test_many_classes_missing_in_one_domain_are_one_note(tmp_path):
     fill(tmp_path, domains=("day", "night"), classes="abcdefgh", each=1)
-    for c in "abcdefg": shutil.rmtree(tmp_path / "night" / c)
-    assert scan_tree(tmp_path).notes == ["there is no class 'a', 'b', 'c', 'd', 'e' and 2 more in domain 'night'; the classes keep their numbers"]
+    for c in "abcdefg":
+        shutil.rmtree(tmp_path / "night" / c)
+    assert scan_tree(tmp_path).notes == [
+        "there is no class 'a', 'b', 'c', 'd', 'e' and 2 more in domain 'night'; "
+        "the classes keep their numbers"
+    ]
 
 
 def test_an_unknown_class_of_a_known_data_set_is_left_out_with_a_note(tmp_path):
@@ -123,7 +165,9 @@ def test_an_unknown_class_of_a_known_data_set_is_left_out_with_a_note(tmp_path):
 
 def test_a_missing_domain_is_named(tmp_path):
     fill(tmp_path)
-    refused(tmp_path, "Known", "'sketch' is missing", "'a', 'b'", name="Known", domains=["a", "sketch"])
+    refused(
+        tmp_path, "Known", "'sketch' is missing", "'a', 'b'", name="Known", domains=["a", "sketch"]
+    )
 
 
 def test_a_folder_that_is_not_there_or_empty(tmp_path):
@@ -142,7 +186,9 @@ def test_images_where_folders_should_be(tmp_path):
     refused(tmp_path / "two", "cat/, dog/ hold images", "one level is missing")
 
 
-@pytest.mark.parametrize("how", ["nothing in it", "empty class folders", "images beside", "emptied class folder"])
+@pytest.mark.parametrize(
+    "how", ["nothing in it", "empty class folders", "images beside", "emptied class folder"]
+)
 def test_an_empty_domain_is_named(tmp_path, how):
     fill(tmp_path)
     (tmp_path / "sketch").mkdir()
@@ -163,7 +209,10 @@ def test_one_domain_is_scanned_with_a_note(tmp_path):
 
 
 def test_names_with_spaces_unicode_and_markup(tmp_path):
-    domains, classes = ["Real World", "<b>bold</b>".replace("/", "∕"), "スケッチ"], ["a & b", "Zoë", "$x^2$", "100%", "[link](x)"]
+    domains, classes = (
+        ["Real World", "<b>bold</b>".replace("/", "∕"), "スケッチ"],
+        ["a & b", "Zoë", "$x^2$", "100%", "[link](x)"],
+    )
     fill(tmp_path, domains, classes, each=1)
     tree = scan_tree(tmp_path)
     assert tree.domain_names == sorted(domains) and tree.class_names == sorted(classes)
@@ -174,7 +223,10 @@ def test_two_spellings_of_one_letter_are_one_class(tmp_path):
     fill(tmp_path, domains=("a",), classes=("Zo\u00eb", "dog"))
     fill(tmp_path, domains=("b",), classes=("Zoe\u0308", "dog"))
     tree = scan_tree(tmp_path)
-    assert tree.class_names == ["Zo\u00eb", "dog"] and tree.labels[0].tolist() == tree.labels[1].tolist()
+    assert (
+        tree.class_names == ["Zo\u00eb", "dog"]
+        and tree.labels[0].tolist() == tree.labels[1].tolist()
+    )
     assert all(tree.path(1, i).is_file() for i in range(4))
 
 
@@ -192,7 +244,9 @@ def test_links_are_followed_and_loops_are_not(tmp_path):
     (tmp_path / "data" / "b" / "cat" / "linked").symlink_to(tmp_path / "more")
     tree = scan_tree(tmp_path / "data")
     assert "b/cat/linked/far.png" in tree.files[1] and len(tree.files[1]) == 5
-    assert sum("again" in f for f in tree.files[0]) <= 8 and tree.labels[0].bincount().tolist()[1] == 2
+    assert (
+        sum("again" in f for f in tree.files[0]) <= 8 and tree.labels[0].bincount().tolist()[1] == 2
+    )
 
 
 def test_a_folder_without_permission(tmp_path):
@@ -208,8 +262,13 @@ def test_a_folder_without_permission(tmp_path):
 
 def test_a_tree_checks_itself(tmp_path):
     y = torch.zeros(1, dtype=torch.int64)
-    for arguments, fragment in [((["a"], ["c"], [[]], [y[:0]]), "no images"), ((["a", "a"], ["c"], [["f"]] * 2, [y] * 2), "same name"), ((["a"], ["c"], [["f"]], [y + 1]), "outside 0..0"),
-                                ((["a"], ["c"], [["f", "g"]], [y]), "2 images and 1 labels"), ((["a", "b"], ["c"], [["f"]], [y]), "differ in number")]:
+    for arguments, fragment in [
+        ((["a"], ["c"], [[]], [y[:0]]), "no images"),
+        ((["a", "a"], ["c"], [["f"]] * 2, [y] * 2), "same name"),
+        ((["a"], ["c"], [["f"]], [y + 1]), "outside 0..0"),
+        ((["a"], ["c"], [["f", "g"]], [y]), "2 images and 1 labels"),
+        ((["a", "b"], ["c"], [["f"]], [y]), "differ in number"),
+    ]:
         with pytest.raises(HmoeError, match=fragment):
             ImageTree(tmp_path, "t", *arguments)
 
@@ -218,7 +277,9 @@ def test_leaving_files_out(tmp_path):
     tree = scan_tree(fill(tmp_path))
     tree.factors = {"camera": [torch.arange(4), torch.arange(4)]}
     less = without(tree, ["a/cat/1.png", "b/dog/0.png"])
-    assert less.files[0] == ["a/cat/0.png", "a/dog/0.png", "a/dog/1.png"] and less.labels[0].tolist() == [0, 1, 1]
+    assert less.files[0] == ["a/cat/0.png", "a/dog/0.png", "a/dog/1.png"] and less.labels[
+        0
+    ].tolist() == [0, 1, 1]
     assert less.factors["camera"][1].tolist() == [0, 1, 3] and len(tree) == 8
     with pytest.raises(HmoeError, match="no image of domain 'a'"):
         without(tree, tree.files[0])
@@ -234,7 +295,7 @@ def damaged(tmp_path_factory):
     fill(root, classes=("bad", "good"))
     for suffix in ("jpg", "png", "webp", "bmp"):
         whole = noise(root / "a" / "bad" / f"whole.{suffix}").read_bytes()
-        (root / "a" / "bad" / f"cut.{suffix}").write_bytes(whole[:len(whole) * 2 // 3])
+        (root / "a" / "bad" / f"cut.{suffix}").write_bytes(whole[: len(whole) * 2 // 3])
     (root / "a" / "bad" / "empty.jpg").touch()
     (root / "a" / "bad" / "text.jpg").write_text("this is no picture")
     (root / "a" / "bad" / "web.jpg").write_text("<!DOCTYPE html><html>404</html>")
@@ -244,8 +305,15 @@ def damaged(tmp_path_factory):
 
 def test_every_damage_is_found_and_named(damaged):
     reasons = dict(find_unreadable(damaged, workers=2))
-    assert set(reasons) == {f"a/bad/{n}" for n in ("cut.jpg", "cut.png", "cut.webp", "cut.bmp", "empty.jpg", "text.jpg", "web.jpg")} | {"b/good/gone.png"}
-    assert "truncated" in reasons["a/bad/cut.jpg"] and reasons["a/bad/empty.jpg"] == "empty file" and "no image" in reasons["a/bad/text.jpg"]
+    assert set(reasons) == {
+        f"a/bad/{n}"
+        for n in ("cut.jpg", "cut.png", "cut.webp", "cut.bmp", "empty.jpg", "text.jpg", "web.jpg")
+    } | {"b/good/gone.png"}
+    assert (
+        "truncated" in reasons["a/bad/cut.jpg"]
+        and reasons["a/bad/empty.jpg"] == "empty file"
+        and "no image" in reasons["a/bad/text.jpg"]
+    )
     assert not any("\n" in r or "0x" in r for r in reasons.values())
 
 
@@ -254,7 +322,12 @@ def test_refusing_names_five_and_the_number(damaged):
     with pytest.raises(HmoeError) as caught:
         refuse_unreadable(damaged, bad)
     message = str(caught.value)
-    assert message.startswith("Damaged: 8 of 20 images") and "and 3 more" in message and "unreadable=skip" in message and "\n" not in message
+    assert (
+        message.startswith("Damaged: 8 of 20 images")
+        and "and 3 more" in message
+        and "unreadable=skip" in message
+        and "\n" not in message
+    )
     assert sum(file in message for file, _ in bad) == 5
     refuse_unreadable(damaged, [])
 
@@ -270,7 +343,7 @@ def test_reading_is_rgb_and_complete(tmp_path):
         read_image(tmp_path)
 
 
-RAMP = np.tile(np.arange(256, dtype=np.uint16) * 257, (3, 1))   # 0 to 65,535: 256 levels of 16 bits
+RAMP = np.tile(np.arange(256, dtype=np.uint16) * 257, (3, 1))  # 0 to 65,535: 256 levels of 16 bits
 LEVELS = np.arange(256)
 
 
@@ -298,8 +371,19 @@ def tiff(values, bits, number=1, zero_is_white=False):
     height, width = values.shape
     order = ">" if values.dtype.str[0] == ">" else "<"
     data = packed12(values) if bits == 12 else values.tobytes()
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 0 if zero_is_white else 1,
-            273: 8 + 2 + 12 * 11 + 4, 277: 1, 278: height, 279: len(data), 284: 1, 339: number}
+    tags = {
+        256: width,
+        257: height,
+        258: bits,
+        259: 1,
+        262: 0 if zero_is_white else 1,
+        273: 8 + 2 + 12 * 11 + 4,
+        277: 1,
+        278: height,
+        279: len(data),
+        284: 1,
+        339: number,
+    }
     entries = b""
     for tag, value in tags.items():
         short = tag in (258, 259, 262, 277, 284, 339)
@@ -365,7 +449,8 @@ def test_pixels_without_a_range_are_refused_by_name(name, tmp_path):
     (tmp_path / "x.png").write_bytes(make())
     reason = why_unreadable(tmp_path / "x.png")
     assert reason.startswith(said) and "have no range to scale by" in reason
-    with pytest.raises(HmoeError, match=said): read_image(tmp_path / "x.png")
+    with pytest.raises(HmoeError, match=said):
+        read_image(tmp_path / "x.png")
 
 
 def eight_bits():
@@ -378,23 +463,28 @@ def eight_bits():
     return seen, indexed
 
 
-@pytest.mark.parametrize("mode, kind", [(m, "PNG") for m in ("L", "LA", "P", "1", "RGB", "RGBA")]
-                         + [(m, "TIFF") for m in ("L", "LA", "P", "1", "RGB", "RGBA")]
-                         + [(m, "TIFF") for m in ("CMYK", "YCbCr")]
-                         + [(m, "JPEG") for m in ("CMYK", "YCbCr", "L")]
-                         + [(m, "BMP") for m in ("L", "1", "P")])
+@pytest.mark.parametrize(
+    "mode, kind",
+    [(m, "PNG") for m in ("L", "LA", "P", "1", "RGB", "RGBA")]
+    + [(m, "TIFF") for m in ("L", "LA", "P", "1", "RGB", "RGBA")]
+    + [(m, "TIFF") for m in ("CMYK", "YCbCr")]
+    + [(m, "JPEG") for m in ("CMYK", "YCbCr", "L")]
+    + [(m, "BMP") for m in ("L", "1", "P")],
+)
 def test_eight_bits_are_decoded_as_ever(mode, kind):
     """Exactly Pillow's RGB: data sets of 8 bits stay what they were; transparency is dropped."""
     images, indexed = eight_bits()
     content = saved(images[mode], kind)
     image = decode(content)
-    with Image.open(io.BytesIO(content)) as plain: expected = np.asarray(plain.convert("RGB"))
+    with Image.open(io.BytesIO(content)) as plain:
+        expected = np.asarray(plain.convert("RGB"))
     assert image.mode == "RGB" and "scaled" not in image.info
     assert (np.asarray(image) == expected).all()
     if mode == "P" and kind == "PNG":
         content = saved(indexed, kind, transparency=bytes(range(200)))
         assert (np.asarray(decode(content)) == expected).all()
-    if mode == "1": assert set(np.unique(np.asarray(image))) == {0, 255}
+    if mode == "1":
+        assert set(np.unique(np.asarray(image))) == {0, 255}
     if mode in ("RGBA", "LA"):
         assert (np.asarray(image) == np.asarray(images[mode])[..., :-1]).all()
 
@@ -412,7 +502,9 @@ def test_no_format_that_starts_a_program(tmp_path):
 
 def test_threads_keep_the_order_and_report(tmp_path):
     told = []
-    assert in_threads(lambda x: x * x, range(100), 3, lambda done, total: told.append((done, total))) == [x * x for x in range(100)]
+    assert in_threads(
+        lambda x: x * x, range(100), 3, lambda done, total: told.append((done, total))
+    ) == [x * x for x in range(100)]
     assert told[-1] == (100, 100) and told == sorted(told)
     with pytest.raises(ZeroDivisionError):
         in_threads(lambda x: 1 // x, [1, 0, 2])
@@ -432,19 +524,39 @@ def photograph():
 
 def test_evaluation_is_resize_and_imagenet_statistics(photograph):
     x = evaluation_transform(32)(photograph)
-    by_hand = np.asarray(photograph.resize((32, 32), Image.BILINEAR), np.float32).transpose(2, 0, 1) / 255
-    mean, std = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None], np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+    by_hand = (
+        np.asarray(photograph.resize((32, 32), Image.BILINEAR), np.float32).transpose(2, 0, 1) / 255
+    )
+    mean, std = (
+        np.array([0.485, 0.456, 0.406], np.float32)[:, None, None],
+        np.array([0.229, 0.224, 0.225], np.float32)[:, None, None],
+    )
     assert x.shape == (3, 32, 32) and np.allclose(x.numpy(), (by_hand - mean) / std, atol=1e-6)
 
 
 def test_training_is_the_protocols_list(photograph):
     text = " ".join(str(training_transform(224)).split())
-    for step in ("RandomResizedCrop(size=(224, 224), scale=(0.7, 1.0), ratio=(0.75, 1.3333), interpolation=bilinear", "RandomHorizontalFlip(p=0.5)", "hue=(-0.3, 0.3)", "RandomGrayscale(p=0.1)", "Normalize"):
+    for step in (
+        "RandomResizedCrop(size=(224, 224), scale=(0.7, 1.0), ratio=(0.75, 1.3333), ",
+        "interpolation=bilinear",
+        "RandomHorizontalFlip(p=0.5)",
+        "hue=(-0.3, 0.3)",
+        "RandomGrayscale(p=0.1)",
+        "Normalize",
+    ):
         assert step in text
     for factor in ("brightness", "contrast", "saturation"):
         assert re.search(rf"{factor}=\(?\[?0\.7, 1\.3", text)
     names = [type(t).__name__ for t in training_transform(224, resize_first=True).transforms]
-    assert names == ["Resize", "RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "RandomGrayscale", "ToTensor", "Normalize"]
+    assert names == [
+        "Resize",
+        "RandomResizedCrop",
+        "RandomHorizontalFlip",
+        "ColorJitter",
+        "RandomGrayscale",
+        "ToTensor",
+        "Normalize",
+    ]
 
 
 @pytest.mark.parametrize("resize_first", [False, True])
@@ -453,7 +565,9 @@ def test_augmentation_is_torchvisions_under_the_seed(photograph, resize_first):
         torch.manual_seed(seed)
         expected = training_transform(24, resize_first)(photograph)
         torch.manual_seed(12345)
-        ours = normalise(torch.from_numpy(as_bytes(augment(photograph, seed, 24, resize_first))[None].copy()))[0]
+        ours = normalise(
+            torch.from_numpy(as_bytes(augment(photograph, seed, 24, resize_first))[None].copy())
+        )[0]
         assert torch.equal(ours, expected)
         assert torch.initial_seed() == 12345
 
@@ -466,13 +580,25 @@ def test_augmentation_leaves_the_generators_alone(photograph):
     augment(photograph, 99, 16)
     assert torch.equal(torch.cat([first, torch.rand(2)]), expected)
     assert len({as_bytes(augment(photograph, s, 16)).tobytes() for s in range(20)}) == 20
-    assert as_bytes(augment(photograph, torch.tensor(4), 16)).tobytes() == as_bytes(augment(photograph, 4, 16)).tobytes()
+    assert (
+        as_bytes(augment(photograph, torch.tensor(4), 16)).tobytes()
+        == as_bytes(augment(photograph, 4, 16)).tobytes()
+    )
 
 
 def test_normalising_a_batch_is_normalising_each(photograph):
     T = import_torchvision().transforms
     batch = torch.randint(0, 256, (5, 17, 17, 3), dtype=torch.uint8)
-    expected = torch.stack([T.Normalize(images.MEAN, images.STD)(T.ToTensor()(Image.fromarray(image.numpy()))) for image in batch])
+    expected = torch.stack(
+        [
+            T.Normalize(images.MEAN, images.STD)(T.ToTensor()(Image.fromarray(image.numpy())))
+            for image in batch
+        ]
+    )
     x = normalise(batch)
-    assert torch.equal(x, expected) and x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.float32
+    assert (
+        torch.equal(x, expected)
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.dtype == torch.float32
+    )
     assert normalise(batch[:0]).shape == (0, 3, 17, 17)

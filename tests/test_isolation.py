@@ -1,4 +1,6 @@
-"""What conftest promises: the order is drawn from a seed, and a test that leaves traces is named."""
+"""What conftest promises: the order is drawn from a seed, and a test that leaves traces is
+named."""
+
 import os
 import re
 import shutil
@@ -7,7 +9,7 @@ import sys
 
 import pytest
 
-LEAKING = '''
+LEAKING = """
 import os
 from pathlib import Path
 
@@ -29,8 +31,8 @@ def test_clean(i):
     assert "LEFT" not in os.environ and "Mine" not in ALGORITHMS and Path.cwd() == HERE
     DRAWN[i] = (float(torch.rand(())), float(np.random.rand()))
     assert len(set(DRAWN.values())) == 1
-'''
-ORDERED = '''
+"""
+ORDERED = """
 import pytest
 
 @pytest.mark.parametrize("i", range(4))
@@ -38,7 +40,7 @@ def test_any(i): pass
 
 @pytest.mark.serial
 def test_serial(): pass
-'''
+"""
 
 
 @pytest.fixture
@@ -48,11 +50,14 @@ def pytest_in(root, tmp_path):
     quiet = ("-p", "no:cacheprovider", "-p", "no:xdist", "-o", "markers=serial")
 
     def run(*options, **files):
-        for name, text in files.items(): (tmp_path / f"{name}.py").write_text(text)
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
         paths = (str(root), str(root / "tests"), os.environ.get("PYTHONPATH", ""))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "pytest", *quiet, *options, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
         return done.stdout
 
     return run
@@ -62,8 +67,11 @@ def pytest_in(root, tmp_path):
 def test_a_test_that_leaves_traces_is_named_and_hurts_no_other(pytest_in, seed):
     said = pytest_in("--randomly-seed", seed, test_leaking=LEAKING)
     left = dict(re.findall(r"::(test_\w+) leaves changed: (.*)", said))
-    assert left == {"test_environment": "os.environ['LEFT']", "test_registry": "ALGORITHMS['Mine']",
-                    "test_folder": "the working directory"}, said
+    assert left == {
+        "test_environment": "os.environ['LEFT']",
+        "test_registry": "ALGORITHMS['Mine']",
+        "test_folder": "the working directory",
+    }, said
     assert "7 passed, 3 errors" in said and f"Using --randomly-seed={seed}" in said
 
 

@@ -1,4 +1,6 @@
-"""ColoredMNIST and RotatedMNIST: the construction against a slow one written down separately, the files, and what is said when they are missing or damaged."""
+"""ColoredMNIST and RotatedMNIST: the construction against a slow one written down separately, the
+files, and what is said when they are missing or damaged."""
+
 import gzip
 import os
 import shutil
@@ -11,12 +13,24 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import ANGLES, DATASETS, MNIST_MD5, MultiDomainDataset, colored_domains, load_dataset, mnist_files, read_mnist, rotated_domains, verify_mnist
-from hmoe_repro.protocol import run_seed
-from hmoe_repro.records import data_seed, make_spec
+from hmoe_repro.data.base import DATASETS, MultiDomainDataset
+from hmoe_repro.data.known import load_dataset
+from hmoe_repro.data.mnist import (
+    ANGLES,
+    MNIST_MD5,
+    colored_domains,
+    mnist_files,
+    read_mnist,
+    rotated_domains,
+    verify_mnist,
+)
+from hmoe_repro.runs.protocol import run_seed
+from hmoe_repro.runs.request import data_seed, make_spec
 
 RAW = Path(os.environ.get("HMOE_DATA", "nowhere")).expanduser().absolute() / "MNIST" / "raw"
-needs_mnist = pytest.mark.skipif(not (RAW / "train-images-idx3-ubyte").exists(), reason="MNIST is not here (HMOE_DATA)")
+needs_mnist = pytest.mark.skipif(
+    not (RAW / "train-images-idx3-ubyte").exists(), reason="MNIST is not here (HMOE_DATA)"
+)
 
 
 @pytest.fixture
@@ -26,7 +40,8 @@ def ink():
 
 
 def test_colored_domains_equal_a_loop_over_single_digits(ink):
-    """Order of the draws: the permutation, then for each domain all label flips, then all colour flips, from one global stream."""
+    """Order of the draws: the permutation, then for each domain all label flips, then all colour
+    flips, from one global stream."""
     images, labels = ink
     data = colored_domains("X", images, labels, 5)
     torch.manual_seed(5)
@@ -36,10 +51,18 @@ def test_colored_domains_equal_a_loop_over_single_digits(ink):
         label_draws, colour_draws = torch.rand(len(mine)), torch.rand(len(mine))
         for i in range(0, len(mine), 7):
             y = int(labels[mine[i]] < 5)
-            if label_draws[i] < 0.25: y = 1 - y
+            if label_draws[i] < 0.25:
+                y = 1 - y
             colour = 1 - y if colour_draws[i] < flip else y
-            assert data.labels[d][i] == y and data.factors["colour"][d][i] == colour and data.factors["digit"][d][i] == labels[mine[i]]
-            assert torch.equal(data.images[d][i, colour], torch.from_numpy(images[mine[i]])) and data.images[d][i, 1 - colour].sum() == 0
+            assert (
+                data.labels[d][i] == y
+                and data.factors["colour"][d][i] == colour
+                and data.factors["digit"][d][i] == labels[mine[i]]
+            )
+            assert (
+                torch.equal(data.images[d][i, colour], torch.from_numpy(images[mine[i]]))
+                and data.images[d][i, 1 - colour].sum() == 0
+            )
 
 
 def test_rotated_domains_turn_counter_clockwise_by_their_angle(ink):
@@ -49,70 +72,128 @@ def test_rotated_domains_turn_counter_clockwise_by_their_angle(ink):
     order = torch.randperm(len(images))
     for d, angle in enumerate(ANGLES):
         i = int(order[d::6][4])
-        assert np.array_equal(data.images[d][4, 0].numpy(), np.asarray(Image.fromarray(images[i]).rotate(angle, Image.BILINEAR)))
+        assert np.array_equal(
+            data.images[d][4, 0].numpy(),
+            np.asarray(Image.fromarray(images[i]).rotate(angle, Image.BILINEAR)),
+        )
         assert data.labels[d][4] == labels[i]
-    bar = np.zeros((1, 28, 28), np.uint8); bar[0, 13:15, 16:26] = 255   # a stroke to the right of the centre
-    from hmoe_repro.datasets import _turn
+    bar = np.zeros((1, 28, 28), np.uint8)
+    bar[0, 13:15, 16:26] = 255  # a stroke to the right of the centre
+    from hmoe_repro.data.mnist import _turn
+
     turned = _turn(torch.from_numpy(bar), 75)[0, 0]
     assert turned[:12].sum() > 10 * turned[16:].sum(), "a stroke to the right must turn upwards"
 
 
 def test_partition_follows_the_trial_seed_and_with_parity_the_run(ink):
-    assert load_dataset("ColoredDigits", 0).fingerprint != load_dataset("ColoredDigits", 1).fingerprint
-    same = {make_spec(a, "ColoredDigits", ["-90%"], network="small_cnn").dataset_fingerprint for a in ("ERM", "HMOE-DN")}
+    assert (
+        load_dataset("ColoredDigits", 0).fingerprint != load_dataset("ColoredDigits", 1).fingerprint
+    )
+    same = {
+        make_spec(a, "ColoredDigits", ["-90%"], network="small_cnn").dataset_fingerprint
+        for a in ("ERM", "HMOE-DN")
+    }
     assert same == {load_dataset("ColoredDigits", 0).fingerprint}
-    specs = [make_spec(a, "ColoredDigits", ["-90%"], network="small_cnn", parity=True) for a in ("ERM", "HMOE-DN")]
+    specs = [
+        make_spec(a, "ColoredDigits", ["-90%"], network="small_cnn", parity=True)
+        for a in ("ERM", "HMOE-DN")
+    ]
     assert len({s.dataset_fingerprint for s in specs} | same) == 3
-    assert data_seed("ERM", "ColoredDigits", ["-90%"], 1, True) == run_seed("ColoredDigits", "ERM", [2], 1)
+    assert data_seed("ERM", "ColoredDigits", ["-90%"], 1, True) == run_seed(
+        "ColoredDigits", "ERM", [2], 1
+    )
 
 
 def test_factors_need_one_value_for_each_image():
     x, y = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0])
-    with pytest.raises(HmoeError, match="'colour' does not have one value"): MultiDomainDataset("X", ["a"], ["0", "1"], [x], [y], factors={"colour": [y[:2]]})
+    with pytest.raises(HmoeError, match="'colour' does not have one value"):
+        MultiDomainDataset("X", ["a"], ["0", "1"], [x], [y], factors={"colour": [y[:2]]})
 
 
 @pytest.mark.parametrize("name", ["ColoredMNIST", "RotatedMNIST"])
 def test_missing_files_are_one_clear_error(name, tmp_path):
-    with pytest.raises(HmoeError) as caught: load_dataset(name, 0, str(tmp_path))
+    with pytest.raises(HmoeError) as caught:
+        load_dataset(name, 0, str(tmp_path))
     text = str(caught.value)
-    assert "train-images-idx3-ubyte" in text and str(tmp_path / "MNIST" / "raw") in text and "hmoe data download MNIST" in text and "\n" not in text
+    assert (
+        "train-images-idx3-ubyte" in text
+        and str(tmp_path / "MNIST" / "raw") in text
+        and "hmoe data download MNIST" in text
+        and "\n" not in text
+    )
 
 
 def test_a_cut_file_is_named_and_not_used(tmp_path):
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name in MNIST_MD5: (raw / name).write_bytes(b"\0" * 100)
-    with pytest.raises(HmoeError, match="train-images-idx3-ubyte is damaged: MD5 .* 6bbc9ace898e44ae57da46a324031adb"): read_mnist(str(tmp_path))
+    for name in MNIST_MD5:
+        (raw / name).write_bytes(b"\0" * 100)
+    with pytest.raises(
+        HmoeError,
+        match="train-images-idx3-ubyte is damaged: MD5 .* 6bbc9ace898e44ae57da46a324031adb",
+    ):
+        read_mnist(str(tmp_path))
     (raw / "train-images-idx3-ubyte").rename(raw / "kept")
     (raw / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0" * 100)[:20])
-    with pytest.raises(HmoeError, match="cannot be read"): verify_mnist(str(tmp_path))
+    with pytest.raises(HmoeError, match="cannot be read"):
+        verify_mnist(str(tmp_path))
 
 
 @needs_mnist
 def test_real_mnist_plain_and_compressed(tmp_path):
     images, labels = read_mnist(str(RAW.parents[1]))
-    assert images.shape == (70_000, 28, 28) and np.bincount(labels).tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
+    assert images.shape == (70_000, 28, 28) and np.bincount(labels).tolist() == [
+        6903,
+        7877,
+        6990,
+        7141,
+        6824,
+        6313,
+        6876,
+        7293,
+        6825,
+        6958,
+    ]
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in MNIST_MD5:
-        if "images" in name: shutil.copyfile(RAW / name, raw / name)
-        else: (raw / f"{name}.gz").write_bytes(gzip.compress((RAW / name).read_bytes()))
-    assert len(verify_mnist(str(tmp_path))) == 4 and {p.suffix for p in mnist_files(str(tmp_path)).values()} == {"", ".gz"}
+        if "images" in name:
+            shutil.copyfile(RAW / name, raw / name)
+        else:
+            (raw / f"{name}.gz").write_bytes(gzip.compress((RAW / name).read_bytes()))
+    assert len(verify_mnist(str(tmp_path))) == 4 and {
+        p.suffix for p in mnist_files(str(tmp_path)).values()
+    } == {"", ".gz"}
 
 
 @needs_mnist
 def test_sizes_and_content_of_the_real_domains():
     """The fingerprints are those of the published runs; the sizes are DomainBed's."""
     folder = str(RAW.parents[1])
-    colored, rotated = load_dataset("ColoredMNIST", 0, folder), load_dataset("RotatedMNIST", 0, folder)
-    assert [len(y) for y in colored.labels] == [23_334, 23_333, 23_333] and colored.input_shape == (2, 28, 28)
-    assert [len(y) for y in rotated.labels] == [11_667] * 4 + [11_666] * 2 and rotated.input_shape == (1, 28, 28)
+    colored, rotated = (
+        load_dataset("ColoredMNIST", 0, folder),
+        load_dataset("RotatedMNIST", 0, folder),
+    )
+    assert [len(y) for y in colored.labels] == [23_334, 23_333, 23_333] and colored.input_shape == (
+        2,
+        28,
+        28,
+    )
+    assert [len(y) for y in rotated.labels] == [11_667] * 4 + [
+        11_666
+    ] * 2 and rotated.input_shape == (1, 28, 28)
     assert (colored.fingerprint, rotated.fingerprint) == ("1bba2c3dd2e7", "0840380c4052")
-    shares = [float((c == y).float().mean()) for c, y in zip(colored.factors["colour"], colored.labels)]
+    shares = [
+        float((c == y).float().mean()) for c, y in zip(colored.factors["colour"], colored.labels)
+    ]
     assert np.allclose(shares, [0.9, 0.8, 0.1], atol=0.01)
 
 
 def test_twins_have_the_domains_of_the_originals():
     for twin, original in (("ColoredDigits", "ColoredMNIST"), ("RotatedDigits", "RotatedMNIST")):
-        assert DATASETS[twin].domain_names == DATASETS[original].domain_names == tuple(load_dataset(twin).domain_names)
+        assert (
+            DATASETS[twin].domain_names
+            == DATASETS[original].domain_names
+            == tuple(load_dataset(twin).domain_names)
+        )
         assert not DATASETS[twin].files and DATASETS[original].files == "MNIST"

@@ -1,4 +1,6 @@
-"""Folders of one's own: what counts as a class, what training may know, and what the page and the table say, in a real browser too."""
+"""Folders of one's own: what counts as a class, what training may know, and what the page and the
+table say, in a real browser too."""
+
 import base64
 import csv
 import io
@@ -8,44 +10,75 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from hmoe_repro.cli import app
+from hmoe_repro.apps.findings import findings_verdict, found_domains
+from hmoe_repro.apps.own_images import (
+    HELD_OUT,
+    POOLED,
+    deal_pool,
+    discover_spec,
+    image_files,
+    read_pool,
+)
+from hmoe_repro.apps.page import POLICY, Sample, page_groups
+from hmoe_repro.apps.predict import load_trained, look_at_files
+from hmoe_repro.cli.app import app
 from hmoe_repro.core import HmoeError
-from hmoe_repro.html_report import POLICY, found_domains, group_panels, report_html, summarise, verdict
-from hmoe_repro.images import decode
-from hmoe_repro.own_images import HELD_OUT, POOLED, deal_pool, discover_spec, image_files, load_trained, look_at_files, read_pool
-from hmoe_repro.records import RunStore, make_spec
-from hmoe_repro.train import run
+from hmoe_repro.data.images import decode
+from hmoe_repro.evidence.gallery import template
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.train import run
 
 pytestmark = pytest.mark.usefixtures("own_names")
 HACK = "document.title='hacked'"
-ROOT_NAME, DOMAINS = f"my <img src=x onerror={HACK}>", ("\"'><svg onload=" + HACK + ">", "Füße 日本 &amp; [b]")
-CLASSES, FILE = (f"<iframe srcdoc=x onload={HACK}>", "$plain$"), f"\"><img src=x onerror={HACK}> {{:02d}}.png"
-SMALL = ("--steps", "3", "--experts", "3", "--resolution", "24", "--set", "batch_size=8", "--device", "cpu")
+ROOT_NAME = f"my <img src=x onerror={HACK}>"
+DOMAINS = ("\"'><svg onload=" + HACK + ">", "Füße 日本 &amp; [b]")
+CLASSES = (f"<iframe srcdoc=x onload={HACK}>", "$plain$")
+FILE = f'"><img src=x onerror={HACK}> {{:02d}}.png'
+SMALL = (
+    "--steps",
+    "3",
+    "--experts",
+    "3",
+    "--resolution",
+    "24",
+    "--set",
+    "batch_size=8",
+    "--device",
+    "cpu",
+)
 
 
 def fill(root, domains=DOMAINS, classes=CLASSES, count=10, name=FILE):
-    "Pictures of noise around a grey that depends on the domain; without domains, all of them by class."
+    """Pictures of noise around a grey that depends on the domain; without domains, all of them by
+    class."""
     rng = np.random.default_rng(0)
     for d, domain in enumerate(domains or ("",)):
         for c in classes:
             folder = root / domain / c if domain else root / c
             folder.mkdir(parents=True, exist_ok=True)
-            for i in range(count): Image.fromarray(rng.integers(100 * d, 100 * d + 100, (20, 30, 3), dtype=np.uint8)).save(folder / name.format(i))
+            for i in range(count):
+                Image.fromarray(
+                    rng.integers(100 * d, 100 * d + 100, (20, 30, 3), dtype=np.uint8)
+                ).save(folder / name.format(i))
     return root
 
 
 def hmoe(*arguments):
     "What a command prints; an error is raised."
     result = CliRunner().invoke(app, list(map(str, arguments)))
-    if result.exception: raise result.exception
+    if result.exception:
+        raise result.exception
     return result.output
+
+
+SHORT = {"network": "small_cnn", "steps": 3, "checkpoint_frequency": 1}
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +86,51 @@ def place(tmp_path_factory, own_names_of_file):
     "A folder with hostile names, discovered once: its report, what was printed, and its store."
     place = tmp_path_factory.mktemp("own")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("runs", "cache"): patch.setenv(f"HMOE_{name.upper()}", str(place / name))
+        for name in ("runs", "cache"):
+            patch.setenv(f"HMOE_{name.upper()}", str(place / name))
         folder = fill(place / ROOT_NAME)
         said = hmoe("discover", folder, "--output", place / "report.html", *SMALL)
-        run_id, = (p.parent.name for p in (place / "runs").glob("*/record.json"))
-        yield {"folder": folder, "said": said, "page": (place / "report.html").read_text(encoding="utf-8"), "report": place / "report.html", "run": run_id, "store": RunStore(), "at": place}
+        (run_id,) = (p.parent.name for p in (place / "runs").glob("*/record.json"))
+        yield {
+            "folder": folder,
+            "said": said,
+            "page": (place / "report.html").read_text(encoding="utf-8"),
+            "report": place / "report.html",
+            "run": run_id,
+            "store": RunStore(),
+            "at": place,
+        }
 
 
 # What a folder means
 
-@pytest.mark.parametrize("layout, said", [
-    ((), "has no images"), (("a.png",), "1 images directly in it and no class folders"), (("x/a.png", "y/x/a.png"), "not clear which level is the class"),
-    (("x/a.png", "y/a.png"), "2 images of 2 classes: too little"), ([f"x/{i}.png" for i in range(40)], "40 images of 1 class:")])
+
+@pytest.mark.parametrize(
+    "layout, said",
+    [
+        ((), "has no images"),
+        (("a.png",), "1 images directly in it and no class folders"),
+        (("x/a.png", "y/x/a.png"), "not clear which level is the class"),
+        (("x/a.png", "y/a.png"), "2 images of 2 classes: too little"),
+        ([f"x/{i}.png" for i in range(40)], "40 images of 1 class:"),
+    ],
+)
 def test_other_layouts_are_refused_with_a_reason(tmp_path, layout, said):
     for file in layout:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    with pytest.raises(HmoeError, match=re.escape(said)): read_pool(tmp_path)
+    with pytest.raises(HmoeError, match=re.escape(said)):
+        read_pool(tmp_path)
 
 
 def test_depth_tells_domains_from_classes(tmp_path):
     for root, domains, known in ((tmp_path / "a", DOMAINS, 40), (tmp_path / "b", (), 0)):
         pool = read_pool(fill(root, domains, count=10 if domains else 20))
-        assert pool.class_names == sorted(CLASSES) and len(pool.files) == 40 and sum(o is not None for o in pool.origins) == known
+        assert (
+            pool.class_names == sorted(CLASSES)
+            and len(pool.files) == 40
+            and sum(o is not None for o in pool.origins) == known
+        )
 
 
 def test_hidden_files_and_circles_of_links_are_passed_over(tmp_path):
@@ -88,22 +143,36 @@ def test_hidden_files_and_circles_of_links_are_passed_over(tmp_path):
 def test_labels_of_some_are_only_for_those(tmp_path):
     fill(tmp_path / "p", (), count=20)
     file = image_files(tmp_path / "p")[3]
+
     def table(*rows):
-        with open(tmp_path / "known.csv", "w", newline="", encoding="utf-8-sig") as f: csv.writer(f).writerows(rows)
+        with open(tmp_path / "known.csv", "w", newline="", encoding="utf-8-sig") as f:
+            csv.writer(f).writerows(rows)
         return read_pool(tmp_path / "p", tmp_path / "known.csv")
-    assert table(("domain", "file"), ("attic", file)).origins == [None] * 3 + ["attic"] + [None] * 36
-    with pytest.raises(HmoeError, match="1 files in the table of labels are no images"): table(("file", "domain"), ("absent.png", "attic"))
-    with pytest.raises(HmoeError, match="lacks the columns"): table(("path", "domain"), (file, "attic"))
+
+    assert (
+        table(("domain", "file"), ("attic", file)).origins == [None] * 3 + ["attic"] + [None] * 36
+    )
+    with pytest.raises(HmoeError, match="1 files in the table of labels are no images"):
+        table(("file", "domain"), ("absent.png", "attic"))
+    with pytest.raises(HmoeError, match="lacks the columns"):
+        table(("path", "domain"), (file, "attic"))
 
 
 def test_training_never_sees_an_origin(place):
     pool = read_pool(place["folder"])
     dealt, unseen = deal_pool(pool), deal_pool(pool, test_domain=DOMAINS[0])
     assert dealt.domain_names == [POOLED, HELD_OUT] and [len(f) for f in dealt.files] == [32, 8]
-    assert all(f.startswith(DOMAINS[0]) for f in unseen.files[1]) and not any(f.startswith(DOMAINS[0]) for f in unseen.files[0])
+    assert all(f.startswith(DOMAINS[0]) for f in unseen.files[1]) and not any(
+        f.startswith(DOMAINS[0]) for f in unseen.files[0]
+    )
     record = place["store"].find(place["run"])
-    assert record["spec"]["algorithm"] == "HMOE-ND" and record["spec"]["hparams"]["lambda_d"] == 0 and record["spec"]["test_domains"] == [HELD_OUT]
-    with pytest.raises(HmoeError, match="unknown domain of"): deal_pool(pool, test_domain="moon")
+    assert (
+        record["spec"]["algorithm"] == "HMOE-ND"
+        and record["spec"]["hparams"]["lambda_d"] == 0
+        and record["spec"]["test_domains"] == [HELD_OUT]
+    )
+    with pytest.raises(HmoeError, match="unknown domain of"):
+        deal_pool(pool, test_domain="moon")
 
 
 def test_where_a_folder_lies_is_no_part_of_a_run(place, tmp_path):
@@ -116,122 +185,316 @@ def test_where_a_folder_lies_is_no_part_of_a_run(place, tmp_path):
 
 # The page
 
+
 class Page(HTMLParser):
     "The tags, attributes and texts that a browser would see."
+
     def __init__(self, page):
         super().__init__()
         self.tags, self.attributes, self.texts = set(), [], []
         self.feed(page)
-    def handle_starttag(self, tag, attributes): self.tags, self.attributes = self.tags | {tag}, self.attributes + attributes
-    def handle_data(self, data): self.texts.append(data)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags, self.attributes = self.tags | {tag}, self.attributes + attributes
+
+    def handle_data(self, data):
+        self.texts.append(data)
 
 
 def test_names_are_text_and_nothing_comes_from_elsewhere(place):
     page = Page(place["page"])
-    assert not page.tags & {"script", "iframe", "link", "object", "base"} and not [n for n, _ in page.attributes if n.startswith("on")]
-    assert f"Domains found in {ROOT_NAME}" in page.texts and set(DOMAINS + CLASSES) <= set(page.texts)
-    assert any(FILE.format(3) in value for name, value in page.attributes if name == "title") and any(FILE.format(3) in text for text in page.texts)
+    assert not page.tags & {"script", "iframe", "link", "object", "base"} and not [
+        n for n, _ in page.attributes if n.startswith("on")
+    ]
+    assert f"Domains found in {ROOT_NAME}" in page.texts and set(DOMAINS + CLASSES) <= set(
+        page.texts
+    )
+    assert any(
+        FILE.format(3) in value for name, value in page.attributes if name == "title"
+    ) and any(FILE.format(3) in text for text in page.texts)
     sources = [value for name, value in page.attributes if name in ("src", "href", "data")]
-    assert len(sources) >= 16 and all(s.startswith("data:image/jpeg;base64,") for s in sources) and str(place["at"]) not in place["page"]
+    assert (
+        len(sources) >= 16
+        and all(s.startswith("data:image/jpeg;base64,") for s in sources)
+        and str(place["at"]) not in place["page"]
+    )
     assert decode(base64.b64decode(sources[0].partition(",")[2])).size == (72, 72)
 
 
 def test_the_page_says_what_the_run_says(place):
     texts = Page(place["page"]).texts
     record = place["store"].find(place["run"])
-    for word in (place["run"], record["spec"]["dataset_fingerprint"], record["environment"]["commit"], "NMI with the known domains"): assert word in texts
+    for word in (
+        place["run"],
+        record["spec"]["dataset_fingerprint"],
+        record["environment"]["commit"],
+        "NMI with the known domains",
+    ):
+        assert word in texts
     assert verdict_of(place) in texts and verdict_of(place) in place["said"]
 
 
 def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line():
-    rows = [[name, images, "x%", 0, None, None, most, None] for name, images, most in (("expert 0", 0, None), ("expert 1", 1, "<b> (100%)"), ("expert 2", 9, "$plain$ (60%)"))]
+    rows = [
+        [name, images, "x%", 0, None, None, most, None]
+        for name, images, most in (
+            ("expert 0", 0, None),
+            ("expert 1", 1, "<b> (100%)"),
+            ("expert 2", 9, "$plain$ (60%)"),
+        )
+    ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hmoe_repro.html_report.panel", lambda found, k, root: f"[{k}]")
-        texts = Page(group_panels(None, None, rows)).texts
-    assert texts == ["expert 2: 9 images, x%", "most frequent class: $plain$ (60%)", "[2]", "expert 1: 1 image, x%", "most frequent class: <b> (100%)", "[1]", "Without any image: expert 0."]
+        patch.setattr(
+            "hmoe_repro.apps.page.samples", lambda f, k, root: [Sample("data:,", f"<{k}>")]
+        )
+        groups, empty = page_groups(None, None, rows)
+    page = Page(template("discover_parts.html").module.panels(groups, empty))
+    assert [text for text in page.texts if text.strip()] == [
+        "expert 2: 9 images, x%",
+        "most frequent class: $plain$ (60%)",
+        "expert 1: 1 image, x%",
+        "most frequent class: <b> (100%)",
+        "Without any image: expert 0.",
+    ]
+    assert [value for name, value in page.attributes if name == "alt"] == ["<2>", "<1>"]
+
+
+def test_a_table_holds_no_markup_and_no_gap():
+    table = template("discover_parts.html").module.table
+    read = Page(table(["<b>", "n"], [["caf\udce9", None], ["'\"&", 3]], [[0.5], [1]]))
+    assert [text for text in read.texts if text.strip()] == ["<b>", "n", "caf?", "–", "'\"&", "3"]
+    assert [value for _, value in read.attributes] == [
+        f"background:rgba(0,114,178,{shade})" for shade in ("0.28", "0.55")
+    ]
 
 
 def test_what_can_be_seen_comes_before_the_numbers(place):
-    order = [place["page"].index(part) for part in ('class="said', 'class="panel"', 'class="maps"', "<table>", ">Numbers<", "Where this comes from")]
+    order = [
+        place["page"].index(part)
+        for part in (
+            'class="said',
+            'class="panel"',
+            'class="maps"',
+            "<table>",
+            ">Numbers<",
+            "Where this comes from",
+        )
+    ]
     assert order == sorted(order) and "their most frequent class alone gives 50.0%" in place["page"]
 
 
-def verdict_of(place): return next(t for t in Page(place["page"]).texts if t.startswith("No domains found") or "groups found" in t)
+def verdict_of(place):
+    return next(
+        t
+        for t in Page(place["page"]).texts
+        if t.startswith("No domains found") or "groups found" in t
+    )
 
 
 def test_the_same_command_again_trains_nothing_and_writes_the_same_page(place):
     before = {p: p.stat().st_mtime_ns for p in (place["at"] / "runs").rglob("*.safetensors")}
     hmoe("discover", place["folder"], "--output", place["at"] / "again.html", *SMALL)
-    assert (place["at"] / "again.html").read_text(encoding="utf-8") == place["page"] and before == {p: p.stat().st_mtime_ns for p in before}
+    assert (place["at"] / "again.html").read_text(encoding="utf-8") == place["page"] and before == {
+        p: p.stat().st_mtime_ns for p in before
+    }
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_path):
     before = set((place["at"] / "runs").glob("*/record.json"))
-    with pytest.raises(HmoeError, match="its folder does not exist"): hmoe("discover", place["folder"], "--output", tmp_path / "no" / "report.html", *SMALL, "--seed", "7")
+    with pytest.raises(HmoeError, match="its folder does not exist"):
+        hmoe(
+            "discover",
+            place["folder"],
+            "--output",
+            tmp_path / "no" / "report.html",
+            *SMALL,
+            "--seed",
+            "7",
+        )
     assert set((place["at"] / "runs").glob("*/record.json")) == before
 
 
 def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1):
-    return {"groups": {"expert 2": 0.6, "expert 0": 0.4}, "num_experts": k, "share_of_log_K": share, "gate_entropy": share * np.log(k), "experts_used": used, "nmi_origin": origin, "ari_origin": origin, "nmi_class": of_class}
+    return {
+        "groups": {"expert 2": 0.6, "expert 0": 0.4},
+        "num_experts": k,
+        "share_of_log_K": share,
+        "gate_entropy": share * np.log(k),
+        "experts_used": used,
+        "nmi_origin": origin,
+        "ari_origin": origin,
+        "nmi_class": of_class,
+    }
 
 
-@pytest.mark.parametrize("changes, found, said", [
-    ({}, True, "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). They agree with the known domains with NMI 0.60"), ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"), ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
-    ({"origin": None}, True, "No origin is known"), ({"origin": 0.1, "of_class": 0.5}, True, "mostly a division by class")])
+@pytest.mark.parametrize(
+    "changes, found, said",
+    [
+        (
+            {},
+            True,
+            "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). They "
+            "agree with the known domains with NMI 0.60",
+        ),
+        ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
+        ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
+        ({"origin": None}, True, "No origin is known"),
+        ({"origin": 0.1, "of_class": 0.5}, True, "mostly a division by class"),
+    ],
+)
 def test_the_sentence(changes, found, said):
-    assert said in verdict(summary(**changes)) and found_domains(summary(**changes)) == found
+    assert (
+        said in findings_verdict(summary(**changes)) and found_domains(summary(**changes)) == found
+    )
 
 
 # The table
 
-def predictions(path): return list(csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8", "surrogateescape"))))
+
+def predictions(path):
+    return list(csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8", "surrogateescape"))))
 
 
 def test_predict_needs_neither_classes_nor_the_old_pictures(place, tmp_path):
-    fill(tmp_path / "new", (), ("",), 5, "a, \"b\" {}.png")
+    fill(tmp_path / "new", (), ("",), 5, 'a, "b" {}.png')
     shutil.move(tmp_path / "new", tmp_path / "flat")
-    if sys.platform == "linux": shutil.copy(tmp_path / "flat" / "a, \"b\" 0.png", os.fsencode(tmp_path / "flat") + b"/caf\xe9.png")
+    if sys.platform == "linux":
+        shutil.copy(
+            tmp_path / "flat" / 'a, "b" 0.png', os.fsencode(tmp_path / "flat") + b"/caf\xe9.png"
+        )
     away = place["folder"].rename(place["at"] / "away")
-    try: hmoe("predict", tmp_path / "flat", "--model", place["run"][:6], "--output", tmp_path / "p.csv", "--device", "cpu")
-    finally: away.rename(place["folder"])
+    try:
+        hmoe(
+            "predict",
+            tmp_path / "flat",
+            "--model",
+            place["run"][:6],
+            "--output",
+            tmp_path / "p.csv",
+            "--device",
+            "cpu",
+        )
+    finally:
+        away.rename(place["folder"])
     rows = predictions(tmp_path / "p.csv")
-    assert [r["file"] for r in rows] == image_files(tmp_path / "flat") and list(rows[0]) == ["file", "class", "probability", "nearest_domain", "gate_value"]
-    for r in rows: assert r["class"] in CLASSES and 0.5 <= float(r["probability"]) <= 1 and re.fullmatch(r"expert [012]", r["nearest_domain"]) and 1 / 3 <= float(r["gate_value"]) + 1e-4 <= 1.0001
+    assert [r["file"] for r in rows] == image_files(tmp_path / "flat") and list(rows[0]) == [
+        "file",
+        "class",
+        "probability",
+        "nearest_domain",
+        "gate_value",
+    ]
+    for r in rows:
+        assert (
+            r["class"] in CLASSES
+            and 0.5 <= float(r["probability"]) <= 1
+            and re.fullmatch(r"expert [012]", r["nearest_domain"])
+            and 1 / 3 <= float(r["gate_value"]) + 1e-4 <= 1.0001
+        )
 
 
 def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path):
     fill(tmp_path / "new", (), ("x",), 3, "{}.png")
     whole = (tmp_path / "new" / "x" / "0.png").read_bytes()
-    (tmp_path / "new" / "cut.png").write_bytes(whole[:len(whole) // 2])
-    command = ("predict", tmp_path / "new", "--model", place["run"], "--output", tmp_path / "p.csv", "--device", "cpu")
-    with pytest.raises(HmoeError, match=r"1 of 4 images cannot be read: cut\.png \(truncated"): hmoe(*command)
+    (tmp_path / "new" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    command = (
+        "predict",
+        tmp_path / "new",
+        "--model",
+        place["run"],
+        "--output",
+        tmp_path / "p.csv",
+        "--device",
+        "cpu",
+    )
+    with pytest.raises(HmoeError, match=r"1 of 4 images cannot be read: cut\.png \(truncated"):
+        hmoe(*command)
     assert not (tmp_path / "p.csv").exists()
-    assert "left out: cut.png" in hmoe(*command, "--skip-unreadable") and [r["file"] for r in predictions(tmp_path / "p.csv")] == ["x/0.png", "x/1.png", "x/2.png"]
+    assert "left out: cut.png" in hmoe(*command, "--skip-unreadable") and [
+        r["file"] for r in predictions(tmp_path / "p.csv")
+    ] == ["x/0.png", "x/1.png", "x/2.png"]
 
 
 def test_an_image_is_seen_alike_alone_and_among_others(place):
     model, files = load_trained(place["run"]), image_files(place["folder"])[:9]
-    together, alone = (look_at_files(model, place["folder"], files, at_once=n).seen for n in (256, 1))
+    together, alone = (
+        look_at_files(model, place["folder"], files, at_once=n).outputs for n in (256, 1)
+    )
     assert all(np.allclose(together[n], alone[n], atol=1e-5) for n in together)
 
 
 def test_any_run_on_colour_images_predicts(place, tmp_path):
-    erm = run(make_spec("ERM", "DigitDomainsTiny", ["photo"], 0, {"batch_size": 8}, "small_cnn", 3, 1), place["store"])
+    erm = run(
+        make_spec("ERM", "DigitDomainsTiny", ["photo"], 0, {"batch_size": 8}, **SHORT),
+        place["store"],
+    )
     fill(tmp_path / "new", (), ("x",), 3, "{}.png")
-    hmoe("predict", tmp_path / "new", "--model", erm["run_id"], "--output", tmp_path / "p.csv", "--device", "cpu")
-    assert {(r["nearest_domain"], r["gate_value"]) for r in predictions(tmp_path / "p.csv")} == {("", "")} and all(r["class"].isdigit() for r in predictions(tmp_path / "p.csv"))
-    with pytest.raises(HmoeError, match="Valid: default"): hmoe("predict", tmp_path / "new", "--model", erm["run_id"], "--weights", "last", "--output", tmp_path / "q.csv")
+    hmoe(
+        "predict",
+        tmp_path / "new",
+        "--model",
+        erm["run_id"],
+        "--output",
+        tmp_path / "p.csv",
+        "--device",
+        "cpu",
+    )
+    assert {(r["nearest_domain"], r["gate_value"]) for r in predictions(tmp_path / "p.csv")} == {
+        ("", "")
+    } and all(r["class"].isdigit() for r in predictions(tmp_path / "p.csv"))
+    with pytest.raises(HmoeError, match="Valid: default"):
+        hmoe(
+            "predict",
+            tmp_path / "new",
+            "--model",
+            erm["run_id"],
+            "--weights",
+            "last",
+            "--output",
+            tmp_path / "q.csv",
+        )
 
 
 # In a browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
-QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync --enable-logging=stderr".split()
+BROWSER = next(
+    filter(
+        None,
+        map(
+            shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+        ),
+    ),
+    None,
+)
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+)
 
 
 def browse(page, folder, *more):
     "(the document after loading, what the page wrote to the console)."
-    done = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=2000", *more, page.as_uri()], capture_output=True, text=True, timeout=120, env=os.environ | {"HOME": str(folder)})
+    done = subprocess.run(
+        [
+            BROWSER,
+            *QUIET,
+            f"--user-data-dir={folder / 'profile'}",
+            "--virtual-time-budget=2000",
+            *more,
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"HOME": str(folder)},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
@@ -239,25 +502,50 @@ def browse(page, folder, *more):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
     infected = tmp_path / "infected.html"
-    infected.write_text(f"<title>fine</title><img src=x onerror={HACK}><script>console.error('said')</script>")
+    infected.write_text(
+        f"<title>fine</title><img src=x onerror={HACK}><script>console.error('said')</script>"
+    )
     document, console = browse(infected, tmp_path, "--dump-dom")
     assert "<title>hacked</title>" in document and console, "this browser would not notice"
     unlocked = tmp_path / "unlocked.html"
     unlocked.write_text(place["page"].replace(POLICY, "img-src data:"), encoding="utf-8")
     for path in (place["report"], unlocked):
         document, console = browse(path, tmp_path, "--dump-dom")
-        assert "<title>Domains found in my &lt;img" in document and "Where this comes from" in document and "hacked</title>" not in document and not console
-    browse(place["report"], tmp_path, f"--screenshot={tmp_path / 'page.png'}", "--window-size=1100,1600")
-    with Image.open(tmp_path / "page.png") as picture: assert picture.size == (1100, 1600) and len(picture.convert("RGB").getcolors(1 << 24)) > 500
+        assert (
+            "<title>Domains found in my &lt;img" in document
+            and "Where this comes from" in document
+            and "hacked</title>" not in document
+            and not console
+        )
+    browse(
+        place["report"],
+        tmp_path,
+        f"--screenshot={tmp_path / 'page.png'}",
+        "--window-size=1100,1600",
+    )
+    with Image.open(tmp_path / "page.png") as picture:
+        assert picture.size == (1100, 1600) and len(picture.convert("RGB").getcolors(1 << 24)) > 500
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 def test_on_a_telephone_tables_scroll_and_words_stay_whole(place, tmp_path):
-    "Measured by a script of the test's own in a frame as wide as a telephone, so without the page's policy."
-    (tmp_path / "page.html").write_text(place["page"].replace(POLICY, "").replace("</body>", """<script>
-        const cells = [...document.querySelectorAll('td,th')].map(c => c.getBoundingClientRect().width);
-        parent.document.title = [document.documentElement.scrollWidth, Math.round(Math.min(...cells)), innerWidth].join(' ')</script></body>"""), encoding="utf-8")
-    (tmp_path / "frame.html").write_text('<iframe src="page.html" style="width:360px;height:900px;border:0"></iframe>')
-    document, _ = browse(tmp_path / "frame.html", tmp_path, "--allow-file-access-from-files", "--dump-dom")
-    page, narrowest, window = map(int, re.search(r"<title>(\d+) (\d+) (\d+)</title>", document).groups())
+    """Measured by a script of the test's own in a frame as wide as a telephone, so without the
+    page's policy."""
+    measured = """<script>
+        const cells = [...document.querySelectorAll('td,th')]
+        const narrowest = Math.min(...cells.map(c => c.getBoundingClientRect().width))
+        const width = document.documentElement.scrollWidth
+        parent.document.title = [width, Math.round(narrowest), innerWidth].join(' ')
+        </script></body>"""
+    page = place["page"].replace(POLICY, "").replace("</body>", measured)
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    (tmp_path / "frame.html").write_text(
+        '<iframe src="page.html" style="width:360px;height:900px;border:0"></iframe>'
+    )
+    document, _ = browse(
+        tmp_path / "frame.html", tmp_path, "--allow-file-access-from-files", "--dump-dom"
+    )
+    page, narrowest, window = map(
+        int, re.search(r"<title>(\d+) (\d+) (\d+)</title>", document).groups()
+    )
     assert window == 360 and page <= 360 and narrowest >= 60

@@ -1,4 +1,6 @@
-"""Images behind partitions: what is drawn is what was stored, and the pages of domain discovery work from records alone."""
+"""Images behind partitions: what is drawn is what was stored, and the pages of domain discovery
+work from records alone."""
+
 import json
 import math
 import re
@@ -10,9 +12,10 @@ import pandas as pd
 import pytest
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.panels import as_rgb, factor_style, heat_map, panel_groups, plot_factor_grid, plot_panels, plot_strip, runs_with_codes, tiled
-from hmoe_repro.records import RunSpec
-from hmoe_repro.render import render
+from hmoe_repro.evidence.factors import factor_style, heat_map, plot_factor_grid, runs_with_codes
+from hmoe_repro.evidence.panels import as_rgb, panel_groups, plot_panels, plot_strip, tiled
+from hmoe_repro.evidence.render import render
+from hmoe_repro.runs.spec import RunSpec
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -23,16 +26,28 @@ NAMES = ["+90%", "+80%", "-90%"]
 
 
 def stored(experts=3, n=60, seed=0, channels=2):
-    "Arrays of a run whose experts are the colours; the last expert owns nothing, and expert 1 no panel image of the first domain."
+    """Arrays of a run whose experts are the colours; the last expert owns nothing, and expert 1 no
+    panel image of the first domain."""
     random = np.random.default_rng(seed)
     arrays = {"embeddings": random.normal(size=(experts, 8)).astype(np.float16)}
     for split, domain in (("out", np.repeat([0, 1], n // 2)), ("test", np.full(24, 2))):
         colour = np.arange(len(domain)) % 2
-        arrays |= {f"code_{split}": (arrays["embeddings"][colour] + 0.1 * random.normal(size=(len(domain), 8))).astype(np.float16), f"gate_{split}": np.eye(experts)[colour].astype(np.float16),
-                   f"domain_{split}": domain.astype(np.int16), f"class_{split}": random.integers(0, 2, len(domain)).astype(np.int16),
-                   f"colour_{split}": colour.astype(np.int16), f"digit_{split}": random.integers(0, 10, len(domain)).astype(np.int16)}
-    index = np.r_[0:20, n // 2:n // 2 + 20]
-    return arrays | {"panel_index": index.astype(np.int16), "panel_images": random.integers(0, 256, (40, channels, 6, 5), dtype=np.uint8), "panel_test": random.integers(0, 256, (12, channels, 6, 5), dtype=np.uint8)}
+        arrays |= {
+            f"code_{split}": (
+                arrays["embeddings"][colour] + 0.1 * random.normal(size=(len(domain), 8))
+            ).astype(np.float16),
+            f"gate_{split}": np.eye(experts)[colour].astype(np.float16),
+            f"domain_{split}": domain.astype(np.int16),
+            f"class_{split}": random.integers(0, 2, len(domain)).astype(np.int16),
+            f"colour_{split}": colour.astype(np.int16),
+            f"digit_{split}": random.integers(0, 10, len(domain)).astype(np.int16),
+        }
+    index = np.r_[0:20, n // 2 : n // 2 + 20]
+    return arrays | {
+        "panel_index": index.astype(np.int16),
+        "panel_images": random.integers(0, 256, (40, channels, 6, 5), dtype=np.uint8),
+        "panel_test": random.integers(0, 256, (12, channels, 6, 5), dtype=np.uint8),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +60,11 @@ def test_channels_become_colours():
     two = np.zeros((1, 2, 3, 4), np.uint8)
     two[0, 0, 0, 0], two[0, 1, 2, 3] = 200, 90
     rgb = as_rgb(two)
-    assert rgb.shape == (1, 3, 4, 3) and rgb[0, 0, 0].tolist() == [200, 0, 0] and rgb[0, 2, 3].tolist() == [0, 90, 0]
+    assert (
+        rgb.shape == (1, 3, 4, 3)
+        and rgb[0, 0, 0].tolist() == [200, 0, 0]
+        and rgb[0, 2, 3].tolist() == [0, 90, 0]
+    )
     assert as_rgb(two[:, :1])[0, 0, 0].tolist() == [200] * 3
     three = np.arange(3, dtype=np.uint8).reshape(1, 3, 1, 1)
     assert as_rgb(three)[0, 0, 0].tolist() == [0, 1, 2]
@@ -57,7 +76,9 @@ def test_channels_become_colours():
 def test_a_sheet_puts_every_image_in_its_field():
     images = np.stack([np.full((2, 3, 3), value, np.uint8) for value in (1, 2, 3, 4, 5)])
     sheet = tiled(images, columns=2, lines=2)
-    assert sheet.shape == (5, 7, 3) and [int(sheet[y, x, 0]) for y, x in ((0, 0), (0, 4), (3, 0), (3, 4))] == [1, 2, 3, 4]
+    assert sheet.shape == (5, 7, 3) and [
+        int(sheet[y, x, 0]) for y, x in ((0, 0), (0, 4), (3, 0), (3, 4))
+    ] == [1, 2, 3, 4]
     assert (sheet[2] == 255).all() and (sheet[:, 3] == 255).all()
     assert (tiled(images[:0], 2) == 255).all()
 
@@ -65,12 +86,17 @@ def test_a_sheet_puts_every_image_in_its_field():
 def test_groups_hold_the_images_of_their_expert_and_the_share_of_all():
     arrays = stored()
     groups = panel_groups(arrays, NAMES)
-    assert list(groups["domain"]) == ["+90%", "+80%"] and list(groups["expert"]) == list(groups["test"]) == ["expert 0", "expert 1", "expert 2"]
+    assert list(groups["domain"]) == ["+90%", "+80%"] and list(groups["expert"]) == list(
+        groups["test"]
+    ) == ["expert 0", "expert 1", "expert 2"]
     expert = arrays["gate_out"].argmax(1)[arrays["panel_index"]]
     for k in range(3):
         chosen, share = groups["expert"][f"expert {k}"]
         assert np.array_equal(chosen, np.flatnonzero(expert == k)) and share == (0.5, 0.5, 0)[k]
-    assert groups["domain"]["+80%"][0].tolist() == list(range(20, 40)) and max(groups["test"]["expert 0"][0]) < 12
+    assert (
+        groups["domain"]["+80%"][0].tolist() == list(range(20, 40))
+        and max(groups["test"]["expert 0"][0]) < 12
+    )
     del arrays["panel_images"]
     with pytest.raises(HmoeError, match="no panel images"):
         panel_groups(arrays, NAMES)
@@ -80,10 +106,16 @@ def test_a_strip_shows_the_chosen_images_and_says_what_is_empty():
     images = stored()["panel_images"]
     _, axes = plt.subplots(1, 3)
     plot_strip(axes[0], images, np.array([7, 3]), 0.5, columns=2, lines=1)
-    assert np.array_equal(axes[0].images[0].get_array(), tiled(as_rgb(images[[7, 3]]), 2)) and not axes[0].texts
+    assert (
+        np.array_equal(axes[0].images[0].get_array(), tiled(as_rgb(images[[7, 3]]), 2))
+        and not axes[0].texts
+    )
     plot_strip(axes[1], images, np.array([], int), 0.0)
     plot_strip(axes[2], images, np.array([], int), 0.01)
-    assert axes[1].texts[0].get_text() == "empty" and axes[2].texts[0].get_text() == "none among the stored images"
+    assert (
+        axes[1].texts[0].get_text() == "empty"
+        and axes[2].texts[0].get_text() == "none among the stored images"
+    )
 
 
 def test_a_full_strip_takes_images_from_the_whole_group():
@@ -99,7 +131,11 @@ def test_panels_have_a_row_for_every_domain_and_expert():
     shown = [axis for axis in figure.axes if axis.get_visible()]
     labels = [axis.get_ylabel() for axis in shown]
     assert len(shown) == 2 + 3 + 3 and "+90%\n50 %" in labels and labels.count("expert 2\n0 %") == 2
-    assert {axis.get_title() for axis in shown} >= {"by domain label", "by expert", "test domain -90%, by expert"}
+    assert {axis.get_title() for axis in shown} >= {
+        "by domain label",
+        "by expert",
+        "test domain -90%, by expert",
+    }
     assert sum(text.get_text() == "empty" for axis in shown for text in axis.texts) == 2
 
 
@@ -111,36 +147,61 @@ def test_every_value_of_a_factor_has_its_own_colour():
 
 
 def test_the_grid_shows_the_scores_of_the_record_and_every_factor():
-    record = {"spec": {"algorithm": "HMOE-DN", "test_domains": ["-90%"]}, "discovery": {"nmi_domain": 0.12, "nmi_class": 0.34, "nmi_colour": 0.56, "nmi_digit": 0.78}}
+    record = {
+        "spec": {"algorithm": "HMOE-DN", "test_domains": ["-90%"]},
+        "discovery": {"nmi_domain": 0.12, "nmi_class": 0.34, "nmi_colour": 0.56, "nmi_digit": 0.78},
+    }
     figure = plot_factor_grid([(record, stored())] * 2, NAMES, {"digit": "numeral"})
-    assert figure.axes[0].get_title() == "HMOE-DN, test: -90%\ndomain: NMI 0.12" and [axis.get_title() for axis in figure.axes[2::2]] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
+    assert figure.axes[0].get_title() == "HMOE-DN, test: -90%\ndomain: NMI 0.12" and [
+        axis.get_title() for axis in figure.axes[2::2]
+    ] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
     legends = [[t.get_text() for t in axis.get_legend().get_texts()] for axis in figure.axes[1::2]]
-    assert legends[0] == ["+90%", "+80%", "test samples", "embeddings"] and legends[2] == ["red", "green"] and len(legends[3]) == 10
+    assert (
+        legends[0] == ["+90%", "+80%", "test samples", "embeddings"]
+        and legends[2] == ["red", "green"]
+        and len(legends[3]) == 10
+    )
     with pytest.raises(HmoeError, match="no run has stored codes"):
         plot_factor_grid([], NAMES)
 
 
 def test_a_heat_map_writes_every_number():
     _, axes = plt.subplots(1, 2)
-    table = pd.DataFrame([[30, 10], [0, 5]], index=pd.Index(["a", "b"], name="domain"), columns=["expert 0", "expert 1"])
+    table = pd.DataFrame(
+        [[30, 10], [0, 5]],
+        index=pd.Index(["a", "b"], name="domain"),
+        columns=["expert 0", "expert 1"],
+    )
     heat_map(axes[0], table, by_row=True)
-    assert [t.get_text() for t in axes[0].texts] == ["30", "10", "0", "5"] and np.allclose(axes[0].images[0].get_array(), [[0.75, 0.25], [0, 1]]) and axes[0].get_ylabel() == "domain"
+    assert (
+        [t.get_text() for t in axes[0].texts] == ["30", "10", "0", "5"]
+        and np.allclose(axes[0].images[0].get_array(), [[0.75, 0.25], [0, 1]])
+        and axes[0].get_ylabel() == "domain"
+    )
     heat_map(axes[1], table / 100)
     assert [t.get_text() for t in axes[1].texts][:2] == ["0.30", "0.10"]
 
 
 # The pages
 
-PAGES = {"colored_discovery": "colored", "rotated_discovery": "rotated", "hmoe_fig7": "collapse", "hmoe_fig8": "classloss", "hmoe_sensitivity": "sensitivity"}
+PAGES = {
+    "colored_discovery": "colored",
+    "rotated_discovery": "rotated",
+    "hmoe_fig7": "collapse",
+    "hmoe_fig8": "classloss",
+    "hmoe_sensitivity": "sensitivity",
+}
 
 
 @pytest.fixture(scope="module")
 def study_copy(tmp_path_factory, root):
-    "The committed smoke studies under the name of another profile, in a folder of their own: no data, no runs."
+    """The committed smoke studies under the name of another profile, in a folder of their own: no
+    data, no runs."""
     folder = tmp_path_factory.mktemp("store")
     for study in ("colored", "rotated", "collapse", "classloss", "sensitivity"):
         shutil.copyfile(root / "results" / f"smoke-{study}.jsonl", folder / f"quick-{study}.jsonl")
-        if (root / "results" / f"smoke-{study}").is_dir(): shutil.copytree(root / "results" / f"smoke-{study}", folder / f"quick-{study}")
+        if (root / "results" / f"smoke-{study}").is_dir():
+            shutil.copytree(root / "results" / f"smoke-{study}", folder / f"quick-{study}")
     return folder
 
 
@@ -149,14 +210,20 @@ def edit(folder, study, change):
     path = folder / f"quick-{study}.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
-        if record["discovery"]: change(record)
+        if record["discovery"]:
+            change(record)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def markdown_of(page):
     "Everything an executed page says in Markdown outputs."
     cells = json.loads(page.read_text())["cells"]
-    return "\n".join("".join(o["data"]["text/markdown"]) for c in cells for o in c.get("outputs", []) if "text/markdown" in o.get("data", {}))
+    return "\n".join(
+        "".join(o["data"]["text/markdown"])
+        for c in cells
+        for o in c.get("outputs", [])
+        if "text/markdown" in o.get("data", {})
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -164,43 +231,100 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     store = tmp_path / "store"
     shutil.copytree(study_copy, store)
     study = PAGES[page]
-    if study == "colored": edit(store, study, lambda r: r["discovery"].update(nmi_colour=0.97, nmi_domain=0.01, gate_entropy=0.01))
-    if study == "rotated": edit(store, study, lambda r: r["discovery"].update(nmi_domain=0.85, gate_entropy=0.01, experts_used=5))
-    if study == "collapse": edit(store, study, lambda r: r["discovery"].update(experts_used=2, gate_entropy=0.01, load_balance=float(np.log(4))))
-    if study == "classloss": edit(store, study, lambda r: r["discovery"].update(gate_entropy=0.5 * float(np.log(3)), nmi_domain=0.0))
-    if study == "sensitivity": edit(store, study, lambda r: r["discovery"].update(nmi_domain=0.9 if r["spec"]["hparams"]["eps"] < 1e-3 else 0.2))
+    if study == "colored":
+        edit(
+            store,
+            study,
+            lambda r: r["discovery"].update(nmi_colour=0.97, nmi_domain=0.01, gate_entropy=0.01),
+        )
+    if study == "rotated":
+        edit(
+            store,
+            study,
+            lambda r: r["discovery"].update(nmi_domain=0.85, gate_entropy=0.01, experts_used=5),
+        )
+    if study == "collapse":
+        edit(
+            store,
+            study,
+            lambda r: r["discovery"].update(
+                experts_used=2, gate_entropy=0.01, load_balance=float(np.log(4))
+            ),
+        )
+    if study == "classloss":
+        edit(
+            store,
+            study,
+            lambda r: r["discovery"].update(gate_entropy=0.5 * float(np.log(3)), nmi_domain=0.0),
+        )
+    if study == "sensitivity":
+        edit(
+            store,
+            study,
+            lambda r: r["discovery"].update(
+                nmi_domain=0.9 if r["spec"]["hparams"]["eps"] < 1e-3 else 0.2
+            ),
+        )
     text = markdown_of(render(page, "quick", store=store, output=tmp_path / "figures"))
     folder = tmp_path / "figures" / "quick"
     made = {path.name for path in folder.iterdir()}
-    assert {f"{page}.{kind}" for kind in ("png", "pdf", "csv", "md", "tex", "ipynb", "provenance.json")} <= made and "reduced study" in text
+    assert {
+        f"{page}.{kind}" for kind in ("png", "pdf", "csv", "md", "tex", "ipynb", "provenance.json")
+    } <= made and "reduced study" in text
     assert json.loads((folder / f"{page}.provenance.json").read_text())["study"] == f"quick-{study}"
-    expected = {"colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)", "rotated": "HMOE-DN, 4 runs: the experts agree most with the angle in 4 (NMI 0.85)",
-                "collapse": "K = 8, weight 3: the load collapsed in 4 of 4 runs (effective number 2.0 of 8, load balance 1.39 to 1.39 nats)",
-                "classloss": "Gate entropy 50 to 50 % of log K; mean NMI with domains 0.00", "sensitivity": "mean NMI with domains is largest at 1e-08 (0.90) and smallest at 0.01 (0.20)"}
+    expected = {
+        "colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)",
+        "rotated": "HMOE-DN, 4 runs: the experts agree most with the angle in 4 (NMI 0.85)",
+        "collapse": "K = 8, weight 3: the load collapsed in 4 of 4 runs "
+        "(effective number 2.0 of 8, load balance 1.39 to 1.39 nats)",
+        "classloss": "Gate entropy 50 to 50 % of log K; mean NMI with domains 0.00",
+        "sensitivity": "mean NMI with domains is largest at 1e-08 (0.90) "
+        "and smallest at 0.01 (0.20)",
+    }
     assert expected[study] in text, text
     if study in ("colored", "rotated"):
-        assert {f"{page}_panels_dn.png", f"{page}_maps.png", f"{page}_gate.csv", f"{page}_runs.csv"} <= made
-        assert (f"{page}_nd.png" in made) == (study == "colored") and re.search(r"HMOE-DN, test domain \S+: ", text)
+        assert {
+            f"{page}_panels_dn.png",
+            f"{page}_maps.png",
+            f"{page}_gate.csv",
+            f"{page}_runs.csv",
+        } <= made
+        assert (f"{page}_nd.png" in made) == (study == "colored") and re.search(
+            r"HMOE-DN, test domain \S+: ", text
+        )
 
 
 def test_a_page_without_stored_codes_keeps_its_scores(study_copy, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     shutil.copyfile(study_copy / "quick-rotated.jsonl", store / "quick-rotated.jsonl")
-    text = markdown_of(render("rotated_discovery", "quick", store=store, output=tmp_path / "figures"))
+    text = markdown_of(
+        render("rotated_discovery", "quick", store=store, output=tmp_path / "figures")
+    )
     assert "No run of HMOE-DN stored its codes." in text and "HMOE-DN, 4 runs" in text
 
 
 def test_an_unknown_test_domain_is_refused_with_the_valid_ones(study_copy, tmp_path):
     with pytest.raises(HmoeError, match="Valid: 0, 75"):
-        render("rotated_discovery", "quick", store=study_copy, output=tmp_path / "figures", test_domain="37")
+        render(
+            "rotated_discovery",
+            "quick",
+            store=study_copy,
+            output=tmp_path / "figures",
+            test_domain="37",
+        )
 
 
 def test_runs_with_codes_passes_over_runs_without(study_copy):
-    from hmoe_repro.report import load_study
+    from hmoe_repro.evidence.records import load_study
+
     records = load_study("quick-colored", study_copy)
     found = runs_with_codes(records, "quick-colored", study_copy, algorithm="HMOE-DN")
-    assert {r["spec"]["trial_seed"] for r, _ in found} == {0} and len(found) == 2 and all({"panel_images", "colour_out"} <= set(arrays) for _, arrays in found)
+    assert (
+        {r["spec"]["trial_seed"] for r, _ in found} == {0}
+        and len(found) == 2
+        and all({"panel_images", "colour_out"} <= set(arrays) for _, arrays in found)
+    )
 
 
 def arm(record, weight, folder):
@@ -209,7 +333,8 @@ def arm(record, weight, folder):
     copy["spec"]["hparams"]["lambda_kl"] = weight
     copy["run_id"] = RunSpec.from_dict(copy["spec"]).run_id
     arrays = folder / f"{record['run_id']}.safetensors"
-    if arrays.exists() and copy["run_id"] != record["run_id"]: shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
+    if arrays.exists() and copy["run_id"] != record["run_id"]:
+        shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
     return copy
 
 
@@ -217,23 +342,61 @@ def arm(record, weight, folder):
 def test_the_page_of_fig7_shows_the_arms_that_were_trained(weights, study_copy, tmp_path):
     store = tmp_path / "store"
     shutil.copytree(study_copy, store)
-    path, records = store / "quick-collapse.jsonl", [json.loads(line) for line in (study_copy / "quick-collapse.jsonl").read_text().splitlines()]
+    path, records = (
+        store / "quick-collapse.jsonl",
+        [
+            json.loads(line)
+            for line in (study_copy / "quick-collapse.jsonl").read_text().splitlines()
+        ],
+    )
     thrice = [r for r in records if r["spec"]["hparams"]["lambda_kl"] == 3]
-    path.write_text("".join(json.dumps(arm(r, weight, store / "quick-collapse")) + "\n" for weight in weights for r in thrice))
+    path.write_text(
+        "".join(
+            json.dumps(arm(r, weight, store / "quick-collapse")) + "\n"
+            for weight in weights
+            for r in thrice
+        )
+    )
     text = markdown_of(render("hmoe_fig7", "quick", store=store, output=tmp_path / "figures"))
     verdict = (tmp_path / "figures/quick/hmoe_fig7_verdict.md").read_text()
-    assert ("K = 8, weight 1: " in verdict) == (1.0 in weights) != ("not the paper's 1" in verdict) and "K = 8, weight 3: " in verdict
-    assert ("No run here has the paper's weight 1" in text) == (1.0 not in weights) and "drawn afresh" in verdict
+    assert ("K = 8, weight 1: " in verdict) == (1.0 in weights) != (
+        "not the paper's 1" in verdict
+    ) and "K = 8, weight 3: " in verdict
+    assert ("No run here has the paper's weight 1" in text) == (
+        1.0 not in weights
+    ) and "drawn afresh" in verdict
     assert ("lambda_kl 3 instead of 1 in some runs" in text) == (1.0 in weights)
 
 
-@pytest.mark.parametrize("page, study", [("colored_discovery", "colored"), ("rotated_discovery", "rotated")])
-def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the_gate_uniform(page, study, study_copy, tmp_path):
+@pytest.mark.parametrize(
+    "page, study", [("colored_discovery", "colored"), ("rotated_discovery", "rotated")]
+)
+def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the_gate_uniform(
+    page, study, study_copy, tmp_path
+):
     store = tmp_path / "store"
     shutil.copytree(study_copy, store)
-    edit(store, study, lambda r: r["discovery"].update({name: 0.0 for name in r["discovery"] if name.startswith(("nmi_", "ari_"))} | {"gate_entropy": math.log(r["spec"]["hparams"].get("num_experts") or (2 if study == "colored" else 5))}))
+    edit(
+        store,
+        study,
+        lambda r: r["discovery"].update(
+            {name: 0.0 for name in r["discovery"] if name.startswith(("nmi_", "ari_"))}
+            | {
+                "gate_entropy": math.log(
+                    r["spec"]["hparams"].get("num_experts") or (2 if study == "colored" else 5)
+                )
+            }
+        ),
+    )
     render(page, "quick", store=store, output=tmp_path / "figures")
     verdict = (tmp_path / "figures/quick" / f"{page}_verdict.md").read_text()
-    assert "HMOE-DN, 4 runs: the gate is still uniform in all of them after 11 updates (entropy at least 100 % of log K; not trained yet)" in verdict
+    assert (
+        "HMOE-DN, 4 runs: the gate is still uniform in all of them after 11 updates "
+        "(entropy at least 100 % of log K; not trained yet)" in verdict
+    )
     table = (tmp_path / "figures/quick" / f"{page}.md").read_text()
-    assert f"{'Colored' if study == 'colored' else 'Rotated'}Digits, reduced: 11 updates, 2 seeds" in table and "gate entropy / log K" in table
+    assert (
+        f"{'Colored' if study == 'colored' else 'Rotated'}Digits, reduced: 11 updates, 2 seeds"
+        in table
+        and "gate entropy / log K" in table
+    )

@@ -1,4 +1,6 @@
-"""Paper notebooks and the machine that renders them: parameters, all or nothing, the same bytes twice, gallery."""
+"""Paper notebooks and the machine that renders them:
+parameters, all or nothing, the same bytes twice, gallery."""
+
 import json
 import re
 from pathlib import Path
@@ -8,87 +10,163 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from hmoe_repro import studies
 from hmoe_repro.core import HmoeError
-from hmoe_repro.render import (artefacts, check_parameters, choices, files_of, folded, gallery, paper_notebook, portable, public, read_parameters,
-                               render, title_and_claim, update_readme_block)
-from hmoe_repro.studies import ARTEFACTS, PROFILES
+from hmoe_repro.evidence.gallery import (
+    fold_long_table,
+    gallery,
+    title_and_claim,
+    update_readme_block,
+)
+from hmoe_repro.evidence.render import (
+    artefacts,
+    check_parameters,
+    choices,
+    files_of,
+    from_root,
+    hide_outside,
+    paper_notebook,
+    read_parameters,
+    render,
+)
+from hmoe_repro.runs import studies
+from hmoe_repro.runs.artefacts import ARTEFACTS
+from hmoe_repro.runs.studies import PROFILES
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
 OURS_IN_ORDER = sorted(OURS)
 STUDIES = {"digits_balance": "quick-balance"}  # the others: quick-digits
-PARAMETERS = 'profile: str = "smoke"  # smoke | quick\nstore: str = ""  # a folder of study files\noutput: str = ""  # a folder\nrate: float = 0.5  # a number\nseeds: list = [0, 1]  # trial seeds\nfast: bool = False  # a switch\ncount: int = 3  # how many'
-WRITE = "from hmoe_repro.report import output_folder\nfolder = output_folder(output, profile)\n(folder / 'page.csv').write_text(f'{profile} {rate} {seeds} {fast} {count}')\n(folder / 'page_more.md').write_text('**More**\\n\\n| a |\\n|---|\\n| 1 |\\n')"
+PARAMETERS = """\
+profile: str = "smoke"  # smoke | quick
+store: str = ""  # a folder of study files
+output: str = ""  # a folder
+rate: float = 0.5  # a number
+seeds: list = [0, 1]  # trial seeds
+fast: bool = False  # a switch
+count: int = 3  # how many"""
+WRITE = """\
+from hmoe_repro.evidence.provenance import output_folder
+folder = output_folder(output, profile)
+(folder / 'page.csv').write_text(f'{profile} {rate} {seeds} {fast} {count}')
+(folder / 'page_more.md').write_text('**More**\\n\\n| a |\\n|---|\\n| 1 |\\n')"""
 
 
 def notebook(folder, name="page", cells=(WRITE, "profile"), parameters=(PARAMETERS,), kernel=True):
     "A small paper notebook."
     folder.mkdir(exist_ok=True)
-    body = [new_markdown_cell("# A page\n\n> Claim checked: none.")] + [new_code_cell(p, metadata={"tags": ["parameters"]}) for p in parameters] + [new_code_cell(c) for c in cells]
-    for number, cell in enumerate(body): cell.id = f"cell-{number}"
-    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3" if kernel is True else kernel}}
+    body = (
+        [new_markdown_cell("# A page\n\n> Claim checked: none.")]
+        + [new_code_cell(p, metadata={"tags": ["parameters"]}) for p in parameters]
+        + [new_code_cell(c) for c in cells]
+    )
+    for number, cell in enumerate(body):
+        cell.id = f"cell-{number}"
+    metadata = {
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3" if kernel is True else kernel,
+        }
+    }
     nbformat.write(new_notebook(cells=body, metadata=metadata), folder / f"{name}.ipynb")
     return folder
 
 
 def snapshot(folder):
     "Names and contents of everything below a folder."
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 # Our paper notebooks
 
+
 def test_every_artefact_has_exactly_the_agreed_parameters():
+    first = {name: artefact.profiles[0] for name, artefact in ARTEFACTS.items()}
+    first["study"] = "smoke-digits"  # of any study the profile is its name
     assert set(OURS) <= set(artefacts())
     for name in artefacts():
         found = read_parameters(paper_notebook(name))
         assert {"profile", "store", "output"} <= set(found)
-        assert found["profile"][:2] == (str, ARTEFACTS[name].profiles[0]) and found["store"][:2] == (str, "") and found["output"][:2] == (str, "")
+        assert (
+            found["profile"][:2] == (str, first[name])
+            and found["store"][:2] == (str, "")
+            and found["output"][:2] == (str, "")
+        )
         title, claim = title_and_claim(paper_notebook(name))
         assert title and claim, name
 
 
 def sources(name):
     "The code of a paper notebook as one text."
-    return "\n".join(c.source for c in nbformat.read(paper_notebook(name), 4).cells if c.cell_type == "code")
+    return "\n".join(
+        c.source for c in nbformat.read(paper_notebook(name), 4).cells if c.cell_type == "code"
+    )
 
 
 def test_every_page_is_an_artefact_and_every_artefact_a_page():
-    assert set(artefacts()) == set(ARTEFACTS)
+    assert set(artefacts()) == {*ARTEFACTS, "study"}  # the last shows any study
 
 
-TRAINED = [name for name in artefacts() if set(ARTEFACTS[name].profiles) <= set(PROFILES)]      # the others are measured, such as speed
+TRAINED = [
+    name for name in ARTEFACTS if set(ARTEFACTS[name].profiles) <= set(PROFILES)
+]  # the others are measured, such as speed
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_page_takes_the_profiles_and_the_study_of_its_artefact(name):
     artefact = ARTEFACTS[name]
     said = read_parameters(paper_notebook(name))["profile"][2]
-    assert (choices(said) or [said]) == list(artefact.profiles) and artefact.profiles[0] in ("smoke", "pacs")
-    assert set(artefact.optional) <= set(artefact.profiles) and all(f"{p}-{artefact.study}" in studies.STUDIES for p in artefact.profiles)
+    assert (choices(said) or [said]) == list(artefact.profiles) and artefact.profiles[0] in (
+        "smoke",
+        "pacs",
+    )
+    assert set(artefact.optional) <= set(artefact.profiles) and all(
+        f"{p}-{artefact.study}" in studies.STUDIES for p in artefact.profiles
+    )
     assert f'{{profile}}-{artefact.study}"' in sources(name)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_page_leaves_its_evidence_and_nothing_under_another_name(name):
     text = sources(name)
-    assert re.search(rf'provenance\("{name}"', text) and "header(profile, records" in text
-    stems = re.findall(r'save_(?:table|figure)\(.*?, folder, f?"([\w{}]+)"', text)
-    assert name in stems and all(stem == name or stem.startswith(f"{name}_") for stem in stems), stems
+    assert re.search(rf'provenance\(\s*"{name}"', text) and "header(profile, records" in text
+    stems = re.findall(r'save_(?:table|figure)\([^"]*?,\s*folder,\s*f?"([\w{}]+)"', text)
+    assert name in stems and all(stem == name or stem.startswith(f"{name}_") for stem in stems), (
+        stems
+    )
 
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    "Our notebooks rendered from one invented study with a failed and a missing run, and two of them once more into another folder, in kernels whose hashes differ."
+    """Our notebooks rendered from one invented study with a failed and a missing run,
+    and two of them once more into another folder, in kernels whose hashes differ."""
     base = tmp_path_factory.mktemp("paper")
-    runs = [r for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch")) if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])]
-    invented.write_study(base / "store", "quick-digits", runs + [invented.failed("HMOE-ND", "sketch", 1)], with_arrays=(0,))
-    invented.write_study(base / "store", "quick-balance", invented.balance() + [invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)])
+    runs = [
+        r
+        for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch"))
+        if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])
+    ]
+    invented.write_study(
+        base / "store",
+        "quick-digits",
+        runs + [invented.failed("HMOE-ND", "sketch", 1)],
+        with_arrays=(0,),
+    )
+    invented.write_study(
+        base / "store",
+        "quick-balance",
+        invented.balance() + [invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)],
+    )
     for folder, names in (("one", OURS), ("two", OURS[1:3])):
         with pytest.MonkeyPatch.context() as patch:
-            if folder == "two": patch.delenv("JUPYTER_PATH", raising=False)   # ordinary kernels
-            for name in names: render(name, "quick", store=base / "store", output=base / folder / "figures")
+            if folder == "two":
+                patch.delenv("JUPYTER_PATH", raising=False)  # ordinary kernels
+            for name in names:
+                render(name, "quick", store=base / "store", output=base / folder / "figures")
         gallery("quick", base / folder / "figures", base / "store")
     return base
 
@@ -96,7 +174,11 @@ def rendered(tmp_path_factory):
 def test_two_renders_are_the_same_to_the_byte(rendered):
     one, two = snapshot(rendered / "one"), snapshot(rendered / "two")
     twice = [name for name in one if Path(name).name.startswith(OURS[1:3])]
-    assert len(twice) > 10 and twice == [n for n in two if n in twice] and [name for name in twice if one[name] != two[name]] == []
+    assert (
+        len(twice) > 10
+        and twice == [n for n in two if n in twice]
+        and [name for name in twice if one[name] != two[name]] == []
+    )
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -105,8 +187,17 @@ def test_what_an_artefact_leaves(rendered, name):
     kinds = {file.removeprefix(name + ".") for file in files_of(folder)[name]}
     assert {"ipynb", "png", "pdf", "csv", "md", "tex", "provenance.json"} <= kinds
     evidence = json.loads((folder / f"{name}.provenance.json").read_text())
-    assert evidence["profile"] == "quick" and evidence["study"] == STUDIES.get(name, "quick-digits") and evidence["study_sha256"] and len(evidence["run_ids"]) == evidence["records"] > 0
-    lost = invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0) if name == "digits_balance" else invented.failed("HMOE-ND", "sketch", 1)
+    assert (
+        evidence["profile"] == "quick"
+        and evidence["study"] == STUDIES.get(name, "quick-digits")
+        and evidence["study_sha256"]
+        and len(evidence["run_ids"]) == evidence["records"] > 0
+    )
+    lost = (
+        invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)
+        if name == "digits_balance"
+        else invented.failed("HMOE-ND", "sketch", 1)
+    )
     assert evidence["failed"] == [lost["run_id"]]
     assert name != "digits_fig5" or "after the last update" in evidence["selection_rule"]
 
@@ -116,12 +207,21 @@ def test_the_executed_notebook_is_clean(rendered, name):
     text = (rendered / "one" / "figures" / "quick" / f"{name}.ipynb").read_text()
     page = nbformat.reads(text, 4)
     nbformat.validate(page)
-    assert str(rendered) not in text and "/tmp/" not in text and set(page.metadata) == {"kernelspec"}
+    assert (
+        str(rendered) not in text and "/tmp/" not in text and set(page.metadata) == {"kernelspec"}
+    )
     injected = [c for c in page.cells if "injected-parameters" in c.metadata.get("tags", [])]
-    assert [c.id for c in injected] == ["injected-parameters"] and "profile = 'quick'" in injected[0].source and "output = '(outside)/figures'" in injected[0].source
+    assert (
+        [c.id for c in injected] == ["injected-parameters"]
+        and "profile = 'quick'" in injected[0].source
+        and "output = '(outside)/figures'" in injected[0].source
+    )
     for cell in page.cells:
         assert set(cell.metadata) <= {"tags"}
-        if cell.cell_type == "code": assert cell.execution_count is None and all(o.output_type != "error" and o.get("name") != "stderr" for o in cell.outputs)
+        if cell.cell_type == "code":
+            assert cell.execution_count is None and all(
+                o.output_type != "error" and o.get("name") != "stderr" for o in cell.outputs
+            )
 
 
 def test_the_table_page_says_what_it_is_and_what_is_missing(rendered):
@@ -129,7 +229,12 @@ def test_the_table_page_says_what_it_is_and_what_is_missing(rendered):
     table = (folder / "digits_table.md").read_text()
     assert "not the paper's" in table.splitlines()[0] and "– (0/2)" in table
     page = (folder / "digits_table.ipynb").read_text()
-    assert "missing: HMOE-ND on sketch" in page and "failed: HMOE-ND on sketch, seed 1" in page and "NaN loss at step 40" in page and "not comparable" in page
+    assert (
+        "missing: HMOE-ND on sketch" in page
+        and "failed: HMOE-ND on sketch, seed 1" in page
+        and "NaN loss at step 40" in page
+        and "not comparable" in page
+    )
     assert "stderr" in (folder / "digits_table.csv").read_text().splitlines()[0]
 
 
@@ -138,64 +243,142 @@ def test_the_discovery_page_shows_every_run(rendered):
     lines = (folder / "digits_fig5_runs.csv").read_text().splitlines()
     assert len(lines) == 1 + 3 * 2 * 2 - 2 and "nmi_domain" in lines[0] and "ari_class" in lines[0]
     summary = (folder / "digits_fig5.md").read_text()
-    assert "highest possible nmi" in summary and "0.81" in next(line for line in summary.splitlines() if line.startswith("| HMOE-ND"))
-    assert "built in, for equally loaded experts reach at most 0.81" in (folder / "digits_fig5.ipynb").read_text()
+    assert "highest possible nmi" in summary and "0.81" in next(
+        line for line in summary.splitlines() if line.startswith("| HMOE-ND")
+    )
+    assert (
+        "built in, for equally loaded experts reach at most 0.81"
+        in (folder / "digits_fig5.ipynb").read_text()
+    )
     assert "photo (test)" in (folder / "digits_fig5_confusion.csv").read_text()
 
 
 def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
     folder = rendered / "one" / "figures" / "quick"
     page = (folder / "README.md").read_text()
-    assert "not the papers' protocol" in page and len(re.findall(r"^## ", page, re.M)) == len(OURS) and page.count("\n> ") == len(OURS)
-    assert "Generated from the runs of `hmoe reproduce` on this machine;" in page and "`results/`" not in page
+    assert (
+        "not the papers' protocol" in page
+        and len(re.findall(r"^## ", page, re.M)) == len(OURS)
+        and page.count("\n> ") == len(OURS)
+    )
+    assert (
+        "Generated from the runs of `hmoe reproduce` on this machine;" in page
+        and "`results/`" not in page
+    )
     targets = re.findall(r"\]\(([^)]+)\)", page)
     assert targets and all((folder / target).is_file() for target in targets)
-    for name in OURS: assert (folder / f"{name}_verdict.md").read_text().strip() in page.split("Verdict, computed from the records:")[1 + OURS_IN_ORDER.index(name)]
-    assert page.count("Verdict, computed from the records:") == len(OURS) and "Data: DigitDomains, profile quick](" in page and "(DigitDomains)" in page
-    assert {"digits_table.png", "digits_fig5.csv", "learning_curves.provenance.json", "digits_table.ipynb", "digits_fig5.pdf"} <= set(targets)
+    for name in OURS:
+        assert (folder / f"{name}_verdict.md").read_text().strip() in page.split(
+            "Verdict, computed from the records:"
+        )[1 + OURS_IN_ORDER.index(name)]
+    assert (
+        page.count("Verdict, computed from the records:") == len(OURS)
+        and "Data: DigitDomains, profile quick](" in page
+        and "(DigitDomains)" in page
+    )
+    assert {
+        "digits_table.png",
+        "digits_fig5.csv",
+        "learning_curves.provenance.json",
+        "digits_table.ipynb",
+        "digits_fig5.pdf",
+    } <= set(targets)
 
 
 def test_the_gallery_of_published_records_says_so(tmp_path):
     folder = notebook(tmp_path / "quick")
-    assert "Generated from `results/` by `make figures`;" in gallery("quick", folder.parent).read_text()
+    assert (
+        "Generated from `results/` by `make figures`;"
+        in gallery("quick", folder.parent).read_text()
+    )
 
 
 def test_the_gallery_says_what_kind_of_study_each_profile_is(tmp_path):
-    notes = {profile: gallery(profile, notebook(tmp_path / profile).parent).read_text().split("\n\n")[1] for profile in PROFILES}
-    assert all(f"Profile `{p}` is **not the papers' protocol**" in notes[p] for p in ("smoke", "quick"))
-    for p in ("mnist", "pacs"): assert "**the papers' data, but not the papers' protocol**" in notes[p] and "must not be compared with published ones" in notes[p]
-    assert notes["paper"].startswith("These pages follow the papers' protocol") and "not be compared" not in notes["paper"] and set(notes) == {"smoke", "quick", "mnist", "pacs", "paper"}
+    notes = {
+        profile: gallery(profile, notebook(tmp_path / profile).parent).read_text().split("\n\n")[1]
+        for profile in PROFILES
+    }
+    assert all(
+        f"Profile `{p}` is **not the papers' protocol**" in notes[p] for p in ("smoke", "quick")
+    )
+    for p in ("mnist", "pacs"):
+        assert (
+            "**the papers' data, but not the papers' protocol**" in notes[p]
+            and "must not be compared with published ones" in notes[p]
+        )
+    assert (
+        notes["paper"].startswith("These pages follow the papers' protocol")
+        and "not be compared" not in notes["paper"]
+        and set(notes) == {"smoke", "quick", "mnist", "pacs", "paper"}
+    )
 
 
 def test_pages_answer_their_question_in_computed_lines(rendered):
     folder = rendered / "one" / "figures" / "quick"
-    curves, table = (folder / "learning_curves.ipynb").read_text(), (folder / "digits_table.ipynb").read_text()
-    assert "HMOE-DN: gate entropy at the end" in curves and "below a tenth of its maximum in" in curves and "domain loss at the end" in curves
+    curves, table = (
+        (folder / "learning_curves.ipynb").read_text(),
+        (folder / "digits_table.ipynb").read_text(),
+    )
+    assert (
+        "HMOE-DN: gate entropy at the end" in curves
+        and "below a tenth of its maximum in" in curves
+        and "domain loss at the end" in curves
+    )
     assert "In the average, " in table and "differences exceed what can be resolved there" in table
 
 
 def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, monkeypatch):
     from papermill import execute_notebook
+
     monkeypatch.delenv("HMOE_RESULTS", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    execute_notebook(str(root / "nbs" / "paper" / "digits_table.ipynb"), str(tmp_path / "plain.ipynb"), cwd=str(tmp_path), progress_bar=False, log_output=False)
+    execute_notebook(
+        str(root / "nbs" / "paper" / "digits_table.ipynb"),
+        str(tmp_path / "plain.ipynb"),
+        cwd=str(tmp_path),
+        progress_bar=False,
+        log_output=False,
+    )
     page = (tmp_path / "plain.ipynb").read_text()
-    assert "Profile `smoke` is a reduced study" in page and "injected-parameters" not in page and list(tmp_path.glob("hmoe-*/digits_table.csv"))
+    assert (
+        "Profile `smoke` is a reduced study" in page
+        and "injected-parameters" not in page
+        and list(tmp_path.glob("hmoe-*/digits_table.csv"))
+    )
 
 
 def test_a_missing_study_is_one_line_with_the_fix(tmp_path):
-    with pytest.raises(HmoeError, match=r"digits_table: no records of study 'quick-digits': .*Fix: `hmoe reproduce --profile quick`") as caught:
+    cause = r"digits_table: no records of study 'quick-digits': .*"
+    with pytest.raises(HmoeError, match=cause + r"Fix: `hmoe reproduce --profile quick`") as caught:
         render("digits_table", "quick", store=tmp_path, output=tmp_path / "figures")
-    assert "\n" not in str(caught.value) and list(snapshot(tmp_path / "figures")) == ["quick/digits_table.failed.log"]
+    assert "\n" not in str(caught.value) and list(snapshot(tmp_path / "figures")) == [
+        "quick/digits_table.failed.log"
+    ]
 
 
 # The machine
 
+
 def test_parameters_arrive_with_their_types(tmp_path):
     notebooks = notebook(tmp_path / "nbs")
-    page = render("page", "quick", output=tmp_path / "figures", notebooks=notebooks, rate=2, seeds=[5], fast=True)
-    assert page == tmp_path / "figures" / "quick" / "page.ipynb" and (page.parent / "page.csv").read_text() == "quick 2.0 [5] True 3"
-    assert sorted(p.name for p in page.parent.iterdir()) == ["page.csv", "page.ipynb", "page_more.md"] and [p.name for p in page.parent.parent.iterdir()] == ["quick"]
+    page = render(
+        "page",
+        "quick",
+        output=tmp_path / "figures",
+        notebooks=notebooks,
+        rate=2,
+        seeds=[5],
+        fast=True,
+    )
+    assert (
+        page == tmp_path / "figures" / "quick" / "page.ipynb"
+        and (page.parent / "page.csv").read_text() == "quick 2.0 [5] True 3"
+    )
+    assert sorted(p.name for p in page.parent.iterdir()) == [
+        "page.csv",
+        "page.ipynb",
+        "page_more.md",
+    ] and [p.name for p in page.parent.parent.iterdir()] == ["quick"]
     assert snapshot(notebooks).keys() == {"page.ipynb"}
 
 
@@ -203,8 +386,13 @@ def test_a_failing_notebook_leaves_the_target_untouched(tmp_path):
     notebooks, figures = notebook(tmp_path / "nbs"), tmp_path / "figures"
     render("page", "quick", output=figures, notebooks=notebooks)
     before = snapshot(figures)
-    notebook(notebooks, cells=(WRITE.replace("{profile}", "changed"), "def f(): raise KeyError('lost')", "f()"))
-    with pytest.raises(HmoeError, match="page: its notebook failed with KeyError: 'lost'.*page.failed.log") as caught:
+    notebook(
+        notebooks,
+        cells=(WRITE.replace("{profile}", "changed"), "def f(): raise KeyError('lost')", "f()"),
+    )
+    with pytest.raises(
+        HmoeError, match="page: its notebook failed with KeyError: 'lost'.*page.failed.log"
+    ) as caught:
         render("page", "quick", output=figures, notebooks=notebooks)
     assert "\n" not in str(caught.value)
     after = snapshot(figures)
@@ -219,42 +407,99 @@ def test_files_that_are_no_longer_made_are_removed_and_no_others(tmp_path):
     notebooks, figures = notebook(tmp_path / "nbs"), tmp_path / "figures"
     notebook(notebooks, "page_two")
     folder = render("page", "quick", output=figures, notebooks=notebooks).parent
-    for name in ("page_old.png", "page.tex", "page_two.csv", "page_two_old.png", "pages.png", "page_three.ipynb", "page_three.png", "README.md"): (folder / name).write_text("kept")
+    for name in (
+        "page_old.png",
+        "page.tex",
+        "page_two.csv",
+        "page_two_old.png",
+        "pages.png",
+        "page_three.ipynb",
+        "page_three.png",
+        "README.md",
+    ):
+        (folder / name).write_text("kept")
     notebook(notebooks, cells=("1 / 0",))
-    with pytest.raises(HmoeError): render("page", "quick", output=figures, notebooks=notebooks)
+    with pytest.raises(HmoeError):
+        render("page", "quick", output=figures, notebooks=notebooks)
     assert (folder / "page_old.png").exists()
     notebook(notebooks)
     render("page", "quick", output=figures, notebooks=notebooks)
-    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "page.csv", "page.ipynb", "page_more.md", "page_three.ipynb", "page_three.png", "page_two.csv", "page_two_old.png", "pages.png"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
+        "page.csv",
+        "page.ipynb",
+        "page_more.md",
+        "page_three.ipynb",
+        "page_three.png",
+        "page_two.csv",
+        "page_two_old.png",
+        "pages.png",
+    ]
 
 
 def test_a_kernel_that_does_not_exist_is_a_clear_error(tmp_path):
     with pytest.raises(HmoeError, match="page: its notebook failed with NoSuchKernel"):
-        render("page", "quick", output=tmp_path / "figures", notebooks=notebook(tmp_path / "nbs", kernel="fortran"))
+        render(
+            "page",
+            "quick",
+            output=tmp_path / "figures",
+            notebooks=notebook(tmp_path / "nbs", kernel="fortran"),
+        )
 
 
-@pytest.mark.parametrize("given, complaint", [
-    ({"profil": "quick"}, "has no parameter 'profil'. Valid: profile: str, store: str, output: str, rate: float"), ({"profile": "huge"}, "unknown profile 'huge'. Valid: smoke, quick"),
-    ({"profile": 3}, "'profile' of notebook page must be str, not int"), ({"count": "3"}, "must be int, not str"), ({"count": True}, "must be int, not bool"),
-    ({"count": 3.0}, "must be int, not float"), ({"fast": 1}, "must be bool, not int"), ({"seeds": "[0, 1]"}, "must be list, not str"), ({"rate": "1e-3"}, "must be float, not str")])
+@pytest.mark.parametrize(
+    "given, complaint",
+    [
+        (
+            {"profil": "quick"},
+            "has no parameter 'profil'. Valid: profile: str, store: str, output: str, rate: float",
+        ),
+        ({"profile": "huge"}, "unknown profile 'huge'. Valid: smoke, quick"),
+        ({"profile": 3}, "'profile' of notebook page must be str, not int"),
+        ({"count": "3"}, "must be int, not str"),
+        ({"count": True}, "must be int, not bool"),
+        ({"count": 3.0}, "must be int, not float"),
+        ({"fast": 1}, "must be bool, not int"),
+        ({"seeds": "[0, 1]"}, "must be list, not str"),
+        ({"rate": "1e-3"}, "must be float, not str"),
+    ],
+)
 def test_wrong_parameters_are_refused_before_anything_runs(tmp_path, given, complaint):
     notebooks = notebook(tmp_path / "nbs", cells=("raise SystemExit('ran')",))
     with pytest.raises(HmoeError, match=re.escape(complaint)):
         check_parameters(notebooks / "page.ipynb", given)
     with pytest.raises((HmoeError), match=re.escape(complaint)):
-        render("page", **({"profile": "quick"} | given), output=tmp_path / "figures", notebooks=notebooks)
+        render(
+            "page",
+            **({"profile": "quick"} | given),
+            output=tmp_path / "figures",
+            notebooks=notebooks,
+        )
     assert not (tmp_path / "figures").exists()
 
 
 def test_parameters_are_read_with_type_default_and_help(tmp_path):
     found = read_parameters(notebook(tmp_path / "nbs") / "page.ipynb")
-    assert found["seeds"] == (list, [0, 1], "trial seeds") and found["rate"] == (float, 0.5, "a number") and list(found)[:3] == ["profile", "store", "output"]
+    assert (
+        found["seeds"] == (list, [0, 1], "trial seeds")
+        and found["rate"] == (float, 0.5, "a number")
+        and list(found)[:3] == ["profile", "store", "output"]
+    )
     assert check_parameters(tmp_path / "nbs" / "page.ipynb", {"rate": 1})["rate"] == 1.0
 
 
-@pytest.mark.parametrize("parameters, complaint", [
-    ((), "has 0 cells tagged"), ((PARAMETERS, PARAMETERS), "has 2 cells tagged"), (("profile = 'smoke'",), "is not a typed literal"), (("n: int = 2 * k",), "is not a typed literal"),
-    (("n: int",), "is not a typed literal"), (("n: int | None = None",), "is not a typed literal"), (("import os",), "is not a typed literal")])
+@pytest.mark.parametrize(
+    "parameters, complaint",
+    [
+        ((), "has 0 cells tagged"),
+        ((PARAMETERS, PARAMETERS), "has 2 cells tagged"),
+        (("profile = 'smoke'",), "is not a typed literal"),
+        (("n: int = 2 * k",), "is not a typed literal"),
+        (("n: int",), "is not a typed literal"),
+        (("n: int | None = None",), "is not a typed literal"),
+        (("import os",), "is not a typed literal"),
+    ],
+)
 def test_a_parameters_cell_must_be_typed_literals(tmp_path, parameters, complaint):
     with pytest.raises(HmoeError, match=complaint):
         read_parameters(notebook(tmp_path / "nbs", parameters=parameters) / "page.ipynb")
@@ -273,31 +518,61 @@ def test_unknown_artefact_and_unwritable_output(tmp_path):
 
 
 def test_paths_are_shown_without_the_machine(root, tmp_path):
-    assert portable(root / "results") == "results" and portable("figures") == "figures" and portable("") == ""
-    assert public(str(tmp_path / "store")) == "(outside)/store" and public("figures") == "figures"
+    assert (
+        from_root(root / "results") == "results"
+        and from_root("figures") == "figures"
+        and from_root("") == ""
+    )
+    assert (
+        hide_outside(str(tmp_path / "store")) == "(outside)/store"
+        and hide_outside("figures") == "figures"
+    )
 
 
 def test_an_artefact_owns_the_files_of_its_name_only(tmp_path):
-    for name in ("a.ipynb", "a_b.ipynb", "a.png", "a_b.png", "a_b_c.md", "a_x.csv", "ab.png", "a.failed.log", "README.md"): (tmp_path / name).write_text("")
-    assert files_of(tmp_path) == {"a": ["a.ipynb", "a.png", "a_x.csv"], "a_b": ["a_b.ipynb", "a_b.png", "a_b_c.md"]}
-    assert files_of(tmp_path, ["a_x"])["a"] == ["a.ipynb", "a.png"] and files_of(tmp_path, ["a_x"])["a_x"] == ["a_x.csv"]
+    for name in (
+        "a.ipynb",
+        "a_b.ipynb",
+        "a.png",
+        "a_b.png",
+        "a_b_c.md",
+        "a_x.csv",
+        "ab.png",
+        "a.failed.log",
+        "README.md",
+    ):
+        (tmp_path / name).write_text("")
+    assert files_of(tmp_path) == {
+        "a": ["a.ipynb", "a.png", "a_x.csv"],
+        "a_b": ["a_b.ipynb", "a_b.png", "a_b_c.md"],
+    }
+    assert files_of(tmp_path, ["a_x"])["a"] == ["a.ipynb", "a.png"] and files_of(tmp_path, ["a_x"])[
+        "a_x"
+    ] == ["a_x.csv"]
 
 
 def test_an_empty_gallery_says_what_to_do(tmp_path):
-    with pytest.raises(HmoeError, match="nothing is rendered for profile 'quick'.*Fix: `make figures`"):
+    with pytest.raises(
+        HmoeError, match="nothing is rendered for profile 'quick'.*Fix: `make figures`"
+    ):
         gallery("quick", tmp_path)
 
 
 def test_long_tables_are_folded():
     table = "**T**\n\n| a |\n|---|" + "\n| 1 |" * 30
-    assert folded(table).startswith("<details><summary>T (30 rows)</summary>\n\n| a |") and folded(table, limit=30) == table
+    assert (
+        fold_long_table(table).startswith("<details><summary>T (30 rows)</summary>\n\n| a |")
+        and fold_long_table(table, limit=30) == table
+    )
 
 
 def test_a_readme_block_is_replaced_and_nothing_else(tmp_path):
     page = tmp_path / "README.md"
-    page.write_text("a\n<!-- one:start -->\nold\n<!-- one:end -->\nb\n<!-- two:start -->\n<!-- two:end -->\nc\n")
+    block = "a\n<!-- one:start -->\n{}\n<!-- one:end -->\nb\n"
+    rest = "<!-- two:start -->\n<!-- two:end -->\nc\n"
+    page.write_text(block.format("old") + rest)
     assert update_readme_block(page, "one", "| x |\n\\1 \\g<0>\n")
-    assert page.read_text() == "a\n<!-- one:start -->\n| x |\n\\1 \\g<0>\n<!-- one:end -->\nb\n<!-- two:start -->\n<!-- two:end -->\nc\n"
+    assert page.read_text() == block.format("| x |\n\\1 \\g<0>") + rest
     assert not update_readme_block(page, "one", "| x |\n\\1 \\g<0>")
     before = page.read_text()
     with pytest.raises(HmoeError, match="no single block 'three'. Valid: one, two"):

@@ -1,4 +1,6 @@
-"""bf16 beside float32 in pairs: who is a twin, the statistics by hand, and a sentence for every outcome."""
+"""bf16 beside float32 in pairs: who is a twin, the statistics by hand, and a sentence for every
+outcome."""
+
 import json
 import math
 
@@ -9,47 +11,114 @@ import pytest
 from scipy.stats import t
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.parity import ACCURACY, LOSS, NMI, T95, VALIDATION, judged, mean_and_resolution, paired_runs, parity_summary, parity_verdict, plot_parity, precision_pairs, unpaired_notes
-from hmoe_repro.records import RunSpec
-from hmoe_repro.render import render
-from hmoe_repro.tables import run_results
+from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.tables import run_results
+from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.speed.parity import (
+    ACCURACY,
+    LOSS,
+    NMI,
+    T95,
+    VALIDATION,
+    mean_and_resolution,
+    outcomes,
+    paired_runs,
+    parity_summary,
+    parity_verdict,
+    plot_parity,
+    precision_pairs,
+    unpaired_notes,
+)
 
 DOMAINS = ("+90%", "+80%", "-90%")
 
 
-def run(algorithm, domain, seed, precision, accuracy=0.5, nmi=0.5, loss=1.0, status="complete", steps=301):
+def run(
+    algorithm,
+    domain,
+    seed,
+    precision,
+    accuracy=0.5,
+    nmi=0.5,
+    loss=1.0,
+    status="complete",
+    steps=301,
+):
     "A run of which everything that is compared is given; MAX and OOD are a point apart from MIX."
     made = invented.record(algorithm, "photo", seed, np.random.default_rng(0), steps=steps)
     made["spec"] |= {"precision": precision, "dataset": "ColoredDigits", "test_domains": [domain]}
     made["run_id"] = RunSpec.from_dict(made["spec"]).run_id
-    made["selected"] = {mode: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.01 * i} for i, mode in enumerate(("default",) if algorithm == "ERM" else ("mix", "max", "ood"))}
-    made["checkpoints"][-1]["losses"] |= {"loss": loss} if algorithm == "ERM" else {"loss": loss, "L_y": loss / 2}
-    if algorithm != "ERM": made["discovery"] = made["discovery"] | {"nmi_domain": nmi, "nmi_class": 0.1, "nmi_colour": None}
-    return made | ({"status": "failed", "reason": "NaN loss at step 9", "selected": {}, "checkpoints": [], "discovery": None} if status == "failed" else {})
+    made["selected"] = {
+        mode: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.01 * i}
+        for i, mode in enumerate(("default",) if algorithm == "ERM" else ("mix", "max", "ood"))
+    }
+    made["checkpoints"][-1]["losses"] |= (
+        {"loss": loss} if algorithm == "ERM" else {"loss": loss, "L_y": loss / 2}
+    )
+    if algorithm != "ERM":
+        made["discovery"] = made["discovery"] | {
+            "nmi_domain": nmi,
+            "nmi_class": 0.1,
+            "nmi_colour": None,
+        }
+    return made | (
+        {
+            "status": "failed",
+            "reason": "NaN loss at step 9",
+            "selected": {},
+            "checkpoints": [],
+            "discovery": None,
+        }
+        if status == "failed"
+        else {}
+    )
 
 
 def study(shifts, noise=(-0.05, 0.0, 0.05), domains=DOMAINS, algorithms=("ERM", "HMOE-DN")):
-    "Both precisions of every cell; `shifts` are added in bf16 to accuracy and NMI, seed by seed, in every domain."
+    """Both precisions of every cell; `shifts` are added in bf16 to accuracy and NMI, seed by seed,
+    in every domain."""
     runs = []
     for algorithm in algorithms:
         for domain in domains:
             for seed, (n, shift) in enumerate(zip(noise, shifts)):
-                runs += [run(algorithm, domain, seed, "float32", 0.5 + n, 0.5 + n, 1 + n), run(algorithm, domain, seed, "bf16", 0.5 + n + shift, 0.5 + n + shift, 1 + n)]
+                runs += [
+                    run(algorithm, domain, seed, "float32", 0.5 + n, 0.5 + n, 1 + n),
+                    run(algorithm, domain, seed, "bf16", 0.5 + n + shift, 0.5 + n + shift, 1 + n),
+                ]
     return runs
 
 
-def summary_of(runs): return parity_summary(paired_runs(precision_pairs(runs)))
+def summary_of(runs):
+    return parity_summary(paired_runs(precision_pairs(runs)))
 
 
 # Twins
 
+
 def test_twins_differ_in_the_precision_and_in_nothing_else():
-    runs = [run("ERM", "+90%", 0, "float32"), run("ERM", "+90%", 0, "bf16"), run("ERM", "+90%", 1, "bf16", steps=11), run("ERM", "+90%", 1, "float32"), run("ERM", "+80%", 0, "float32-compile")]
+    runs = [
+        run("ERM", "+90%", 0, "float32"),
+        run("ERM", "+90%", 0, "bf16"),
+        run("ERM", "+90%", 1, "bf16", steps=11),
+        run("ERM", "+90%", 1, "float32"),
+        run("ERM", "+80%", 0, "float32-compile"),
+    ]
     pairs = precision_pairs(runs)
-    assert [(a["run_id"], b["run_id"]) for a, b in pairs] == [(runs[0]["run_id"], runs[1]["run_id"])] and runs[0]["run_id"] != runs[1]["run_id"]
+    assert [(a["run_id"], b["run_id"]) for a, b in pairs] == [
+        (runs[0]["run_id"], runs[1]["run_id"])
+    ] and runs[0]["run_id"] != runs[1]["run_id"]
     notes = unpaired_notes(runs)
-    assert len(notes) == 2 and notes[0].startswith("no twin in bf16: ERM on +90%, seed 1, float32 (run ") and notes[1].startswith("no twin in float32: ERM on +90%, seed 1, bf16 (run ")
-    assert len(precision_pairs(runs + [run("ERM", "+80%", 0, "float32")], "float32", "float32-compile")) == 1
+    assert (
+        len(notes) == 2
+        and notes[0].startswith("no twin in bf16: ERM on +90%, seed 1, float32 (run ")
+        and notes[1].startswith("no twin in float32: ERM on +90%, seed 1, bf16 (run ")
+    )
+    assert (
+        len(
+            precision_pairs(runs + [run("ERM", "+80%", 0, "float32")], "float32", "float32-compile")
+        )
+        == 1
+    )
 
 
 def test_a_study_of_precisions_cannot_be_tabulated_unsorted():
@@ -58,64 +127,163 @@ def test_a_study_of_precisions_cannot_be_tabulated_unsorted():
 
 
 def test_no_pair_is_an_error_and_a_failure_a_note():
-    alone = [run("ERM", "+90%", 0, "float32"), run("ERM", "+90%", 0, "bf16", status="failed"), run("ERM", "+80%", 0, "float32", status="failed"), run("ERM", "-90%", 0, "bf16", status="failed"), run("ERM", "-90%", 0, "float32", status="failed")]
+    alone = [
+        run("ERM", "+90%", 0, "float32"),
+        run("ERM", "+90%", 0, "bf16", status="failed"),
+        run("ERM", "+80%", 0, "float32", status="failed"),
+        run("ERM", "-90%", 0, "bf16", status="failed"),
+        run("ERM", "-90%", 0, "float32", status="failed"),
+    ]
     with pytest.raises(HmoeError, match="no run is complete in both float32 and bf16. Fix"):
         precision_pairs(alone)
-    assert [note.split(" (run")[0] for note in unpaired_notes(alone)] == ["failed in bf16: ERM on +90%, seed 0", "failed in bf16: ERM on -90%, seed 0", "failed in float32: ERM on +80%, seed 0", "failed in float32: ERM on -90%, seed 0"]
-    assert [note.split("; its twin in ")[1] for note in unpaired_notes(alone)] == ["float32: complete", "float32: failed too", "bf16: none", "bf16: failed too"]
+    assert [note.split(" (run")[0] for note in unpaired_notes(alone)] == [
+        "failed in bf16: ERM on +90%, seed 0",
+        "failed in bf16: ERM on -90%, seed 0",
+        "failed in float32: ERM on +80%, seed 0",
+        "failed in float32: ERM on -90%, seed 0",
+    ]
+    assert [note.split("; its twin in ")[1] for note in unpaired_notes(alone)] == [
+        "float32: complete",
+        "float32: failed too",
+        "bf16: none",
+        "bf16: failed too",
+    ]
 
 
 # Statistics
 
+
 def test_quantiles_are_students():
     assert np.allclose(T95, [t.ppf(0.975, n) for n in range(1, len(T95) + 1)], atol=0.01)
     d = np.random.default_rng(0).normal(size=40)
-    assert mean_and_resolution(d)[2] == pytest.approx(T95[-1] * d.std(ddof=1) / math.sqrt(40)) and mean_and_resolution(d)[2] > t.ppf(0.975, 39) * d.std(ddof=1) / math.sqrt(40)
+    assert mean_and_resolution(d)[2] == pytest.approx(
+        T95[-1] * d.std(ddof=1) / math.sqrt(40)
+    ) and mean_and_resolution(d)[2] > t.ppf(0.975, 39) * d.std(ddof=1) / math.sqrt(40)
 
 
 def test_differences_by_hand():
     frame = paired_runs(precision_pairs(study((0.02, 0.0, -0.01))))
-    assert list(dict.fromkeys(zip(frame.measure, frame.row))) == [(ACCURACY, "ERM"), (ACCURACY, "HMOE-DN MIX"), (ACCURACY, "HMOE-DN MAX"), (ACCURACY, "HMOE-DN OOD"), (VALIDATION, "ERM"), (VALIDATION, "HMOE-DN MIX"), (VALIDATION, "HMOE-DN MAX"), (VALIDATION, "HMOE-DN OOD"), (NMI, "HMOE-DN, domain"), (NMI, "HMOE-DN, class"), (LOSS, "ERM"), (LOSS, "HMOE-DN"), (LOSS, "HMOE-DN, L_y")]
+    assert list(dict.fromkeys(zip(frame.measure, frame.row))) == [
+        (ACCURACY, "ERM"),
+        (ACCURACY, "HMOE-DN MIX"),
+        (ACCURACY, "HMOE-DN MAX"),
+        (ACCURACY, "HMOE-DN OOD"),
+        (VALIDATION, "ERM"),
+        (VALIDATION, "HMOE-DN MIX"),
+        (VALIDATION, "HMOE-DN MAX"),
+        (VALIDATION, "HMOE-DN OOD"),
+        (NMI, "HMOE-DN, domain"),
+        (NMI, "HMOE-DN, class"),
+        (LOSS, "ERM"),
+        (LOSS, "HMOE-DN"),
+        (LOSS, "HMOE-DN, L_y"),
+    ]
     mine = frame[(frame.measure == ACCURACY) & (frame.row == "HMOE-DN MAX")]
-    assert list(mine.test_domain) == [d for d in DOMAINS for _ in range(3)] and np.allclose(mine.difference, [2, 0, -1] * 3) and np.allclose(mine.base, [46, 51, 56] * 3)
+    assert (
+        list(mine.test_domain) == [d for d in DOMAINS for _ in range(3)]
+        and np.allclose(mine.difference, [2, 0, -1] * 3)
+        and np.allclose(mine.base, [46, 51, 56] * 3)
+    )
     row = parity_summary(frame).set_index(["measure", "row"]).loc[(ACCURACY, "HMOE-DN MAX")]
-    assert row.pairs == 9 and row.difference == pytest.approx(1 / 3) and row.seed_noise == pytest.approx(5) and row.rms == pytest.approx(math.sqrt(5 / 3))
+    assert (
+        row.pairs == 9
+        and row.difference == pytest.approx(1 / 3)
+        and row.seed_noise == pytest.approx(5)
+        and row.rms == pytest.approx(math.sqrt(5 / 3))
+    )
     spread = np.std([2, 0, -1] * 3, ddof=1)
-    assert row.stderr == pytest.approx(spread / 3) and row.resolvable == pytest.approx(2.31 * spread / 3)
+    assert row.stderr == pytest.approx(spread / 3) and row.resolvable == pytest.approx(
+        2.31 * spread / 3
+    )
     loss = parity_summary(frame).set_index(["measure", "row"]).loc[(LOSS, "HMOE-DN, L_y")]
-    assert loss.base == pytest.approx(0.5) and loss.rms == 0 and loss.seed_noise == pytest.approx(0.025)
+    assert (
+        loss.base == pytest.approx(0.5)
+        and loss.rms == 0
+        and loss.seed_noise == pytest.approx(0.025)
+    )
 
 
 def test_seed_noise_is_taken_within_domains():
     "Domains of different difficulty do not add to the noise of seeds."
-    runs = [run("ERM", d, s, p, accuracy=a + 0.01 * s) for d, a in zip(DOMAINS, (0.2, 0.5, 0.9)) for s in range(3) for p in ("float32", "bf16")]
+    runs = [
+        run("ERM", d, s, p, accuracy=a + 0.01 * s)
+        for d, a in zip(DOMAINS, (0.2, 0.5, 0.9))
+        for s in range(3)
+        for p in ("float32", "bf16")
+    ]
     assert summary_of(runs).iloc[0].seed_noise == pytest.approx(1)
 
 
 # The verdict
 
-@pytest.mark.parametrize("shifts, outcome, said", [
-    ((0.011, -0.010, 0.001), "not told from zero", "No change beyond seed noise is seen: no mean paired difference is told apart from zero in any of 13 rows."),
-    ((0.020, 0.021, 0.019), "shifted", "Not beyond seed noise, but there is a shift: ERM (accuracy +2.0 ± 0.0)"),
-    ((-0.090, -0.091, -0.089), "beyond seed noise", "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9.0 ± 0.0), HMOE-DN MIX (accuracy -9.0 ± 0.0)"),
-    ((0, 0, 0), "equal", "Nothing was compared: all pairs are equal in every digit, so bf16 had no effect on these runs.")])
+
+@pytest.mark.parametrize(
+    "shifts, outcome, said",
+    [
+        (
+            (0.011, -0.010, 0.001),
+            "not told from zero",
+            "No change beyond seed noise is seen: no mean paired difference is told apart from "
+            "zero in any of 13 rows.",
+        ),
+        (
+            (0.020, 0.021, 0.019),
+            "shifted",
+            "Not beyond seed noise, but there is a shift: ERM (accuracy +2.0 ± 0.0)",
+        ),
+        (
+            (-0.090, -0.091, -0.089),
+            "beyond seed noise",
+            "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9.0 ± 0.0), HMOE-DN "
+            "MIX (accuracy -9.0 ± 0.0)",
+        ),
+        (
+            (0, 0, 0),
+            "equal",
+            "Nothing was compared: all pairs are equal in every digit, so bf16 had no effect on "
+            "these runs.",
+        ),
+    ],
+)
 def test_the_answer_follows_the_records(shifts, outcome, said):
     summary = summary_of(study(shifts))
-    assert judged(summary).iloc[0] == outcome and parity_verdict(summary)[0].startswith(said), parity_verdict(summary)[0]
+    assert outcomes(summary).iloc[0] == outcome and parity_verdict(summary)[0].startswith(said), (
+        parity_verdict(summary)[0]
+    )
 
 
 def test_one_seed_and_one_pair_decide_nothing_about_noise():
     one = summary_of(study((0.03,), noise=(0.0,), domains=("+90%",)))
-    assert parity_verdict(one)[0] == "Not decided: one pair for each row says nothing about chance." and parity_verdict(one)[1] == "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
-    runs = [run("ERM", d, 0, "float32") for d in DOMAINS] + [run("ERM", d, 0, "bf16", accuracy=0.53 + 0.001 * i) for i, d in enumerate(DOMAINS)]
-    assert judged(summary_of(runs)).iloc[0] == "shifted, seed noise unknown" and parity_verdict(summary_of(runs))[0].startswith("A shift that cannot be held against seed noise, for there is one seed: ERM (accuracy +3.1 ± 0.1)")
+    assert (
+        parity_verdict(one)[0] == "Not decided: one pair for each row says nothing about chance."
+        and parity_verdict(one)[1]
+        == "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
+    )
+    runs = [run("ERM", d, 0, "float32") for d in DOMAINS] + [
+        run("ERM", d, 0, "bf16", accuracy=0.53 + 0.001 * i) for i, d in enumerate(DOMAINS)
+    ]
+    assert outcomes(summary_of(runs)).iloc[0] == "shifted, seed noise unknown" and parity_verdict(
+        summary_of(runs)
+    )[0].startswith(
+        "A shift that cannot be held against seed noise, for there is one seed: ERM (accuracy "
+        "+3.1 ± 0.1)"
+    )
 
 
 def test_what_could_have_been_seen_is_said():
-    lines = parity_verdict(summary_of(study((0.06, -0.06, 0.01), domains=("-90%",), algorithms=("ERM",))))
+    lines = parity_verdict(
+        summary_of(study((0.06, -0.06, 0.01), domains=("-90%",), algorithms=("ERM",)))
+    )
     spread = np.std([6, -6, 1], ddof=1) / math.sqrt(3)
-    assert f"(ERM, 3 pairs); a mean change of more than {4.30 * spread:.1f} points would have been told apart from zero; in a single run the precision changes {math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times as much as another seed does." in lines[1]
-    assert lines[-1] == "A shift as large as the seed noise could have been missed in ERM (accuracy)."
+    assert (
+        f"(ERM, 3 pairs); a mean change of more than {4.30 * spread:.1f} points would have been "
+        f"told apart from zero; in a single run the precision changes "
+        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times as much as another seed does."
+        in lines[1]
+    )
+    assert (
+        lines[-1] == "A shift as large as the seed noise could have been missed in ERM (accuracy)."
+    )
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))
     assert not any("could have been missed" in line for line in sharp)
 
@@ -126,31 +294,64 @@ def test_the_picture_shows_every_pair():
     plot_parity(frame, axes)
     for axis, (measure, part) in zip(axes, frame.groupby("measure", sort=False)):
         dots = [x for line in axis.lines if line.get_marker() == "o" for x in line.get_xdata()]
-        assert np.allclose(sorted(dots), sorted(part.difference)) and [label.get_text() for label in axis.get_yticklabels()] == list(dict.fromkeys(part.row)) and axis.get_title() == measure
+        assert (
+            np.allclose(sorted(dots), sorted(part.difference))
+            and [label.get_text() for label in axis.get_yticklabels()]
+            == list(dict.fromkeys(part.row))
+            and axis.get_title() == measure
+        )
     assert list(dict.fromkeys(axes[0].get_legend_handles_labels()[1])) == list(DOMAINS)
     plt.close(figure)
 
 
 # The page
 
+
 def test_the_page(warm_kernels, tmp_path):
     runs = study((0.011, -0.010, 0.001), domains=("-90%",))
-    lost = next(r for r in runs if r["spec"]["precision"] == "bf16" and r["spec"]["trial_seed"] == 2 and r["spec"]["algorithm"] == "HMOE-DN")
+    lost = next(
+        r
+        for r in runs
+        if r["spec"]["precision"] == "bf16"
+        and r["spec"]["trial_seed"] == 2
+        and r["spec"]["algorithm"] == "HMOE-DN"
+    )
     runs = [r for r in runs if r is not lost] + [run("HMOE-DN", "-90%", 2, "bf16", status="failed")]
     invented.write_study(tmp_path / "store", "mnist-parity", runs)
     render("precision_parity", "mnist", store=tmp_path / "store", output=tmp_path)
     page = (tmp_path / "mnist" / "precision_parity.ipynb").read_text()
-    for said in ("precision: bf16, float32", "5 pairs of runs that differ in nothing but the precision", "failed in bf16: HMOE-DN on -90%, seed 2", "its twin in float32: complete", "No change beyond seed noise is seen",
-                 "would have been told apart from zero", "could have been missed"):
+    for said in (
+        "precision: bf16, float32",
+        "5 pairs of runs that differ in nothing but the precision",
+        "failed in bf16: HMOE-DN on -90%, seed 2",
+        "its twin in float32: complete",
+        "No change beyond seed noise is seen",
+        "would have been told apart from zero",
+        "could have been missed",
+    ):
         assert said in page, said
-    assert (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[2] == "| measure | row | pairs | float32 | difference | stderr | resolvable | seed noise | rms |"
-    assert len((tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()) == 1 + 3 * (2 + 1) + 2 * (2 * 3 + 2 + 2)
+    assert (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[
+        2
+    ] == "| measure | row | pairs | float32 | difference | stderr | resolvable | seed noise | rms |"
+    assert len(
+        (tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()
+    ) == 1 + 3 * (2 + 1) + 2 * (2 * 3 + 2 + 2)
     facts = json.loads((tmp_path / "mnist" / "precision_parity.provenance.json").read_text())
-    assert facts["precision"] == ["bf16", "float32"] and facts["failed"] == [lost["run_id"]] and (tmp_path / "mnist" / "precision_parity.png").stat().st_size > 5000
+    assert (
+        facts["precision"] == ["bf16", "float32"]
+        and facts["failed"] == [lost["run_id"]]
+        and (tmp_path / "mnist" / "precision_parity.png").stat().st_size > 5000
+    )
 
 
 def test_a_row_just_short_of_its_limit_is_called_close():
     summary = summary_of(study((0.011, -0.010, 0.001))).iloc[:1]
     near = summary.assign(difference=0.86, resolvable=1.0, rms=1.0)
-    assert "Close to what these pairs resolve, so not settled: ERM (accuracy +0.9" in parity_verdict(near)[0]
-    assert "Close" not in parity_verdict(near.assign(difference=0.84))[0] and "Close" not in parity_verdict(near.assign(difference=1.1))[0]
+    assert (
+        "Close to what these pairs resolve, so not settled: ERM (accuracy +0.9"
+        in parity_verdict(near)[0]
+    )
+    assert (
+        "Close" not in parity_verdict(near.assign(difference=0.84))[0]
+        and "Close" not in parity_verdict(near.assign(difference=1.1))[0]
+    )

@@ -1,11 +1,23 @@
 """Splits, batches, checkpoints and accuracy against DomainBed's definitions."""
+
 import numpy as np
 import pytest
 import torch
 
 from hmoe_repro.core import HmoeError, seed_everything, seed_hash
-from hmoe_repro.datasets import MultiDomainDataset, as_input, load_dataset
-from hmoe_repro.protocol import Sampler, evaluate, gather, is_checkpoint, make_splits, parts_to_evaluate, run_seed, split_indices, training_domains
+from hmoe_repro.data.base import MultiDomainDataset, as_input
+from hmoe_repro.data.known import load_dataset
+from hmoe_repro.runs.protocol import (
+    Sampler,
+    evaluate,
+    is_checkpoint,
+    make_batch,
+    make_splits,
+    parts_to_evaluate,
+    run_seed,
+    split_indices,
+    training_domains,
+)
 
 
 def test_split_vector_and_the_list_version_agree():
@@ -22,7 +34,10 @@ def test_splits_are_disjoint_and_follow_the_seed():
     a, b = make_splits(data, 0), make_splits(data, 1)
     for i, domain in enumerate(data.domain_names):
         n = len(data.labels[i])
-        assert sorted(torch.cat([a[domain]["in"], a[domain]["out"]]).tolist()) == list(range(n)) and len(a[domain]["out"]) == n // 5
+        assert (
+            sorted(torch.cat([a[domain]["in"], a[domain]["out"]]).tolist()) == list(range(n))
+            and len(a[domain]["out"]) == n // 5
+        )
         assert a[domain]["out"].tolist() != b[domain]["out"].tolist()
 
 
@@ -53,8 +68,16 @@ def test_pooled_sampler_draws_from_the_union():
     sampler, counts = Sampler(splits, 100, seed=0, kind="pooled"), np.zeros(46)
     for _ in range(300):
         drawn = sampler.draw()
-        assert sum(map(len, drawn)) == 300 and all(set(d.tolist()) <= set(s.tolist()) for d, s in zip(drawn, splits))
-        counts += np.concatenate([np.bincount(drawn[0], minlength=5), np.bincount(drawn[1] - 50, minlength=40), [len(drawn[2])]])
+        assert sum(map(len, drawn)) == 300 and all(
+            set(d.tolist()) <= set(s.tolist()) for d, s in zip(drawn, splits)
+        )
+        counts += np.concatenate(
+            [
+                np.bincount(drawn[0], minlength=5),
+                np.bincount(drawn[1] - 50, minlength=40),
+                [len(drawn[2])],
+            ]
+        )
     expected = counts.sum() / 46
     assert (abs(counts - expected) < 6 * np.sqrt(expected)).all()
 
@@ -62,10 +85,16 @@ def test_pooled_sampler_draws_from_the_union():
 def test_a_domain_that_was_not_drawn_keeps_its_place():
     """Otherwise the labels of HMOE-DL would shift by one."""
     from hmoe_repro.algorithms import get_algorithm
+
     data = load_dataset("DigitDomainsTiny")
-    batches = gather(data, ["photo", "plain"], [torch.tensor([], dtype=torch.int64), torch.tensor([4, 4])])
+    batches = make_batch(
+        data, ["photo", "plain"], [torch.tensor([], dtype=torch.int64), torch.tensor([4, 4])]
+    )
     assert len(batches) == 2 and len(batches[0][0]) == 0
-    assert torch.equal(batches[1][0][0], as_input(data.images[2][4:5])[0]) and batches[1][1].tolist() == [int(data.labels[2][4])] * 2
+    assert (
+        torch.equal(batches[1][0][0], as_input(data.images[2][4:5])[0])
+        and batches[1][1].tolist() == [int(data.labels[2][4])] * 2
+    )
     seed_everything(0)
     hmoe = get_algorithm("HMOE-DL")(data.input_shape, 10, 2, {"network": "small_cnn"})
     expected = -torch.log_softmax(hmoe.model.route(batches[1][0])[2], 1)[:, 1].mean()
@@ -81,10 +110,12 @@ def test_checkpoints_of_the_papers_schedule():
 def test_accuracy_against_counting():
     class Fixed(torch.nn.Module):
         modes = ("a", "b")
+
         def predict_modes(self, x):
             assert not self.training
             score = x.flatten(1)[:, :10]
             return {"a": score, "b": -score}
+
     data = load_dataset("DigitDomains")
     chosen = torch.arange(0, 440, 1)
     model = Fixed().train()
@@ -98,15 +129,35 @@ def test_accuracy_against_counting():
 
 def test_policies():
     assert parts_to_evaluate(["a", "b"], ["b"], "selection", False, True) == [("b", "in")]
-    assert parts_to_evaluate(["a", "b"], ["b"], "all", False, False) == [("a", "in"), ("b", "in"), ("b", "out")]
+    assert parts_to_evaluate(["a", "b"], ["b"], "all", False, False) == [
+        ("a", "in"),
+        ("b", "in"),
+        ("b", "out"),
+    ]
 
 
 def test_bad_requests():
     data = load_dataset("DigitDomainsTiny")
-    for wrong, message in [([], "one or more"), (["photo", "photo"], "different"), (["foto"], "negative, photo"), (list(data.domain_names), "no training domain")]:
-        with pytest.raises(HmoeError, match=message): training_domains(data, wrong)
-    with pytest.raises(HmoeError, match="at least 1"): Sampler([torch.arange(3)], 0, 0)
-    with pytest.raises(HmoeError, match="no images"): Sampler([torch.arange(0)], 4, 0)
-    with pytest.raises(HmoeError, match="domain, pooled"): Sampler([torch.arange(3)], 4, 0, "natural")
-    tiny = MultiDomainDataset("t", ["a"], ["n"], [torch.zeros(4, 1, 2, 2, dtype=torch.uint8)], [torch.zeros(4, dtype=torch.int64)])
-    with pytest.raises(HmoeError, match="too few"): make_splits(tiny, 0)
+    for wrong, message in [
+        ([], "one or more"),
+        (["photo", "photo"], "different"),
+        (["foto"], "negative, photo"),
+        (list(data.domain_names), "no training domain"),
+    ]:
+        with pytest.raises(HmoeError, match=message):
+            training_domains(data, wrong)
+    with pytest.raises(HmoeError, match="at least 1"):
+        Sampler([torch.arange(3)], 0, 0)
+    with pytest.raises(HmoeError, match="no images"):
+        Sampler([torch.arange(0)], 4, 0)
+    with pytest.raises(HmoeError, match="domain, pooled"):
+        Sampler([torch.arange(3)], 4, 0, "natural")
+    tiny = MultiDomainDataset(
+        "t",
+        ["a"],
+        ["n"],
+        [torch.zeros(4, 1, 2, 2, dtype=torch.uint8)],
+        [torch.zeros(4, dtype=torch.int64)],
+    )
+    with pytest.raises(HmoeError, match="too few"):
+        make_splits(tiny, 0)

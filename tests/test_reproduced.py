@@ -8,9 +8,9 @@ import invented
 import numpy as np
 import pytest
 
-from hmoe_repro.compare import (
-    by_chance,
+from hmoe_repro.evidence.compare import (
     added_up,
+    by_chance,
     changed_sentences,
     circumstances,
     compare_records,
@@ -19,7 +19,8 @@ from hmoe_repro.compare import (
     describe,
     row_names,
 )
-from hmoe_repro.tables import accuracy_verdict, resolvable_difference, run_results
+from hmoe_repro.evidence.tables import run_results
+from hmoe_repro.evidence.verdicts import accuracy_verdict, resolvable_difference
 
 
 @pytest.fixture
@@ -82,17 +83,21 @@ def test_another_rounding_with_the_same_findings(there):
 def test_other_findings_are_named(there):
     "ERM falls by forty points on one test domain: two cells, and what the verdict says."
     lines = report(shifted(there, -40, algorithm="ERM", test_domains=["photo"]), there)
-    assert lines[0].startswith("other findings: 2 of 91 cells of tables beyond what can be resolved; ")
+    assert lines[0].startswith(
+        "other findings: 2 of 91 cells of tables beyond what can be resolved; "
+    )
     assert "say something else (page) (processor another processor" in lines[0]
     assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (resolvable " in lines[3]
     assert any(line.startswith("  here:") and "ERM on" not in line for line in lines)
 
 
 def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
-    "One row that falls everywhere is five cells of 91: chance allows that a little beyond the limit."
+    "One row that falls everywhere is five cells of 91: chance allows that a little past the limit."
     limit = resolvable_difference(there).resolvable.max()
+
     def first(points, **only):
         return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
+
     near = first(-1.2 * limit, algorithm="ERM")
     assert near.startswith("same findings") and "5 of 91 cells" in near and "allows 8" in near
     assert re.match("other findings: 5 of 91 cells", first(-4 * limit, algorithm="ERM"))
@@ -262,8 +267,7 @@ def test_only_the_outcome_is_counted(there):
     assert (result["equal"], len(result["different"]), result["failed"]) == (34, 1, [])
     assert result["not_repeated"] == [there[-1]["run_id"]]
     assert (
-        describe(result)
-        == "34 of 35 records equal the published ones; 1 are not published; "
+        describe(result) == "34 of 35 records equal the published ones; 1 are not published; "
         "1 published ones were not repeated."
     )
     nan = copy.deepcopy(there)

@@ -1,11 +1,12 @@
 """Gate values, entropy, load balance, gradient reversal, domain loss (HMOE, eqs. 2 to 7)."""
+
 import math
 
 import pytest
 import torch
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.routing import (
+from hmoe_repro.method.routing import (
     domain_loss,
     entropy_loss,
     entropy_weight,
@@ -25,7 +26,15 @@ def codes():
 
 def closed_form(v, e, eps):
     "p_k proportional to 1 / (d_k^2 + eps), in double precision, one sample and expert at a time."
-    p = torch.tensor([[1 / (sum((a - b) ** 2 for a, b in zip(row, column)) + eps) for column in e.double().tolist()] for row in v.double().tolist()])
+    p = torch.tensor(
+        [
+            [
+                1 / (sum((a - b) ** 2 for a, b in zip(row, column)) + eps)
+                for column in e.double().tolist()
+            ]
+            for row in v.double().tolist()
+        ]
+    )
     return p / p.sum(1, keepdim=True)
 
 
@@ -46,14 +55,20 @@ def test_gate_is_one_hot_at_an_embedding(codes):
 def test_gate_takes_leading_dimensions(codes):
     v, e = codes
     stacked = gate_values(torch.stack([v, 2 * v]), torch.stack([e, e.flip(0)]))
-    assert torch.allclose(stacked[0], gate_values(v, e)) and torch.allclose(stacked[1], gate_values(2 * v, e.flip(0)))
+    assert torch.allclose(stacked[0], gate_values(v, e)) and torch.allclose(
+        stacked[1], gate_values(2 * v, e.flip(0))
+    )
 
 
 def test_gradients_are_finite_at_distance_zero(codes):
     _, e = codes
     v, e = e.clone().requires_grad_(), e.clone().requires_grad_()
     log_p = gate_logits(v, e)
-    (entropy_loss(log_p.exp()) + load_balance_loss(log_p.exp()) + domain_loss(log_p, torch.arange(4).flip(0))).backward()
+    (
+        entropy_loss(log_p.exp())
+        + load_balance_loss(log_p.exp())
+        + domain_loss(log_p, torch.arange(4).flip(0))
+    ).backward()
     assert torch.isfinite(v.grad).all() and torch.isfinite(e.grad).all()
 
 
@@ -64,10 +79,12 @@ def test_the_gates_gradient_is_largest_at_the_square_root_of_eps(codes, eps):
     for d in (0.0, 0.1 * root, root, 10 * root):
         v = (e[:1] + d / math.sqrt(8)).requires_grad_()
         log_p = gate_logits(v, e, eps)[0]
-        (log_p[0] - log_p[1]).backward()                    # s_1 - s_2; e_2 is far away and adds at most 2 / d_2
+        (log_p[0] - log_p[1]).backward()  # s_1 - s_2; e_2 is far away and adds at most 2 / d_2
         slopes[d] = v.grad.norm().item()
     far = 2 / (e[0] - e[1]).norm().item()
-    assert max(slopes, key=slopes.get) == root and slopes[root] == pytest.approx(1 / root, abs=2 * far)
+    assert max(slopes, key=slopes.get) == root and slopes[root] == pytest.approx(
+        1 / root, abs=2 * far
+    )
     assert slopes[0.0] <= 1.5 * far
 
 
@@ -80,7 +97,11 @@ def test_gate_is_computed_in_single_precision_for_half_inputs(codes):
 def test_entropy_of_known_distributions():
     assert entropy_loss(torch.eye(5)) == 0
     assert math.isclose(entropy_loss(torch.full((3, 5), 0.2)), math.log(5), rel_tol=1e-6)
-    assert math.isclose(entropy_loss(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])), math.log(2) / 2, rel_tol=1e-6)
+    assert math.isclose(
+        entropy_loss(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])),
+        math.log(2) / 2,
+        rel_tol=1e-6,
+    )
 
 
 def test_entropy_gradient_is_exact_inside_and_finite_at_the_corner():
@@ -94,7 +115,11 @@ def test_entropy_gradient_is_exact_inside_and_finite_at_the_corner():
 
 def test_load_balance_of_known_loads():
     loads = torch.eye(3)[torch.repeat_interleave(torch.arange(3), torch.tensor([10, 20, 30]))]
-    assert math.isclose(load_balance_loss(loads), sum(q * math.log(3 * q) for q in (1 / 6, 1 / 3, 1 / 2)), rel_tol=1e-5)
+    assert math.isclose(
+        load_balance_loss(loads),
+        sum(q * math.log(3 * q) for q in (1 / 6, 1 / 3, 1 / 2)),
+        rel_tol=1e-5,
+    )
     assert math.isclose(load_balance_loss(loads), 0.0872, abs_tol=5e-5)
     assert math.isclose(load_balance_loss(torch.eye(3)[[0, 0]]), math.log(3), rel_tol=1e-6)
     assert abs(load_balance_loss(torch.eye(3)[[0, 1, 2]])) < 1e-6
@@ -106,7 +131,14 @@ def test_load_balance_sees_the_batch_mean_and_not_the_rows():
 
 
 def test_ramps():
-    assert [entropy_weight(t) for t in (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)] == [0.0, 0.2, 0.5, 1.0, 1.0, 1.0]
+    assert [entropy_weight(t) for t in (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)] == [
+        0.0,
+        0.2,
+        0.5,
+        1.0,
+        1.0,
+        1.0,
+    ]
     for t in (0.0, 0.2, 0.7, 1.0):
         assert math.isclose(reversal_weight(t), 2 / (1 + math.exp(-10 * t)) - 1)
     assert reversal_weight(0.0) == 0.0

@@ -1,22 +1,27 @@
-"""Searches: what is trained for them, what a rule chooses, what is missing; and the commands from training to DomainBed's form, also with an algorithm from a file."""
+"""Searches: what is trained for them, what a rule chooses, what is missing; and the commands from
+training to DomainBed's form, also with an algorithm from a file."""
+
 import copy
 import re
 from dataclasses import replace
 
 import pandas as pd
 import pytest
-from test_domainbed import DOMAINS, domainbed_choice, read, record as curves
+from test_domainbed import DOMAINS, domainbed_choice, read
+from test_domainbed import record as curves
 from typer.testing import CliRunner
 
-from hmoe_repro.cli import app
+from hmoe_repro.cli.app import app
 from hmoe_repro.core import HmoeError
-from hmoe_repro.datasets import DATASETS
-from hmoe_repro.images import sample_tree
-from hmoe_repro.records import RunSpec, RunStore, make_spec
-from hmoe_repro.select_table import choose, only_algorithms, search_specs, where
-from hmoe_repro.selection import RULES, select_model
-from hmoe_repro.studies import study_specs
-from hmoe_repro.tables import resolvable_in
+from hmoe_repro.data.base import DATASETS
+from hmoe_repro.data.trees import sample_tree
+from hmoe_repro.evidence.search import choose, matching, only_algorithms, search_specs
+from hmoe_repro.evidence.verdicts import resolvable_in
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.selection import RULES, select_model
+from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.studies import study_specs
 
 pytestmark = pytest.mark.usefixtures("own_names")
 PAIRS = [[a, b] for a in DOMAINS for b in DOMAINS if a < b]
@@ -25,12 +30,26 @@ PAIRS = [[a, b] for a in DOMAINS for b in DOMAINS if a < b]
 def full(held_out, trial=0, draw=0, modes=("default",), **changed):
     "An invented record whose specification is whole."
     made = curves(held_out, trial, draw, modes)
-    spec = RunSpec.from_dict(made["spec"] | {"dataset_fingerprint": f"trial {trial}", "evaluate": "all", "hparams": {"lr": 1e-3 / (1 + draw)}} | changed)
+    spec = RunSpec.from_dict(
+        made["spec"]
+        | {
+            "dataset_fingerprint": f"trial {trial}",
+            "evaluate": "all",
+            "hparams": {"lr": 1e-3 / (1 + draw)},
+        }
+        | changed
+    )
     return made | {"run_id": spec.run_id, "reason": None, "spec": spec.to_dict(), "test_size": 400}
 
 
 @pytest.fixture(scope="module")
-def searched(): return [full(held_out, trial, draw) for trial in range(2) for draw in range(3) for held_out in [["sketch"], ["photo"], *PAIRS]]
+def searched():
+    return [
+        full(held_out, trial, draw)
+        for trial in range(2)
+        for draw in range(3)
+        for held_out in [["sketch"], ["photo"], *PAIRS]
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -38,65 +57,152 @@ def test_each_cell_is_the_rules_choice_within_one_trial_seed(searched, rule):
     rows, missing = choose(searched, rule)
     assert missing == [] and len(rows) == 4
     for row in rows.itertuples():
-        assert row.accuracy == select_model([r for r in searched if r["spec"]["trial_seed"] == row.trial_seed], row.test_domain, rule)["test_accuracy"]
+        assert (
+            row.accuracy
+            == select_model(
+                [r for r in searched if r["spec"]["trial_seed"] == row.trial_seed],
+                row.test_domain,
+                rule,
+            )["test_accuracy"]
+        )
     first, _ = choose(searched, rule, n_hparams=1)
     assert set(first.hparams_seed) == {0} and (first.validation <= rows.validation).all()
 
 
 def test_what_is_missing_has_a_name(searched):
     gone = {("photo",): (1, 2), ("plain", "sketch"): (0, 1)}
-    kept = [r for r in searched if gone.get(tuple(r["spec"]["test_domains"])) != (r["spec"]["trial_seed"], r["spec"].get("hparams_seed", 0))]
+    kept = [
+        r
+        for r in searched
+        if gone.get(tuple(r["spec"]["test_domains"]))
+        != (r["spec"]["trial_seed"], r["spec"].get("hparams_seed", 0))
+    ]
     rows, missing = choose(kept, "leave-one-domain-out")
     assert len(rows) == 4 and len(missing) == 2
-    assert "ERM on photo, seed 1, draw 2 of 3: no run held out photo alone" in missing[0] and "ERM on sketch, seed 0, draw 1 of 3" in missing[1] and "missing: sketch+plain" in missing[1]
+    assert (
+        "ERM on photo, seed 1, draw 2 of 3: no run held out photo alone" in missing[0]
+        and "ERM on sketch, seed 0, draw 1 of 3" in missing[1]
+        and "missing: sketch+plain" in missing[1]
+    )
     dead = copy.deepcopy(searched[0]) | {"status": "failed", "reason": "NaN loss at step 40"}
     notes = choose([dead, *searched[1:]])[1]
-    assert len(notes) == 2 and "NaN loss at step 40" in notes[0] and dead["run_id"] in notes[0] and "draw 0 of 3" in notes[1]
-    with pytest.raises(HmoeError, match="no run to choose from.*NaN loss"): choose([dead])
-    with pytest.raises(HmoeError, match="hmoe runs"): choose([])
-    with pytest.raises(HmoeError, match="^unknown selection rule 'best'. Valid: training-domain"): choose(searched, "best")
+    assert (
+        len(notes) == 2
+        and "NaN loss at step 40" in notes[0]
+        and dead["run_id"] in notes[0]
+        and "draw 0 of 3" in notes[1]
+    )
+    with pytest.raises(HmoeError, match="no run to choose from.*NaN loss"):
+        choose([dead])
+    with pytest.raises(HmoeError, match="hmoe runs"):
+        choose([])
+    with pytest.raises(HmoeError, match="^unknown selection rule 'best'. Valid: training-domain"):
+        choose(searched, "best")
 
 
-@pytest.mark.parametrize("changed, name", [({"steps": 11}, "steps"), ({"network": "mlp"}, "network"), ({"dataset": "DigitDomainsTiny"}, "dataset"), ({"algorithm_source": "abc"}, "algorithm_source"), ({"dataset_fingerprint": "other"}, "dataset_fingerprint"), ({"hparams": {"lr": 0.5}}, "lr")])
+@pytest.mark.parametrize(
+    "changed, name",
+    [
+        ({"steps": 11}, "steps"),
+        ({"network": "mlp"}, "network"),
+        ({"dataset": "DigitDomainsTiny"}, "dataset"),
+        ({"algorithm_source": "abc"}, "algorithm_source"),
+        ({"dataset_fingerprint": "other"}, "dataset_fingerprint"),
+        ({"hparams": {"lr": 0.5}}, "lr"),
+    ],
+)
 def test_runs_of_two_kinds_are_refused_and_one_can_be_chosen(changed, name):
     mixed = [full(["sketch"]), full(["photo"]), full(["photo"], **changed)]
-    with pytest.raises(HmoeError, match=f"differ in {name} .*--where {name}=") as caught: choose(mixed)
+    with pytest.raises(HmoeError, match=f"differ in {name} .*--where {name}=") as caught:
+        choose(mixed)
     advice = re.search("--where (.*).$", str(caught.value))[1]
-    assert len(choose(where(mixed, [advice]))[0]) in (1, 2)
-    with pytest.raises(HmoeError, match="Valid: .*steps"): where(mixed, ["stepz=1"])
+    assert len(choose(matching(mixed, [advice]))[0]) in (1, 2)
+    with pytest.raises(HmoeError, match="Valid: .*steps"):
+        matching(mixed, ["stepz=1"])
 
 
 def test_a_run_evaluated_twice_is_one_run_and_the_full_record_counts():
     cheap, whole = full(["sketch"], evaluate="selection"), full(["sketch"])
-    for point in cheap["checkpoints"]: point["accuracies"]["sketch"].pop("out")
-    for order in ([cheap, whole], [whole, cheap]): assert choose(order, "oracle")[0].run_id.tolist() == [whole["run_id"]]
+    for point in cheap["checkpoints"]:
+        point["accuracies"]["sketch"].pop("out")
+    for order in ([cheap, whole], [whole, cheap]):
+        assert choose(order, "oracle")[0].run_id.tolist() == [whole["run_id"]]
 
 
 def test_one_draw_by_the_papers_rule_is_the_study_itself():
-    for study in ("smoke-digits", "smoke-toy"): assert search_specs(study_specs(study)) == list(study_specs(study))
-    assert {s.run_id for s in study_specs("quick-digits")} <= {s.run_id for s in search_specs(study_specs("quick-digits"), 3)}
+    for study in ("smoke-digits", "smoke-toy"):
+        assert search_specs(study_specs(study)) == list(study_specs(study))
+    assert {s.run_id for s in study_specs("quick-digits")} <= {
+        s.run_id for s in search_specs(study_specs("quick-digits"), 3)
+    }
 
 
 def test_what_each_rule_needs_is_planned_once(monkeypatch):
     order = DATASETS["DigitDomains"].domain_names
-    base = replace(study_specs("quick-digits")[0], evaluate="selection:400", test_domains=("photo",))
-    oracle, pairs = search_specs([base], 2, "oracle"), search_specs([base, replace(base, test_domains=("sketch",))], 2, "leave-one-domain-out")
+    base = replace(
+        study_specs("quick-digits")[0], evaluate="selection:400", test_domains=("photo",)
+    )
+    oracle, pairs = (
+        search_specs([base], 2, "oracle"),
+        search_specs([base, replace(base, test_domains=("sketch",))], 2, "leave-one-domain-out"),
+    )
     assert {s.evaluate for s in oracle + pairs} == {"all:400"} and len(oracle) == 2
     for draw in (0, 1):
         held_out = [s.test_domains for s in pairs if s.hparams_seed == draw]
-        assert sorted(held_out) == sorted([("photo",), ("sketch",), *((a, b) for i, a in enumerate(order) for b in order[i + 1:] if {a, b} & {"photo", "sketch"})])
-    assert oracle[1].hparams["lr"] == make_spec("ERM", "DigitDomains", ["photo"], network="small_cnn", hparams_seed=1).hparams["lr"] != base.hparams["lr"]
-    monkeypatch.setitem(DATASETS, "Two", replace(DATASETS["DigitDomains"], domain_names=("photo", "sketch")))
-    with pytest.raises(HmoeError, match="nothing would be left to train on"): search_specs([replace(base, dataset="Two")], 1, "leave-one-domain-out")
-    with pytest.raises(HmoeError, match="Valid: training-domain"): search_specs([base], 1, "best")
+        assert sorted(held_out) == sorted(
+            [
+                ("photo",),
+                ("sketch",),
+                *(
+                    (a, b)
+                    for i, a in enumerate(order)
+                    for b in order[i + 1 :]
+                    if {a, b} & {"photo", "sketch"}
+                ),
+            ]
+        )
+    assert (
+        oracle[1].hparams["lr"]
+        == make_spec("ERM", "DigitDomains", ["photo"], network="small_cnn", hparams_seed=1).hparams[
+            "lr"
+        ]
+        != base.hparams["lr"]
+    )
+    monkeypatch.setitem(
+        DATASETS, "Two", replace(DATASETS["DigitDomains"], domain_names=("photo", "sketch"))
+    )
+    with pytest.raises(HmoeError, match="nothing would be left to train on"):
+        search_specs([replace(base, dataset="Two")], 1, "leave-one-domain-out")
+    with pytest.raises(HmoeError, match="Valid: training-domain"):
+        search_specs([base], 1, "best")
 
 
 def test_the_resolvable_difference_counts_the_test_images_of_each_photograph_domain():
     sizes = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
-    rows = pd.DataFrame([{"algorithm": a, "mode": "default", "test_domain": d, "trial_seed": 0, "accuracy": 0.5, "dataset": "PACS", "test_size": n} for a in ("ERM", "HMOE-DN") for d, n in sizes.items()])
+    rows = pd.DataFrame(
+        [
+            {
+                "algorithm": a,
+                "mode": "default",
+                "test_domain": d,
+                "trial_seed": 0,
+                "accuracy": 0.5,
+                "dataset": "PACS",
+                "test_size": n,
+            }
+            for a in ("ERM", "HMOE-DN")
+            for d, n in sizes.items()
+        ]
+    )
     found = resolvable_in(rows).set_index("test_domain")
-    for domain, n in sizes.items(): assert found.resolvable[domain] == pytest.approx(200 * (2 * 0.25 / n) ** 0.5) and found.test_images[domain] == n
-    assert found.resolvable["Average"] == pytest.approx(200 * (2 * sum(0.25 / n for n in sizes.values())) ** 0.5 / 4) and list(found.index) == [*sizes, "Average"]
+    for domain, n in sizes.items():
+        assert (
+            found.resolvable[domain] == pytest.approx(200 * (2 * 0.25 / n) ** 0.5)
+            and found.test_images[domain] == n
+        )
+    assert found.resolvable["Average"] == pytest.approx(
+        200 * (2 * sum(0.25 / n for n in sizes.values())) ** 0.5 / 4
+    ) and list(found.index) == [*sizes, "Average"]
 
 
 @pytest.fixture
@@ -104,15 +210,35 @@ def hmoe(tmp_path, monkeypatch):
     "The command in a folder of its own."
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
+
     def call(*arguments, fails=None):
         done = CliRunner().invoke(app, [str(a) for a in arguments])
-        if fails is None: assert done.exit_code == 0, (done.output, done.exception)
-        else: assert re.search(fails, f"{done.output} {done.exception}"), (done.output, done.exception)
+        if fails is None:
+            assert done.exit_code == 0, (done.output, done.exception)
+        else:
+            assert re.search(fails, f"{done.output} {done.exception}"), (
+                done.output,
+                done.exception,
+            )
         return done.output
+
     return call
 
 
-TINY = ("--dataset", "DigitDomainsTiny", "--network", "small_cnn", "--steps", 2, "--checkpoint-frequency", 1, "--device", "cpu", "--set", "batch_size=4")
+TINY = (
+    "--dataset",
+    "DigitDomainsTiny",
+    "--network",
+    "small_cnn",
+    "--steps",
+    2,
+    "--checkpoint-frequency",
+    1,
+    "--device",
+    "cpu",
+    "--set",
+    "batch_size=4",
+)
 MINE = """
 from hmoe_repro.algorithms.base import ERM, HParam
 
@@ -122,94 +248,280 @@ class Mine(ERM):
 
 
 def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
-    said = hmoe("train", "--algorithm", "HMOE-DN", "--test-domain", "photo", *TINY, "--evaluate", "all", "--n-hparams", 2)
+    said = hmoe(
+        "train",
+        "--algorithm",
+        "HMOE-DN",
+        "--test-domain",
+        "photo",
+        *TINY,
+        "--evaluate",
+        "all",
+        "--n-hparams",
+        2,
+    )
     records = RunStore().scan()[0]
-    assert {r["spec"].get("hparams_seed", 0) for r in records} == {0, 1} and {r["spec"]["hparams"]["batch_size"] for r in records} == {4} and len({r["spec"]["hparams"]["lr"] for r in records}) == 2
-    for mode in ("mix", "max", "ood"): assert re.search(rf"{mode} +{select_model(records, 'photo', mode=mode)['run_id']} ", said)
+    assert (
+        {r["spec"].get("hparams_seed", 0) for r in records} == {0, 1}
+        and {r["spec"]["hparams"]["batch_size"] for r in records} == {4}
+        and len({r["spec"]["hparams"]["lr"] for r in records}) == 2
+    )
+    for mode in ("mix", "max", "ood"):
+        assert re.search(rf"{mode} +{select_model(records, 'photo', mode=mode)['run_id']} ", said)
     hmoe("select", "--rule", "oracle", "--output", "chosen.csv")
     chosen = pd.read_csv("chosen.csv").set_index("mode")
     hmoe("export-domainbed", "sweep", "--algorithm", "HMOE-DN")
     for mode in ("mix", "max", "ood"):
-        lines = [line for line in read(tmp_path / "sweep") if line["args"]["algorithm"] == f"HMOE-DN-{mode.upper()}"]
-        assert len(lines) == 2 * 2 and chosen.accuracy[mode] == domainbed_choice(lines, lines[0]["args"]["test_envs"][0], "oracle")
+        lines = [
+            line
+            for line in read(tmp_path / "sweep")
+            if line["args"]["algorithm"] == f"HMOE-DN-{mode.upper()}"
+        ]
+        assert len(lines) == 2 * 2 and chosen.accuracy[mode] == domainbed_choice(
+            lines, lines[0]["args"]["test_envs"][0], "oracle"
+        )
     hmoe("select", "--rule", "leave-one-domain-out", fails="photo and one more; missing: photo\\+")
     hmoe("train", "--algorithm", "ERM", "--test-domain", "photo", *TINY)
     hmoe("export-domainbed", "other", fails="evaluate=all")
-    assert "2 runs in 6 folders" in (told := hmoe("export-domainbed", "those", "--where", "evaluate=all")) and "not of DigitDomainsTiny unless" in told
-    assert "missing: ERM on photo, seed 0, draw 1 of 2" in hmoe("select") and not (tmp_path / "other").exists()
+    assert (
+        "2 runs in 6 folders"
+        in (told := hmoe("export-domainbed", "those", "--where", "evaluate=all"))
+        and "not of DigitDomainsTiny unless" in told
+    )
+    assert (
+        "missing: ERM on photo, seed 0, draw 1 of 2" in hmoe("select")
+        and not (tmp_path / "other").exists()
+    )
     hmoe("select", "--algorithm", "HMOE", fails="Valid: ERM, HMOE-DN")
-    hmoe("train", "--algorithm", "ERM", "--test-domain", "photo", "--test-domain", "plain", *TINY, "--n-hparams", 2, fails="one --test-domain")
+    hmoe(
+        "train",
+        "--algorithm",
+        "ERM",
+        "--test-domain",
+        "photo",
+        "--test-domain",
+        "plain",
+        *TINY,
+        "--n-hparams",
+        2,
+        fails="one --test-domain",
+    )
 
 
-@pytest.mark.parametrize("text, name, said", [
-    ("class Mine: pass", "Mine", r"no algorithm 'Mine' \(Mine there is no subclass of Algorithm\)"), ("x = 1\ndef (", "Mine", r"algorithm file my own.py cannot be imported: SyntaxError: [^()]+ \(line 2\)\. Fix: that line of my own.py"),
-    ("\nimport nothing_of_that_name", "Mine", r"ModuleNotFoundError: .* \(line 2\)\. Fix: that line of my own.py"),
-    (MINE, "My Mine", r"no algorithm 'My Mine'\. It has: Mine"), (None, "Mine", "cannot be read")])
+@pytest.mark.parametrize(
+    "text, name, said",
+    [
+        (
+            "class Mine: pass",
+            "Mine",
+            r"no algorithm 'Mine' \(Mine there is no subclass of Algorithm\)",
+        ),
+        (
+            "x = 1\ndef (",
+            "Mine",
+            r"algorithm file my own.py cannot be imported: SyntaxError: [^()]+ \(line 2\)\. Fix: "
+            r"that line of my own.py",
+        ),
+        (
+            "\nimport nothing_of_that_name",
+            "Mine",
+            r"ModuleNotFoundError: .* \(line 2\)\. Fix: that line of my own.py",
+        ),
+        (MINE, "My Mine", r"no algorithm 'My Mine'\. It has: Mine"),
+        (None, "Mine", "cannot be read"),
+    ],
+)
 def test_a_file_that_holds_no_such_algorithm_is_refused_in_a_line(hmoe, tmp_path, text, name, said):
-    if text: (tmp_path / "my own.py").write_text(text)
+    if text:
+        (tmp_path / "my own.py").write_text(text)
     hmoe("train", "--algorithm", f"my own.py:{name}", "--test-domain", "photo", *TINY, fails=said)
 
 
-@pytest.mark.parametrize("body, line, said", [
-    ("    def __init__(self, *given):\n        super().__init__(*given)\n        self.depth = self.hparams['deep']", 9, r"KeyError: 'deep'"),
-    ("    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}", 8, "AttributeError"),
-    ("    def predict(self, x):\n        assert self.training\n        return super().predict(x)", 8, "AssertionError")], ids=["construction", "update", "evaluation"])
+@pytest.mark.parametrize(
+    "body, line, said",
+    [
+        (
+            "    def __init__(self, *given):\n        super().__init__(*given)\n        "
+            "self.depth = self.hparams['deep']",
+            9,
+            r"KeyError: 'deep'",
+        ),
+        (
+            "    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}",
+            8,
+            "AttributeError",
+        ),
+        (
+            "    def predict(self, x):\n        assert self.training\n        return "
+            "super().predict(x)",
+            8,
+            "AssertionError",
+        ),
+    ],
+    ids=["construction", "update", "evaluation"],
+)
 def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, body, line, said):
     (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
     text = (tmp_path / "mine.py").read_text().splitlines()[line - 1].strip()
     train = ("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY)
     printed = hmoe(*train, fails=said)
-    record, = RunStore().scan()[0]
-    assert record["status"] == "failed" and f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
-    assert "Fix: mend that line" in record["reason"] and "\n" not in record["reason"] and str(tmp_path) not in record["reason"] and "Traceback" not in printed
+    (record,) = RunStore().scan()[0]
+    assert (
+        record["status"] == "failed"
+        and f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
+    )
+    assert (
+        "Fix: mend that line" in record["reason"]
+        and "\n" not in record["reason"]
+        and str(tmp_path) not in record["reason"]
+        and "Traceback" not in printed
+    )
 
 
 def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
-    (tmp_path / "mine.py").write_text(MINE + "\n    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}\n")
-    hmoe("sweep", "digits_table", "--profile", "smoke", "--jobs", 1, "--device", "cpu", "--algorithm", "mine.py:Mine", fails="line 8 of the file of Mine .`return {'loss': minibatches.mean..}`")
+    (tmp_path / "mine.py").write_text(
+        MINE + "\n    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}\n"
+    )
+    hmoe(
+        "sweep",
+        "digits_table",
+        "--profile",
+        "smoke",
+        "--jobs",
+        1,
+        "--device",
+        "cpu",
+        "--algorithm",
+        "mine.py:Mine",
+        fails="line 8 of the file of Mine .`return {'loss': minibatches.mean..}`",
+    )
 
 
-@pytest.mark.parametrize("body, said", [
-    ("    def update(self, minibatches, unlabeled=None):\n        return super().loss(minibatches)['loss']", "update of Mine returned Tensor and no dictionary. Fix"),
-    ("    def loss(self, minibatches):\n        return super().loss(minibatches)['loss']", "loss of Mine must return a dictionary")], ids=["update", "loss"])
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (
+            "    def update(self, minibatches, unlabeled=None):\n        return "
+            "super().loss(minibatches)['loss']",
+            "update of Mine returned Tensor and no dictionary. Fix",
+        ),
+        (
+            "    def loss(self, minibatches):\n        return super().loss(minibatches)['loss']",
+            "loss of Mine must return a dictionary",
+        ),
+    ],
+    ids=["update", "loss"],
+)
 def test_an_update_that_returns_a_tensor_is_refused_at_once(hmoe, tmp_path, body, said):
     (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
     hmoe("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY, fails=said)
-    record, = RunStore().scan()[0]
+    (record,) = RunStore().scan()[0]
     assert record["checkpoints"] == [] and said in record["reason"]
 
 
 def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    sweep = ("sweep", "digits_table", "--profile", "smoke", "--jobs", 2, "--device", "cpu", "--algorithm", "mine.py:Mine")
+    sweep = (
+        "sweep",
+        "digits_table",
+        "--profile",
+        "smoke",
+        "--jobs",
+        2,
+        "--device",
+        "cpu",
+        "--algorithm",
+        "mine.py:Mine",
+    )
     assert "4 of 4 runs complete" in hmoe(*sweep) and "0 to train" in hmoe(*sweep)
     old = RunStore().scan()[0]
-    assert {r["spec"]["algorithm"] for r in old} == {"Mine"} and old[0]["spec"]["hparams"]["strength"] == 0.5 and {r["spec"]["trial_seed"] for r in old} == {0, 1}
-    train = ("train", "--algorithm", "mine.py:Mine", "--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn", "--steps", 11, "--checkpoint-frequency", 5, "--device", "cpu", "--set", "lr=0.003", "--set", "batch_size=16",
-             "--arithmetic", "portable")
+    assert (
+        {r["spec"]["algorithm"] for r in old} == {"Mine"}
+        and old[0]["spec"]["hparams"]["strength"] == 0.5
+        and {r["spec"]["trial_seed"] for r in old} == {0, 1}
+    )
+    train = (
+        "train",
+        "--algorithm",
+        "mine.py:Mine",
+        "--dataset",
+        "DigitDomainsTiny",
+        "--test-domain",
+        "photo",
+        "--network",
+        "small_cnn",
+        "--steps",
+        11,
+        "--checkpoint-frequency",
+        5,
+        "--device",
+        "cpu",
+        "--set",
+        "lr=0.003",
+        "--set",
+        "batch_size=16",
+        "--arithmetic",
+        "portable",
+    )
     hmoe(*train)
-    assert "Mine" in hmoe("select") and len(RunStore().scan()[0]) == 4, "the sweep's run was trained again"
+    assert "Mine" in hmoe("select") and len(RunStore().scan()[0]) == 4, (
+        "the sweep's run was trained again"
+    )
     (tmp_path / "mine.py").write_text(MINE + "# a remark\n")
     hmoe(*train)
     now = RunStore().scan()[0]
     assert len(now) == 5 and {r["run_id"] for r in old} < {r["run_id"] for r in now}
     hmoe("select", fails="runs of Mine differ in algorithm_source")
-    for key in {r["spec"]["algorithm_source"] for r in now}: assert "Mine" in hmoe("select", "--where", f"algorithm_source={key}")
-    hmoe(*train, "--set", "strengh=1", fails="strength"); hmoe(*train, "--set", "strength=much", fails="strength must be float"); hmoe(*train, "--set", "strength=true", fails="strength must be float")
+    for key in {r["spec"]["algorithm_source"] for r in now}:
+        assert "Mine" in hmoe("select", "--where", f"algorithm_source={key}")
+    hmoe(*train, "--set", "strengh=1", fails="strength")
+    hmoe(*train, "--set", "strength=much", fails="strength must be float")
+    hmoe(*train, "--set", "strength=true", fails="strength must be float")
 
 
 def test_guests_are_trained_as_erm_is(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE.replace("Mine", "Guest"))
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     study = study_specs("smoke-digits")
-    erm, guests = [s for s in study if s.algorithm == "ERM"], only_algorithms(study, [f"{tmp_path}/mine.py:Guest"])
-    assert [(g.test_domains, g.trial_seed, g.steps, g.network, g.hparams) for g in guests] == [(s.test_domains, s.trial_seed, s.steps, s.network, s.hparams | {"strength": 0.5}) for s in erm] and guests[0].algorithm_source
+    erm, guests = (
+        [s for s in study if s.algorithm == "ERM"],
+        only_algorithms(study, [f"{tmp_path}/mine.py:Guest"]),
+    )
+    assert [(g.test_domains, g.trial_seed, g.steps, g.network, g.hparams) for g in guests] == [
+        (s.test_domains, s.trial_seed, s.steps, s.network, s.hparams | {"strength": 0.5})
+        for s in erm
+    ] and guests[0].algorithm_source
     assert only_algorithms(study, ["ERM"]) == erm
-    with pytest.raises(HmoeError, match="none of ERM"): only_algorithms(study_specs("smoke-balance"), [f"{tmp_path}/mine.py:Guest"])
+    with pytest.raises(HmoeError, match="none of ERM"):
+        only_algorithms(study_specs("smoke-balance"), [f"{tmp_path}/mine.py:Guest"])
 
 
 def test_a_folder_of_images_gets_its_table(hmoe, tmp_path):
     sample_tree(tmp_path / "pictures", per_class=4, size=32)
-    for seed in (0, 1): hmoe("train", "--algorithm", "ERM", "--dataset", tmp_path / "pictures", "--test-domain", "sketch", "--network", "image_cnn", "--resolution", 32, "--steps", 2, "--device", "cpu", "--set", "batch_size=2", "--seed", seed)
+    for seed in (0, 1):
+        hmoe(
+            "train",
+            "--algorithm",
+            "ERM",
+            "--dataset",
+            tmp_path / "pictures",
+            "--test-domain",
+            "sketch",
+            "--network",
+            "image_cnn",
+            "--resolution",
+            32,
+            "--steps",
+            2,
+            "--device",
+            "cpu",
+            "--set",
+            "batch_size=2",
+            "--seed",
+            seed,
+        )
     said, records = hmoe("select", "--dataset", "pictures"), RunStore().scan()[0]
-    assert f"trial seeds: 2, test images: {records[0]['test_size']};" in said and "no run holds out" in said
+    assert (
+        f"trial seeds: 2, test images: {records[0]['test_size']};" in said
+        and "no run holds out" in said
+    )

@@ -1,4 +1,6 @@
-"""Set-up: every version pinned and admitted by the ranges, a Makefile that redoes an interrupted install, one version number."""
+"""Set-up: every version pinned and admitted by the ranges,
+a Makefile that redoes an interrupted install, one version number."""
+
 import ast
 import configparser
 import os
@@ -10,10 +12,10 @@ import sys
 from importlib import metadata
 
 import pytest
-from packaging.requirements import Requirement
 from packages import PROJECT, normal, pins, requirements
+from packaging.requirements import Requirement
 
-PYTHONS = ("3.10.0", "3.11.9", "3.12.4", "3.13.1")
+PYTHONS = ("3.11.0", "3.11.9", "3.12.4", "3.13.1")
 TARGETS = ("reproduce", "test", "check", "figures", "notebooks", "clean")
 
 
@@ -36,14 +38,20 @@ def test_the_pins_satisfy_the_ranges(python):
     versions = pinned(python)
     for extra in ("dependencies", "notebooks", "test", "ray"):
         for need in requirements(extra):
-            assert need.specifier.contains(versions[normal(need.name)], prereleases=True), f"{need} on Python {python}"
-    assert PROJECT["requires-python"] == ">=3.10"
+            assert need.specifier.contains(versions[normal(need.name)], prereleases=True), (
+                f"{need} on Python {python}"
+            )
+    assert PROJECT["requires-python"] == ">=3.11"
 
 
 def test_everything_installed_for_the_project_is_pinned(root):
     if not (root / ".venv").exists() or not os.path.samefile(sys.prefix, root / ".venv"):
         pytest.skip("not in the environment that the Makefile makes")
-    versions, seen, waiting = pinned("{}.{}.{}".format(*sys.version_info)), set(), [(normal(PROJECT["name"]), ("dev",))]
+    versions, seen, waiting = (
+        pinned("{}.{}.{}".format(*sys.version_info)),
+        set(),
+        [(normal(PROJECT["name"]), ("dev",))],
+    )
     while waiting:
         name, extras = waiting.pop()
         if (name, extras) in seen:
@@ -54,14 +62,22 @@ def test_everything_installed_for_the_project_is_pinned(root):
                 waiting.append((normal(need.name), tuple(sorted(need.extras))))
     names = {name for name, _ in seen} - {normal(PROJECT["name"])}
     assert len(names) > 100
-    assert not {n: metadata.version(n) for n in names if versions.get(n) != metadata.version(n).partition("+")[0]}
+    assert not {
+        n: metadata.version(n)
+        for n in names
+        if versions.get(n) != metadata.version(n).partition("+")[0]
+    }
 
 
 def test_the_version_is_stated_once_for_all(root):
     settings = configparser.ConfigParser()
     settings.read(root / "settings.ini")
     tree = ast.parse((root / "hmoe_repro" / "__init__.py").read_text(encoding="utf-8"))
-    stated = [ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__version__"]
+    stated = [
+        ast.literal_eval(n.value)
+        for n in tree.body
+        if isinstance(n, ast.Assign) and n.targets[0].id == "__version__"
+    ]
     assert stated == [settings["DEFAULT"]["version"]] and PROJECT["dynamic"] == ["version"]
     assert f"## {stated[0]}" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"version: {stated[0]}\n" in (root / "CITATION.cff").read_text(encoding="utf-8")
@@ -70,7 +86,14 @@ def test_the_version_is_stated_once_for_all(root):
 def test_nbdev_reads_the_settings_that_protect_notebooks(root):
     settings = configparser.ConfigParser()
     settings.read(root / "settings.ini")
-    wanted = {"allowed_cell_metadata_keys": "tags", "clear_all": "False", "update_pyproject": "False", "recursive": "True", "nbs_path": "nbs", "lib_path": "hmoe_repro"}
+    wanted = {
+        "allowed_cell_metadata_keys": "tags",
+        "clear_all": "False",
+        "update_pyproject": "False",
+        "recursive": "True",
+        "nbs_path": "nbs",
+        "lib_path": "hmoe_repro",
+    }
     assert {k: settings["DEFAULT"][k] for k in wanted} == wanted
     assert (root / "settings.ini").read_text(encoding="utf-8").endswith("\n")
 
@@ -79,13 +102,21 @@ def test_the_citation_names_the_papers(root):
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert {i["value"] for r in citation["references"] for i in r["identifiers"]} >= {f"arXiv:{n}" for n in ("2211.08253", "2206.04046", "2008.12839", "2007.01434")}
-    assert all(a.keys() >= {"given-names", "family-names"} for r in citation["references"] for a in r["authors"])
+    assert {i["value"] for r in citation["references"] for i in r["identifiers"]} >= {
+        f"arXiv:{n}" for n in ("2211.08253", "2206.04046", "2008.12839", "2007.01434")
+    }
+    assert all(
+        a.keys() >= {"given-names", "family-names"}
+        for r in citation["references"]
+        for a in r["authors"]
+    )
 
 
 def test_continuous_integration_calls_make_test(root):
     script = root / ".ci" / "run"
-    assert script.stat().st_mode & stat.S_IXUSR and "make test" in script.read_text(encoding="utf-8")
+    assert script.stat().st_mode & stat.S_IXUSR and "make test" in script.read_text(
+        encoding="utf-8"
+    )
 
 
 # The Makefile, with a stand-in for Python that writes down how it was called.
@@ -102,7 +133,8 @@ esac
 
 @pytest.fixture
 def make(root, tmp_path):
-    "`make` in a folder of its own; called with a target, it returns the finished process and what was run."
+    """`make` in a folder of its own;
+    called with a target, it returns the finished process and what was run."""
     if not shutil.which("make"):
         pytest.skip("there is no make here")
     folder, log = tmp_path / "a place", tmp_path / "log"
@@ -118,7 +150,13 @@ def make(root, tmp_path):
 
     def call(target, cwd=folder):
         log.write_text("")
-        done = subprocess.run(["make", target, f"PYTHON={python}"], cwd=cwd, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["make", target, f"PYTHON={python}"],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         return done, log.read_text().splitlines()
 
     call.folder, call.log = folder, log
@@ -128,7 +166,12 @@ def make(root, tmp_path):
 def test_a_second_call_installs_nothing(make):
     done, first = make("test")
     assert done.returncode == 0, done.stderr
-    assert len(first) == 3 and "venv" in first[0] and "constraints.txt" in first[1] and "pytest" in first[2]
+    assert (
+        len(first) == 3
+        and "venv" in first[0]
+        and "constraints.txt" in first[1]
+        and "pytest" in first[2]
+    )
     assert len(make("test")[1]) == 1
 
 
@@ -154,7 +197,9 @@ def test_an_edited_pin_is_installed_and_a_moved_folder_starts_again(make):
 def test_time_is_printed_and_failure_passed_on(make, target):
     make.log.with_name("log.status").write_text("0")
     done, _ = make(target)
-    assert done.returncode == 0 and re.search(rf"make {target}: \d+ s", done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and re.search(
+        rf"make {target}: \d+ s", done.stdout.splitlines()[-1]
+    )
     make.log.with_name("log.status").write_text("1")
     done, _ = make(target)
     assert done.returncode and re.search(rf"make {target}: \d+ s", done.stdout)
@@ -167,4 +212,6 @@ def test_the_targets_are_there(make):
         done, _ = make(target)
         assert done.returncode == 0, done.stderr
     left = {p.relative_to(make.folder).as_posix() for p in make.folder.rglob("*")}
-    assert ".venv" not in left and "nbs" in left and "nbs/__pycache__" not in left, "clean comes last"
+    assert ".venv" not in left and "nbs" in left and "nbs/__pycache__" not in left, (
+        "clean comes last"
+    )

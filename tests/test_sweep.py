@@ -1,4 +1,5 @@
 """Many runs: failures isolated, dead workers replaced, nothing done twice."""
+
 import os
 import signal
 from dataclasses import replace
@@ -7,56 +8,115 @@ from types import SimpleNamespace
 import pytest
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.records import RunStore, make_spec, outcome, run_lock
-from hmoe_repro.studies import (ARTEFACTS, BASELINES, PROFILES, STUDIES, artefact_studies, artefact_study,
-                                estimate_seconds, on_device, runs_with_arrays, study_specs)
-from hmoe_repro.tables import paper_numbers
-from hmoe_repro.sweep import _disagreement, best_way, measure_ways, sweep
-from hmoe_repro.train import run
+from hmoe_repro.evidence.tables import paper_numbers
+from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies, artefact_study
+from hmoe_repro.runs.cost import estimate_seconds, on_device
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.store import RunStore, outcome, run_lock
+from hmoe_repro.runs.studies import PROFILES, STUDIES, read_study, runs_with_arrays, study_specs
+from hmoe_repro.runs.sweep import _feed, sweep
+from hmoe_repro.runs.train import run
+from hmoe_repro.runs.trainer import LossSums
+from hmoe_repro.runs.ways import best_way, measure_ways
+from hmoe_repro.runs.worker import disagreement
 
 
 def specs(steps=11, **hparams):
-    return [make_spec("ERM", "DigitDomainsTiny", [d], hparams={"batch_size": 8} | hparams, network="small_cnn", steps=steps, checkpoint_frequency=5) for d in ("negative", "photo", "plain", "sketch")]
+    return [
+        make_spec(
+            "ERM",
+            "DigitDomainsTiny",
+            [d],
+            hparams={"batch_size": 8} | hparams,
+            network="small_cnn",
+            steps=steps,
+            checkpoint_frequency=5,
+        )
+        for d in ("negative", "photo", "plain", "sketch")
+    ]
 
 
 def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
     good, bad, store, heard = specs(), specs(lr=1e9)[0], RunStore(tmp_path / "sweep"), []
-    results = sweep([bad, *good, good[0]], store, jobs=2, on_event=lambda *event: heard.append(event))
-    assert results[bad.run_id][0] == "failed" and all(results[s.run_id] == ("complete", None) for s in good) and len(results) == 5
+    results = sweep(
+        [bad, *good, good[0]], store, jobs=2, on_event=lambda *event: heard.append(event)
+    )
+    assert (
+        results[bad.run_id][0] == "failed"
+        and all(results[s.run_id] == ("complete", None) for s in good)
+        and len(results) == 5
+    )
     assert sorted(e[1].run_id for e in heard if e[0] == "start") == sorted(r for r in results)
     alone = RunStore(tmp_path / "alone")
-    for spec in good: assert outcome(run(spec, alone)) == outcome(store.read(spec.run_id))
+    for spec in good:
+        assert outcome(run(spec, alone)) == outcome(store.read(spec.run_id))
     heard.clear()
-    assert sweep(good, store, jobs=2, on_event=lambda *event: heard.append(event)) == {s.run_id: ("complete", None) for s in good} and not heard
+    assert (
+        sweep(good, store, jobs=2, on_event=lambda *event: heard.append(event))
+        == {s.run_id: ("complete", None) for s in good}
+        and not heard
+    )
 
 
 def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
     store, long = RunStore(tmp_path), specs(steps=4000)[0]
     others, killed = specs()[1:], []
+
     def murder(kind, spec, *details):
-        if kind == "step" and spec == long and not killed and (store.path(long.run_id) / "state.safetensors").exists():
+        if (
+            kind == "step"
+            and spec == long
+            and not killed
+            and (store.path(long.run_id) / "state.safetensors").exists()
+        ):
             import multiprocessing
-            pid = next(p.pid for p in multiprocessing.active_children() if _works_on(p.pid, store.path(long.run_id)))
+
+            pid = next(
+                p.pid
+                for p in multiprocessing.active_children()
+                if _works_on(p.pid, store.path(long.run_id))
+            )
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
+
     results = sweep([long, *others], store, jobs=2, on_event=murder)
-    assert killed and results[long.run_id][0] == "failed" and "worker process died" in results[long.run_id][1]
+    assert (
+        killed
+        and results[long.run_id][0] == "failed"
+        and "worker process died" in results[long.run_id][1]
+    )
     assert all(results[s.run_id][0] == "complete" for s in others)
     record = store.read(long.run_id)
-    assert record["status"] == "failed" and record["checkpoints"] and (store.path(long.run_id) / "state.safetensors").exists()
+    assert (
+        record["status"] == "failed"
+        and record["checkpoints"]
+        and (store.path(long.run_id) / "state.safetensors").exists()
+    )
     ended = []
+
     def stop_soon(step, steps):
         ended.append(step)
-        if len(ended) == 3: raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): run(long, store, on_step=stop_soon)
-    assert ended[0] == record["checkpoints"][-1]["step"] + 2, "it did not go on from its last checkpoint"
+        if len(ended) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(long, store, on_step=stop_soon)
+    assert ended[0] == record["checkpoints"][-1]["step"] + 2, (
+        "it did not go on from its last checkpoint"
+    )
 
 
 def _works_on(pid, folder):
-    return any(os.path.realpath(f"/proc/{pid}/fd/{fd}").startswith(str(folder)) for fd in os.listdir(f"/proc/{pid}/fd"))
+    return any(
+        os.path.realpath(f"/proc/{pid}/fd/{fd}").startswith(str(folder))
+        for fd in os.listdir(f"/proc/{pid}/fd")
+    )
 
 
-if not os.path.isdir("/proc/self/fd"): test_a_killed_worker_is_reported_and_its_run_goes_on_later = pytest.mark.skip("needs /proc")(test_a_killed_worker_is_reported_and_its_run_goes_on_later)
+if not os.path.isdir("/proc/self/fd"):
+    test_a_killed_worker_is_reported_and_its_run_goes_on_later = pytest.mark.skip("needs /proc")(
+        test_a_killed_worker_is_reported_and_its_run_goes_on_later
+    )
 
 
 def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
@@ -74,77 +134,158 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     assert [line.split()[1] for line in said] == sorted([first.run_id, others[0].run_id])
 
 
+def test_a_worker_that_died_between_two_runs_spoils_neither():
+    "The next run stays to be done, and the last one, which is finished, is not reported as failed."
+    finished, waiting = specs()[:2]
+    worker = SimpleNamespace(spec=finished)
+
+    class Pool:
+        workers = {"pipe": worker}
+
+        def give(self, pipe, spec):
+            raise BrokenPipeError
+
+    todo = [waiting]
+    _feed(Pool(), "pipe", todo, work=None)
+    assert todo == [waiting] and worker.spec is None
+
+
 def test_ray_gives_the_same_records(tmp_path):
     pytest.importorskip("ray")
     good, bad, heard = specs()[:2], specs(lr=1e9)[0], []
     ray_store, local = RunStore(tmp_path / "ray"), RunStore(tmp_path / "local")
-    results = sweep([bad, *good], ray_store, jobs=2, engine="ray", on_event=lambda kind, spec, *details: heard.append(kind))
+    results = sweep(
+        [bad, *good],
+        ray_store,
+        jobs=2,
+        engine="ray",
+        on_event=lambda kind, spec, *details: heard.append(kind),
+    )
     import ray
+
     ray.shutdown()
-    assert results[bad.run_id][0] == "failed" and [results[s.run_id] for s in good] == [("complete", None)] * 2 and heard.count("done") == 3
-    for spec in good: assert outcome(ray_store.read(spec.run_id)) == outcome(run(spec, local))
+    assert (
+        results[bad.run_id][0] == "failed"
+        and [results[s.run_id] for s in good] == [("complete", None)] * 2
+        and heard.count("done") == 3
+    )
+    for spec in good:
+        assert outcome(ray_store.read(spec.run_id)) == outcome(run(spec, local))
 
 
 def test_engines_are_checked(tmp_path):
-    with pytest.raises(HmoeError, match="local, ray"): sweep(specs(), RunStore(tmp_path), engine="slurm")
+    with pytest.raises(HmoeError, match="local, ray"):
+        sweep(specs(), RunStore(tmp_path), engine="slurm")
 
 
 def test_runs_of_another_process_are_left_to_it(tmp_path):
     store, (mine, theirs, *_) = RunStore(tmp_path), specs()
     store.path(theirs.run_id).mkdir()
-    with run_lock(store.path(theirs.run_id)): results = sweep([mine, theirs], store, jobs=1)
-    assert results[theirs.run_id][0] == "elsewhere" and results[mine.run_id][0] == "complete" and store.read(theirs.run_id) is None
+    with run_lock(store.path(theirs.run_id)):
+        results = sweep([mine, theirs], store, jobs=1)
+    assert (
+        results[theirs.run_id][0] == "elsewhere"
+        and results[mine.run_id][0] == "complete"
+        and store.read(theirs.run_id) is None
+    )
 
 
 def test_a_damaged_record_stops_the_sweep_before_it_starts(tmp_path):
     store, (a, b, *_) = RunStore(tmp_path), specs()
     store.path(a.run_id).mkdir()
     store.record_path(a.run_id).write_text("{")
-    with pytest.raises(HmoeError, match="record.json"): sweep([b, a], store)
+    with pytest.raises(HmoeError, match="record.json"):
+        sweep([b, a], store)
     assert store.record_path(a.run_id).read_text() == "{" and not store.path(b.run_id).exists()
 
 
 def test_studies_are_whole_and_distinct():
     for study in STUDIES:
-        try: ids = [s.run_id for s in study_specs(study)]
-        except HmoeError as error:        # their specifications hold the fingerprint of data that is not here
+        try:
+            ids = [s.run_id for s in study_specs(study)]
+        except (
+            HmoeError
+        ) as error:  # their specifications hold the fingerprint of data that is not here
             assert study.startswith(("mnist-", "pacs-", "paper-")) and "Fix:" in str(error)
             continue
-        assert len(ids) == len(set(ids)) and set(runs_with_arrays(study)) <= set(ids) and (runs_with_arrays(study) or study.endswith(("-balance", "-sensitivity", "-parity", "-table1", "-baselines")))
+        assert (
+            len(ids) == len(set(ids))
+            and set(runs_with_arrays(study)) <= set(ids)
+            and (
+                runs_with_arrays(study)
+                or study.endswith(("-balance", "-sensitivity", "-parity", "-table1", "-baselines"))
+            )
+        )
     quick = study_specs("quick-digits")
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
     toys = study_specs("quick-toy")
-    assert [t.steps for t in toys] == [20_000] * 3 and [t.hparams["seeds"] for t in toys] == [12, 6, 6]
-    assert [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys] == [(1, 1), (0, 1), (0, 0)]
+    assert [t.steps for t in toys] == [20_000] * 3 and [t.hparams["seeds"] for t in toys] == [
+        12,
+        6,
+        6,
+    ]
+    assert [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys] == [
+        (1, 1),
+        (0, 1),
+        (0, 0),
+    ]
 
 
 def test_unknown_names_list_the_valid_ones():
-    for call, message in [(lambda: study_specs("quick"), "smoke-toy"), (lambda: artefact_study("table1", "quick"), "hmoe_fig3"), (lambda: artefact_study("hmoe_fig3", "papers"), "smoke, quick")]:
-        with pytest.raises(HmoeError, match=message): call()
+    for call, message in [
+        (lambda: study_specs("quick"), "smoke-toy"),
+        (lambda: artefact_study("table1", "quick"), "hmoe_fig3"),
+        (lambda: artefact_study("hmoe_fig3", "papers"), "smoke, quick"),
+    ]:
+        with pytest.raises(HmoeError, match=message):
+            call()
 
 
 def test_every_artefact_has_its_notebook():
     from hmoe_repro.core import repo_root
-    assert {p.stem for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")} == set(ARTEFACTS) and set(PROFILES) >= {"smoke", "quick"}
+
+    assert {p.stem for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")} == {
+        *ARTEFACTS,
+        "study",  # any study's page: no artefact
+    } and set(PROFILES) >= {"smoke", "quick"}
 
 
 def test_estimate_is_the_median_per_update():
     spec = specs()[0]
-    record = lambda t, status="complete": {"status": status, "wall_time_s": t, "spec": spec.to_dict() | {"steps": 100}}
-    assert estimate_seconds(spec, [record(1), record(2), record(50), record(1000, "failed")]) == pytest.approx(0.02 * 11)
+    record = lambda t, status="complete": {
+        "status": status,
+        "wall_time_s": t,
+        "spec": spec.to_dict() | {"steps": 100},
+    }
+    assert estimate_seconds(
+        spec, [record(1), record(2), record(50), record(1000, "failed")]
+    ) == pytest.approx(0.02 * 11)
     assert estimate_seconds(spec, []) is None
 
 
 def test_an_estimate_mixes_no_devices():
     "Seconds of a processor say nothing about a GPU, nor one GPU's about another's."
     spec = specs()[0]
+
     def record(seconds, **made):
-        return {"status": "complete", "wall_time_s": seconds, "spec": spec.to_dict(),
-                "environment": made}
-    known = [record(1, device="cpu", device_name="a"), record(3, device="cpu", device_name="b"),
-             record(10, device="cuda", device_name="large"), {"environment": None}]
-    def seconds(**here): return estimate_seconds(spec, on_device(known, here))
+        return {
+            "status": "complete",
+            "wall_time_s": seconds,
+            "spec": spec.to_dict(),
+            "environment": made,
+        }
+
+    known = [
+        record(1, device="cpu", device_name="a"),
+        record(3, device="cpu", device_name="b"),
+        record(10, device="cuda", device_name="large"),
+        {"environment": None},
+    ]
+
+    def seconds(**here):
+        return estimate_seconds(spec, on_device(known, here))
+
     assert seconds(device="cpu", device_name="c") == 2
     assert seconds(device="cuda", device_name="large") == 10
     assert seconds(device="cuda", device_name="small") is None
@@ -152,42 +293,74 @@ def test_an_estimate_mixes_no_devices():
 
 def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wanted():
     assert [s.removeprefix("paper-") for s in artefact_studies("hmoe_table1", "paper")] == [
-        "colored", "rotated", "colored-baselines", "rotated-baselines"]
-    assert len(BASELINES) == 13 and not {*BASELINES} & {"ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"}
-    paper = set(paper_numbers(table="Table 1").algorithm)
-    assert paper == {*BASELINES, "ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND"}
-    assert not any(PROFILES["paper"].hparams[name] for name in BASELINES)      # nothing is scaled
+        "colored",
+        "rotated",
+        "colored-baselines",
+        "rotated-baselines",
+    ]
+    (runs,), (others,) = (read_study(f"paper-colored{end}").runs for end in ("-baselines", ""))
+    baselines = {*runs.algorithms}
+    assert len(baselines) == 13 and others.algorithms == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
+    assert {*paper_numbers(table="Table 1").algorithm} == {*baselines, *others.algorithms}
+    assert len(baselines) + len(others.algorithms) == 17 and runs.hparams == ({}, {})  # not scaled
     for name in ("colored", "rotated"):
         found = study_specs(f"smoke-{name}-baselines")
         assert [s.trial_seed for s in found] == sorted(s.trial_seed for s in found)
-        assert len({s.run_id for s in found} - {s.run_id for s in study_specs(f"smoke-{name}")}) == 52
+        assert (
+            len({s.run_id for s in found} - {s.run_id for s in study_specs(f"smoke-{name}")}) == 52
+        )
 
 
 def test_published_records_are_whole_and_tell_their_origin():
     "Here, and not with the README, because the studies are planned in this file already."
     from hmoe_repro.core import results_dir
-    from hmoe_repro.records import check_record
-    from hmoe_repro.report import load_study
+    from hmoe_repro.evidence.records import load_study
+    from hmoe_repro.runs.store import check_record
+
     published = {p.stem for p in results_dir().glob("*.jsonl")}
-    assert {"quick-toy", "quick-digits", "quick-balance", "mnist-colored", "mnist-rotated", "pacs-pacs", "pacs-limits", "quick-table1"} <= published <= set(STUDIES)
+    assert (
+        {
+            "quick-toy",
+            "quick-digits",
+            "quick-balance",
+            "mnist-colored",
+            "mnist-rotated",
+            "pacs-pacs",
+            "pacs-limits",
+            "quick-table1",
+        }
+        <= published
+        <= set(STUDIES)
+    )
     for study in sorted(published):
         records = load_study(study)
-        try: planned = {spec.run_id for spec in study_specs(study)}
+        try:
+            planned = {spec.run_id for spec in study_specs(study)}
         except HmoeError:
             assert not study.startswith(("smoke-", "quick-")), study
-            planned = {r["run_id"] for r in records}     # the data of this study are not here, so nobody can plan it
-        assert {r["run_id"] for r in records} == planned, f"{study} is not the study that is planned. Fix: hmoe reproduce, hmoe publish {study}"
+            planned = {
+                r["run_id"] for r in records
+            }  # the data of this study are not here, so nobody can plan it
+        assert {r["run_id"] for r in records} == planned, (
+            f"{study} is not the study that is planned. Fix: hmoe reproduce, hmoe publish {study}"
+        )
         for record in records:
             check_record(record, study)
-            assert record["status"] == "complete" and record["environment"]["commit"] and "+changes" not in record["environment"]["commit"]
+            assert (
+                record["status"] == "complete"
+                and record["environment"]["commit"]
+                and "+changes" not in record["environment"]["commit"]
+            )
 
 
 # How many at once, on a GPU
 
+
 def test_ways_are_measured_with_real_runs_in_processes_of_their_own():
     found = measure_ways(specs()[0], "cpu", numbers=(1, 2, 10**6), seconds=0.3)
     assert [(r["jobs"], r["recorded"]) for r in found["rows"]] == [
-        (n, False) for n in (1, 2) if n <= os.cpu_count()]
+        (n, False) for n in (1, 2) if n <= os.cpu_count()
+    ]
     assert all(r["updates_per_second"] > 1 for r in found["rows"])
     assert found["not_recorded"] == "only CUDA devices record"
 
@@ -200,15 +373,20 @@ def test_a_run_that_cannot_be_built_is_not_measured():
 
 def test_a_way_is_measured_once_for_a_kind_of_run(tmp_path, monkeypatch):
     calls, said = [], []
+
     def measured(spec, *_):
         calls.append(spec)
         rows = [{"jobs": n, "recorded": False, "updates_per_second": 100.0 * n} for n in (1, 8)]
         return {"rows": rows, "not_recorded": "a reason"}
-    monkeypatch.setattr("hmoe_repro.sweep.measure_ways", measured)
+
+    monkeypatch.setattr("hmoe_repro.runs.ways.measure_ways", measured)
     store, some = RunStore(tmp_path), specs()
     ways = [best_way(given, store, "meta", None, said.append) for given in (some, some[1:])]
     assert ways == [(8, False)] * 2 and calls == [some[0]] and len(said) == 8
-    assert said[1] == "  8 side by side: 800 updates per second" and said[2] == "not recorded: a reason"
+    assert (
+        said[1] == "  8 side by side: 800 updates per second"
+        and said[2] == "not recorded: a reason"
+    )
     best_way([replace(some[0], precision="bf16")], store, "meta", None, said.append)
     assert len(calls) == 2
     (tmp_path / "ways.json").write_text("{cut")
@@ -220,10 +398,15 @@ def test_a_way_is_measured_once_for_a_kind_of_run(tmp_path, monkeypatch):
 def test_recorded_updates_whose_losses_differ_are_not_used():
     class Given:
         def __init__(self, loss, reason=None):
-            self.loss, self.sums, self.recording = loss, {}, SimpleNamespace(reason=reason)
+            self.loss, self.losses, self.recording = (
+                loss,
+                LossSums(),
+                SimpleNamespace(reason=reason),
+            )
+
         def update(self):
-            total, count = self.sums.get("loss", (0.0, 0))
-            self.sums["loss"] = (total + self.loss, count + 1)
-    assert _disagreement(Given(1.0), Given(1.0005)) is None
-    assert "loss 1.01 instead of 1" in _disagreement(Given(1.0), Given(1.01))
-    assert _disagreement(Given(1.0), Given(1.0, "a reason")) == "a reason"
+            self.losses.add({"loss": self.loss}, 0)
+
+    assert disagreement(Given(1.0), Given(1.0005)) is None
+    assert "loss 1.01 instead of 1" in disagreement(Given(1.0), Given(1.01))
+    assert disagreement(Given(1.0), Given(1.0, "a reason")) == "a reason"

@@ -1,25 +1,69 @@
-"""All algorithms together: the searches of DomainBed, settings that fit a short run, and the runs of Table 1 on the embedded digits."""
+"""All algorithms together: the searches of DomainBed, settings that fit a short run, and the runs
+of Table 1 on the embedded digits."""
+
 import re
 
 import numpy as np
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
+from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
 from hmoe_repro.core import seed_hash
-from hmoe_repro.hparams import draw_hparams, merge_hparams
-from hmoe_repro.studies import ALGORITHMS, ARTEFACTS, PROFILES, REDUCED, study_specs
+from hmoe_repro.runs.artefacts import ARTEFACTS
+from hmoe_repro.runs.studies import read_study, study_specs
 
 POWER = lambda low, high, base=10: lambda r: base ** r.uniform(low, high)
-SHARED = {28: {"lr": POWER(-4.5, -2.5), "batch_size": lambda r: int(2 ** r.uniform(3, 9))},
-          224: {"lr": POWER(-5, -3.5), "batch_size": lambda r: int(2 ** r.uniform(3, 5.5)), "weight_decay": POWER(-6, -2), "resnet_dropout": lambda r: r.choice([0.0, 0.1, 0.5])}}
+SHARED = {
+    28: {"lr": POWER(-4.5, -2.5), "batch_size": lambda r: int(2 ** r.uniform(3, 9))},
+    224: {
+        "lr": POWER(-5, -3.5),
+        "batch_size": lambda r: int(2 ** r.uniform(3, 5.5)),
+        "weight_decay": POWER(-6, -2),
+        "resnet_dropout": lambda r: r.choice([0.0, 0.1, 0.5]),
+    },
+}
 IRM = {"irm_lambda": POWER(-1, 5), "irm_penalty_anneal_iters": lambda r: int(10 ** r.uniform(0, 4))}
-ADVERSARY = {"lambda": POWER(-2, 2), "lr_g": POWER(-4.5, -2.5), "lr_d": POWER(-4.5, -2.5), "weight_decay_d": POWER(-6, -2), "beta1": lambda r: r.choice([0.0, 0.5]), "d_steps_per_g_step": lambda r: int(2 ** r.uniform(0, 3)),
-             "grad_penalty": POWER(-2, 1), "mlp_width": lambda r: int(2 ** r.uniform(6, 10)), "mlp_depth": lambda r: int(r.choice([3, 4, 5])), "mlp_dropout": lambda r: r.choice([0.0, 0.1, 0.5])}
-OWN = {"IRM": IRM, "VREx": {name.replace("irm", "vrex"): draw for name, draw in IRM.items()}, "GroupDRO": {"groupdro_eta": POWER(-3, -1)}, "Mixup": {"mixup_alpha": POWER(-1, 1)},
-       "MLDG": {"mldg_beta": POWER(-1, 1), "n_meta_test": lambda r: int(r.choice([1, 2]))}, "CORAL": {"mmd_gamma": POWER(-1, 1)}, "MMD": {"mmd_gamma": POWER(-1, 1)}, "DANN": ADVERSARY, "CDANN": ADVERSARY,
-       "MTL": {"mtl_ema": lambda r: r.choice([0.5, 0.9, 0.99, 1.0])}, "RSC": {"rsc_f_drop_factor": lambda r: r.uniform(0, 0.5), "rsc_b_drop_factor": lambda r: r.uniform(0, 0.5)}, "SagNet": {"sag_w_adv": POWER(-2, 1)},
-       "Fish": {"meta_lr": lambda r: r.choice([0.05, 0.1, 0.5])}, "Fishr": {"lambda": POWER(1, 4), "penalty_anneal_iters": lambda r: int(r.uniform(0, 5000)), "ema": lambda r: r.uniform(0.90, 0.99)}, "ERM": {}, "ARM": {}}
-LARGE = {"DANN": {"lr_g": POWER(-5, -3.5), "lr_d": POWER(-5, -3.5), "weight_decay_g": POWER(-6, -2)}, "ARM": {"batch_size": lambda r: 8}}
+ADVERSARY = {
+    "lambda": POWER(-2, 2),
+    "lr_g": POWER(-4.5, -2.5),
+    "lr_d": POWER(-4.5, -2.5),
+    "weight_decay_d": POWER(-6, -2),
+    "beta1": lambda r: r.choice([0.0, 0.5]),
+    "d_steps_per_g_step": lambda r: int(2 ** r.uniform(0, 3)),
+    "grad_penalty": POWER(-2, 1),
+    "mlp_width": lambda r: int(2 ** r.uniform(6, 10)),
+    "mlp_depth": lambda r: int(r.choice([3, 4, 5])),
+    "mlp_dropout": lambda r: r.choice([0.0, 0.1, 0.5]),
+}
+OWN = {
+    "IRM": IRM,
+    "VREx": {name.replace("irm", "vrex"): draw for name, draw in IRM.items()},
+    "GroupDRO": {"groupdro_eta": POWER(-3, -1)},
+    "Mixup": {"mixup_alpha": POWER(-1, 1)},
+    "MLDG": {"mldg_beta": POWER(-1, 1), "n_meta_test": lambda r: int(r.choice([1, 2]))},
+    "CORAL": {"mmd_gamma": POWER(-1, 1)},
+    "MMD": {"mmd_gamma": POWER(-1, 1)},
+    "DANN": ADVERSARY,
+    "CDANN": ADVERSARY,
+    "MTL": {"mtl_ema": lambda r: r.choice([0.5, 0.9, 0.99, 1.0])},
+    "RSC": {
+        "rsc_f_drop_factor": lambda r: r.uniform(0, 0.5),
+        "rsc_b_drop_factor": lambda r: r.uniform(0, 0.5),
+    },
+    "SagNet": {"sag_w_adv": POWER(-2, 1)},
+    "Fish": {"meta_lr": lambda r: r.choice([0.05, 0.1, 0.5])},
+    "Fishr": {
+        "lambda": POWER(1, 4),
+        "penalty_anneal_iters": lambda r: int(r.uniform(0, 5000)),
+        "ema": lambda r: r.uniform(0.90, 0.99),
+    },
+    "ERM": {},
+    "ARM": {},
+}
+LARGE = {
+    "DANN": {"lr_g": POWER(-5, -3.5), "lr_d": POWER(-5, -3.5), "weight_decay_g": POWER(-6, -2)},
+    "ARM": {"batch_size": lambda r: 8},
+}
 LARGE["CDANN"] = LARGE["DANN"]
 
 
@@ -29,7 +73,10 @@ def test_a_random_search_draws_what_domainbed_draws(name, resolution):
     expected = SHARED[resolution] | OWN[name] | (LARGE.get(name, {}) if resolution == 224 else {})
     for seed in (1, 2, 19):
         drawn = draw_hparams(get_algorithm(name).HPARAMS, seed, 3, resolution)
-        assert drawn == {h: draw(np.random.RandomState(seed_hash(seed_hash(seed, 3), h))) for h, draw in expected.items()}
+        assert drawn == {
+            h: draw(np.random.RandomState(seed_hash(seed_hash(seed, 3), h)))
+            for h, draw in expected.items()
+        }
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES])
@@ -37,60 +84,101 @@ def test_what_is_drawn_can_be_set(name):
     declared = get_algorithm(name).HPARAMS
     for resolution in (28, 224):
         exist = merge_hparams(declared, {"network": "resnet18"}, resolution)
-        drawn = {h: value for h, value in draw_hparams(declared, 5, 0, resolution).items() if h in exist}
+        drawn = {
+            h: value for h, value in draw_hparams(declared, 5, 0, resolution).items() if h in exist
+        }
         merged = merge_hparams(declared, {"network": "resnet18"} | drawn, resolution)
         assert {h: merged[h] for h in drawn} == drawn
 
 
 def test_the_registry_says_everything_of_everyone():
     rows = [describe_algorithm(name) for name in algorithm_names()]
-    assert all(row["paper"] and row["family"] and row["domain labels"] in ("needed", "not needed") for row in rows)
+    assert all(
+        row["paper"] and row["family"] and row["domain labels"] in ("needed", "not needed")
+        for row in rows
+    )
     own = {row["name"]: row["hyper-parameters"] for row in rows}
-    assert own["Fishr"] == "lambda=1000 [10^U(1, 4)]; ema=0.95 [U(0.9, 0.99)]; penalty_anneal_iters=1500 [floor U(0, 5000)]" and own["ERM"] == ""
-    assert "search" not in own["ARM"] and own["ARM"].startswith("batch_size=64 / 8 [floor 2^U(3, 9) / one of 8]")
+    assert (
+        own["Fishr"]
+        == "lambda=1000 [10^U(1, 4)]; ema=0.95 [U(0.9, 0.99)]; "
+        "penalty_anneal_iters=1500 [floor U(0, 5000)]"
+        and own["ERM"] == ""
+    )
+    assert "search" not in own["ARM"] and own["ARM"].startswith(
+        "batch_size=64 / 8 [floor 2^U(3, 9) / one of 8]"
+    )
 
 
 def test_every_algorithm_has_settings_that_fit_a_short_run():
-    assert list(REDUCED) == list(FAMILIES) and ALGORITHMS == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
+    (runs,) = read_study("quick-table1").runs
+    assert runs.algorithms == tuple(FAMILIES)
+    assert set(runs.hparams[0]) <= {"all", *FAMILIES}
     first = study_specs("quick-table1")[0]
     steps, checkpoints = first.steps, len(range(0, first.steps, first.checkpoint_frequency))
-    for spec in study_specs("quick-table1")[:4 * len(FAMILIES)]:
+    for spec in study_specs("quick-table1")[: 4 * len(FAMILIES)]:
         h = spec.hparams
-        waiting = [value for name, value in h.items() if name.endswith("anneal_iters") or name == "sma_start"]
-        assert all(0 < value < steps / 2 for value in waiting) and h.get("n_tolerance", 0) + h.get("n_converge", 0) < checkpoints / 2, spec.algorithm
+        waiting = [
+            value
+            for name, value in h.items()
+            if name.endswith("anneal_iters") or name == "sma_start"
+        ]
+        assert (
+            all(0 < value < steps / 2 for value in waiting)
+            and h.get("n_tolerance", 0) + h.get("n_converge", 0) < checkpoints / 2
+        ), spec.algorithm
         assert h["batch_size"] == 16 and h["lr"] == (0.05 if spec.algorithm == "MetaReg" else 3e-3)
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])
 def test_table_1_has_every_algorithm_at_one_length(profile):
-    specs, scale = study_specs(f"{profile}-table1"), PROFILES[profile]
-    assert {s.steps for s in specs} == {min(scale.steps, 201)} and len({s.run_id for s in specs}) == len(specs) == len(FAMILIES) * scale.seeds * len(scale.benchmarks["digits"][1])
-    assert {s.algorithm for s in specs} == set(FAMILIES) and {s.algorithm for s in specs if s.sampler == "pooled"} == {"Aggregate"}
+    specs, (digits,) = study_specs(f"{profile}-table1"), read_study(f"{profile}-digits").runs
+    assert {s.steps for s in specs} == {min(digits.steps, 201)}
+    cells = len(FAMILIES) * len(digits.seeds) * len(digits.test_domains)
+    assert len({s.run_id for s in specs}) == len(specs) == cells
+    assert {s.algorithm for s in specs} == set(FAMILIES) and {
+        s.algorithm for s in specs if s.sampler == "pooled"
+    } == {"Aggregate"}
     assert profile in ARTEFACTS["digits_table1"].optional
 
 
 def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
-    from hmoe_repro.records import RunStore
-    from hmoe_repro.train import run
+    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.runs.train import run
+
     specs = {s.algorithm: s for s in study_specs("smoke-table1")}
-    for name in {family: name for name, family in FAMILIES.items() if name not in ALGORITHMS}.values():
+    benchmark = read_study("smoke-digits").runs[0].algorithms
+    for name in {
+        family: name for name, family in FAMILIES.items() if name not in benchmark
+    }.values():
         record = run(specs[name], RunStore(tmp_path))
-        assert record["status"] == "complete" and record["selected"]["default"]["test_accuracy"] >= 0, record["reason"]
+        assert (
+            record["status"] == "complete" and record["selected"]["default"]["test_accuracy"] >= 0
+        ), record["reason"]
 
 
-def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(root, tmp_path, monkeypatch, own_names):
+def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(
+    root, tmp_path, monkeypatch, own_names
+):
     import nbformat
-    from hmoe_repro.records import RunStore
-    from hmoe_repro.select_table import choose, only_algorithms
-    from hmoe_repro.train import run
+
+    from hmoe_repro.evidence.search import choose, only_algorithms
+    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.runs.train import run
+
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
-    shown = "\n".join(cell.source for cell in nbformat.read(root / "nbs" / "30_algorithms.ipynb", 4).cells if cell.cell_type == "markdown")
-    file, = re.findall(r"```python\n(.*?)```", shown, re.S)
+    shown = "\n".join(
+        cell.source
+        for cell in nbformat.read(root / "nbs/4_algorithms/03_base.ipynb", 4).cells
+        if cell.cell_type == "markdown"
+    )
+    (file,) = re.findall(r"```python\n(.*?)```", shown, re.S)
     assert len(file.strip().splitlines()) <= 15
     (tmp_path / "mine.py").write_text(file)
     specs = only_algorithms(study_specs("smoke-table1"), [f"{tmp_path / 'mine.py'}:Mine", "ERM"])
     mine, erm = ([s for s in specs if s.algorithm == name] for name in ("Mine", "ERM"))
-    assert [(s.test_domains, s.trial_seed, s.steps, s.network) for s in mine] == [(s.test_domains, s.trial_seed, s.steps, s.network) for s in erm]
+    assert [(s.test_domains, s.trial_seed, s.steps, s.network) for s in mine] == [
+        (s.test_domains, s.trial_seed, s.steps, s.network) for s in erm
+    ]
     assert mine[0].hparams == erm[0].hparams | {"hardness": 0.5} and mine[0].algorithm_source
     table, missing = choose([run(specs, RunStore()) for specs in (mine[0], erm[0])])
     assert list(table.algorithm) == ["ERM", "Mine"] and not missing

@@ -1,4 +1,5 @@
 """A run: killed and resumed, failing, selected, reloaded."""
+
 import dataclasses
 import json
 import random
@@ -11,23 +12,32 @@ import pytest
 import torch
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.protocol import evaluate, make_splits
-from hmoe_repro.records import (RunSpec, RunStore, is_sealed, load_state, make_spec, make_toy_spec,
-                                outcome, publish)
-from hmoe_repro.selection import training_domain_validation, validation_accuracy
-from hmoe_repro.train import build_dataset, failed_record, load_model, run, without_paths
+from hmoe_repro.runs.model import build_dataset, load_model
+from hmoe_repro.runs.protocol import evaluate, make_splits
+from hmoe_repro.runs.request import make_spec, make_toy_spec
+from hmoe_repro.runs.selection import training_domain_validation, validation_accuracy
+from hmoe_repro.runs.states import is_sealed, load_state
+from hmoe_repro.runs.store import RunStore, outcome, publish_study
+from hmoe_repro.runs.train import failed_record, run, without_paths
 
 SHORT = dict(network="small_cnn", steps=23, checkpoint_frequency=6)
 
 
 def short(algorithm="HMOE-DN", **more):
-    return make_spec(algorithm, "DigitDomainsTiny", ["photo"], hparams={"batch_size": 8} | more.pop("hparams", {}), **(SHORT | more))
+    return make_spec(
+        algorithm,
+        "DigitDomainsTiny",
+        ["photo"],
+        hparams={"batch_size": 8} | more.pop("hparams", {}),
+        **(SHORT | more),
+    )
 
 
 CHILD = """
 import json, os, signal, sys
-from hmoe_repro.records import RunSpec, RunStore
-from hmoe_repro.train import run
+from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.train import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
 run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
@@ -35,29 +45,53 @@ run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=d
 
 
 def killed(spec, folder, step):
-    done = subprocess.run([sys.executable, "-c", CHILD, json.dumps(spec.to_dict()), str(folder), str(step)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(spec.to_dict()), str(folder), str(step)],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("spec", [short("ERM"), short("HMOE-DN"), short("HMOE-DL", sampler="pooled"), make_toy_spec(80, seeds=2)], ids=["ERM", "HMOE-DN", "HMOE-DL pooled", "toy"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        short("ERM"),
+        short("HMOE-DN"),
+        short("HMOE-DL", sampler="pooled"),
+        make_toy_spec(80, seeds=2),
+    ],
+    ids=["ERM", "HMOE-DN", "HMOE-DL pooled", "toy"],
+)
 def test_killed_twice_and_resumed_equals_undisturbed(tmp_path, spec):
     whole = run(spec, RunStore(tmp_path / "whole"))
     assert whole["status"] == "complete" and not whole["resumed"]
     cuts = sorted(random.sample(range(2, spec.steps - 1), 2))
-    for step in cuts: killed(spec, tmp_path / "cut", step)
+    for step in cuts:
+        killed(spec, tmp_path / "cut", step)
     store = RunStore(tmp_path / "cut")
     assert store.read(spec.run_id) is None
     again = run(spec, store)
     assert again["resumed"], cuts
     assert outcome(again) == outcome(whole), cuts
     from safetensors.numpy import load_file
-    for name, array in (load_file(tmp_path / "whole" / spec.run_id / "arrays.safetensors") if spec.algorithm != "ERM" else {}).items():
-        np.testing.assert_array_equal(array, load_file(tmp_path / "cut" / spec.run_id / "arrays.safetensors")[name], err_msg=name)
+
+    for name, array in (
+        load_file(tmp_path / "whole" / spec.run_id / "arrays.safetensors")
+        if spec.algorithm != "ERM"
+        else {}
+    ).items():
+        np.testing.assert_array_equal(
+            array,
+            load_file(tmp_path / "cut" / spec.run_id / "arrays.safetensors")[name],
+            err_msg=name,
+        )
 
 
 def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
     """Spoil the saved weights: the resumed run must then differ."""
-    from hmoe_repro.records import save_state
+    from hmoe_repro.runs.states import save_state
+
     spec, store = short("ERM"), RunStore(tmp_path)
     killed(spec, tmp_path, 15)
     path = store.path(spec.run_id) / "state.safetensors"
@@ -69,25 +103,35 @@ def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
 
 
 def test_a_state_of_another_library_is_not_continued(tmp_path):
-    from hmoe_repro.records import save_state
+    from hmoe_repro.runs.states import save_state
+
     spec, store = short("ERM"), RunStore(tmp_path)
     killed(spec, tmp_path, 15)
     path = store.path(spec.run_id) / "state.safetensors"
     save_state(path, load_state(path) | {"library": "another"})
     again = run(spec, store)
-    assert not again["resumed"] and outcome(again) == outcome(run(spec, RunStore(tmp_path / "whole")))
+    assert not again["resumed"] and outcome(again) == outcome(
+        run(spec, RunStore(tmp_path / "whole"))
+    )
 
 
 def test_a_file_where_the_run_belongs_is_named(tmp_path):
     spec, store = short("ERM"), RunStore(tmp_path)
     store.path(spec.run_id).write_text("in the way")
-    with pytest.raises(HmoeError, match="cannot write in"): run(spec, store)
+    with pytest.raises(HmoeError, match="cannot write in"):
+        run(spec, store)
 
 
 def test_evaluating_everything_selects_the_same(tmp_path):
     """The cheap policy leaves out only what cannot be selected."""
-    records = [run(short("HMOE-ND", evaluate=policy), RunStore(tmp_path)) for policy in ("selection", "all")]
-    assert records[0]["selected"] == records[1]["selected"] and records[0]["discovery"] == records[1]["discovery"]
+    records = [
+        run(short("HMOE-ND", evaluate=policy), RunStore(tmp_path))
+        for policy in ("selection", "all")
+    ]
+    assert (
+        records[0]["selected"] == records[1]["selected"]
+        and records[0]["discovery"] == records[1]["discovery"]
+    )
     strip = lambda r: [c["losses"] for c in r["checkpoints"]]
     assert strip(records[0]) == strip(records[1])
     assert set(records[1]["checkpoints"][1]["accuracies"]["photo"]) == {"in", "out"}
@@ -96,10 +140,19 @@ def test_evaluating_everything_selects_the_same(tmp_path):
 def test_selection_by_hand(tmp_path):
     record = run(short("HMOE-DN"), RunStore(tmp_path))
     for mode, chosen in record["selected"].items():
-        means = [np.mean([c["accuracies"][d]["out"][mode] for d in ("negative", "plain", "sketch")]) for c in record["checkpoints"]]
+        means = [
+            np.mean([c["accuracies"][d]["out"][mode] for d in ("negative", "plain", "sketch")])
+            for c in record["checkpoints"]
+        ]
         best = int(np.argmax(np.round(means, 12)))
-        assert chosen["step"] == record["checkpoints"][best]["step"] and abs(chosen["validation_accuracy"] - means[best]) < 1e-12
-        assert chosen["test_accuracy"] == record["checkpoints"][best]["accuracies"]["photo"]["in"][mode]
+        assert (
+            chosen["step"] == record["checkpoints"][best]["step"]
+            and abs(chosen["validation_accuracy"] - means[best]) < 1e-12
+        )
+        assert (
+            chosen["test_accuracy"]
+            == record["checkpoints"][best]["accuracies"]["photo"]["in"][mode]
+        )
     assert record["test_size"] == 48 and len(record["checkpoints"]) == 5
 
 
@@ -109,17 +162,30 @@ def test_loaded_model_gives_the_number_of_the_record(tmp_path):
     data = build_dataset(spec)
     for mode in ("mix", "max", "ood"):
         algorithm, _ = load_model(record["run_id"], mode, store)
-        assert evaluate(algorithm, data, "photo", make_splits(data, 0)["photo"]["in"])[mode] == record["selected"][mode]["test_accuracy"]
-    with pytest.raises(HmoeError, match="mix, max, ood"): load_model(record["run_id"], "best", store)
+        assert (
+            evaluate(algorithm, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
+            == record["selected"][mode]["test_accuracy"]
+        )
+    with pytest.raises(HmoeError, match="mix, max, ood"):
+        load_model(record["run_id"], "best", store)
     (store.path(record["run_id"]) / "selected-max.safetensors").unlink()
-    with pytest.raises(HmoeError, match="train the run again"): load_model(record["run_id"], "max", store)
+    with pytest.raises(HmoeError, match="train the run again"):
+        load_model(record["run_id"], "max", store)
 
 
 def test_nan_is_a_failed_record_with_its_checkpoints_and_can_be_tried_again(tmp_path):
     spec, store = short("ERM", hparams={"lr": 1e9}), RunStore(tmp_path)
     record = run(spec, store)
-    assert record["status"] == "failed" and "loss became" in record["reason"] and "smaller lr" in record["reason"]
-    assert store.read(spec.run_id) == record and (store.path(spec.run_id) / "error.txt").exists() and record["checkpoints"]
+    assert (
+        record["status"] == "failed"
+        and "loss became" in record["reason"]
+        and "smaller lr" in record["reason"]
+    )
+    assert (
+        store.read(spec.run_id) == record
+        and (store.path(spec.run_id) / "error.txt").exists()
+        and record["checkpoints"]
+    )
     assert run(spec, store)["reason"] == record["reason"]
 
 
@@ -127,12 +193,14 @@ def test_nan_is_a_failed_record_with_its_checkpoints_and_can_be_tried_again(tmp_
 def states(tmp_path_factory):
     "The folder of the killed runs of two seeds, what the first gives undisturbed, and its state."
     folder, specs = tmp_path_factory.mktemp("states"), [short("ERM"), short("ERM", trial_seed=1)]
-    for spec in specs: killed(spec, folder, 15)
+    for spec in specs:
+        killed(spec, folder, 15)
     whole = run(specs[0], RunStore(folder / "whole"))
     return folder, specs, outcome(whole)
 
 
-def state_of(folder, spec): return folder / spec.run_id / "state.safetensors"
+def state_of(folder, spec):
+    return folder / spec.run_id / "state.safetensors"
 
 
 def restarted(spec, folder, content, said):
@@ -140,7 +208,8 @@ def restarted(spec, folder, content, said):
     path = state_of(folder, spec)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match=said) as heard: record = run(spec, RunStore(folder))
+    with pytest.warns(UserWarning, match=said) as heard:
+        record = run(spec, RunStore(folder))
     assert len(heard) == 1 and "\n" not in str(heard[0].message)
     assert not record["resumed"] and not path.exists()
     assert path.with_name("state.safetensors.damaged").read_bytes() == content
@@ -152,7 +221,7 @@ def test_a_damaged_state_is_set_aside_and_the_run_starts_again(states, tmp_path,
     folder, (spec, _), expected = states
     whole = state_of(folder, spec).read_bytes()
     flipped = bytearray(whole)
-    flipped[-1000] ^= 64                      # the exponent of a weight: nothing else would notice
+    flipped[-1000] ^= 64  # the exponent of a weight: nothing else would notice
     content = {"cut": whole[:-3], "empty": b"", "flipped": bytes(flipped), "text": b"x" * 999}[how]
     record = restarted(spec, tmp_path, content, f"run {spec.run_id} starts again: .* damaged")
     assert record["status"] == "complete" and outcome(record) == expected
@@ -168,11 +237,13 @@ def test_no_bit_of_a_state_may_change_and_no_byte_may_miss(states, tmp_path):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
-        with pytest.raises(HmoeError, match="not a saved state"): load_state(path)
+        with pytest.raises(HmoeError, match="not a saved state"):
+            load_state(path)
     cuts = [0, 7, 8, header - 1, header, len(whole) - 1, *draw.sample(range(len(whole)), 20)]
     for length in cuts:
         path.write_bytes(whole[:length])
-        with pytest.raises(HmoeError, match="not a saved state"): load_state(path)
+        with pytest.raises(HmoeError, match="not a saved state"):
+            load_state(path)
     path.write_bytes(whole)
     assert load_state(path)["run"] == spec.run_id
 
@@ -202,10 +273,11 @@ def test_the_seal_of_weights_and_arrays(tmp_path, toy):
         assert is_sealed(path.read_bytes())
         spoil(path)
     with pytest.raises(HmoeError, match="are damaged"):
-        publish("s", [spec.run_id], store, tmp_path / "results", [spec.run_id])
+        publish_study("s", [spec.run_id], store, tmp_path / "results", [spec.run_id])
     assert not (tmp_path / "results").exists()
     if not toy:
-        with pytest.raises(HmoeError, match="SHA-256"): load_model(spec.run_id, "max", store)
+        with pytest.raises(HmoeError, match="SHA-256"):
+            load_model(spec.run_id, "max", store)
 
 
 def spoil(path, at=-9):
@@ -217,6 +289,7 @@ def spoil(path, at=-9):
 def test_weights_without_a_seal_are_read_as_before(tmp_path):
     """Those of earlier versions; a wrong shape or a cut file is one clear line."""
     from safetensors.torch import load_file, save_file
+
     spec, store = short("ERM", steps=2), RunStore(tmp_path)
     run(spec, store)
     path = store.path(spec.run_id) / "selected-default.safetensors"
@@ -231,23 +304,38 @@ def test_weights_without_a_seal_are_read_as_before(tmp_path):
             load_model(spec.run_id, store=store)
 
 
-@pytest.mark.parametrize("text, public", [
-    ("cannot read /runs/ab12/x.png (no room)", "cannot read (runs)/ab12/x.png (no room)"),
-    ("image /big disk/data/PACS/a b.jpg is cut", "image (data)/PACS/a b.jpg is cut"),
-    ("No such file: '/home/jane doe/my photos/1.jpg'", "No such file: '(home)/my photos/1.jpg'"),
-    ("No such file: '/else where/1.jpg'", "No such file: '(outside)/1.jpg'"),
-    ("OSError: /etc/secret.", "OSError: (outside)/secret."),
-    ("from C:\\Users\\jane\\x.pt, or \"D:\\a b\\y.pt\"", "from (outside)/x.pt, or \"(outside)/y.pt\""),
-    ("/runs2/x and https://a.b/c/d, root/<domain>/<class>/<image>",
-     "(outside)/x and https://a.b/c/d, root/<domain>/<class>/<image>")])
+@pytest.mark.parametrize(
+    "text, public",
+    [
+        ("cannot read /runs/ab12/x.png (no room)", "cannot read (runs)/ab12/x.png (no room)"),
+        ("image /big disk/data/PACS/a b.jpg is cut", "image (data)/PACS/a b.jpg is cut"),
+        (
+            "No such file: '/home/jane doe/my photos/1.jpg'",
+            "No such file: '(home)/my photos/1.jpg'",
+        ),
+        ("No such file: '/else where/1.jpg'", "No such file: '(outside)/1.jpg'"),
+        ("OSError: /etc/secret.", "OSError: (outside)/secret."),
+        (
+            'from C:\\Users\\jane\\x.pt, or "D:\\a b\\y.pt"',
+            'from (outside)/x.pt, or "(outside)/y.pt"',
+        ),
+        (
+            "/runs2/x and https://a.b/c/d, root/<domain>/<class>/<image>",
+            "(outside)/x and https://a.b/c/d, root/<domain>/<class>/<image>",
+        ),
+    ],
+)
 def test_reasons_without_absolute_paths(text, public):
     folders = {"runs": "/runs", "data": "/big disk/data", "home": "/home/jane doe", "top": "/"}
     assert without_paths(text, **folders) == public
 
 
 def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
-    from hmoe_repro import train
-    def fail(*_): raise OSError(5, "Input/output error", str(tmp_path / "a b" / "secret.txt"))
+    from hmoe_repro.runs import train
+
+    def fail(*_):
+        raise OSError(5, "Input/output error", str(tmp_path / "a b" / "secret.txt"))
+
     monkeypatch.setattr(train, "_train", fail)
     record = run(short("ERM"), RunStore(tmp_path / "runs"), data_dir=tmp_path)
     assert record["reason"] == "OSError: [Errno 5] Input/output error: '(data)/a b/secret.txt'"
@@ -262,19 +350,40 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
 
 
 def test_threads_are_put_back_and_a_second_owner_is_told(tmp_path):
-    from hmoe_repro.records import run_lock
+    from hmoe_repro.runs.store import run_lock
+
     spec, store = short("ERM"), RunStore(tmp_path)
     before = torch.get_num_threads()
     store.path(spec.run_id).mkdir()
-    with run_lock(store.path(spec.run_id)): assert run(spec, store) is None
+    with run_lock(store.path(spec.run_id)):
+        assert run(spec, store) is None
     record = run(spec, store)
     assert record["environment"]["threads"] == 1 and torch.get_num_threads() == before
 
 
 def test_rule_ties_and_missing_tests():
-    point = lambda step, val, test: {"step": step, "accuracies": {"a": {"out": {"m": val}}, "t": {"in": {"m": test}} if test is not None else {}}}
+    point = lambda step, val, test: {
+        "step": step,
+        "accuracies": {
+            "a": {"out": {"m": val}},
+            "t": {"in": {"m": test}} if test is not None else {},
+        },
+    }
     points = [point(0, 0.5, 0.1), point(5, 0.7, 0.2), point(10, 0.7, 0.9)]
-    assert training_domain_validation(points, ["t"], ["m"])["m"] == {"step": 5, "validation_accuracy": 0.7, "test_accuracy": 0.2}
-    assert validation_accuracy({"a": {"out": {"m": 1.0}}, "b": {"out": {"m": 0.0}}, "t": {"out": {"m": 1.0}}}, ["t"], "m") == 0.5
-    with pytest.raises(HmoeError, match="not evaluated"): training_domain_validation([point(0, 0.5, None)], ["t"], ["m"])
-    with pytest.raises(HmoeError, match="no checkpoint"): training_domain_validation([], ["t"], ["m"])
+    assert training_domain_validation(points, ["t"], ["m"])["m"] == {
+        "step": 5,
+        "validation_accuracy": 0.7,
+        "test_accuracy": 0.2,
+    }
+    assert (
+        validation_accuracy(
+            {"a": {"out": {"m": 1.0}}, "b": {"out": {"m": 0.0}}, "t": {"out": {"m": 1.0}}},
+            ["t"],
+            "m",
+        )
+        == 0.5
+    )
+    with pytest.raises(HmoeError, match="not evaluated"):
+        training_domain_validation([point(0, 0.5, None)], ["t"], ["m"])
+    with pytest.raises(HmoeError, match="no checkpoint"):
+        training_domain_validation([], ["t"], ["m"])

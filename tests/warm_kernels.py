@@ -1,16 +1,20 @@
-"""Kernels that start at once: one process imports the large libraries and forks a kernel for each notebook.
+"""Kernels that start at once: one process imports the large libraries and forks a kernel for each
+notebook.
 
-A fresh kernel spends three to six seconds on importing PyTorch, pandas and scikit-learn, and the tests
-start more than a hundred. Here a server does so once, and what Jupyter starts as `python3` is a small
-script that asks the server to fork. The child takes over environment, folder, module path and streams,
-and is a kernel like any other from there on: the library itself is never imported before the fork.
+A fresh kernel spends three to six seconds on importing PyTorch, pandas and scikit-learn, and the
+tests start more than a hundred. Here a server does so once, and what Jupyter starts as `python3` is
+a small script that asks the server to fork. The child takes over environment, folder, module path
+and streams, and is a kernel like any other from there on: the library itself is never imported
+before the fork.
 
-    python warm_kernels.py serve SOCKET               forks until its standard input closes
-    python -IS warm_kernels.py SOCKET ARGUMENTS...    stands in for `python -m ipykernel_launcher ARGUMENTS...`
+    python warm_kernels.py serve SOCKET              forks until its standard input closes
+    python -IS warm_kernels.py SOCKET ARGUMENTS...   stands in for
+                                                     `python -m ipykernel_launcher ARGUMENTS...`
 
-What a library reads of the environment when it is imported cannot be taken over: where such a variable
-differs from the server's, the stand-in becomes an ordinary kernel.
+What a library reads of the environment when it is imported cannot be taken over: where such a
+variable differs from the server's, the stand-in becomes an ordinary kernel.
 """
+
 import contextlib
 import json
 import os
@@ -19,11 +23,33 @@ import signal
 import socket
 import sys
 
-PRELOADED = ("numpy", "pandas", "torch", "matplotlib.pyplot", "seaborn", "PIL.Image",
-             "sklearn.datasets", "sklearn.manifold", "sklearn.metrics", "sklearn.neighbors",
-             "safetensors.torch", "rich.progress", "typer.testing", "ipykernel.kernelapp")
-READ_AT_IMPORT = ("OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_", "TORCH_",
-                  "PYTHONHASHSEED")
+PRELOADED = (
+    "numpy",
+    "pandas",
+    "torch",
+    "matplotlib.pyplot",
+    "seaborn",
+    "PIL.Image",
+    "sklearn.datasets",
+    "sklearn.manifold",
+    "sklearn.metrics",
+    "sklearn.neighbors",
+    "safetensors.torch",
+    "rich.progress",
+    "typer.testing",
+    "ipykernel.kernelapp",
+)
+READ_AT_IMPORT = (
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "TORCH_",
+    "PYTHONHASHSEED",
+)
 INLINE = "module://matplotlib_inline.backend_inline"
 
 
@@ -49,8 +75,9 @@ def become_a_kernel(request, streams):
     import numpy
     import torch
     from ipykernel.kernelapp import IPKernelApp
+
     matplotlib.rcParams["backend"] = os.environ.get("MPLBACKEND", INLINE)
-    numpy.random.seed(), torch.seed()      # as every new process does
+    numpy.random.seed(), torch.seed()  # as every new process does
     # parent_handle=1: the server ends this kernel, so it need not look after its parent.
     IPKernelApp.launch_instance(request["arguments"], parent_handle=1)
 
@@ -71,9 +98,11 @@ def fork(request, streams):
         status = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:
         import traceback
+
         traceback.print_exc()
     finally:
         import atexit
+
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
             sys.stdout.flush(), sys.stderr.flush()
@@ -83,7 +112,8 @@ def fork(request, streams):
 def serve(path):
     "Import, listen, fork and bury, until standard input closes."
     import importlib
-    own = read_at_import(os.environ)      # before the libraries add to it
+
+    own = read_at_import(os.environ)  # before the libraries add to it
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -105,7 +135,7 @@ def serve(path):
                 for child in children:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child, signal.SIGKILL)
-                os._exit(0)      # at once: taking the libraries down again takes seconds
+                os._exit(0)  # at once: taking the libraries down again takes seconds
             if key.fileobj is listener:
                 caller, _ = listener.accept()
                 message, streams, *_ = socket.recv_fds(caller, 1 << 20, 3)
@@ -131,7 +161,7 @@ def serve(path):
                             ready.unregister(caller)
                             caller.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
                         caller.close()
-            elif key.data in children:                   # the stand-in is gone, killed perhaps
+            elif key.data in children:  # the stand-in is gone, killed perhaps
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(key.data, signal.SIGKILL)
                 ready.unregister(key.fileobj)

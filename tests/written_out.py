@@ -1,4 +1,6 @@
-"""Optimisation written out slowly, to compare algorithms with: Adam's formulas, and updates on a tiny network in float64."""
+"""Optimisation written out slowly, to compare algorithms with:
+Adam's formulas, and updates on a tiny network in float64."""
+
 import copy
 
 import torch
@@ -11,13 +13,15 @@ SMALL = {"network": "small_cnn"}
 
 class Adam:
     "Adam with coupled weight decay, one tensor at a time; what has no gradient is left alone."
+
     def __init__(self, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0):
         self.lr, self.betas, self.weight_decay, self.moments = lr, betas, weight_decay, {}
 
     @torch.no_grad()
     def step(self, parameters, gradients):
         for p, g in zip(parameters, gradients):
-            if g is None: continue
+            if g is None:
+                continue
             t, m, v = self.moments.get(p, (0, torch.zeros_like(p), torch.zeros_like(p)))
             g, (b1, b2) = g + self.weight_decay * p, self.betas
             t, m, v = t + 1, b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
@@ -26,10 +30,18 @@ class Adam:
 
 
 def random_domains(seed, sizes=(5, 5, 5), labels=None):
-    "One batch per domain in float64, domains of different brightness; `labels` fixes the classes that occur."
+    """One batch per domain in float64, domains of different brightness;
+    `labels` fixes the classes that occur."""
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda n: torch.tensor(labels)[torch.randint(len(labels), (n,), generator=generator)] if labels else torch.randint(CLASSES, (n,), generator=generator)
-    return [(torch.rand(n, *SHAPE, generator=generator, dtype=torch.float64) * (i + 1), draw(n)) for i, n in enumerate(sizes)]
+    draw = lambda n: (
+        torch.tensor(labels)[torch.randint(len(labels), (n,), generator=generator)]
+        if labels
+        else torch.randint(CLASSES, (n,), generator=generator)
+    )
+    return [
+        (torch.rand(n, *SHAPE, generator=generator, dtype=torch.float64) * (i + 1), draw(n))
+        for i, n in enumerate(sizes)
+    ]
 
 
 def build(cls, hparams=None, domains=3):
@@ -39,19 +51,30 @@ def build(cls, hparams=None, domains=3):
     return fast, copy.deepcopy(fast)
 
 
-def close(a, b, rtol=1e-7, atol=1e-9): torch.testing.assert_close(torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), rtol=rtol, atol=atol)
+def close(a, b, rtol=1e-7, atol=1e-9):
+    torch.testing.assert_close(
+        torch.as_tensor(a, dtype=torch.float64),
+        torch.as_tensor(b, dtype=torch.float64),
+        rtol=rtol,
+        atol=atol,
+    )
 
 
 def same_parameters(fast, slow):
-    for (name, a), b in zip(fast.named_parameters(), slow.parameters()): torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8, msg=lambda text: f"{name}: {text}")
+    for (name, a), b in zip(fast.named_parameters(), slow.parameters()):
+        torch.testing.assert_close(
+            a, b, rtol=1e-6, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def follow(fast, slow, slow_loss, batches, restart_at=None):
-    "Update `fast` on each of `batches`, and `slow` by Adam on `slow_loss(slow, minibatches, t)`: reported losses and parameters agree throughout."
+    """Update `fast` on each of `batches`, and `slow` by Adam on `slow_loss(slow, minibatches, t)`:
+    reported losses and parameters agree throughout."""
     parameters = [p for p in slow.parameters() if p.requires_grad]
     adam = Adam()
     for t, minibatches in enumerate(batches):
-        if t == restart_at: adam = Adam()
+        if t == restart_at:
+            adam = Adam()
         loss = slow_loss(slow, minibatches, t)
         close(fast.update(minibatches)["loss"], loss.detach())
         adam.step(parameters, torch.autograd.grad(loss, parameters, allow_unused=True))

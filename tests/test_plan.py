@@ -1,0 +1,167 @@
+"""Plans and batches: what is missing, what is counted without its data, how a batch ended."""
+
+import functools
+import io
+
+import pytest
+from rich.console import Console
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.progress import Progress
+from hmoe_repro.runs.batch import Batch, Outcomes, RunDisplay, drawn_specs, refuse_incomplete
+from hmoe_repro.runs.plan import (
+    Plan,
+    StudyPlan,
+    as_time,
+    describe_request,
+    missing_runs,
+    plan_studies,
+    requested_studies,
+    runs_of,
+)
+from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.studies import count_runs, study_specs
+
+
+def record(spec, status="complete", **more):
+    "A record of a run, as far as a plan looks at it."
+    from hmoe_repro.runs.store import RECORD_VERSION
+
+    empty = {"checkpoints": [], "selected": {}, "record_version": RECORD_VERSION}
+    return empty | {"run_id": spec.run_id, "spec": spec.to_dict(), "status": status} | more
+
+
+def test_names_are_artefacts_studies_or_files():
+    assert requested_studies(["hmoe_fig3", "digits_table", "digits_fig5"], "quick") == [
+        "quick-toy",
+        "quick-digits",
+    ]
+    assert requested_studies(["pacs-limits", "mine.toml"], "quick") == ["pacs-limits", "mine.toml"]
+    assert describe_request(["pacs-limits", "mine.toml"], "quick") == "pacs-limits, mine.toml"
+    assert describe_request(["pacs-limits", "hmoe_fig3"], "quick") == "profile quick"
+    with pytest.raises(HmoeError, match="Valid: hmoe_fig3"):
+        requested_studies(["table99"], "quick")
+    with pytest.raises(HmoeError, match="Valid: smoke, quick"):
+        requested_studies(["hmoe_fig3"], "quik")
+
+
+def test_failed_and_absent_runs_are_missing_finished_ones_are_not(tmp_path):
+    store, specs = RunStore(tmp_path), study_specs("smoke-toy")
+    store.write(record(specs[0]))
+    store.write(record(specs[1], "failed", reason="the loss is NaN"))
+    assert missing_runs(specs, store) == list(specs[1:])
+    store.record_path(specs[2].run_id).parent.mkdir()
+    store.record_path(specs[2].run_id).write_text("{")
+    with pytest.raises(HmoeError, match="is cut"):
+        missing_runs(specs, store)
+
+
+def test_a_shared_run_is_planned_in_the_first_study_only(tmp_path):
+    studies, store = ["smoke-digits", "smoke-balance"], RunStore(tmp_path)
+    digits, balance = plan_studies(studies, store, [])
+    assert digits.missing == digits.runs == count_runs("smoke-digits")
+    assert balance.runs == count_runs("smoke-balance")
+    assert digits.missing + balance.missing == len(runs_of(studies)) < digits.runs + balance.runs
+
+
+def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
+    study_specs.cache_clear()
+    (planned,) = plan_studies(["paper-pacs"], RunStore(tmp_path / "runs"), [])
+    assert (planned.runs, planned.missing, planned.seconds) == (count_runs("paper-pacs"), None, [])
+    assert planned.runs == 48 and planned.time() == "data not here"
+    (line,) = Plan([planned], "cpu", 0).lines(jobs=2)
+    assert line.startswith("not here: ") and "hmoe data download PACS" in line
+    with pytest.raises(HmoeError, match="unknown study"):
+        plan_studies(["paper-pac"], RunStore(tmp_path / "runs"), [])
+
+
+def test_hours_and_memory_of_a_plan():
+    assert as_time(5399) == "90 minutes" and as_time(5400) == "1.5 hours"
+    done = StudyPlan("a", 3, 0, [])
+    known = StudyPlan("b", 4, 2, [3600.0, 3600.0])
+    half = StudyPlan("c", 4, 3, [3600.0])
+    assert [done.time(), known.time()] == ["0 minutes", "2.0 hours"]
+    assert StudyPlan("d", 4, 3, []).time() == "not measured"
+    about, unknown, memory = Plan([done, known, half], "a GPU", 2048).lines(jobs=2)
+    assert about.startswith("About 1.5 hours with 2 jobs,") and "(a GPU)" in about
+    assert unknown.startswith("2 runs are of a kind that was not measured on this device (a GPU)")
+    assert memory == "A job needs up to 2.0 GiB of memory."
+    assert Plan([done], "cpu", 0).lines(jobs=1)[0].startswith("About 0 minutes")
+
+
+def test_a_batch_refuses_what_does_not_exist_before_anything_starts(tmp_path):
+    with pytest.raises(HmoeError, match="Valid: local, ray"):
+        Batch([], RunStore(tmp_path), engine="slurm")
+    with pytest.raises(HmoeError, match="--device cpu"):
+        Batch([], RunStore(tmp_path), device="warp9")
+    with pytest.raises(HmoeError, match="leave out --jobs"):
+        Batch([], RunStore(tmp_path), jobs=2).measure()
+
+
+def test_outcomes_are_counted_and_refused(tmp_path):
+    store = RunStore(tmp_path)
+    (store.path("begun")).mkdir()
+    (store.path("begun") / "state.safetensors").touch()
+    mixed = Outcomes(
+        {
+            "fine": ("complete", None),
+            "begun": ("unfinished", "the time was up"),
+            "waits": ("unfinished", "the time was up"),
+            "bad": ("failed", "the loss is NaN"),
+            "theirs": ("elsewhere", "another process is at it"),
+        }
+    )
+    assert mixed.summary(store) == (
+        "1 of 5 runs complete, 2 unfinished (1 begun), 1 in other hands, 1 failed"
+    )
+    with pytest.raises(HmoeError, match="1 of 5 runs failed; the first is bad: the loss is NaN"):
+        mixed.refuse_failed()
+    with pytest.raises(HmoeError, match=r"another process \(theirs, ...\)"):
+        mixed.refuse_elsewhere()
+    Outcomes({"fine": ("complete", None)}).refuse_failed()
+
+
+SMALL = {"network": "small_cnn", "steps": 3, "checkpoint_frequency": 3}
+some_draws = functools.partial(drawn_specs, "ERM", "DigitDomainsTiny", **SMALL)
+
+
+def test_draws_of_one_run_and_what_cannot_be_searched():
+    assert [s.hparams_seed for s in some_draws(["photo"], 3)] == [0, 1, 2]
+    assert [s.hparams_seed for s in some_draws(["photo"], hparams_seed=5)] == [5]
+    for domains, more in ((["photo", "plain"], {}), (["photo"], {"hparams_seed": 5})):
+        with pytest.raises(HmoeError, match="leave --hparams-seed out"):
+            some_draws(domains, 2, **more)
+    specs = some_draws(["photo"], 2)
+    ended = [record(specs[0]), record(specs[1], "failed", reason="the loss is NaN")]
+    with pytest.raises(HmoeError, match=f"run {specs[1].run_id} ended as failed: the loss is NaN"):
+        refuse_incomplete(specs, ended)
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["log", "terminal"])
+def test_a_log_has_a_line_for_each_run_and_a_terminal_for_what_went_wrong(terminal):
+    screen = io.StringIO()
+    console = Console(
+        file=screen, force_terminal=terminal, force_jupyter=False, width=120, color_system=None
+    )
+    good, bad = some_draws(["photo"], 2)
+    with Progress(console) as progress:
+        display = RunDisplay(2, progress)
+        for spec, *ending in ((good, "complete", None), (bad, "failed", "the loss is NaN")):
+            display("start", spec)
+            for step in (1, 2, 3):
+                display("step", spec, step, 3)
+            display("done", spec, *ending)
+        if terminal:
+            assert "1/2 runs" in drawn(progress) and str(good) not in drawn(progress)
+    said = screen.getvalue()
+    assert f"[2/2] {bad} ({bad.run_id}): failed: the loss is NaN" in said
+    assert (f"[1/2] {good} ({good.run_id}): 0 s" in said) != terminal
+    if not terminal:
+        assert len(said.splitlines()) == 2
+
+
+def drawn(progress):
+    "What the bars of a display say now."
+    tasks = progress.bars.tasks
+    return "\n".join(f"{task.description} {task.fields['amount']}" for task in tasks)

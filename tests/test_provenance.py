@@ -1,0 +1,253 @@
+"""Reading studies, choosing runs, and saying on a page what its numbers are."""
+
+import copy
+import hashlib
+import json
+
+import invented
+import numpy as np
+import pytest
+
+from hmoe_repro.core import HmoeError, repo_root
+from hmoe_repro.evidence.provenance import (
+    SELECTION_RULE,
+    TOY_RULE,
+    header,
+    output_folder,
+    provenance,
+)
+from hmoe_repro.evidence.records import (
+    has_arrays,
+    load_arrays,
+    load_study,
+    select,
+    short_path,
+    study_file,
+)
+
+
+@pytest.fixture
+def miniature():
+    return invented.miniature()
+
+
+def test_a_study_comes_back_as_it_was_written(tmp_path):
+    runs = invented.digits(seeds=(0,), domains=("photo",))
+    invented.write_study(tmp_path, "smoke-digits", runs, with_arrays=(0,))
+    assert load_study("smoke-digits", tmp_path) == sorted(runs, key=lambda r: r["run_id"])
+    erm, hmoe = select(runs, algorithm="ERM")[0], select(runs, algorithm="HMOE-ND")[0]
+    assert load_arrays(hmoe, "smoke-digits", tmp_path)["gate_out"].shape == (120, 5) and has_arrays(
+        hmoe, "smoke-digits", tmp_path
+    )
+    with pytest.raises(HmoeError, match=f"{erm['run_id']}.*hmoe publish smoke-digits"):
+        load_arrays(erm, "smoke-digits", tmp_path)
+
+
+def test_a_relative_store_starts_at_the_root(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert study_file("quick-toy", "results") == repo_root() / "results" / "quick-toy.jsonl"
+    monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "elsewhere"))
+    assert study_file("quick-toy") == tmp_path / "elsewhere" / "quick-toy.jsonl"
+
+
+def line_with(**fields):
+    "A line that is a record but for the given fields."
+    whole = {"run_id": "a", "record_version": 1, "status": "complete", "spec": {}}
+    return json.dumps(whole | {"checkpoints": [], "selected": {}} | fields)
+
+
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ('{"run_id": "a", "rec', "line 2: cut off or not JSON"),
+        ('{"env0_in_acc": 0.5}', "line 2 is not a whole run record .missing or wrong: run_id"),
+        ("[1, 2]", "line 2 is not a run record"),
+        ('"text"', "line 2 is not a run record"),
+        (line_with(spec=3), "line 2 is not a whole run record .missing or wrong: spec"),
+        (line_with(record_version=9), "line 2 has record version 9, this library reads 1"),
+        (line_with(), "line 2: not a run specification"),
+        (
+            line_with(
+                spec={
+                    "algorithm": "ERM",
+                    "dataset": "D",
+                    "dataset_fingerprint": "f",
+                    "test_domains": 3,
+                }
+            ),
+            "line 2: its specification cannot be read",
+        ),
+        ("SAME", "line 2: run [0-9a-f]{12} again, it stands in line 1"),
+    ],
+)
+def test_a_bad_line_is_named_with_the_way_out(tmp_path, line, complaint):
+    good = json.dumps(invented.record("ERM", "negative", 0, np.random.default_rng(0)))
+    (tmp_path / "quick-digits.jsonl").write_text(
+        good + "\n" + (good if line == "SAME" else line) + "\n"
+    )
+    with pytest.raises(
+        HmoeError, match=f"quick-digits.jsonl, {complaint}.*Fix: .hmoe publish quick-digits"
+    ) as caught:
+        load_study("quick-digits", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_is_named_from_the_root_where_it_lies_inside(tmp_path):
+    assert short_path(repo_root() / "results" / "quick-toy.jsonl") == "results/quick-toy.jsonl"
+    assert short_path(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "change", [{"trial_seed": 7}, {"test_domains": ["photo"]}, {"hparams": {"lr": 1e-2}}]
+)
+def test_an_edited_record_is_refused(tmp_path, change):
+    whole, edited = (
+        invented.record("ERM", "negative", 0, np.random.default_rng(0)),
+        invented.record("ERM", "negative", 1, np.random.default_rng(0)),
+    )
+    edited["spec"] |= change
+    (tmp_path / "quick-digits.jsonl").write_text(
+        json.dumps(whole) + "\n" + json.dumps(edited) + "\n"
+    )
+    complaint = f"quick-digits.jsonl, line 2 calls itself {edited['run_id']}.*edited.*"
+    fix = " Fix: .hmoe publish quick-digits"
+    with pytest.raises(HmoeError, match=complaint + fix) as caught:
+        load_study("quick-digits", tmp_path)
+    assert "\n" not in str(caught.value) and str(caught.value).count("Fix:") == 1
+
+
+def test_a_missing_empty_or_binary_study(tmp_path):
+    with pytest.raises(
+        HmoeError, match="quick-digits.jsonl does not exist. Fix: `hmoe reproduce --profile quick`"
+    ):
+        load_study("quick-digits", tmp_path)
+    (tmp_path / "quick-digits.jsonl").write_text("\n\n")
+    with pytest.raises(HmoeError, match="holds no record"):
+        load_study("quick-digits", tmp_path)
+    (tmp_path / "quick-digits.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HmoeError, match="cannot read"):
+        load_study("quick-digits", tmp_path)
+
+
+def test_damaged_arrays_are_named(tmp_path):
+    runs = invented.digits(seeds=(0,), domains=("photo",), algorithms=("HMOE-DN",))
+    invented.write_study(tmp_path, "smoke-digits", runs)
+    (tmp_path / "smoke-digits").mkdir()
+    (tmp_path / "smoke-digits" / f"{runs[0]['run_id']}.safetensors").write_bytes(b"no tensors here")
+    with pytest.raises(HmoeError, match="is damaged.*Fix"):
+        load_arrays(runs[0], "smoke-digits", tmp_path)
+
+
+def test_select():
+    runs = invented.digits(seeds=(0, 1), domains=("photo", "plain"))
+    assert (
+        len(select(runs, algorithm="ERM")) == 4
+        and len(select(runs, trial_seed={1}, test_domain="photo")) == 4
+    )
+    assert (
+        len(select(runs, test_domains=["plain"])) == 8
+        and len(select(runs, steps=lambda n: n > 1000)) == 0
+    )
+    assert select([], anything=1) == []
+    with pytest.raises(HmoeError, match="no record has a field 'seed'. Valid: .*trial_seed"):
+        select(runs, seed=0)
+
+
+# Saying what the numbers are
+
+
+def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
+    invented.write_study(tmp_path, "quick-digits", miniature)
+    evidence = provenance("digits_table", "quick", miniature, tmp_path, "quick-digits", tmp_path)
+    text = (tmp_path / "digits_table.provenance.json").read_text()
+    assert json.loads(text) == evidence
+    assert (
+        evidence["run_ids"] == sorted(r["run_id"] for r in miniature)
+        and evidence["records"] == len(miniature)
+        and len(evidence["failed"]) == 1
+    )
+    assert (
+        evidence["study_sha256"]
+        == hashlib.sha256((tmp_path / "quick-digits.jsonl").read_bytes()).hexdigest()
+    )
+    assert (
+        evidence["trial_seed"] == [0, 1, 2]
+        and evidence["steps"] == [301]
+        and evidence["dataset_fingerprint"] == ["invented"]
+        and evidence["algorithm"] == ["ERM", "HMOE-DN"]
+    )
+    assert (
+        evidence["precision"] == ["float32"]
+        and evidence["evaluate"] == ["selection"]
+        and evidence["dataset"] == ["DigitDomains"]
+    )
+    assert evidence["runs_environment"]["commit"] == ["0123456789ab"] and evidence[
+        "runs_environment"
+    ]["versions"] == {"torch": ["2.13.0"]}
+    assert (
+        "training-domain validation" in evidence["selection_rule"]
+        and "matplotlib" in evidence["rendered_with"]
+    )
+    said = provenance("other", "quick", miniature, tmp_path, selection_rule="after the last update")
+    toy = invented.measured("ERM", "photo", 0, default=0.5)
+    toy["spec"]["dataset"] = "SineIntervals"
+    assert (
+        said["selection_rule"] == "after the last update"
+        and provenance("other", "quick", [toy], tmp_path)["selection_rule"]
+        == TOY_RULE
+        != SELECTION_RULE
+        == evidence["selection_rule"]
+    )
+    assert str(tmp_path) not in text and not {"time", "date", "finished", "rendered_at"} & set(
+        evidence
+    )
+    provenance("digits_table", "quick", miniature[::-1], tmp_path, "quick-digits", tmp_path)
+    assert (tmp_path / "digits_table.provenance.json").read_text() == text
+
+
+def test_the_header_owns_up(miniature):
+    assert "not the paper's protocol" in header("quick", miniature) and "1 failed" in header(
+        "quick", miniature
+    )
+    assert "not the paper's" not in header("paper", miniature)
+    toy = invented.measured("ERM", "photo", 0, default=0.5)
+    toy["spec"] |= {"dataset": "SineIntervals", "steps": 20_000}
+    assert "full scale" in header("quick", [toy])
+
+
+def test_the_header_tells_precision_and_caps(miniature):
+    assert "; precision: float32\n" in header("quick", miniature) and "validation on" not in header(
+        "quick", miniature
+    )
+    capped = copy.deepcopy(miniature[:2])
+    for made, precision in zip(capped, ("bf16", "float32")):
+        made["spec"] |= {"precision": precision, "evaluate": "selection:2000"}
+    assert (
+        "precision: bf16, float32; validation on at most 2,000 images of each training domain\n"
+        in header("mnist", capped)
+        and "reduced study" in header("mnist", capped)
+    )
+    capped[0]["spec"]["evaluate"], capped[1]["spec"]["evaluate"] = "all", "selection:500"
+    assert "validation on at most 500 images of each training domain (all in some runs)" in header(
+        "mnist", capped
+    )
+
+
+def test_the_header_names_each_fingerprint_with_its_data(miniature):
+    runs = copy.deepcopy(miniature[:4])
+    for made, (name, mark) in zip(
+        runs, (("Sine", "11"), ("Sine", "00"), ("Another", "zz"), ("Another", "zz"))
+    ):
+        made["spec"] |= {"dataset": name, "dataset_fingerprint": mark}
+    assert "data: Another (zz), Sine (00, 11);" in header(
+        "quick", runs
+    ) and "data: none;" in header("quick", [])
+
+
+def test_output_folder(tmp_path):
+    assert output_folder(tmp_path, "quick") == tmp_path / "quick"
+    first, second = output_folder("", "quick"), output_folder("", "quick")
+    assert first != second and first.is_dir() and repo_root() not in first.parents
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HmoeError, match="cannot write"):
+        output_folder(tmp_path / "file", "quick")

@@ -1,0 +1,88 @@
+"""What a run is called, and what changes its name."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.runs.spec import YOUNGER_FIELDS, RunSpec
+
+SPEC = RunSpec(
+    "ERM",
+    "DigitDomains",
+    "f" * 12,
+    ("sketch",),
+    hparams={"lr": 1e-3, "batch_size": 32},
+    network="small_cnn",
+    resolution=16,
+    steps=10,
+)
+
+
+def test_every_field_of_the_specification_changes_the_name():
+    changes = dict(
+        algorithm="IRM",
+        dataset="PACS",
+        dataset_fingerprint="0",
+        test_domains=("photo",),
+        trial_seed=1,
+        hparams={"lr": 1e-2, "batch_size": 32},
+        network="mnist_cnn",
+        weights="V1",
+        resolution=28,
+        steps=11,
+        checkpoint_frequency=5,
+        sampler="pooled",
+        evaluate="all",
+        precision="bfloat16",
+        parity=True,
+        protocol_version=2,
+        algorithm_source="abc",
+        images={"source": "cache"},
+        hparams_seed=1,
+        arithmetic="portable",
+        algorithm_version=2,
+    )
+    assert set(changes) == {f.name for f in dataclasses.fields(RunSpec)}
+    names = {dataclasses.replace(SPEC, **{k: v}).run_id for k, v in changes.items()}
+    assert len(names) == len(changes) and SPEC.run_id not in names
+
+
+def test_the_name_does_not_depend_on_order_or_on_a_trip_through_json():
+    other = RunSpec.from_dict(json.loads(json.dumps(SPEC.to_dict())))
+    assert (
+        other.run_id
+        == SPEC.run_id
+        == dataclasses.replace(SPEC, hparams={"batch_size": 32, "lr": 0.001}).run_id
+    )
+
+
+def test_names_are_stable():
+    """The names of published runs; a change here orphans every published record."""
+    assert SPEC.run_id == "79db9997c12b"
+
+
+def test_fields_that_came_later_are_left_out_while_they_say_what_was_before():
+    assert not set(YOUNGER_FIELDS) & set(SPEC.to_dict())
+    for name, other in dict(hparams_seed=3, arithmetic="portable", algorithm_version=2).items():
+        changed = dataclasses.replace(SPEC, **{name: other})
+        assert set(changed.to_dict()) - set(SPEC.to_dict()) == {name}
+        assert RunSpec.from_dict(changed.to_dict()) == changed
+
+
+def test_foreign_and_missing_fields_are_named():
+    with pytest.raises(HmoeError, match=r"unknown fields \['dropout'\], missing \[\]. Fix:"):
+        RunSpec.from_dict(SPEC.to_dict() | {"dropout": 0.5})
+    with pytest.raises(HmoeError, match=r"missing \['algorithm', 'dataset_fingerprint'\]"):
+        RunSpec.from_dict({"dataset": "PACS"})
+
+
+def test_specification_and_store_import_nothing_large():
+    "Listing what there is reads records, which need no tensors."
+    large = {"torch", "pandas", "numpy", "safetensors"}
+    code = f"import hmoe_repro.runs.store, sys; print(sorted({large} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

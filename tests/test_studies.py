@@ -1,0 +1,448 @@
+"""Studies as files: the published runs are those the files describe, a mistake names its line, and
+an example goes from file to page."""
+
+import json
+import subprocess
+import sys
+
+import invented
+import pytest
+
+from hmoe_repro.core import HmoeError, results_dir
+from hmoe_repro.data.from_file import dataset_from_file
+from hmoe_repro.data.trees import sample_tree
+from hmoe_repro.evidence.report import chosen_records, report_study, table_records
+from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies
+from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.runs.studies import (
+    PROFILES,
+    STUDIES,
+    check_study,
+    count_runs,
+    read_study,
+    runs_with_arrays,
+    specs_or_reason,
+    study_specs,
+)
+from hmoe_repro.settings_file import line_of
+
+PUBLISHED = sorted(path.stem for path in results_dir().glob("*.jsonl"))
+EMBEDDED = ("smoke-", "quick-")
+SMALL = """title = "two algorithms"  # a comment, with a = sign
+algorithms = [
+    "ERM",
+    "HMOE-DN",
+]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = [0, 3]
+steps = 5
+network = "small_cnn"
+precisions = ["float32", "bf16"]
+
+[hparams.all]
+lr = 0.01
+
+[hparams.HMOE-DN]
+lambda_kl = 3.0
+
+[[runs]]
+variants = [{}, { batch_size = 8 }]
+
+[[runs]]
+algorithms = ["ERM"]
+steps = 7
+test_domains = "all"
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    "Writes the small study, with changes, and returns its path."
+
+    def write(*changes, name="small.toml"):
+        text = SMALL
+        for right, wrong in changes:
+            assert right in text
+            text = text.replace(right, wrong, 1)
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+# The library's studies
+
+
+@pytest.mark.parametrize("study", PUBLISHED)
+def test_published_runs_are_those_of_the_file(study):
+    "In content; ids follow from it. Only data can be missing here."
+    lines = (results_dir() / f"{study}.jsonl").read_text().splitlines()
+    published = {record["run_id"]: record["spec"] for record in map(json.loads, lines)}
+    assert count_runs(study) == len(published)
+    specs, reason = specs_or_reason(study)
+    if specs is None:
+        assert not study.startswith(EMBEDDED) and "Fix:" in reason
+        pytest.skip("its data are not here")
+    assert {spec.run_id: spec.to_dict() for spec in specs} == published
+    folder = results_dir() / study
+    arrays = {path.stem for path in folder.glob("*.safetensors")} if folder.is_dir() else set()
+    assert set(runs_with_arrays(study)) == arrays
+
+
+def test_every_file_is_a_study_of_a_profile_and_says_what_it_is_for():
+    from importlib import resources
+
+    folder = resources.files("hmoe_repro") / "studies"
+    files = {file.name for file in folder.iterdir() if file.name.endswith(".toml")}
+    assert files == {f"{study}.toml" for study in STUDIES} | {"profiles.toml"}
+    assert list(PROFILES) == ["smoke", "quick", "mnist", "pacs", "paper"]
+    for study in STUDIES:
+        text = (folder / f"{study}.toml").read_text()
+        assert text.startswith("# ") and max(map(len, text.splitlines())) <= 100, study
+        assert read_study(study).title and read_study(study).name == study
+
+
+def test_every_study_has_a_page_and_every_page_a_study():
+    pages = {
+        study
+        for name, artefact in ARTEFACTS.items()
+        for profile in artefact.profiles
+        if profile != "bench"
+        for study in artefact_studies(name, profile)
+    }
+    assert pages == set(STUDIES)
+
+
+def test_runs_are_counted_without_data_or_torch():
+    counts = {
+        "paper-rotated-baselines": 234,
+        "paper-pacs": 48,
+        "pacs-limits": 26,
+        "mnist-parity": 12,
+    }
+    code = f"""
+import sys
+from hmoe_repro.runs.studies import STUDIES, count_runs, read_study
+print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES)))
+print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{list(counts.values())} 1382", "[]"]
+
+
+def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
+    from hmoe_repro.data.known import load_dataset
+    from hmoe_repro.data.mnist import read_mnist
+
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path))
+    for kept in (load_dataset, read_mnist, study_specs):
+        kept.cache_clear()
+    specs, reason = specs_or_reason("mnist-rotated")
+    assert specs is None and "hmoe data download MNIST" in reason
+    assert "mnist-rotated.toml, line" in reason and count_runs("mnist-rotated") == 6
+    study_specs.cache_clear()
+
+
+# A file of one's own
+
+
+def test_a_file_is_products_of_runs_in_order(small):
+    path = small()
+    study, specs = read_study(path), study_specs(str(path))
+    assert study.name == "small" and len(study.runs) == 2
+    assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 + 2 * 2 * 4
+    assert [s.trial_seed for s in specs] == [0] * 8 + [3] * 8 + [0] * 8 + [3] * 8
+    assert [s.precision for s in specs[:4]] == ["float32", "bf16"] * 2
+    assert [s.hparams["batch_size"] for s in specs[:4]] == [64, 64, 8, 8]
+    assert {s.hparams["lr"] for s in specs} == {0.01} and {s.steps for s in specs[16:]} == {7}
+    assert {s.hparams.get("lambda_kl") for s in specs} == {None, 3.0}
+    assert [s.test_domains[0] for s in specs[-8:-4]] == ["negative", "photo", "plain", "sketch"]
+    assert runs_with_arrays(path) == []
+
+
+def test_what_stands_nearer_wins_and_arrays_are_chosen(small):
+    path = small(
+        ("steps = 7", "steps = 7\nhparams.all = { lr = 0.02 }\nhparams.ERM = { batch_size = 4 }"),
+        ("[hparams.all]", '[arrays]\nalgorithms = ["ERM"]\nseeds = [3]\n\n[hparams.all]'),
+    )
+    specs = study_specs(path)
+    assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in specs if s.steps == 7} == {
+        (0.02, 4)
+    }
+    chosen = runs_with_arrays(path)
+    assert chosen == [s.run_id for s in specs if (s.algorithm, s.trial_seed) == ("ERM", 3)]
+
+
+def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
+    path = small(
+        ("[hparams.all]", '[search]\nn_hparams = 3\nrule = "oracle"\n\n[hparams.all]'),
+        ('precisions = ["float32", "bf16"]', 'evaluate = "selection:20"'),
+    )
+    specs = study_specs(path)
+    assert len(specs) == count_runs(path) and {s.evaluate for s in specs} == {"all:20"}
+    assert {s.hparams_seed for s in specs} == {0, 1, 2} and {s.hparams["lr"] for s in specs} == {
+        0.01
+    }
+    assert len({s.hparams["batch_size"] for s in specs if s.algorithm == "ERM"}) > 2
+    path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
+    specs = study_specs(path)
+    assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)
+    assert {len(s.test_domains) for s in specs} == {1, 2}
+
+
+def test_domains_held_out_together_and_by_data_set(small):
+    changed = '[["photo", "plain"], "sketch"]'
+    specs = study_specs(small(('["photo"]', changed)))
+    assert {s.test_domains for s in specs if s.steps == 5} == {("photo", "plain"), ("sketch",)}
+    table = '{ DigitDomainsTiny = ["photo"], RotatedDigits = ["0", "75"] }'
+    both = '["DigitDomainsTiny", "RotatedDigits"]'
+    path = small(('["photo"]', table), ('["DigitDomainsTiny"]', both))
+    assert count_runs(path) == len(study_specs(path)) == 16 * 3 + 4 * (4 + 6)
+
+
+def test_a_run_that_two_blocks_describe_is_one_run(small):
+    path = small(("[[runs]]\nvariants = [{}, { batch_size = 8 }]", "[[runs]]\nsteps = 7"))
+    assert count_runs(path) == 2 * 2 * 2 + 4 * 4 and len(study_specs(path)) == count_runs(path) - 4
+
+
+MISTAKES = [
+    ('"HMOE-DN",\n]', '"HMOE-ON",\n]', 4, "unknown algorithm 'HMOE-ON'. Valid: ERM, HMOE-DL"),
+    ('"DigitDomainsTiny"', '"DigitDomain"', 6, "unknown data set .*DigitDomains, DigitDomainsTiny"),
+    ('["photo"]', '["photo", "foto"]', 7, "unknown domain of DigitDomainsTiny 'foto'.*negative"),
+    ("[0, 3]", "[]", 8, r"seeds must be how many .*, not \[\]"),
+    ("[0, 3]", "[1, 1]", 8, "seeds must be .* different"),
+    ("[0, 3]", "true", 8, "seeds must be"),
+    ("steps = 5", "steps = 0", 9, "steps must be a whole number of at least 1, not 0"),
+    ("steps = 5", 'stepz = "5"', 9, "unknown key 'stepz'. Valid: title, .*steps"),
+    ('"small_cnn"', '"large_cnn"', 10, "unknown network 'large_cnn'. Valid: mnist_cnn, small_cnn"),
+    ('"bf16"', '"bf17"', 11, "unknown precisions 'bf17'. Valid: float32"),
+    ("lr = 0.01", "larning_rate = 1", 14, "unknown hyper-parameter 'larning_rate'. Valid: lr"),
+    ("lr = 0.01", 'lr = "fast"', 14, "ERM: hyper-parameter lr must be float"),
+    ("[hparams.HMOE-DN]", "[hparams.HMOE]", 16, "unknown algorithm in hparams 'HMOE'. Valid: all"),
+    ("lambda_kl = 3.0", "lambda_k = 3.0", 17, "HMOE-DN: unknown hyper-parameter 'lambda_k'"),
+    ("batch_size = 8", "batch_siz = 8", 20, "unknown hyper-parameter 'batch_siz'"),
+    ("[{}, { batch_size = 8 }]", "[]", 20, "variants must be a list of different tables"),
+    ("steps = 7", "steps = 7.5", 24, "steps must be .*not 7.5"),
+    ("steps = 7", 'title = "x"', 24, "unknown key 'title'"),
+    ("steps = 7", 'sampler = "pool"', 24, "unknown sampler 'pool'. Valid: domain, pooled"),
+    ("steps = 7", 'sampler = { IRM = "pooled" }', 24, "unknown sampler 'IRM'. Valid: all, ERM"),
+    ("steps = 7", 'evaluate = "some"', 24, "unknown evaluation policy 'some'"),
+    ("steps = 7", 'arithmetic = "exact"', 24, "unknown arithmetic 'exact'. Valid: native"),
+    ('"all"', '"every"', 25, 'test_domains must be "all"'),
+    ("seeds = [0, 3]", "seeds = [0,", 9, "not TOML"),
+    ("steps = 7", "steps = ", 24, "not TOML: Invalid value. Fix"),
+    ('title = "two algorithms"', "", 1, "title is missing. Fix"),
+    ("seeds = [0, 3]\n", "", 18, r"seeds is missing. Fix: add seeds at the top, or to every \[\["),
+    ("[hparams.all]", "[search]\nrules = 1\n[hparams.all]", 14, "unknown key 'rules'. Valid: n_h"),
+    (
+        "[hparams.all]",
+        '[search]\nrule = "best"\n[hparams.all]',
+        14,
+        "rule must be one of training-",
+    ),
+    ("[hparams.all]", 'arrays.algorithms = ["CORAL"]\n[hparams.all]', 13, "unknown algorithm in a"),
+    ('["DigitDomainsTiny"]', '["SineIntervals"]', 2, "the toy has other algorithms. Fix"),
+]
+
+
+@pytest.mark.parametrize("right, wrong, line, message", MISTAKES, ids=[m[1] for m in MISTAKES])
+def test_a_mistake_names_its_line_and_what_is_valid(small, right, wrong, line, message):
+    path = small((right, wrong))
+    with pytest.raises(HmoeError, match=message) as caught:
+        check_study(path)
+    assert str(caught.value).startswith(f"{path}, line {line}: "), caught.value
+    assert str(caught.value).count("\n") == 0
+
+
+def test_what_only_the_data_can_tell_names_its_line_too(small):
+    "A hyper-parameter that exists only beside another value of a second one."
+    path = small(("batch_size = 8", "resnet_dropout = 0.5"))
+    with pytest.raises(HmoeError, match="small.toml, line 20: ERM.*resnet_dropout"):
+        study_specs(path)
+
+
+def test_files_and_names_that_are_no_studies(tmp_path, small):
+    for name, message in [
+        ("quick-digit", "unknown study .*quick-digits"),
+        (str(tmp_path / "none.toml"), "cannot read .*none.toml .No such file"),
+        (str(tmp_path), "unknown study"),
+    ]:
+        with pytest.raises(HmoeError, match=message):
+            read_study(name)
+    (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'")
+    with pytest.raises(HmoeError, match="not UTF-8"):
+        read_study(tmp_path / "latin.toml")
+    with pytest.raises(HmoeError, match="the library has a study of this name"):
+        read_study(small(name="quick-digits.toml"))
+
+
+def test_lines_are_found_whatever_stands_around_them():
+    text = 'a = """\nb = 1\n"""\n# b = 2\nb = 3\n[c]\nb = { d = 1, e = [\n  2,\n  3] }\n'
+    text += "[[f]]\n[[f]]\nb = 4\n"
+    places = {("b",): 5, ("a",): 1, ("c", "b", "d"): 7, ("c", "b", "e", 1): 9, ("f", 1, "b"): 12}
+    assert {keys: line_of(text, *keys) for keys in places} == places
+
+
+# Beside the file
+
+
+ALGORITHM = """
+from hmoe_repro.algorithms.base import ERM, HParam
+
+class Beside(ERM):
+    HPARAMS = ERM.HPARAMS | {"push": HParam(1.0, "how hard")}
+"""
+DATA = """
+import torch
+from hmoe_repro.data.base import MultiDomainDataset
+
+def Noise(trial_seed):
+    torch.manual_seed(trial_seed)
+    images = [torch.randint(255, (30, 1, 8, 8), dtype=torch.uint8) for _ in range(3)]
+    return MultiDomainDataset("Noise", list("abc"), ["0", "1"], images, [torch.arange(30) % 2] * 3)
+"""
+
+
+@pytest.mark.usefixtures("own_names")
+def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text(ALGORITHM)
+    (tmp_path / "noise.py").write_text(DATA)
+    sample_tree(tmp_path / "pictures", per_class=4, size=32)
+    path = small(
+        ('"HMOE-DN"', '"beside.py:Beside"'),
+        ("HMOE-DN]", '"beside.py:Beside"]'),
+        ("lambda_kl = 3.0", "push = 2.0"),
+        ('["DigitDomainsTiny"]', '["noise.py:Noise", "pictures"]'),
+        ('["photo"]', '"all"'),
+        ('"small_cnn"', '"image_cnn"'),
+    )
+    monkeypatch.chdir("/")
+    specs = study_specs(path)
+    assert {s.dataset for s in specs} == {"Noise", "pictures"}
+    assert {(s.algorithm, s.hparams.get("push")) for s in specs} == {("ERM", None), ("Beside", 2.0)}
+    noise = {s.trial_seed: s.dataset_fingerprint for s in specs if s.dataset == "Noise"}
+    assert len(set(noise.values())) == 2  # drawn from the trial seed
+    assert {s.test_domains for s in specs if s.dataset == "Noise"} == {("a",), ("b",), ("c",)}
+    with pytest.raises(HmoeError, match="small.toml, line 6: .*noise.py has no function 'Nose'"):
+        check_study(small(('"DigitDomainsTiny"', '"noise.py:Nose"')))
+    with pytest.raises(HmoeError, match="small.toml, line 4: .*beside.py cannot be read|line 4: "):
+        check_study(small(('"HMOE-DN"', '"beside_it.py:Beside"')))
+
+
+@pytest.mark.usefixtures("own_names")
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("x = 1 / 0", "ZeroDivisionError: .*Fix: line 1 of data.py"),
+        ("def Mine(:", "SyntaxError.*line 1 of data.py"),
+        ("def Mine(seed):\n    pass", "unknown argument of Mine in data.py: 'seed'"),
+        ("def Mine():\n    return 3", "Mine in data.py returned int. Fix"),
+        ("def Mine():\n    return x", "NameError.*Fix: line 2 of data.py"),
+        ("Mine = 3", "has no function 'Mine'"),
+        ("def PACS():\n    pass", "there is a data set PACS already"),
+    ],
+)
+def test_a_data_file_that_fails_says_where(tmp_path, body, message):
+    (tmp_path / "data.py").write_text(body)
+    name = "PACS" if "PACS" in body else "Mine"
+    with pytest.raises(HmoeError, match=message):
+        dataset_from_file(f"{tmp_path}/data.py:{name}")
+
+
+@pytest.mark.usefixtures("own_names")
+def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
+    from hmoe_repro.runs.request import make_spec
+    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.runs.sweep import sweep
+
+    (tmp_path / "noise.py").write_text(DATA)
+    options = {"network": "small_cnn", "steps": 2, "checkpoint_frequency": 1}
+    given = {"batch_size": 4}
+    specs = [make_spec("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"]
+    results = sweep(specs, RunStore(tmp_path / "runs"), jobs=2)
+    assert list(results.values()) == [("complete", None)] * 2
+
+
+# From file to page
+
+
+@pytest.fixture(scope="module")
+def example(root, tmp_path_factory, own_names_of_file):
+    "The example study, trained; one run is taken away again and one fails."
+    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.runs.train import run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HMOE_RUNS", str(tmp_path_factory.mktemp("runs")))
+        store = RunStore()
+        path = root / "docs" / "example_study.toml"
+        for spec in study_specs(path):
+            assert run(spec, store)["status"] == "complete"
+        yield path, store
+
+
+@pytest.mark.usefixtures("warm_kernels")
+def test_the_example_goes_from_file_to_page(example, tmp_path):
+    path, store = example
+    page = report_study(path, store, tmp_path / "reports")
+    assert page == tmp_path / "reports" / "example_study" / "study.ipynb"
+    made = {p.name for p in page.parent.iterdir()}
+    stems = {"study", "study_curves", "study_resolvable"}
+    assert {"study.csv", "study.provenance.json", "study_verdict.md"} <= made
+    assert {f"{stem}.png" for stem in stems - {"study_resolvable"}} <= made
+    text = page.read_text()
+    for said in (
+        "ERM against a loss that listens to the worst domain",
+        "Reduced, against the scale of the papers: 60 updates instead of 5,001",
+        "No run is missing, none failed.",
+        "WorstDomain | default",
+    ):
+        assert said in text, said
+    assert str(tmp_path) not in text
+    records = (tmp_path / "reports" / "example_study.jsonl").read_text().splitlines()
+    assert len(records) == 8
+    evidence = json.loads((page.parent / "study.provenance.json").read_text())
+    assert evidence["study"] == "example_study" and evidence["records"] == 8
+
+
+@pytest.mark.usefixtures("warm_kernels")
+def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
+    from hmoe_repro.runs.store import RunStore
+
+    path, store = example
+    part = RunStore(tmp_path / "runs")
+    specs = study_specs(path)
+    for spec in specs[1:]:
+        part.path(spec.run_id).mkdir(parents=True)
+        failed = {"status": "failed", "reason": "NaN loss at step 7", "selected": {}}
+        part.write(store.read(spec.run_id) | (failed if spec == specs[-1] else {}))
+    page = report_study(path, part, tmp_path / "reports").read_text()
+    assert f"no record: {specs[0]} (run {specs[0].run_id})" in page
+    assert "NaN loss at step 7" in page and f"hmoe sweep {path}" in page
+    with pytest.raises(HmoeError, match=f"no run of the study example_study.*hmoe sweep {path}"):
+        report_study(path, RunStore(tmp_path / "none"), tmp_path / "reports")
+    with pytest.raises(HmoeError, match="hmoe reproduce hmoe_fig3"):
+        report_study("smoke-toy", part, tmp_path / "reports")
+
+
+def test_draws_become_one_run_by_the_rule_and_variants_rows():
+    records = [r | {"spec": r["spec"]} for r in invented.digits(seeds=(0, 1), domains=("photo",))]
+    better = []
+    for r in records:
+        spec = RunSpec.from_dict(r["spec"] | {"hparams_seed": 1})
+        points = json.loads(json.dumps(r["checkpoints"]))
+        for splits in (point["accuracies"] for point in points):
+            for domain in set(splits) - {"photo"}:
+                splits[domain]["out"] = {mode: 0.99 for mode in splits[domain]["out"]}
+        chosen = {"run_id": spec.run_id, "spec": spec.to_dict(), "checkpoints": points}
+        better.append(r | chosen)
+    rows, missing = chosen_records(records + better, "training-domain", 2)
+    assert {r["run_id"] for r in rows} == {r["run_id"] for r in better} and not missing
+    assert chosen_records(records) == (records, [])
+    tables, _ = table_records(invented.balance(seeds=(0, 1)))
+    (named,) = tables.values()
+    assert {r["spec"]["algorithm"] for r in named} == {
+        "HMOE-DN, lambda_kl 1.0",
+        "HMOE-DN, lambda_kl 3.0",
+    }

@@ -1,0 +1,307 @@
+"""Tables, their errors and their verdicts by hand; curves: numbers against values computed here."""
+
+import math
+
+import invented
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.evidence.agreement import discovery_summary, discovery_verdict
+from hmoe_repro.evidence.curves import average_curve, curves, curves_verdict, selected_so_far
+from hmoe_repro.evidence.discovery import highest_nmi
+from hmoe_repro.evidence.tables import (
+    accuracy_table,
+    cell_statistics,
+    paper_numbers,
+    published_table,
+    row_name,
+    run_results,
+    table_notes,
+)
+from hmoe_repro.evidence.verdicts import (
+    accuracy_verdict,
+    paired_difference,
+    plot_results,
+    resolvable_difference,
+)
+
+
+@pytest.fixture
+def miniature():
+    return invented.miniature()
+
+
+def test_cells_are_the_means_and_errors_of_the_protocol(miniature):
+    cells = cell_statistics(run_results(miniature)).set_index(["algorithm", "mode", "test_domain"])
+    photo = cells.loc[("HMOE-DN", "mix", "photo")]
+    assert photo["mean"] == pytest.approx(70) and photo.n == 3
+    assert photo.stderr == pytest.approx(
+        100 * math.sqrt(((0.1) ** 2 + 0.05**2 + 0.05**2) / 3) / math.sqrt(3)
+    )
+    average = cells.loc[("ERM", "default", "Average")]
+    assert average["mean"] == pytest.approx((60 + 84) / 2)
+    assert average.stderr == pytest.approx(100 * np.std([0.65, 0.71, 0.80]) / math.sqrt(3))
+
+
+def test_the_table_says_what_is_missing(miniature):
+    table = accuracy_table(miniature).set_index(["algorithm", "mode"])
+    assert list(table.columns) == ["photo", "sketch", "Average"] and list(table.index) == [
+        ("ERM", "default"),
+        ("HMOE-DN", "mix"),
+        ("HMOE-DN", "max"),
+    ]
+    assert (
+        table.loc[("ERM", "default"), "photo"] == "60.0 ± 4.7"
+        and table.loc[("HMOE-DN", "mix"), "sketch"] == "85.0 (1/3)"
+    )
+    notes = "\n".join(table_notes(miniature))
+    assert (
+        "failed: HMOE-DN on sketch, seed 1" in notes
+        and "NaN loss at step 40" in notes
+        and "missing: HMOE-DN on sketch, seeds 1, 2" in notes
+        and "one trial seed" not in notes
+    )
+
+
+def test_a_cell_without_any_seed_takes_the_average_with_it(miniature):
+    table = accuracy_table(
+        [
+            r
+            for r in miniature
+            if r["run_id"] != invented.measured("HMOE-DN", "sketch", 0, mix=1)["run_id"]
+        ]
+    ).set_index(["algorithm", "mode"])
+    assert (
+        table.loc[("HMOE-DN", "mix"), "sketch"] == "– (0/3)"
+        and table.loc[("HMOE-DN", "mix"), "Average"] == "– (0/3)"
+    )
+
+
+def test_no_seed_in_common_gives_a_mean_but_no_error():
+    table = accuracy_table(
+        [
+            invented.measured("ERM", "photo", 0, default=0.5),
+            invented.measured("ERM", "sketch", 1, default=0.7),
+        ]
+    )
+    assert table.loc[0, "photo"] == "50.0 (1/2)" and table.loc[0, "Average"] == "60.0 (0/2 whole)"
+
+
+def test_one_seed_has_no_standard_error():
+    runs = [
+        invented.measured("ERM", "photo", 0, default=0.5),
+        invented.measured("ERM", "sketch", 0, default=0.7),
+    ]
+    assert accuracy_table(runs).loc[0].tolist() == ["ERM", "default", "50.0", "70.0", "60.0"]
+    assert "one trial seed: no standard errors" in table_notes(runs)
+    limits = resolvable_difference(runs)
+    assert limits.by_seeds.isna().all() and np.allclose(limits.resolvable, limits.by_images)
+
+
+def test_two_runs_for_one_cell_are_refused(miniature):
+    with pytest.raises(HmoeError, match="both ERM on photo with seed 0.*Fix"):
+        run_results(
+            miniature + [invented.measured("ERM", "photo", 0, default=0.9) | {"run_id": "f" * 12}]
+        )
+
+
+def test_pairs_of_test_domains_stay_out_of_the_table(miniature):
+    pair = invented.measured("ERM", "photo", 0, default=0.1)
+    pair["spec"]["test_domains"] = ["photo", "sketch"]
+    assert accuracy_table(miniature + [pair]).equals(accuracy_table(miniature))
+
+
+def test_resolvable_difference_by_hand(miniature):
+    limits = resolvable_difference(
+        [r for r in miniature if r["spec"]["algorithm"] == "ERM"]
+    ).set_index("test_domain")
+    assert limits.loc["photo", "by_seeds"] == pytest.approx(200 * math.sqrt(2 * 0.01 / 3))
+    assert limits.loc["photo", "by_images"] == pytest.approx(200 * math.sqrt(2 * 0.6 * 0.4 / 360))
+    assert limits.loc["photo", "resolvable"] == pytest.approx(
+        200 * math.sqrt(2 * (0.01 / 3 + 0.24 / 360))
+    )
+    p = (0.80 + 0.82 + 0.90) / 3
+    floor = (0.24 / 360 + p * (1 - p) / 360) / 4
+    assert limits.loc["Average", "resolvable"] == pytest.approx(
+        200 * math.sqrt(2 * (np.var([0.65, 0.71, 0.80], ddof=1) / 3 + floor))
+    )
+
+
+def test_paired_difference_by_hand(miniature):
+    paired = paired_difference(miniature).set_index(["algorithm", "mode"])
+    d = np.array([0.10, 0.15, 0.05, 0.05])
+    row = paired.loc[("HMOE-DN", "mix")]
+    assert (
+        row.difference == pytest.approx(100 * d.mean())
+        and row.stderr == pytest.approx(100 * d.std() / 2)
+        and (row.pairs, row.ahead) == (4, 4)
+    )
+    assert paired.loc[("HMOE-DN", "max"), "ahead"] == 1
+    with pytest.raises(HmoeError, match="CORAL.*Valid: ERM, HMOE-DN"):
+        paired_difference(miniature, baseline="CORAL")
+
+
+def test_results_can_be_drawn_with_holes(miniature):
+    figure, axes = plt.subplots(1, 3)
+    plot_results(miniature, axes)
+    assert [a.get_title() for a in axes] == ["photo", "sketch", "Average"] and [
+        t.get_text() for t in axes[0].get_yticklabels()
+    ][1] == "HMOE-DN MIX"
+    plt.close(figure)
+
+
+def test_the_papers_numbers():
+    assert paper_numbers(
+        table="Table 1", dataset="PACS", algorithm="HMOE-ND", mode="ood"
+    ).accuracy.tolist() == [87.0]
+    assert paper_numbers(
+        dataset="RotatedMNIST", test_domain="75", algorithm="HMOE-DL", mode="max"
+    ).accuracy.tolist() == [94.7]
+    assert (
+        len(paper_numbers(table="Table 1")) == 14 * 6 + 9 * 6
+        and len(paper_numbers(table="Table 2")) == 16
+    )
+    assert published_table().shape == (10, 8) and published_table().loc[0, "TerraIncognita"] == 46.1
+    with pytest.raises(HmoeError, match="Valid: source, table"):
+        paper_numbers(domain="photo")
+
+
+# Verdicts
+
+
+def test_the_ceiling_of_nmi_is_reached_by_the_best_balanced_experts():
+    from sklearn.metrics import normalized_mutual_info_score
+
+    domains, experts = (
+        np.repeat([0, 1, 2], 20),
+        np.arange(60) % 20 % 2 + 2 * np.repeat([0, 1, 2], 20),
+    )
+    assert highest_nmi(3, 6) == pytest.approx(normalized_mutual_info_score(domains, experts))
+    assert highest_nmi(3, 5) == pytest.approx(2 * math.log(3) / math.log(15)) and highest_nmi(
+        3, 3
+    ) == 1 == highest_nmi(1, 1)
+    with pytest.raises(HmoeError, match="at least one"):
+        highest_nmi(0, 3)
+
+
+def test_the_discovery_verdict_counts_runs_and_names_domains():
+    runs = (
+        invented.discovered("HMOE-DN", "photo", (1, 0.95, 0))
+        + invented.discovered("HMOE-DN", "plain", (0.9, 0.5, 0.2))
+        + invented.discovered("HMOE-DN", "sketch", (0.89, 0, 0))
+    )
+    domains = "in most seeds for photo; in some for plain; never for sketch"
+    assert discovery_verdict(runs) == f"HMOE-DN: NMI of 0.9 or more in 3 of 9 runs; {domains}"
+    one_failed = runs[:-1] + [invented.failed("HMOE-DN", "sketch", 2)]
+    assert discovery_verdict(one_failed).endswith(
+        f"in 3 of 8 runs; {domains}; 1 more without scores"
+    )
+    assert discovery_verdict(runs, threshold=0.5).startswith(
+        "HMOE-DN: NMI of 0.5 or more in 5 of 9 runs; "
+        "in most seeds for photo, plain; in some for sketch"
+    )
+    five = invented.discovered("HMOE-ND", "photo", (0.8, 0.7))
+    assert discovery_verdict(runs + five, "HMOE-ND") == (
+        "HMOE-ND: NMI of 0.9 or more in 0 of 2 runs; "
+        "built in, for equally loaded experts reach at most 0.81"
+    )
+    table = discovery_summary(runs + five).set_index(["algorithm", "test_domain"])
+    assert (
+        table.loc[("HMOE-ND", "photo"), "highest_possible_nmi"] == pytest.approx(0.8113, abs=1e-4)
+        and table.loc[("HMOE-DN", "photo"), "nmi_of_0.9_or_more"] == 2
+    )
+    with pytest.raises(
+        HmoeError, match="no complete run of 'HMOE-DL' has discovery scores. Valid: HMOE-DN"
+    ):
+        discovery_verdict(runs, "HMOE-DL")
+
+
+def test_the_accuracy_verdict(miniature):
+    near = accuracy_verdict(
+        miniature + [invented.measured("HMOE-DN", "sketch", s, mix=0.85, max=0.80) for s in (1, 2)]
+    )
+    assert near.startswith(
+        "In the average, no row is told apart from ERM by this study: "
+        "the largest difference, HMOE-DN MIX (+5.5), is within the "
+    )
+    assert near.endswith("0 of 4 differences exceed what can be resolved there.")
+    far = accuracy_verdict(
+        [r for r in miniature if r["spec"]["algorithm"] == "ERM"]
+        + [
+            invented.measured("HMOE-DN", d, s, mix=0.05)
+            for d in ("photo", "sketch")
+            for s in range(3)
+        ]
+    )
+    assert far.startswith("In the average, told apart from ERM (more than ")
+    assert "HMOE-DN MIX (-67.0)" in far
+    assert far.endswith(
+        "2 of 2 differences exceed what can be resolved there: "
+        "HMOE-DN MIX on sketch (-79.0), HMOE-DN MIX on photo (-55.0)."
+    )
+    assert "No row but ERM has a complete average." in accuracy_verdict(
+        miniature[:6] + [invented.measured("HMOE-DN", "photo", 0, mix=0.6)]
+    )
+    with pytest.raises(HmoeError, match="CORAL.*Valid: ERM, HMOE-DN"):
+        accuracy_verdict(miniature, baseline="CORAL")
+
+
+# Curves
+
+
+def test_the_verdict_of_the_curves_counts_soft_gates_and_idle_experts():
+    runs = (
+        invented.discovered("HMOE-DN", "photo", (1, 1, 0))
+        + invented.discovered("HMOE-DL", "photo", (1,))
+        + [invented.measured("ERM", "photo", 0, default=0.5)]
+    )
+    for made, entropy, used in zip(runs, (0.01, 0.2, 1.0986), (3, 2, 3)):
+        made["checkpoints"][-1]["losses"]["L_en"] = entropy
+        made["discovery"]["experts_used"] = used
+    for made in runs[:3]:
+        made["selected"] = {
+            m: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": a}
+            for m, a in (("mix", 0.62), ("max", 0.61), ("ood", 0.56))
+        }
+    lines = curves_verdict(runs)
+    assert (
+        [line.split(":")[0] for line in lines] == ["HMOE-DL", "HMOE-DN"]
+        and "domain loss at the end 0." in lines[0]
+        and "gate entropy" not in lines[0]
+    )
+    assert lines[1] == (
+        "HMOE-DN: gate entropy at the end 0.01 to 1.10 nats, "
+        "below a tenth of its maximum in 1 of 3 runs; all experts in use in 2 of 3; "
+        "average test accuracies of the modes up to 6.0 points apart."
+    )
+
+
+def test_the_selected_curve_ends_at_the_tables_number():
+    for made in invented.digits(seeds=(0,), domains=("photo",)):
+        for mode, chosen in made["selected"].items():
+            assert (
+                selected_so_far(made["checkpoints"], "photo", mode)[-1] == chosen["test_accuracy"]
+            )
+
+
+def test_curves_average_domains_before_seeds():
+    runs = [
+        invented.measured(a, d, s, default=0.5)
+        for a in ("ERM",)
+        for d in ("photo", "sketch")
+        for s in (0, 1)
+    ]
+    for made, loss in zip(runs, (1.0, 2.0, 3.0, 6.0)):
+        for point in made["checkpoints"]:
+            point["losses"] = {"loss": loss}
+    curve = average_curve(curves(runs), "ERM", "loss")
+    assert np.allclose(curve["mean"], 3) and np.allclose(
+        curve["spread"], 1
+    )  # seeds: (1+3)/2 = 2 and (2+6)/2 = 4
+    assert average_curve(curves(runs), "ERM", "L_d").empty
+
+
+def test_a_row_is_called_by_its_algorithm_and_its_mode_if_it_has_a_choice():
+    assert row_name("ERM", "default") == "ERM" and row_name("HMOE-DN", "ood") == "HMOE-DN OOD"
