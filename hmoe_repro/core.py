@@ -319,7 +319,7 @@ def git_commit() -> str | None:
 # %% ../nbs/0_start/01_core.ipynb #def-library-hash
 @functools.lru_cache(maxsize=None)
 def library_hash() -> str:
-    """Twelve hexadecimal digits that change with any line of the installed library,
+    """Twelve hexadecimal digits that change with any line of the installed library's Python,
     as it was when first asked."""
     imported = sys.modules.get("hmoe_repro")
     package = Path(imported.__file__).parent if imported else repo_root() / "hmoe_repro"

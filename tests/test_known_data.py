@@ -210,10 +210,12 @@ def test_camelyon_row_by_row(tmp_path):
     for h in range(5):
         rows = [r for r in frame.to_dict("records") if r["center"] == h]
         assert tree.labels[h].tolist() == [r["tumor"] for r in rows]
-        assert tree.files[h] == [
-            f"patches/patient_{r['patient']}_node_{r['node']}/patch_patient_{r['patient']}_node_{r['node']}_x_{r['x_coord']}_y_{r['y_coord']}.png"
-            for r in rows
-        ]
+        expected = []
+        for r in rows:
+            slide = f"patient_{r['patient']}_node_{r['node']}"
+            spot = f"x_{r['x_coord']}_y_{r['y_coord']}"
+            expected.append(f"patches/{slide}/patch_{slide}_{spot}.png")
+        assert tree.files[h] == expected
     assert (
         all((tree.root / f).is_file() for files in tree.files for f in files)
         and "patient_004" in tree.files[0][0]

@@ -1,5 +1,6 @@
 """The README's numbers come from the records, and its links lead somewhere."""
 
+import json
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from hmoe_repro.core import repo_root
 from hmoe_repro.evidence.readme import PAGES_WITH_BLOCKS, blocks_in, readme_blocks
 
 README = repo_root() / "README.md"
+NOTEBOOK = r"nbs/[0-9]_\w+/\d\d_\w+\.ipynb"
 RESULTS = repo_root() / "docs" / "results.md"
 
 
@@ -75,6 +77,27 @@ def test_links_lead_to_files(page):
     ]
     missing = [link for link in links if not (path.parent / link).exists()]
     assert (links or page == "CONTRIBUTING.md") and not missing, missing
+
+
+@pytest.mark.parametrize("folder", ["quick", "mnist", "pacs", "bench"])
+def test_links_of_executed_pages_lead_to_files(folder):
+    missing, found = [], 0
+    for page in sorted((repo_root() / "figures" / folder).glob("*.ipynb")):
+        cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+        prose = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        for link in re.findall(r"\]\(([^)#\s]+)\)", "\n".join(prose)):
+            if "://" not in link:
+                found += 1
+                missing += [] if (page.parent / link).exists() else [f"{page.name}: {link}"]
+    assert not missing and (found or folder == "bench")
+
+
+def test_notebooks_that_are_named_in_prose_exist():
+    pages = [*repo_root().glob("*.md"), *(repo_root() / "docs").glob("*.md")]
+    pages += (repo_root() / "nbs").rglob("[!_]*.ipynb")
+    named = {n for p in pages for n in re.findall(NOTEBOOK, p.read_text(encoding="utf-8"))}
+    missing = [name for name in named if not (repo_root() / name).exists()]
+    assert len(named) >= 5 and not missing, missing
 
 
 def test_the_readme_calls_a_uniform_gate_uniform():

@@ -130,6 +130,8 @@ def tidy(notebook, injected: dict):
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         cell.metadata = {"tags": tags} if tags else {}
+        if cell.cell_type == "markdown":  # links are read from figures/<profile>, two folders deep
+            cell.source = re.sub(r"\]\(\.\./(?!\.\./)", "](../../nbs/", cell.source)
         if "injected-parameters" in tags:
             lines = [f"{name} = {value!r}" for name, value in injected.items()]
             cell.id, cell.source = "injected-parameters", "\n".join(["# Parameters", *lines])

@@ -1,0 +1,103 @@
+"""Masks of domains against loops, definitions and bounds."""
+
+import itertools
+
+import pytest
+import torch
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.method.masks import (
+    MASK_MODES,
+    DomainMasks,
+    applied,
+    hard_iou,
+    initial_masks,
+    mask_sum,
+    neuron_kinds,
+    soft_iou,
+    toss,
+)
+
+
+def test_a_toss_is_zero_or_one_and_its_gradient_that_of_the_probability():
+    m = torch.rand(2000, requires_grad=True)
+    sample = toss(m)
+    assert set(sample.round().tolist()) == {0.0, 1.0}
+    assert torch.allclose(sample, sample.round(), atol=1e-6)
+    weight = torch.randn(2000)
+    (sample * weight).sum().backward()
+    assert torch.equal(m.grad, weight)
+    many = torch.stack([toss(torch.full((100,), 0.3)) for _ in range(400)])
+    assert abs(many.mean() - 0.3) < 0.02
+
+
+def test_soft_iou_is_the_mean_over_pairs_and_lies_between_its_bounds():
+    m = torch.rand(4, 13, dtype=torch.double)
+    pairs = []
+    for i, j in itertools.combinations(range(4), 2):
+        both = sum((m[i, k] * m[j, k]).item() for k in range(13))
+        either = sum((m[i, k] + m[j, k] - m[i, k] * m[j, k]).item() for k in range(13))
+        pairs.append((both + 1e-6) / (either + 1e-6))
+    assert soft_iou(m).item() == pytest.approx(sum(pairs) / 6)
+    assert soft_iou(m, "sum").item() == pytest.approx(sum(pairs))
+    assert 0 <= min(pairs) and max(pairs) <= 1
+    assert soft_iou(torch.zeros(3, 5)).item() == pytest.approx(1)  # nothing, shared by all
+    assert torch.autograd.gradcheck(soft_iou, m.requires_grad_())
+    with pytest.raises(HmoeError, match="at least two training domains"):
+        soft_iou(m[:1])
+
+
+def test_hard_overlap_and_kinds_count_neurons():
+    m = torch.tensor([[0.9, 0.9, 0.1, 0.5], [0.9, 0.1, 0.1, 0.6], [0.1, 0.1, 0.2, 0.4]])
+    assert hard_iou(m) == {(0, 1): 1 / 3, (0, 2): 0.0, (1, 2): 0.0}
+    assert neuron_kinds(m) == {"useless": 1, "specific": 2, "shared": 1}
+    assert hard_iou(torch.zeros(2, 3)) == {(0, 1): 1.0}
+    assert mask_sum(m).item() == pytest.approx(m.sum().item())
+
+
+def test_masks_begin_between_a_half_and_three_quarters():
+    m = initial_masks(5, 400).sigmoid()
+    assert m.shape == (5, 400) and 0.5 <= m.min() and m.max() < 0.7311
+
+
+def test_every_mode_is_what_the_table_says():
+    real, which = torch.randn(3, 7), torch.tensor([2, 0, 2, 1])
+    m = real.sigmoid()
+    assert torch.equal(applied(real, "softscale", which), m[which])
+    assert torch.equal(applied(real, "greedy", which), (m[which] > 0.5).float())
+    assert torch.equal(applied(real, "average"), m.mean(0, keepdim=True))
+    sample = applied(real, "sample", which)
+    assert sample.shape == (4, 7) and torch.allclose(sample, sample.round(), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MASK_MODES if mode != "average"])
+def test_a_mask_needs_a_domain_that_was_trained_on(mode):
+    real = torch.randn(3, 7)
+    with pytest.raises(HmoeError, match="none was given"):
+        applied(real, mode)
+    for domain in (3, -1):
+        with pytest.raises(HmoeError, match="domains 0 to 2"):
+            applied(real, mode, torch.tensor([0, domain]))
+    with pytest.raises(HmoeError, match="sample, greedy, softscale, average"):
+        applied(real, "soft", torch.tensor([0]))
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (4, 7, 3), (4, 7, 3, 5)])
+def test_one_value_serves_a_whole_map(shape):
+    place, x = DomainMasks(3, 7), torch.randn(shape)
+    which = torch.tensor([0, 2, 1, 0])
+    place.use("softscale", which)
+    y = place(x)
+    for i, k in itertools.product(range(4), range(7)):
+        torch.testing.assert_close(y[i, k], x[i, k] * place.real.sigmoid()[which[i], k])
+    place.use(None)
+    assert place(x) is x
+
+
+def test_a_place_keeps_the_type_of_its_input_and_trains():
+    place = DomainMasks(2, 5)
+    place.use("sample", torch.tensor([0, 1, 1]))
+    y = place(torch.randn(3, 5, dtype=torch.bfloat16))
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert place.real.grad.abs().sum() > 0

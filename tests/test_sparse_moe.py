@@ -1,0 +1,244 @@
+"""The sparse mixture of experts against loops over tokens, and against its arithmetic by hand."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.method.sparse_moe import (
+    Choice,
+    CosineRouter,
+    Experts,
+    SparseMoE,
+    balance_loss,
+    capacity_of,
+    choose,
+    dispatch,
+    importance_loss,
+    kept_tokens,
+    load_loss,
+    plan_traffic,
+    product_loss,
+)
+
+D, H, E = 6, 10, 4
+
+
+def by_loop(x, experts, choice, kept=None):
+    "Token by token, in the words of the paper."
+    rows = []
+    for i in range(len(x)):
+        y = torch.zeros(D, dtype=x.dtype)
+        for j, e in enumerate(choice.experts[i].tolist()):
+            if kept is None or kept[i, j]:
+                y = y + choice.weights[i, j] * experts.expert(e, x[i : i + 1])[0]
+        rows.append(y)
+    return torch.stack(rows)
+
+
+def kept_by_loop(choice, capacity, by_score=True):
+    "Tokens queue one at a time; first choices before second ones."
+    n, k = choice.experts.shape
+    order = list(range(n))
+    if by_score:
+        order.sort(key=lambda i: -choice.weights[i, 0].item())
+    taken, kept = [0] * E, torch.zeros(n, k, dtype=torch.bool)
+    for j in range(k):
+        for i in order:
+            e = int(choice.experts[i, j])
+            kept[i, j] = taken[e] < capacity
+            taken[e] += 1
+    return kept
+
+
+@pytest.mark.parametrize("by_score", [True, False])
+@pytest.mark.parametrize("k, capacity", itertools.product((1, 2), (0, 1, 3, 100)))
+def test_queues_are_those_of_a_loop(k, capacity, by_score):
+    choice = choose(torch.randn(23, E), k)
+    assert torch.equal(
+        kept_tokens(choice, E, capacity, by_score), kept_by_loop(choice, capacity, by_score)
+    )
+
+
+@pytest.mark.parametrize("case", ["plain", "drops", "empty expert", "ties", "nobody kept"])
+@pytest.mark.parametrize("n, k", [(1, 1), (17, 1), (17, 2), (17, 4)])
+def test_dispatch_agrees_with_the_loop_in_values_and_gradients(case, n, k):
+    experts = Experts(D, H, E).eval()
+    x, logits = torch.randn(n, D), torch.randn(n, E)
+    if case == "empty expert":
+        logits[:, 2] -= 100
+    if case == "ties":
+        logits = torch.zeros(n, E)
+    sides = []
+    for fast in (True, False):
+        given = [t.clone().requires_grad_() for t in (x, logits)]
+        choice, kept = choose(given[1], k), None
+        if case == "drops":
+            kept = kept_tokens(choice, E, capacity_of(n, E, k, 0.7))
+        if case == "nobody kept":
+            kept = torch.zeros(n, k, dtype=torch.bool)
+        y = (dispatch if fast else by_loop)(given[0], experts, choice, kept)
+        parameters = list(experts.parameters())
+        grads = [None] * (2 + len(parameters))
+        if y.requires_grad:
+            grads = torch.autograd.grad(y.cos().sum(), [*given, *parameters], allow_unused=True)
+        zeros = [torch.zeros_like(t) for t in (*given, *parameters)]
+        sides.append([y, *(z if g is None else g for g, z in zip(grads, zeros))])
+    for one, other in zip(*sides):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_pass_gradcheck_where_some_are_dropped():
+    experts = Experts(3, 4, E, dropout=0.0).double()
+    x = torch.randn(7, 3, dtype=torch.double, requires_grad=True)
+    logits = torch.randn(7, E, dtype=torch.double)
+    choice = choose(logits, 2)
+    kept = kept_tokens(choice, E, 2)
+    assert not kept.all()
+    assert torch.autograd.gradcheck(lambda z: dispatch(z, experts, choice, kept), x)
+
+
+def test_traffic_sends_each_kept_choice_once():
+    choice = choose(torch.randn(50, E), 2)
+    kept = torch.rand(50, 2) < 0.6
+    traffic = plan_traffic(choice, E, kept)
+    assert sum(traffic.loads) == len(traffic.rows) == int(kept.sum())
+    owners = choice.experts.flatten()[traffic.choices]
+    assert owners.tolist() == sorted(owners.tolist())
+    assert (traffic.places < len(traffic.rows)).equal(kept)
+
+
+@pytest.mark.parametrize("n, expected", [(197 * 32, 1576), (6, 1), (7, 3), (1, 1)])
+def test_capacity_is_the_released_one(n, expected):
+    assert capacity_of(n, 6, 1, 1.5) == expected == math.floor(1.5 * math.ceil(n / 6))
+    assert capacity_of(n, 6, 2, 1.5) == 2 * expected
+
+
+def test_losses_are_their_definitions():
+    logits, sigma = torch.randn(40, E), 1.0
+    noisy = logits + torch.randn(40, E) * sigma / E
+    choice = choose(noisy, 2)
+    q = logits.softmax(-1)
+    importance = [sum(q[i, e].item() for i in range(40)) for e in range(E)]
+    load = [0.0] * E
+    for i, e in itertools.product(range(40), range(E)):
+        threshold = noisy[i].sort(descending=True).values[1].item()
+        z = (q[i, e].item() - threshold) / (sigma / E)
+        load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+    def ratio(amounts):
+        mean = sum(amounts) / E
+        return sum((a - mean) ** 2 for a in amounts) / (E - 1) / (mean**2 + 1e-10)
+
+    assert math.isclose(importance_loss(logits), ratio(importance), rel_tol=1e-4)
+    assert math.isclose(load_loss(logits, choice, sigma), ratio(load), rel_tol=1e-3)
+    both = balance_loss(logits, choice, sigma)
+    assert math.isclose(both, (ratio(importance) + ratio(load)) / 2, rel_tol=1e-3)
+    first = F.one_hot(choice.experts[:, 0], E).float().mean(0)
+    assert math.isclose(product_loss(logits, choice), E * (q.mean(0) * first).sum(), rel_tol=1e-5)
+    with pytest.raises(HmoeError, match="gate_noise above 0"):
+        load_loss(logits, choice, 0.0)
+
+
+def test_the_cosine_router_is_bounded_and_its_temperature_too():
+    router = CosineRouter(D, E)
+    assert router(torch.randn(100, D)).abs().max() <= 2 + 1e-5
+    with torch.no_grad():
+        router.log_scale.fill_(50.0)
+    assert router(torch.randn(100, D)).abs().max() <= 100 + 1e-3
+
+
+def test_the_layer_in_bf16_stays_near_float32_and_routes_alike():
+    layer = SparseMoE(D, H, dropout=0.0).eval()
+    x = torch.randn(5, 9, D)
+    exact, routes = layer(x), layer.choice.experts
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = layer(x)
+    assert rough.dtype is torch.float32 and torch.equal(routes, layer.choice.experts)
+    torch.testing.assert_close(rough, exact, atol=0.02, rtol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.train()(x).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_evaluation_does_not_hang_on_the_company_unless_asked():
+    images = torch.randn(12, 8, D)
+    for evaluation, alike in (("dropless", True), ("capacity", False)):
+        torch.manual_seed(1)
+        layer = SparseMoE(D, H, capacity_factor=0.5, evaluation=evaluation).eval()
+        alone, among = layer(images[:1]), layer(images)[:1]
+        assert torch.allclose(alone, among, atol=1e-6) == alike
+        repeated = layer(images)
+        assert torch.equal(repeated, layer(images))
+
+
+def test_training_draws_noise_and_drops():
+    torch.manual_seed(0)
+    layer = SparseMoE(D, H, capacity_factor=0.5, dropout=0.0)
+    x = torch.randn(60, D)
+    y = layer(x)
+    assert (y.abs().sum(-1) == 0).float().mean() > 0.3
+    assert not torch.equal(y, layer(x))
+
+
+def test_the_auxiliary_loss_is_carried_once_for_each_pass_backwards():
+    def router_gradient(weight, scale):
+        torch.manual_seed(0)
+        layer = SparseMoE(D, H, dropout=0.0, auxiliary_weight=weight)
+        (scale * layer(torch.arange(60.0).view(10, D) / 60).sum()).backward()
+        return layer.router.projector.weight.grad
+
+    alone = router_gradient(0.5, 0.0)
+    assert alone.abs().max() > 0
+    torch.testing.assert_close(router_gradient(1.0, 0.0), 2 * alone)
+    torch.testing.assert_close(router_gradient(0.5, 1.0) - router_gradient(0.0, 1.0), alone)
+
+
+def test_a_layer_is_copied_and_restored_after_a_pass():
+    layer = SparseMoE(D, H)
+    layer(torch.randn(4, D)).sum().backward()
+    twin, fresh = copy.deepcopy(layer), SparseMoE(D, H)
+    fresh.load_state_dict(layer.state_dict())
+    x = torch.randn(9, D)
+    assert torch.equal(twin.eval()(x), layer.eval()(x))
+    assert torch.equal(fresh.eval()(x), layer(x))
+    assert not layer.choice.weights.requires_grad and not layer.auxiliary_loss.requires_grad
+
+
+def test_experts_begin_as_copies_and_refuse_another_width():
+    experts = Experts(D, H, E)
+    first, second = torch.nn.Linear(D, H), torch.nn.Linear(H, D)
+    experts.copy_mlp(first, second)
+    x = torch.randn(3, D)
+    for e in range(E):
+        torch.testing.assert_close(experts.eval().expert(e, x), second(F.gelu(first(x))))
+    with pytest.raises(HmoeError, match="same width"):
+        experts.copy_mlp(torch.nn.Linear(D, H + 1), torch.nn.Linear(H + 1, D))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (dict(num_experts=4, k=5), "5 of 4 experts"),
+        (dict(k=0), "k between 1 and 6"),
+        (dict(capacity_factor=-1.0), "capacity_factor above 0"),
+        (dict(gate_noise=0.0), "loss='product'"),
+        (dict(router="dot"), "cosine, linear"),
+        (dict(evaluation="greedy"), "dropless, capacity"),
+        (dict(loss="none"), "balance, product"),
+    ],
+)
+def test_contradictions_are_refused_in_one_line(wrong, said):
+    with pytest.raises(HmoeError, match=said) as refused:
+        SparseMoE(D, H, **wrong)
+    assert "\n" not in str(refused.value)
+
+
+def test_ties_are_resolved_alike_every_time():
+    logits = torch.zeros(30, E)
+    assert torch.equal(choose(logits, 2).experts, choose(logits, 2).experts)
+    assert isinstance(choose(logits), Choice) and choose(logits).weights.eq(1 / E).all()
