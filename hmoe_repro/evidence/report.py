@@ -20,7 +20,7 @@ from .records import distinct, select
 from .render import render
 from .search import choose
 from .tables import domain_order, run_results
-from .verdicts import accuracy_verdict, plot_results
+from .verdicts import accuracy_verdict, mode_legend, plot_results
 from ..runs.selection import RULES
 from ..runs.spec import TOY, RunSpec
 from ..runs.store import RunStore, write_study
@@ -123,9 +123,11 @@ def draw_intervals(records: list[dict]):
     """A figure: a panel for each test domain and one for the average, as `verdicts.plot_results`
     draws them."""
     results = run_results(records)
-    rows = len(results[["algorithm", "mode"]].drop_duplicates())
-    figure, axes = _grid(len(domain_order(results)) + 1, 0.19 * rows + 0.9, sharey=True)
+    several = results["mode"].nunique() > 1
+    height = (0.5 if several else 0.24) * results.algorithm.nunique() + 0.9
+    figure, axes = _grid(len(domain_order(results)) + 1, height, sharey=True)
     plot_results(records, axes)
+    mode_legend(figure, records)
     return figure
 
 
