@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'renamed', 'name_by_placement', 'name_by_network', 'family', 'accuracy_by_dataset',
            'limits_by_dataset', 'lines_against', 'paired_by_dataset', 'draw_accuracy', 'against_published',
-           'published_line', 'single_source_results', 'improvements']
+           'published_line', 'sized_averages', 'draw_sizes', 'single_source_results', 'improvements']
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #imports
 import matplotlib.pyplot as plt
@@ -13,8 +13,11 @@ import numpy as np
 import pandas as pd
 
 from ..core import HmoeError
+from ..data.facts import KNOWN
+from ..data.known import load_dataset
 from .beside import by_dataset
 from .records import select
+from .sizes import network_size
 from hmoe_repro.evidence.tables import (
     accuracy_table,
     cell_statistics,
@@ -82,8 +85,10 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
         values = cells[["mean", "stderr", "n", "expected"]].itertuples(index=False)
         table = cells.assign(cell=[cell_text(*row) for row in values])
         rows = ["algorithm", "mode"]
-        table = table.pivot(index=rows, columns="test_domain", values="cell").fillna("–")
-        table = table[list(dict.fromkeys(cells.test_domain))].reset_index()
+        table = table.pivot_table(
+            index=rows, columns="test_domain", values="cell", aggfunc="first", sort=False
+        )
+        table = table.fillna("–").reset_index()
         table = table.rename_axis(columns=None)
     networks = {}
     for record in records:
@@ -199,6 +204,52 @@ def published_line(table: pd.DataFrame) -> str:
         f"resolved; the largest difference is {largest.difference:+.1f} points "
         f"({largest.algorithm}, {largest.dataset}; resolvable: {largest.resolvable:.1f})."
     )
+
+# %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-sized-averages
+def _channels(dataset: str) -> int:
+    """Colour channels of a data set's images."""
+    return 3 if dataset in KNOWN else load_dataset(dataset, 0).images[0].shape[1]
+
+
+def sized_averages(records: list[dict]) -> pd.DataFrame:
+    """A row for each data set, algorithm and mode: network, its parameters in millions and
+    multiply-accumulates of an image in billions, without a classifier; accuracy (the average over
+    test domains) and stderr in percent."""
+    cells, sizes = _averages(records), {}
+    for record in records:
+        spec = record["spec"]
+        size = network_size(spec["network"], spec["resolution"], _channels(spec["dataset"]))
+        sizes[spec["dataset"], spec["algorithm"]] = (spec["network"], *size[:2])
+    found = [sizes[key] for key in zip(cells.test_domain, cells.algorithm)]
+    names, counts, work = zip(*found)
+    return pd.DataFrame(
+        {
+            "dataset": cells.test_domain,
+            "algorithm": cells.algorithm,
+            "mode": cells["mode"],
+            "network": names,
+            "parameters": np.array(counts) / 1e6,
+            "macs": np.array(work) / 1e9,
+            "accuracy": cells["mean"],
+            "stderr": cells.stderr,
+        }
+    )
+
+
+def draw_sizes(points: pd.DataFrame):
+    """Two panels: accuracy against parameters (millions) and against multiply-accumulates
+    (billions); rows as those of `sized_averages`, those of a data set in one colour."""
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.2), sharey=True)
+    for axis, name, words in zip(axes, ("parameters", "macs"), ("parameters, M", "MACs, G")):
+        for _, part in points.groupby("dataset", sort=False):
+            errors = np.nan_to_num(part.stderr)
+            axis.errorbar(part[name], part.accuracy, yerr=errors, fmt="o", ms=4, capsize=2)
+        for point in points.itertuples():
+            place = (getattr(point, name), point.accuracy)
+            axis.annotate(f" {point.algorithm}", place, fontsize=7, va="bottom")
+        axis.set(xlabel=words, xlim=(0, 1.25 * points[name].max()))
+    axes[0].set_ylabel("accuracy, %")
+    return figure
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-single-source
 def single_source_results(records: list[dict]) -> pd.DataFrame:
