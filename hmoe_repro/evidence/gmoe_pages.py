@@ -29,6 +29,7 @@ from hmoe_repro.evidence.tables import (
 )
 from hmoe_repro.evidence.verdicts import (
     accuracy_verdict,
+    mode_legend,
     paired_difference,
     plot_results,
     resolvable_difference,
@@ -137,20 +138,20 @@ def paired_by_dataset(records: list[dict], baseline: str) -> pd.DataFrame:
     return table[["dataset", *table.columns.drop("dataset")]]
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-draw-accuracy
-def _draw_averages(records: list[dict]):
-    """A panel for each data set: mean and standard error of every row; grey, around the median,
-    what is not told apart."""
-    cells = _averages(records)
-    limits = limits_by_dataset(records).set_index("dataset").resolvable
+def _draw_averages(records: list[dict], baseline: str):
+    """A panel for each data set: mean and standard error of the average of every row."""
+    cells, parts = _averages(records), by_dataset(records)
     rows = list(dict.fromkeys(zip(cells.algorithm, cells["mode"])))
-    datasets = list(dict.fromkeys(cells.test_domain))
-    size = (1.75 * len(datasets) + 1.2, 0.2 * len(rows) + 0.8)
-    figure, axes = plt.subplots(1, len(datasets), figsize=size, sharey=True, squeeze=False)
-    for axis, name in zip(axes.flat, datasets):
+    size = (1.75 * len(parts) + 1.2, 0.22 * len(rows) + 1.0)
+    figure, axes = plt.subplots(1, len(parts), figsize=size, sharey=True, squeeze=False)
+    for axis, (name, part) in zip(axes.flat, parts.items()):
         mine = cells[cells.test_domain == name]
         at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
-        middle = mine["mean"].median()
-        axis.axvspan(middle - limits[name] / 2, middle + limits[name] / 2, color="#E8E8E8", lw=0)
+        centre = mine[mine.algorithm == baseline]["mean"]
+        if len(centre):
+            limit = resolvable_difference(part).resolvable.iloc[-1]
+            low, high = centre.iloc[0] - limit, centre.iloc[0] + limit
+            axis.axvspan(low, high, color="#E4E4E4", lw=0, zorder=0)
         axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)
         axis.set(title=name, xlabel="accuracy, %", yticks=range(len(rows)))
         axis.set_ylim(len(rows) - 0.4, -0.6)
@@ -158,20 +159,21 @@ def _draw_averages(records: list[dict]):
     return figure
 
 
-def draw_accuracy(records: list[dict], per_row: int = 5):
+def draw_accuracy(records: list[dict], baseline: str = "ERM-ViT", per_row: int = 5):
     """A figure: `plot_results` of one data set, at most `per_row` panels in a row, or the averages
-    of several."""
+    of several. Grey: what is not told apart from `baseline`."""
     if len(by_dataset(records)) > 1:
-        return _draw_averages(records)
+        return _draw_averages(records, baseline)
     results = run_results(records)
-    panels = len(domain_order(results)) + 1
-    labels = dict.fromkeys(zip(results.algorithm, results["mode"]))
+    panels, names = len(domain_order(results)) + 1, results.algorithm.nunique()
     columns, rows = min(panels, per_row), -(-panels // per_row)
-    size = (1.75 * columns + 0.9, (0.19 * len(labels) + 0.75) * rows)
+    height = 0.5 if results["mode"].nunique() > 1 else 0.24
+    size = (1.75 * columns + 0.9, (height * names + 1.0) * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
-    plot_results(records, axes.flat)
+    plot_results(records, axes.flat, baseline)
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
+    mode_legend(figure, records)
     return figure
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-against-published
