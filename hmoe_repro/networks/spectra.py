@@ -51,16 +51,16 @@ def patch_grid(body: nn.Module) -> tuple[int, int, int]:
 
 
 def depth_modules(network: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a network whose outputs are its feature maps, by name, from the first to the
-    last; {} for a network of another kind."""
+    """The parts of a network whose outputs are its feature maps, by name (counted from 0), from the
+    first to the last; {} for a network of another kind."""
     body = getattr(network, "body", network)
     if hasattr(body, "patch_embed") and hasattr(body, "blocks"):
-        return {f"block {i}": block for i, block in enumerate(body.blocks, 1)}
+        return {f"block {i}": block for i, block in enumerate(body.blocks)}
     if hasattr(body, "layer4"):
-        stages = {f"layer {i}": getattr(body, f"layer{i}") for i in range(1, 5)}
-        return {f"{s}.{j}": b for s, stage in stages.items() for j, b in enumerate(stage, 1)}
+        stages = {f"layer{i}": getattr(body, f"layer{i}") for i in range(1, 5)}
+        return {f"{s}.{j}": b for s, stage in stages.items() for j, b in enumerate(stage)}
     if isinstance(body, ConvNet):
-        return {f"layer {i}": norm for i, norm in enumerate(body.norms, 1)}
+        return {f"layer {i}": norm for i, norm in enumerate(body.norms)}
     return {}
 
 
