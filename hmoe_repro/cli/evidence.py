@@ -40,7 +40,7 @@ from ..evidence.search import matching as having
 from ..evidence.tables import results_table
 from ..runs.domainbed import DOMAINBED_DATASETS, export_domainbed
 from ..runs.store import RunStore
-from ..runs.studies import read_study
+from ..runs.study_files import read_study
 from ..speed.bench import run_bench, write_bench
 from ..speed.bench_report import bench_table, bench_targets
 from ..style import as_text
