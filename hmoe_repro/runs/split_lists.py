@@ -6,9 +6,11 @@
 __all__ = ['PARTS', 'list_files', 'read_list', 'SplitLists', 'read_split_lists', 'lists_in', 'own_splits', 'find_splits']
 
 # %% ../../nbs/5_runs/02_split_lists.ipynb #imports
+import functools
 import hashlib
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,17 +154,26 @@ def read_split_lists(folder, data) -> SplitLists:
     return SplitLists(digest.hexdigest()[:12], parts, len(data.tree) - listed)
 
 # %% ../../nbs/5_runs/02_split_lists.ipynb #def-own-splits
-_READ: dict[tuple, SplitLists] = {}  # what was read, by data and by the state of the files
+@dataclass(frozen=True)
+class _Asked:
+    """Lists of data: the same question as long as the files and the content of the data are."""
+
+    folder: str
+    files: tuple  # (path, size, time of the last change) of each list
+    fingerprint: str
+    data: object = field(compare=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_once(asked: _Asked) -> SplitLists:
+    return read_split_lists(asked.folder, asked.data)
 
 
 def lists_in(folder, data) -> SplitLists:
     """`read_split_lists`, read once as long as data and files stay the same."""
-    files = list_files(folder)
-    state = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files.values())
-    key = (data.fingerprint, state)
-    if key not in _READ:
-        _READ[key] = read_split_lists(folder, data)
-    return _READ[key]
+    states = [(str(p), p.stat()) for p in list_files(folder).values()]
+    files = tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
+    return _read_once(_Asked(str(folder), files, data.fingerprint, data))
 
 
 def _known_folders() -> list[str]:
