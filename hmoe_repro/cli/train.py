@@ -101,23 +101,11 @@ def train_command(
 ):
     """Train one algorithm with one domain held out, or several draws of its hyper-parameters;
     prints what was selected."""
-    settings = {
-        "trial_seed": seed,
-        "steps": steps,
-        "protocol": protocol,
-        "epochs": epochs,
-        "splits": splits,
-        "network": network,
-        "resolution": resolution,
-        "hparams_seed": hparams_seed,
-        "checkpoint_frequency": checkpoint_frequency,
-        "sampler": sampler,
-        "evaluate": evaluate,
-        "precision": precision,
-        "parity": parity,
-        "arithmetic": arithmetic,
-        "data_dir": data_folder(data_dir),
-    }
+    settings = dict(trial_seed=seed, network=network, resolution=resolution, precision=precision)
+    settings |= dict(protocol=protocol, steps=steps, epochs=epochs, splits=splits, parity=parity)
+    settings |= dict(checkpoint_frequency=checkpoint_frequency, sampler=sampler, evaluate=evaluate)
+    settings |= dict(hparams_seed=hparams_seed, arithmetic=arithmetic)
+    settings["data_dir"] = data_folder(data_dir)
     if workers:
         os.environ["HMOE_WORKERS"] = str(workers)
     _train(algorithm, dataset, test_domain, n_hparams, set_ or [], device, settings)
