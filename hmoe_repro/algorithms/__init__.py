@@ -20,6 +20,7 @@ _MEMBERS = {
     "meta": ("MLDG", "ARM", "Fish", "MetaReg"),
     "averaging": ("SWAD", "SMA", "EoA"),
     "anchors": ("MIRO", "Aggregate", "Multi-Headed"),
+    "dmg": ("DMG", "Aggregate-SGD"),
 }
 FAMILIES = {name: family for family, names in _MEMBERS.items() for name in names}
 
