@@ -53,15 +53,17 @@ class Choice(NamedTuple):
     experts: Tensor  # (n, k) integers
     weights: Tensor  # (n, k), differentiable
     logits: Tensor  # (n, k): the chosen experts' logits, noise included
+    best: Tensor | None = None  # (n,): the largest score, undivided: who is served first
 
 
 def choose(logits: Tensor, k: int = 1) -> Choice:
     "The k best experts by logits (n, E); weights are softmax scores, of sum 1 if k > 1."
     scores = logits.softmax(-1)
     weights, experts = scores.topk(k, dim=-1)
+    best = weights[:, 0].detach()
     if k > 1:
         weights = weights / weights.sum(-1, keepdim=True)
-    return Choice(experts, weights, logits.gather(-1, experts))
+    return Choice(experts, weights, logits.gather(-1, experts), best)
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-capacity
 def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
@@ -74,7 +76,7 @@ def kept_tokens(choice: Choice, num_experts: int, capacity: int, by_score: bool 
     n, k = choice.experts.shape
     rank = torch.arange(n, device=choice.experts.device)
     if by_score:
-        rank = choice.weights.detach()[:, 0].argsort(descending=True, stable=True)
+        rank = choice.best.argsort(descending=True, stable=True)
     queue = choice.experts[rank].T.flatten()  # first choices in their order, then second ones
     before = F.one_hot(queue, num_experts).cumsum(0).gather(1, queue[:, None])[:, 0] - 1
     kept = torch.empty(k, n, dtype=torch.bool, device=queue.device)
@@ -114,7 +116,9 @@ def balance_loss(logits: Tensor, choice: Choice, noise: float = 1.0) -> Tensor:
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-product-loss
 def product_loss(logits: Tensor, choice: Choice) -> Tensor:
-    "E times the sum over experts of (mean score x share of first choices); 1 if uniform (GShard)."
+    """E times the sum over experts of (mean score x share of first choices); 1 if uniform (GShard).
+
+    As in Tutel, `logits` (n, E) are those that chose, noise included."""
     num_experts = logits.shape[-1]
     share = F.one_hot(choice.experts[:, 0], num_experts).to(logits.dtype).mean(0)
     return num_experts * (logits.softmax(-1).mean(0) * share).sum()
@@ -277,8 +281,9 @@ class SparseMoE(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             logits = self.router(tokens.float())
-            choice = choose(self._noisy(logits), self.k)
-            loss = self._balance(logits, choice)
+            noisy = self._noisy(logits)
+            choice = choose(noisy, self.k)
+            loss = self._balance(logits, noisy, choice)
         y = dispatch(tokens, self.experts, choice, self._kept(choice))
         self.choice = Choice(*(part.detach() for part in choice))
         self.auxiliary_loss = loss.detach()
@@ -291,9 +296,9 @@ class SparseMoE(nn.Module):
             return logits
         return logits + torch.randn_like(logits) * (self.gate_noise / len(self.experts))
 
-    def _balance(self, logits: Tensor, choice: Choice) -> Tensor:
+    def _balance(self, logits: Tensor, noisy: Tensor, choice: Choice) -> Tensor:
         if self.loss == "product":
-            return product_loss(logits, choice)
+            return product_loss(noisy, choice)
         return balance_loss(logits, choice, self.gate_noise)
 
     def _kept(self, choice: Choice) -> Tensor | None:
