@@ -43,7 +43,9 @@ class CosineRouter(nn.Module):
         self.highest = math.log(1 / lowest)
 
     def forward(self, x: Tensor) -> Tensor:
-        cosines = F.normalize(self.projector(x), dim=1) @ F.normalize(self.directions, dim=0)
+        a = self.projector(x)
+        lengths = a.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        cosines = a @ F.normalize(self.directions, dim=0) / lengths
         return cosines * self.log_scale.clamp(max=self.highest).exp()
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-choose
@@ -142,8 +144,15 @@ class Experts(nn.Module):
 
     def expert(self, e: int, x: Tensor) -> Tensor:
         "Expert `e` of x (m, D) -> (m, D)."
-        hidden = self.dropout(F.gelu(F.linear(x, self.w1[e], self.b1[e])))
-        return F.linear(hidden, self.w2[e], self.b2[e])
+        return self._mlp(x, self.w1[e], self.b1[e], self.w2[e], self.b2[e])
+
+    def _mlp(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        return F.linear(self.dropout(F.gelu(F.linear(x, w1, b1))), w2, b2)
+
+    def each(self, parts) -> list[Tensor]:
+        "Expert e of the e-th part, for all experts; nothing for parts without rows."
+        weights = zip(*(w.unbind() for w in (self.w1, self.b1, self.w2, self.b2)))
+        return [self._mlp(x, *own) for x, own in zip(parts, weights) if len(x)]
 
     @torch.no_grad()
     def copy_mlp(self, first: nn.Linear, second: nn.Linear):
@@ -222,7 +231,7 @@ def dispatch(x: Tensor, experts: Experts, choice: Choice, kept: Tensor | None = 
     "Weighted outputs of the chosen experts, x (n, D) -> (n, D); zero for what is not `kept`."
     traffic = plan_traffic(choice, len(experts), kept)
     arrived = Send.apply(x, traffic.rows, traffic.places).split(traffic.loads)
-    outputs = [experts.expert(e, part) for e, part in enumerate(arrived) if len(part)]
+    outputs = experts.each(arrived)
     if not outputs:
         return torch.zeros_like(x)
     weights = choice.weights.flatten()[traffic.choices].to(outputs[0].dtype)
