@@ -389,7 +389,7 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
     assert page == tmp_path / "reports" / "example_study" / "study.ipynb"
     made = {p.name for p in page.parent.iterdir()}
     stems = {"study", "study_curves", "study_resolvable"}
-    assert {"study.csv", "study.provenance.json", "study_verdict.md"} <= made
+    assert {"study.csv", "study.provenance.json"} <= made
     assert {f"{stem}.png" for stem in stems - {"study_resolvable"}} <= made
     text = page.read_text()
     for said in (

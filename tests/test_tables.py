@@ -25,6 +25,7 @@ from hmoe_repro.evidence.verdicts import (
     paired_difference,
     plot_results,
     resolvable_difference,
+    row_places,
 )
 
 
@@ -146,9 +147,31 @@ def test_paired_difference_by_hand(miniature):
 def test_results_can_be_drawn_with_holes(miniature):
     figure, axes = plt.subplots(1, 3)
     plot_results(miniature, axes)
-    assert [a.get_title() for a in axes] == ["photo", "sketch", "Average"] and [
-        t.get_text() for t in axes[0].get_yticklabels()
-    ][1] == "HMOE-DN MIX"
+    assert [a.get_title() for a in axes] == ["photo", "sketch", "Average"]
+    assert [t.get_text() for t in axes[0].get_yticklabels()] == ["ERM", "HMOE-DN"]
+    assert len({axis.get_xlim() for axis in axes}) == 1
+    plt.close(figure)
+
+
+def test_modes_share_the_row_of_their_algorithm(miniature):
+    places = row_places(run_results(miniature))
+    modes = [place for (name, _), place in places.items() if name == "HMOE-DN"]
+    assert places["ERM", "default"] == (0, "o")
+    assert len({place.mark for place in modes}) == len(modes)
+    assert sum(place.height for place in modes) / len(modes) == pytest.approx(1)
+
+
+def test_the_band_is_the_baseline_and_what_can_be_resolved(miniature):
+    figure, axes = plt.subplots(1, 3)
+    plot_results(miniature, axes)
+    limits = resolvable_difference(miniature).set_index("test_domain").resolvable
+    cells = cell_statistics(run_results(miniature)).set_index(["algorithm", "test_domain"])["mean"]
+    for axis, domain in zip(axes, limits.index):
+        band, mean = axis.patches[0], cells["ERM", domain]
+        if not np.isnan(mean):
+            assert band.get_x() == pytest.approx(mean - limits[domain])
+            assert band.get_width() == pytest.approx(2 * limits[domain])
+    plot_results(miniature, axes, baseline="CORAL")
     plt.close(figure)
 
 

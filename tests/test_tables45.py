@@ -39,7 +39,7 @@ from hmoe_repro.evidence.paper import (
     setting_departures,
     without_nd,
 )
-from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.render import KINDS, render
 from hmoe_repro.evidence.tables import (
     accuracy_table,
     cell_statistics,
@@ -501,7 +501,7 @@ def pages(tmp_path_factory):
         whole("RotatedMNIST", algorithms=("ERM", "HMOE-DL", "HMOE-DN")),
     )
     for artefact, profile in (("hmoe_table4", "mnist"), ("hmoe_table5", "paper")):
-        render(artefact, profile, store=base / "store", output=base)
+        render(artefact, profile, store=base / "store", output=base, formats=KINDS)
     return base
 
 
@@ -666,7 +666,7 @@ def test_the_page_of_table_1_shows_what_is_there_and_says_what_is_not(tmp_path):
     store("paper-colored", averages("ColoredMNIST", HMOE))
     store("paper-colored-baselines", averages("ColoredMNIST", BASELINES))
     store("paper-rotated", averages("RotatedMNIST", HMOE[:3]))
-    render("hmoe_table1", "paper", store=tmp_path / "store", output=tmp_path)
+    render("hmoe_table1", "paper", store=tmp_path / "store", output=tmp_path, formats=KINDS)
     folder = tmp_path / "paper"
     page, table = ((folder / f"hmoe_table1{end}").read_text() for end in (".ipynb", ".md"))
     for said in (

@@ -208,7 +208,7 @@ def error_words(records: list[dict]) -> str:
 
 
 def limit_words(records: list[dict]) -> str:
-    """What the grey bars of `plot_results` mean for these records."""
+    """Half the width of the grey bands of `plot_results` for these records."""
     if _one_seed(records):
         return "two s.e. of the test images only (one seed)"
     return "smallest difference resolved"
@@ -229,7 +229,8 @@ def average_name(records: list[dict]) -> str:
     """'Average' if every domain of the data set is a test domain of the study, else 'Average of …'
     with their names."""
     domains = domain_order(run_results(records))
-    if set(domains) == set(DATASETS[paper_dataset(records)].domain_names):
+    dataset = distinct(records, "dataset")[0]
+    if set(domains) == set(DATASETS[TWINS.get(dataset, dataset)].domain_names):
         return "Average"
     return f"Average of {', '.join(domains)}"
 
