@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
-from ..algorithms.hparams import draw_hparams, merge_hparams
+from ..algorithms.hparams import HParam, draw_hparams, merge_hparams
 from ..arithmetic import ARITHMETICS
 from ..core import HmoeError, one_of
 from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
@@ -23,7 +23,7 @@ from ..data.known import DATASETS, load_dataset, own_folder
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.precision import PRECISIONS
-from ..networks.weights import resolve_weights, weights_for
+from ..networks.weights import RANDOM, resolve_weights, weights_for
 from .protocol import SAMPLERS, parse_policy, run_seed, training_domains
 from .spec import TOY, RunSpec
 
@@ -56,13 +56,13 @@ class RunRequest:
     test_domains: Sequence[str]  # in any order
     trial_seed: int = 0
     hparams: dict = field(default_factory=dict)  # also `image_data.IMAGE_OPTIONS`
-    network: str | None = None  # None: the paper's
+    network: str | None = None  # None: the algorithm's, or the paper's
     steps: int = 5001  # updates
     checkpoint_frequency: int | None = None  # updates; None: the data set's
     sampler: str = "domain"
     evaluate: str = "selection"
     precision: str = "float32"
-    parity: bool = False
+    parity: bool = False  # DomainBed's partition of generated data, and released defaults
     data_dir: str | Path | None = None
     resolution: int | None = None  # pixels a side; None: the data set's
     hparams_seed: int = 0  # other than 0: draws what is searched and not given
@@ -152,12 +152,17 @@ def _prepared_data(request: RunRequest):
     return data.prepared(request.resolution, options)
 
 
+def _usual_network(declared: HParam, data) -> str:
+    """The network of an algorithm on a data set: for photographs its large one, or the papers'."""
+    photographs = hasattr(data, "options")
+    return (declared.large or "resnet50") if photographs else declared.default
+
+
 def _resolved_hparams(request: RunRequest, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
     declared = get_algorithm(request.algorithm).HPARAMS
     num_domains = len(training_domains(data, request.test_domains))
-    of_papers = "resnet50" if hasattr(data, "options") else "mnist_cnn"
-    given = {"network": request.network or of_papers}
+    given = {"network": request.network or _usual_network(declared["network"], data)}
     given |= {name: v for name, v in request.hparams.items() if name not in IMAGE_OPTIONS}
     drawn = draw_hparams(
         declared,
@@ -167,9 +172,10 @@ def _resolved_hparams(request: RunRequest, data) -> dict:
         request.dataset,
         num_domains,
     )
-    exist = merge_hparams(declared, given, data.resolution)
+    where = data.resolution, request.dataset, request.parity
+    exist = merge_hparams(declared, given, *where)
     drawn = {name: value for name, value in drawn.items() if name in exist}
-    resolved = merge_hparams(declared, drawn | given, data.resolution)
+    resolved = merge_hparams(declared, drawn | given, *where)
     get_algorithm(request.algorithm).check_domains(num_domains, resolved)
     return resolved
 
@@ -178,6 +184,8 @@ def _resolved_weights(network: str, weights: str | None) -> str | None:
     """The name under which weights are kept; None for a network that has none."""
     if weights is None:
         return None
+    if weights == "" and weights_for(network) == [RANDOM]:
+        return RANDOM
     if weights == "":
         choices = ", ".join(f"weights={name}" for name in weights_for(network))
         raise HmoeError(
