@@ -11,9 +11,11 @@ import torch.nn.functional as F
 import tutel_standin
 from torch import nn
 
+from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.core import HmoeError
 from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.method.tutel_layer import (
+    BACKENDS,
     COUNT,
     INSTALL,
     TutelMoE,
@@ -24,6 +26,7 @@ from hmoe_repro.method.tutel_layer import (
     tutel_class,
     with_backend,
 )
+from hmoe_repro.networks.sparse_vit import expert_layers, make_sparse_vit
 
 D, H, E, N = 6, 10, 4, 23
 HERE = importlib.util.find_spec("tutel") is not None
@@ -324,3 +327,37 @@ def test_odd_widths_and_unknown_backends_are_refused(monkeypatch):
         make_layer("triton", D, H)
     with pytest.raises(HmoeError, match="torch, tutel"):
         with_backend(SparseMoE(D, H), "triton")
+
+
+# Networks
+
+
+@pytest.mark.parametrize("copy_from_file", [False, True])
+def test_a_network_computes_alike_by_both_backends(tutel, tmp_path, copy_from_file):
+    "From one seed, or from a file in the names of the released code."
+    path, nets = "random", []
+    if copy_from_file:
+        given = make_sparse_vit("gmoe_small", (1, 16, 16)).body.state_dict()
+        path = tmp_path / "released.pth"
+        torch.save(to_tutel_state(given), path)
+    for backend in BACKENDS:
+        torch.manual_seed(1)
+        nets.append(make_sparse_vit("gmoe_small", (1, 16, 16), path, backend=backend).eval())
+    ours, theirs = nets
+    kinds = [[type(layer).__name__ for layer in expert_layers(net)] for net in nets]
+    assert kinds == [["SparseMoE"] * 2, ["TutelMoE"] * 2]
+    if copy_from_file:
+        assert all(torch.equal(ours.body.state_dict()[k], v) for k, v in given.items())
+    x = torch.rand(3, 1, 16, 16)
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-4, rtol=1e-4)
+
+
+def test_an_algorithm_trains_by_tutel_as_by_hyper_parameter(tutel):
+    torch.manual_seed(0)
+    hparams = {"network": "gmoe_small", "moe_backend": "tutel"}
+    algorithm = get_algorithm("GMoE")((1, 16, 16), 3, 2, hparams)
+    batch = [(torch.rand(3, 1, 16, 16), torch.tensor([0, 1, 2])) for _ in range(2)]
+    said = [algorithm.update(batch) for _ in range(2)]
+    assert said[0]["auxiliary"] > 0 and said[0] != said[1]
+    assert all(torch.isfinite(p).all() for p in algorithm.parameters())
+    copy.deepcopy(algorithm)

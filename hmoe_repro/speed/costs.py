@@ -9,6 +9,7 @@ __all__ = ['COST_SCALES', 'METHODS', 'COUNTED', 'CostScale', 'make_method', 'ran
 # %% ../../nbs/7_speed/07_costs.ipynb #imports
 import gc
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -124,6 +125,7 @@ def _peak_of_trace(events: list[dict]) -> int:
 
 
 def _peak_on_cpu(work: Callable) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it says when it starts and stops
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         work()
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +217,8 @@ def run_algorithms(rounds: int = 5, scale: str = "full", say=print, device: str 
             for kind, value in method_peaks(name, size, device).items():
                 peaks[kind][name] = value
         say("memory measured")
-        counted = {name: network_size(name) for name in COUNTED}
+        networks = COUNTED if size.side == 224 else (size.convolutional, size.dense, size.sparse)
+        counted = {name: network_size(name, size.side) for name in networks}
     seconds = {kind: {name: results[kind, name] for name in METHODS} for kind in peaks}
     measured = {"seconds": seconds, "peak_bytes": peaks, "networks": counted}
     return record | measured | finished_now(busy, device)
