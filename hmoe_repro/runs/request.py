@@ -25,7 +25,7 @@ from ..method.toy_hmoe import toy_hparams
 from ..networks.precision import PRECISIONS
 from ..networks.weights import RANDOM, resolve_weights, weights_for
 from .protocol import SAMPLERS, parse_policy, run_seed, training_domains
-from .spec import TOY, RunSpec
+from .spec import MEASURES, TOY, RunSpec
 
 # %% ../../nbs/5_runs/06_request.ipynb #def-data-seed
 def data_seed(
@@ -67,6 +67,7 @@ class RunRequest:
     resolution: int | None = None  # pixels a side; None: the data set's
     hparams_seed: int = 0  # other than 0: draws what is searched and not given
     arithmetic: str = "native"
+    measure: str = ""  # at the end, one of `spec.MEASURES`
 
     def resolve(self) -> RunSpec:
         """The specification, with everything filled in. Raises `HmoeError` naming the valid
@@ -99,6 +100,7 @@ class RunRequest:
             hparams_seed=request.hparams_seed,
             arithmetic=request.arithmetic,
             algorithm_version=getattr(cls, "version", 1),
+            measure=request.measure,
         )
 
 # %% ../../nbs/5_runs/06_request.ipynb #def-known-names
@@ -124,6 +126,8 @@ def _check_choices(request: RunRequest):
     one_of(request.precision, PRECISIONS, "precision")
     parse_policy(request.evaluate)
     one_of(request.arithmetic, ARITHMETICS, "arithmetic")
+    if request.measure:
+        one_of(request.measure, MEASURES, "measure")
     if request.arithmetic == "portable" and request.precision.endswith("-compile"):
         plain = request.precision.removesuffix("-compile")
         raise HmoeError(

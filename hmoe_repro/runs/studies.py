@@ -18,7 +18,7 @@ from pathlib import Path
 from ..arithmetic import ARITHMETICS
 from ..core import HmoeError, one_of
 from .selection import RULES
-from .spec import TOY, RunSpec
+from .spec import MEASURES, TOY, RunSpec
 from hmoe_repro.settings_file import (
     SettingsFile,
     a_count,
@@ -51,6 +51,7 @@ class Runs:
     precisions: tuple[str, ...] = ("float32",)
     arithmetic: str = "native"  # or "portable"
     parity: bool = False  # DomainBed's seeds
+    measure: str = ""  # what is measured at the end besides accuracies, one of `MEASURES`
     hparams: tuple[dict, ...] = ()  # tables of algorithms: those above, then those of the block
     variants: tuple[dict, ...] = ({},)  # sets of changed hyper-parameters
 
@@ -112,6 +113,7 @@ KEYS = {
     "precisions": (list_of(a_text), f'{_NAMES}, such as ["float32"]'),
     "arithmetic": (a_text, "a name"),
     "parity": (lambda value: value if isinstance(value, bool) else None, "true or false"),
+    "measure": (a_text, "a name"),
     "hparams": (table_of(a_table), "tables of settings: [hparams.all], [hparams.ERM], ..."),
     "variants": (list_of(a_table), "a list of different tables, such as [{}, { lr = 0.01 }]"),
 }
@@ -251,6 +253,8 @@ def _check_choices(file: SettingsFile, block: int, runs: Runs, everyone: tuple[s
     with file.at(*_place(file, block, "evaluate")):
         parse_policy(runs.evaluate)
     check("arithmetic", runs.arithmetic, ARITHMETICS)
+    if runs.measure:
+        check("measure", runs.measure, MEASURES)
     if runs.network:
         check("network", runs.network, network_names())
     for i, precision in enumerate(runs.precisions):
@@ -403,6 +407,7 @@ def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
         "resolution": runs.resolution,
         "arithmetic": runs.arithmetic,
         "parity": runs.parity,
+        "measure": runs.measure,
     }
     variants = range(len(runs.variants))
     product = itertools.product(

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -125,8 +126,8 @@ def _peak_of_trace(events: list[dict]) -> int:
 
 
 def _peak_on_cpu(work: Callable) -> int:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it says when it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+    quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # or it says when it starts and stops
+    with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
