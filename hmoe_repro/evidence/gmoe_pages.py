@@ -12,6 +12,7 @@ __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'PARAMETERS', 'MACS', 'renamed', 'nam
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ..core import HmoeError
 from ..data.facts import KNOWN
@@ -235,12 +236,22 @@ def sized_averages(records: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(named | sized | {"accuracy": cells["mean"], "stderr": cells.stderr})
 
 
-def _spread(heights, gap: float) -> list[float]:
-    """Heights for labels: at least `gap` apart, in the order of the points, near them."""
-    order, placed = np.argsort(heights, kind="stable"), np.array(heights, dtype=float)
-    for low, high in zip(order, order[1:]):
-        placed[high] = max(placed[high], placed[low] + gap)
-    return list(placed - (placed - heights).mean())
+def _spread(heights, gap: float) -> np.ndarray:
+    """Heights for labels: at least `gap` apart, in the order of the points, groups of crowded ones
+    around their mean."""
+    groups = []
+    for index in np.argsort(heights, kind="stable"):
+        groups.append([index])
+        while len(groups) > 1:
+            below, above = (np.mean(heights[group]) for group in groups[-2:])
+            if above - below >= gap * (len(groups[-2]) + len(groups[-1])) / 2:
+                break
+            groups[-2:] = [groups[-2] + groups[-1]]
+    placed = np.empty(len(heights))
+    for group in groups:
+        steps = np.arange(len(group)) - (len(group) - 1) / 2
+        placed[group] = np.mean(heights[group]) + gap * steps
+    return placed
 
 
 def draw_sizes(points: pd.DataFrame):
@@ -258,7 +269,11 @@ def draw_sizes(points: pd.DataFrame):
             place = (x * 1.12, height)
             axis.annotate(word, (x, y), place, fontsize=7, va="center", arrowprops=line)
         low, high = points[name].min(), points[name].max()
-        axis.set(xlabel=name, xscale="log", xlim=(low / 1.5, high * (high / low) ** 0.35 * 1.5))
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set(xlabel=name, xlim=(low / 1.5, high * (high / low) ** 0.35 * 1.5))
     axes[0].set_ylabel("accuracy, %")
     return figure
 

@@ -22,7 +22,8 @@ from .reproduce import published_records
 from .tables import paper_numbers
 from ..runs.plan import make_plan
 from ..runs.store import RunStore
-from ..runs.studies import Runs, count_runs, read_study
+from ..runs.studies import count_runs, read_study
+from ..runs.study_files import Runs
 from ..style import markdown_table
 
 # %% ../../nbs/6_evidence/23_without_records.ipynb #def-load-studies
