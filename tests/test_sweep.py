@@ -300,7 +300,7 @@ def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wa
     (runs,), (others,) = (read_study(f"paper-colored{end}").runs for end in ("-baselines", ""))
     baselines = {*runs.algorithms}
     assert len(baselines) == 13 and others.algorithms == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
-    assert {*paper_numbers(table="Table 1").algorithm} == {*baselines, *others.algorithms}
+    assert {*paper_numbers(artefact="HMOE Table 1").algorithm} == {*baselines, *others.algorithms}
     assert len(baselines) + len(others.algorithms) == 17 and runs.hparams == ({}, {})  # not scaled
     for name in ("colored", "rotated"):
         found = study_specs(f"smoke-{name}-baselines")

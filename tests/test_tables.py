@@ -14,8 +14,6 @@ from hmoe_repro.evidence.discovery import highest_nmi
 from hmoe_repro.evidence.tables import (
     accuracy_table,
     cell_statistics,
-    paper_numbers,
-    published_table,
     row_name,
     run_results,
     table_notes,
@@ -173,22 +171,6 @@ def test_the_band_is_the_baseline_and_what_can_be_resolved(miniature):
             assert band.get_width() == pytest.approx(2 * limits[domain])
     plot_results(miniature, axes, baseline="CORAL")
     plt.close(figure)
-
-
-def test_the_papers_numbers():
-    assert paper_numbers(
-        table="Table 1", dataset="PACS", algorithm="HMOE-ND", mode="ood"
-    ).accuracy.tolist() == [87.0]
-    assert paper_numbers(
-        dataset="RotatedMNIST", test_domain="75", algorithm="HMOE-DL", mode="max"
-    ).accuracy.tolist() == [94.7]
-    assert (
-        len(paper_numbers(table="Table 1")) == 14 * 6 + 9 * 6
-        and len(paper_numbers(table="Table 2")) == 16
-    )
-    assert published_table().shape == (10, 8) and published_table().loc[0, "TerraIncognita"] == 46.1
-    with pytest.raises(HmoeError, match="Valid: source, table"):
-        paper_numbers(domain="photo")
 
 
 # Verdicts

@@ -117,12 +117,10 @@ def whole(
     **options,
 ):
     "All runs of a study, near the paper's numbers; seeds lie half a point apart."
-    paper = {
-        (r.test_domain, r.algorithm): r.accuracy / 100
-        for r in paper_numbers(
-            dataset=TWINS.get(dataset, dataset), mode=["mix", "default"]
-        ).itertuples()
-    }
+    name = TWINS.get(dataset, dataset)
+    numbers = paper_numbers(dataset=name, artefact=["HMOE Table 1", TABLES[name]])
+    numbers = numbers[numbers["mode"].isin(["mix", "default"])]
+    paper = {(r.test_domain, r.algorithm): r.value / 100 for r in numbers.itertuples()}
 
     def level(algorithm, domain):
         return paper.get((domain, algorithm), paper.get((domain, "HMOE-DL")))
@@ -624,7 +622,9 @@ HMOE = ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
 def averages(dataset, algorithms, higher=0.0):
     "Whole runs whose average over test domains is the paper's, `higher` by a share."
     paper = (
-        paper_numbers(dataset=dataset, table="Table 1").set_index(["algorithm", "mode"]).accuracy
+        paper_numbers(dataset=dataset, artefact="HMOE Table 1")
+        .set_index(["algorithm", "mode"])
+        .value
     )
 
     def level(a):

@@ -21,6 +21,7 @@ _MEMBERS = {
     "averaging": ("SWAD", "SMA", "EoA"),
     "anchors": ("MIRO", "Aggregate", "Multi-Headed"),
     "gmoe": ("GMoE", "ERM-ViT"),
+    "dmg": ("DMG", "Aggregate-SGD"),
 }
 FAMILIES = {name: family for family, names in _MEMBERS.items() for name in names}
 

@@ -188,6 +188,7 @@ class Configured(Resumable):
     version = 1  # of the class's mathematics
     HPARAMS = SHARED_HPARAMS
     modes = ("default",)  # ways to predict; the first one is `predict` without a mode
+    domain_modes = ()  # further ones, for images whose training domain is known
     fixed = ()  # parameters, by prefix, that training is meant to leave alone
 
     def __init__(

@@ -44,10 +44,10 @@ from hmoe_repro.evidence.verdicts import (
 def paper_block(dataset: str) -> pd.DataFrame:
     """The paper's accuracies on a data set of `TABLES`: a row per algorithm and mode, a column per
     test domain (HMOE only) and the average."""
-    by_domain = paper_numbers(dataset=dataset, table=TABLES[dataset])
-    averages = paper_numbers(dataset=dataset, table="Table 1").assign(test_domain="Average")
+    by_domain = paper_numbers(dataset=dataset, artefact=TABLES[dataset])
+    averages = paper_numbers(dataset=dataset, artefact="HMOE Table 1").assign(test_domain="Average")
     numbers = pd.concat([by_domain, averages])
-    wide = numbers.pivot(index=["algorithm", "mode"], columns="test_domain", values="accuracy")
+    wide = numbers.pivot(index=["algorithm", "mode"], columns="test_domain", values="value")
     table = wide[[*DATASETS[dataset].domain_names, "Average"]]
     known = list(dict.fromkeys(numbers.algorithm))
 
