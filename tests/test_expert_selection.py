@@ -325,7 +325,10 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
     scores, arrays = describe_choices(trainer)
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
-    kept = stored_choices({"run_id": "0", "expert_choices": scores}, arrays)
+    kept = stored_choices(
+        {"run_id": "0", "spec": trainer.spec.to_dict(), "expert_choices": scores}, arrays
+    )
+    assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
     test = trainer.data.domain_index("photo")
     for part, of in (("out", kept.domain != test), ("test", kept.domain == test)):
         again = score_choices(kept.experts[:, of], (4, 4), 6, kept.label[of], kept.domain[of])
@@ -410,10 +413,11 @@ def invented(seed=0, network="gmoe_small", chance=0.01):
         }
 
     found = {"blocks": [2, 4], "experts": 3, "grid": [2, 2], "step": 9}
+    found |= {"domain_names": ["ink", "sand"], "class_names": list("abcdef")}
     between = [{"explained": score(0.2), "guessed": score(0.5)}]
     for part in ("out", "test"):
         found[part] = {"layers": [layer(0.4), layer(0.0)], "between": between}
-    spec = {"algorithm": "GMoE", "network": network, "test_domains": ["b"], "trial_seed": seed}
+    spec = {"algorithm": "GMoE", "network": network, "test_domains": ["sand"], "trial_seed": seed}
     return {"status": "complete", "run_id": str(seed), "spec": spec, "expert_choices": found}
 
 
@@ -452,7 +456,7 @@ def test_stored_choices_know_their_blocks():
 
 def test_shares_are_counted_by_hand():
     kept = stored_choices(invented(), arrays_by_hand())
-    shares = expert_shares(kept, list("abcdef"), "class", 2)
+    shares = expert_shares(kept, "class", 2)
     assert shares.index.tolist() == ["b", "f"] and (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
     maps = position_shares(kept)
     assert maps.shape == (3, 2, 2) and maps[2].tolist() == [[1, 1], [0, 0]]
@@ -460,7 +464,7 @@ def test_shares_are_counted_by_hand():
 
 def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
     kept, figure = stored_choices(invented(), arrays_by_hand()), plt.figure()
-    plot_selection(figure, kept, ["ink", "sand"], ["sand"], columns=3)
+    plot_selection(figure, kept, columns=3)
     assert [axis.get_ylabel() for axis in figure.axes] == ["ink", "sand\n(test)"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 1", "expert 2"]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'model_name', 'measured_runs', 'spectrum_rows', 'plot_spectra', 'plot_high_frequencies', 'noise_rows',
-           'noise_drops', 'noise_differences', 'plot_noise', 'spectra_verdict']
+           'noise_drops', 'noise_differences', 'plot_noise', 'convolutional_baseline', 'spectra_verdict']
 
 # %% ../../nbs/6_evidence/28_spectra.ipynb #imports
 import math
@@ -172,6 +172,21 @@ def plot_noise(axes, rows: pd.DataFrame, baseline: str, part: str = "validation"
         axis.set_xlabel("frequency of the noise / π")
     axes[0].set(ylabel="accuracy lost, points", title=f"{part}: with noise of one ring")
     axes[1].set_title(f"{part}: minus that of {baseline}")
+
+# %% ../../nbs/6_evidence/28_spectra.ipynb #def-convolutional-baseline
+def convolutional_baseline(records: list[dict]) -> str:
+    """The model that transformers are compared with: ERM on a convolutional network, else the
+    first model on one. `HmoeError` if no run measured one."""
+    names = [
+        model_name(record)
+        for record in measured_runs(records)
+        if record["spectra"]["maps"] == "convolutions"
+    ]
+    if not names:
+        raise HmoeError(
+            "no convolutional network measured its spectra. Fix: add ERM on one to the study."
+        )
+    return next((name for name in names if name.startswith("ERM, ")), names[0])
 
 # %% ../../nbs/6_evidence/28_spectra.ipynb #def-spectra-verdict
 def _depth_sentence(model: str, rows: pd.DataFrame) -> str:

@@ -229,6 +229,8 @@ def describe_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         "blocks": list(layers),
         "experts": most,
         "grid": list(grid),
+        "domain_names": list(trainer.data.domain_names),
+        "class_names": list(trainer.data.class_names),
         **{
             name: score_choices(part["experts"], grid, most, part["class"], part["domain"])
             for name, part in parts.items()
