@@ -444,8 +444,15 @@ def test_sentences_follow_the_records():
     )
     assert "rises from -4.00 in the first part to -2.00" in lines[1] and "has 3 points" in lines[1]
     assert "costs 1.0 points, 10.0 fewer than in ERM, small_cnn" in lines[2]
-    assert "which leaves out zero" in lines[2] and "90.0 %" in lines[-1]
+    assert "which leaves out zero" in lines[2] and "90.0 % and 90.0 %" in lines[2]
+    assert "less to lose" not in lines[2] and len(lines) == 2 + 2
     turned = spectra_verdict(study(gap=-0.01), "ERM, small_cnn")
     assert "1.0 more than in ERM, small_cnn" in turned[2]
+    weak = study()
+    for record in weak[:4]:  # those of the transformer
+        for part in ("out", "test"):
+            record["spectra"]["noise"][part] |= {"clean": 0.3, "noisy": [0.3] * 3}
+    said = spectra_verdict(weak, "ERM, small_cnn")[2]
+    assert "30.0 % and 90.0 % of these images are right, so ERM, small_vit has less to" in said
     alone = [r for r in study() if r["spec"]["trial_seed"] == 0]
     assert "interval" not in spectra_verdict(alone, "ERM, small_cnn")[2]
