@@ -32,7 +32,7 @@ from hmoe_repro.evidence.render import (
 )
 from hmoe_repro.runs import studies
 from hmoe_repro.runs.artefacts import ARTEFACTS
-from hmoe_repro.runs.studies import PROFILES
+from hmoe_repro.runs.study_files import PROFILES
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")

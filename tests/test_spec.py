@@ -46,6 +46,8 @@ def test_every_field_of_the_specification_changes_the_name():
         arithmetic="portable",
         algorithm_version=2,
         measure="spectra",
+        protocol="dmg",
+        splits="0123456789ab",
     )
     assert set(changes) == {f.name for f in dataclasses.fields(RunSpec)}
     names = {dataclasses.replace(SPEC, **{k: v}).run_id for k, v in changes.items()}

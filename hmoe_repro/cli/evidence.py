@@ -42,7 +42,7 @@ from ..evidence.search import matching as having
 from ..evidence.tables import results_table
 from ..runs.domainbed import DOMAINBED_DATASETS, export_domainbed
 from ..runs.store import RunStore
-from ..runs.studies import read_study
+from ..runs.study_files import read_study
 from ..speed.bench import run_bench, write_bench
 from ..speed.bench_report import bench_table, bench_targets
 from ..style import as_text
@@ -126,9 +126,8 @@ def report_command(
     formats: Formats = None,
 ):
     """The page of a study, made from its runs: table, resolvable differences, curves."""
-    print(
-        f"rendered {short_path(report_study(study, output=output, formats=[*KEPT, *(formats or [])]))}"
-    )
+    page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
+    print(f"rendered {short_path(page)}")
 
 # %% ../../nbs/9_cli/06_evidence.ipynb #def-export
 SweepFolder = Annotated[
