@@ -61,9 +61,12 @@ def fold_long_table(table: str, limit: int = 16) -> str:
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-evidence-line
 def evidence_line(facts: dict) -> str:
-    """What a page is made of: its record, or the runs of its study and how many failed."""
+    """What a page is made of: its record, the runs of its study and how many failed, or nothing
+    that was run."""
     if "record_sha256" in facts:
         return f"From one record of `{facts['study']}`, finished {facts['finished']}."
+    if not facts["records"]:
+        return "From no run: its numbers are the paper's own."
     line = f"From {facts['records']} runs of study `{facts['study']}`"
     if facts["failed"]:
         line += f", {len(facts['failed'])} of which failed"

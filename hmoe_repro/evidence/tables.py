@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODE_ORDER', 'RESULT_COLUMNS', 'rank', 'row_name', 'run_results', 'in_domain_results', 'domain_order',
            'mean_and_error', 'cell_statistics', 'cell_text', 'results_table', 'accuracy_table', 'table_notes',
-           'paper_numbers', 'published_table', 'cost_table']
+           'paper_setting', 'paper_numbers', 'published_table', 'paper_table', 'cost_table']
 
 # %% ../../nbs/6_evidence/09_tables.ipynb #imports
 import math
@@ -224,33 +224,72 @@ def table_notes(records: list[dict]) -> list[str]:
     return notes
 
 # %% ../../nbs/6_evidence/09_tables.ipynb #def-paper-numbers
+def paper_setting(numbers: pd.DataFrame, name: str) -> pd.Series:
+    """What the `setting` of each published number says of `name`, as text; '' where nothing."""
+    given = [dict(pair.split("=", 1) for pair in s.split("; ") if pair) for s in numbers.setting]
+    return pd.Series([pairs.get(name, "") for pairs in given], numbers.index, str, name)
+
+
 def paper_numbers(**conditions) -> pd.DataFrame:
-    """The published numbers whose columns (source, table, dataset, test_domain, algorithm, mode)
-    have the given values; accuracy in percent. `HmoeError` for another column."""
+    """The published numbers, one a row, whose columns have the given value or one of several:
+    `paper_numbers(artefact="GMoE placement", router="cosine")`; other names are looked for in
+    `setting`. `value` and `error` (NaN without one) are in `unit`. `HmoeError` for a name that is
+    neither."""
     with (resources.files("hmoe_repro") / "paper_numbers.csv").open(encoding="utf-8") as file:
-        frame = pd.read_csv(file, dtype={"test_domain": str})
+        frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    frame["value"], frame["error"] = frame.value.astype(float), pd.to_numeric(frame.error)
+    chosen = pd.Series(True, frame.index)
     for name, value in conditions.items():
-        if name not in frame:
+        column = frame[name] if name in frame else paper_setting(frame, name)
+        if not column.astype(bool).any():
             columns = ", ".join(frame)
-            raise HmoeError(f"the published numbers have no column {name!r}. Valid: {columns}.")
-        wanted = value if isinstance(value, (list, tuple, set)) else [value]
-        frame = frame[frame[name].isin(wanted)]
-    return frame.reset_index(drop=True)
+            raise HmoeError(
+                f"the published numbers have no column and no setting {name!r}. Valid: {columns}."
+            )
+        chosen &= column.isin(value if isinstance(value, (list, tuple, set)) else [value])
+    return frame[chosen].reset_index(drop=True)
 
 # %% ../../nbs/6_evidence/09_tables.ipynb #def-published-table
 def published_table(algorithms=("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")) -> pd.DataFrame:
-    """Table 1 of the paper for some algorithms: averages by data set, a row for each algorithm
-    and mode."""
+    """HMOE's Table 1 for some algorithms: averages by data set, a row for each algorithm and
+    mode."""
     place = {name: i for i, name in enumerate((*algorithms, *MODE_ORDER))}
-    numbers = paper_numbers(table="Table 1", algorithm=list(algorithms))
+    numbers = paper_numbers(artefact="HMOE Table 1", algorithm=list(algorithms))
     numbers = numbers.sort_values(
         ["algorithm", "mode"], key=lambda column: column.map(place), kind="stable"
     )
     table = numbers.pivot_table(
-        index=["algorithm", "mode"], columns="dataset", values="accuracy", sort=False
+        index=["algorithm", "mode"], columns="dataset", values="value", sort=False
     )
-    datasets = dict.fromkeys(paper_numbers(table="Table 1").dataset)
+    datasets = dict.fromkeys(paper_numbers(artefact="HMOE Table 1").dataset)
     return table[list(datasets)].reset_index().rename_axis(columns=None)
+
+# %% ../../nbs/6_evidence/09_tables.ipynb #def-paper-table
+def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> pd.DataFrame:
+    """Published numbers as text, '88.1 ± 0.1': a row for each combination of `rows`, a column for
+    each value of `columns` (names of columns or of settings), in the order of the paper; '–' where
+    it has none. `HmoeError` if two numbers claim a cell."""
+
+    def text(value, error):
+        pm = "" if math.isnan(error) else f" ± {error:.{decimals}f}"
+        return f"{value:.{decimals}f}{pm}"
+
+    names = [*rows, columns]
+    frame = pd.DataFrame(
+        {n: numbers[n] if n in numbers else paper_setting(numbers, n) for n in names}
+    )
+    twice = frame[frame.duplicated()]
+    if len(twice):
+        cell = ", ".join(twice.iloc[0])
+        raise HmoeError(
+            f"the published numbers hold more than one for {cell}. "
+            "Fix: choose fewer of them, or name what tells them apart."
+        )
+    frame["cell"] = [text(*pair) for pair in zip(numbers.value, numbers.error)]
+    table = frame.pivot(index=list(rows), columns=columns, values="cell").fillna("–")
+    order = pd.MultiIndex.from_frame(frame[list(rows)].drop_duplicates())
+    table = table.loc[list(order) if len(rows) > 1 else [key for (key,) in order]]
+    return table[list(dict.fromkeys(frame[columns]))].reset_index().rename_axis(columns=None)
 
 # %% ../../nbs/6_evidence/09_tables.ipynb #def-cost-table
 def cost_table(records: list[dict]) -> pd.DataFrame:
