@@ -126,9 +126,8 @@ def report_command(
     formats: Formats = None,
 ):
     """The page of a study, made from its runs: table, resolvable differences, curves."""
-    print(
-        f"rendered {short_path(report_study(study, output=output, formats=[*KEPT, *(formats or [])]))}"
-    )
+    page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
+    print(f"rendered {short_path(page)}")
 
 # %% ../../nbs/9_cli/06_evidence.ipynb #def-export
 SweepFolder = Annotated[

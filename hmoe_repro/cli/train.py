@@ -23,7 +23,11 @@ DatasetName = Annotated[
 ]
 TestDomains = Annotated[list[str], typer.Option(help="Held-out domain; repeat for several.")]
 Network = Annotated[
-    str | None, typer.Option(help="Featurizer; default: mnist_cnn, or resnet50 for image folders.")
+    str | None,
+    typer.Option(
+        help="Featurizer, also timm:NAME; default: the algorithm's, or mnist_cnn, or resnet50 for "
+        "image folders."
+    ),
 ]
 Resolution = Annotated[
     int | None, typer.Option(min=8, help="Pixels a side, for image folders; default 224.")
@@ -66,7 +70,8 @@ Parity = Annotated[
     bool,
     typer.Option(
         "--parity",
-        help="Draw a generated data set from DomainBed's run seed instead of the trial seed.",
+        help="Generated data from DomainBed's run seed instead of the trial seed; GMoE's capacity "
+        "in evaluation, too.",
     ),
 ]
 Arithmetic = Annotated[

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
-from ..algorithms.hparams import draw_hparams, merge_hparams
+from ..algorithms.hparams import HParam, draw_hparams, merge_hparams
 from ..arithmetic import ARITHMETICS
 from ..core import HmoeError, one_of
 from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
@@ -23,10 +23,10 @@ from ..data.known import DATASETS, load_dataset, own_folder
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.precision import PRECISIONS
-from ..networks.weights import resolve_weights, weights_for
+from ..networks.weights import RANDOM, resolve_weights, weights_for
 from .dmg_protocol import DMG_BATCH, DMG_EPOCHS, PROTOCOLS, epoch_length, splits_for
 from .protocol import SAMPLERS, parse_policy, run_seed, training_domains
-from .spec import TOY, RunSpec
+from .spec import MEASURES, TOY, RunSpec
 from .split_lists import lists_in, own_splits
 
 # %% ../../nbs/5_runs/08_request.ipynb #def-data-seed
@@ -58,17 +58,18 @@ class RunRequest:
     test_domains: Sequence[str]  # in any order
     trial_seed: int = 0
     hparams: dict = field(default_factory=dict)  # also `image_data.IMAGE_OPTIONS`
-    network: str | None = None  # None: the paper's
+    network: str | None = None  # None: the algorithm's, or the paper's
     steps: int | None = None  # updates; None: 5,001, or what `epochs` says
     checkpoint_frequency: int | None = None  # updates; None: the data set's
     sampler: str = "domain"
     evaluate: str = "selection"
     precision: str = "float32"
-    parity: bool = False
+    parity: bool = False  # DomainBed's partition of generated data, and released defaults
     data_dir: str | Path | None = None
     resolution: int | None = None  # pixels a side; None: the data set's
     hparams_seed: int = 0  # other than 0: draws what is searched and not given
     arithmetic: str = "native"
+    measure: str = ""  # at the end, one of `spec.MEASURES`
     protocol: str = "domainbed"  # or "dmg"
     epochs: int | None = None  # of DMG's protocol, instead of steps; None: the paper's 50
     splits: str | Path | None = None  # a folder of lists, for DMG's protocol; None: by trial seed
@@ -104,6 +105,7 @@ class RunRequest:
             hparams_seed=request.hparams_seed,
             arithmetic=request.arithmetic,
             algorithm_version=getattr(cls, "version", 1),
+            measure=request.measure,
             protocol=request.protocol,
             splits=digest,
         )
@@ -154,6 +156,8 @@ def _check_choices(request: RunRequest):
     one_of(request.precision, PRECISIONS, "precision")
     parse_policy(request.evaluate)
     one_of(request.arithmetic, ARITHMETICS, "arithmetic")
+    if request.measure:
+        one_of(request.measure, MEASURES, "measure")
     if request.arithmetic == "portable" and request.precision.endswith("-compile"):
         plain = request.precision.removesuffix("-compile")
         raise HmoeError(
@@ -187,12 +191,17 @@ def _prepared_data(request: RunRequest):
     return data.prepared(request.resolution, options)
 
 
+def _usual_network(declared: HParam, data) -> str:
+    """The network of an algorithm on a data set: for photographs its large one, or the papers'."""
+    photographs = hasattr(data, "options")
+    return (declared.large or "resnet50") if photographs else declared.default
+
+
 def _resolved_hparams(request: RunRequest, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
     declared = get_algorithm(request.algorithm).HPARAMS
     num_domains = len(training_domains(data, request.test_domains))
-    of_papers = "resnet50" if hasattr(data, "options") else "mnist_cnn"
-    given = {"network": request.network or of_papers}
+    given = {"network": request.network or _usual_network(declared["network"], data)}
     if request.protocol == "dmg" and "batch_size" in declared:
         given["batch_size"] = DMG_BATCH
     given |= {name: v for name, v in request.hparams.items() if name not in IMAGE_OPTIONS}
@@ -204,9 +213,10 @@ def _resolved_hparams(request: RunRequest, data) -> dict:
         request.dataset,
         num_domains,
     )
-    exist = merge_hparams(declared, given, data.resolution)
+    where = data.resolution, request.dataset, request.parity
+    exist = merge_hparams(declared, given, *where)
     drawn = {name: value for name, value in drawn.items() if name in exist}
-    resolved = merge_hparams(declared, drawn | given, data.resolution)
+    resolved = merge_hparams(declared, drawn | given, *where)
     get_algorithm(request.algorithm).check_domains(num_domains, resolved)
     return resolved
 
@@ -215,6 +225,8 @@ def _resolved_weights(network: str, weights: str | None) -> str | None:
     """The name under which weights are kept; None for a network that has none."""
     if weights is None:
         return None
+    if weights == "" and weights_for(network) == [RANDOM]:
+        return RANDOM
     if weights == "":
         choices = ", ".join(f"weights={name}" for name in weights_for(network))
         raise HmoeError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..arithmetic import ARITHMETICS
 from ..core import HmoeError, one_of
 from .selection import RULES
-from .spec import TOY
+from .spec import MEASURES, TOY
 from hmoe_repro.settings_file import (
     SettingsFile,
     a_count,
@@ -51,6 +51,7 @@ class Runs:
     precisions: tuple[str, ...] = ("float32",)
     arithmetic: str = "native"  # or "portable"
     parity: bool = False  # DomainBed's seeds
+    measure: str = ""  # what is measured at the end besides accuracies, one of `MEASURES`
     protocol: str = "domainbed"  # or "dmg"
     splits: str | None = None  # a folder of lists, beside the file or in the folder of data
     hparams: tuple[dict, ...] = ()  # tables of algorithms: those above, then those of the block
@@ -117,6 +118,7 @@ KEYS = {
     "protocol": (a_text, "a name"),
     "splits": (a_text, "the path of a folder with lists"),
     "parity": (lambda value: value if isinstance(value, bool) else None, "true or false"),
+    "measure": (a_text, "a name"),
     "hparams": (table_of(a_table), "tables of settings: [hparams.all], [hparams.ERM], ..."),
     "variants": (list_of(a_table), "a list of different tables, such as [{}, { lr = 0.01 }]"),
 }
@@ -282,6 +284,8 @@ def _check_choices(study: Study, block: int, everyone: tuple[str, ...]):
     if runs.protocol == "dmg" and study.rule != RULES[0]:
         fix = f'Fix: rule = "{RULES[0]}", by which DMG\'s protocol selects.'
         raise file.refuse(f"the rule {study.rule} is DomainBed's. {fix}", "search", "rule")
+    if runs.measure:
+        check("measure", runs.measure, MEASURES)
     if runs.network:
         check("network", runs.network, network_names())
     for i, precision in enumerate(runs.precisions):

@@ -27,7 +27,7 @@ from hmoe_repro.core import (
 )
 from ..core import data_dir as default_data_dir
 from ..method.toy_stack import run_toy
-from .arrays import describe_codes
+from .arrays import check_measure, describe
 from .dmg_protocol import describe_dmg
 from .model import build_dataset, check_version, save_model, selected_path
 from .selection import in_domain_accuracy, training_domain_validation
@@ -97,14 +97,14 @@ def _train_to_end(trainer: Trainer, folder: Path, started: float, on_step):
             on_step(trainer.step, spec.steps)
 
 
-def _keep_codes(trainer: Trainer, folder: Path) -> dict | None:
-    """The discovery scores of an algorithm that has codes, whose arrays and last weights are kept;
-    None for any other."""
-    if not hasattr(trainer.algorithm, "codes"):
-        return None
-    scores, arrays = describe_codes(trainer)
-    write_atomic(folder / "arrays.safetensors", sealed(arrays))
-    save_model(selected_path(folder, "last"), trainer.algorithm, _names(trainer))
+def _described(trainer: Trainer, folder: Path) -> dict:
+    """What `describe` found out for the record; arrays are kept, and of an algorithm with codes the
+    last weights."""
+    scores, arrays = describe(trainer)
+    if arrays:
+        write_atomic(folder / "arrays.safetensors", sealed(arrays))
+    if scores["discovery"]:
+        save_model(selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     return scores
 
 
@@ -125,6 +125,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: boo
     """Train from the beginning or from the saved state; the measured part of the record."""
     trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device, recorded)
     check_version(spec, trainer.algorithm)
+    check_measure(trainer)
     saved = _saved(_state_path(folder), spec.run_id)
     started = time.perf_counter() - saved["spent"]
     if saved["trainer"]:
@@ -136,7 +137,7 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: boo
     measured = {
         "checkpoints": points,
         "selected": training_domain_validation(points, spec.test_domains, modes, judge),
-        "discovery": _keep_codes(trainer, folder),
+        **_described(trainer, folder),
         "test_size": sum(len(trainer.splits[d]["in"]) for d in spec.test_domains),
         "resumed": resumed,
         "wall_time_s": time.perf_counter() - started,

@@ -146,7 +146,8 @@ class Evaluation:
         for domain, split in self._parts(improved, last):
             indices = self.splits[domain][split]
             own = self.domains.index(domain) if domain in self.domains else None
-            measured = evaluate(algorithm, self.data, domain, indices, self.device, own=own)
+            how = {"own": own, "tested": split == "test" or own is None}
+            measured = evaluate(algorithm, self.data, domain, indices, self.device, **how)
             accuracies.setdefault(domain, {})[split] = measured
 
 # %% ../../nbs/5_runs/10_trainer.ipynb #def-rules
