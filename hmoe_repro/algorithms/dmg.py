@@ -59,11 +59,6 @@ class MaskedERM(Scheduled, ERM):
     modes = ("pred-ens", "mask-ens")
     domain_modes = tuple(_OWN_MASK)
 
-    @property
-    def tested_modes(self) -> tuple[str, ...]:
-        """Each single mask, which is looked at where models are tested (DMG, Table 4)."""
-        return tuple(f"mask-{d}" for d in range(self.num_domains))
-
     @classmethod
     def check_domains(cls, num_domains, hparams):
         refuse_one_domain(num_domains, "DMG compares the masks of pairs of training domains")
@@ -88,7 +83,7 @@ class MaskedERM(Scheduled, ERM):
         """Logits (B, C). 'kd' and 'greedy' need `domain`, the index of a training domain or of one
         for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain or
         one that was not trained on."""
-        single = self.tested_modes
+        single = [f"mask-{d}" for d in range(self.num_domains)]
         one_of(mode, (*self.modes, *self.domain_modes, *single), "mode of DMG")
         real = self.masks.real
         if mode in _OWN_MASK:
@@ -106,7 +101,7 @@ class MaskedERM(Scheduled, ERM):
         return passes(self.masks, self.logits, x, self.masks.probabilities())
 
     def predict_modes(self, x, domain: int | None = None):
-        """Logits of `modes` and `tested_modes`, and of `domain_modes` where the index of the images' training domain
+        """Logits of `modes`, and of `domain_modes` where the index of the images' training domain
         is given; `HmoeError` for one that was not trained on."""
         m = self.masks.probabilities()
         rows = [m, m.mean(0, keepdim=True)]
@@ -115,7 +110,6 @@ class MaskedERM(Scheduled, ERM):
             rows.append((m[[domain]] > 0.5).to(m.dtype))
         z = passes(self.masks, self.logits, x, torch.cat(rows))
         found = {"pred-ens": z[: len(m)].mean(0), "mask-ens": z[len(m)]}
-        found |= dict(zip(self.tested_modes, z))
         return found if domain is None else found | {"kd": z[domain], "greedy": z[-1]}
 
 # %% ../../nbs/4_algorithms/13_dmg.ipynb #def-dmg

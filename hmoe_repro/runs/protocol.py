@@ -179,13 +179,12 @@ def run_seed(
 EVALUATION_BATCH = 64
 
 
-def _prediction(algorithm, own: int | None, tested: bool):
+def _prediction(algorithm, own: int | None):
     """(function of images to logits of each mode, names of the modes)."""
-    of_domains = getattr(algorithm, "domain_modes", ())
-    modes = (*algorithm.modes, *(getattr(algorithm, "tested_modes", ()) if tested else ()))
-    if own is None or not of_domains:
-        return algorithm.predict_modes, modes
-    return lambda x: algorithm.predict_modes(x, domain=own), (*modes, *of_domains)
+    extra = getattr(algorithm, "domain_modes", ())
+    if own is None or not extra:
+        return algorithm.predict_modes, algorithm.modes
+    return lambda x: algorithm.predict_modes(x, domain=own), (*algorithm.modes, *extra)
 
 
 @torch.no_grad()
@@ -197,11 +196,9 @@ def evaluate(
     device="cpu",
     seeds: torch.Tensor | None = None,
     own: int | None = None,
-    tested: bool = False,
 ) -> dict[str, float]:
     """mode -> accuracy (0 to 1) on the given images of a domain; augmented where there are
-    `seeds`, one for each image. `own`: which of the training domains it is, for `domain_modes`;
-    `tested`: are these test images, for `tested_modes`?"""
+    `seeds`, one for each image. `own`: which of the training domains it is, for `domain_modes`."""
     position, was_training = dataset.domain_index(domain), algorithm.training
     algorithm.eval()
     labels = dataset.labels[position]
@@ -209,7 +206,7 @@ def evaluate(
     drawn = [None] * len(parts)
     if seeds is not None:
         drawn = seeds.split(EVALUATION_BATCH)
-    predict, modes = _prediction(algorithm, own, tested)
+    predict, modes = _prediction(algorithm, own)
     # Counted where the model is and read once, at the end: a GPU is not kept waiting.
     hits = torch.zeros(len(modes), dtype=torch.long, device=device)
     for part, part_seeds in zip(parts, drawn):

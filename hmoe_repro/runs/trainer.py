@@ -146,8 +146,7 @@ class Evaluation:
         for domain, split in self._parts(improved, last):
             indices = self.splits[domain][split]
             own = self.domains.index(domain) if domain in self.domains else None
-            how = {"own": own, "tested": split == "test" or own is None}
-            measured = evaluate(algorithm, self.data, domain, indices, self.device, **how)
+            measured = evaluate(algorithm, self.data, domain, indices, self.device, own=own)
             accuracies.setdefault(domain, {})[split] = measured
 
 # %% ../../nbs/5_runs/10_trainer.ipynb #def-rules
