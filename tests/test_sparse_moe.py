@@ -40,12 +40,12 @@ def by_loop(x, experts, choice, kept=None):
     return torch.stack(rows)
 
 
-def kept_by_loop(choice, capacity, by_score=True):
-    "Tokens queue one at a time; first choices before second ones."
+def kept_by_loop(choice, scores, capacity, by_score=True):
+    "Tokens queue one at a time, the surest first; first choices before second ones."
     n, k = choice.experts.shape
     order = list(range(n))
     if by_score:
-        order.sort(key=lambda i: -choice.weights[i, 0].item())
+        order.sort(key=lambda i: -max(scores[i].tolist()))
     taken, kept = [0] * E, torch.zeros(n, k, dtype=torch.bool)
     for j in range(k):
         for i in order:
@@ -58,9 +58,10 @@ def kept_by_loop(choice, capacity, by_score=True):
 @pytest.mark.parametrize("by_score", [True, False])
 @pytest.mark.parametrize("k, capacity", itertools.product((1, 2), (0, 1, 3, 100)))
 def test_queues_are_those_of_a_loop(k, capacity, by_score):
-    choice = choose(torch.randn(23, E), k)
+    logits = torch.randn(23, E)
+    choice, scores = choose(logits, k), logits.softmax(-1)
     assert torch.equal(
-        kept_tokens(choice, E, capacity, by_score), kept_by_loop(choice, capacity, by_score)
+        kept_tokens(choice, E, capacity, by_score), kept_by_loop(choice, scores, capacity, by_score)
     )
 
 

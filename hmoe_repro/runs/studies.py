@@ -92,7 +92,6 @@ def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
         "network": runs.network,
         "steps": runs.steps,
         "epochs": runs.epochs,
-        "measure": runs.measure,
         "protocol": runs.protocol,
         "splits": _splits_folder(file, block, runs),
         "checkpoint_frequency": runs.checkpoint_frequency,
@@ -100,6 +99,7 @@ def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
         "resolution": runs.resolution,
         "arithmetic": runs.arithmetic,
         "parity": runs.parity,
+        "measure": runs.measure,
     }
     variants = range(len(runs.variants))
     product = itertools.product(

@@ -280,12 +280,12 @@ def _check_choices(study: Study, block: int, everyone: tuple[str, ...]):
     with file.at(*key_place(file, block, "evaluate")):
         parse_policy(runs.evaluate)
     check("arithmetic", runs.arithmetic, ARITHMETICS)
+    if runs.measure:
+        check("measure", runs.measure, MEASURES)
     _check_protocol(file, block, runs)
     if runs.protocol == "dmg" and study.rule != RULES[0]:
         fix = f'Fix: rule = "{RULES[0]}", by which DMG\'s protocol selects.'
         raise file.refuse(f"the rule {study.rule} is DomainBed's. {fix}", "search", "rule")
-    if runs.measure:
-        check("measure", runs.measure, MEASURES)
     if runs.network:
         check("network", runs.network, network_names())
     for i, precision in enumerate(runs.precisions):
