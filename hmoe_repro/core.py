@@ -19,6 +19,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class HmoeError(Exception):
 # %% ../nbs/0_start/01_core.ipynb #def-one-of
 def one_of(value, valid, what: str):
     """`value` if it is among `valid`; otherwise an `HmoeError` that lists the valid ones."""
-    valid = list(valid)
+    valid = valid if isinstance(valid, Collection) else list(valid)
     if value in valid:
         return value
     raise HmoeError(f"unknown {what} {value!r}. Valid: {', '.join(map(str, valid)) or '(none)'}.")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.data.base import as_input
-from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.render import KINDS, render
 from hmoe_repro.networks.precision import PRECISIONS
 from hmoe_repro.runs.protocol import evaluate
 from hmoe_repro.speed import timing
@@ -425,7 +425,9 @@ def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
 def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
     (tmp_path / "store").mkdir()
     write_bench({k: v for k, v in tiny.items() if k != "said"}, tmp_path / "store" / "bench.json")
-    page = render("speed", "bench", store=tmp_path / "store", output=tmp_path / "figures")
+    page = render(
+        "speed", "bench", store=tmp_path / "store", output=tmp_path / "figures", formats=KINDS
+    )
     made = {p.name for p in page.parent.iterdir()}
     assert {
         "speed.ipynb",

@@ -313,11 +313,12 @@ def study():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, root):
     "The folder of the page of Table 1, rendered from invented records."
-    from hmoe_repro.evidence.render import render
+    from hmoe_repro.evidence.render import KINDS, render
 
     base = tmp_path_factory.mktemp("table1")
     invented.write_study(base / "store", "quick-table1", study())
-    return render("digits_table1", "quick", store=base / "store", output=base / "figures").parent
+    folders = {"store": base / "store", "output": base / "figures"}
+    return render("digits_table1", "quick", **folders, formats=KINDS).parent
 
 
 def test_the_page_leaves_what_a_page_leaves(page):

@@ -14,7 +14,7 @@ import pytest
 from hmoe_repro.core import HmoeError
 from hmoe_repro.evidence.factors import factor_style, heat_map, plot_factor_grid, runs_with_codes
 from hmoe_repro.evidence.panels import as_rgb, panel_groups, plot_panels, plot_strip, tiled
-from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.render import KINDS, render
 from hmoe_repro.runs.spec import RunSpec
 
 matplotlib.use("Agg")
@@ -265,7 +265,9 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
                 nmi_domain=0.9 if r["spec"]["hparams"]["eps"] < 1e-3 else 0.2
             ),
         )
-    text = markdown_of(render(page, "quick", store=store, output=tmp_path / "figures"))
+    text = markdown_of(
+        render(page, "quick", store=store, output=tmp_path / "figures", formats=KINDS)
+    )
     folder = tmp_path / "figures" / "quick"
     made = {path.name for path in folder.iterdir()}
     assert {
@@ -299,7 +301,9 @@ def test_a_page_without_stored_codes_keeps_its_scores(study_copy, tmp_path):
     store.mkdir()
     shutil.copyfile(study_copy / "quick-rotated.jsonl", store / "quick-rotated.jsonl")
     text = markdown_of(
-        render("rotated_discovery", "quick", store=store, output=tmp_path / "figures")
+        render(
+            "rotated_discovery", "quick", store=store, output=tmp_path / "figures", formats=KINDS
+        )
     )
     assert "No run of HMOE-DN stored its codes." in text and "HMOE-DN, 4 runs" in text
 
@@ -357,7 +361,9 @@ def test_the_page_of_fig7_shows_the_arms_that_were_trained(weights, study_copy, 
             for r in thrice
         )
     )
-    text = markdown_of(render("hmoe_fig7", "quick", store=store, output=tmp_path / "figures"))
+    text = markdown_of(
+        render("hmoe_fig7", "quick", store=store, output=tmp_path / "figures", formats=KINDS)
+    )
     verdict = (tmp_path / "figures/quick/hmoe_fig7_verdict.md").read_text()
     assert ("K = 8, weight 1: " in verdict) == (1.0 in weights) != (
         "not the paper's 1" in verdict
@@ -388,7 +394,7 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
             }
         ),
     )
-    render(page, "quick", store=store, output=tmp_path / "figures")
+    render(page, "quick", store=store, output=tmp_path / "figures", formats=KINDS)
     verdict = (tmp_path / "figures/quick" / f"{page}_verdict.md").read_text()
     assert (
         "HMOE-DN, 4 runs: the gate is still uniform in all of them after 11 updates "

@@ -18,19 +18,21 @@ from hmoe_repro.evidence.gallery import (
     update_readme_block,
 )
 from hmoe_repro.evidence.render import (
+    KINDS,
     artefacts,
     check_parameters,
     choices,
     files_of,
     from_root,
     hide_outside,
+    page_texts,
     paper_notebook,
     read_parameters,
     render,
 )
 from hmoe_repro.runs import studies
 from hmoe_repro.runs.artefacts import ARTEFACTS
-from hmoe_repro.runs.studies import PROFILES
+from hmoe_repro.runs.study_files import PROFILES
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
@@ -166,7 +168,13 @@ def rendered(tmp_path_factory):
             if folder == "two":
                 patch.delenv("JUPYTER_PATH", raising=False)  # ordinary kernels
             for name in names:
-                render(name, "quick", store=base / "store", output=base / folder / "figures")
+                render(
+                    name,
+                    "quick",
+                    store=base / "store",
+                    output=base / folder / "figures",
+                    formats=KINDS,
+                )
         gallery("quick", base / folder / "figures", base / "store")
     return base
 
@@ -208,7 +216,9 @@ def test_the_executed_notebook_is_clean(rendered, name):
     page = nbformat.reads(text, 4)
     nbformat.validate(page)
     assert (
-        str(rendered) not in text and "/tmp/" not in text and set(page.metadata) == {"kernelspec"}
+        str(rendered) not in text
+        and "/tmp/" not in text
+        and set(page.metadata) == {"kernelspec", "hmoe_texts"}
     )
     injected = [c for c in page.cells if "injected-parameters" in c.metadata.get("tags", [])]
     assert (
@@ -374,11 +384,9 @@ def test_parameters_arrive_with_their_types(tmp_path):
         page == tmp_path / "figures" / "quick" / "page.ipynb"
         and (page.parent / "page.csv").read_text() == "quick 2.0 [5] True 3"
     )
-    assert sorted(p.name for p in page.parent.iterdir()) == [
-        "page.csv",
-        "page.ipynb",
-        "page_more.md",
-    ] and [p.name for p in page.parent.parent.iterdir()] == ["quick"]
+    assert sorted(p.name for p in page.parent.iterdir()) == ["page.csv", "page.ipynb"]
+    assert [p.name for p in page.parent.parent.iterdir()] == ["quick"]
+    assert page_texts(page) == {"page_more.md": "**More**\n\n| a |\n|---|\n| 1 |\n"}
     assert snapshot(notebooks).keys() == {"page.ipynb"}
 
 
@@ -428,13 +436,22 @@ def test_files_that_are_no_longer_made_are_removed_and_no_others(tmp_path):
         "README.md",
         "page.csv",
         "page.ipynb",
-        "page_more.md",
         "page_three.ipynb",
         "page_three.png",
         "page_two.csv",
         "page_two_old.png",
         "pages.png",
     ]
+
+
+def test_formats_that_are_asked_for_are_written_and_later_removed(tmp_path):
+    place = {"output": tmp_path / "figures", "notebooks": notebook(tmp_path / "nbs")}
+    folder = render("page", "quick", formats=["csv", "md"], **place).parent
+    assert {p.name for p in folder.iterdir()} == {"page.csv", "page.ipynb", "page_more.md"}
+    render("page", "quick", **place)
+    assert {p.name for p in folder.iterdir()} == {"page.csv", "page.ipynb"}
+    with pytest.raises(HmoeError, match="unknown format 'docx'.*png, pdf, csv, md, tex"):
+        render("page", "quick", formats=["docx"], **place)
 
 
 def test_a_kernel_that_does_not_exist_is_a_clear_error(tmp_path):

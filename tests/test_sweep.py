@@ -13,14 +13,8 @@ from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies, artefact_stud
 from hmoe_repro.runs.cost import estimate_seconds, on_device
 from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.store import RunStore, outcome, run_lock
-from hmoe_repro.runs.studies import (
-    PROFILES,
-    STUDIES,
-    count_runs,
-    read_study,
-    runs_with_arrays,
-    study_specs,
-)
+from hmoe_repro.runs.studies import count_runs, runs_with_arrays, study_specs
+from hmoe_repro.runs.study_files import PROFILES, STUDIES, read_study
 from hmoe_repro.runs.sweep import _feed, sweep
 from hmoe_repro.runs.train import run
 from hmoe_repro.runs.trainer import LossSums
@@ -300,7 +294,7 @@ def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wa
     (runs,), (others,) = (read_study(f"paper-colored{end}").runs for end in ("-baselines", ""))
     baselines = {*runs.algorithms}
     assert len(baselines) == 13 and others.algorithms == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
-    assert {*paper_numbers(table="Table 1").algorithm} == {*baselines, *others.algorithms}
+    assert {*paper_numbers(artefact="HMOE Table 1").algorithm} == {*baselines, *others.algorithms}
     assert len(baselines) + len(others.algorithms) == 17 and runs.hparams == ({}, {})  # not scaled
     for name in ("colored", "rotated"):
         found = study_specs(f"smoke-{name}-baselines")

@@ -14,8 +14,6 @@ from hmoe_repro.evidence.discovery import highest_nmi
 from hmoe_repro.evidence.tables import (
     accuracy_table,
     cell_statistics,
-    paper_numbers,
-    published_table,
     row_name,
     run_results,
     table_notes,
@@ -25,6 +23,7 @@ from hmoe_repro.evidence.verdicts import (
     paired_difference,
     plot_results,
     resolvable_difference,
+    row_places,
 )
 
 
@@ -146,26 +145,32 @@ def test_paired_difference_by_hand(miniature):
 def test_results_can_be_drawn_with_holes(miniature):
     figure, axes = plt.subplots(1, 3)
     plot_results(miniature, axes)
-    assert [a.get_title() for a in axes] == ["photo", "sketch", "Average"] and [
-        t.get_text() for t in axes[0].get_yticklabels()
-    ][1] == "HMOE-DN MIX"
+    assert [a.get_title() for a in axes] == ["photo", "sketch", "Average"]
+    assert [t.get_text() for t in axes[0].get_yticklabels()] == ["ERM", "HMOE-DN"]
+    assert len({axis.get_xlim() for axis in axes}) == 1
     plt.close(figure)
 
 
-def test_the_papers_numbers():
-    assert paper_numbers(
-        table="Table 1", dataset="PACS", algorithm="HMOE-ND", mode="ood"
-    ).accuracy.tolist() == [87.0]
-    assert paper_numbers(
-        dataset="RotatedMNIST", test_domain="75", algorithm="HMOE-DL", mode="max"
-    ).accuracy.tolist() == [94.7]
-    assert (
-        len(paper_numbers(table="Table 1")) == 14 * 6 + 9 * 6
-        and len(paper_numbers(table="Table 2")) == 16
-    )
-    assert published_table().shape == (10, 8) and published_table().loc[0, "TerraIncognita"] == 46.1
-    with pytest.raises(HmoeError, match="Valid: source, table"):
-        paper_numbers(domain="photo")
+def test_modes_share_the_row_of_their_algorithm(miniature):
+    places = row_places(run_results(miniature))
+    modes = [place for (name, _), place in places.items() if name == "HMOE-DN"]
+    assert places["ERM", "default"] == (0, "o")
+    assert len({place.mark for place in modes}) == len(modes)
+    assert sum(place.height for place in modes) / len(modes) == pytest.approx(1)
+
+
+def test_the_band_is_the_baseline_and_what_can_be_resolved(miniature):
+    figure, axes = plt.subplots(1, 3)
+    plot_results(miniature, axes)
+    limits = resolvable_difference(miniature).set_index("test_domain").resolvable
+    cells = cell_statistics(run_results(miniature)).set_index(["algorithm", "test_domain"])["mean"]
+    for axis, domain in zip(axes, limits.index):
+        band, mean = axis.patches[0], cells["ERM", domain]
+        if not np.isnan(mean):
+            assert band.get_x() == pytest.approx(mean - limits[domain])
+            assert band.get_width() == pytest.approx(2 * limits[domain])
+    plot_results(miniature, axes, baseline="CORAL")
+    plt.close(figure)
 
 
 # Verdicts

@@ -39,7 +39,7 @@ from hmoe_repro.evidence.paper import (
     setting_departures,
     without_nd,
 )
-from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.render import KINDS, render
 from hmoe_repro.evidence.tables import (
     accuracy_table,
     cell_statistics,
@@ -49,7 +49,7 @@ from hmoe_repro.evidence.tables import (
 )
 from hmoe_repro.evidence.verdicts import accuracy_verdict, resolvable_difference
 from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import read_study
+from hmoe_repro.runs.study_files import read_study
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -117,12 +117,10 @@ def whole(
     **options,
 ):
     "All runs of a study, near the paper's numbers; seeds lie half a point apart."
-    paper = {
-        (r.test_domain, r.algorithm): r.accuracy / 100
-        for r in paper_numbers(
-            dataset=TWINS.get(dataset, dataset), mode=["mix", "default"]
-        ).itertuples()
-    }
+    name = TWINS.get(dataset, dataset)
+    numbers = paper_numbers(dataset=name, artefact=["HMOE Table 1", TABLES[name]])
+    numbers = numbers[numbers["mode"].isin(["mix", "default"])]
+    paper = {(r.test_domain, r.algorithm): r.value / 100 for r in numbers.itertuples()}
 
     def level(algorithm, domain):
         return paper.get((domain, algorithm), paper.get((domain, "HMOE-DL")))
@@ -501,7 +499,7 @@ def pages(tmp_path_factory):
         whole("RotatedMNIST", algorithms=("ERM", "HMOE-DL", "HMOE-DN")),
     )
     for artefact, profile in (("hmoe_table4", "mnist"), ("hmoe_table5", "paper")):
-        render(artefact, profile, store=base / "store", output=base)
+        render(artefact, profile, store=base / "store", output=base, formats=KINDS)
     return base
 
 
@@ -624,7 +622,9 @@ HMOE = ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
 def averages(dataset, algorithms, higher=0.0):
     "Whole runs whose average over test domains is the paper's, `higher` by a share."
     paper = (
-        paper_numbers(dataset=dataset, table="Table 1").set_index(["algorithm", "mode"]).accuracy
+        paper_numbers(dataset=dataset, artefact="HMOE Table 1")
+        .set_index(["algorithm", "mode"])
+        .value
     )
 
     def level(a):
@@ -666,7 +666,7 @@ def test_the_page_of_table_1_shows_what_is_there_and_says_what_is_not(tmp_path):
     store("paper-colored", averages("ColoredMNIST", HMOE))
     store("paper-colored-baselines", averages("ColoredMNIST", BASELINES))
     store("paper-rotated", averages("RotatedMNIST", HMOE[:3]))
-    render("hmoe_table1", "paper", store=tmp_path / "store", output=tmp_path)
+    render("hmoe_table1", "paper", store=tmp_path / "store", output=tmp_path, formats=KINDS)
     folder = tmp_path / "paper"
     page, table = ((folder / f"hmoe_table1{end}").read_text() for end in (".ipynb", ".md"))
     for said in (

@@ -14,6 +14,7 @@ from torch import nn
 
 from hmoe_repro.core import HmoeError, import_torchvision
 from hmoe_repro.networks.large import LARGE
+from hmoe_repro.networks.sparse_vit import SPARSE
 from hmoe_repro.networks.weights import (
     WEIGHTS,
     fetch_weights,
@@ -380,8 +381,9 @@ def test_every_published_name_is_known_to_its_publisher_and_to_a_network_of_ours
 
     known = set(timm.list_pretrained())
     for name, info in WEIGHTS.items():
-        assert info.networks and set(info.networks) <= set(LARGE) and info.summary
+        assert info.networks and set(info.networks) <= {*LARGE, *SPARSE} and info.summary
         for network in info.networks:
+            network = SPARSE.get(network, network)
             assert (
                 name in models.get_model_weights(network).__members__
                 if name.startswith("IMAGENET")

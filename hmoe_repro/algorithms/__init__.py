@@ -20,6 +20,8 @@ _MEMBERS = {
     "meta": ("MLDG", "ARM", "Fish", "MetaReg"),
     "averaging": ("SWAD", "SMA", "EoA"),
     "anchors": ("MIRO", "Aggregate", "Multi-Headed"),
+    "gmoe": ("GMoE", "ERM-ViT"),
+    "dmg": ("DMG", "Aggregate-SGD"),
 }
 FAMILIES = {name: family for family, names in _MEMBERS.items() for name in names}
 
@@ -53,13 +55,15 @@ def get_algorithm(name: str):
 # %% ../../nbs/4_algorithms/15_registry.ipynb #def-describe-hparam
 def describe_hparam(name: str, declared) -> str:
     """`name=default [search]` of an `HParam`; what large images have of their own follows a
-    slash."""
+    slash, and what data sets have stands in brackets."""
     as_text = _module("hparams").as_text
     default = as_text(declared.default)
     if declared.follows:
         default = declared.follows
     elif declared.large is not None:
         default += f" / {as_text(declared.large)}"
+    if declared.default_in:
+        default += f" ({', '.join(f'{name} {as_text(v)}' for name, v in declared.default_in)})"
     search = declared.search
     if declared.search_large:
         search = f"{declared.search or 'none'} / {declared.search_large}"

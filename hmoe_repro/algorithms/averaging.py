@@ -63,6 +63,11 @@ class Averaging(Algorithm):
         self.average()
         return losses
 
+    def on_epoch(self, epoch: int):
+        """Pass on that `epoch` epochs are done."""
+        if hasattr(self.current, "on_epoch"):
+            self.current.on_epoch(epoch)
+
     def average(self):
         """Take the weights of `current` into account."""
         raise NotImplementedError

@@ -79,6 +79,8 @@ class HParam:
     default: object
     doc: str
     large: object = None  # the default for large images; None: as `default`
+    default_in: tuple = ()  # ((data set, its default), ...) where a data set has its own
+    with_parity: object = None  # the default in a run with `parity`; None: as in others
     where: tuple = ()  # (name of another hyper-parameter, its values); empty: it always exists
     search: object = None  # how a value is drawn; None: never
     search_large: object = None  # the same for large images; None: as `search`
@@ -132,15 +134,29 @@ def _refuse_absent(name: str, declared: HParam, merged: dict):
     )
 
 # %% ../../nbs/4_algorithms/01_hparams.ipynb #def-merge-hparams
-def merge_hparams(declared: dict[str, HParam], given: dict, resolution: int = 28) -> dict:
+def _default(declared: HParam, resolution: int, dataset: str | None, parity: bool):
+    """The default for a size of images, a data set, and runs with or without `parity`."""
+    if parity and declared.with_parity is not None:
+        return declared.with_parity
+    for name, default in declared.default_in:
+        if name == dataset:
+            return default
+    large = resolution >= LARGE_IMAGE and declared.large is not None
+    return declared.large if large else declared.default
+
+
+def merge_hparams(
+    declared: dict[str, HParam],
+    given: dict,
+    resolution: int = 28,
+    dataset: str | None = None,
+    parity: bool = False,
+) -> dict:
     """Defaults overridden by `given`, which is checked by name and type. Raises `HmoeError`, for a
     misspelt name with the list of the valid ones."""
     for name in given:
         one_of(name, declared, "hyper-parameter")
-    merged = {}
-    for name, h in declared.items():
-        large = resolution >= LARGE_IMAGE and h.large is not None
-        merged[name] = h.large if large else h.default
+    merged = {name: _default(h, resolution, dataset, parity) for name, h in declared.items()}
     for name, value in given.items():
         merged[name] = _checked(name, value, declared[name])
     for name, h in declared.items():

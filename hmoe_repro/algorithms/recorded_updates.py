@@ -47,6 +47,8 @@ def why_not_recordable(algorithm: Algorithm, device) -> str | None:
         return "it is compiled"
     if algorithm.hparams.get("parity"):
         return "parity draws or decides in Python"
+    if algorithm.hparams.get("schedule", "none") != "none":
+        return "its learning rate changes"
     return None
 
 # %% ../../nbs/4_algorithms/14_recorded_updates.ipynb #def-capturable

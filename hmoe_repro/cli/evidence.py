@@ -14,6 +14,7 @@ import typer
 
 from hmoe_repro.cli.options import (
     Artefacts,
+    Formats,
     OnlyAlgorithms,
     OnlyDataset,
     ProfileName,
@@ -33,6 +34,7 @@ from hmoe_repro.core import (
 from ..evidence.chosen import narrow_records, resolution_note
 from ..evidence.readme import README_PROFILES, update_readme
 from ..evidence.records import load_study, short_path
+from ..evidence.render import KEPT
 from ..evidence.report import collect_study, report_study
 from ..evidence.reproduce import publish_studies, published_artefacts, render_pages
 from ..evidence.search import choose, not_held_out
@@ -40,7 +42,7 @@ from ..evidence.search import matching as having
 from ..evidence.tables import results_table
 from ..runs.domainbed import DOMAINBED_DATASETS, export_domainbed
 from ..runs.store import RunStore
-from ..runs.studies import read_study
+from ..runs.study_files import read_study
 from ..speed.bench import run_bench, write_bench
 from ..speed.bench_report import bench_table, bench_targets
 from ..style import as_text
@@ -54,13 +56,14 @@ def publish_command(
         print(f"{count} records in {path.parent.name}/{path.name}")
 
 
-def figures_command(artefacts: Artefacts = None, profile: ProfileName = "quick"):
+def figures_command(
+    artefacts: Artefacts = None, profile: ProfileName = "quick", formats: Formats = None
+):
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
-    if profile == "bench":
-        return render_pages(["speed"], "bench", figures_dir(), say=say)
-    names = published_artefacts(artefacts, profile)
-    render_pages(names, profile, figures_dir(), say=say)
+    names = ["speed"] if profile == "bench" else published_artefacts(artefacts, profile)
+    formats = [*KEPT, *(formats or [])]
+    render_pages(names, profile, figures_dir(), say=say, formats=formats)
     if profile in README_PROFILES and not os.environ.get("HMOE_FIGURES"):
         print(update_readme())
 
@@ -120,9 +123,11 @@ def select_command(
 def report_command(
     study: Annotated[str, typer.Argument(help="A study, or its file: my_study.toml.")],
     output: Annotated[str, typer.Option(help="Folder of the page.")] = "reports",
+    formats: Formats = None,
 ):
     """The page of a study, made from its runs: table, resolvable differences, curves."""
-    print(f"rendered {short_path(report_study(study, output=output))}")
+    page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
+    print(f"rendered {short_path(page)}")
 
 # %% ../../nbs/9_cli/06_evidence.ipynb #def-export
 SweepFolder = Annotated[

@@ -14,7 +14,8 @@ from .options import print_table
 from ..core import HmoeError, results_dir
 from ..runs.artefacts import ARTEFACTS, artefact_study
 from ..runs.store import RunStore
-from ..runs.studies import PROFILES, STUDIES, count_runs
+from ..runs.studies import count_runs
+from ..runs.study_files import PROFILES, STUDIES
 
 # %% ../../nbs/9_cli/02_lists.ipynb #def-published
 def _published(artefact: str, profile: str) -> str:

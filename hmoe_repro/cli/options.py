@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Jobs', 'Device', 'DataDir', 'Engine', 'Steps', 'Seed', 'Settings', 'Artefacts', 'ArtefactsOrStudies', 'ProfileName',
-           'OnRequest', 'Rule', 'OnlyAlgorithms', 'OnlyDataset', 'PublishedStudy', 'Where', 'data_folder',
+           'OnRequest', 'Rule', 'OnlyAlgorithms', 'OnlyDataset', 'PublishedStudy', 'Where', 'Formats', 'data_folder',
            'writable_file', 'print_table', 'print_frame', 'say']
 
 # %% ../../nbs/9_cli/01_options.ipynb #imports
@@ -68,6 +68,10 @@ Where = Annotated[
     typer.Option(
         help="name=value of a field or hyper-parameter that runs must have; repeat for several."
     ),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="Also write tables as md or tex, pictures as pdf."),
 ]
 
 # %% ../../nbs/9_cli/01_options.ipynb #def-data-folder

@@ -32,16 +32,22 @@ from hmoe_repro.evidence.tables import (
     row_name,
     run_results,
 )
-from .verdicts import accuracy_verdict, plot_results, resolvable_difference
+from hmoe_repro.evidence.verdicts import (
+    accuracy_verdict,
+    mode_legend,
+    plot_results,
+    resolvable_difference,
+    row_places,
+)
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #def-paper-block
 def paper_block(dataset: str) -> pd.DataFrame:
     """The paper's accuracies on a data set of `TABLES`: a row per algorithm and mode, a column per
     test domain (HMOE only) and the average."""
-    by_domain = paper_numbers(dataset=dataset, table=TABLES[dataset])
-    averages = paper_numbers(dataset=dataset, table="Table 1").assign(test_domain="Average")
+    by_domain = paper_numbers(dataset=dataset, artefact=TABLES[dataset])
+    averages = paper_numbers(dataset=dataset, artefact="HMOE Table 1").assign(test_domain="Average")
     numbers = pd.concat([by_domain, averages])
-    wide = numbers.pivot(index=["algorithm", "mode"], columns="test_domain", values="accuracy")
+    wide = numbers.pivot(index=["algorithm", "mode"], columns="test_domain", values="value")
     table = wide[[*DATASETS[dataset].domain_names, "Average"]]
     known = list(dict.fromkeys(numbers.algorithm))
 
@@ -120,24 +126,34 @@ def study_verdict(records: list[dict]) -> str:
         return f"No verdict: {str(error).partition(' Valid:')[0]}"
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #def-draw-results
+def _in_the_papers_protocol(records: list[dict]) -> bool:
+    """May the paper's numbers stand beside these runs'?"""
+    try:
+        return not setting_departures(records)
+    except HmoeError:  # data that the paper does not have
+        return False
+
+
 def draw_results(records: list[dict], per_row: int = 4):
     """A figure with `plot_results`, at most `per_row` panels in a row; the paper's numbers as
     diamonds if the runs follow its protocol."""
     results = run_results(records)
     panels = len(domain_order(results)) + 1
-    labels = list(dict.fromkeys(zip(results.algorithm, results["mode"])))
+    places = row_places(results)
     columns, rows = min(panels, per_row), -(-panels // per_row)
-    size = (1.75 * columns + 0.9, (0.19 * len(labels) + 0.75) * rows)
+    names, several = results.algorithm.nunique(), results["mode"].nunique() > 1
+    size = (1.75 * columns + 0.9, ((0.5 if several else 0.24) * names + 1.0) * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
     plot_results(records, axes.flat)
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
-    if not setting_departures(records):
+    if _in_the_papers_protocol(records):
         parts = against_paper(records).groupby("test_domain", sort=False)
         for axis, (_, part) in zip(axes.flat, parts):
-            at = [labels.index(key) for key in zip(part.algorithm, part["mode"])]
+            at = [places[key].height for key in zip(part.algorithm, part["mode"])]
             axis.plot(part.paper, at, "D", ms=5.5, mfc="none", mec="black", mew=0.8)
     axes.flat[panels - 1].set_title(average_name(records))
+    mode_legend(figure, records)
     return figure
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #def-average-cells

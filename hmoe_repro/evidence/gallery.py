@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from ..core import HmoeError, repo_root, write_atomic
 from .records import short_path
-from .render import files_of
+from .render import files_of, page_texts
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-template
 def _printable(value):
@@ -61,9 +61,12 @@ def fold_long_table(table: str, limit: int = 16) -> str:
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-evidence-line
 def evidence_line(facts: dict) -> str:
-    """What a page is made of: its record, or the runs of its study and how many failed."""
+    """What a page is made of: its record, the runs of its study and how many failed, or nothing
+    that was run."""
     if "record_sha256" in facts:
         return f"From one record of `{facts['study']}`, finished {facts['finished']}."
+    if not facts["records"]:
+        return "From no run: its numbers are the paper's own."
     line = f"From {facts['records']} runs of study `{facts['study']}`"
     if facts["failed"]:
         line += f", {len(facts['failed'])} of which failed"
@@ -74,21 +77,21 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
     """Markdown of one artefact: heading, claim, verdict, pictures, tables, a line about its runs,
     and links. `files`: the names of its files in `folder`."""
 
-    def text(name):
-        return (folder / name).read_text(encoding="utf-8").strip()
-
-    title, claim = title_and_claim(folder / f"{artefact}.ipynb")
-    provenance, verdict = f"{artefact}.provenance.json", f"{artefact}_verdict.md"
-    facts = json.loads(text(provenance)) if (folder / provenance).exists() else {}
-    tables = [name for name in files if name.endswith(".md") and name != verdict]
+    page, provenance = folder / f"{artefact}.ipynb", folder / f"{artefact}.provenance.json"
+    title, claim = title_and_claim(page)
+    tables = page_texts(page)
+    verdict = tables.pop(f"{artefact}_verdict.md", "")
+    facts = {}
+    if provenance.exists():
+        facts = json.loads(provenance.read_text(encoding="utf-8"))
     return template("gallery_section.md").render(
         title=title,
         claim=claim,
         data=", ".join(facts.get("dataset") or []),
         profile=facts.get("profile", ""),
-        verdict=text(verdict) if verdict in files else "",
+        verdict=verdict.strip(),
         pictures=[name for name in files if name.endswith(".png")],
-        tables=[fold_long_table(text(name)) for name in tables],
+        tables=[fold_long_table(text.strip()) for text in tables.values()],
         evidence=evidence_line(facts) if facts else "",
         linked=[name for name in files if not name.endswith((".png", ".md"))],
     )

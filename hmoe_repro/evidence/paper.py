@@ -33,12 +33,12 @@ from .verdicts import resolvable_difference
 # %% ../../nbs/6_evidence/16_paper.ipynb #paper-protocol
 TWINS = {"ColoredDigits": "ColoredMNIST", "RotatedDigits": "RotatedMNIST"}
 TABLES = {
-    "ColoredMNIST": "Table 4",
-    "RotatedMNIST": "Table 5",
-    "VLCS": "Table 6",
-    "PACS": "Table 7",
-    "OfficeHome": "Table 8",
-    "TerraIncognita": "Table 9",
+    "ColoredMNIST": "HMOE Table 4",
+    "RotatedMNIST": "HMOE Table 5",
+    "VLCS": "HMOE Table 6",
+    "PACS": "HMOE Table 7",
+    "OfficeHome": "HMOE Table 8",
+    "TerraIncognita": "HMOE Table 9",
 }
 PAPER_SEEDS = 3
 PAPER_RUN = {
@@ -208,7 +208,7 @@ def error_words(records: list[dict]) -> str:
 
 
 def limit_words(records: list[dict]) -> str:
-    """What the grey bars of `plot_results` mean for these records."""
+    """Half the width of the grey bands of `plot_results` for these records."""
     if _one_seed(records):
         return "two s.e. of the test images only (one seed)"
     return "smallest difference resolved"
@@ -229,7 +229,8 @@ def average_name(records: list[dict]) -> str:
     """'Average' if every domain of the data set is a test domain of the study, else 'Average of …'
     with their names."""
     domains = domain_order(run_results(records))
-    if set(domains) == set(DATASETS[paper_dataset(records)].domain_names):
+    dataset = distinct(records, "dataset")[0]
+    if set(domains) == set(DATASETS[TWINS.get(dataset, dataset)].domain_names):
         return "Average"
     return f"Average of {', '.join(domains)}"
 
@@ -247,8 +248,8 @@ def without_nd(records: list[dict]) -> list[str]:
     experts = paper_hparams("HMOE-ND", dataset)["num_experts"]
     if "HMOE-ND" in algorithms or "HMOE-DN" not in algorithms or training != experts:
         return []
-    rows = paper_numbers(dataset=dataset, table=TABLES[dataset]).pivot(
-        index=["mode", "test_domain"], columns="algorithm", values="accuracy"
+    rows = paper_numbers(dataset=dataset, artefact=TABLES[dataset]).pivot(
+        index=["mode", "test_domain"], columns="algorithm", values="value"
     )
     apart = (rows["HMOE-DN"] - rows["HMOE-ND"]).abs().max()
     agreement = f"differ by at most {apart:.1f} points" if apart else "are equal"

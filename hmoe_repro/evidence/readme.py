@@ -16,6 +16,7 @@ from ..core import one_of, plural, repo_root
 from .agreement import discovery_verdict
 from .gallery import update_readme_block
 from .records import load_study
+from .render import files_of, page_texts
 from .tables import cost_table
 from ..style import markdown_table
 
@@ -73,13 +74,22 @@ def all_deviations() -> str:
     return "\n\n".join(filter(None, map(deviations_of, notebooks)))
 
 # %% ../../nbs/6_evidence/22_readme.ipynb #def-readme-blocks
+def _rendered_text(file: str) -> str:
+    """The Markdown of a table or verdict, such as 'quick/hmoe_fig3_summary.md', from its page."""
+    profile, name = file.split("/")
+    pages = files_of(repo_root() / "figures" / profile)
+    for artefact in sorted(pages, key=len, reverse=True):
+        if re.match(re.escape(artefact) + r"[._]", name):
+            texts = page_texts(repo_root() / "figures" / profile / f"{artefact}.ipynb")
+            if name in texts:
+                return texts[name]
+    raise FileNotFoundError(2, "not rendered", file)
+
+
 def readme_blocks() -> dict[str, str]:
     """Name -> Markdown of each generated block of the README, from the published records and the
     pages rendered from them. Raises `FileNotFoundError` where a page is not rendered."""
-    blocks = {
-        name: (repo_root() / "figures" / file).read_text(encoding="utf-8")
-        for name, file in README_PAGES.items()
-    }
+    blocks = {name: _rendered_text(file) for name, file in README_PAGES.items()}
     runs = {r["run_id"]: r for study in TIMED_STUDIES for r in load_study(study)}
     blocks["times"] = markdown_table(cost_table(list(runs.values())), 1)
     blocks["deviations"] = all_deviations()

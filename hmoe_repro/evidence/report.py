@@ -17,14 +17,15 @@ from .compare import row_names
 from .curves import curves, plot_curves
 from .paper import setting_departures
 from .records import distinct, select
-from .render import render
+from .render import KEPT, render
 from .search import choose
 from .tables import domain_order, run_results
-from .verdicts import accuracy_verdict, plot_results
+from .verdicts import accuracy_verdict, mode_legend, plot_results
 from ..runs.selection import RULES
 from ..runs.spec import TOY, RunSpec
 from ..runs.store import RunStore, write_study
-from ..runs.studies import STUDIES, read_study, study_specs
+from ..runs.studies import study_specs
+from ..runs.study_files import STUDIES, read_study
 
 # %% ../../nbs/6_evidence/20_report.ipynb #def-chosen-records
 def chosen_records(
@@ -123,9 +124,11 @@ def draw_intervals(records: list[dict]):
     """A figure: a panel for each test domain and one for the average, as `verdicts.plot_results`
     draws them."""
     results = run_results(records)
-    rows = len(results[["algorithm", "mode"]].drop_duplicates())
-    figure, axes = _grid(len(domain_order(results)) + 1, 0.19 * rows + 0.9, sharey=True)
+    several = results["mode"].nunique() > 1
+    height = (0.5 if several else 0.24) * results.algorithm.nunique() + 0.9
+    figure, axes = _grid(len(domain_order(results)) + 1, height, sharey=True)
     plot_results(records, axes)
+    mode_legend(figure, records)
     return figure
 
 
@@ -185,7 +188,7 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
     return records, missing
 
 # %% ../../nbs/6_evidence/20_report.ipynb #def-report-study
-def report_study(study, store: RunStore | None = None, output="reports") -> Path:
+def report_study(study, store: RunStore | None = None, output="reports", formats=KEPT) -> Path:
     """Write the page of a study, given by name or path, from the runs in `store` (the runs folder):
     `<output>/<study>/study.ipynb` with its tables and pictures, and the records beside that folder.
     Returns the page. Raises `HmoeError` as `collect_study` does, and for the toy."""
@@ -200,6 +203,7 @@ def report_study(study, store: RunStore | None = None, output="reports") -> Path
         study.name,
         store=str(folder),
         output=str(folder),
+        formats=formats,
         title=study.title,
         rule=study.rule,
         n_hparams=study.n_hparams,

@@ -18,12 +18,13 @@ from ..core import HmoeError, figures_dir, library_hash, repo_root, results_dir,
 from .compare import compare_studies
 from .gallery import gallery
 from .records import load_study, short_path
-from .render import render
+from .render import KEPT, page_texts, render
 from ..runs.artefacts import artefact_study
 from ..runs.batch import Batch
 from ..runs.plan import requested_artefacts, requested_studies
 from ..runs.store import RunStore, publish_study
-from ..runs.studies import read_study, runs_with_arrays, study_specs
+from ..runs.studies import runs_with_arrays, study_specs
+from ..runs.study_files import read_study
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-write-studies
 def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
@@ -100,9 +101,14 @@ def own_figures() -> Path:
     return figures_dir() if os.environ.get("HMOE_FIGURES") else runs_dir() / "figures"
 
 
-def render_pages(artefacts: list[str], profile: str, output, store: str = "", say=print):
-    """Render artefacts into `output`, and the gallery of their profile; `say` hears where."""
-    page = functools.partial(render, profile=profile, store=store, output=str(output))
+def render_pages(
+    artefacts: list[str], profile: str, output, store: str = "", say=print, formats=KEPT
+):
+    """Render artefacts into `output` in the `formats` of `render`, and the gallery of their
+    profile; `say` hears where."""
+    page = functools.partial(
+        render, profile=profile, store=store, output=str(output), formats=formats
+    )
     with starting("portable"), ThreadPoolExecutor(2) as pool:
         for path in pool.map(page, artefacts):
             say(f"rendered {short_path(path)}")
@@ -111,8 +117,8 @@ def render_pages(artefacts: list[str], profile: str, output, store: str = "", sa
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-compare
 def _verdict(folder: Path, artefact: str) -> str | None:
     """The verdict of a rendered page, if it has one."""
-    path = folder / f"{artefact}_verdict.md"
-    return path.read_text(encoding="utf-8") if path.exists() else None
+    page = folder / f"{artefact}.ipynb"
+    return page_texts(page).get(f"{artefact}_verdict.md") if page.exists() else None
 
 
 def compare_with_published(
