@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['BASELINE', 'in_domain_view', 'only_modes', 'by_network', 'network_table', 'network_limits', 'network_lines',
-           'dmg_departures', 'published_rows', 'mask_runs', 'mask_table', 'own_mask_gain', 'own_mask_line']
+           'ensemble_lines', 'dmg_departures', 'published_rows', 'mask_runs', 'mask_table', 'own_mask_gain',
+           'own_mask_line']
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #imports
 import math
@@ -106,6 +107,31 @@ def network_lines(records: list[dict], what: str) -> list[str]:
             lines.append(f"{where[0].upper()}{where[1:]}, against {BASELINE}: {verdict}")
         else:
             lines.append(f"No verdict {where}: no complete run of {BASELINE} and another method.")
+    return lines
+
+# %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-ensemble-lines
+def _ensemble_line(records: list[dict], what: str) -> list[str]:
+    """How far an averaged mask is from averaged predictions, in pairs; nothing without pairs."""
+    results = run_results(only_modes(records, "pred-ens", "mask-ens"))
+    wide = results.pivot_table(index="run_id", columns="mode", values="accuracy")
+    if not {"pred-ens", "mask-ens"} <= set(wide):
+        return []
+    apart = 100 * (wide["mask-ens"] - wide["pred-ens"]).dropna()
+    mean, error, n = mean_and_error(apart)
+    spread = "" if math.isnan(error) else f" ± {error:.2f}"
+    return [
+        f"An averaged mask against averaged predictions {what}: {mean:+.2f}{spread} points in the "
+        f"mean of {n} models, at most {apart.abs().max():.2f} in one."
+    ]
+
+
+def ensemble_lines(records: list[dict]) -> list[str]:
+    """One sentence for each network, on the target and on the training domains: MASK-ENS less
+    PRED-ENS in points, mean and standard error over models, and the largest difference."""
+    lines = []
+    for name, part in by_network(records).items():
+        for view, what in ((part, "on the target"), (in_domain_view(part), "on training domains")):
+            lines += _ensemble_line(view, f"{what} ({name})")
     return lines
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-dmg-departures
