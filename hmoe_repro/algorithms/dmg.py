@@ -22,17 +22,37 @@ from ..method.masks import applied, known_domains, mask_sum
 from ..networks.masked import NetworkMasks, choose_places, passes, sampled
 
 # %% ../../nbs/4_algorithms/13_dmg.ipynb #def-overlaps
+class _Overlaps(torch.autograd.Function):
+    """What `overlaps` returns, with its gradient."""
+
+    @staticmethod
+    def forward(ctx, m, columns):
+        masks = torch.stack([m, (m > 0.5).to(m.dtype)])  # (2, M, N)
+        there = masks[:, None] * columns[:, None]  # (2, L, M, N)
+        both = there.flatten(1, 2) @ masks.mT
+        both = both.unflatten(1, (len(columns), len(m))) + 1e-6  # (2, L, M, M)
+        size = there.sum(-1)
+        either = size[..., None] + size[..., None, :] - both + 2e-6
+        ctx.save_for_backward(m, columns, both[0], either[0])
+        return (both / either).triu(1).sum((-2, -1)) / (len(m) * (len(m) - 1) / 2)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        m, columns, both, either = ctx.saved_tensors
+        others = 1 - torch.eye(len(m), device=m.device, dtype=m.dtype)
+        outside = both / either.square() * others  # (L, M, M)
+        inside = outside + others / either
+        slopes = (inside @ m - outside.sum(-1, keepdim=True)) * columns[:, None]  # (L, M, N)
+        weights = grad[0] / (len(m) * (len(m) - 1) / 2)
+        return (slopes * weights[:, None, None]).sum(0), None
+
+
 def overlaps(m: Tensor, columns: Tensor) -> Tensor:
     """Intersection over union of masks m (M, N) at each of L places, mean over the unordered pairs
-    of domains (DMG, eq. 1): (2, L), soft and thresholded at 0.5. `columns` (L, N) is 1 where a
-    neuron is at a place."""
-    masks = torch.stack([m, (m > 0.5).to(m.dtype)])  # (2, M, N)
-    there = masks[:, None] * columns[:, None]  # (2, L, M, N)
-    both = (there.flatten(1, 2) @ masks.mT).unflatten(1, (len(columns), len(m)))  # (2, L, M, M)
-    size = there.sum(-1)
-    either = size[..., None] + size[..., None, :] - both
-    pairs = len(m) * (len(m) - 1) / 2
-    return ((both + 1e-6) / (either + 1e-6)).triu(1).sum((-2, -1)) / pairs
+    of domains (DMG, eq. 1): (2, L), soft, which has a gradient, and thresholded at 0.5. `columns`
+    (L, N) is 1 where a neuron is at a place."""
+    return _Overlaps.apply(m, columns)
 
 # %% ../../nbs/4_algorithms/13_dmg.ipynb #dmg-hparams
 _LAMBDAS = Choice((0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))  # that the paper sweeps
