@@ -7,6 +7,7 @@ import math
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -25,6 +26,8 @@ from hmoe_repro.evidence.expert_selection import (
     stored_choices,
     tinted,
 )
+from hmoe_repro.evidence.records import load_arrays
+from hmoe_repro.evidence.render import render
 from hmoe_repro.method.expert_choices import (
     against_chance,
     agreement,
@@ -54,7 +57,7 @@ from hmoe_repro.runs.arrays import (
 from hmoe_repro.runs.model import build_dataset
 from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.states import sealed
-from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.store import RunStore, publish_study
 from hmoe_repro.runs.train import run
 from hmoe_repro.runs.trainer import Trainer
 
@@ -522,3 +525,49 @@ def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
     records = [invented(0), invented(1), invented(0) | {"expert_choices": None}]
     ((record, arrays),) = runs_with_choices(records, "some-study", tmp_path)
     assert record is records[0] and arrays["choice_shown"].tolist() == [1, 3]
+
+
+# The page
+
+
+def test_the_page_of_trained_runs(tmp_path):
+    """From training to the page: pictures and tables are of the runs, and what is missing is
+    said."""
+    store = RunStore(tmp_path / "runs")
+    specs = [make_spec("GMoE", "DigitDomainsTiny", [d], **SPARSE) for d in ("photo", "sketch")]
+    specs.append(
+        make_spec("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
+    )
+    records = [run(spec, store) for spec in specs]
+    ids = [spec.run_id for spec in specs]
+    results, figures = tmp_path / "results", tmp_path / "figures"
+    publish_study("quick-gmoe", ids, store, results, with_arrays=ids[:2])
+    page = render("gmoe_selection", "quick", store=results, output=figures, test_domain="sketch")
+    made = {file.name for file in page.parent.iterdir()}
+    assert {"gmoe_selection.png", "gmoe_selection_block2.png", "gmoe_selection.csv"} <= made
+    table = pd.read_csv(page.parent / "gmoe_selection.csv")
+    values = [
+        r["expert_choices"]["out"]["layers"][1]["class"]["explained"]["value"] for r in records[:2]
+    ]
+    one = table[(table.part == "validation") & (table.block == 4) & (table.known == "class")]
+    assert math.isclose(one.value.item(), np.mean(values)) and one.runs.item() == 2
+    kept = stored_choices(records[1], load_arrays(records[1], "quick-gmoe", results))
+    assert kept.test_domains == ["sketch"]
+    shares = pd.read_csv(page.parent / "gmoe_selection_domains.csv", index_col=0)
+    assert np.allclose(shares, expert_shares(kept, "domain"))
+    assert "above its interval in" in page.read_text()
+
+
+def test_the_page_says_where_nothing_is_to_be_drawn(tmp_path):
+    store = RunStore(tmp_path / "runs")
+    sparse = make_spec("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
+    plain = make_spec("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
+    for spec in (sparse, plain):
+        run(spec, store)
+    for name, spec, said in (
+        ("one", sparse, "The arrays of these runs are not published"),
+        ("two", plain, "No run of this study has a network with experts."),
+    ):
+        publish_study("quick-gmoe", [spec.run_id], store, tmp_path / name)
+        page = render("gmoe_selection", "quick", store=tmp_path / name, output=tmp_path / "out")
+        assert said in page.read_text(), name

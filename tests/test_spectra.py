@@ -6,12 +6,15 @@ import math
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.data.images import STD
+from hmoe_repro.evidence.render import render
 from hmoe_repro.evidence.spectra import (
+    convolutional_baseline,
     measured_runs,
     noise_differences,
     noise_drops,
@@ -41,7 +44,7 @@ from hmoe_repro.runs import arrays as measuring
 from hmoe_repro.runs.arrays import accuracy_with_noise, check_measure, describe_spectra
 from hmoe_repro.runs.model import build_dataset
 from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore
+from hmoe_repro.runs.store import RunStore, publish_study
 from hmoe_repro.runs.studies import read_study, study_specs
 from hmoe_repro.runs.train import run
 from hmoe_repro.runs.trainer import Trainer
@@ -232,9 +235,8 @@ def test_noise_depends_on_its_seed_alone_and_a_ring_without_waves_is_refused():
 
 def spec_of(algorithm="ERM", network="small_cnn", **changes):
     settings = {"network": network, "hparams": {"batch_size": 4}, "steps": 2}
-    return make_spec(
-        algorithm, "DigitDomainsTiny", ["photo"], **settings | {"measure": "spectra"} | changes
-    )
+    settings |= {"measure": "spectra", "test_domains": ["photo"]}
+    return make_spec(algorithm, "DigitDomainsTiny", **settings | changes)
 
 
 def trainer_of(spec):
@@ -413,6 +415,16 @@ def test_differences_are_formed_in_pairs():
     assert alone["from"].isna().all() and not alone.told_apart.any()
 
 
+def test_the_baseline_is_erm_on_a_convolutional_network():
+    records = study()
+    assert convolutional_baseline(records) == "ERM, small_cnn"
+    other = [r | {"spec": r["spec"] | {"algorithm": "IRM"}} for r in records]
+    assert convolutional_baseline(other) == "IRM, small_cnn"
+    assert convolutional_baseline([*other, *records]) == "ERM, small_cnn"
+    with pytest.raises(HmoeError, match="no convolutional network measured its spectra"):
+        convolutional_baseline(records[:4])
+
+
 def test_a_baseline_must_exist_and_have_something_in_common():
     rows = noise_rows(study())
     with pytest.raises(HmoeError, match="unknown model 'ERM, resnet18'. Valid: ERM, small_vit"):
@@ -456,3 +468,39 @@ def test_sentences_follow_the_records():
     assert "30.0 % and 90.0 % of these images are right, so ERM, small_vit has less to" in said
     alone = [r for r in study() if r["spec"]["trial_seed"] == 0]
     assert "interval" not in spectra_verdict(alone, "ERM, small_cnn")[2]
+
+
+# The page
+
+
+def test_the_page_of_trained_runs(tmp_path):
+    store = RunStore(tmp_path / "runs")
+    specs = [
+        spec_of(algorithm, network, trial_seed=seed, test_domains=[domain])
+        for algorithm, network in (("ERM", "small_cnn"), ("GMoE", "gmoe_small"))
+        for domain in ("photo", "sketch")
+        for seed in range(2)
+    ]
+    records = [run(spec, store) for spec in specs]
+    publish_study("quick-gmoe", [spec.run_id for spec in specs], store, tmp_path / "results")
+    page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
+    made = {file.name for file in page.parent.iterdir()}
+    assert {"gmoe_fourier.png", "gmoe_fourier_noise_test.png", "gmoe_fourier.csv"} <= made
+    table = pd.read_csv(page.parent / "gmoe_fourier_differences.csv")
+    assert set(table.model) == {"GMoE, gmoe_small"} and (table.pairs == 4).all()
+    falls = [
+        100 * (found["clean"] - found["noisy"][3])
+        for found in (r["spectra"]["noise"]["test"] for r in records)
+    ]
+    ring = table[(table.part == "test domain") & (table.low == 0.3)].iloc[0]
+    assert math.isclose(ring["mean"], np.mean(falls[4:]) - np.mean(falls[:4]), abs_tol=1e-9)
+    assert ring["from"] <= ring["mean"] <= ring["to"]
+    assert "noise above half of π costs" in page.read_text()
+
+
+def test_the_page_says_where_nothing_was_measured(tmp_path):
+    store, spec = RunStore(tmp_path / "runs"), spec_of(measure="")
+    run(spec, store)
+    publish_study("quick-gmoe", [spec.run_id], store, tmp_path / "results")
+    page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
+    assert "No run of this study was asked to measure its spectra." in page.read_text()
