@@ -143,7 +143,9 @@ def measured_costs(record: dict) -> pd.DataFrame:
     """A row per method, a column per (kind, quantity) of `COSTS`: medians in s, peaks in GB."""
     return pd.DataFrame(
         {
-            (kind, part): {m: float(np.median(record[part][kind][m])) / unit for m in METHODS}
+            (kind, part): {
+                name: float(np.median(value)) / unit for name, value in record[part][kind].items()
+            }
             for (kind, part), (_, unit) in COSTS.items()
         }
     )
@@ -211,18 +213,18 @@ def plot_costs(record: dict, axes):
     as published."""
     ours, theirs = measured_costs(record), published_costs()
     for axis, (kind, part) in zip(axes, COSTS):
-        for row, name in enumerate(METHODS):
+        for row, name in enumerate(ours.index):
             if part == "seconds":
                 seconds = record["seconds"][kind]
                 values = np.array(seconds[name]) / np.array(seconds["ERM"])
             else:
                 values = [ours[kind, part][name] / ours[kind, part]["ERM"]]
             _dots(axis, row, values, PALETTE[0 if part == "seconds" else 1])
-        ratio = theirs[kind, part] / theirs[kind, part]["ERM"]
-        axis.plot(ratio, range(len(METHODS)), "D", ms=5, mfc="none", mec="black", mew=0.8)
+        ratio = (theirs[kind, part] / theirs[kind, part]["ERM"]).reindex(ours.index)
+        axis.plot(ratio, range(len(ours)), "D", ms=5, mfc="none", mec="black", mew=0.8)
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_title(f"{kind}, {'time' if part == 'seconds' else 'memory'}")
-        axis.set(yticks=range(len(METHODS)), yticklabels=list(METHODS), xlabel="times ERM")
+        axis.set(yticks=range(len(ours)), yticklabels=ours.index, xlabel="times ERM")
     axes[0].invert_yaxis()
 
 # %% ../../nbs/7_speed/08_cost_report.ipynb #def-cost-notes
