@@ -21,7 +21,10 @@ from .sparse import COST_VERSION, DENSE, EVERY
 from ..style import PALETTE
 
 # %% ../../nbs/7_speed/08_cost_report.ipynb #def-read-cost
-_KINDS = {"moe": ("float32", "bf16", "update"), "algorithms": ("training", "inference")}
+_KINDS = {
+    "moe": ("float32", "bf16", "update", "masks, update", "masks, prediction"),
+    "algorithms": ("training", "inference"),
+}
 _BESIDE = {"moe": ("saved_bytes", "sizes"), "algorithms": ("peak_bytes", "networks", "sizes")}
 
 
@@ -92,6 +95,8 @@ LAYER_TARGETS = [
     ("linear router, bytes kept by the dense MLP", "<=", 1.35),
     ("cosine router, bytes kept by the dense MLP", "<=", 1.5),
     ("update of the sparse network / of its dense twin", "<=", 1.1),
+    ("DMG: update / of Aggregate", "<=", 1.1),
+    ("DMG: prediction in all modes / average of predictions alone", "<=", 1.3),
 ]
 
 
@@ -99,6 +104,10 @@ def _target_values(record: dict, target: str) -> np.ndarray:
     """The values of a target, one for each round where it is a time."""
     saved, sizes = record["saved_bytes"]["float32"], record["sizes"]
     router = target.split(" ")[0]
+    if target.startswith("DMG: update"):
+        return times_dense(record, "masks, update", "DMG", "Aggregate")
+    if target.startswith("DMG"):
+        return times_dense(record, "masks, prediction", "all modes", "average of predictions")
     if target.startswith("update"):
         return times_dense(record, "update", sizes["sparse"], sizes["dense"])
     if target.startswith("every"):
