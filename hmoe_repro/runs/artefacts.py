@@ -6,7 +6,7 @@
 __all__ = ['ARTEFACTS', 'Artefact', 'artefact_study', 'artefact_studies']
 
 # %% ../../nbs/5_runs/18_artefacts.ipynb #imports
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core import HmoeError, one_of
 from .study_files import PROFILES, STUDIES
@@ -15,13 +15,19 @@ from .study_files import PROFILES, STUDIES
 @dataclass(frozen=True)
 class Artefact:
     """A figure or table: what it shows, the study it is made of, the profiles it exists in, those
-    where it is made only when asked for by name, and the studies it reads `beside` its own."""
+    where it is made only when asked for by name, the studies it reads `beside` its own, and
+    profiles whose study has another name."""
 
     title: str
     study: str
     profiles: tuple[str, ...] = ("smoke", "quick")
     optional: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    instead: dict[str, str] = field(default_factory=dict)  # profile -> its study there
+
+    def study_at(self, profile: str) -> str:
+        """The study that it is made of at a profile."""
+        return f"{profile}-{self.instead.get(profile, self.study)}"
 
 # %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-by-name
 _QUICK, _EVERY = ("quick",), ("smoke", "quick", "mnist", "paper")
@@ -112,7 +118,7 @@ ARTEFACTS |= {
         ("bench",),
     ),
     "speed_moe": Artefact(
-        "the sparse layer against one dense MLP; made by `hmoe bench --what moe`",
+        "what experts and masks add to a layer and an update; made by `hmoe bench --what moe`",
         "bench-moe",
         ("bench",),
     ),
@@ -129,6 +135,54 @@ ARTEFACTS |= {
     ),
 }
 
+# %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-of-dmg
+_OF_DMG = ("quick", "paper")
+
+ARTEFACTS |= {
+    "dmg_table1": Artefact(
+        "DMG Table 1: accuracy on a target domain, DomainNet or embedded digits",
+        "dmg",
+        _OF_DMG,
+        _OF_DMG,
+        instead={"paper": "dmg-domainnet"},
+    ),
+    "dmg_table2": Artefact(
+        "DMG Table 2: accuracy on a target domain, PACS or embedded digits",
+        "dmg",
+        ("quick", *_PACS),
+        _PACS,
+        instead={"paper": "dmg-pacs"},
+    ),
+    "dmg_table3": Artefact(
+        "DMG Table 3: accuracy on the training domains, with and without knowing which it is",
+        "dmg",
+        ("quick", *_PACS),
+        ("quick", *_PACS),
+        instead={"paper": "dmg-domainnet"},
+    ),
+    "dmg_table4": Artefact(
+        "DMG Table 4: each single mask on every domain",
+        "dmg",
+        ("quick", *_PACS),
+        ("quick", *_PACS),
+        instead={"paper": "dmg-domainnet"},
+    ),
+    "dmg_table5": Artefact(
+        "DMG Table 5: averaged predictions against an averaged mask",
+        "dmg",
+        ("quick", *_PACS),
+        ("quick", *_PACS),
+        instead={"paper": "dmg-domainnet"},
+    ),
+    "dmg_table6": Artefact(
+        "DMG Table 6: Table 2 with more methods, most of them quoted",
+        "dmg",
+        ("quick", *_PACS),
+        ("quick", *_PACS),
+        instead={"paper": "dmg-pacs"},
+    ),
+}
+
 # %% ../../nbs/5_runs/18_artefacts.ipynb #def-artefact-study
 def artefact_study(artefact: str, profile: str) -> str:
     """The study of an artefact at a profile. Raises `HmoeError` naming the valid artefacts and
@@ -136,7 +190,7 @@ def artefact_study(artefact: str, profile: str) -> str:
     described = ARTEFACTS[one_of(artefact, ARTEFACTS, "artefact")]
     one_of(profile, PROFILES, "profile")
     one_of(profile, described.profiles, f"profile of {artefact}")
-    return f"{profile}-{described.study}"
+    return described.study_at(profile)
 
 
 def artefact_studies(artefact: str, profile: str) -> list[str]:
