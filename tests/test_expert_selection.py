@@ -1,6 +1,7 @@
 """What experts follow: tables and measures against loops over patches, levels of chance against
 shuffles written out, and a run whose stored choices are those that its network makes."""
 
+import copy
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import tutel_standin
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.core import HmoeError
@@ -44,7 +46,7 @@ from hmoe_repro.method.expert_choices import (
     shifted,
     shuffled_within,
 )
-from hmoe_repro.method.sparse_moe import SparseMoE
+from hmoe_repro.method.tutel_layer import with_backend
 from hmoe_repro.runs.arrays import (
     CHOICE_PANEL,
     DESCRIPTIONS,
@@ -284,7 +286,7 @@ def trainer():
     return made
 
 
-def slowly_chosen(layer: SparseMoE, tokens: torch.Tensor) -> list[int]:
+def slowly_chosen(layer, tokens: torch.Tensor) -> list[int]:
     "The expert of each token, one by one."
     return [int(layer.router(token[None])[0].argmax()) for token in tokens]
 
@@ -388,6 +390,22 @@ def test_averaged_weights_are_asked_and_not_those_in_training():
                 router.projector.bias.fill_(1)
     assert averaged is made.algorithm.result.featurizer.body
     assert set(collect_choices(made, made.domains, "out", 3)["experts"].flatten().tolist()) == {1}
+
+
+def test_layers_of_the_other_backend_are_heard_alike(trainer, monkeypatch):
+    tutel_standin.install(monkeypatch)
+    theirs = copy.deepcopy(trainer.algorithm).eval()
+    (body,) = sparse_bodies(theirs)
+    for block in (2, 4):
+        body.blocks[block].mlp = with_backend(body.blocks[block].mlp, "tutel")
+    x = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = patch_experts(trainer.algorithm.eval(), x)
+        assert torch.equal(patch_experts(theirs, x), ours)
+    made = Trainer(trainer.spec, trainer.data, torch.device("cpu"))
+    made.algorithm = theirs
+    scores, _ = describe_choices(made)
+    assert scores["experts"] == 6 and scores["blocks"] == [2, 4]
 
 
 def test_an_algorithm_without_experts_has_no_sparse_body():

@@ -22,8 +22,8 @@ from ..data.images import STD
 from ..method.clusters import score_discovery
 from ..method.expert_choices import score_choices
 from ..method.masks import hard_iou, neuron_kinds
-from ..method.sparse_moe import SparseMoE
 from ..networks.precision import Backbone, set_precision
+from ..networks.sparse_vit import expert_layers
 from hmoe_repro.networks.spectra import (
     Spectra,
     band_noise,
@@ -141,14 +141,16 @@ def _evaluated(trainer: Trainer):
         set_precision(algorithm, precision)
 
 
-def _sparse_blocks(body) -> dict[int, SparseMoE]:
-    """index of a block, from 0 -> its sparse layer."""
-    found = {}
-    for i, block in enumerate(getattr(body, "blocks", ())):
-        for part in block.modules():
-            if isinstance(part, SparseMoE):
-                found[i] = part
-    return found
+def _sparse_blocks(body) -> dict[int, torch.nn.Module]:
+    """index of a block, from 0 -> its layer of experts."""
+    found = {i: expert_layers(block) for i, block in enumerate(getattr(body, "blocks", ()))}
+    return {i: layers[0] for i, layers in found.items() if layers}
+
+
+def _num_experts(layer) -> int:
+    """How many experts a layer has, whichever backend computes it."""
+    state = layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
+    return len(state["experts.w1"])
 
 
 def sparse_bodies(algorithm) -> list[torch.nn.Module]:
@@ -227,7 +229,7 @@ def describe_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         "test": collect_choices(trainer, test_domains, "in"),
     }
     layers = _sparse_blocks(body := sparse_bodies(trainer.algorithm)[0])
-    grid, most = patch_grid(body)[:2], max(len(layer.experts) for layer in layers.values())
+    grid, most = patch_grid(body)[:2], max(map(_num_experts, layers.values()))
     scores = {
         "step": trainer.step - 1,
         "blocks": list(layers),
