@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
+from hmoe_repro.algorithms.conformance import small_network
 from hmoe_repro.algorithms.recorded_updates import PLAIN_FIRST, RECORDABLE, RecordedUpdate
 from hmoe_repro.arithmetic import device_arithmetic
 from hmoe_repro.core import random_state, restore_random_state, seed_everything
@@ -54,7 +55,7 @@ def made(name, device=DEVICE, precision="float32"):
     steps have one length however small a gradient is; at a tenth by 0.00002 (ARM: 0.006)."""
     seed_everything(0)
     cls = get_algorithm(name)
-    algorithm = cls(*SHAPE, {"network": "small_cnn", "lr": cls.HPARAMS["lr"].default / 10})
+    algorithm = cls(*SHAPE, {"network": small_network(cls), "lr": cls.HPARAMS["lr"].default / 10})
     algorithm.total_steps = UPDATES
     set_precision(algorithm, precision)
     return algorithm.to(device).train()

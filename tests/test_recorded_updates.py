@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.base import ERM
+from hmoe_repro.algorithms.conformance import small_network
 from hmoe_repro.algorithms.recorded_updates import (
     PLAIN_FIRST,
     RECORDABLE,
@@ -32,7 +33,8 @@ def batches(size=6):
 
 def made(name, **hparams):
     torch.manual_seed(0)
-    algorithm = get_algorithm(name)(*SHAPE, {"network": "small_cnn", **hparams}).train()
+    cls = get_algorithm(name)
+    algorithm = cls(*SHAPE, {"network": small_network(cls), **hparams}).train()
     algorithm.total_steps = 20
     return algorithm
 
@@ -166,3 +168,5 @@ def test_the_list_names_algorithms_and_all_others_say_why_not():
         assert (why_not_recordable(made(name), "cuda") is None) == (name in RECORDABLE)
     assert why_not_recordable(made("ERM"), "cpu") == "only CUDA devices record"
     assert "parity" in why_not_recordable(made("MTL", parity=True), "cuda")
+    sparse = made("ERM", network="gmoe_small")
+    assert why_not_recordable(sparse, "cuda") == "Python counts the tokens of its experts"

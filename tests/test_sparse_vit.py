@@ -124,21 +124,17 @@ def test_at_the_start_it_predicts_the_mlps_times_the_gate_values(dense_file, k):
     torch.manual_seed(0)
     net = make_sparse_vit("gmoe_small", SMALL, path, k=k).eval()
     x = as_input(load_dataset("DigitDomains").images[0][:8])
-    scores = []
 
-    def scale(module, given, output):
-        return output * scores[len(seen) - 1] if seen.append(0) is None else None
+    def scaled(mlp, score):
+        return mlp.register_forward_hook(lambda module, given, output: output * score)
 
     with torch.no_grad():
-        features = net(x)
-        for layer in expert_layers(net):
-            scores.append(layer.choice.weights.sum(1).view(8, -1, 1))
-        seen = []
-        hooks = [dense.body.blocks[i].mlp.register_forward_hook(scale) for i in (2, 4)]
+        features, plain = net(x), dense(x)
+        scores = [layer.choice.weights.sum(1).view(8, -1, 1) for layer in expert_layers(net)]
+        hooks = [scaled(dense.body.blocks[i].mlp, s) for i, s in zip((2, 4), scores)]
         by_hand = dense(x)
         for hook in hooks:
             hook.remove()
-        plain = dense(x)
     torch.testing.assert_close(features, by_hand, rtol=1e-4, atol=1e-5)
     if k == 2:
         torch.testing.assert_close(features, plain, rtol=1e-4, atol=1e-5)

@@ -45,9 +45,9 @@ def test_every_field_of_the_specification_changes_the_name():
         hparams_seed=1,
         arithmetic="portable",
         algorithm_version=2,
-        measure="spectra",
         protocol="dmg",
         splits="0123456789ab",
+        measure="spectra",
     )
     assert set(changes) == {f.name for f in dataclasses.fields(RunSpec)}
     names = {dataclasses.replace(SPEC, **{k: v}).run_id for k, v in changes.items()}

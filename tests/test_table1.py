@@ -13,6 +13,8 @@ from hmoe_repro.runs.artefacts import ARTEFACTS
 from hmoe_repro.runs.studies import study_specs
 from hmoe_repro.runs.study_files import read_study
 
+# GMoE, its twin and DMG are of other papers, on networks of their own.
+TABLE_1 = tuple(name for name, family in FAMILIES.items() if family not in ("gmoe", "dmg"))
 POWER = lambda low, high, base=10: lambda r: base ** r.uniform(low, high)
 SHARED = {
     28: {"lr": POWER(-4.5, -2.5), "batch_size": lambda r: int(2 ** r.uniform(3, 9))},
@@ -112,11 +114,11 @@ def test_the_registry_says_everything_of_everyone():
 
 def test_every_algorithm_has_settings_that_fit_a_short_run():
     (runs,) = read_study("quick-table1").runs
-    assert runs.algorithms == tuple(FAMILIES)
-    assert set(runs.hparams[0]) <= {"all", *FAMILIES}
+    assert runs.algorithms == TABLE_1
+    assert set(runs.hparams[0]) <= {"all", *TABLE_1}
     first = study_specs("quick-table1")[0]
     steps, checkpoints = first.steps, len(range(0, first.steps, first.checkpoint_frequency))
-    for spec in study_specs("quick-table1")[: 4 * len(FAMILIES)]:
+    for spec in study_specs("quick-table1")[: 4 * len(TABLE_1)]:
         h = spec.hparams
         waiting = [
             value
@@ -134,9 +136,9 @@ def test_every_algorithm_has_settings_that_fit_a_short_run():
 def test_table_1_has_every_algorithm_at_one_length(profile):
     specs, (digits,) = study_specs(f"{profile}-table1"), read_study(f"{profile}-digits").runs
     assert {s.steps for s in specs} == {min(digits.steps, 201)}
-    cells = len(FAMILIES) * len(digits.seeds) * len(digits.test_domains)
+    cells = len(TABLE_1) * len(digits.seeds) * len(digits.test_domains)
     assert len({s.run_id for s in specs}) == len(specs) == cells
-    assert {s.algorithm for s in specs} == set(FAMILIES) and {
+    assert {s.algorithm for s in specs} == set(TABLE_1) and {
         s.algorithm for s in specs if s.sampler == "pooled"
     } == {"Aggregate"}
     assert profile in ARTEFACTS["digits_table1"].optional
@@ -148,9 +150,7 @@ def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
 
     specs = {s.algorithm: s for s in study_specs("smoke-table1")}
     benchmark = read_study("smoke-digits").runs[0].algorithms
-    for name in {
-        family: name for name, family in FAMILIES.items() if name not in benchmark
-    }.values():
+    for name in {FAMILIES[name]: name for name in TABLE_1 if name not in benchmark}.values():
         record = run(specs[name], RunStore(tmp_path))
         assert (
             record["status"] == "complete" and record["selected"]["default"]["test_accuracy"] >= 0

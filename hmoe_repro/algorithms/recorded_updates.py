@@ -12,6 +12,7 @@ import torch
 
 from .base import Algorithm
 from .tools import generator_states, stacked
+from ..networks.sparse_vit import expert_layers
 
 # %% ../../nbs/4_algorithms/14_recorded_updates.ipynb #def-why-not
 RECORDABLE = (
@@ -42,6 +43,8 @@ def why_not_recordable(algorithm: Algorithm, device) -> str | None:
         return f"{cls.__name__} is not on the list"
     if algorithm.name not in RECORDABLE:
         return f"{algorithm.name} is not on the list"
+    if expert_layers(algorithm):
+        return "Python counts the tokens of its experts"
     compiled = {getattr(part, "precision", "") for part in algorithm.modules()}
     if any("compile" in precision for precision in compiled):
         return "it is compiled"

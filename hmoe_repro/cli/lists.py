@@ -22,7 +22,10 @@ def _published(artefact: str, profile: str) -> str:
     """'published' or 'not published'; '-' where the profile does not make the artefact."""
     if profile not in ARTEFACTS[artefact].profiles:
         return "-"
-    file = "bench.json" if profile == "bench" else f"{artefact_study(artefact, profile)}.jsonl"
+    if profile == "bench":
+        file = f"{ARTEFACTS[artefact].study}.json"
+    else:
+        file = f"{artefact_study(artefact, profile)}.jsonl"
     return "published" if (results_dir() / file).exists() else "not published"
 
 

@@ -111,6 +111,16 @@ ARTEFACTS |= {
         "bench",
         ("bench",),
     ),
+    "speed_moe": Artefact(
+        "the sparse layer against one dense MLP; made by `hmoe bench --what moe`",
+        "bench-moe",
+        ("bench",),
+    ),
+    "gmoe_table16": Artefact(
+        "GMoE Table 16: time and memory of algorithms; made by `hmoe bench --what algorithms`",
+        "bench-algorithms",
+        ("bench",),
+    ),
     "precision_parity": Artefact(
         "does bf16 change results beyond seed noise?",
         "parity",

@@ -21,7 +21,7 @@ from .store import RunStore, check_record, locked_elsewhere, outcome, run_lock
 
 # %% ../../nbs/5_runs/22_parcel.ipynb #def-wanted
 _RUN = "[0-9a-f]{12}"
-_FILE = r"record\.json|arrays\.safetensors|state\.safetensors|selected-\w+\.safetensors"
+_FILE = r"record\.json|arrays\.safetensors|state\.safetensors|selected-[\w-]+\.safetensors"
 _MEMBER = re.compile(f"{_RUN}/({_FILE})")
 
 
