@@ -13,7 +13,12 @@ import pytest
 from hmoe_repro.cli import app as cli
 
 UNHEARD = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
-VARIABLES = ("HMOE_DATA", "HMOE_FOLDERS", "HMOE_WORKERS")  # what commands themselves set
+VARIABLES = (
+    "HMOE_DATA",
+    "HMOE_FOLDERS",
+    "HMOE_SPLITS",
+    "HMOE_WORKERS",
+)  # what commands themselves set
 INSTALLED = Path(sys.executable).parent / "hmoe"
 
 

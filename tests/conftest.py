@@ -199,7 +199,7 @@ def names_given_back():
 
     for name in FAMILIES:
         get_algorithm(name)  # so that what an import registers is there by now
-    names = ("HMOE_FOLDERS", "HMOE_DATA_FILES")
+    names = ("HMOE_FOLDERS", "HMOE_DATA_FILES", "HMOE_SPLITS")
     held = [(r, dict(r)) for _, r in registries()]
     variables = {name: os.environ.get(name) for name in names}
     yield

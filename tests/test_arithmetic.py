@@ -22,7 +22,8 @@ from hmoe_repro.core import HmoeError, results_dir
 from hmoe_repro.evidence.records import load_study
 from hmoe_repro.runs.request import make_toy_spec
 from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.studies import STUDIES, read_study, study_specs
+from hmoe_repro.runs.studies import study_specs
+from hmoe_repro.runs.study_files import STUDIES, read_study
 
 UNPINNED = {name: value for name, value in os.environ.items() if name not in PORTABLE}
 UPDATES = """

@@ -45,7 +45,7 @@ BLOCKED = (
 NAME_OF_IMPORT = {"scikit-learn": "sklearn", "pillow": "PIL"}
 THIRD_PARTY = {NAME_OF_IMPORT.get(r.name, r.name) for r in requirements("dependencies")}
 NOTEBOOK_TOOLS = {"papermill", "nbformat", "nbclient"}
-OPTIONAL = {"ray", "huggingface_hub"}  # the second comes with timm
+OPTIONAL = {"ray", "tutel", "huggingface_hub"}  # the last comes with timm
 
 
 def place_imported(module):

@@ -14,16 +14,8 @@ from hmoe_repro.data.trees import sample_tree
 from hmoe_repro.evidence.report import chosen_records, report_study, table_records
 from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import (
-    PROFILES,
-    STUDIES,
-    check_study,
-    count_runs,
-    read_study,
-    runs_with_arrays,
-    specs_or_reason,
-    study_specs,
-)
+from hmoe_repro.runs.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
+from hmoe_repro.runs.study_files import PROFILES, STUDIES, check_study, read_study
 from hmoe_repro.settings_file import line_of
 
 PUBLISHED = sorted(path.stem for path in results_dir().glob("*.jsonl"))
@@ -123,7 +115,8 @@ def test_runs_are_counted_without_data_or_torch():
     }
     code = f"""
 import sys
-from hmoe_repro.runs.studies import STUDIES, count_runs, read_study
+from hmoe_repro.runs.studies import count_runs
+from hmoe_repro.runs.study_files import STUDIES, read_study
 print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES)))
 print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 """

@@ -13,14 +13,8 @@ from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies, artefact_stud
 from hmoe_repro.runs.cost import estimate_seconds, on_device
 from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.store import RunStore, outcome, run_lock
-from hmoe_repro.runs.studies import (
-    PROFILES,
-    STUDIES,
-    count_runs,
-    read_study,
-    runs_with_arrays,
-    study_specs,
-)
+from hmoe_repro.runs.studies import count_runs, runs_with_arrays, study_specs
+from hmoe_repro.runs.study_files import PROFILES, STUDIES, read_study
 from hmoe_repro.runs.sweep import _feed, sweep
 from hmoe_repro.runs.train import run
 from hmoe_repro.runs.trainer import LossSums

@@ -10,7 +10,8 @@ from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm,
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
 from hmoe_repro.core import seed_hash
 from hmoe_repro.runs.artefacts import ARTEFACTS
-from hmoe_repro.runs.studies import read_study, study_specs
+from hmoe_repro.runs.studies import study_specs
+from hmoe_repro.runs.study_files import read_study
 
 # GMoE, its twin and DMG are of other papers, on networks of their own.
 TABLE_1 = tuple(name for name, family in FAMILIES.items() if family not in ("gmoe", "dmg"))

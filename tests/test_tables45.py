@@ -49,7 +49,7 @@ from hmoe_repro.evidence.tables import (
 )
 from hmoe_repro.evidence.verdicts import accuracy_verdict, resolvable_difference
 from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import read_study
+from hmoe_repro.runs.study_files import read_study
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 

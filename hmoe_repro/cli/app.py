@@ -79,7 +79,8 @@ COMMANDS |= {
         "evidence.export_domainbed_command", "Write runs as a sweep folder of DomainBed."
     ),
     "bench": Entry(
-        "evidence.bench_command", "Measure updates and evaluation against a plain PyTorch loop."
+        "evidence.bench_command",
+        "Measure updates, the sparse layer, or the time and memory of algorithms.",
     ),
     "discover": Entry(
         "images.discover_command",

@@ -14,14 +14,18 @@ from .options import print_table
 from ..core import HmoeError, results_dir
 from ..runs.artefacts import ARTEFACTS, artefact_study
 from ..runs.store import RunStore
-from ..runs.studies import PROFILES, STUDIES, count_runs
+from ..runs.studies import count_runs
+from ..runs.study_files import PROFILES, STUDIES
 
 # %% ../../nbs/9_cli/02_lists.ipynb #def-published
 def _published(artefact: str, profile: str) -> str:
     """'published' or 'not published'; '-' where the profile does not make the artefact."""
     if profile not in ARTEFACTS[artefact].profiles:
         return "-"
-    file = "bench.json" if profile == "bench" else f"{artefact_study(artefact, profile)}.jsonl"
+    if profile == "bench":
+        file = f"{ARTEFACTS[artefact].study}.json"
+    else:
+        file = f"{artefact_study(artefact, profile)}.jsonl"
     return "published" if (results_dir() / file).exists() else "not published"
 
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['AlgorithmName', 'DatasetName', 'TestDomains', 'Network', 'Resolution', 'Workers', 'HparamsSeed', 'SearchDraws',
-           'CheckpointFrequency', 'Sampler', 'Evaluate', 'Precision', 'Parity', 'Arithmetic', 'train_command']
+           'UpdatesOrNone', 'CheckpointFrequency', 'Sampler', 'Evaluate', 'Precision', 'Protocol', 'Epochs', 'Splits',
+           'Parity', 'Arithmetic', 'train_command']
 
 # %% ../../nbs/9_cli/04_train.ipynb #imports
 import os
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ..arithmetic import set_arithmetic
-from .options import DataDir, Device, Seed, Settings, Steps, data_folder, print_frame
+from .options import DataDir, Device, Seed, Settings, data_folder, print_frame
 
 # %% ../../nbs/9_cli/04_train.ipynb #options-what
 AlgorithmName = Annotated[str, typer.Option(help="`hmoe list --algorithms`, or file.py:Name.")]
@@ -43,6 +44,7 @@ SearchDraws = Annotated[
 ]
 
 # %% ../../nbs/9_cli/04_train.ipynb #options-how
+UpdatesOrNone = Annotated[int | None, typer.Option(min=1, help="Updates; default 5001.")]
 CheckpointFrequency = Annotated[
     int | None, typer.Option(min=1, help="Updates between evaluations.")
 ]
@@ -55,6 +57,14 @@ Evaluate = Annotated[
 ]
 Precision = Annotated[
     str, typer.Option(help="float32, bf16, float32-compile, bf16-compile, or tf32 on a GPU.")
+]
+Protocol = Annotated[str, typer.Option(help="domainbed, or dmg: epochs of mixed batches of 64.")]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="With protocol dmg, instead of --steps; default 50.")
+]
+Splits = Annotated[
+    str | None,
+    typer.Option(help="With protocol dmg: a folder of lists DOMAIN_train.txt, _val, _test."),
 ]
 Parity = Annotated[
     bool,
@@ -74,7 +84,7 @@ def train_command(
     algorithm: AlgorithmName,
     dataset: DatasetName,
     test_domain: TestDomains,
-    steps: Steps = 5001,
+    steps: UpdatesOrNone = None,
     seed: Seed = 0,
     network: Network = None,
     resolution: Resolution = None,
@@ -85,6 +95,9 @@ def train_command(
     sampler: Sampler = "domain",
     evaluate: Evaluate = "selection",
     precision: Precision = "float32",
+    protocol: Protocol = "domainbed",
+    epochs: Epochs = None,
+    splits: Splits = None,
     parity: Parity = False,
     arithmetic: Arithmetic = "native",
     set_: Settings = None,
@@ -93,20 +106,11 @@ def train_command(
 ):
     """Train one algorithm with one domain held out, or several draws of its hyper-parameters;
     prints what was selected."""
-    settings = {
-        "trial_seed": seed,
-        "steps": steps,
-        "network": network,
-        "resolution": resolution,
-        "hparams_seed": hparams_seed,
-        "checkpoint_frequency": checkpoint_frequency,
-        "sampler": sampler,
-        "evaluate": evaluate,
-        "precision": precision,
-        "parity": parity,
-        "arithmetic": arithmetic,
-        "data_dir": data_folder(data_dir),
-    }
+    settings = dict(trial_seed=seed, network=network, resolution=resolution, precision=precision)
+    settings |= dict(protocol=protocol, steps=steps, epochs=epochs, splits=splits, parity=parity)
+    settings |= dict(checkpoint_frequency=checkpoint_frequency, sampler=sampler, evaluate=evaluate)
+    settings |= dict(hparams_seed=hparams_seed, arithmetic=arithmetic)
+    settings["data_dir"] = data_folder(data_dir)
     if workers:
         os.environ["HMOE_WORKERS"] = str(workers)
     _train(algorithm, dataset, test_domain, n_hparams, set_ or [], device, settings)

@@ -39,14 +39,17 @@ def narrow_records(
 
 # %% ../../nbs/6_evidence/14_chosen.ipynb #def-selected-table
 def selected_table(record: dict) -> pd.DataFrame:
-    """The selected checkpoint of each mode of a finished run, a row each, accuracies as text."""
-    rows = [
-        [mode, s["step"], f"{s['validation_accuracy']:.3f}", f"{s['test_accuracy']:.3f}"]
-        for mode, s in record["selected"].items()
-    ]
-    return pd.DataFrame(
-        rows, columns=["mode", "selected step", "validation accuracy", "test accuracy"]
-    )
+    """The selected checkpoint of each mode of a finished run, a row each, accuracies as text; for
+    modes that need an image's domain the in-domain accuracy alone."""
+    selected, inside, rows = record["selected"], record.get("in_domain", {}), []
+    for mode, chosen in (inside | selected).items():
+        row = {"mode": mode, "selected step": chosen["step"]}
+        row["validation accuracy"] = f"{chosen['validation_accuracy']:.3f}"
+        row["test accuracy"] = f"{chosen['test_accuracy']:.3f}" if mode in selected else "–"
+        if inside:
+            row["in-domain accuracy"] = f"{inside[mode]['accuracy']:.3f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def describe_discovery(record: dict) -> str | None:

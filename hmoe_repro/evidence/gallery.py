@@ -100,7 +100,7 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
 def _origin(profile: str, store: str) -> str:
     """Where the records of a gallery come from, in words."""
     if profile == "bench":
-        return "from `results/bench.json` by `hmoe figures --profile bench`"
+        return "from the benches in `results/` by `hmoe figures --profile bench`"
     if str(store):
         return "from the runs of `hmoe reproduce` on this machine"
     return "from `results/` by `make figures`"

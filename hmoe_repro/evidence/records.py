@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['study_file', 'short_path', 'parse_record', 'load_study', 'arrays_file', 'load_arrays', 'has_arrays', 'record_field',
-           'select', 'distinct']
+           'select', 'distinct', 'one_protocol']
 
 # %% ../../nbs/6_evidence/01_records.ipynb #imports
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core import HmoeError, repo_root, results_dir
+from ..runs.selection import protocol_of
 from ..runs.states import is_sealed
 from ..runs.store import check_record
 
@@ -168,3 +169,18 @@ def distinct(records: list[dict], name: str) -> list:
         return sorted(values)
     except TypeError:
         return values
+
+# %% ../../nbs/6_evidence/01_records.ipynb #def-one-protocol
+def one_protocol(records: list[dict]) -> str:
+    """The protocol that all of some records followed, 'domainbed' or 'dmg'. `HmoeError` where they
+    followed two."""
+    followed = {}
+    for record in records:
+        followed.setdefault(protocol_of(record), record["run_id"])
+    if len(followed) > 1:
+        ours, theirs = (f"{run} ({protocol})" for protocol, run in sorted(followed.items()))
+        raise HmoeError(
+            f"runs {ours} and {theirs} followed two protocols: their accuracies are of different "
+            "images, and one table would compare the protocols. Fix: a table for each."
+        )
+    return next(iter(followed), "domainbed")

@@ -24,7 +24,8 @@ from .verdicts import accuracy_verdict, mode_legend, plot_results
 from ..runs.selection import RULES
 from ..runs.spec import TOY, RunSpec
 from ..runs.store import RunStore, write_study
-from ..runs.studies import STUDIES, read_study, study_specs
+from ..runs.studies import study_specs
+from ..runs.study_files import STUDIES, read_study
 
 # %% ../../nbs/6_evidence/20_report.ipynb #def-chosen-records
 def chosen_records(

@@ -23,7 +23,8 @@ from ..runs.artefacts import artefact_study
 from ..runs.batch import Batch
 from ..runs.plan import requested_artefacts, requested_studies
 from ..runs.store import RunStore, publish_study
-from ..runs.studies import read_study, runs_with_arrays, study_specs
+from ..runs.studies import runs_with_arrays, study_specs
+from ..runs.study_files import read_study
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-write-studies
 def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:

@@ -43,7 +43,9 @@ class CosineRouter(nn.Module):
         self.highest = math.log(1 / lowest)
 
     def forward(self, x: Tensor) -> Tensor:
-        cosines = F.normalize(self.projector(x), dim=1) @ F.normalize(self.directions, dim=0)
+        a = self.projector(x)
+        lengths = a.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        cosines = a @ F.normalize(self.directions, dim=0) / lengths
         return cosines * self.log_scale.clamp(max=self.highest).exp()
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-choose
@@ -53,15 +55,17 @@ class Choice(NamedTuple):
     experts: Tensor  # (n, k) integers
     weights: Tensor  # (n, k), differentiable
     logits: Tensor  # (n, k): the chosen experts' logits, noise included
+    best: Tensor | None = None  # (n,): the largest score, undivided: who is served first
 
 
 def choose(logits: Tensor, k: int = 1) -> Choice:
     "The k best experts by logits (n, E); weights are softmax scores, of sum 1 if k > 1."
     scores = logits.softmax(-1)
     weights, experts = scores.topk(k, dim=-1)
+    best = weights[:, 0].detach()
     if k > 1:
         weights = weights / weights.sum(-1, keepdim=True)
-    return Choice(experts, weights, logits.gather(-1, experts))
+    return Choice(experts, weights, logits.gather(-1, experts), best)
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-capacity
 def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
@@ -74,7 +78,7 @@ def kept_tokens(choice: Choice, num_experts: int, capacity: int, by_score: bool 
     n, k = choice.experts.shape
     rank = torch.arange(n, device=choice.experts.device)
     if by_score:
-        rank = choice.weights.detach()[:, 0].argsort(descending=True, stable=True)
+        rank = choice.best.argsort(descending=True, stable=True)
     queue = choice.experts[rank].T.flatten()  # first choices in their order, then second ones
     before = F.one_hot(queue, num_experts).cumsum(0).gather(1, queue[:, None])[:, 0] - 1
     kept = torch.empty(k, n, dtype=torch.bool, device=queue.device)
@@ -114,7 +118,9 @@ def balance_loss(logits: Tensor, choice: Choice, noise: float = 1.0) -> Tensor:
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-product-loss
 def product_loss(logits: Tensor, choice: Choice) -> Tensor:
-    "E times the sum over experts of (mean score x share of first choices); 1 if uniform (GShard)."
+    """E times the sum over experts of (mean score x share of first choices); 1 if uniform (GShard).
+
+    As in Tutel, `logits` (n, E) are those that chose, noise included."""
     num_experts = logits.shape[-1]
     share = F.one_hot(choice.experts[:, 0], num_experts).to(logits.dtype).mean(0)
     return num_experts * (logits.softmax(-1).mean(0) * share).sum()
@@ -138,8 +144,15 @@ class Experts(nn.Module):
 
     def expert(self, e: int, x: Tensor) -> Tensor:
         "Expert `e` of x (m, D) -> (m, D)."
-        hidden = self.dropout(F.gelu(F.linear(x, self.w1[e], self.b1[e])))
-        return F.linear(hidden, self.w2[e], self.b2[e])
+        return self._mlp(x, self.w1[e], self.b1[e], self.w2[e], self.b2[e])
+
+    def _mlp(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        return F.linear(self.dropout(F.gelu(F.linear(x, w1, b1))), w2, b2)
+
+    def each(self, parts) -> list[Tensor]:
+        "Expert e of the e-th part, for all experts; nothing for parts without rows."
+        weights = zip(*(w.unbind() for w in (self.w1, self.b1, self.w2, self.b2)))
+        return [self._mlp(x, *own) for x, own in zip(parts, weights) if len(x)]
 
     @torch.no_grad()
     def copy_mlp(self, first: nn.Linear, second: nn.Linear):
@@ -218,7 +231,7 @@ def dispatch(x: Tensor, experts: Experts, choice: Choice, kept: Tensor | None = 
     "Weighted outputs of the chosen experts, x (n, D) -> (n, D); zero for what is not `kept`."
     traffic = plan_traffic(choice, len(experts), kept)
     arrived = Send.apply(x, traffic.rows, traffic.places).split(traffic.loads)
-    outputs = [experts.expert(e, part) for e, part in enumerate(arrived) if len(part)]
+    outputs = experts.each(arrived)
     if not outputs:
         return torch.zeros_like(x)
     weights = choice.weights.flatten()[traffic.choices].to(outputs[0].dtype)
@@ -277,8 +290,9 @@ class SparseMoE(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             logits = self.router(tokens.float())
-            choice = choose(self._noisy(logits), self.k)
-            loss = self._balance(logits, choice)
+            noisy = self._noisy(logits)
+            choice = choose(noisy, self.k)
+            loss = self._balance(logits, noisy, choice)
         y = dispatch(tokens, self.experts, choice, self._kept(choice))
         self.choice = Choice(*(part.detach() for part in choice))
         self.auxiliary_loss = loss.detach()
@@ -291,9 +305,9 @@ class SparseMoE(nn.Module):
             return logits
         return logits + torch.randn_like(logits) * (self.gate_noise / len(self.experts))
 
-    def _balance(self, logits: Tensor, choice: Choice) -> Tensor:
+    def _balance(self, logits: Tensor, noisy: Tensor, choice: Choice) -> Tensor:
         if self.loss == "product":
-            return product_loss(logits, choice)
+            return product_loss(noisy, choice)
         return balance_loss(logits, choice, self.gate_noise)
 
     def _kept(self, choice: Choice) -> Tensor | None:

@@ -82,6 +82,14 @@ class Sampler:
             )
         self.generator = torch.Generator().manual_seed(seed)
 
+    def state(self) -> torch.Tensor:
+        """What later batches depend on."""
+        return self.generator.get_state()
+
+    def load(self, state: torch.Tensor):
+        """Put back what `state` returned."""
+        self.generator.set_state(state)
+
     def seeds(self, indices: list[torch.Tensor]) -> list[torch.Tensor]:
         """One seed for each drawn image, from which its augmentation follows."""
         return [self._positions(2**31, len(part)) for part in indices]
@@ -171,6 +179,14 @@ def run_seed(
 EVALUATION_BATCH = 64
 
 
+def _prediction(algorithm, own: int | None):
+    """(function of images to logits of each mode, names of the modes)."""
+    extra = getattr(algorithm, "domain_modes", ())
+    if own is None or not extra:
+        return algorithm.predict_modes, algorithm.modes
+    return lambda x: algorithm.predict_modes(x, domain=own), (*algorithm.modes, *extra)
+
+
 @torch.no_grad()
 def evaluate(
     algorithm,
@@ -179,9 +195,10 @@ def evaluate(
     indices: torch.Tensor,
     device="cpu",
     seeds: torch.Tensor | None = None,
+    own: int | None = None,
 ) -> dict[str, float]:
     """mode -> accuracy (0 to 1) on the given images of a domain; augmented where there are
-    `seeds`, one for each image."""
+    `seeds`, one for each image. `own`: which of the training domains it is, for `domain_modes`."""
     position, was_training = dataset.domain_index(domain), algorithm.training
     algorithm.eval()
     labels = dataset.labels[position]
@@ -189,14 +206,15 @@ def evaluate(
     drawn = [None] * len(parts)
     if seeds is not None:
         drawn = seeds.split(EVALUATION_BATCH)
+    predict, modes = _prediction(algorithm, own)
     # Counted where the model is and read once, at the end: a GPU is not kept waiting.
-    hits = torch.zeros(len(algorithm.modes), dtype=torch.long, device=device)
+    hits = torch.zeros(len(modes), dtype=torch.long, device=device)
     for part, part_seeds in zip(parts, drawn):
         y = on_device(labels[part], device)
-        logits = algorithm.predict_modes(dataset.inputs(position, part, device, part_seeds))
-        hits += torch.stack([(logits[m].argmax(1) == y).sum() for m in algorithm.modes])
+        logits = predict(dataset.inputs(position, part, device, part_seeds))
+        hits += torch.stack([(logits[m].argmax(1) == y).sum() for m in modes])
     algorithm.train(was_training)
-    return {mode: n / len(indices) for mode, n in zip(algorithm.modes, hits.tolist())}
+    return {mode: n / len(indices) for mode, n in zip(modes, hits.tolist())}
 
 # %% ../../nbs/5_runs/01_protocol.ipynb #def-parse-policy
 POLICIES = ("selection", "all")

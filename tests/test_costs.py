@@ -1,0 +1,403 @@
+"""What the sparse layer and whole algorithms cost: that the measures measure what they say, that
+a record is whole, and that tables and verdicts are computed from it."""
+
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hmoe_repro.cli.evidence import bench_command
+from hmoe_repro.core import HmoeError
+from hmoe_repro.evidence.render import render
+from hmoe_repro.method.sparse_moe import SparseMoE
+from hmoe_repro.speed import costs
+from hmoe_repro.speed.bench import write_bench
+from hmoe_repro.speed.cost_report import (
+    COSTS,
+    LAYER_TARGETS,
+    cost_notes,
+    cost_table,
+    layer_table,
+    layer_targets,
+    measured_costs,
+    published_costs,
+    read_cost,
+    size_table,
+)
+from hmoe_repro.speed.costs import (
+    COST_SCALES,
+    METHODS,
+    make_method,
+    method_peaks,
+    network_size,
+    random_minibatches,
+    run_algorithms,
+    tensor_peak,
+)
+from hmoe_repro.speed.sparse import (
+    DENSE,
+    EVERY,
+    SPARSE_SCALES,
+    EveryExpert,
+    layer_seconds,
+    layers,
+    mask_jobs,
+    network_update,
+    run_moe,
+    saved_bytes,
+)
+
+TINY = COST_SCALES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def moe():
+    return run_moe(3, "tiny", lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def algorithms():
+    said = []
+    return run_algorithms(3, "tiny", said.append) | {"said": said}
+
+
+# The layer
+
+
+def test_the_full_scale_is_the_layer_of_gmoe_s16():
+    size = SPARSE_SCALES["full"]
+    assert (size.images, size.tokens, size.dim, size.hidden, size.experts) == (
+        32,
+        197,
+        384,
+        1536,
+        6,
+    )
+    made = layers(size)
+    assert [name for name, layer in made.items() if isinstance(layer, SparseMoE)] == [
+        "linear",
+        "linear, capacity 1.5",
+        "cosine",
+        "cosine, capacity 1.5",
+    ]
+    dropouts = {m.p for layer in made.values() for m in layer.modules() if type(m) is nn.Dropout}
+    assert dropouts == {0.1} and all(layer.training for layer in made.values())
+    assert (
+        made["linear"].capacity_factor == 0 and made["cosine, capacity 1.5"].capacity_factor == 1.5
+    )
+
+
+def test_every_expert_is_the_weighted_sum_over_a_loop():
+    layer = SparseMoE(6, 10, num_experts=4, router="linear", dropout=0.0)
+    x = torch.randn(2, 5, 6)
+    scores = layer.router(x.view(10, 6)).softmax(-1)
+    by_hand = sum(scores[:, e : e + 1] * layer.experts.expert(e, x.view(10, 6)) for e in range(4))
+    torch.testing.assert_close(EveryExpert(layer)(x), by_hand.view(2, 5, 6))
+
+
+def test_a_timed_pass_reaches_every_parameter_and_leaves_nothing(monkeypatch):
+    layer, seen = SparseMoE(6, 10, num_experts=2, capacity_factor=0.0), []
+    x = torch.randn(40, 6, requires_grad=True)
+    layer.router.register_full_backward_hook(lambda *args: seen.append("router"))
+    layer.experts.w1.register_hook(lambda gradient: seen.append("experts"))
+    assert layer_seconds(layer, x, torch.ones(40, 6), "float32") > 0
+    assert sorted(seen) == ["experts", "router"]
+    assert x.grad is None and all(p.grad is None for p in layer.parameters())
+
+
+def test_bytes_are_counted_once_and_without_parameters():
+    x = torch.randn(7, 4, requires_grad=True)
+    assert saved_bytes(nn.Linear(4, 3), x) == 7 * 4 * 4
+    assert saved_bytes(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), x) == 4 * 7 * (4 + 3)
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return x * x  # keeps x for both factors
+
+    assert saved_bytes(Twice(), x) == 7 * 4 * 4
+    with torch.no_grad():
+        assert saved_bytes(nn.Linear(4, 3), x) == 0
+
+
+@pytest.mark.parametrize("router, bound", [("linear", 1.35), ("cosine", 1.5)])
+def test_the_layer_keeps_little_more_than_the_dense_one(router, bound):
+    size = SPARSE_SCALES["full"]
+    x = torch.randn(4, size.tokens, size.dim, requires_grad=True)
+    made = layers(size)
+    for name in (router, f"{router}, capacity 1.5"):
+        assert 1 < saved_bytes(made[name], x) / saved_bytes(made[DENSE], x) <= bound
+
+
+def test_experts_leave_no_buffer_of_zeros_for_each_of_them():
+    "Backward must not fill one gradient of all experts' size for each expert."
+    layer = SparseMoE(16, 64, num_experts=6, capacity_factor=0.0, dropout=0.0)
+    x = torch.randn(60, 16, requires_grad=True)
+    y = layer(x)
+    with torch.profiler.profile(record_shapes=True) as trace:
+        y.backward(torch.ones_like(y))
+    whole = [list(layer.experts.w1.shape), list(layer.experts.w2.shape)]
+    fills = [e for e in trace.events() if e.name in ("aten::fill_", "aten::zero_")]
+    assert not [e for e in fills if e.input_shapes and e.input_shapes[0] in whole]
+
+
+def test_an_update_of_both_networks_moves_weights():
+    size = SPARSE_SCALES["tiny"]
+    assert all(network_update(name, size)() > 0 for name in (size.dense, size.sparse))
+
+
+def test_masks_are_measured_on_the_same_network_and_images():
+    jobs = mask_jobs(SPARSE_SCALES["tiny"])
+    assert all(job() > 0 for job in jobs.values())
+    work = {key: job.__closure__[0].cell_contents for key, job in jobs.items()}
+    plain, masked = (work["masks, update", name].func.__self__ for name in ("Aggregate", "DMG"))
+    assert plain.update_count == masked.update_count == 1
+    shapes = [[tuple(p.shape) for p in a.featurizer.parameters()] for a in (plain, masked)]
+    assert shapes[0] == shapes[1]
+    found = work["masks, prediction", "all modes"]()
+    assert set(found) == {"pred-ens", "mask-ens", "kd", "greedy"}
+    alone = work["masks, prediction", "average of predictions"]()
+    torch.testing.assert_close(alone, found["pred-ens"], atol=1e-5, rtol=1e-5)
+    assert not alone.requires_grad and len(alone) == 3 * SPARSE_SCALES["tiny"].batch
+
+
+def test_the_record_of_the_layer_has_every_round(moe):
+    assert set(moe["seconds"]["float32"]) == set(layers(SPARSE_SCALES["tiny"]))
+    assert set(moe["seconds"]["bf16"]) == set(moe["seconds"]["float32"]) - {EVERY}
+    assert set(moe["seconds"]["update"]) == {"small_vit", "gmoe_small"}
+    assert set(moe["seconds"]["masks, update"]) == {"Aggregate", "DMG"}
+    for kinds in moe["seconds"].values():
+        assert all(len(values) == 3 and min(values) > 0 for values in kinds.values())
+    assert moe["saved_bytes"]["bf16"][DENSE] < moe["saved_bytes"]["float32"][DENSE]
+
+
+def invented_layer():
+    "A record with round numbers; the second of three rounds is half as fast."
+    noise = np.array([1.0, 2.0, 1.0])
+    seconds = {DENSE: 1.0, "linear": 1.1, "cosine": 1.2, EVERY: 5.5}
+    kinds = {"float32": seconds, "bf16": {k: v for k, v in seconds.items() if k != EVERY}}
+    kinds["update"] = {"small_vit": 1.0, "gmoe_small": 1.05}
+    kinds["masks, update"] = {"Aggregate": 2.0, "DMG": 2.1}
+    kinds["masks, prediction"] = {"average of predictions": 1.0, "all modes": 1.4}
+    saved = {DENSE: 100, "linear": 140, "cosine": 145, EVERY: 600}
+    return {
+        "scale": "full",
+        "seconds": {
+            kind: {name: list(value * noise) for name, value in found.items()}
+            for kind, found in kinds.items()
+        },
+        "saved_bytes": {"float32": saved},
+        "sizes": {"dense": "small_vit", "sparse": "gmoe_small"},
+    }
+
+
+def test_verdicts_on_the_layer_by_hand():
+    targets = layer_targets(invented_layer())
+    assert targets["median"].tolist() == pytest.approx([1.1, 1.2, 5, 1.4, 1.45, 1.05, 1.05, 1.4])
+    verdicts = ["met", "not met", "met", "not met", "met", "met", "met", "not met"]
+    assert targets.verdict.tolist() == verdicts
+    tiny = layer_targets(invented_layer() | {"scale": "tiny"})
+    assert tiny.verdict.eq("cannot be measured here (scale tiny)").all()
+    table = layer_table(invented_layer()).set_index("layer")
+    assert table["times dense"]["linear"] == pytest.approx(1.1)
+    assert table["kept, times dense"]["cosine"] == pytest.approx(1.45)
+    assert (
+        table["times dense, bf16"][EVERY] == "–" and table["times dense, bf16"]["linear"] == "1.10"
+    )
+
+
+# Algorithms
+
+
+def test_the_full_scale_is_the_papers_table():
+    assert list(METHODS) == ["ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD", "ERM-ViT", "GMoE"]
+    for scale in ("full", "gpu"):
+        size = COST_SCALES[scale]
+        assert (size.side, size.convolutional) == (224, "resnet50")
+        assert (size.dense, size.sparse) == ("deit_small", "gmoe_s16")
+    assert COST_SCALES["gpu"].domains * COST_SCALES["gpu"].batch == 160
+
+
+def test_batch_norm_is_frozen_and_batches_are_equal():
+    erm = make_method("ERM", TINY)
+    norms = [m for m in erm.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms and not any(m.training for m in norms)
+    batches = random_minibatches(TINY)
+    assert [tuple(x.shape) for x, _ in batches] == [(TINY.batch, 3, 32, 32)] * TINY.domains
+    with pytest.raises(HmoeError, match="unknown method 'Mixup'"):
+        make_method("Mixup", TINY)
+
+
+def test_a_peak_is_the_most_that_is_held_at_one_time():
+    def held(*sizes):
+        return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+
+    def in_turn():
+        for _ in range(5):
+            held(1_000_000)
+
+    def together():
+        kept = held(1_000_000, 2_000_000)
+        del kept[1]
+        kept += held(500_000)
+
+    assert tensor_peak(in_turn) == 1_000_000
+    assert tensor_peak(together) == 3_000_000
+    before = held(4_000_000)
+
+    def frees_what_was_there():
+        before.clear()
+        held(1_000_000)
+
+    assert tensor_peak(frees_what_was_there) == 1_000_000
+
+
+def test_peaks_hold_parameters_gradients_and_moments():
+    network = 4 * sum(p.numel() for p in make_method("ERM-ViT", TINY).parameters())
+    peaks = method_peaks("ERM-ViT", TINY)
+    assert 4 * network < peaks["training"] < 5 * network
+    assert network < peaks["inference"] < 1.3 * network
+    assert peaks == method_peaks("ERM-ViT", TINY), "the measure has no noise"
+
+
+@pytest.mark.parametrize(
+    "name, billions", [("resnet50", 4.1), ("deit_small", 4.6), ("gmoe_s16", 4.6)]
+)
+def test_multiply_accumulates_are_those_of_the_literature(name, billions):
+    assert network_size(name)["macs"] / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_experts_add_two_routers_and_no_product():
+    dense, sparse = (network_size(name)["macs"] for name in ("deit_small", "gmoe_s16"))
+    routers = 2 * 197 * (384 * 256 + 256 * 6)
+    assert sparse - dense == routers
+
+
+def test_the_record_of_the_algorithms_is_whole(algorithms):
+    assert algorithms["said"][-1] == "memory measured"
+    for part in ("seconds", "peak_bytes"):
+        assert all(list(kinds) == list(METHODS) for kinds in algorithms[part].values())
+    peaks = algorithms["peak_bytes"]["training"]
+    assert peaks["GMoE"] > peaks["ERM-ViT"] and peaks["SWAD"] > peaks["ERM"]
+    assert set(algorithms["networks"]) == {"resnet18", "deit_tiny", "gmoe_ti16"}
+    table = cost_table(measured_costs(algorithms))
+    assert len(table) == 8 and table.iloc[0].filter(like="times ERM").eq(1).all()
+
+
+def test_all_rows_are_measured_in_one_run_in_turns(monkeypatch):
+    order = []
+
+    def job(kind):
+        def seconds(algorithm, minibatches, device):
+            order.append((kind, type(algorithm).__name__))
+            return 1.0
+
+        return seconds
+
+    monkeypatch.setattr(costs, "update_seconds", job("training"))
+    monkeypatch.setattr(costs, "predict_seconds", job("inference"))
+    jobs = costs._time_jobs(TINY, torch.device("cpu"))
+    costs.busily_measured(jobs, 2, lambda line: None)
+    first, second = order[16:32], order[32:]
+    assert len(order) == 48 and second == first[::-1]
+
+
+def test_published_numbers_are_table_16():
+    theirs = published_costs()
+    assert theirs["training", "seconds"].tolist() == [
+        1.01,
+        1.02,
+        1.10,
+        2.79,
+        1.10,
+        1.21,
+        0.90,
+        0.98,
+    ]
+    assert theirs["inference", "peak_bytes"]["GMoE"] == 1.05
+    sizes = {name: {"macs": 1, "parameters": 1} for name in costs.COUNTED}
+    assert size_table({"networks": sizes}).published.tolist() == [4.1, 7.9, 4.6, 4.8]
+
+
+def test_sentences_are_computed():
+    times = {name: {"GMoE": 1.2, "IRM": 4.0}.get(name, 1.0) for name in METHODS}
+    record = {
+        "seconds": {k: {n: [t, 2 * t, t] for n, t in times.items()} for k, _ in COSTS},
+        "peak_bytes": {k: {n: 1e9 * t for n, t in times.items()} for k, _ in COSTS},
+    }
+    notes = cost_notes(record)
+    assert "1.20 times as long as the ViT's (published: 1.09) and holds 1.20" in notes[0]
+    assert "IRM: 4.00 times ERM's (published: 1.09)" in notes[1]
+
+
+# Files, pages and the command
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        (lambda r: r.update(what="algorithms"), "no record 'moe' of version 1"),
+        (lambda r: r.update(cost_version=0), "no record 'moe' of version 1"),
+        (lambda r: r.pop("saved_bytes"), "missing or wrong: saved_bytes"),
+        (lambda r: r["seconds"]["bf16"]["cosine"].pop(), "missing or wrong: bf16"),
+        (lambda r: r["seconds"].pop("update"), "missing or wrong: update"),
+    ],
+)
+def test_a_damaged_record_is_one_line_with_the_fix(moe, tmp_path, change, complaint):
+    damaged = copy.deepcopy(moe)
+    change(damaged)
+    write_bench(damaged, tmp_path / "bench-moe.json")
+    with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
+        read_cost(tmp_path / "bench-moe.json", "moe")
+    assert "Fix: `hmoe bench --what moe --publish`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_cut_record_says_how_to_make_one(moe, tmp_path):
+    with pytest.raises(HmoeError, match="no record of costs at .*Fix: `hmoe bench --what alg"):
+        read_cost(tmp_path / "bench-algorithms.json", "algorithms")
+    (tmp_path / "cut.json").write_text(json.dumps(moe)[:200])
+    with pytest.raises(HmoeError, match="is cut or not JSON"):
+        read_cost(tmp_path / "cut.json", "moe")
+
+
+def test_too_few_rounds_and_unknown_scales_are_refused():
+    for run in (run_moe, run_algorithms):
+        with pytest.raises(HmoeError, match="at least 3 rounds, got 2"):
+            run(2, "tiny")
+        with pytest.raises(HmoeError, match="unknown scale 'huge'"):
+            run(3, "huge")
+
+
+def test_the_command_knows_what_it_can_measure():
+    with pytest.raises(HmoeError, match="unknown bench 'speed'. Valid: updates, moe, algorithms"):
+        bench_command("speed", 3, "tiny")
+    with pytest.raises(HmoeError, match="the bench 'moe' measures a processor"):
+        bench_command("moe", 3, "tiny", "cuda")
+
+
+@pytest.mark.parametrize(
+    "page, made",
+    [
+        ("speed_moe", {"speed_moe.png", "speed_moe.csv", "speed_moe_targets.csv"}),
+        ("gmoe_table16", {"gmoe_table16.csv", "gmoe_table16_paper.csv", "gmoe_table16.png"}),
+    ],
+)
+def test_pages_show_their_record(warm_kernels, moe, algorithms, tmp_path, page, made):
+    store = tmp_path / "store"
+    store.mkdir()
+    write_bench(moe, store / "bench-moe.json")
+    whole = {k: v for k, v in algorithms.items() if k != "said"}
+    write_bench(whole, store / "bench-algorithms.json")
+    shown = render(page, "bench", store=store, output=tmp_path / "figures")
+    names = {p.name for p in shown.parent.iterdir()}
+    assert made | {f"{page}.provenance.json", f"{page}.ipynb"} <= names
+    text = shown.read_text()
+    assert "Scale tiny" in text and str(tmp_path) not in text
+    if page == "speed_moe":
+        assert text.count("cannot be measured here (scale tiny)") >= len(LAYER_TARGETS)
+    evidence = json.loads((shown.parent / f"{page}.provenance.json").read_text())
+    assert evidence["artefact"] == page and len(evidence["record_sha256"]) == 64
