@@ -117,6 +117,12 @@ ARTEFACTS |= {
         "bench",
         ("bench",),
     ),
+    "systems": Artefact(
+        "HMOE, GMoE, DMG and strong baselines: accuracy, cost, and what each discovered",
+        "systems",
+        ("smoke", "quick", "pacs"),
+        ("smoke", "quick", "pacs"),
+    ),
     "speed_moe": Artefact(
         "what experts and masks add to a layer and an update; made by `hmoe bench --what moe`",
         "bench-moe",
