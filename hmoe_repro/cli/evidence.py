@@ -196,7 +196,7 @@ def _published_benches(names, profile: str) -> list[str]:
 What = Annotated[
     str,
     typer.Option(
-        help="updates (against a plain loop), moe (the sparse layer) or algorithms (time and "
+        help="updates (against a plain loop), moe (experts and masks) or algorithms (time and "
         "memory at an equal batch)."
     ),
 ]
@@ -214,7 +214,7 @@ def bench_command(
         bool, typer.Option("--publish", help="Write the record to results/ and render its page.")
     ] = False,
 ):
-    """Measure updates against a plain PyTorch loop, the sparse layer, or whole algorithms."""
+    """Measure updates against a plain PyTorch loop, experts and masks, or whole algorithms."""
     bench = BENCHES[one_of(what, BENCHES, "bench")]
     if what != "algorithms" and device != "cpu":
         raise HmoeError(f"the bench {what!r} measures a processor. Fix: --device cpu.")

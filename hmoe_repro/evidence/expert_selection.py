@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
-from ..core import HmoeError, plural
+from ..core import HmoeError, one_of, plural
 from .codes import frame_only
 from .panels import as_rgb, tiled
 from .records import has_arrays, load_arrays, record_field
@@ -31,6 +31,9 @@ class StoredChoices:
     blocks: list[int]  # the L blocks with experts, from 0
     num_experts: int
     grid: tuple[int, int]  # (h, w)
+    domain_names: list[str]
+    class_names: list[str]
+    test_domains: list[str]
     experts: np.ndarray  # (L, N, P)
     domain: np.ndarray  # (N,)
     label: np.ndarray  # (N,)
@@ -62,6 +65,9 @@ def stored_choices(record: dict, arrays: dict) -> StoredChoices:
         found["blocks"],
         found["experts"],
         tuple(found["grid"]),
+        found["domain_names"],
+        found["class_names"],
+        record["spec"]["test_domains"],
         whole["experts"],
         whole["domain"],
         whole["class"],
@@ -107,29 +113,27 @@ def _strips(kept: StoredChoices, block, columns: int):
         yield domain, tiled(np.concatenate([plain, *gap, over]), columns, 2)
 
 
-def plot_selection(
-    figure, kept: StoredChoices, names, test_domains=(), block: int | None = None, columns: int = 10
-):
+def plot_selection(figure, kept: StoredChoices, block: int | None = None, columns: int = 10):
     """A row for each domain: some of its pictures, and below them the same with each patch tinted
-    by its expert in a `block` (None: the last one). `names[d]` names domain d."""
+    by its expert in a `block` (None: the last one)."""
     strips = list(_strips(kept, block, columns))
     axes = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
     for axis, (domain, sheet) in zip(axes, strips):
         axis.imshow(sheet, interpolation="nearest")
         frame_only(axis, framed=False)
-        tested = "\n(test)" if names[domain] in test_domains else ""
-        axis.set_ylabel(f"{names[domain]}{tested}", rotation=0, ha="right", va="center")
+        name = kept.domain_names[domain]
+        tested = "\n(test)" if name in kept.test_domains else ""
+        axis.set_ylabel(f"{name}{tested}", rotation=0, ha="right", va="center")
     colours = expert_colours(kept.num_experts)
     patches = [Patch(color=colour, label=f"expert {e}") for e, colour in enumerate(colours)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(6, len(patches)))
 
 # %% ../../nbs/6_evidence/27_expert_selection.ipynb #def-expert-shares
-def expert_shares(
-    kept: StoredChoices, names, by: str = "class", block: int | None = None
-) -> pd.DataFrame:
+def expert_shares(kept: StoredChoices, by: str = "class", block: int | None = None) -> pd.DataFrame:
     """Share of each expert (columns) in the patches of each value (rows) of `by`: 'class' or
-    'domain'. Rows sum to 1; values without images are left out. `names[v]` names value v."""
-    labels = {"class": kept.label, "domain": kept.domain}[by]
+    'domain'. Rows sum to 1; values without images are left out."""
+    known = {"class": (kept.label, kept.class_names), "domain": (kept.domain, kept.domain_names)}
+    labels, names = known[one_of(by, known, "thing that is known")]
     table = label_table(kept.layer(block), labels, kept.num_experts)
     present = np.flatnonzero(table.sum(1))
     shares = table[present] / table[present].sum(1, keepdims=True)

@@ -44,7 +44,7 @@ def _with_draw(spec: RunSpec, hparams_seed: int) -> RunSpec:
         cls.HPARAMS, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset, num_domains
     )
     drawn = {name: value for name, value in every.items() if name in spec.hparams}
-    cls.check_domains(num_domains, spec.hparams | drawn)
+    cls.check_domains(num_domains, {"network": spec.network} | spec.hparams | drawn)
     if hparams_seed == 0:
         return spec
     if not drawn:

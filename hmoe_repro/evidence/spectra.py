@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'model_name', 'measured_runs', 'spectrum_rows', 'plot_spectra', 'plot_high_frequencies', 'noise_rows',
-           'noise_drops', 'noise_differences', 'plot_noise', 'spectra_verdict']
+           'noise_drops', 'noise_differences', 'plot_noise', 'convolutional_baseline', 'spectra_verdict']
 
 # %% ../../nbs/6_evidence/28_spectra.ipynb #imports
 import math
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 
-from ..core import HmoeError, one_of, plural
+from ..core import HmoeError, one_of
 from .paired import crossed_bootstrap
 from .records import record_field
 from ..style import PALETTE
@@ -173,6 +173,21 @@ def plot_noise(axes, rows: pd.DataFrame, baseline: str, part: str = "validation"
     axes[0].set(ylabel="accuracy lost, points", title=f"{part}: with noise of one ring")
     axes[1].set_title(f"{part}: minus that of {baseline}")
 
+# %% ../../nbs/6_evidence/28_spectra.ipynb #def-convolutional-baseline
+def convolutional_baseline(records: list[dict]) -> str:
+    """The model that transformers are compared with: ERM on a convolutional network, else the
+    first model on one. `HmoeError` if no run measured one."""
+    names = [
+        model_name(record)
+        for record in measured_runs(records)
+        if record["spectra"]["maps"] == "convolutions"
+    ]
+    if not names:
+        raise HmoeError(
+            "no convolutional network measured its spectra. Fix: add ERM on one to the study."
+        )
+    return next((name for name in names if name.startswith("ERM, ")), names[0])
+
 # %% ../../nbs/6_evidence/28_spectra.ipynb #def-spectra-verdict
 def _depth_sentence(model: str, rows: pd.DataFrame) -> str:
     last = rows[rows.frequency == 1]
@@ -187,37 +202,39 @@ def _depth_sentence(model: str, rows: pd.DataFrame) -> str:
 
 
 def _noise_sentence(model: str, part: str, rows: pd.DataFrame, baseline: str) -> str:
-    high = rows[rows.low >= 0.5]
-    mine, theirs = (_high_drop(high, part, name) for name in (model, baseline))
+    here = rows[(rows.part == part) & (rows.low >= 0.5)]
+    mine, theirs = (_by_run(here, name, "drop") for name in (model, baseline))
     found = _with_interval((mine - theirs).to_numpy())
     less = "fewer" if found["mean"] < 0 else "more"
     told = ""
     if not math.isnan(found["from"]):
         apart = "leaves out" if found["from"] > 0 or found["to"] < 0 else "holds"
         told = f" (interval {found['from']:+.1f} to {found['to']:+.1f}, which {apart} zero)"
+    clean, other = (_by_run(here, name, "clean").mean(axis=None) for name in (model, baseline))
+    caution = ""
+    if abs(clean - other) > 10:
+        less_to_lose = model if clean < other else baseline
+        caution = f", so {less_to_lose} has less to lose"
     return (
         f"{model}, {part}: noise above half of π costs {mine.mean(axis=None):.1f} points, "
-        f"{abs(found['mean']):.1f} {less} than in {baseline}{told}."
+        f"{abs(found['mean']):.1f} {less} than in {baseline}{told}. Without noise "
+        f"{clean:.1f} % and {other:.1f} % of these images are right{caution}."
     )
 
 
-def _high_drop(rows: pd.DataFrame, part: str, model: str) -> pd.DataFrame:
-    """Mean drop over the rings of `rows`: trial seeds by test domains."""
-    mine = rows[(rows.part == part) & (rows.model == model)]
-    return mine.groupby(["trial_seed", "test_domain"])["drop"].mean().unstack()
+def _by_run(rows: pd.DataFrame, model: str, column: str) -> pd.DataFrame:
+    """Mean of a column over the rings of `rows`: trial seeds by test domains."""
+    mine = rows[rows.model == model]
+    return mine.groupby(["trial_seed", "test_domain"])[column].mean().unstack()
 
 
 def spectra_verdict(records: list[dict], baseline: str) -> list[str]:
     """Sentences about depth for every model, and about noise of high frequencies for each one
-    beside the `baseline`. `HmoeError` as `noise_differences`."""
+    beside the `baseline`. `HmoeError` for an unknown baseline."""
     curves, noise = spectrum_rows(records), noise_rows(records)
     one_of(baseline, list(dict.fromkeys(noise.model)), "model")
     lines = [_depth_sentence(model, mine) for model, mine in curves.groupby("model", sort=False)]
     others = [model for model in dict.fromkeys(noise.model) if model != baseline]
-    lines += [
+    return lines + [
         _noise_sentence(model, part, noise, baseline) for model in others for part in PARTS.values()
     ]
-    clean = noise.groupby("model", sort=False).clean.mean()
-    told = ", ".join(f"{model} {value:.1f} %" for model, value in clean.items())
-    runs = plural(len(measured_runs(records)), "run")
-    return [*lines, f"Without noise the same images are right in: {told} ({runs})."]

@@ -22,7 +22,8 @@ from .reproduce import published_records
 from .tables import paper_numbers
 from ..runs.plan import make_plan
 from ..runs.store import RunStore
-from ..runs.studies import Runs, count_runs, read_study
+from ..runs.studies import count_runs, read_study
+from ..runs.study_files import Runs
 from ..style import markdown_table
 
 # %% ../../nbs/6_evidence/23_without_records.ipynb #def-load-studies
@@ -112,17 +113,20 @@ def quoted_cost(study: str) -> QuotedCost:
 
 # %% ../../nbs/6_evidence/23_without_records.ipynb #def-not-run
 def _row(study: str) -> dict:
-    """A row of the plan: runs, those missing here, time on one core, hours and memory quoted."""
+    """A row of the plan: runs, those missing here and their time on one core, and what is
+    quoted."""
     plan = make_plan([study], RunStore(), published_records(), torch.device("cpu")).studies[0]
     cost = quoted_cost(study)
-    whole = cost.timed == cost.runs
-    part = "" if whole else f" ({cost.timed:,} runs of them)"
+    hours = "not known"
+    if cost.timed:
+        some = "" if cost.timed == cost.runs else f" ({cost.timed:,} runs of them)"
+        hours = f"{cost.hours:,.0f}{some}"
     return {
         "study": study,
         "runs": cost.runs,
         "missing here": "data not here" if plan.missing is None else f"{plan.missing:,}",
-        "on one core": plan.time(),
-        "hours on a V100, quoted": f"{cost.hours:,.0f}{part}" if cost.timed else "not known",
+        "on one core": "not known" if plan.missing is None else plan.time(),
+        "hours on a V100, quoted": hours,
         "GB, quoted": f"{cost.memory:.1f}" if cost.timed else "not known",
     }
 
@@ -134,19 +138,24 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
         return ""
     named = ", ".join(f"`{study}`" for study in absent)
     word = "study" if len(absent) == 1 else "studies"
-    return "\n\n".join(
-        [
-            f"**Not run: there are no records of {word} {named}.** {protocol_note(profile)}",
-            markdown_table(pd.DataFrame([_row(study) for study in absent])),
-            "Quoted: updates alone, from the times that GMoE's Table 16 prints for 160 images of "
-            "224 pixels on a V100; evaluations come on top.",
-            f"`hmoe plan {artefact} --profile {profile}` says what is missing on your machine and "
-            f"how long it takes there; `hmoe reproduce {artefact} --profile {profile}` trains it, "
-            "and may be stopped and started again.",
-        ]
-    )
+    parts = [
+        f"**Not run: there are no records of {word} {named}.** {protocol_note(profile)}",
+        markdown_table(pd.DataFrame([_row(study) for study in absent])),
+        "Quoted: updates alone, from the times that GMoE's Table 16 prints for 160 images of "
+        "224 pixels on a V100; evaluations come on top.",
+        f"`hmoe plan {artefact} --profile {profile}` says what is missing on your machine and "
+        f"how long it takes there; `hmoe reproduce {artefact} --profile {profile}` trains it, "
+        "and may be stopped and started again.",
+    ]
+    return "\n\n".join(parts)
 
 
 def not_run_line(absent: list[str]) -> str:
-    """The line of a verdict without records."""
-    return f"Not run: {plural(len(absent), 'study', 'studies')} without records."
+    """The line of a verdict without records: what is absent, how many runs it has, and how long
+    they take where that can be quoted."""
+    costs = {study: quoted_cost(study) for study in absent}
+    named = []
+    for study, cost in costs.items():
+        long = f", {cost.hours:,.0f} hours on a V100 by quoted times" if cost.timed else ""
+        named.append(f"`{study}` ({plural(cost.runs, 'run')}{long})")
+    return f"Not run: {', '.join(named)}."

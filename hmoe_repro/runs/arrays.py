@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CODES', 'THUMBNAIL', 'PANEL', 'TEST_PANEL', 'CHOICE_PANEL', 'SPECTRUM_IMAGES', 'NOISE', 'DESCRIPTIONS',
-           'collect_codes', 'collect_panels', 'describe_codes', 'sparse_body', 'patch_experts', 'collect_choices',
+           'collect_codes', 'collect_panels', 'describe_codes', 'sparse_bodies', 'patch_experts', 'collect_choices',
            'describe_choices', 'accuracy_with_noise', 'describe_spectra', 'accuracy_of_masks', 'describe_masks',
            'Description', 'check_measure', 'describe']
 
@@ -22,8 +22,8 @@ from ..data.images import STD
 from ..method.clusters import score_discovery
 from ..method.expert_choices import score_choices
 from ..method.masks import hard_iou, neuron_kinds
-from ..method.sparse_moe import SparseMoE
 from ..networks.precision import Backbone, set_precision
+from ..networks.sparse_vit import expert_layers
 from hmoe_repro.networks.spectra import (
     Spectra,
     band_noise,
@@ -141,41 +141,44 @@ def _evaluated(trainer: Trainer):
         set_precision(algorithm, precision)
 
 
-def sparse_body(algorithm):
-    """The first vision transformer in an algorithm that has sparse layers, or None."""
-    for module in algorithm.modules():
-        if hasattr(module, "patch_embed") and _sparse_blocks(module):
-            return module
+def _sparse_blocks(body) -> dict[int, torch.nn.Module]:
+    """index of a block, from 0 -> its layer of experts."""
+    found = {i: expert_layers(block) for i, block in enumerate(getattr(body, "blocks", ()))}
+    return {i: layers[0] for i, layers in found.items() if layers}
 
 
-def _sparse_blocks(body) -> dict[int, SparseMoE]:
-    """index of a block, from 0 -> its sparse layer."""
-    found = {}
-    for i, block in enumerate(getattr(body, "blocks", ())):
-        for part in block.modules():
-            if isinstance(part, SparseMoE):
-                found[i] = part
-    return found
+def _num_experts(layer) -> int:
+    """How many experts a layer has, whichever backend computes it."""
+    state = layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
+    return len(state["experts.w1"])
+
+
+def sparse_bodies(algorithm) -> list[torch.nn.Module]:
+    """The vision transformers in an algorithm that have sparse layers; those of a frozen or
+    averaged copy are among them."""
+    modules = (m for m in algorithm.modules() if hasattr(m, "patch_embed"))
+    return [module for module in modules if _sparse_blocks(module)]
 
 
 def patch_experts(algorithm, x) -> torch.Tensor:
     """The experts (L, B, P) that the patches of images x (B, C, H, W) go to first, uint8, in each
-    sparse layer of an algorithm's vision transformer."""
-    body, heard = sparse_body(algorithm), []
-    rows, columns, before = patch_grid(body)
-    layers = _sparse_blocks(body).values()
+    sparse layer of the first vision transformer that an algorithm predicts with."""
+    bodies, heard = sparse_bodies(algorithm), {}
+    rows, columns, before = patch_grid(bodies[0])
 
     def note(layer, inputs, output):
         chosen = layer.choice.experts[:, 0].view(len(x), before + rows * columns)
-        heard.append(chosen[:, before:].to("cpu", torch.uint8))
+        heard[layer] = chosen[:, before:].to("cpu", torch.uint8)
 
-    hooks = [layer.register_forward_hook(note) for layer in layers]
+    every = [list(_sparse_blocks(body).values()) for body in bodies]
+    hooks = [layer.register_forward_hook(note) for layers in every for layer in layers]
     try:
         algorithm.predict(x)
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack(heard[-len(layers) :])
+    used = next(layers for layers in every if layers[0] in heard)
+    return torch.stack([heard[layer] for layer in used])
 
 
 @torch.no_grad()
@@ -225,13 +228,15 @@ def describe_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         "out": collect_choices(trainer, trainer.domains, "out"),
         "test": collect_choices(trainer, test_domains, "in"),
     }
-    layers = _sparse_blocks(body := sparse_body(trainer.algorithm))
-    grid, most = patch_grid(body)[:2], max(len(layer.experts) for layer in layers.values())
+    layers = _sparse_blocks(body := sparse_bodies(trainer.algorithm)[0])
+    grid, most = patch_grid(body)[:2], max(map(_num_experts, layers.values()))
     scores = {
         "step": trainer.step - 1,
         "blocks": list(layers),
         "experts": most,
         "grid": list(grid),
+        "domain_names": list(trainer.data.domain_names),
+        "class_names": list(trainer.data.class_names),
         **{
             name: score_choices(part["experts"], grid, most, part["class"], part["domain"])
             for name, part in parts.items()
@@ -387,7 +392,7 @@ class Description:
 DESCRIPTIONS = {
     "discovery": Description(lambda trainer: hasattr(trainer.algorithm, "codes"), describe_codes),
     "expert_choices": Description(
-        lambda trainer: sparse_body(trainer.algorithm) is not None, describe_choices
+        lambda trainer: bool(sparse_bodies(trainer.algorithm)), describe_choices
     ),
     "masks": Description(lambda trainer: hasattr(trainer.algorithm, "each_mask"), describe_masks),
     "spectra": Description(lambda trainer: trainer.spec.measure == "spectra", describe_spectra),

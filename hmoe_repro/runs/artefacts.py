@@ -118,7 +118,7 @@ ARTEFACTS |= {
         ("bench",),
     ),
     "speed_moe": Artefact(
-        "the sparse layer against one dense MLP; made by `hmoe bench --what moe`",
+        "what experts and masks add to a layer and an update; made by `hmoe bench --what moe`",
         "bench-moe",
         ("bench",),
     ),

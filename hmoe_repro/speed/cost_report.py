@@ -21,7 +21,10 @@ from .sparse import COST_VERSION, DENSE, EVERY
 from ..style import PALETTE
 
 # %% ../../nbs/7_speed/08_cost_report.ipynb #def-read-cost
-_KINDS = {"moe": ("float32", "bf16", "update"), "algorithms": ("training", "inference")}
+_KINDS = {
+    "moe": ("float32", "bf16", "update", "masks, update", "masks, prediction"),
+    "algorithms": ("training", "inference"),
+}
 _BESIDE = {"moe": ("saved_bytes", "sizes"), "algorithms": ("peak_bytes", "networks", "sizes")}
 
 
@@ -92,6 +95,8 @@ LAYER_TARGETS = [
     ("linear router, bytes kept by the dense MLP", "<=", 1.35),
     ("cosine router, bytes kept by the dense MLP", "<=", 1.5),
     ("update of the sparse network / of its dense twin", "<=", 1.1),
+    ("DMG: update / of Aggregate", "<=", 1.1),
+    ("DMG: prediction in all modes / average of predictions alone", "<=", 1.3),
 ]
 
 
@@ -99,6 +104,10 @@ def _target_values(record: dict, target: str) -> np.ndarray:
     """The values of a target, one for each round where it is a time."""
     saved, sizes = record["saved_bytes"]["float32"], record["sizes"]
     router = target.split(" ")[0]
+    if target.startswith("DMG: update"):
+        return times_dense(record, "masks, update", "DMG", "Aggregate")
+    if target.startswith("DMG"):
+        return times_dense(record, "masks, prediction", "all modes", "average of predictions")
     if target.startswith("update"):
         return times_dense(record, "update", sizes["sparse"], sizes["dense"])
     if target.startswith("every"):
@@ -143,7 +152,9 @@ def measured_costs(record: dict) -> pd.DataFrame:
     """A row per method, a column per (kind, quantity) of `COSTS`: medians in s, peaks in GB."""
     return pd.DataFrame(
         {
-            (kind, part): {m: float(np.median(record[part][kind][m])) / unit for m in METHODS}
+            (kind, part): {
+                name: float(np.median(value)) / unit for name, value in record[part][kind].items()
+            }
             for (kind, part), (_, unit) in COSTS.items()
         }
     )
@@ -211,18 +222,18 @@ def plot_costs(record: dict, axes):
     as published."""
     ours, theirs = measured_costs(record), published_costs()
     for axis, (kind, part) in zip(axes, COSTS):
-        for row, name in enumerate(METHODS):
+        for row, name in enumerate(ours.index):
             if part == "seconds":
                 seconds = record["seconds"][kind]
                 values = np.array(seconds[name]) / np.array(seconds["ERM"])
             else:
                 values = [ours[kind, part][name] / ours[kind, part]["ERM"]]
             _dots(axis, row, values, PALETTE[0 if part == "seconds" else 1])
-        ratio = theirs[kind, part] / theirs[kind, part]["ERM"]
-        axis.plot(ratio, range(len(METHODS)), "D", ms=5, mfc="none", mec="black", mew=0.8)
+        ratio = (theirs[kind, part] / theirs[kind, part]["ERM"]).reindex(ours.index)
+        axis.plot(ratio, range(len(ours)), "D", ms=5, mfc="none", mec="black", mew=0.8)
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_title(f"{kind}, {'time' if part == 'seconds' else 'memory'}")
-        axis.set(yticks=range(len(METHODS)), yticklabels=list(METHODS), xlabel="times ERM")
+        axis.set(yticks=range(len(ours)), yticklabels=ours.index, xlabel="times ERM")
     axes[0].invert_yaxis()
 
 # %% ../../nbs/7_speed/08_cost_report.ipynb #def-cost-notes

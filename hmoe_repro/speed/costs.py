@@ -194,32 +194,34 @@ def network_size(name: str, side: int = 224) -> dict[str, int]:
     return {"macs": counter.get_total_flops() // 2, "parameters": parameters}
 
 # %% ../../nbs/7_speed/07_costs.ipynb #def-run-algorithms
-def _time_jobs(scale: CostScale, device) -> dict:
+def _time_jobs(scale: CostScale, device, methods=tuple(METHODS)) -> dict:
     "(kind, method) -> a job, on one set of minibatches."
     minibatches, jobs = random_minibatches(scale, device), {}
-    for name in METHODS:
+    for name in methods:
         algorithm = make_method(name, scale, device)
         jobs["training", name] = partial(update_seconds, algorithm, minibatches, device)
         jobs["inference", name] = partial(predict_seconds, algorithm, minibatches, device)
     return jobs
 
 
-def run_algorithms(rounds: int = 5, scale: str = "full", say=print, device: str = "cpu") -> dict:
-    """Measure every method in one run; the record, plain JSON. `full` takes about five minutes on
+def run_algorithms(
+    rounds: int = 5, scale: str = "full", say=print, device: str = "cpu", methods=tuple(METHODS)
+) -> dict:
+    """Measure some `methods` in one run; the record, plain JSON. `full` takes about five minutes on
     one core. `HmoeError` for an unknown scale or fewer than three rounds."""
     size = COST_SCALES[one_of(scale, COST_SCALES, "scale")]
     record = made_now("algorithms", scale, rounds) | {"sizes": asdict(size)}
     device, peaks = resolve_device(device), {"training": {}, "inference": {}}
     with single_thread():
         seed_everything(0)
-        results, busy = busily_measured(_time_jobs(size, device), rounds, say)
+        results, busy = busily_measured(_time_jobs(size, device, methods), rounds, say)
         gc.collect()
-        for name in METHODS:
+        for name in methods:
             for kind, value in method_peaks(name, size, device).items():
                 peaks[kind][name] = value
         say("memory measured")
         networks = COUNTED if size.side == 224 else (size.convolutional, size.dense, size.sparse)
         counted = {name: network_size(name, size.side) for name in networks}
-    seconds = {kind: {name: results[kind, name] for name in METHODS} for kind in peaks}
+    seconds = {kind: {name: results[kind, name] for name in methods} for kind in peaks}
     measured = {"seconds": seconds, "peak_bytes": peaks, "networks": counted}
     return record | measured | finished_now(busy, device)

@@ -1,0 +1,352 @@
+"""GMoE's pages: rows that are networks, several data sets, one training domain, costs that are
+quoted, and pages of which nothing was run."""
+
+import math
+
+import invented
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.evidence.gallery import evidence_line
+from hmoe_repro.evidence.gmoe_pages import (
+    MACS,
+    PARAMETERS,
+    accuracy_by_dataset,
+    against_published,
+    draw_accuracy,
+    draw_sizes,
+    family,
+    improvements,
+    limits_by_dataset,
+    lines_against,
+    name_by_network,
+    name_by_placement,
+    paired_by_dataset,
+    published_line,
+    renamed,
+    single_source_results,
+    sized_averages,
+)
+from hmoe_repro.evidence.reduced import study_departures
+from hmoe_repro.evidence.sizes import (
+    multiply_accumulates,
+    network_size,
+    parameters,
+    resnet50_weights,
+    size_table,
+)
+from hmoe_repro.evidence.tables import run_results
+from hmoe_repro.evidence.verdicts import resolvable_difference
+from hmoe_repro.evidence.without_records import (
+    load_studies,
+    not_run,
+    not_run_line,
+    quoted_cost,
+    quoted_step,
+)
+from hmoe_repro.runs.spec import RunSpec
+
+NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
+
+
+def changed(record, **spec):
+    "A record with another specification, and the name that belongs to it."
+    spec = record["spec"] | spec
+    return record | {"spec": spec, "run_id": RunSpec.from_dict(spec).run_id}
+
+
+def run(algorithm, domain, seed, accuracy=None, dataset="DigitDomains", **hparams):
+    "A whole run of a network with or without experts."
+    random = np.random.default_rng([seed, len(domain), len(algorithm)])
+    made = invented.record("ERM", domain, seed, random)
+    if algorithm == "GMoE":
+        hparams = {"moe_router": "cosine", "moe_placement": "last-two"} | hparams
+    if accuracy is not None:
+        made["selected"]["default"]["test_accuracy"] = accuracy
+    return changed(
+        made,
+        algorithm=algorithm,
+        network=NETWORKS[algorithm],
+        dataset=dataset,
+        hparams=made["spec"]["hparams"] | hparams,
+    )
+
+
+def study(dataset="DigitDomains", levels=(0.50, 0.60, 0.62), domains=invented.DOMAINS, seeds=3):
+    "Three networks on some domains; seeds lie a point apart."
+    return [
+        run(algorithm, domain, seed, level + 0.01 * (seed - 1), dataset)
+        for algorithm, level in zip(NETWORKS, levels)
+        for domain in domains
+        for seed in range(seeds)
+    ]
+
+
+# Rows and tables
+
+
+def test_rows_take_the_name_of_a_setting_and_records_stay_as_they_are():
+    records = [run("GMoE", "photo", 0), run("GMoE", "photo", 0, moe_router="linear")]
+    names = [r["spec"]["algorithm"] for r in renamed(records, name_by_placement)]
+    assert names == ["gmoe_small, last-two, cosine", "gmoe_small, last-two, linear"]
+    assert name_by_placement(run("ERM-ViT", "photo", 0)) == "ERM-ViT"
+    assert name_by_network(run("ERM", "photo", 0)) == "ERM on small_cnn"
+    assert {r["spec"]["algorithm"] for r in records} == {"GMoE"}
+    with pytest.raises(HmoeError, match="are both GMoE on photo"):
+        run_results(records)
+    assert len(run_results(renamed(records, name_by_placement))) == 2
+
+
+@pytest.mark.parametrize(
+    "network, kind",
+    [
+        ("resnet50", "conv"),
+        ("alexnet", "conv"),
+        ("small_cnn", "conv"),
+        ("image_cnn", "conv"),
+        ("deit_small", "vision"),
+        ("gmoe_s16", "vision"),
+        ("small_vit", "vision"),
+    ],
+)
+def test_the_kind_of_a_network(network, kind):
+    assert family(network).startswith(kind)
+
+
+def test_one_data_set_has_its_domains_as_columns_and_transformers_first():
+    table, numbers = accuracy_by_dataset(study())
+    assert [*table] == [
+        *("kind", "network", "algorithm", "mode"),
+        *("negative", "photo", "plain", "sketch", "Average"),
+    ]
+    assert table.algorithm.tolist() == ["ERM-ViT", "GMoE", "ERM"]
+    assert table.network.tolist() == ["small_vit", "gmoe_small", "small_cnn"]
+    error = 100 * np.std([0.61, 0.62, 0.63]) / math.sqrt(3)
+    assert table.Average[1] == f"62.0 ± {error:.1f}" and len(numbers) == 3 * 5
+
+
+def test_a_part_of_the_domains_is_no_average_of_all():
+    table, _ = accuracy_by_dataset(study(domains=("photo", "sketch")))
+    assert table.columns[-1] == "Average of photo, sketch"
+
+
+def test_several_data_sets_are_columns_of_averages():
+    records = study() + study("DigitDomainsTiny", (0.30, 0.20, 0.40))
+    table, numbers = accuracy_by_dataset(records)
+    assert [*table][4:] == ["DigitDomains", "DigitDomainsTiny"] and len(numbers) == 6
+    assert table.DigitDomainsTiny.str[:4].tolist() == ["20.0", "40.0", "30.0"]
+    limits = limits_by_dataset(records)
+    assert limits.dataset.tolist() == ["DigitDomains", "DigitDomainsTiny"]
+    alone = resolvable_difference(study()).resolvable.iloc[-1]
+    assert limits.resolvable[0] == pytest.approx(alone)
+    figure = draw_accuracy(records)
+    assert [axis.get_title() for axis in figure.axes] == ["DigitDomains", "DigitDomainsTiny"]
+
+
+def test_a_row_that_a_data_set_lacks_is_a_dash():
+    records = study() + [r for r in study("DigitDomainsTiny") if r["spec"]["algorithm"] != "ERM"]
+    table, _ = accuracy_by_dataset(records)
+    assert table.set_index("algorithm").loc["ERM", "DigitDomainsTiny"] == "–"
+
+
+def test_rows_called_by_their_network_need_no_column_for_it():
+    table, _ = accuracy_by_dataset(renamed(study(), name_by_network))
+    assert [*table][:3] == ["kind", "algorithm", "mode"]
+
+
+def test_sentences_are_about_each_data_set_and_each_baseline_that_was_run():
+    records = study() + study("DigitDomainsTiny", (0.30, 0.60, 0.62))
+    lines = lines_against(records, "ERM-ViT", "ERM", "MIRO")
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["DigitDomains", "Against ERM-ViT"],
+        ["DigitDomains", "Against ERM"],
+        ["DigitDomainsTiny", "Against ERM-ViT"],
+        ["DigitDomainsTiny", "Against ERM"],
+    ]
+    assert "ERM (-10.0)" in lines[0] and "GMoE (+32.0)" in lines[3]
+    assert lines_against(study(), "MIRO") == ["No verdict: no complete run of MIRO."]
+
+
+def test_pairs_to_a_baseline_of_each_data_set():
+    pairs = paired_by_dataset(study(), "ERM-ViT").set_index("algorithm")
+    assert pairs.difference["GMoE"] == pytest.approx(2) and pairs.pairs["GMoE"] == 12
+    assert pairs.difference["ERM"] == pytest.approx(-10) and pairs.ahead["ERM"] == 0
+    assert paired_by_dataset(study(), "MIRO").empty
+
+
+# Beside the paper
+
+
+def test_only_whole_rows_are_set_beside_the_paper():
+    numbers = pd.DataFrame(
+        {
+            "dataset": "DigitDomains",
+            "algorithm": ["ERM", "GMoE", "Fish"],
+            "mode": "default",
+            "value": [49.5, 52.0, 40.0],
+        }
+    )
+    table = against_published(study(), numbers).set_index("algorithm")
+    assert table.difference.round(6).to_dict() == {"ERM": 0.5, "GMoE": 10.0}
+    limit = resolvable_difference(study()).resolvable.iloc[-1]
+    assert table.resolvable["ERM"] == pytest.approx(limit) and 0.5 < limit < 10
+    line = published_line(table.reset_index())
+    assert line.startswith("Against the paper: 1 of 2 averages") and "+10.0 points (GMoE" in line
+    gone = [r for r in study() if (r["spec"]["algorithm"], r["spec"]["trial_seed"]) != ("GMoE", 2)]
+    assert against_published(gone, numbers).algorithm.tolist() == ["ERM"]
+    assert published_line(against_published(study(), numbers[2:])).startswith("No row")
+
+
+def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
+    records = [
+        changed(r, dataset="PACS", test_domains=["photo"], network="resnet50", steps=5001)
+        for r in study(domains=("photo",), seeds=2)
+        if r["spec"]["algorithm"] == "ERM"
+    ]
+    lines = study_departures(records, "paper-pacs")
+    assert "trial seeds: 2 instead of 3" in lines and "not run: HMOE-DL, HMOE-DN, HMOE-ND" in lines
+    assert "initial weights: random instead of pretrained" in lines
+    assert "test domains of PACS not run: art_painting, cartoon, sketch" in lines
+    assert not any(line.startswith(("updates:", "network:", "data:")) for line in lines)
+    other = [changed(r, algorithm="GMoE", steps=7) for r in records[:1]] + records[1:]
+    assert "not in the paper's table: GMoE" in study_departures(other, "paper-pacs")
+    with pytest.raises(HmoeError, match="unknown study"):
+        study_departures(records, "paper-nothing")
+
+
+# One training domain
+
+
+def single(algorithm, seed, inside, **outside):
+    "A run that was trained on paper, with two checkpoints, the second of which was chosen."
+    later = {"paper": {"out": {"default": inside}}}
+    later |= {name: {"in": {"default": value}} for name, value in outside.items()}
+    first = {"paper": {"out": {"default": 0.1}}}
+    return {
+        "status": "complete",
+        "spec": {"algorithm": algorithm, "trial_seed": seed, "test_domains": [*outside]},
+        "selected": {"default": {"step": 9}},
+        "checkpoints": [{"step": 0, "accuracies": first}, {"step": 9, "accuracies": later}],
+    }
+
+
+def test_improvements_are_means_of_ratios_seed_by_seed():
+    records = [
+        single("ERM", 0, 0.6, ink=0.2, chalk=0.3),
+        single("ERM", 1, 0.5, ink=0.2, chalk=0.4),
+        single("GMoE", 0, 0.66, ink=0.24, chalk=0.4),
+        single("GMoE", 1, 0.6, ink=0.3, chalk=0.4),
+        {"status": "failed", "spec": {}},
+    ]
+    results = single_source_results(records)
+    assert len(results) == 12 and set(results.trained_on) == {"paper"}
+    table = improvements(results, "ERM").set_index("algorithm")
+    assert table.iid["GMoE"] == pytest.approx(15)
+    assert table.ood["GMoE"] == pytest.approx(((20 + 100 / 3) / 2 + 25) / 2)
+    assert table["IID improvement, %"]["GMoE"] == "15.0 ± 3.5"
+    with pytest.raises(HmoeError, match="no complete run of the baseline 'ViT'. Valid: ERM, GMoE"):
+        improvements(results, "ViT")
+
+
+# Sizes
+
+
+def test_parameters_and_products_are_counted():
+    layer = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Flatten(), nn.Linear(5 * 16, 2))
+    assert parameters(layer) == 5 * 27 + 5 + 160 + 2
+    layer.train()
+    assert multiply_accumulates(layer, (3, 4, 4)) == 16 * 5 * 27 + 160 and layer.training
+
+
+def test_attention_counts_although_it_is_fused():
+    tokens, width, depth = 1 + 4, 64, 0
+    block = nn.TransformerEncoderLayer(width, 4, 128, batch_first=True, dropout=0.0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(
+                *(torch.zeros(1, 4, tokens, width // 4) for _ in range(3))
+            )
+
+    products = 2 * 4 * tokens * tokens * (width // 4) + depth
+    assert multiply_accumulates(Net(), (3, 4, 4)) == products
+
+
+def test_experts_add_parameters_and_hardly_any_work():
+    random = torch.get_rng_state()
+    dense, sparse = network_size("small_vit", 16, 1), network_size("gmoe_small", 16, 1)
+    assert torch.equal(random, torch.get_rng_state())
+    assert sparse[0] > 2 * dense[0] and 1 < sparse[1] / dense[1] < 1.2
+    table = size_table(("small_vit",), 10, 16, 1)
+    assert table.iloc[0, 2] * 1e6 == pytest.approx(dense[0] + (dense[2] + 1) * 10)
+
+
+def test_accuracy_stands_beside_the_size_of_its_network():
+    points = sized_averages(study()).set_index("algorithm")
+    assert points.accuracy.round(6).to_dict() == {"ERM": 50, "ERM-ViT": 60, "GMoE": 62}
+    assert points[PARAMETERS]["ERM"] == network_size("small_cnn", 16, 3)[0] / 1e6
+    figure = draw_sizes(points.reset_index())
+    assert [axis.get_xlabel() for axis in figure.axes] == [PARAMETERS, MACS]
+    heights = sorted(text.xyann[1] for text in figure.axes[0].texts)
+    assert min(np.diff(heights)) >= 12 / 22 - 1e-9
+
+
+def test_torchvision_states_its_weights():
+    stated = resnet50_weights().set_index("weights")
+    assert stated["accuracy on ImageNet, %"].round(1).to_dict() == {
+        "IMAGENET1K_V1": 76.1,
+        "IMAGENET1K_V2": 80.9,
+    }
+
+
+# Pages without records
+
+
+def test_studies_that_are_absent_are_named_and_damaged_ones_refused(tmp_path):
+    invented.write_study(tmp_path, "quick-balance", study())
+    names = ["quick-balance", "quick-digits"]
+    records, absent = load_studies(names, str(tmp_path))
+    assert len(records) == 36 and absent == ["quick-digits"]
+    (tmp_path / "quick-digits.jsonl").write_text("{")
+    with pytest.raises(HmoeError, match="quick-digits.jsonl, line 1: cut off"):
+        load_studies(names, str(tmp_path))
+
+
+def test_the_cost_of_an_update_is_quoted_and_scaled():
+    assert quoted_step("resnet50", "ERM", 160) == (1.01, 13.4)
+    assert quoted_step("deit_small", "ERM-ViT", 80) == pytest.approx((0.45, 11.15 / 2))
+    seconds, memory = quoted_step("gmoe_s16", "Fishr", 160)
+    assert seconds == pytest.approx(0.98 * 1.10 / 1.01) and memory == 12.28
+    assert quoted_step("gmoe_s16", "MMD", 160) == quoted_step("gmoe_s16", "GMoE", 160)
+    assert quoted_step("gmoe_b16", "GMoE", 160) is None
+
+
+def test_the_cost_of_a_study_is_that_of_its_runs():
+    cost = quoted_cost("paper-pacs")
+    hours = 48 * 5001 * 1.01 * (3 * 32 / 160) / 3600
+    assert (cost.runs, cost.timed) == (48, 48) and cost.hours == pytest.approx(hours)
+    assert cost.memory == pytest.approx(13.4 * 96 / 160)
+    assert quoted_cost("paper-colored").timed == 0 == quoted_cost("pacs-pacs").timed
+
+
+def test_a_page_without_records_says_what_it_would_take(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    text = not_run("hmoe_table7", "paper", ["paper-pacs"])
+    assert text.startswith("**Not run: there are no records of study `paper-pacs`.**")
+    assert "| paper-pacs | 48 |" in text and "hmoe plan hmoe_table7 --profile paper" in text
+    assert str(tmp_path) not in text and not_run("page", "quick", []) == ""
+    line = not_run_line(["paper-pacs", "quick-digits"])
+    assert line.startswith("Not run: `paper-pacs` (48 runs, 40 hours on a V100 by quoted times)")
+    assert line.endswith("`quick-digits` (48 runs).")
+
+
+def test_the_gallery_says_that_nothing_was_run():
+    assert evidence_line({"records": 0}) == "From no run: its numbers are the paper's own."

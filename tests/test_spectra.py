@@ -1,0 +1,506 @@
+"""Frequencies: transforms against waves that are known and against sums written out, noise that
+stays in its ring, tokens that return to their places, and measurements that runs make."""
+
+import json
+import math
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from hmoe_repro.core import HmoeError
+from hmoe_repro.data.images import STD
+from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.spectra import (
+    convolutional_baseline,
+    measured_runs,
+    noise_differences,
+    noise_drops,
+    noise_rows,
+    plot_high_frequencies,
+    plot_noise,
+    plot_spectra,
+    spectra_verdict,
+    spectrum_rows,
+)
+from hmoe_repro.networks.build import make_featurizer
+from hmoe_repro.networks.spectra import (
+    BANDS,
+    Spectra,
+    as_map,
+    band_mask,
+    band_noise,
+    bands_of,
+    depth_modules,
+    feature_spectra,
+    frequencies,
+    is_transformer,
+    log_amplitudes,
+    relative_log_amplitude,
+)
+from hmoe_repro.runs import arrays as measuring
+from hmoe_repro.runs.arrays import accuracy_with_noise, check_measure, describe_spectra
+from hmoe_repro.runs.model import build_dataset
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.store import RunStore, publish_study
+from hmoe_repro.runs.studies import read_study, study_specs
+from hmoe_repro.runs.train import run
+from hmoe_repro.runs.trainer import Trainer
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+
+
+@pytest.fixture(autouse=True)
+def no_figures_left():
+    yield
+    plt.close("all")
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# Spectra
+
+
+@pytest.mark.parametrize("side", [8, 7])
+def test_amplitudes_are_the_sums_of_the_definition(side):
+    maps = torch.randn(2, 3, side, side, generator=generator(), dtype=torch.float64)
+    x = torch.arange(side, dtype=torch.float64)
+    wanted = []
+    for k in range(side // 2 + 1):
+        angle = 2 * math.pi * k * (x[:, None] + x) / side
+        real, imaginary = (maps * angle.cos()).sum((2, 3)), (maps * angle.sin()).sum((2, 3))
+        wanted.append(((real**2 + imaginary**2).sqrt() + 1e-6).log().mean(1))
+    found = log_amplitudes(maps)
+    assert found.shape == (2, side // 2 + 1)
+    assert torch.allclose(found, torch.stack(wanted, 1), atol=1e-4)
+    curve = relative_log_amplitude(maps)
+    assert curve[0] == 0 and torch.allclose(curve, (found - found[:, :1]).mean(0))
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
+def test_a_wave_peaks_at_its_frequency_and_nowhere_else(k):
+    x = torch.arange(16)
+    wave = 1 + torch.cos(2 * math.pi * k * (x[:, None] + x) / 16)[None, None]
+    curve = relative_log_amplitude(wave)
+    expected = 0.0 if k == 8 else math.log(0.5)
+    assert frequencies(16)[k] == k / 8 and math.isclose(curve[k], expected, abs_tol=1e-4)
+    others = [value for i, value in enumerate(curve.tolist()) if i not in (0, k)]
+    assert max(others) < -10
+
+
+def test_white_noise_is_flat_but_for_the_ends():
+    curve = relative_log_amplitude(torch.randn(3000, 2, 12, 12, generator=generator()))
+    assert abs(curve[1:-1] - 0.5 * math.log(2)).max() < 0.04 and abs(curve[-1]) < 0.04
+
+
+def test_a_map_of_zeros_has_a_finite_spectrum():
+    assert torch.isfinite(log_amplitudes(torch.zeros(1, 1, 4, 4))).all()
+    assert log_amplitudes(torch.ones(1, 1, 1, 1)).shape == (1, 1)
+
+
+def test_maps_that_are_not_square_are_refused():
+    with pytest.raises(HmoeError, match=r"needs square maps .*not \(1, 2, 4, 6\)"):
+        log_amplitudes(torch.zeros(1, 2, 4, 6))
+    with pytest.raises(HmoeError, match="needs square maps"):
+        log_amplitudes(torch.zeros(4, 4))
+
+
+# Networks
+
+
+@pytest.fixture(scope="module")
+def networks():
+    return {
+        "small_vit": make_featurizer("small_vit", (3, 16, 16)).eval(),
+        "gmoe_small": make_featurizer("gmoe_small", (3, 16, 16)).eval(),
+        "small_cnn": make_featurizer("small_cnn", (3, 16, 16)).eval(),
+        "resnet18": make_featurizer("resnet18", (3, 32, 32), weights="random").eval(),
+        "resnet50": make_featurizer("resnet50", (3, 32, 32), weights="random").eval(),
+    }
+
+
+def test_the_parts_of_a_network_in_order(networks):
+    parts = {name: list(depth_modules(network)) for name, network in networks.items()}
+    assert parts["small_vit"] == parts["gmoe_small"] == [f"block {i}" for i in range(6)]
+    assert parts["small_cnn"] == [f"layer {i}" for i in range(4)]
+    assert parts["resnet18"] == [f"layer{i}.{j}" for i in range(1, 5) for j in range(2)]
+    assert len(parts["resnet50"]) == 3 + 4 + 6 + 3
+    kinds = {name: is_transformer(network) for name, network in networks.items()}
+    assert [name for name, is_vit in kinds.items() if is_vit] == ["small_vit", "gmoe_small"]
+    assert depth_modules(torch.nn.Linear(2, 2)) == {}
+
+
+def test_tokens_return_to_their_places_without_the_class_token(networks):
+    tokens = torch.randn(2, 17, 5, generator=generator())
+    maps = as_map(tokens, networks["small_vit"])
+    assert maps.shape == (2, 5, 4, 4)
+    for row in range(4):
+        for column in range(4):
+            assert torch.equal(maps[:, :, row, column], tokens[:, 1 + 4 * row + column])
+    same = torch.randn(2, 5, 4, 4)
+    assert as_map(same, networks["small_cnn"]) is same
+
+
+def test_the_map_of_a_patch_follows_the_patch(networks):
+    """A bright patch of the picture changes the tokens of its own place the most."""
+    network, found = networks["small_vit"], []
+    hook = network.body.patch_embed.register_forward_hook(
+        lambda part, given, out: found.append(as_map(torch.cat([out[:, :1], out], 1), network))
+    )
+    picture = torch.zeros(1, 3, 16, 16)
+    picture[:, :, 4:8, 12:16] = 1  # row 1, column 3
+    with torch.no_grad():
+        network(torch.zeros(1, 3, 16, 16)), network(picture)
+    hook.remove()
+    changed = (found[1] - found[0]).abs().sum((0, 1))
+    assert changed[1, 3] > 0 and changed.sum() == changed[1, 3]
+
+
+@pytest.mark.parametrize("name", ["small_vit", "small_cnn", "resnet18"])
+def test_curves_are_those_of_the_outputs_whatever_the_batches(networks, name):
+    network = networks[name]
+    side = 32 if name == "resnet18" else 16
+    x = torch.rand(5, 3, side, side, generator=generator())
+    found = feature_spectra(network, network, [x[:2], x[2:]])
+    wanted, hooks = {}, []
+    for part, module in depth_modules(network).items():
+        hooks.append(
+            module.register_forward_hook(
+                lambda m, given, out, part=part: wanted.update({part: as_map(out, network)})
+            )
+        )
+    with torch.no_grad():
+        network(x)
+    for hook in hooks:
+        hook.remove()
+    assert list(found) == list(wanted)
+    for part, maps in wanted.items():
+        again = relative_log_amplitude(maps)
+        assert torch.allclose(torch.tensor(found[part]).double(), again, atol=1e-4), part
+    assert not any(module._forward_hooks for module in depth_modules(network).values())
+
+
+def test_a_network_of_another_kind_is_refused():
+    with pytest.raises(HmoeError, match="the depth of Linear is not known"):
+        feature_spectra(torch.nn.Linear(2, 2), None, [])
+
+
+def test_hooks_are_removed_when_the_network_fails(networks):
+    with pytest.raises(ZeroDivisionError), Spectra(networks["small_cnn"]):
+        1 / 0
+    assert not any(part._forward_hooks for part in depth_modules(networks["small_cnn"]).values())
+
+
+# Noise
+
+
+@pytest.mark.parametrize("band", BANDS)
+def test_noise_has_its_energy_in_its_ring_and_the_norm_that_was_asked_for(band):
+    noise = band_noise((3, 2, 32, 32), *band, 0.1, generator(1))
+    energy = torch.fft.fft2(noise.double()).abs().square()
+    k = torch.fft.fftfreq(32, dtype=torch.float64) * 2
+    radius = (k[:, None] ** 2 + k**2).sqrt()
+    inside = (radius >= band[0]) & (radius < band[1] + (1e-9 if band[1] == 1 else 0))
+    assert energy[..., ~inside].sum() < 1e-9 * energy.sum()
+    norms = noise.flatten(1).norm(dim=1) / math.sqrt(2 * 32 * 32)
+    assert torch.allclose(norms, torch.full((3,), 0.1)) and noise.dtype == torch.float32
+
+
+def test_rings_share_all_waves_up_to_pi():
+    masks = torch.stack([band_mask(16, 16, *band) for band in BANDS])
+    k = torch.fft.fftfreq(16, dtype=torch.float64) * 2
+    inside = (k[:, None] ** 2 + k**2).sqrt() <= 1
+    assert torch.equal(masks.sum(0), inside.long())
+    assert bands_of(16, 16) == list(BANDS) and (0.1, 0.2) not in bands_of(8, 8)
+
+
+def test_noise_depends_on_its_seed_alone_and_a_ring_without_waves_is_refused():
+    shape = (2, 3, 16, 16)
+    one, two = (band_noise(shape, 0.2, 0.3, 1.0, generator(5)) for _ in range(2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, band_noise(shape, 0.2, 0.3, 1.0, generator(6)))
+    with pytest.raises(HmoeError, match=r"8 x 8 pixels have no wave from 0.1 to 0.2 pi"):
+        band_noise((1, 1, 8, 8), 0.1, 0.2, 1.0, generator())
+
+
+# Runs
+
+
+def spec_of(algorithm="ERM", network="small_cnn", **changes):
+    settings = {"network": network, "hparams": {"batch_size": 4}, "steps": 2}
+    settings |= {"measure": "spectra", "test_domains": ["photo"]}
+    return make_spec(algorithm, "DigitDomainsTiny", **settings | changes)
+
+
+def trainer_of(spec):
+    return Trainer(spec, build_dataset(spec), torch.device("cpu"))
+
+
+def test_accuracy_with_noise_is_that_of_the_noisy_images():
+    trainer = trainer_of(spec_of())
+    trainer.update()
+    algorithm = trainer.algorithm.eval()
+    found = accuracy_with_noise(trainer, algorithm, trainer.domains, "out")
+    right, total = np.zeros(11), 0
+    with torch.no_grad():
+        for domain in trainer.domains:
+            position = trainer.data.domain_index(domain)
+            chosen = trainer.splits[domain]["out"][: 240 // 3]
+            x, y = trainer.data.inputs(position, chosen), trainer.data.labels[position][chosen]
+            noises = [
+                band_noise(x.shape, *band, 0.1, generator(1000 * position + i))
+                for i, band in enumerate(BANDS)
+            ]
+            for k, noise in enumerate([0 * x, *noises]):
+                right[k] += (algorithm.predict(x + noise).argmax(1) == y).sum()
+            total += len(y)
+    assert found["images"] == total and found["clean"] == right[0] / total
+    assert np.allclose(found["noisy"], right[1:] / total, atol=1.5 / total)
+
+
+def test_normalised_images_get_the_noise_of_their_pixels():
+    class Photographs:
+        options, input_shape = {}, (3, 8, 8)
+
+    class Digits:
+        input_shape = (2, 8, 8)
+
+    class OfTrainer:
+        data = Photographs()
+
+    contrast = measuring._contrast(OfTrainer)
+    assert contrast.shape == (3, 1, 1)
+    assert torch.allclose(contrast.flatten(), 1 / torch.tensor(STD))
+    OfTrainer.data = Digits()
+    assert measuring._contrast(OfTrainer).flatten().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "algorithm, network, kind",
+    [
+        ("ERM", "small_cnn", "convolutions"),
+        ("GMoE", "gmoe_small", "patches"),
+        ("HMOE-DN", "small_vit", "patches"),
+        ("SWAD", "small_cnn", "convolutions"),
+    ],
+)
+def test_a_run_that_is_asked_to_measures_its_spectra(tmp_path, algorithm, network, kind):
+    record = run(spec_of(algorithm, network), RunStore(tmp_path))
+    assert record["status"] == "complete", record["reason"]
+    found = record["spectra"]
+    assert found["maps"] == kind and json.loads(json.dumps(found, allow_nan=False)) == found
+    assert list(found["curves"])[0] == ("block 0" if kind == "patches" else "layer 0")
+    assert all(curve[0] == 0 for curve in found["curves"].values())
+    assert [len(found["noise"][part]["noisy"]) for part in ("out", "test")] == [10, 10]
+    assert ("expert_choices" in record) == (algorithm == "GMoE")
+
+
+def test_measuring_changes_nothing_else(tmp_path):
+    with_spectra, without = spec_of(), spec_of(measure="")
+    assert with_spectra.run_id != without.run_id and "measure" not in without.to_dict()
+    one, two = (run(spec, RunStore(tmp_path)) for spec in (with_spectra, without))
+    assert one["selected"] == two["selected"] and one["checkpoints"] == two["checkpoints"]
+    assert "spectra" not in two
+
+
+def test_the_same_images_get_the_same_noise_in_every_network(monkeypatch):
+    seen = []
+
+    def note(shape, low, high, std, generator):
+        seen.append(band_noise(shape, low, high, std, generator))
+        return seen[-1]
+
+    monkeypatch.setattr(measuring, "band_noise", note)
+    for name in ("small_cnn", "small_vit"):
+        describe_spectra(trainer_of(spec_of(network=name)))
+    half = len(seen) // 2
+    assert half == 10 * 4 and all(map(torch.equal, seen[:half], seen[half:]))
+
+
+def test_what_cannot_be_measured_is_refused_before_training():
+    trainer = trainer_of(spec_of())
+    check_measure(trainer)
+    trainer.algorithm.featurizer = torch.nn.Identity()
+    with pytest.raises(HmoeError, match="spectra of small_cnn at 16 x 16 pixels cannot be"):
+        check_measure(trainer)
+    with pytest.raises(HmoeError, match="unknown measure 'spectrum'. Valid: spectra"):
+        spec_of(measure="spectrum")
+
+
+def test_a_study_says_what_is_measured(tmp_path):
+    text = """title = "two networks"
+algorithms = ["ERM"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = 1
+steps = 2
+network = "small_cnn"
+measure = "spectra"
+"""
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    assert [spec.measure for spec in study_specs(str(file))] == ["spectra"]
+    file.write_text(text.replace('"spectra"', '"spectrum"'))
+    with pytest.raises(HmoeError, match=r"mine.toml, line 8.*unknown measure 'spectrum'"):
+        study_specs(read_study(str(file)))
+
+
+# Evidence
+
+
+def invented(network, domain, seed, drop):
+    "A record whose accuracy falls by `drop` with noise of the upper rings."
+    kind = "patches" if "vit" in network else "convolutions"
+    curves = {"block 0": [0, -1, -2.0], "block 1": [0, -1, -3.0], "block 2": [0.0]}
+    if kind == "convolutions":
+        curves = {"layer 0": [0, -1, -2, -3, -4.0], "layer 1": [0, -1, -1.5 - seed]}
+    noise = {
+        part: {
+            "images": 100,
+            "bands": [[0.4, 0.5], [0.5, 0.6], [0.9, 1.0]],
+            "clean": 0.9,
+            "noisy": [0.85, 0.9 - drop, 0.9 - drop],
+        }
+        for part in ("out", "test")
+    }
+    spec = {"algorithm": "ERM", "network": network, "test_domains": [domain], "trial_seed": seed}
+    measured = {"maps": kind, "curves": curves, "noise": {"std": 0.1, **noise}}
+    return {"status": "complete", "run_id": "0", "spec": spec, "spectra": measured}
+
+
+def study(gap=0.1):
+    "Two seeds on two test domains; the second network loses more."
+    return [
+        invented(network, domain, seed, 0.02 * seed + (gap if "cnn" in network else 0.0))
+        for network in ("small_vit", "small_cnn")
+        for domain in ("ink", "sand")
+        for seed in range(2)
+    ]
+
+
+def test_rows_of_curves_leave_out_single_pixels():
+    rows = spectrum_rows(study())
+    vit = rows[rows.model == "ERM, small_vit"]
+    assert set(vit.part) == {"block 0", "block 1"} and set(vit.depth) == {0.0, 0.5}
+    cnn = rows[(rows.model == "ERM, small_cnn") & (rows.part == "layer 0")]
+    assert sorted(set(cnn.frequency)) == [0, 0.25, 0.5, 0.75, 1]
+    with pytest.raises(HmoeError, match='measure = "spectra"'):
+        measured_runs([{"status": "complete", "spec": {}}])
+
+
+def test_drops_are_in_points_with_the_clean_accuracy_beside_them():
+    drops = noise_drops(noise_rows(study()))
+    one = drops[(drops.model == "ERM, small_cnn") & (drops.low == 0.5)].iloc[0]
+    assert math.isclose(one["mean"], 11) and math.isclose(one.clean, 90) and one.runs == 4
+    assert one["from"] >= 10 - 1e-9 and one["to"] <= 12 + 1e-9  # between its two seeds
+
+
+def test_differences_are_formed_in_pairs():
+    rows = noise_rows(study())
+    table = noise_differences(rows, "ERM, small_cnn").query("part == 'validation'")
+    assert set(table.model) == {"ERM, small_vit"} and table.pairs.tolist() == [4, 4, 4]
+    assert np.allclose(table["mean"], [0, -10, -10])
+    # seeds differ by two points and the pairs by nothing, so the intervals are points
+    assert np.allclose(table["to"] - table["from"], 0)
+    assert table.told_apart.tolist() == [False, True, True]
+    single = [r for r in study() if r["spec"]["trial_seed"] == 0]
+    alone = noise_differences(noise_rows(single), "ERM, small_cnn")
+    assert alone["from"].isna().all() and not alone.told_apart.any()
+
+
+def test_the_baseline_is_erm_on_a_convolutional_network():
+    records = study()
+    assert convolutional_baseline(records) == "ERM, small_cnn"
+    other = [r | {"spec": r["spec"] | {"algorithm": "IRM"}} for r in records]
+    assert convolutional_baseline(other) == "IRM, small_cnn"
+    assert convolutional_baseline([*other, *records]) == "ERM, small_cnn"
+    with pytest.raises(HmoeError, match="no convolutional network measured its spectra"):
+        convolutional_baseline(records[:4])
+
+
+def test_a_baseline_must_exist_and_have_something_in_common():
+    rows = noise_rows(study())
+    with pytest.raises(HmoeError, match="unknown model 'ERM, resnet18'. Valid: ERM, small_vit"):
+        noise_differences(rows, "ERM, resnet18")
+    apart = rows[(rows.model == "ERM, small_vit") == (rows.test_domain == "ink")]
+    with pytest.raises(HmoeError, match="nothing to compare ERM, small_cnn with"):
+        noise_differences(apart, "ERM, small_cnn")
+
+
+def test_pictures_have_a_line_for_everything():
+    records = study()
+    rows, axes = spectrum_rows(records), plt.figure().subplots(1, 5)
+    plot_spectra(axes, rows)
+    assert [len(axis.lines) for axis in axes[:2]] == [2, 2]
+    last = axes[1].lines[1].get_ydata()
+    assert np.allclose(last, [0, -1, -2.0])  # the mean of seeds 0 and 1
+    plot_high_frequencies(axes[2], rows)
+    assert axes[2].lines[0].get_ydata().tolist() == [-2, -3]
+    plot_noise(axes[3:], noise_rows(records), "ERM, small_cnn")
+    assert np.allclose(axes[3].lines[1].get_ydata(), [5, 11, 11])
+    assert np.allclose(axes[4].lines[0].get_ydata(), [0, -10, -10])
+
+
+def test_sentences_follow_the_records():
+    lines = spectra_verdict(study(), "ERM, small_cnn")
+    assert (
+        "ERM, small_vit: the log amplitude at π, relative to frequency 0, falls from -2.00"
+        in (lines[0])
+    )
+    assert "rises from -4.00 in the first part to -2.00" in lines[1] and "has 3 points" in lines[1]
+    assert "costs 1.0 points, 10.0 fewer than in ERM, small_cnn" in lines[2]
+    assert "which leaves out zero" in lines[2] and "90.0 % and 90.0 %" in lines[2]
+    assert "less to lose" not in lines[2] and len(lines) == 2 + 2
+    turned = spectra_verdict(study(gap=-0.01), "ERM, small_cnn")
+    assert "1.0 more than in ERM, small_cnn" in turned[2]
+    weak = study()
+    for record in weak[:4]:  # those of the transformer
+        for part in ("out", "test"):
+            record["spectra"]["noise"][part] |= {"clean": 0.3, "noisy": [0.3] * 3}
+    said = spectra_verdict(weak, "ERM, small_cnn")[2]
+    assert "30.0 % and 90.0 % of these images are right, so ERM, small_vit has less to" in said
+    alone = [r for r in study() if r["spec"]["trial_seed"] == 0]
+    assert "interval" not in spectra_verdict(alone, "ERM, small_cnn")[2]
+
+
+# The page
+
+
+def test_the_page_of_trained_runs(tmp_path):
+    store = RunStore(tmp_path / "runs")
+    specs = [
+        spec_of(algorithm, network, trial_seed=seed, test_domains=[domain])
+        for algorithm, network in (("ERM", "small_cnn"), ("GMoE", "gmoe_small"))
+        for domain in ("photo", "sketch")
+        for seed in range(2)
+    ]
+    records = [run(spec, store) for spec in specs]
+    publish_study("quick-gmoe", [spec.run_id for spec in specs], store, tmp_path / "results")
+    page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
+    made = {file.name for file in page.parent.iterdir()}
+    assert {"gmoe_fourier.png", "gmoe_fourier_noise_test.png", "gmoe_fourier.csv"} <= made
+    table = pd.read_csv(page.parent / "gmoe_fourier_differences.csv")
+    assert set(table.model) == {"GMoE, gmoe_small"} and (table.pairs == 4).all()
+    falls = [
+        100 * (found["clean"] - found["noisy"][3])
+        for found in (r["spectra"]["noise"]["test"] for r in records)
+    ]
+    ring = table[(table.part == "test domain") & (table.low == 0.3)].iloc[0]
+    assert math.isclose(ring["mean"], np.mean(falls[4:]) - np.mean(falls[:4]), abs_tol=1e-9)
+    assert ring["from"] <= ring["mean"] <= ring["to"]
+    assert "noise above half of π costs" in page.read_text()
+
+
+def test_the_page_says_where_nothing_was_measured(tmp_path):
+    store, spec = RunStore(tmp_path / "runs"), spec_of(measure="")
+    run(spec, store)
+    publish_study("quick-gmoe", [spec.run_id], store, tmp_path / "results")
+    page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
+    assert "No run of this study was asked to measure its spectra." in page.read_text()
