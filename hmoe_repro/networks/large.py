@@ -46,9 +46,9 @@ BACKBONES = {
     },
 }
 LARGE = tuple(BACKBONES)
-_SMALL_VIT = {"embed_dim": 48, "depth": 6, "num_heads": 4, "weight_init": "jax"}
+_SMALL_VIT = {"embed_dim": 64, "depth": 6, "num_heads": 4, "weight_init": "jax"}
 BACKBONES |= {
-    name: _transformer("vit_tiny_patch16_224", 48, patch, 8, patch_size=patch, **_SMALL_VIT)
+    name: _transformer("vit_tiny_patch16_224", 64, patch, 8, patch_size=patch, **_SMALL_VIT)
     for name, patch in (("small_vit", 4), ("small_vit8", 8))
 }
 

@@ -117,6 +117,12 @@ ARTEFACTS |= {
         "bench",
         ("bench",),
     ),
+    "systems": Artefact(
+        "HMOE, GMoE, DMG and strong baselines: accuracy, cost, and what each discovered",
+        "systems",
+        ("smoke", "quick", "pacs"),
+        ("smoke", "quick", "pacs"),
+    ),
     "speed_moe": Artefact(
         "what experts and masks add to a layer and an update; made by `hmoe bench --what moe`",
         "bench-moe",
@@ -135,8 +141,49 @@ ARTEFACTS |= {
     ),
 }
 
+# %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-of-gmoe
+_PAPER = ("paper",)
+
+ARTEFACTS |= {
+    "gmoe_algorithms": Artefact(
+        "GMoE beside its dense twin, ERM and HMOE, on every data set of a profile",
+        "gmoe",
+        ("smoke", "quick", "pacs", "paper"),
+        ("smoke", "pacs", "paper"),
+    ),
+    "gmoe_placement": Artefact(
+        "GMoE: router, placement of experts, and size",
+        "gmoe-placement",
+        ("quick", "paper"),
+        ("quick", "paper"),
+    ),
+    "gmoe_losses": Artefact(
+        "GMoE's network under the losses of other algorithms",
+        "gmoe-losses",
+        ("quick", "paper"),
+        ("quick", "paper"),
+    ),
+    "gmoe_parameters": Artefact(
+        "accuracy against parameters and multiply-accumulates, both counted",
+        "gmoe",
+        ("quick", "pacs", "paper"),
+        ("quick", "pacs", "paper"),
+    ),
+    "gmoe_wilds": Artefact("GMoE on SVIRO, Camelyon17 and FMoW", "gmoe-wilds", _PAPER, _PAPER),
+    "gmoe_single_source": Artefact(
+        "GMoE trained on the paintings of DomainNet alone", "gmoe-single", _PAPER, _PAPER
+    ),
+    "gmoe_recipes": Artefact(
+        "GMoE Table 14: two recipes for pretrained weights, quoted", "gmoe-v2", _PAPER, _PAPER
+    ),
+    "gmoe_table15": Artefact(
+        "GMoE Table 15: ERM and Fishr from better ResNet-50 weights", "gmoe-v2", _PAPER, _PAPER
+    ),
+}
+
 # %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-of-dmg
-_OF_DMG = ("quick", "paper")
+_OF_DMG = ("smoke", "quick", "paper")
+_OF_DMG_PACS = ("smoke", "quick", *_PACS)
 
 ARTEFACTS |= {
     "dmg_table1": Artefact(
@@ -149,36 +196,36 @@ ARTEFACTS |= {
     "dmg_table2": Artefact(
         "DMG Table 2: accuracy on a target domain, PACS or embedded digits",
         "dmg",
-        ("quick", *_PACS),
-        _PACS,
+        _OF_DMG_PACS,
+        ("smoke", *_PACS),
         instead={"paper": "dmg-pacs"},
     ),
     "dmg_table3": Artefact(
         "DMG Table 3: accuracy on the training domains, with and without knowing which it is",
         "dmg",
-        ("quick", *_PACS),
-        ("quick", *_PACS),
+        _OF_DMG_PACS,
+        _OF_DMG_PACS,
         instead={"paper": "dmg-domainnet"},
     ),
     "dmg_table4": Artefact(
         "DMG Table 4: each single mask on every domain",
         "dmg",
-        ("quick", *_PACS),
-        ("quick", *_PACS),
+        _OF_DMG_PACS,
+        _OF_DMG_PACS,
         instead={"paper": "dmg-domainnet"},
     ),
     "dmg_table5": Artefact(
         "DMG Table 5: averaged predictions against an averaged mask",
         "dmg",
-        ("quick", *_PACS),
-        ("quick", *_PACS),
+        _OF_DMG_PACS,
+        _OF_DMG_PACS,
         instead={"paper": "dmg-domainnet"},
     ),
     "dmg_table6": Artefact(
         "DMG Table 6: Table 2 with more methods, most of them quoted",
         "dmg",
-        ("quick", *_PACS),
-        ("quick", *_PACS),
+        _OF_DMG_PACS,
+        _OF_DMG_PACS,
         instead={"paper": "dmg-pacs"},
     ),
 }
