@@ -167,17 +167,16 @@ def draw_kinds(places: pd.DataFrame, knob: str = "lambda_o"):
 
 # %% ../../nbs/6_evidence/31_mask_figures.ipynb #def-draw-pairs
 def _mean_and_bar(values) -> tuple[float, float]:
-    """A figure from `pair_scores` and `mask_scores` of runs of one weight: a panel for each target,
-    with a bar for each pair of training domains, one for their mean (dark), and one for the share
-    of neurons that a mask keeps (grey)."""
+    """Mean, and two standard errors of it (NaN for one value)."""
     values = np.asarray(values, dtype=float)
     n = len(values)
     return values.mean(), 2 * values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
 
 
 def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
-    """A figure from `pair_scores` and `mask_scores` of runs of one weight: a panel for each target, with a bar for each pair of training domains, one for their
-    mean (dark), and one for the share of neurons that a mask keeps (grey)."""
+    """A figure from `pair_scores` and `mask_scores` of runs of one weight: a panel for each target,
+    with a bar for each pair of training domains, one for their mean (dark), and one for the share
+    of neurons that a mask keeps (grey)."""
     targets = list(dict.fromkeys(scores.test_domain))
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
