@@ -1,6 +1,7 @@
 """GMoE's pages: rows that are networks, several data sets, one training domain, costs that are
 quoted, and pages of which nothing was run."""
 
+import json
 import math
 
 import invented
@@ -32,6 +33,7 @@ from hmoe_repro.evidence.gmoe_pages import (
     sized_averages,
 )
 from hmoe_repro.evidence.reduced import study_departures
+from hmoe_repro.evidence.render import page_texts, render
 from hmoe_repro.evidence.sizes import (
     multiply_accumulates,
     network_size,
@@ -48,8 +50,10 @@ from hmoe_repro.evidence.without_records import (
     quoted_cost,
     quoted_step,
 )
+from hmoe_repro.runs.artefacts import ARTEFACTS
 from hmoe_repro.runs.spec import RunSpec
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
 NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
 
 
@@ -350,3 +354,39 @@ def test_a_page_without_records_says_what_it_would_take(tmp_path, monkeypatch):
 
 def test_the_gallery_says_that_nothing_was_run():
     assert evidence_line({"records": 0}) == "From no run: its numbers are the paper's own."
+
+
+PAGES = [name for name in ARTEFACTS if name.startswith("gmoe_")]
+TABLES = [name for name in PAGES if ARTEFACTS[name].study.startswith("gmoe")]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_page_of_which_nothing_was_run_renders_and_says_so(name, tmp_path, monkeypatch):
+    "In the paper's protocol, with a store that is empty."
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    page = render(name, "paper", store=str(tmp_path), output=str(tmp_path / "figures"))
+    texts, study = page_texts(page), f"paper-{ARTEFACTS[name].study}"
+    verdict = texts[f"{name}_verdict.md"]
+    assert f"Not run: `{study}`" in verdict
+    evidence = json.loads((page.parent / f"{name}.provenance.json").read_text())
+    assert evidence["records"] == 0 and evidence["study"] is None
+    text = page.read_text(encoding="utf-8")
+    assert f"there are no records of study `{study}`" in text
+    assert f"hmoe plan {name} --profile paper" in text
+    published = [t for t in texts.values() if "not from this study" in t or "not this study" in t]
+    assert published or name in ("gmoe_losses", "gmoe_recipes")
+
+
+def test_a_page_of_invented_runs_keeps_the_papers_numbers_apart(tmp_path):
+    invented.write_study(tmp_path, "quick-gmoe", study())
+    page = render("gmoe_algorithms", "quick", store=str(tmp_path), output=str(tmp_path / "figures"))
+    texts = page_texts(page)
+    assert "| GMoE | default | 62.0" in texts["gmoe_algorithms.md"]
+    assert "a reduced study, not the paper's protocol" in texts["gmoe_algorithms.md"]
+    assert "88.1" not in texts["gmoe_algorithms.md"]
+    assert "88.1 ± 0.1" in texts["gmoe_algorithms_paper.md"]
+    verdict = texts["gmoe_algorithms_verdict.md"]
+    assert "Against ERM-ViT" in verdict and "Against the paper" not in verdict
+    assert (
+        json.loads((page.parent / "gmoe_algorithms.provenance.json").read_text())["records"] == 36
+    )

@@ -51,6 +51,7 @@ from ..speed.bench_report import bench_table, bench_targets
 from ..speed.cost_report import cost_table, layer_table, layer_targets, measured_costs
 from ..speed.costs import run_algorithms
 from ..speed.sparse import run_moe
+from ..speed.systems import run_systems, systems_costs
 from ..style import as_text
 
 # %% ../../nbs/9_cli/06_evidence.ipynb #def-publish
@@ -163,7 +164,8 @@ def export_domainbed_command(
 
 # %% ../../nbs/9_cli/06_evidence.ipynb #def-bench
 class Bench(NamedTuple):
-    "What `hmoe bench` can measure: how, for which page, and which tables it prints."
+    """What `hmoe bench` can measure: how, for which page of its own, and which tables it
+    prints."""
 
     run: Callable
     page: str
@@ -182,12 +184,19 @@ BENCHES = {
         "gmoe_table16",
         {"Time and memory at an equal batch": lambda record: cost_table(measured_costs(record))},
     ),
+    "systems": Bench(run_systems, "", {"Updates, memory, parameters": systems_costs}),
 }
+
+
+def _bench_file(what: str, scale: str) -> str:
+    """The name of a bench's record: that of its page's study; systems have one for each scale."""
+    page = BENCHES[what].page
+    return f"{ARTEFACTS[page].study}.json" if page else f"bench-{what}-{scale}.json"
 
 
 def _published_benches(names, profile: str) -> list[str]:
     """`names`, or the pages of all benches that are published."""
-    pages = [bench.page for bench in BENCHES.values()]
+    pages = [bench.page for bench in BENCHES.values() if bench.page]
     for name in names or []:
         one_of(name, pages, f"artefact of the profile {profile}")
     return names or [p for p in pages if (results_dir() / f"{ARTEFACTS[p].study}.json").exists()]
@@ -196,12 +205,15 @@ def _published_benches(names, profile: str) -> list[str]:
 What = Annotated[
     str,
     typer.Option(
-        help="updates (against a plain loop), moe (experts and masks) or algorithms (time and "
-        "memory at an equal batch)."
+        help="updates (against a plain loop), moe (experts and masks), algorithms (time and "
+        "memory at an equal batch) or systems (those of a study, see --scale)."
     ),
 ]
 BenchScale = Annotated[
-    str, typer.Option(help="full, tiny for a try, or gpu (algorithms at the paper's batch).")
+    str,
+    typer.Option(
+        help="full, tiny for a try, gpu (algorithms at the paper's batch); systems: quick, pacs."
+    ),
 ]
 
 
@@ -219,11 +231,14 @@ def bench_command(
     if what != "algorithms" and device != "cpu":
         raise HmoeError(f"the bench {what!r} measures a processor. Fix: --device cpu.")
     options = {"device": device} if what == "algorithms" else {}
+    if what == "systems" and scale == "full":
+        scale = "quick"
     record = bench.run(rounds, scale, say, **options)
-    file = f"{ARTEFACTS[bench.page].study}.json"
+    file = _bench_file(what, scale)
     write_bench(record, ensure_writable(runs_dir()) / file)
     for title, table in bench.tables.items():
         print_frame(title, as_text(table(record)))
     if publish:
         write_bench(record, ensure_writable(results_dir()) / file)
-        render_pages([bench.page], "bench", figures_dir(), say=say)
+        if bench.page:
+            render_pages([bench.page], "bench", figures_dir(), say=say)

@@ -160,8 +160,9 @@ def _state(row, run: set, planned: set) -> str:
 
 
 def published_rows(artefact: str, study: str, records: list[dict]) -> pd.DataFrame:
-    """A table of the paper as text: network, method, mode, what became of it here (`here`), and
-    its cells in percent. `study`: that of the paper's protocol; `records`: of any."""
+    """A table of the paper as text: what was measured, if several things were, network, method,
+    mode, what became of it here (`here`), and its cells in percent. `study`: that of the paper's
+    protocol; `records`: those that may stand beside it."""
     numbers = paper_numbers(artefact=artefact)
     numbers = numbers.assign(
         test_domain=numbers.test_domain.replace("average", "Overall"),
@@ -171,10 +172,11 @@ def published_rows(artefact: str, study: str, records: list[dict]) -> pd.DataFra
     planned = {name for runs in read_study(study).runs for name in runs.algorithms}
     complete = select(records, status="complete") if records else []
     run = {(r["spec"]["network"], r["spec"]["algorithm"]) for r in complete}
-    rows = ("network", "algorithm", "mode", "quoted")
+    first = ["quantity"] if numbers.quantity.nunique() > 1 else []
+    rows = [*first, "network", "algorithm", "mode", "quoted"]
     table = paper_table(numbers, rows, "test_domain", decimals=2)
     here = [_state(row, run, planned) for row in table.itertuples()]
-    table.insert(3, "here", here)
+    table.insert(len(rows) - 1, "here", here)
     return table.drop(columns="quoted")
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-mask-table

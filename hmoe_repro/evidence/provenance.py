@@ -90,7 +90,8 @@ def _settings_in_use(records: list[dict]) -> dict:
         for name, default in _default_settings(record).items():
             if name in given:
                 users_of = in_use.setdefault((name, default), {})
-                users_of.setdefault(given[name], set()).add(spec["algorithm"])
+                value = tuple(given[name]) if isinstance(given[name], list) else given[name]
+                users_of.setdefault(value, set()).add(spec["algorithm"])
     return in_use
 
 # %% ../../nbs/6_evidence/02_provenance.ipynb #def-changed-settings
@@ -98,6 +99,8 @@ def _value_text(name: str, value) -> str:
     """A value of a hyper-parameter, in words where the number stands for something else."""
     if name == "num_experts" and value == 0:
         return "one per training domain"
+    if isinstance(value, tuple):
+        return " and ".join(map(str, value)) or "those of the algorithm"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -46,8 +46,11 @@ BACKBONES = {
     },
 }
 LARGE = tuple(BACKBONES)
-_SMALL_VIT = {"patch_size": 4, "embed_dim": 64, "depth": 6, "num_heads": 4}
-BACKBONES["small_vit"] = _transformer("vit_tiny_patch16_224", 64, 4, 8, **_SMALL_VIT)
+_SMALL_VIT = {"embed_dim": 64, "depth": 6, "num_heads": 4, "weight_init": "jax"}
+BACKBONES |= {
+    name: _transformer("vit_tiny_patch16_224", 64, patch, 8, patch_size=patch, **_SMALL_VIT)
+    for name, patch in (("small_vit", 4), ("small_vit8", 8))
+}
 
 # %% ../../nbs/3_networks/05_large.ipynb #def-names
 @dataclass(frozen=True)

@@ -117,6 +117,12 @@ ARTEFACTS |= {
         "bench",
         ("bench",),
     ),
+    "systems": Artefact(
+        "HMOE, GMoE, DMG and strong baselines: accuracy, cost, and what each discovered",
+        "systems",
+        ("smoke", "quick", "pacs"),
+        ("smoke", "quick", "pacs"),
+    ),
     "speed_moe": Artefact(
         "what experts and masks add to a layer and an update; made by `hmoe bench --what moe`",
         "bench-moe",
@@ -132,6 +138,46 @@ ARTEFACTS |= {
         "parity",
         ("smoke", "quick", "mnist"),
         ("quick", "mnist"),
+    ),
+}
+
+# %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-of-gmoe
+_PAPER = ("paper",)
+
+ARTEFACTS |= {
+    "gmoe_algorithms": Artefact(
+        "GMoE beside its dense twin, ERM and HMOE, on every data set of a profile",
+        "gmoe",
+        ("smoke", "quick", "pacs", "paper"),
+        ("smoke", "pacs", "paper"),
+    ),
+    "gmoe_placement": Artefact(
+        "GMoE: router, placement of experts, and size",
+        "gmoe-placement",
+        ("quick", "paper"),
+        ("quick", "paper"),
+    ),
+    "gmoe_losses": Artefact(
+        "GMoE's network under the losses of other algorithms",
+        "gmoe-losses",
+        ("quick", "paper"),
+        ("quick", "paper"),
+    ),
+    "gmoe_parameters": Artefact(
+        "accuracy against parameters and multiply-accumulates, both counted",
+        "gmoe",
+        ("quick", "pacs", "paper"),
+        ("quick", "pacs", "paper"),
+    ),
+    "gmoe_wilds": Artefact("GMoE on SVIRO, Camelyon17 and FMoW", "gmoe-wilds", _PAPER, _PAPER),
+    "gmoe_single_source": Artefact(
+        "GMoE trained on the paintings of DomainNet alone", "gmoe-single", _PAPER, _PAPER
+    ),
+    "gmoe_recipes": Artefact(
+        "GMoE Table 14: two recipes for pretrained weights, quoted", "gmoe-v2", _PAPER, _PAPER
+    ),
+    "gmoe_table15": Artefact(
+        "GMoE Table 15: ERM and Fishr from better ResNet-50 weights", "gmoe-v2", _PAPER, _PAPER
     ),
 }
 

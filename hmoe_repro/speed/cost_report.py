@@ -24,8 +24,13 @@ from ..style import PALETTE
 _KINDS = {
     "moe": ("float32", "bf16", "update", "masks, update", "masks, prediction"),
     "algorithms": ("training", "inference"),
+    "systems": ("update",),
 }
-_BESIDE = {"moe": ("saved_bytes", "sizes"), "algorithms": ("peak_bytes", "networks", "sizes")}
+_BESIDE = {
+    "moe": ("saved_bytes", "sizes"),
+    "algorithms": ("peak_bytes", "networks", "sizes"),
+    "systems": ("peak_bytes", "sizes"),
+}
 
 
 def _wrong(record: dict, what: str) -> list[str]:
@@ -42,8 +47,8 @@ def _wrong(record: dict, what: str) -> list[str]:
 
 
 def read_cost(path: Path, what: str) -> dict:
-    """The record of kind `what` ('moe', 'algorithms') in a file; `HmoeError` if it is not there,
-    cut, of another kind or version, or not whole."""
+    """The record of kind `what` ('moe', 'algorithms', 'systems') in a file; `HmoeError` if it is
+    not there, cut, of another kind or version, or not whole."""
     fix = f"Fix: `hmoe bench --what {what} --publish` measures anew, or restore the file from git."
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
