@@ -226,6 +226,7 @@ def draw_pair_curves(curves: pd.DataFrame):
                 seeds.index, seeds["min"], seeds["max"], color=palette[pair], alpha=0.18, lw=0
             )
         axis.set(title=f"target {target}", ylim=(0, 1.03))
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.legend(fontsize=7)
     for axis in grid.flat[len(targets) :]:
         axis.set_visible(False)

@@ -112,7 +112,8 @@ def place_scores(records: list[dict], knob: str = "lambda_o") -> pd.DataFrame:
             rows.append(_run_columns(record, knob) | found)
     kinds = ["useless", "one", "some", "shared"]
     columns = ["weight", "test_domain", "trial_seed", "place", "iou", *kinds]
-    return pd.DataFrame(rows, columns=columns)
+    scores = pd.DataFrame(rows, columns=columns)
+    return scores.sort_values(columns[:3], kind="stable", ignore_index=True)
 
 # %% ../../nbs/6_evidence/30_mask_scores.ipynb #def-kind-table
 NEURON_KINDS = ("shared", "some", "one", "useless")
@@ -132,6 +133,11 @@ def _pair(a: str, b: str) -> str:
     return f"{a} & {b}"
 
 
+def _sorted_runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows by test domain and seed; those of a run keep their order."""
+    return frame.sort_values(["test_domain", "trial_seed"], kind="stable", ignore_index=True)
+
+
 def pair_scores(records: list[dict]) -> pd.DataFrame:
     """One row per complete run with masks and pair of its training domains: test_domain,
     trial_seed, pair, iou after the last update; all places together."""
@@ -140,7 +146,7 @@ def pair_scores(records: list[dict]) -> pd.DataFrame:
         masks, spec = record["masks"], record["spec"]
         for pair, iou in zip(masks["pairs"], masks["overall"]["iou"]):
             rows.append((spec["test_domains"][0], spec["trial_seed"], _pair(*pair), iou))
-    return pd.DataFrame(rows, columns=["test_domain", "trial_seed", "pair", "iou"])
+    return _sorted_runs(pd.DataFrame(rows, columns=["test_domain", "trial_seed", "pair", "iou"]))
 
 
 def pair_curves(records: list[dict]) -> pd.DataFrame:
@@ -158,7 +164,8 @@ def pair_curves(records: list[dict]) -> pd.DataFrame:
                     pair = _pair(domains[int(d)], domains[int(e)])
                     epoch = (point["step"] + 1) / per_epoch
                     rows.append((spec["test_domains"][0], spec["trial_seed"], pair, epoch, iou))
-    return pd.DataFrame(rows, columns=["test_domain", "trial_seed", "pair", "epoch", "iou"])
+    columns = ["test_domain", "trial_seed", "pair", "epoch", "iou"]
+    return _sorted_runs(pd.DataFrame(rows, columns=columns))
 
 # %% ../../nbs/6_evidence/30_mask_scores.ipynb #def-pair-lines
 def pair_lines(records: list[dict], knob: str = "lambda_o") -> list[str]:
@@ -225,7 +232,7 @@ def range_line(scores: pd.DataFrame, value: str, what: str, unit: str = "points"
     lines = by_weight(scores, value).dropna(subset="mean")
     lines = lines[lines.test_domain == "average"]
     if len(lines) < 2:
-        return f"No verdict on {what}: fewer than two weights have it."
+        return f"{what}: no verdict, for fewer than two weights have it."
     if math.isclose(lines["mean"].max(), lines["mean"].min()):
         return f"{what}: the mean is the same at all weights."
     top, low = lines.loc[lines["mean"].idxmax()], lines.loc[lines["mean"].idxmin()]
@@ -264,7 +271,7 @@ def order_lines(places: pd.DataFrame) -> list[str]:
         ranked = mean.sort_values(ascending=False, kind="stable")
         named = " > ".join(f"{name} {iou:.2f}" for name, iou in ranked.items())
         falls = all(a > b for a, b in zip(mean, mean[1:]))
-        words = "each later place overlaps less" if falls else "not the order of the network"
+        words = "each later place overlaps less" if falls else "not in the order of the network"
         lines.append(f"At {weight:g}: {named}; {words}.")
     return lines
 
@@ -283,7 +290,7 @@ def reference_line(scores: pd.DataFrame, reference: pd.DataFrame, value: str, wh
     errors, and at which it is not."""
     rows = against_reference(scores, reference, value).dropna(subset="errors")
     if rows.empty:
-        return f"No verdict {what}: no pairs of runs of several seeds."
+        return f"{what}: no verdict against DMG with its usual penalty, for lack of seeds to pair."
 
     def named(part):
         rows = zip(part.weight, part["mean"], part.errors)
