@@ -241,10 +241,10 @@ ARTEFACTS |= {
     ),
     "dmg_fig4": Artefact(
         "DMG Fig. 4: overlap of each pair of masks, through training, and the masks themselves",
-        "dmg-overlap",
+        "dmg",
         ("smoke", "quick", *_PACS),
         ("smoke", "quick", *_PACS),
-        instead={"pacs": "dmg"},
+        instead={"paper": "dmg-overlap"},
     ),
     "dmg_fig5": Artefact(
         "DMG Fig. 5: overlap of masks by place, and neurons that are useless, shared or specific",
