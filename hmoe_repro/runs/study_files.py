@@ -210,6 +210,10 @@ def _find_algorithm(text: str, folder: Path) -> str:
 
 def find_dataset(text: str, folder: Path) -> str:
     """The registered name of a data set; that of a folder or file is registered first."""
+    from hmoe_repro.data.facts import KNOWN
+
+    if text in KNOWN:
+        return text
     from hmoe_repro.data.from_file import dataset_from_file, is_file_dataset, own_datasets
     from hmoe_repro.data.known import DATASETS, own_folder
 
@@ -225,6 +229,11 @@ def find_dataset(text: str, folder: Path) -> str:
 
 
 def domain_names(dataset: str) -> tuple[str, ...]:
+    """The domains of a data set by its registered name; of a benchmark without its loader."""
+    from hmoe_repro.data.facts import KNOWN
+
+    if dataset in KNOWN:
+        return tuple(KNOWN[dataset].domains)
     from hmoe_repro.data.known import DATASETS
 
     return tuple(DATASETS[dataset].domain_names)
