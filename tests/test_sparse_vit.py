@@ -107,6 +107,17 @@ def test_random_experts_are_apart_and_drawn_as_the_transformer_draws():
         assert (first - second).abs().mean() > 0.01
 
 
+def test_random_experts_have_the_spread_of_the_mlp_they_replace():
+    "The small networks are drawn by Glorot's bounds: 0.08 here, four times a DeiT's."
+    torch.manual_seed(0)
+    net = make_sparse_vit("gmoe_small8", (3, 16, 16))
+    expected = (2 / (64 + 256)) ** 0.5
+    for layer in expert_layers(net):
+        for weight in (layer.experts.w1, layer.experts.w2):
+            assert float(weight.detach().std()) == pytest.approx(expected, rel=0.03)
+    assert float(net.body.blocks[0].mlp.fc1.weight.detach().std()) == pytest.approx(expected, 0.03)
+
+
 @pytest.mark.parametrize("router", ["cosine", "linear"])
 def test_a_pretrained_router_is_drawn_too(dense_file, router):
     torch.manual_seed(0)
@@ -184,6 +195,13 @@ def test_small_vit_takes_small_images(side, tokens):
     net = make_featurizer("small_vit", (2, side, side))
     assert net.body.pos_embed.shape == (1, tokens, 64) and len(net.body.blocks) == 6
     assert net(torch.rand(3, 2, side, side)).shape == (3, 64)
+
+
+def test_larger_patches_make_fewer_tokens():
+    net = make_featurizer("gmoe_small8", (3, 16, 16))
+    assert net.body.pos_embed.shape == (1, 5, 64) and net(torch.rand(3, 3, 16, 16)).shape == (3, 64)
+    with pytest.raises(HmoeError, match="patches of 8 pixels, and 28 x 28 is no multiple"):
+        make_featurizer("small_vit8", (3, 28, 28))
 
 
 def test_drop_path_rises_linearly():

@@ -33,8 +33,13 @@ def selected_so_far(checkpoints: list[dict], test_domain: str, mode: str) -> lis
 
 # %% ../../nbs/6_evidence/15_curves.ipynb #def-modes-of
 def modes_of(record: dict) -> list[str]:
-    """The inference modes that a run selected a checkpoint for, in the order of its record."""
-    return list(record["selected"])
+    """The inference modes that a run evaluated and selected for, in the order of its record."""
+    modes = {}
+    for point in record["checkpoints"]:
+        for splits in point["accuracies"].values():
+            for accuracies in splits.values():
+                modes |= dict.fromkeys(accuracies)
+    return [mode for mode in modes if mode in record["selected"]]
 
 # %% ../../nbs/6_evidence/15_curves.ipynb #def-curves
 def _losses(record: dict) -> list[dict]:
