@@ -91,7 +91,8 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
     for value, axis in axes.items():
         _plot_quantity(axis, scores, value, palette)
         if value in dict(reference):
-            axis.axhline(dict(reference)[value], color="#D62728", ls="--", lw=1.1)
+            style = {"color": "#D62728", "ls": "--", "lw": 1.1, "label": "reference"}
+            axis.axhline(dict(reference)[value], **style)
         weight_axis(axis, scores.weight.unique(), LAMBDA[knob])
         axis.set_title(panels[value])
     if {"out_of_domain", "in_domain"} <= set(axes) and scores.in_domain.notna().any():
@@ -101,7 +102,7 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
         axes["iou"].set_ylim(-0.03, 1.06)
     for axis in grid.flat[len(panels) :]:
         axis.set_visible(False)
-    shared_legend(figure, grid.flat, list(palette))
+    shared_legend(figure, grid.flat, [*palette, "reference"])
     return figure
 
 # %% ../../nbs/6_evidence/31_mask_figures.ipynb #def-draw-places
