@@ -230,6 +230,38 @@ ARTEFACTS |= {
     ),
 }
 
+# %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-figures-of-dmg
+_SWEPT = ("smoke", "quick", "paper")
+
+ARTEFACTS |= {
+    "dmg_fig3": Artefact(
+        "DMG Fig. 3: accuracy and overlap of masks against the weight of the overlap",
+        "dmg-overlap",
+        _SWEPT,
+        _SWEPT,
+    ),
+    "dmg_fig4": Artefact(
+        "DMG Fig. 4: overlap of each pair of masks, through training, and the masks themselves",
+        "dmg",
+        ("smoke", "quick", *_PACS),
+        ("smoke", "quick", *_PACS),
+        instead={"paper": "dmg-overlap"},
+    ),
+    "dmg_fig5": Artefact(
+        "DMG Fig. 5: overlap of masks by place, and neurons that are useless, shared or specific",
+        "dmg-overlap",
+        _SWEPT,
+        _SWEPT,
+    ),
+    "dmg_fig6": Artefact(
+        "DMG Fig. 6: sparsity in place of the overlap",
+        "dmg-sparsity",
+        _SWEPT,
+        _SWEPT,
+        beside=("dmg-overlap",),
+    ),
+}
+
 # %% ../../nbs/5_runs/18_artefacts.ipynb #def-artefact-study
 def artefact_study(artefact: str, profile: str) -> str:
     """The study of an artefact at a profile. Raises `HmoeError` naming the valid artefacts and
