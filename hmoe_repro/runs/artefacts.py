@@ -117,6 +117,18 @@ ARTEFACTS |= {
         "bench",
         ("bench",),
     ),
+    "gmoe_selection": Artefact(
+        "GMoE: which expert a patch goes to, beside what chance would give",
+        "gmoe",
+        ("quick", *_PACS),
+        ("quick", *_PACS),
+    ),
+    "gmoe_fourier": Artefact(
+        "GMoE: which frequencies a network keeps and heeds, transformer beside convolution",
+        "gmoe",
+        ("quick", *_PACS),
+        ("quick", *_PACS),
+    ),
     "systems": Artefact(
         "HMOE, GMoE, DMG and strong baselines: accuracy, cost, and what each discovered",
         "systems",
