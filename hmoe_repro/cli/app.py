@@ -80,7 +80,7 @@ COMMANDS |= {
     ),
     "bench": Entry(
         "evidence.bench_command",
-        "Measure updates, the sparse layer, or the time and memory of algorithms.",
+        "Measure updates, experts and masks, whole algorithms, or the systems of a study.",
     ),
     "discover": Entry(
         "images.discover_command",

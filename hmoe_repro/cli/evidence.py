@@ -226,7 +226,7 @@ def bench_command(
         bool, typer.Option("--publish", help="Write the record to results/ and render its page.")
     ] = False,
 ):
-    """Measure updates against a plain PyTorch loop, experts and masks, or whole algorithms."""
+    """Measure updates, experts and masks, whole algorithms, or the systems of a study."""
     bench = BENCHES[one_of(what, BENCHES, "bench")]
     if what != "algorithms" and device != "cpu":
         raise HmoeError(f"the bench {what!r} measures a processor. Fix: --device cpu.")
