@@ -280,13 +280,13 @@ def plot_results(records: list[dict], axes, baseline: str = "ERM", least: float 
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-mode-legend
 def mode_legend(figure, records: list[dict]):
-    """Below a figure of `plot_results`: which mark is which mode. Nothing where no algorithm has
-    several."""
+    """Below a figure of `plot_results`: which mark is which mode. Nothing where there is
+    one mark."""
     marks = {}
     for (_, mode), place in row_places(run_results(records)).items():
         if mode != "default":
             marks.setdefault(place.mark, []).append(mode.upper())
     handles = [Line2D([], [], ls="", marker=mark, ms=4.5, color="#555555") for mark in marks]
-    if handles:
+    if len(handles) > 1:
         labels = [" / ".join(dict.fromkeys(modes)) for modes in marks.values()]
         figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
