@@ -123,7 +123,7 @@ def test_a_page_takes_the_profiles_and_the_study_of_its_artefact(name):
     artefact = ARTEFACTS[name]
     said = read_parameters(paper_notebook(name))["profile"][2]
     assert (choices(said) or [said]) == list(artefact.profiles)
-    assert artefact.profiles[0] in ("smoke", "quick", "pacs")
+    assert artefact.profiles[0] in ("smoke", "quick", "pacs", "paper")
     assert set(artefact.optional) <= set(artefact.profiles) and all(
         artefact.study_at(p) in studies.STUDIES for p in artefact.profiles
     )

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import t
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.render import render
+from hmoe_repro.evidence.render import KINDS, render
 from hmoe_repro.evidence.tables import run_results
 from hmoe_repro.runs.spec import RunSpec
 from hmoe_repro.speed.parity import (
@@ -318,7 +318,8 @@ def test_the_page(warm_kernels, tmp_path):
     )
     runs = [r for r in runs if r is not lost] + [run("HMOE-DN", "-90%", 2, "bf16", status="failed")]
     invented.write_study(tmp_path / "store", "mnist-parity", runs)
-    render("precision_parity", "mnist", store=tmp_path / "store", output=tmp_path)
+    place = {"store": tmp_path / "store", "output": tmp_path}
+    render("precision_parity", "mnist", **place, formats=KINDS)
     page = (tmp_path / "mnist" / "precision_parity.ipynb").read_text()
     for said in (
         "precision: bf16, float32",

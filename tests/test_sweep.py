@@ -202,7 +202,16 @@ def test_a_damaged_record_stops_the_sweep_before_it_starts(tmp_path):
 
 def test_studies_are_whole_and_distinct():
     "Those of the paper's protocol are counted only: they would read MNIST three more times."
-    without_arrays = ("-balance", "-sensitivity", "-parity", "-table1", "-baselines")
+    without_arrays = (
+        "-balance",
+        "-sensitivity",
+        "-parity",
+        "-table1",
+        "-baselines",
+        "-systems",
+        "-placement",
+        "-losses",
+    )
     for study in STUDIES:
         if study.startswith("paper-"):
             assert count_runs(study) > 0

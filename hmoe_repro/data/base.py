@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..core import HmoeError, one_of
+from ..core import data_dir as default_data_dir
 
 # %% ../../nbs/2_data/01_base.ipynb #def-domains
 class Domains:
@@ -204,7 +205,7 @@ def load_dataset(name: str, trial_seed: int = 0, data_dir=None) -> MultiDomainDa
     """The data set registered as `name`; kept in memory for the next call, and the same for every
     `trial_seed` unless it is `seeded`. Raises `HmoeError` naming the valid ones."""
     seeded = DATASETS[one_of(name, DATASETS, "data set")].seeded
-    return _loaded(name, trial_seed if seeded else 0, data_dir)
+    return _loaded(name, trial_seed if seeded else 0, str(data_dir or default_data_dir()))
 
 
 load_dataset.cache_clear = _loaded.cache_clear

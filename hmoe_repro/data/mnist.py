@@ -68,17 +68,25 @@ def _checked_bytes(name: str, path: Path) -> bytes:
 
 # %% ../../nbs/2_data/03_mnist.ipynb #def-read-mnist
 @functools.lru_cache(maxsize=1)
-def read_mnist(data_dir=None) -> tuple[np.ndarray, np.ndarray]:
-    """Images (70000, 28, 28) and labels (70000,) uint8, training file first. `HmoeError` where a
-    file is missing or damaged."""
+def _read_files(files: tuple[tuple[str, Path], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """What `read_mnist` returns, from (name, path) of each file."""
     raw = {}
-    for name, path in mnist_files(data_dir).items():
+    for name, path in files:
         raw[name] = np.frombuffer(_checked_bytes(name, path), np.uint8)
     images, labels = [], []
     for part in ("train", "t10k"):
         images.append(raw[f"{part}-images-idx3-ubyte"][16:].reshape(-1, 28, 28))
         labels.append(raw[f"{part}-labels-idx1-ubyte"][8:])
     return np.concatenate(images), np.concatenate(labels)
+
+
+def read_mnist(data_dir=None) -> tuple[np.ndarray, np.ndarray]:
+    """Images (70000, 28, 28) and labels (70000,) uint8, training file first; read once for each
+    folder. `HmoeError` where a file is missing or damaged."""
+    return _read_files(tuple(mnist_files(data_dir).items()))
+
+
+read_mnist.cache_clear = _read_files.cache_clear
 
 # %% ../../nbs/2_data/03_mnist.ipynb #def-verify-mnist
 def verify_mnist(data_dir=None) -> list[str]:
