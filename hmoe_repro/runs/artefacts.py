@@ -161,7 +161,7 @@ ARTEFACTS |= {
         "GMoE beside its dense twin, ERM and HMOE, on every data set of a profile",
         "gmoe",
         ("smoke", "quick", "pacs", "paper"),
-        ("smoke", "pacs", "paper"),
+        ("smoke", "quick", "pacs", "paper"),
     ),
     "gmoe_placement": Artefact(
         "GMoE: router, placement of experts, and size",
