@@ -169,7 +169,10 @@ def test_the_band_is_the_baseline_and_what_can_be_resolved(miniature):
         if not np.isnan(mean):
             assert band.get_x() == pytest.approx(mean - limits[domain])
             assert band.get_width() == pytest.approx(2 * limits[domain])
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 3)
     plot_results(miniature, axes, baseline="CORAL")
+    assert not any(axis.patches for axis in axes)
     plt.close(figure)
 
 

@@ -39,10 +39,6 @@ def one_of_each(study: str) -> dict[str, RunSpec]:
     return found
 
 # %% ../../nbs/7_speed/09_systems.ipynb #def-measured-systems
-def _batch(trainer: Trainer) -> list:
-    return trainer.batches.next()
-
-
 def _two_updates(spec: RunSpec, data, device):
     """Build a system and update it twice: from the second on the optimiser's state is there."""
     trainer = Trainer(spec, data, device)
@@ -61,7 +57,7 @@ def run_systems(rounds: int = 7, scale: str = "quick", say=print, device: str = 
         seed_everything(0)
         trainers = {name: Trainer(spec, datasets[name], device) for name, spec in specs.items()}
         jobs = {
-            name: partial(update_seconds, trainer.algorithm, _batch(trainer), device)
+            name: partial(update_seconds, trainer.algorithm, trainer.batches.next(), device)
             for name, trainer in trainers.items()
         }
         results, busy = busily_measured(jobs, rounds, say)
