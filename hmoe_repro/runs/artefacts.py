@@ -163,6 +163,11 @@ ARTEFACTS |= {
         ("smoke", "quick", "pacs", "paper"),
         ("smoke", "quick", "pacs", "paper"),
     ),
+    "gmoe_short": Artefact(
+        "GMoE against its dense twin, ERM and HMOE on two embedded digit domains",
+        "gmoe-short",
+        _QUICK,
+    ),
     "gmoe_placement": Artefact(
         "GMoE: router, placement of experts, and size",
         "gmoe-placement",
