@@ -157,7 +157,9 @@ def test_masks_are_measured_on_the_same_network_and_images():
     assert plain.update_count == masked.update_count == 1
     shapes = [[tuple(p.shape) for p in a.featurizer.parameters()] for a in (plain, masked)]
     assert shapes[0] == shapes[1]
-    found = work["masks, prediction", "all modes"]()
+    modes = work["masks, prediction", "all modes"]
+    assert set(modes()) == {"pred-ens", "mask-ens", "kd"}
+    found = work["masks, prediction", "all modes, greedy masks"]()
     assert set(found) == {"pred-ens", "mask-ens", "kd", "greedy"}
     alone = work["masks, prediction", "average of predictions"]()
     torch.testing.assert_close(alone, found["pred-ens"], atol=1e-5, rtol=1e-5)

@@ -134,17 +134,21 @@ class MaskedERM(Scheduled, ERM):
         """Logits (M, B, C) under the mask of each training domain in turn."""
         return passes(self.masks, self.logits, x, self.masks.probabilities())
 
-    def predict_modes(self, x, domain: int | None = None):
+    def predict_modes(self, x, domain: int | None = None, greedy: bool = True):
         """Logits of `modes`, and of `domain_modes` where the index of the images' training domain
-        is given; `HmoeError` for one that was not trained on."""
+        is given; `HmoeError` for one that was not trained on. Without `greedy` the mode of that
+        name is left out: it alone needs a pass that no other mode shares, and only the choice of
+        an epoch asks for it."""
         m = self.masks.probabilities()
         rows = [m, m.mean(0, keepdim=True)]
         if domain is not None:
             known_domains(torch.tensor([domain]), len(m))
-            rows.append((m[[domain]] > 0.5).to(m.dtype))
+            rows += [(m[[domain]] > 0.5).to(m.dtype)] if greedy else []
         z = passes(self.masks, self.logits, x, torch.cat(rows))
         found = {"pred-ens": z[: len(m)].mean(0), "mask-ens": z[len(m)]}
-        return found if domain is None else found | {"kd": z[domain], "greedy": z[-1]}
+        if domain is not None:
+            found |= {"kd": z[domain]} | ({"greedy": z[-1]} if greedy else {})
+        return found
 
 # %% ../../nbs/4_algorithms/13_dmg.ipynb #def-dmg
 @register("DMG", paper="Chattopadhyay et al., 2020", needs_domain_labels=True, family="masks")

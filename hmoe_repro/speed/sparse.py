@@ -25,8 +25,9 @@ from .timing import bf16_hardware, measure
 # %% ../../nbs/7_speed/06_sparse.ipynb #def-sparsescale
 @dataclass(frozen=True)
 class SparseScale:
-    """What is measured: a layer on images x tokens of width `dim`, and an update of the networks
-    `dense` and `sparse` on `batch` images of side x side, and masks in the network `masked`."""
+    """What is measured: a layer on images x tokens of width `dim`, an update of the networks
+    `dense` and `sparse` on images of side x side, and masks in the network `masked` with `batch`
+    images of each domain."""
 
     images: int
     tokens: int
@@ -124,12 +125,12 @@ def image_shape(scale: SparseScale) -> tuple[int, int, int]:
 
 
 def network_update(network: str, scale: SparseScale, device="cpu"):
-    "A job: seconds of one update of ERM on a network with random weights, on random images."
+    "A job: seconds of one update of ERM, random weights, as many images as the layer gets."
     shape = image_shape(scale)
-    hparams = {"network": network, "weights": "random", "batch_size": scale.batch}
+    hparams = {"network": network, "weights": "random", "batch_size": scale.images}
     algorithm = get_algorithm("ERM")(shape, CLASSES, 1, hparams).to(device)
-    x = torch.rand(scale.batch, *shape, device=device)
-    y = torch.randint(CLASSES, (scale.batch,), device=device)
+    x = torch.rand(scale.images, *shape, device=device)
+    y = torch.randint(CLASSES, (scale.images,), device=device)
 
     def job() -> float:
         started = time.perf_counter()
@@ -169,7 +170,9 @@ def mask_jobs(scale: SparseScale, domains: int = 3) -> dict:
     quietly = torch.no_grad()
     alone = partial(quietly(fixed.predict), x, "pred-ens")
     jobs["masks, prediction", "average of predictions"] = _clocked(alone)
-    jobs["masks, prediction", "all modes"] = _clocked(partial(quietly(fixed.predict_modes), x, 0))
+    modes = partial(quietly(fixed.predict_modes), x, 0)
+    jobs["masks, prediction", "all modes"] = _clocked(partial(modes, greedy=False))
+    jobs["masks, prediction", "all modes, greedy masks"] = _clocked(modes)
     return jobs
 
 # %% ../../nbs/7_speed/06_sparse.ipynb #def-run-sparse
