@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'PARAMETERS', 'MACS', 'renamed', 'name_by_placement', 'name_by_network', 'family',
-           'accuracy_by_dataset', 'limits_by_dataset', 'lines_against', 'paired_by_dataset', 'draw_accuracy',
-           'against_published', 'published_line', 'sized_averages', 'draw_sizes', 'single_source_results',
-           'improvements']
+           'accuracy_by_dataset', 'learned_line', 'limits_by_dataset', 'lines_against', 'paired_by_dataset',
+           'draw_accuracy', 'against_published', 'published_line', 'sized_averages', 'draw_sizes',
+           'single_source_results', 'improvements']
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #imports
 import matplotlib.pyplot as plt
@@ -101,6 +101,26 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
         table.insert(0, "network", named)  # unless the rows are called by it
     table.insert(0, "kind", named.map(family))
     return table.sort_values("kind", ascending=False, kind="stable", ignore_index=True), cells
+
+# %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-learned
+def learned_line(records: list[dict]) -> str:
+    """One sentence: the mean accuracy of each algorithm on the validation images of its training
+    domains, at the checkpoint that was chosen, percent; of several modes the best. `HmoeError`
+    where no run is complete."""
+    rows = [
+        (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
+        for r in records
+        if r["status"] == "complete"
+        for mode, chosen in r["selected"].items()
+    ]
+    if not rows:
+        raise HmoeError("no run is complete, so none was validated. Fix: train the study.")
+    means = pd.DataFrame(rows, columns=["dataset", "algorithm", "mode", "accuracy"])
+    means = means.groupby(["dataset", "algorithm", "mode"], sort=False).accuracy.mean()
+    best = 100 * means.groupby(["dataset", "algorithm"], sort=False).max()
+    several = len(best.index.levels[0]) > 1
+    said = [f"{f'{d}, ' if several else ''}{a} {v:.0f} %" for (d, a), v in best.items()]
+    return f"Accuracy on validation images of the training domains: {'; '.join(said)}."
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-limits-by-dataset
 def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
