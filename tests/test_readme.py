@@ -21,11 +21,39 @@ def test_generated_blocks_are_those_of_the_published_records():
         for block in blocks_in(page):
             inside = page.split(f"<!-- {block}:start -->")[1].split(f"<!-- {block}:end -->")[0]
             assert inside.strip() == blocks[block].strip(), f"{block} is stale. Fix: make figures"
-    assert used == set(blocks) and len(used) == 23
+    assert used == set(blocks) and len(used) == 24
 
 
 def test_the_readme_is_one_screen():
-    assert len(README.read_bytes()) < 8_000
+    assert len(README.read_bytes()) < 9_000
+
+
+def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):
+    from hmoe_repro.evidence import readme
+
+    def rendered(profile, page, **facts):
+        folder = tmp_path / "figures" / profile
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{page}.provenance.json").write_text(json.dumps(facts))
+
+    monkeypatch.setattr(readme, "repo_root", lambda: tmp_path)
+    status = readme.item_status
+    assert status(("hmoe_fig5", "digits_fig5")) == ("not run", "[page](nbs/paper/hmoe_fig5.ipynb)")
+    assert status(("",)) == ("not run", "–")
+    assert status(("nbs/a.ipynb",)) == ("explained", "[notebook](nbs/a.ipynb)")
+    rendered("paper", "hmoe_fig5", records=0)  # the paper's own numbers alone
+    assert status(("hmoe_fig5",))[0] == "not run"
+    rendered("pacs", "hmoe_fig5", records=8)
+    rendered("quick", "digits_fig5", records=12)
+    where = "[digits](figures/quick/digits_fig5.ipynb), [PACS](figures/pacs/hmoe_fig5.ipynb)"
+    assert status(("hmoe_fig5", "digits_fig5")) == ("reduced", where)
+    rendered("paper", "hmoe_fig5", records=24)
+    assert status(("hmoe_fig5",)) == (
+        "full",
+        "[page](figures/paper/hmoe_fig5.ipynb), [PACS](figures/pacs/hmoe_fig5.ipynb)",
+    )
+    rendered("quick", "hmoe_fig3", records=30)
+    assert status(("hmoe_fig3",)) == ("full", "[page](figures/quick/hmoe_fig3.ipynb)")
 
 
 def test_deviations_are_collected_from_the_notebooks():
