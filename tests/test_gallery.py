@@ -17,7 +17,14 @@ def test_the_committed_gallery_is_what_its_folder_gives(root, tmp_path, profile)
 
 
 def test_markdown_stays_as_it_is_and_html_is_escaped():
-    section = {"title": "a < b", "claim": "", "data": "", "profile": "", "verdict": "it's"}
+    section = {
+        "name": "one",
+        "title": "a < b",
+        "claim": "",
+        "data": "",
+        "profile": "",
+        "verdict": "it's",
+    }
     lists = dict.fromkeys(("pictures", "tables", "linked"), [])
     text = template("gallery_section.md").render(**section, **lists, evidence="")
     assert "## a < b" in text and "it's" in text
@@ -26,4 +33,4 @@ def test_markdown_stays_as_it_is_and_html_is_escaped():
 
 def test_a_hole_that_nobody_fills_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="'made' is undefined"):
-        template("gallery.md").render(profile="quick", sections=[])
+        template("gallery.md").render(profile="quick", sections=[], index=[])

@@ -274,8 +274,9 @@ def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
         "Generated from the runs of `hmoe reproduce` on this machine;" in page
         and "`results/`" not in page
     )
-    targets = re.findall(r"\]\(([^)]+)\)", page)
+    targets = re.findall(r"\]\(([^)#]+)\)", page)
     assert targets and all((folder / target).is_file() for target in targets)
+    assert sorted(re.findall(r"\]\(#([^)]+)\)", page)) == sorted(OURS)  # the index
     for name in OURS:
         assert (folder / f"{name}_verdict.md").read_text().strip() in page.split(
             "Verdict, computed from the records:"
