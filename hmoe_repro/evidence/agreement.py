@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['discovery_summary', 'discovery_verdict', 'closest_factor', 'closest_other', 'agreement_verdict', 'agreement_summary',
-           'discovery_lines']
+           'discovery_lines', 'found_and_right', 'found_right_lines', 'plot_found_right']
 
 # %% ../../nbs/6_evidence/06_agreement.ipynb #imports
 import numpy as np
@@ -19,6 +19,7 @@ from hmoe_repro.evidence.discovery import (
     highest_nmi,
     scored_runs,
 )
+from ..style import colours
 
 # %% ../../nbs/6_evidence/06_agreement.ipynb #def-discovery-summary
 def discovery_summary(records: list[dict], threshold: float = 0.9) -> pd.DataFrame:
@@ -214,3 +215,62 @@ def discovery_lines(
             lines.append(agreement_verdict(mine, algorithm, limits, factor_names))
             lines.append(f"{algorithm}, {gate_verdict(table)}")
     return lines
+
+# %% ../../nbs/6_evidence/06_agreement.ipynb #def-found-right
+def found_and_right(records: list[dict], mode: str = "mix") -> pd.DataFrame:
+    """A row for each run with scores: algorithm, test domain, trial seed, NMI of the experts with
+    the domains, test accuracy in a mode (percent), and by how many points it exceeds the mean of
+    the algorithm's runs on that test domain. `HmoeError` without such a run."""
+    rows = [
+        (
+            r["spec"]["algorithm"],
+            ",".join(r["spec"]["test_domains"]),
+            r["spec"]["trial_seed"],
+            r["discovery"]["nmi_domain"],
+            100 * r["selected"][mode]["test_accuracy"],
+        )
+        for r in scored_runs(records, required=True)
+        if mode in r["selected"]
+    ]
+    if not rows:
+        raise HmoeError(f"no run with scores predicts in mode {mode!r}. Valid: mix, max, ood.")
+    columns = ["algorithm", "test_domain", "trial_seed", "nmi_domain", "accuracy"]
+    table = pd.DataFrame(rows, columns=columns)
+    mean = table.groupby(["algorithm", "test_domain"]).accuracy.transform("mean")
+    return table.assign(above_mean=table.accuracy - mean)
+
+
+def found_right_lines(table: pd.DataFrame) -> list[str]:
+    """A sentence for each algorithm of `found_and_right`: the correlation of NMI and accuracy
+    within test domains, with its 95 % interval (Fisher's z, a degree of freedom less for each
+    further test domain); fewer than five of those, or an NMI that never varies, decide nothing."""
+    lines = []
+    for algorithm, runs in table.groupby("algorithm", sort=False):
+        domains = runs.groupby("test_domain")
+        nmi = (runs.nmi_domain - domains.nmi_domain.transform("mean")).to_numpy()
+        right = runs.above_mean.to_numpy()
+        free = len(runs) - len(domains) + 1
+        if free < 5 or nmi.std() < 0.01 or right.std() == 0:
+            lines.append(f"{algorithm}, {plural(len(runs), 'run')}: too few runs that differ.")
+            continue
+        r = float(np.clip(np.corrcoef(nmi, right)[0, 1], -0.999999, 0.999999))
+        low, high = np.tanh(np.arctanh(r) + np.array([-1.96, 1.96]) / np.sqrt(free - 3))
+        said = "runs that found the domains better are better" if low > 0 else "not decided here"
+        said = "runs that found the domains better are worse" if high < 0 else said
+        lines.append(
+            f"{algorithm}, {plural(len(runs), 'run')}: correlation of NMI with test accuracy "
+            f"within test domains {r:.2f} (95 % interval {low:.2f} to {high:.2f}): {said}."
+        )
+    return lines
+
+
+def plot_found_right(axis, table: pd.DataFrame):
+    """Each run of `found_and_right`: NMI of experts and domains, and its accuracy above the mean
+    of its test domain."""
+    for algorithm, colour in colours(table.algorithm).items():
+        runs = table[table.algorithm == algorithm]
+        axis.scatter(runs.nmi_domain, runs.above_mean, s=16, color=colour, label=algorithm)
+    axis.axhline(0, color="#BBBBBB", lw=0.8, zorder=0)
+    axis.set(
+        xlabel="NMI of experts and domains", ylabel="test accuracy, points\nabove its domain's mean"
+    )
