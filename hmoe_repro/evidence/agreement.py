@@ -243,14 +243,14 @@ def found_and_right(records: list[dict], mode: str = "mix") -> pd.DataFrame:
 def found_right_lines(table: pd.DataFrame) -> list[str]:
     """A sentence for each algorithm of `found_and_right`: the correlation of NMI and accuracy
     within test domains, with its 95 % interval (Fisher's z, a degree of freedom less for each
-    further test domain); fewer than five of those, or an NMI that never varies, decide nothing."""
+    further test domain); fewer than eight of those, or an NMI that never varies, decide nothing."""
     lines = []
     for algorithm, runs in table.groupby("algorithm", sort=False):
         domains = runs.groupby("test_domain")
         nmi = (runs.nmi_domain - domains.nmi_domain.transform("mean")).to_numpy()
         right = runs.above_mean.to_numpy()
         free = len(runs) - len(domains) + 1
-        if free < 5 or nmi.std() < 0.01 or right.std() == 0:
+        if free < 8 or nmi.std() < 0.01 or right.std() == 0:
             lines.append(f"{algorithm}, {plural(len(runs), 'run')}: too few runs that differ.")
             continue
         r = float(np.clip(np.corrcoef(nmi, right)[0, 1], -0.999999, 0.999999))
