@@ -377,6 +377,10 @@ def test_how_well_networks_learned_is_the_mean_over_runs_of_the_best_mode():
     assert learned_line(runs) == line
     runs[2]["spec"]["dataset"] = "VLCS"
     assert learned_line(runs).endswith("PACS, HMOE-DN 60 %; VLCS, ERM 84 %.")
+    runs[2]["spec"]["dataset"], runs[2]["selected"]["default"]["validation_accuracy"] = "PACS", 0.2
+    assert learned_line(runs).endswith(
+        "ERM 20 %. Less than half of the best, so hardly trained: ERM."
+    )
     with pytest.raises(HmoeError, match="no run is complete"):
         learned_line(runs[3:])
 

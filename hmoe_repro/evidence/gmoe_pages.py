@@ -105,8 +105,8 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-learned
 def learned_line(records: list[dict]) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
-    domains, at the checkpoint that was chosen, percent; of several modes the best. `HmoeError`
-    where no run is complete."""
+    domains, at the checkpoint that was chosen, percent; of several modes the best. Another names
+    those that reach less than half of the best. `HmoeError` where no run is complete."""
     rows = [
         (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
         for r in records
