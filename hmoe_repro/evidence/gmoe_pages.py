@@ -120,7 +120,12 @@ def learned_line(records: list[dict]) -> str:
     best = 100 * means.groupby(["dataset", "algorithm"], sort=False).max()
     several = len(best.index.levels[0]) > 1
     said = [f"{f'{d}, ' if several else ''}{a} {v:.0f} %" for (d, a), v in best.items()]
-    return f"Accuracy on validation images of the training domains: {'; '.join(said)}."
+    line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
+    top = best.groupby("dataset").transform("max")
+    idle = [name for (_, name), v in best[best < top / 2].items()]
+    if idle:
+        line += f" Less than half of the best, so hardly trained: {', '.join(idle)}."
+    return line
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-limits-by-dataset
 def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
