@@ -27,6 +27,7 @@ PRELOADED = (
     "numpy",
     "pandas",
     "torch",
+    "torch._dynamo",
     "matplotlib.pyplot",
     "seaborn",
     "PIL.Image",
@@ -48,6 +49,7 @@ READ_AT_IMPORT = (
     "ONEDNN_",
     "DNNL_",
     "TORCH_",
+    "TORCHDYNAMO_",
     "PYTHONHASHSEED",
 )
 INLINE = "module://matplotlib_inline.backend_inline"

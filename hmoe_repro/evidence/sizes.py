@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..core import import_torchvision, seed_everything
+from ..core import import_torchvision
 from .tables import paper_numbers
 from ..networks.build import make_featurizer
 
@@ -39,10 +39,11 @@ def network_size(name: str, pixels: int = 224, channels: int = 3) -> tuple[int, 
     """Parameters, multiply-accumulates of an image, and features of a network without classifier.
     Raises `HmoeError` for an unknown name and for sizes that it does not take."""
     shape = (channels, pixels, pixels)
-    state = torch.get_rng_state()
-    seed_everything(0)
-    network = make_featurizer(name, shape, "random")
-    torch.set_rng_state(state)
+    with torch.device("meta"):  # weights are counted, so that none are drawn
+        network = make_featurizer(name, shape, "random")
+    network.to_empty(device="cpu")
+    for values in (*network.parameters(), *network.buffers()):
+        values.detach().zero_()
     return parameters(network), multiply_accumulates(network, shape), network.num_features
 
 

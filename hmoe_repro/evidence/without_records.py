@@ -6,6 +6,7 @@
 __all__ = ['load_studies', 'quoted_step', 'QuotedCost', 'quoted_cost', 'not_run', 'not_run_line']
 
 # %% ../../nbs/6_evidence/23_without_records.ipynb #imports
+import functools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ _MODELS = {"resnet50": "ERM", "deit_small": "ERM-ViT", "gmoe_s16": "GMoE"}
 _IMAGES, _PIXELS = 160, 224  # of an update in GMoE's Table 16
 
 
+@functools.cache
 def _quoted(quantity: str) -> dict[str, float]:
     """Algorithm -> what GMoE's Table 16 says of it."""
     numbers = paper_numbers(artefact="GMoE Table 16", quantity=quantity)
