@@ -135,7 +135,8 @@ def caption(records: list[dict], reduced: bool = True) -> str:
     1 seed', for image folders with pixels and initial weights."""
 
     def listed(name):
-        return ", ".join(str(value or "random") for value in distinct(records, name))
+        found = dict.fromkeys(str(value or "random") for value in distinct(records, name))
+        return ", ".join(found)
 
     facts = []
     if any(r["spec"].get("images") for r in records):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ..algorithms import get_algorithm
 from ..core import HmoeError, one_of, resolve_device, seed_everything, single_thread
@@ -26,6 +27,7 @@ from ..runs.trainer import Trainer
 from .cost_report import read_cost
 from .costs import tensor_peak, update_seconds
 from .sparse import busily_measured, finished_now, made_now
+from ..style import colours
 
 # %% ../../nbs/7_speed/09_systems.ipynb #def-one-of-each
 SYSTEMS = {"quick": "quick-systems", "pacs": "pacs-systems", "tiny": "smoke-systems"}
@@ -181,6 +183,7 @@ def plot_systems(records: list[dict], cost: dict, axes):
     the peak, a dot per algorithm, into two axes."""
     cells = cell_statistics(run_results(records))
     cells = cells[cells.test_domain == "Average"].drop_duplicates("algorithm")
+    shades = colours(cells.algorithm)
     x = {
         "ms per update": lambda name: 1000 * np.median(cost["seconds"]["update"][name]),
         "MB at the peak": lambda name: cost["peak_bytes"][name] / 1e6,
@@ -190,9 +193,13 @@ def plot_systems(records: list[dict], cost: dict, axes):
             if cell.algorithm not in cost["sizes"]:
                 continue
             place = value(cell.algorithm), cell.mean
-            axis.errorbar(*place, yerr=np.nan_to_num(cell.stderr), fmt="o", ms=4, capsize=2)
+            look = {"fmt": "o", "ms": 4, "capsize": 2, "color": shades[cell.algorithm]}
+            axis.errorbar(*place, yerr=np.nan_to_num(cell.stderr), **look)
             axis.annotate(cell.algorithm, place, (4, 4), textcoords="offset points", fontsize=7)
         axis.set(xlabel=label, ylabel="accuracy, %", xscale="log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.xaxis.set_minor_locator(NullLocator())
 
 # %% ../../nbs/7_speed/09_systems.ipynb #def-systems-verdict
 def read_systems(profile: str, folder: Path) -> dict | None:
