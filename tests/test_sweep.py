@@ -211,6 +211,7 @@ def test_studies_are_whole_and_distinct():
         "-systems",
         "-placement",
         "-losses",
+        "-short",
     )
     for study in STUDIES:
         if study.startswith("paper-"):
