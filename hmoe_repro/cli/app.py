@@ -26,16 +26,21 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "list": Entry("lists.list_command", "Artefacts and profiles, or algorithms, or data sets."),
-    "runs": Entry("lists.runs_command", "The runs in the store, finished, failed or damaged."),
+    "list": Entry(
+        "lists.list_command",
+        "List artefacts and profiles; with an option, algorithms or data sets.",
+    ),
+    "runs": Entry(
+        "lists.runs_command", "List the runs in the store: finished, failed and damaged ones."
+    ),
     "plan": Entry(
         "runs.plan_command",
-        "Which runs are still missing, and about how long they take on this device.",
+        "Show which runs are still missing, and about how long they will take on this device.",
     ),
     "train": Entry(
         "train.train_command",
         "Train one algorithm with one domain held out, or several draws of its "
-        "hyper-parameters; prints what was selected.",
+        "hyper-parameters, and print what was selected.",
     ),
     "reproduce": Entry(
         "runs.reproduce_command",
@@ -43,8 +48,8 @@ COMMANDS = {
     ),
     "sweep": Entry(
         "runs.sweep_command",
-        "Train what is missing of some artefacts' runs and render nothing; can be stopped and "
-        "continued.",
+        "Train the missing runs of some artefacts and render nothing; stopped, the "
+        "same command goes on.",
     ),
     "pack": Entry(
         "runs.pack_command",
@@ -52,8 +57,8 @@ COMMANDS = {
     ),
     "unpack": Entry(
         "runs.unpack_command",
-        "Add the runs of packed files to the store; of each file all or, if one does not fit, "
-        "none.",
+        "Add the runs of packed files to the store; if one run of a file does not "
+        "fit, none of it is added.",
     ),
 }
 
@@ -69,11 +74,11 @@ COMMANDS |= {
     ),
     "select": Entry(
         "evidence.select_command",
-        "The table that a selection rule makes of runs, and what is missing in it.",
+        "Print the table that a selection rule makes of the runs, and name what it lacks.",
     ),
     "report": Entry(
         "evidence.report_command",
-        "The page of a study, made from its runs: table, resolvable differences, curves.",
+        "Write a page about a study from its runs: table, resolvable differences, curves.",
     ),
     "export-domainbed": Entry(
         "evidence.export_domainbed_command", "Write runs as a sweep folder of DomainBed."
@@ -88,15 +93,18 @@ COMMANDS |= {
     ),
     "predict": Entry(
         "images.predict_command",
-        "Class, probability, nearest domain and gate value of each image of a folder, as CSV.",
+        "Write class, probability, nearest domain and gate value of each image of a "
+        "folder to a CSV file.",
     ),
 }
 DATA_COMMANDS = {
     "list": Entry(
-        "data.data_list_command", "Every data set, whether its files are here, and its terms."
+        "data.data_list_command",
+        "List every data set, whether its files are here, and its terms of use.",
     ),
     "verify": Entry(
-        "data.data_verify_command", "Open every file and count; MNIST: compare checksums."
+        "data.data_verify_command",
+        "Open and count every file of a data set; for MNIST, compare checksums.",
     ),
     "download": Entry(
         "data.data_download_command",
@@ -144,7 +152,8 @@ class DataCommands(Commands):
 
 app = typer.Typer(
     cls=Commands,
-    help="Reproduce HMOE, a hypernetwork-based mixture of experts for domain generalization.",
+    help="Reproduce HMOE, GMoE and DMG, three methods of domain generalization, and "
+    "their baselines.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -30,7 +30,7 @@ from ..progress import Progress
 
 # %% ../../nbs/9_cli/05_data.ipynb #def-list
 def data_list_command(folder: DataDir = None):
-    """Every data set, whether its files are here, and its terms."""
+    """List every data set, whether its files are here, and its terms of use."""
     data_folder(folder)
     rows = data_inventory()
     title = f"Data sets (files are looked for in {data_dir()})"
@@ -51,7 +51,7 @@ NameOrFolder = Annotated[
 
 
 def data_verify_command(name: NameOrFolder, data_dir: DataDir = None, workers: Threads = None):
-    """Open every file and count; MNIST: compare checksums."""
+    """Open and count every file of a data set; for MNIST, compare checksums."""
     folder, name = data_folder(data_dir), data_with_files(name)
     if name == MNIST:
         return print("\n".join(verify_mnist(folder)))

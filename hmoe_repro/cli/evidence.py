@@ -116,7 +116,7 @@ def select_command(
     where: Where = None,
     output: Annotated[str | None, typer.Option(help="A CSV of the chosen runs and steps.")] = None,
 ):
-    """The table that a selection rule makes of runs, and what is missing in it."""
+    """Print the table that a selection rule makes of the runs, and name what it lacks."""
     records = _records(study_in_store, study, algorithm, dataset, where)
     if rule is None:
         rule = read_study(study_in_store).rule if study_in_store else "training-domain"
@@ -133,7 +133,7 @@ def report_command(
     output: Annotated[str, typer.Option(help="Folder of the page.")] = "reports",
     formats: Formats = None,
 ):
-    """The page of a study, made from its runs: table, resolvable differences, curves."""
+    """Write a page about a study from its runs: table, resolvable differences, curves."""
     page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
     print(f"rendered {short_path(page)}")
 

@@ -108,7 +108,8 @@ def predict_command(
     skip_unreadable: SkipUnreadable = False,
     device: Device = "auto",
 ):
-    """Class, probability, nearest domain and gate value of each image of a folder, as CSV."""
+    """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
+    file."""
     table = writable_file(output, "table")
     predicted = predict_to_csv(model, folder, table, weights, mode, skip_unreadable, device)
     for file, why in predicted.unreadable:

@@ -45,7 +45,7 @@ def list_command(
     algorithms: Annotated[bool, typer.Option("--algorithms", help="The algorithms.")] = False,
     datasets: Annotated[bool, typer.Option("--datasets", help="The data sets.")] = False,
 ):
-    """Artefacts and profiles, or algorithms, or data sets."""
+    """List artefacts and profiles; with an option, algorithms or data sets."""
     if algorithms:
         return _list_algorithms()
     if datasets:
@@ -100,7 +100,7 @@ def _run_row(record: dict) -> list:
 
 
 def runs_command():
-    """The runs in the store, finished, failed or damaged."""
+    """List the runs in the store: finished, failed and damaged ones."""
     columns = ["id", "algorithm", "data set", "test", "seed", "steps", "status"]
     columns += ["test accuracy (selected)", "seconds"]
     records, damaged = RunStore().scan()

@@ -53,7 +53,10 @@ ProfileName = Annotated[
     str, typer.Option(help="smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
 ]
 OnRequest = Annotated[
-    bool, typer.Option("--all", help="Without names: also what the profile makes only on request.")
+    bool,
+    typer.Option(
+        "--all", help="Without names: also the artefacts that the profile makes only on request."
+    ),
 ]
 Rule = Annotated[str, typer.Option(help="training-domain, leave-one-domain-out or oracle.")]
 OnlyAlgorithms = Annotated[

@@ -50,7 +50,7 @@ def plan_command(
     device: Device = "auto",
     data_dir: DataDir = None,
 ):
-    """Which runs are still missing, and about how long they take on this device."""
+    """Show which runs are still missing, and about how long they will take on this device."""
     data_folder(data_dir)
     where, store = resolve_device(device), RunStore()
     studies = requested_studies(artefacts, profile, everything)
@@ -71,7 +71,7 @@ def plan_command(
 Fresh = Annotated[
     bool,
     typer.Option(
-        "--fresh", help="Discard what is there of these runs, finished or not, and train them all."
+        "--fresh", help="Train all of these runs again, and discard what the store has of them."
     ),
 ]
 
@@ -98,7 +98,8 @@ def reproduce_command(
 
 # %% ../../nbs/9_cli/03_runs.ipynb #sweep-options
 Minutes = Annotated[
-    float | None, typer.Option(min=0.01, help="Stop after this long; the next call goes on.")
+    float | None,
+    typer.Option(min=0.01, help="Stop after this many minutes; the next call goes on."),
 ]
 TrainedAsErm = Annotated[
     list[str] | None,
@@ -131,8 +132,8 @@ def sweep_command(
     data_dir: DataDir = None,
     measure: Measure = False,
 ):
-    """Train what is missing of some artefacts' runs and render nothing; can be stopped and
-    continued."""
+    """Train the missing runs of some artefacts and render nothing; stopped, the same command
+    goes on."""
     started, folder = time.monotonic(), data_folder(data_dir)
     specs = runs_of(requested_studies(artefacts, profile, everything))
     if algorithm:
@@ -159,6 +160,7 @@ def pack_command(
 
 
 def unpack_command(files: Annotated[list[str], typer.Argument(help="What `hmoe pack` wrote.")]):
-    """Add the runs of packed files to the store; of each file all or, if one does not fit, none."""
+    """Add the runs of packed files to the store; if one run of a file does not fit, none of it
+    is added."""
     for file in files:
         print(unpack(RunStore(), file))

@@ -104,8 +104,8 @@ def train_command(
     device: Device = "auto",
     data_dir: DataDir = None,
 ):
-    """Train one algorithm with one domain held out, or several draws of its hyper-parameters;
-    prints what was selected."""
+    """Train one algorithm with one domain held out, or several draws of its hyper-parameters,
+    and print what was selected."""
     settings = dict(trial_seed=seed, network=network, resolution=resolution, precision=precision)
     settings |= dict(protocol=protocol, steps=steps, epochs=epochs, splits=splits, parity=parity)
     settings |= dict(checkpoint_frequency=checkpoint_frequency, sampler=sampler, evaluate=evaluate)
