@@ -15,7 +15,7 @@ help:
 	@echo "make reproduce   train the quick profile afresh, render it into runs/figures, compare with the published records"
 	@echo "make test        run the tests"
 	@echo "make check       while editing: sync, shape, imports, numerics and one tiny run, in about a minute"
-	@echo "make figures     render every figure and table from the committed records"
+	@echo "make figures     render every published profile from the committed records, and the README"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
 	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
 
@@ -29,7 +29,8 @@ check: $(READY)
 	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -q -n $(JOBS) $(CHECKED))
 
 figures: $(READY)
-	$(call timed,$(BIN)/hmoe figures)
+	$(call timed,$(foreach profile,quick mnist pacs,$(BIN)/hmoe figures --profile $(profile) &&) \
+	  $(BIN)/hmoe figures --profile bench)
 
 notebooks: $(READY)
 	$(call timed,$(BIN)/python .ci/notebooks.py)

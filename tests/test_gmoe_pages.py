@@ -382,9 +382,14 @@ def test_how_well_networks_learned_is_the_mean_over_runs_of_the_best_mode():
     runs[2]["spec"]["dataset"] = "VLCS"
     assert learned_line(runs).endswith("PACS, HMOE-DN 60 %; VLCS, ERM 84 %.")
     runs[2]["spec"]["dataset"], runs[2]["selected"]["default"]["validation_accuracy"] = "PACS", 0.2
-    assert learned_line(runs).endswith(
-        "ERM 20 %. Less than half of the best, so hardly trained: ERM."
-    )
+    hardly = " Hardly trained, so nothing is decided about them: "
+    assert learned_line(runs).endswith(f"ERM 20 %.{hardly}ERM (under 30 %).")
+    runs[0]["selected"] = runs[1]["selected"] = {"mix": {"validation_accuracy": 0.28}}
+    runs[2]["selected"]["default"]["validation_accuracy"] = 0.29
+    assert learned_line(runs).endswith(f"ERM 29 %.{hardly}HMOE-DN (under 29 %).")  # 1/7 + 6/7/6
+    for run in runs:
+        run["spec"]["dataset"] = "a folder of one's own"
+    assert hardly not in learned_line(runs)
     with pytest.raises(HmoeError, match="no run is complete"):
         learned_line(runs[3:])
 

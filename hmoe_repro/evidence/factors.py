@@ -22,15 +22,15 @@ from ..style import PALETTE, colours
 COLOUR_NAMES = {"colour": {"red": "#E34A33", "green": "#2CA25F"}}
 
 
-def factor_style(factor: str, labels, domain_names) -> tuple[list[str], dict[str, str]]:
+def factor_style(
+    factor: str, labels, domain_names, value_names: dict | None = None
+) -> tuple[list[str], dict[str, str]]:
     """(names, palette) to draw the values of a factor: `names[value]`, and a colour for each name;
-    up to ten values differ."""
+    up to ten values differ. `value_names` may hold the names of a factor's values."""
     if factor in COLOUR_NAMES:
         return list(COLOUR_NAMES[factor]), COLOUR_NAMES[factor]
-    if factor == "domain":
-        names = list(domain_names)
-    else:
-        names = [str(value) for value in range(int(np.max(labels)) + 1)]
+    known = {"domain": domain_names} | (value_names or {})
+    names = [str(value) for value in known.get(factor, range(int(np.max(labels)) + 1))]
     if len(names) <= len(PALETTE):
         return names, colours(names)
     longer = [*PALETTE, "#332288", "#882255"]
@@ -51,18 +51,24 @@ def place_codes(arrays: dict, unseen: int = 20) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/6_evidence/07_factors.ipynb #def-plot-factors
 def plot_factors(
-    axes, arrays: dict, domain_names, factor_names: dict | None = None, scores: dict | None = None
+    axes,
+    arrays: dict,
+    domain_names,
+    factor_names: dict | None = None,
+    scores: dict | None = None,
+    value_names: dict | None = None,
 ):
     """One panel for each factor in `axes`: the codes of a run coloured by domain, by class and by
     every other stored factor. Titles give the NMI of the experts with it, from `scores` (a
-    record's discovery) where given. `factor_names` renames factors."""
+    record's discovery) where given. `factor_names` renames factors, `value_names` holds names of
+    their values, for example {"class": ("dog", "elephant")}."""
     parts, placed = partitions(arrays), place_codes(arrays)
     expert = parts.pop("expert")
     if not scores:
         others = {name: part for name, part in parts.items() if name not in ("domain", "class")}
         scores = cluster_scores(expert, parts["domain"], parts["class"], **others)
     for axis, (factor, labels) in zip(axes, parts.items()):
-        plot_codes(axis, placed, labels, *factor_style(factor, labels, domain_names))
+        plot_codes(axis, placed, labels, *factor_style(factor, labels, domain_names, value_names))
         name = (factor_names or {}).get(factor, factor)
         axis.set_title(f"{name}: NMI {scores[f'nmi_{factor}']:.2f}")
 
@@ -78,13 +84,12 @@ def runs_with_codes(
     return [(record, load_arrays(record, study, store)) for record in by_algorithm]
 
 # %% ../../nbs/6_evidence/07_factors.ipynb #def-plot-factor-grid
-def _legend_of_row(axes, factor: str, domain_names, signs: tuple = ()):
-    """A legend right of the last of the axes: the values of a factor that were drawn in any of
-    them, then the `signs`."""
+def _legend_of_row(axes, names: list[str], signs: tuple = ()):
+    """A legend right of the last of the axes: those of the names that were drawn in any of them,
+    then the `signs`."""
     handle_of = {}
     for axis in axes:
         handle_of |= {label: h for h, label in zip(*axis.get_legend_handles_labels())}
-    names, _ = factor_style(factor, [9], domain_names)
     order = [name for name in names if name in handle_of] + list(signs)
     axes[-1].legend(
         [handle_of[name] for name in order],
@@ -103,21 +108,23 @@ def plot_factor_grid(
     domain_names,
     factor_names: dict | None = None,
     width: float = 1.6,
+    value_names: dict | None = None,
 ):
     """A figure with a column for each (record, arrays) and a row for each factor, legends on the
-    right; NMI as in the records. `HmoeError` without runs."""
+    right; NMI as in the records; names as in `plot_factors`. `HmoeError` without runs."""
     if not runs:
         raise HmoeError("no run has stored codes to draw. Fix: publish the arrays of a run.")
     factors = [name for name in partitions(runs[0][1]) if name != "expert"]
     size = (width * len(runs) + 1.3, width * len(factors) + 0.5)
     figure, grid = plt.subplots(len(factors), len(runs), figsize=size, squeeze=False)
     for column, (record, arrays) in zip(grid.T, runs):
-        plot_factors(column, arrays, domain_names, factor_names, record["discovery"])
+        plot_factors(column, arrays, domain_names, factor_names, record["discovery"], value_names)
         run = f"{record['spec']['algorithm']}, test: {record_field(record, 'test_domain')}"
         column[0].set_title(f"{run}\n{column[0].get_title()}")
     for factor, row in zip(factors, grid):
         signs = ("test samples", "embeddings") if factor == factors[0] else ()
-        _legend_of_row(row, factor, domain_names, signs)
+        drawn, _ = factor_style(factor, [9], domain_names, value_names)
+        _legend_of_row(row, drawn, signs)
     return figure
 
 # %% ../../nbs/6_evidence/07_factors.ipynb #def-heat-map

@@ -103,10 +103,19 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
     return table.sort_values("kind", ascending=False, kind="stable", ignore_index=True), cells
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-learned
+def _sixth_of_the_way(dataset: str) -> float:
+    """Accuracy, percent, a sixth of the way from guessing to no error; 0 for unknown classes."""
+    if dataset not in KNOWN:
+        return 0.0
+    guessing = 100 / KNOWN[dataset].num_classes
+    return guessing + (100 - guessing) / 6
+
+
 def learned_line(records: list[dict]) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
     domains, at the checkpoint that was chosen, percent; of several modes the best. Another names
-    those that reach less than half of the best. `HmoeError` where no run is complete."""
+    those that reach less than half of the best, or less than a sixth of the way from guessing to
+    no error where the number of classes is known. `HmoeError` where no run is complete."""
     rows = [
         (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
         for r in records
@@ -122,9 +131,10 @@ def learned_line(records: list[dict]) -> str:
     said = [f"{f'{d}, ' if several else ''}{a} {v:.0f} %" for (d, a), v in best.items()]
     line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
     top = best.groupby("dataset").transform("max")
-    idle = [name for (_, name), v in best[best < top / 2].items()]
+    floor = np.maximum(top / 2, [_sixth_of_the_way(dataset) for dataset, _ in best.index])
+    idle = [f"{row[1]} (under {floor[row]:.0f} %)" for row in best.index[best < floor]]
     if idle:
-        line += f" Less than half of the best, so hardly trained: {', '.join(idle)}."
+        line += f" Hardly trained, so nothing is decided about them: {', '.join(idle)}."
     return line
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-limits-by-dataset
