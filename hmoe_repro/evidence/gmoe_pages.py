@@ -6,13 +6,14 @@
 __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'PARAMETERS', 'MACS', 'renamed', 'name_by_placement', 'name_by_network', 'family',
            'accuracy_by_dataset', 'learned_line', 'limits_by_dataset', 'lines_against', 'paired_by_dataset',
            'draw_accuracy', 'against_published', 'published_line', 'sized_averages', 'draw_sizes',
-           'single_source_results', 'improvements']
+           'single_source_results', 'improvements', 'improvement_lines']
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #imports
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from scipy import stats
 
 from ..core import HmoeError
 from ..data.facts import KNOWN
@@ -332,9 +333,8 @@ def single_source_results(records: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def improvements(results: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Improvement over `baseline` in percent, in and out of domain: mean and standard error over
-    the trial seeds that both have. `HmoeError` without the baseline."""
+def _improved(results: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """IID and OOD of each algorithm, mode and trial seed that the baseline has too, percent."""
     if baseline not in set(results.algorithm):
         valid = ", ".join(dict.fromkeys(results.algorithm))
         raise HmoeError(f"no complete run of the baseline {baseline!r}. Valid: {valid}.")
@@ -343,11 +343,45 @@ def improvements(results: pd.DataFrame, baseline: str) -> pd.DataFrame:
     )
     (inside,) = set(results.trained_on)
     ratio = 100 * (wide / wide.loc[baseline].droplevel("mode").reindex(wide.index, level=2) - 1)
-    gains = pd.DataFrame({"IID": ratio[inside], "OOD": ratio.drop(columns=inside).mean(axis=1)})
+    return pd.DataFrame({"IID": ratio[inside], "OOD": ratio.drop(columns=inside).mean(axis=1)})
+
+
+def improvements(results: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Improvement over `baseline` in percent, in and out of domain: mean and standard error over
+    the trial seeds that both have. `HmoeError` without the baseline."""
     rows = []
-    for (algorithm, mode), group in gains.groupby(level=[0, 1], sort=False):
+    for (algorithm, mode), group in _improved(results, baseline).groupby(level=[0, 1], sort=False):
         statistics = [mean_and_error(group[kind]) for kind in ("IID", "OOD")]
         cells = [cell_text(*found, group.shape[0]) for found in statistics]
         rows.append((algorithm, mode, *cells, statistics[0][0], statistics[1][0]))
     columns = ["algorithm", "mode", "IID improvement, %", "OOD improvement, %", "iid", "ood"]
     return pd.DataFrame(rows, columns=columns)
+
+# %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-single-lines
+def _with_interval(values: pd.Series) -> str:
+    """Mean of some seeds with its 95 % interval (Student's t), percent; or that there is none."""
+    values = values.dropna()
+    if len(values) < 2:
+        return f"{values.mean():+.1f} % (one seed, no interval)"
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return f"{values.mean():+.1f} % ({values.mean() - half:+.1f} to {values.mean() + half:+.1f})"
+
+
+def improvement_lines(results: pd.DataFrame, baseline: str, twins=()) -> list[str]:
+    """A sentence for each algorithm: what it gains over `baseline` in and out of domain, and the
+    difference of the two; then one for each pair of `twins`: how much more the first gains out of
+    domain. Means over trial seeds with 95 % intervals. `HmoeError` without the baseline."""
+    gains, lines = _improved(results, baseline), []
+    for (algorithm, mode), part in gains.drop(index=baseline, level=0).groupby(
+        level=[0, 1], sort=False
+    ):
+        name = algorithm if mode == "default" else f"{algorithm}, {mode}"
+        lines.append(
+            f"{name} against {baseline}: {_with_interval(part.IID)} in domain, "
+            f"{_with_interval(part.OOD)} out of domain; the second less the first "
+            f"{_with_interval(part.OOD - part.IID)}."
+        )
+    for first, second in twins:
+        ood = [gains.loc[name].droplevel("mode").OOD for name in (first, second)]
+        lines.append(f"{first} less {second}, out of domain: {_with_interval(ood[0] - ood[1])}.")
+    return lines
