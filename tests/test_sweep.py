@@ -212,6 +212,7 @@ def test_studies_are_whole_and_distinct():
         "-placement",
         "-losses",
         "-short",
+        "-single",
     )
     for study in STUDIES:
         if study.startswith("paper-"):
