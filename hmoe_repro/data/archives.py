@@ -282,7 +282,7 @@ def _write_archive(archive: Path, folder: Path, on_progress):
     except DAMAGE as error:
         raise _damaged(what, error) from None
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a place before the file
+        if error.errno == errno.EINVAL:  # a point before the file
             raise _damaged(what, error) from None
         raise HmoeError(
             f"{what} cannot be unpacked ({error.strerror or error}). "

@@ -15,8 +15,8 @@ from ..method.clusters import gate_scores
 
 # %% ../../nbs/6_evidence/05_collapse.ipynb #def-collapse-scores
 def collapse_scores(gate, embeddings=None, codes=None) -> dict:
-    """Experts_used, effective_experts, largest_share, gate_entropy, load_balance of gate values
-    (n, K); smallest_distance of embeddings (K, D) and spread of codes (n, D) where given."""
+    """The scores experts_used, effective_experts, largest_share, gate_entropy, load_balance of gate
+    values (n, K); smallest_distance of embeddings (K, D) and spread of codes (n, D) where given."""
     gate = np.asarray(gate, dtype=np.float64)
     count = gate.shape[1]
     scores = gate_scores(gate)

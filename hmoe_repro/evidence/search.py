@@ -200,7 +200,7 @@ def _draw(record: dict) -> int:
 
 
 def _place(record: dict) -> tuple:
-    """What a record is one of, in a table."""
+    """The row and column of a table to which a record belongs."""
     spec = record["spec"]
     return spec["algorithm"], frozenset(spec["test_domains"]), spec["trial_seed"], _draw(record)
 

@@ -184,7 +184,7 @@ MARKS = ("o", "s", "^", "v", "P")  # of the first, second, ... mode of an algori
 
 
 class Place(NamedTuple):
-    """Where a picture of results has an algorithm in a mode: height, and the form of its mark."""
+    """Where, and with which mark, a picture of results shows an algorithm in a mode."""
 
     height: float
     mark: str

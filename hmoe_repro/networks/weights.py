@@ -115,7 +115,7 @@ def weights_for(network: str) -> list[str]:
 
 # %% ../../nbs/3_networks/04_weights.ipynb #def-cause
 def _cause(error: Exception) -> str:
-    """The first sentence of an error, without its point."""
+    """The first sentence of an error, without its full stop."""
     return first_line(error).partition(". ")[0]
 
 # %% ../../nbs/3_networks/04_weights.ipynb #def-load-any

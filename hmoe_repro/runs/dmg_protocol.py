@@ -105,7 +105,7 @@ def epoch_length(images: int, batch_size: int) -> int:
 
 def is_epoch_checkpoint(step: int, steps: int, frequency: int) -> bool:
     """Is the model evaluated after update `step` (0 ... steps - 1)? After every `frequency` updates
-    and at the end; never after the first update alone, as DomainBed does."""
+    and at the end. DomainBed evaluates after the first update, too; this protocol does not."""
     return (step + 1) % frequency == 0 or step == steps - 1
 
 # %% ../../nbs/5_runs/03_dmg_protocol.ipynb #def-epoch-sampler

@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     arrays: bool = True
 
     def has(self, name: str, done: bool) -> bool:
-        """Does the file `name` of a run travel, which is done or not?"""
+        """Does the file `name` of a run that is `done`, or is not, go into the parcel?"""
         states = self.states and not done
         if name.startswith("selected-"):
             return self.weights or states

@@ -160,7 +160,7 @@ class RunStore:
                 self._remove(run_id)
 
     def _remove(self, run_id: str):
-        """Remove a run, its record first: what is left of it is then no run."""
+        """Remove a run. Its record goes first, so that what an interruption leaves is no run."""
         try:
             self.record_path(run_id).unlink(missing_ok=True)
             shutil.rmtree(self.path(run_id))

@@ -79,7 +79,7 @@ class Study:
     file: SettingsFile
     arrays: object = "none"  # whose arrays are published: "all", or a table of algorithms and seeds
     n_hparams: int = 1  # draws of the hyper-parameters that the file does not give; 1: defaults
-    rule: str = RULES[0]  # by which models are selected, see 02_selection
+    rule: str = RULES[0]  # by which models are selected, see 04_selection
 
 # %% ../../nbs/5_runs/16_study_files.ipynb #def-keys
 def _read_seeds(value):
@@ -365,7 +365,7 @@ def _check_toy(file: SettingsFile, block: int, runs: Runs):
 
 
 def check_study(study) -> dict[str, str]:
-    """What a study calls its algorithms and data sets -> the registered names. Raises `HmoeError`
+    """The registered names of what a study calls its algorithms and data sets. Raises `HmoeError`
     with file, line and the valid choices for any name that does not exist."""
     study, names = read_study(study), {}
     file = study.file
