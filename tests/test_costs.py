@@ -24,6 +24,7 @@ from hmoe_repro.speed.cost_report import (
     layer_table,
     layer_targets,
     measured_costs,
+    prediction_table,
     published_costs,
     read_cost,
     size_table,
@@ -183,7 +184,11 @@ def invented_layer():
     kinds = {"float32": seconds, "bf16": {k: v for k, v in seconds.items() if k != EVERY}}
     kinds["update"] = {"small_vit": 1.0, "gmoe_small": 1.05}
     kinds["masks, update"] = {"Aggregate": 2.0, "DMG": 2.1}
-    kinds["masks, prediction"] = {"average of predictions": 1.0, "all modes": 1.4}
+    kinds["masks, prediction"] = {
+        "average of predictions": 1.0,
+        "all modes": 1.4,
+        "all modes, greedy masks": 1.8,
+    }
     saved = {DENSE: 100, "linear": 140, "cosine": 145, EVERY: 600}
     return {
         "scale": "full",
@@ -194,6 +199,17 @@ def invented_layer():
         "saved_bytes": {"float32": saved},
         "sizes": {"dense": "small_vit", "sparse": "gmoe_small"},
     }
+
+
+def test_greedy_masks_stand_beside_the_target_and_are_not_judged():
+    table = prediction_table(invented_layer())
+    assert table["times averaged alone"].tolist() == pytest.approx([1, 1.4, 1.8])
+    assert table["for"].iloc[2] == "only choosing an epoch; no target"
+    judged = layer_targets(invented_layer()).set_index("target")["median"]
+    assert judged.iloc[-1] == pytest.approx(1.4) and 1.8 not in judged.round(6).tolist()
+    older = invented_layer()
+    del older["seconds"]["masks, prediction"]["all modes, greedy masks"]
+    assert len(prediction_table(older)) == 2
 
 
 def test_verdicts_on_the_layer_by_hand():
@@ -384,7 +400,10 @@ def test_the_command_knows_what_it_can_measure():
 @pytest.mark.parametrize(
     "page, made",
     [
-        ("speed_moe", {"speed_moe.png", "speed_moe.csv", "speed_moe_targets.csv"}),
+        (
+            "speed_moe",
+            {"speed_moe.png"} | {f"speed_moe{of}.csv" for of in ("", "_targets", "_predictions")},
+        ),
         ("gmoe_table16", {"gmoe_table16.csv", "gmoe_table16_paper.csv", "gmoe_table16.png"}),
     ],
 )

@@ -5,9 +5,11 @@ import pytest
 from hmoe_repro.core import HmoeError
 from hmoe_repro.evidence.dmg_tables import (
     by_network,
+    departure_list,
     dmg_departures,
     ensemble_lines,
     in_domain_view,
+    known_domain_lines,
     mask_runs,
     mask_table,
     network_limits,
@@ -18,6 +20,7 @@ from hmoe_repro.evidence.dmg_tables import (
     own_mask_line,
     published_rows,
 )
+from hmoe_repro.evidence.reduced import hparam_departures
 from hmoe_repro.evidence.tables import accuracy_table, run_results
 from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.runs.spec import RunSpec
@@ -111,7 +114,7 @@ def test_ensembles_are_compared_model_by_model():
         for target, apart in (("photo", 0.02), ("plain", -0.04))
     ]
     outside, inside = ensemble_lines(runs)
-    assert "-1.00 ± 2.12 points in the mean of 2 models, at most 4.00" in outside
+    assert "-1.00 points in the mean of 2 models (standard error 2.12), at most 4.00" in outside
     assert outside.split(":")[1] == inside.split(":")[1] and "on training domains" in inside
     assert ensemble_lines([record("Aggregate", "photo", 0, default=0.5)]) == []
 
@@ -122,13 +125,16 @@ def test_the_gain_of_the_right_mask_by_hand():
     # 90 - 75, 60 - 50, 30 - 45: mean 10 / 3; the target is not one of them
     assert own_mask_gain(runs).gain.tolist() == pytest.approx([10 / 3])
     assert "1 runs of one trial seed: no interval" in own_mask_line(own_mask_gain(runs))
-    flat = [masked("sketch", s, [(0.5 + s / 10, 0.5, 0.5)] + rows[1:2] * 3) for s in (0, 1, 2)]
-    per_seed = [(0 + 10 - 5) / 3, (10 + 10 - 5) / 3, (20 + 10 - 5) / 3]
+    flat = [masked("sketch", s, [(0.5 + s / 100, 0.5, 0.5)] + rows[1:2] * 3) for s in (0, 1, 2)]
+    per_seed = [(0 + 10 - 5) / 3, (1 + 10 - 5) / 3, (2 + 10 - 5) / 3]
     assert own_mask_gain(flat).gain.tolist() == pytest.approx(per_seed)
-    mean, error = sum(per_seed) / 3, 10 / 3 / 3**0.5
+    mean, error = sum(per_seed) / 3, 1 / 3 / 3**0.5
     line = own_mask_line(own_mask_gain(flat))
-    assert f"{mean:+.2f} points" in line and f"trial seeds: {2 * error:.2f}" in line
+    assert f"{mean:+.2f} points" in line and f"trial seeds: ± {4.303 * error:.2f}" in line
     assert line.endswith("masks are specialised here.")
+    wide = [masked("sketch", s, [(0.5 + s / 10, 0.5, 0.5)] + rows[1:2] * 3) for s in (0, 1, 2)]
+    line = own_mask_line(own_mask_gain(wide))  # 5 points, 2.6 standard errors of three seeds
+    assert "+5.00 points" in line and line.endswith("not shown to be specialised here.")
     worse = [masked("sketch", s, [(0.5, 0.6 + s / 100, 0.5)] + rows[1:2] * 3) for s in (0, 1)]
     assert own_mask_line(own_mask_gain(worse)).endswith("not shown to be specialised here.")
     assert own_mask_line(own_mask_gain([])).startswith("No verdict on masks")
@@ -174,6 +180,63 @@ def test_what_differs_from_the_papers_protocol_is_computed():
     assert "data: DigitDomains instead of PACS" in lines
     other = [record("DMG", "photo", 0, protocol=False, **{"pred-ens": 0.5})]
     assert "protocol: DomainBed's instead of DMG's" in dmg_departures(other, "paper-dmg-pacs")
+
+
+def test_hyper_parameters_are_compared_with_the_papers_study():
+    def settings(**changed):
+        usual = {"lr": 1e-4, "batch_size": 64, "weight_decay": 1e-5, "mask_lr": 1e-4}
+        usual |= {"schedule": "exponential", "network": "resnet18", "lambda_o": 0.1, "places": []}
+        return usual | changed
+
+    def run(algorithm, **changed):
+        made = record(algorithm, "photo", 0, **{"pred-ens": 0.5})
+        made["spec"]["hparams"] = settings(**changed)
+        return made
+
+    assert hparam_departures([run("DMG"), run("Aggregate")], "paper-dmg-pacs") == []
+    some = [run("DMG", lr=0.003, mask_lr=0.01), run("Aggregate", lr=0.003, batch_size=16)]
+    lines = dmg_departures(some, "paper-dmg-pacs")
+    assert "lr: 0.003 instead of 0.0001" in lines
+    assert "mask_lr: 0.01 instead of 0.0001 (DMG)" in lines
+    assert "batch_size: 16 instead of 64 (Aggregate)" in lines
+    plain = run("Aggregate")
+    del plain["spec"]["hparams"]["schedule"]  # a small network has none
+    (line,) = hparam_departures([plain], "paper-dmg-pacs")
+    assert line == "schedule: none instead of exponential"
+    swept = [run("DMG", schedule="inverse", weight_decay=0.0, near_zero=True, lambda_o=0.01)]
+    assert hparam_departures(swept, "paper-dmg-overlap") == []  # one of the weights of the sweep
+
+
+def test_augmentation_is_said_whatever_differs():
+    runs = [record("DMG", "photo", 0, **{"pred-ens": 0.5})]
+    listed = departure_list(["lr: 1 instead of 2"], runs).splitlines()
+    assert listed[0] == "- lr: 1 instead of 2" and len(listed) == 2
+    assert "as DomainBed does" in listed[1] and "not as the released code does" in listed[1]
+    assert departure_list([], runs).startswith("- nothing else differs\n- in every profile")
+    assert departure_list([], []) == "Not run."
+
+
+def test_the_known_domains_mask_is_compared_in_pairs_over_seeds():
+    def runs(*gains, algorithm="DMG", targets=("photo", "plain")):
+        made = []
+        for seed, gain in enumerate(gains):
+            for target, easy in zip(targets, (0.0, 0.2)):
+                one = record(algorithm, target, seed, **{"pred-ens": 0.5 + easy})
+                kd = {"step": 9, "validation_accuracy": 0.9, "accuracy": 0.6 + easy + gain}
+                one["in_domain"]["kd"] = kd
+                made.append(one)
+        return made
+
+    (line,) = known_domain_lines(runs(0.01, 0.02, 0.03))
+    # seeds 1, 2, 3: 4.303 / sqrt(3) = 2.48, so that 2 points are not enough
+    assert "+2.00 points (95 % interval over 3 trial seeds: ± 2.48; 6 models)" in line
+    assert line.endswith("DMG is not shown to be better here.")
+    assert known_domain_lines(runs(0.03, 0.04, 0.05))[0].endswith("DMG is better here.")
+    assert known_domain_lines(runs(-0.03, -0.04, -0.05))[0].endswith("DMG is worse here.")
+    assert "2 models of one trial seed: no interval" in known_domain_lines(runs(0.02))[0]
+    assert known_domain_lines(runs(0.01, algorithm="Aggregate")) == []
+    (none,) = known_domain_lines([record("DMG", "photo", 0, **{"pred-ens": 0.5})])
+    assert none.startswith("No verdict on known domains (small_cnn)")
 
 
 PAGES = [f"dmg_table{n}" for n in range(1, 7)]

@@ -25,6 +25,7 @@ from hmoe_repro.evidence.mask_figures import (
 )
 from hmoe_repro.evidence.mask_scores import (
     against_reference,
+    alike_line,
     by_weight,
     fall_line,
     gain_lines,
@@ -175,7 +176,8 @@ def test_a_mean_is_over_domains_and_its_error_over_whole_seeds():
     )
     mean, error, n = over_seeds(frame, "x")
     assert mean == pytest.approx((3 + 4) / 2)  # of photo 3, of sketch 4
-    assert (error, n) == (pytest.approx(2 * math.sqrt(2) / math.sqrt(2)), 2)  # seeds 2 and 4
+    # seeds 2 and 4: a standard error of 1, and 12.7 of them make 95 % of two values
+    assert (error, n) == (pytest.approx(12.706), 2)
     one = over_seeds(frame[frame.trial_seed == 0], "x")
     assert one[0] == 2 and math.isnan(one[1]) and one[2] == 1
 
@@ -184,7 +186,7 @@ def test_lines_are_of_each_domain_and_of_their_mean():
     lines = by_weight(mask_scores(sweep()), "out_of_domain").set_index(["test_domain", "weight"])
     assert lines["mean"]["average", 1.0] == pytest.approx(69)
     assert lines["mean"]["photo", 0.0] == pytest.approx(71)
-    assert lines.errors["sketch", 0.1] == pytest.approx(2 / math.sqrt(3)) and len(lines) == 9
+    assert lines.errors["sketch", 0.1] == pytest.approx(4.303 / math.sqrt(3)) and len(lines) == 9
 
 
 def test_neurons_are_useless_shared_or_specific():
@@ -243,7 +245,7 @@ def test_the_overlap_of_the_last_place_falls_by_as_much_as_was_wanted():
     assert len(falls) == 6 and np.allclose(falls.difference, 1 - 4 / 9, atol=1e-4)
     line = fall_line(places)
     assert "(last) is 0.56 lower than at 0" in line and line.endswith("interval included.")
-    assert "3 trial seeds: 0.00; 6 pairs" in line
+    assert "95 % interval over 3 trial seeds: ± 0.00; 6 pairs" in line
     alone = fall_line(place_scores(sweep(seeds=(0,))))
     assert alone.endswith("(one trial seed, no interval).") and "at least the 0.2" in alone
     assert fall_line(places[places.weight < 1]).startswith("No verdict on the overlap")
@@ -266,10 +268,13 @@ def test_a_fall_is_judged_with_its_interval(falls, said):
 
 def test_the_range_of_means_is_judged_by_the_spread_of_seeds():
     scores = mask_scores(sweep())
-    # averages per seed: 70, 71, 72 and at the weight 1 two less: variance 1, 2 sqrt(2 / 3) = 1.63
+    # averages per seed: 70, 71, 72 and at the weight 1 two less: variance 1 with 6 degrees of
+    # freedom, 2.447 sqrt(2 / 3) = 1.998
     line = range_line(scores, "out_of_domain", "On the target")
     assert "highest at 0 (71.0) and lowest at 1 (69.0), 2.0 points apart" in line
-    assert line.endswith("resolvable: 1.6, so a difference is seen.")
+    assert line.endswith("resolvable: 2.0, so a difference is seen.")
+    slightly = scores.assign(out_of_domain=scores.out_of_domain + 0.3 * (scores.weight == 1))
+    assert range_line(slightly, "out_of_domain", "x").endswith("so no difference is seen.")
     near = scores.assign(out_of_domain=scores.out_of_domain + 1 * (scores.weight == 1))
     assert range_line(near, "out_of_domain", "x").endswith("so no difference is seen.")
     same = "On the training domains: the mean is the same at all weights."
@@ -322,9 +327,25 @@ def test_sparsity_is_set_beside_the_usual_penalty_in_pairs():
     assert sparsity_line(scores[:3]).startswith("No verdict")
 
 
+def test_only_sparse_masks_that_keep_something_say_whether_they_are_alike():
+    scores = mask_scores(sweep((0.0, 0.01, 0.1, 1.0), knob="lambda_s"), "lambda_s")
+    assert alike_line(scores).startswith("Sparse and alike: at no weight do masks keep less than")
+    kept, iou = {0.01: 2.0, 0.1: 9.0, 1.0: 0.0}, {0.01: 0.13, 0.1: 0.6, 1.0: 1.0}
+    thin = scores.assign(
+        kept=scores.weight.map(kept).fillna(90.0),
+        iou=scores.weight.map(iou).fillna(0.9),
+        empty=50.0 * (scores.weight == 1),
+    )
+    assert alike_line(thin) == (
+        "Sparse and alike: at 0.01 they keep 2 % and are not alike (IoU 0.13); at 0.1 they keep "
+        "9 % and are alike (IoU 0.60); at 1 some or all keep nothing, and an IoU of empty masks is "
+        "a convention."
+    )
+
+
 def test_the_table_has_intervals_and_departures_name_missing_weights():
     table = weight_table(mask_scores(sweep())).set_index("lambda_o")
-    assert table["target, %"]["1"] == f"69.0 ± {2 / math.sqrt(3):.1f}" and table.runs["1"] == 6
+    assert table["target, %"]["1"] == f"69.0 ± {4.303 / math.sqrt(3):.1f}" and table.runs["1"] == 6
     assert table["own mask − others"]["0"] == "10.00 ± 0.00"
     assert weight_table(mask_scores(sweep(seeds=(0,))))["target, %"][0] == "70.0"
     missing = weight_departures(mask_scores(sweep()), "paper-dmg-overlap", "lambda_o")
@@ -448,7 +469,11 @@ SAID = {
     "dmg_fig3": ("2.0 points apart", "(last) is 0.56 lower", "lambda_o = 1: On its own domain"),
     "dmg_fig4": ("Mean IoU 1.000 ± 0.000", "| 48.70 |", "not shown to differ"),
     "dmg_fig5": ("(last) is 0.56 lower", "first 1.00 &gt; last 0.44", "lambda_o: not run: 1e-05"),
-    "dmg_fig6": ("worse at lambda_S = 1 (-2.0 ± 0.0)", "masks keep 70.8 % of neurons"),
+    "dmg_fig6": (
+        "worse at lambda_S = 1 (-2.0 ± 0.0)",
+        "masks keep 70.8 % of neurons",
+        "Sparse and alike: at no weight",
+    ),
 }
 
 
@@ -464,6 +489,7 @@ def test_a_page_of_invented_runs(name, tmp_path):
     assert MADE[name] <= made
     text = page.read_text().replace(" > ", " &gt; ")
     assert "network: image_cnn instead of alexnet" in text
+    assert "near_zero: False instead of True" in text and "as DomainBed does" in text
     for said in SAID[name]:
         assert said in text, said
 

@@ -13,6 +13,7 @@ from scipy.stats import t
 from hmoe_repro.core import HmoeError
 from hmoe_repro.evidence.render import KINDS, render
 from hmoe_repro.evidence.tables import run_results
+from hmoe_repro.evidence.verdicts import half_interval, t_quantile
 from hmoe_repro.runs.spec import RunSpec
 from hmoe_repro.speed.parity import (
     ACCURACY,
@@ -159,6 +160,14 @@ def test_quantiles_are_students():
     assert mean_and_resolution(d)[2] == pytest.approx(
         T95[-1] * d.std(ddof=1) / math.sqrt(40)
     ) and mean_and_resolution(d)[2] > t.ppf(0.975, 39) * d.std(ddof=1) / math.sqrt(40)
+
+
+def test_intervals_over_seeds_are_students():
+    found = [t_quantile(n) for n in (*range(1, 40), 1000)]
+    assert np.allclose(found, [t.ppf(0.975, n) for n in (*range(1, 40), 1000)], atol=1e-3)
+    assert math.isnan(t_quantile(0)) and math.isnan(half_interval([1.0]))
+    low, high = t.interval(0.95, 2, loc=71, scale=1 / math.sqrt(3))
+    assert half_interval([70, 71, 72]) == pytest.approx((high - low) / 2, abs=1e-3)
 
 
 def test_differences_by_hand():

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BASELINE', 'in_domain_view', 'only_modes', 'by_network', 'network_table', 'network_limits', 'network_lines',
-           'ensemble_lines', 'dmg_departures', 'published_rows', 'mask_runs', 'mask_table', 'own_mask_gain',
-           'own_mask_line']
+           'ensemble_lines', 'known_domain_lines', 'dmg_departures', 'departure_list', 'published_rows', 'mask_runs',
+           'mask_table', 'own_mask_gain', 'own_mask_line']
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #imports
 import math
@@ -24,7 +24,7 @@ from hmoe_repro.evidence.tables import (
     paper_table,
     run_results,
 )
-from .verdicts import accuracy_verdict, resolvable_difference
+from .verdicts import accuracy_verdict, half_interval, resolvable_difference
 from ..runs.study_files import read_study
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-views
@@ -118,10 +118,10 @@ def _ensemble_line(records: list[dict], what: str) -> list[str]:
         return []
     apart = 100 * (wide["mask-ens"] - wide["pred-ens"]).dropna()
     mean, error, n = mean_and_error(apart)
-    spread = "" if math.isnan(error) else f" ± {error:.2f}"
+    spread = "" if math.isnan(error) else f" (standard error {error:.2f})"
     return [
-        f"An averaged mask against averaged predictions {what}: {mean:+.2f}{spread} points in the "
-        f"mean of {n} models, at most {apart.abs().max():.2f} in one."
+        f"An averaged mask against averaged predictions {what}: {mean:+.2f} points in the mean of "
+        f"{n} models{spread}, at most {apart.abs().max():.2f} in one."
     ]
 
 
@@ -133,6 +133,35 @@ def ensemble_lines(records: list[dict]) -> list[str]:
         for view, what in ((part, "on the target"), (in_domain_view(part), "on training domains")):
             lines += _ensemble_line(view, f"{what} ({name})")
     return lines
+
+# %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-known-domain
+def _known_domain_line(records: list[dict], where: str) -> str:
+    """One sentence about KD less PRED-ENS on the training domains of some runs."""
+    rows = [
+        (r["spec"]["trial_seed"], 100 * (r["in_domain"]["kd"]["accuracy"] - ensemble["accuracy"]))
+        for r in records
+        if "kd" in r.get("in_domain", {}) and (ensemble := r["in_domain"].get("pred-ens"))
+    ]
+    if not rows:
+        return f"No verdict on known domains ({where}): no run has both ways to predict."
+    gains = pd.DataFrame(rows, columns=["trial_seed", "gain"])
+    per_seed = gains.groupby("trial_seed").gain.mean()
+    mean, half = per_seed.mean(), half_interval(per_seed)
+    text = f"KD less PRED-ENS on the training domains ({where}), model by model: {mean:+.2f} points"
+    if math.isnan(half):
+        return f"{text} ({len(rows)} models of one trial seed: no interval)."
+    found = "better" if mean > half else "worse" if mean < -half else "not shown to be better"
+    return (
+        f"{text} (95 % interval over {len(per_seed)} trial seeds: ± {half:.2f}; {len(rows)} "
+        f"models): with the mask of the known domain DMG is {found} here."
+    )
+
+
+def known_domain_lines(records: list[dict]) -> list[str]:
+    """One sentence for each network with masks: by how many points the mask of the known domain
+    is better on the training domains than averaged predictions, with its 95 % interval."""
+    networks = by_network(select(records, status="complete", algorithm="DMG"))
+    return [_known_domain_line(part, name) for name, part in networks.items()]
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-dmg-departures
 def dmg_departures(records: list[dict], study: str) -> list[str]:
@@ -148,6 +177,21 @@ def dmg_departures(records: list[dict], study: str) -> list[str]:
     if full.splits and any(not said["splits"].startswith("lists") for said in followed):
         lines.append("splits: 72/8/20 by trial seed instead of the authors' lists")
     return [*study_departures(records, study), *lines]
+
+
+_AUGMENTED = (
+    "in every profile: photographs are augmented as DomainBed does (crops of 0.7 of the area or "
+    "more, colours by 0.3, a tenth grey) and not as the released code does (0.8, 0.4 and none "
+    "grey on PACS, crop and flip alone on DomainNet); digits are not augmented"
+)
+
+
+def departure_list(lines: list[str], records: list[dict]) -> str:
+    """The Markdown of a page's departures: its computed `lines`, and last the one that does not
+    depend on records. Without records 'Not run.'"""
+    if not records:
+        return "Not run."
+    return "\n".join(f"- {line}" for line in [*(lines or ["nothing else differs"]), _AUGMENTED])
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-published-rows
 def _state(row, run: set, planned: set) -> str:
@@ -239,8 +283,8 @@ def own_mask_gain(records: list[dict]) -> pd.DataFrame:
 
 
 def own_mask_line(gains: pd.DataFrame) -> str:
-    """One sentence about `own_mask_gain`: the mean over runs with two standard errors of it, taken
-    over trial seeds where there are several, and whether that is more than nothing."""
+    """One sentence about `own_mask_gain`: the mean with its 95 % interval over trial seeds, where
+    there are several, and whether that is more than nothing."""
     if gains.empty:
         return "No verdict on masks: no complete run has test images of its training domains."
     per_seed = gains.groupby("trial_seed").gain.mean()
@@ -248,9 +292,9 @@ def own_mask_line(gains: pd.DataFrame) -> str:
     text = f"On its own domain a mask is {mean:+.2f} points better than the mean of the others"
     if n < 2:
         return f"{text} ({len(gains)} runs of one trial seed: no interval)."
-    error = per_seed.std(ddof=1) / math.sqrt(n)
-    found = "specialised" if mean > 2 * error else "not shown to be specialised"
+    half = half_interval(per_seed)
+    found = "specialised" if mean > half else "not shown to be specialised"
     return (
-        f"{text} (two standard errors over {n} trial seeds: {2 * error:.2f}; {len(gains)} runs): "
-        f"masks are {found} here."
+        f"{text} (95 % interval over {n} trial seeds: ± {half:.2f}; {len(gains)} runs): masks are "
+        f"{found} here."
     )

@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-from scipy import stats
 
 from ..core import HmoeError
 from ..data.facts import KNOWN
@@ -32,6 +31,7 @@ from hmoe_repro.evidence.tables import (
 )
 from hmoe_repro.evidence.verdicts import (
     accuracy_verdict,
+    half_interval,
     mode_legend,
     paired_difference,
     plot_results,
@@ -363,7 +363,7 @@ def _with_interval(values: pd.Series) -> str:
     values = values.dropna()
     if len(values) < 2:
         return f"{values.mean():+.1f} % (one seed, no interval)"
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    half = half_interval(values)
     return f"{values.mean():+.1f} % ({values.mean() - half:+.1f} to {values.mean() + half:+.1f})"
 
 

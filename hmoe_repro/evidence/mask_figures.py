@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..core import HmoeError, plural
 from .mask_scores import NEURON_KINDS, by_weight, kind_table
+from .verdicts import half_interval
 from ..style import PALETTE, colours, shared_legend
 
 # %% ../../nbs/6_evidence/31_mask_figures.ipynb #def-weight-axis
@@ -108,7 +109,7 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
 # %% ../../nbs/6_evidence/31_mask_figures.ipynb #def-draw-places
 def draw_places(places: pd.DataFrame, knob: str = "lambda_o"):
     """A figure with a panel for each test domain and for their mean, one axis for all: IoU of each
-    place against the weight, with two standard errors over seeds."""
+    place against the weight, with 95 % intervals over seeds."""
     names = list(dict.fromkeys(places.place))
     palette = colours(names, {})
     lines = pd.concat(
@@ -168,16 +169,14 @@ def draw_kinds(places: pd.DataFrame, knob: str = "lambda_o"):
 
 # %% ../../nbs/6_evidence/31_mask_figures.ipynb #def-draw-pairs
 def _mean_and_bar(values) -> tuple[float, float]:
-    """Mean, and two standard errors of it (NaN for one value)."""
-    values = np.asarray(values, dtype=float)
-    n = len(values)
-    return values.mean(), 2 * values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    """Mean, and half its 95 % interval (NaN for one value)."""
+    return np.mean(values), half_interval(values)
 
 
 def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
     """A figure from `pair_scores` and `mask_scores` of runs of one weight: a panel for each target,
     with a bar for each pair of training domains, one for their mean (dark), and one for the share
-    of neurons that a mask keeps (grey)."""
+    of neurons that a mask keeps (grey), each with its 95 % interval over seeds."""
     targets = list(dict.fromkeys(scores.test_domain))
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
@@ -264,7 +263,7 @@ def draw_masks(record: dict, arrays: dict):
             vmin=0,
             vmax=1.25,
             aspect="auto",
-            interpolation="nearest",
+            interpolation="none",
         )
         axis.set_yticks(range(len(domains)), domains)
         axis.set_title(f"{place}: {plural(kept.shape[1], 'neuron')}", loc="left")

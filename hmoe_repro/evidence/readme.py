@@ -140,7 +140,7 @@ PUBLISHED = {  # paper -> figure or table -> what it shows, and the pages in its
     "DMG": {
         "Fig. 1, 2": ("the idea, the method", "nbs/1_method/10_masks.ipynb"),
         "Fig. 3": ("weight of the overlap", "dmg_fig3"),
-        "Fig. 4": ("overlap through training", "dmg_fig4"),
+        "Fig. 4": ("overlap of each pair of masks", "dmg_fig4"),
         "Fig. 5": ("overlap by layer", "dmg_fig5"),
         "Fig. 6": ("weight of the sparsity", "dmg_fig6"),
         "Table 1": ("DomainNet, unseen domains", "dmg_table1"),
