@@ -153,6 +153,7 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
         ("ERM-ViT", {"network": "gmoe_small"}, "or the algorithm GMoE (networks with experts)"),
         ("GMoE", {"hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
         ("IRM", {"network": "gmoe_small", "hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
+        ("GMoE", {"hparams": {"moe_experts": 1}}, "there is only one. Fix: at least two experts"),
         ("GMoE", {"hparams": {"moe_capacity": -1.0}}, "capacity of -1.0 times the fair share"),
         (
             "GMoE",
