@@ -496,6 +496,7 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
         users = kept.sum(0)
         kinds = [int((users == 0).sum()), int((users == 1).sum()), int((users > 1).sum())]
         assert list(said["kinds"].values()) == kinds and sum(kinds) == kept.shape[1]
+        assert said["users"] == [int((users == n).sum()) for n in range(4)]
     assert {d: a["split"] for d, a in scores["accuracy"].items()} == {
         "negative": "test",
         "photo": "test",
