@@ -242,8 +242,8 @@ class LearntPenalty(Stepwise):
         return {"loss": torch.stack(losses).mean()}
 
     def meta_step(self, minibatches):
-        """One step of phi on the loss of domain b after inner steps in domain a; none where only one
-        domain has images."""
+        """One step of phi on the loss of domain b after inner steps in domain a, where two domains
+        have images."""
         present = present_domains(minibatches)
         if len(present) < 2:
             return

@@ -8,6 +8,8 @@ __all__ = ['MASK_MODES', 'initial_masks', 'toss', 'applied', 'known_domains', 's
 
 # %% ../../nbs/1_method/10_masks.ipynb #imports-export
 from itertools import combinations
+from numbers import Integral
+from reprlib import repr as short_repr
 
 import torch
 from torch import Tensor, nn
@@ -29,27 +31,51 @@ def toss(probability: Tensor) -> Tensor:
 MASK_MODES = ("sample", "greedy", "softscale", "average")
 
 
-def applied(real: Tensor, mode: str, domain: Tensor | None = None) -> Tensor:
-    """What activations are multiplied by: real masks (M, N) -> (B, N) for images of `domain` (B,),
-    or (1, N) for the mean mask of mode 'average'. Raises `HmoeError` for an unknown mode, a mode
-    that needs domains and has none, and a domain that has no mask."""
+def applied(real: Tensor, mode: str, domain=None, images: int | None = None) -> Tensor:
+    """What activations are multiplied by: real masks (M, N) -> (B, N) for images of `domain`, or
+    (1, N) for the mean mask of mode 'average'. `domain` (and `images`, B) as in `known_domains`.
+    Raises `HmoeError` for an unknown mode, a mode that needs domains and has none, and a domain
+    that has no mask."""
     one_of(mode, MASK_MODES, "mask mode")
     m = real.sigmoid()
     if mode == "average":
         return m.mean(0, keepdim=True)
-    own = m[known_domains(domain, len(real))]
+    own = m[known_domains(domain, len(real), images)]
     if mode == "sample":
         return toss(own)
     return (own > 0.5).to(own.dtype) if mode == "greedy" else own
 
 # %% ../../nbs/1_method/10_masks.ipynb #def-known-domains
-def known_domains(domain: Tensor | None, num_domains: int) -> Tensor:
-    "`domain` (B,) if it names training domains alone; otherwise `HmoeError`."
+def _index_of_each(domain, images: int | None) -> Tensor:
+    "`domain` as integers (B,); `HmoeError` if it is something else."
+    if isinstance(domain, Integral) and not isinstance(domain, bool):
+        return torch.full((1 if images is None else images,), int(domain))
+    whole = isinstance(domain, Tensor) and not domain.is_floating_point() and domain.dim() == 1
+    if not whole or domain.dtype in (torch.bool, torch.complex64, torch.complex128):
+        given = short_repr(domain)
+        if isinstance(domain, Tensor):
+            given = f"a tensor of {domain.dtype} and shape {tuple(domain.shape)}"
+        raise HmoeError(
+            f"a domain is named by its index, not by {given}. "
+            "Fix: the index of a training domain, or a tensor of integers, one for each image."
+        )
+    if images is not None and len(domain) != images:
+        raise HmoeError(
+            f"{len(domain)} domains were given for {images} images. "
+            "Fix: one index for each image, or one for all of them."
+        )
+    return domain.long()
+
+
+def known_domains(domain, num_domains: int, images: int | None = None) -> Tensor:
+    """Indices (B,) of training domains: from a tensor of B integers, or from one index for all the
+    `images`. Raises `HmoeError` for anything else, and for domains that were not trained on."""
     if domain is None:
         raise HmoeError(
             "a mask belongs to a domain, and none was given. "
             "Fix: the domain of each image, or an ensemble of all masks."
         )
+    domain = _index_of_each(domain, images)
     unknown = domain[(domain < 0) | (domain >= num_domains)]
     if len(unknown):
         raise HmoeError(

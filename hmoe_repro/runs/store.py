@@ -71,7 +71,7 @@ CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
 
 
 def _without(value, key: str):
-    """`value` without the entries called `key` in it, if it is a dictionary, and in those inside."""
+    """`value` without the entries called `key`, if it is a dictionary, and in those inside it."""
     if not isinstance(value, dict):
         return value
     return {name: _without(inside, key) for name, inside in value.items() if name != key}
