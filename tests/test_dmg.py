@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -309,6 +310,14 @@ def test_images_of_several_domains_have_their_own_masks():
                 torch.testing.assert_close(logits[i : i + 1], alone, rtol=1e-4, atol=1e-5)
 
 
+def test_an_index_may_be_any_integer():
+    model, x = made().eval(), batches()[0][0]
+    expected = model.predict(x, "kd", torch.full((len(x),), 2))
+    for domain in (2, np.int64(2), torch.full((len(x),), 2, dtype=torch.uint8)):
+        assert torch.equal(model.predict(x, "kd", domain), expected)
+    assert torch.equal(model.predict_modes(x, np.int64(2))["kd"], model.predict_modes(x, 2)["kd"])
+
+
 @pytest.mark.parametrize("mode", ["kd", "greedy"])
 @pytest.mark.parametrize(
     "domain, said",
@@ -317,6 +326,14 @@ def test_images_of_several_domains_have_their_own_masks():
         (3, "there are masks of domains 0 to 2, not of 3. Fix: a domain that was trained on"),
         (-1, "not of -1"),
         (torch.tensor([0, 1, 2, 0, 7]), "not of 7"),
+        ("photo", "a domain is named by its index, not by 'photo'. Fix: the index of a training"),
+        (True, "not by True"),
+        (1.0, "not by 1.0"),
+        ([0, 1, 2, 0, 1], r"not by \[0, 1, 2, 0, 1\]. Fix: .* or a tensor of integers"),
+        (torch.zeros(5), r"not by a tensor of torch.float32 and shape \(5,\)"),
+        (torch.zeros(5, dtype=torch.bool), "not by a tensor of torch.bool"),
+        (torch.zeros(5, 3, dtype=torch.long), r"not by a tensor of torch.int64 and shape \(5, 3\)"),
+        (torch.tensor([0, 1]), "2 domains were given for .* images. Fix: one index for each"),
     ],
     ids=str,
 )
@@ -325,7 +342,7 @@ def test_a_known_domain_must_be_known_and_trained_on(mode, domain, said):
     with pytest.raises(HmoeError, match=said) as refused:
         model.predict(x, mode, domain)
     assert "\n" not in str(refused.value)
-    if isinstance(domain, int):
+    if not isinstance(domain, torch.Tensor) and domain is not None:
         with pytest.raises(HmoeError, match=said):
             model.predict_modes(x, domain)
     with pytest.raises(HmoeError, match="unknown mode of DMG 'mask-3'. Valid: pred-ens, mask-ens"):
@@ -499,6 +516,7 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
         users = kept.sum(0)
         kinds = [int((users == 0).sum()), int((users == 1).sum()), int((users > 1).sum())]
         assert list(said["kinds"].values()) == kinds and sum(kinds) == kept.shape[1]
+        assert said["users"] == [int((users == n).sum()) for n in range(4)]
     assert {d: a["split"] for d, a in scores["accuracy"].items()} == {
         "negative": "test",
         "photo": "test",

@@ -2,6 +2,9 @@
 
 import pytest
 
+from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.algorithms.base import network_options
+from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.core import HmoeError
 from hmoe_repro.evidence.dmg_tables import (
     by_network,
@@ -169,7 +172,8 @@ def test_published_rows_say_what_became_of_them():
     there = published_rows("DMG Table 2", "paper-dmg-pacs", run).query("here == 'run, see above'")
     assert there[["network", "algorithm"]].values.tolist() == [["alexnet", "DMG"]]
     of_domainnet = published_rows("DMG Table 1", "paper-dmg-domainnet", [])
-    assert set(of_domainnet.query("algorithm == 'MetaReg'").here) == {"quoted, not run"}
+    assert set(of_domainnet.here) == {"not run"}
+    assert set(of_domainnet.query("algorithm == 'MetaReg'").network) == set(of_domainnet.network)
     assert published_rows("DMG Table 5", "paper-dmg-domainnet", []).quantity.nunique() == 2
 
 
@@ -253,7 +257,7 @@ def test_every_table_has_its_studies(name):
 
 
 def test_the_papers_studies_are_whole():
-    counts = {"paper-dmg-domainnet": 3 * 4 * 6, "paper-dmg-pacs": 3 * 3 * 4}
+    counts = {"paper-dmg-domainnet": 3 * 5 * 6, "paper-dmg-pacs": 3 * 3 * 4}
     for name, count in counts.items():
         check_study(name)
         study = read_study(name)
@@ -263,6 +267,24 @@ def test_the_papers_studies_are_whole():
     settings = read_study("paper-dmg-domainnet").runs[0].settings
     assert settings("DMG", {})["schedule"] == "inverse" and settings("DMG", {})["near_zero"]
     assert "schedule" not in settings("Aggregate-SGD", {})
+
+
+@pytest.mark.parametrize("name", ["paper-dmg-domainnet", "paper-dmg-pacs"])
+def test_the_papers_baselines_train_alexnet_with_its_dropout_and_dmg_without(name):
+    "'Treating dropout as usual' (section 4.1); the networks that are built say so."
+    dropout = {}
+    for runs in read_study(name).runs:
+        for algorithm in runs.algorithms:
+            given = runs.settings(algorithm, {}) | {"network": runs.network}
+            declared = get_algorithm(algorithm).HPARAMS
+            known = {n: v for n, v in merge_hparams(declared, given).items() if n in declared}
+            dropout[runs.network, algorithm] = network_options(known)["dropout"]
+    assert {algorithm for _, algorithm in dropout} >= {"Aggregate", "Multi-Headed", "DMG"}
+    for (network, algorithm), p in dropout.items():
+        assert p == (0.5 if network == "alexnet" and algorithm != "DMG" else 0), (
+            network,
+            algorithm,
+        )
 
 
 def test_one_table_never_has_two_protocols():

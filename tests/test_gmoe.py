@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from trees import folder_tree
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm, meta
@@ -153,6 +154,7 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
         ("ERM-ViT", {"network": "gmoe_small"}, "or the algorithm GMoE (networks with experts)"),
         ("GMoE", {"hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
         ("IRM", {"network": "gmoe_small", "hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
+        ("GMoE", {"hparams": {"moe_experts": 1}}, "there is only one. Fix: at least two experts"),
         ("GMoE", {"hparams": {"moe_capacity": -1.0}}, "capacity of -1.0 times the fair share"),
         (
             "GMoE",
@@ -464,6 +466,37 @@ def test_two_ways_back_carry_it_twice():
         layer.register_full_backward_hook(lambda *_: calls.append(1))
     algorithm.update(batches())
     assert len(calls) == 2 * 2
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+def test_mldg_carries_it_in_both_gradients_of_a_pair(beta, monkeypatch):
+    """Three pairs of three domains, each gradient divided by three: with meta-train and meta-test
+    that is twice, and beta, which multiplies the loss on meta-test, leaves the weight 0.01. Added
+    by hand to all that is differentiated. Without a virtual step, whose signs rounding decides."""
+    hparams = {"mldg_beta": beta, "lr": 0.0}
+    carried, added = made("MLDG", **hparams), made("MLDG", **hparams)
+    without, collected, seen = made("MLDG", **hparams, moe_weight=0.0), by_hand(added), []
+
+    def weighted_gradients(batch, weight):
+        loss = weight * F.cross_entropy(added.predict(batch[0]), batch[1])
+        seen.append(
+            (weight, torch.autograd.grad(sum(collected), routers(added), retain_graph=True))
+        )
+        return loss, torch.autograd.grad(plus(loss, collected), list(added.parameters()))
+
+    monkeypatch.setattr(added, "weighted_gradients", weighted_gradients)
+    for algorithm in (carried, added, without):
+        seed_everything(1)
+        algorithm.update(batches())
+    arrived, by_sum, bare = (
+        torch.cat([p.grad.flatten() for p in routers(algorithm)])
+        for algorithm in (carried, added, without)
+    )
+    torch.testing.assert_close(arrived, by_sum, rtol=1e-3, atol=1e-6)
+    assert [weight for weight, _ in seen] == [1.0, beta] * 3
+    auxiliary = sum(torch.cat([g.flatten() for g in gradients]) for _, gradients in seen)
+    torch.testing.assert_close(arrived - bare, 0.01 * auxiliary / 3, rtol=1e-2, atol=1e-5)
+    assert (arrived - bare).norm() > 1e-3
 
 
 def test_no_gradient_without_training():

@@ -218,6 +218,24 @@ def test_shares_agree_with_counting_for_two_and_three_domains_and_are_not_made_u
         assert row.some == pytest.approx(100 * several, abs=0.05)
 
 
+def test_counted_users_tell_the_kinds_of_five_domains():
+    "New records count them; beside an older one, which does not, nothing is made up."
+    masks = [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0], *[[1, 1, 0, 0, 0, 0, 0, 0]] * 3]
+    place, old = kept(masks), run("photo", 1, 0.1)
+    old["masks"]["places"] = {"fc": place}
+    new = run("photo", 0, 0.1)
+    new["masks"]["places"] = {"fc": place | {"users": [4, 2, 0, 0, 0, 2]}}
+    names = ["shared", "some", "one", "useless"]
+    assert kind_table(place_scores([new]))[names].iloc[0].tolist() == [25, 0, 25, 50]
+    both = kind_table(place_scores([new, old]))
+    assert "shared" not in both and both[names[1:]].iloc[0].tolist() == [25, 25, 50]
+    three = kept(APART)
+    exact = {"useless": 25, "one": 50, "some": 0, "shared": 25}
+    for counted in (three, three | {"users": [1, 2, 0, 1]}):
+        new["masks"]["places"] = {"fc": counted}
+        assert place_scores([new]).iloc[0][list(exact)].to_dict() == exact
+
+
 def test_kinds_are_means_over_runs_with_places_in_order():
     table = kind_table(place_scores(sweep()))
     assert table.place.tolist() == ["first"] * 3 + ["last"] * 3

@@ -14,6 +14,7 @@ from hmoe_repro.method.masks import (
     initial_masks,
     mask_sum,
     neuron_kinds,
+    neuron_users,
     soft_iou,
     toss,
 )
@@ -50,7 +51,12 @@ def test_soft_iou_is_the_mean_over_pairs_and_lies_between_its_bounds():
 def test_hard_overlap_and_kinds_count_neurons():
     m = torch.tensor([[0.9, 0.9, 0.1, 0.5], [0.9, 0.1, 0.1, 0.6], [0.1, 0.1, 0.2, 0.4]])
     assert hard_iou(m) == {(0, 1): 1 / 3, (0, 2): 0.0, (1, 2): 0.0}
+    assert neuron_users(m) == [1, 2, 1, 0]
+    assert neuron_kinds(m) == {"useless": 1, "specific": 3, "shared": 0}
+    m[2, 0] = 0.6
+    assert neuron_users(m) == [1, 2, 0, 1]
     assert neuron_kinds(m) == {"useless": 1, "specific": 2, "shared": 1}
+    assert neuron_kinds(m[:2]) == {"useless": 1, "specific": 2, "shared": 1}
     assert hard_iou(torch.zeros(2, 3)) == {(0, 1): 1.0}
     assert mask_sum(m).item() == pytest.approx(m.sum().item())
 

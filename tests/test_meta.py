@@ -404,6 +404,31 @@ def test_metareg_switches_at_its_step_and_meta_steps_come_every_nth():
     assert moved == [learning, learning | {"phi"}] * 2 + [final] * 6
 
 
+def test_metareg_passes_over_a_domain_that_a_batch_lacks():
+    """As if there were only the domains at hand: the same numbers from two heads, and no others
+    move. With one domain there is no pair, so no meta step."""
+    reg, two = (tiny_metareg(inner_steps=3, meta_fraction=0.9) for _ in range(2))
+    two.theta = nn.ModuleList([two.theta[0], two.theta[2]])
+    absent = copy.deepcopy(reg.theta[1])
+    for t in range(2):
+        batches, reported = by_hand.draw((6, 0, 5), seed=t), []
+        for algorithm, given in ((reg, batches), (two, [batches[0], batches[2]])):
+            seed_everything(t)
+            reported.append(algorithm.update(given))
+        assert reported[0] == reported[1]
+    for name in ("psi", "phi"):
+        by_hand.assert_same_parameters(getattr(reg, name), getattr(two, name), 0)
+    for k, head in enumerate((two.theta[0], absent, two.theta[1])):
+        by_hand.assert_same_parameters(reg.theta[k], head, 0)
+
+    before = copy.deepcopy(reg)
+    reg.update(by_hand.draw((0, 4, 0), 2))
+    by_hand.assert_same_parameters(reg.phi, before.phi, 0)
+    moved = [not torch.equal(a.weight, b.weight) for a, b in zip(reg.theta, before.theta)]
+    assert moved == [False, True, False]
+    assert not torch.equal(reg.psi[1].weight, before.psi[1].weight)
+
+
 def test_metareg_needs_two_domains_and_resumes_while_learning(tmp_path):
     with pytest.raises(HmoeError, match="only one"):
         by_hand.tiny(MetaReg, domains=1)

@@ -316,8 +316,13 @@ def test_experts_begin_as_copies_and_refuse_another_width():
     [
         (dict(num_experts=4, k=5), "5 of 4 experts"),
         (dict(k=0), "k between 1 and 6"),
+        (dict(num_experts=0), "0 experts computes nothing. Fix: at least two"),
+        (dict(num_experts=1), "compares experts.*only one. Fix: at least two experts, or loss="),
         (dict(capacity_factor=-1.0), "capacity_factor above 0"),
+        (dict(capacity_factor=float("nan")), "capacity_factor must be a finite number, got nan"),
+        (dict(capacity_factor=float("inf")), "capacity_factor must be a finite number, got inf"),
         (dict(gate_noise=0.0), "loss='product'"),
+        (dict(gate_noise=float("nan")), "gate_noise must be a finite number, got nan"),
         (dict(router="dot"), "cosine, linear"),
         (dict(evaluation="greedy"), "dropless, capacity"),
         (dict(loss="none"), "balance, product"),
@@ -327,6 +332,31 @@ def test_contradictions_are_refused_in_one_line(wrong, said):
     with pytest.raises(HmoeError, match=said) as refused:
         SparseMoE(D, H, **wrong)
     assert "\n" not in str(refused.value)
+
+
+def test_one_expert_has_nothing_to_balance_and_works_with_the_product_loss():
+    layer = SparseMoE(D, H, num_experts=1, loss="product", dropout=0.0)
+    y = layer(torch.randn(30, D))
+    y.sum().backward()
+    assert y.isfinite().all() and layer.auxiliary_loss == 1
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_a_capacity_without_a_place_for_any_token_is_refused():
+    "Of 30 tokens an equal share is 5: a factor of 0.2 leaves one place, 0.19 none."
+    for factor in (0.2, 0.0):  # 0 drops nothing
+        assert SparseMoE(D, H, capacity_factor=factor, dropout=0.0)(torch.randn(30, D)).any()
+    layer = SparseMoE(D, H, capacity_factor=0.19)
+    said = (
+        "capacity_factor of 0.19 leaves no place for any of 30 tokens at 6 experts. Fix: at least 1"
+    )
+    with pytest.raises(HmoeError, match=said):
+        layer(torch.randn(30, D))
+    assert layer(torch.randn(0, D)).shape == (0, D)
+    layer.eval()(torch.randn(30, D))  # dropless
+    layer.evaluation = "capacity"
+    with pytest.raises(HmoeError, match=said):
+        layer(torch.randn(30, D))
 
 
 def test_ties_are_resolved_alike_every_time():

@@ -320,6 +320,22 @@ def test_what_cannot_be_is_refused_in_a_line(build, said):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["gmoe_small", "small_vit", "timm:deit3_small_patch16_224"])
+def test_images_of_another_size_are_refused_in_a_line(name):
+    net = make_featurizer(name, (3, 32, 48), "random").eval()
+    assert net(torch.rand(1, 3, 32, 48)).isfinite().all()
+    for sides in ((48, 32), (32, 32)):
+        said = f"built for images of 32 x 48 pixels, and got {sides[0]} x {sides[1]}. Fix: resize"
+        with pytest.raises(HmoeError, match=said):
+            net(torch.rand(1, 3, *sides))
+
+
+def test_images_of_any_size_pass_where_a_network_takes_them():
+    for name in ("resnet18", "alexnet"):
+        net = make_featurizer(name, (3, 64, 64), "random").eval()
+        assert net.sides is None and net(torch.rand(1, 3, 96, 80)).isfinite().all()
+
+
 def test_a_gated_mlp_is_refused_and_a_body_without_blocks_too():
     body = nn.Module()
     body.blocks = nn.ModuleList(nn.Module() for _ in range(4))

@@ -144,6 +144,17 @@ def test_outcome_leaves_out_what_may_differ():
     )
 
 
+def test_outcome_leaves_out_counts_that_older_records_lack():
+    place = {"kept": [0.5], "kinds": {"useless": 2}}
+    older = {"masks": {"places": {"fc": place}, "overall": place}}
+    counted = place | {"users": [2, 1]}
+    newer = {"masks": {"places": {"fc": counted}, "overall": counted}}
+    assert outcome(record() | older) == outcome(record() | newer)
+    other = {"masks": {"places": {"fc": counted | {"kept": [0.4]}}, "overall": counted}}
+    assert outcome(record() | older) != outcome(record() | other)
+    assert newer["masks"]["overall"]["users"] == [2, 1]
+
+
 @pytest.mark.parametrize("without, kept", [(None, 2), ("panel_", 1), ("", 0)])
 def test_publishing_can_leave_arrays_out(tmp_path, without, kept):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"

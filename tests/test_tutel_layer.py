@@ -309,6 +309,7 @@ def test_a_broken_tutel_says_why(monkeypatch):
     [
         (dict(k=5), "5 of 4 experts"),
         (dict(gate_noise=0.0), "loss='product'"),
+        (dict(num_experts=1), "compares experts with each other, and there is only one"),
         (dict(capacity_factor=-1.0), "capacity_factor above 0"),
         (dict(router="dot"), "cosine, linear"),
     ],
@@ -316,7 +317,15 @@ def test_a_broken_tutel_says_why(monkeypatch):
 def test_settings_are_refused_as_in_the_other_layer(monkeypatch, wrong, said):
     tutel_standin.install(monkeypatch)
     with pytest.raises(HmoeError, match=said):
-        TutelMoE(D, H, num_experts=E, **wrong)
+        TutelMoE(D, H, **{"num_experts": E} | wrong)
+
+
+def test_a_capacity_without_a_place_is_refused_as_in_the_other_layer(monkeypatch):
+    tutel_standin.install(monkeypatch)
+    layer = TutelMoE(D, H, num_experts=E, capacity_factor=0.01)
+    with pytest.raises(HmoeError, match="leaves no place for any of 30 tokens at 4 experts"):
+        layer(torch.randn(30, D))
+    assert layer.eval()(torch.randn(30, D)).any()
 
 
 def test_odd_widths_and_unknown_backends_are_refused(monkeypatch):

@@ -115,15 +115,13 @@ class MaskedERM(Scheduled, ERM):
 
     def predict(self, x, mode: str = "pred-ens", domain=None):
         """Logits (B, C). 'kd' and 'greedy' need `domain`, the index of a training domain or of one
-        for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain or
-        one that was not trained on."""
+        for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain,
+        one that was not trained on, or something that is no index."""
         single = [f"mask-{d}" for d in range(self.num_domains)]
         one_of(mode, (*self.modes, *self.domain_modes, *single), "mode of DMG")
         real = self.masks.real
         if mode in _OWN_MASK:
-            if isinstance(domain, int):
-                domain = torch.full((len(x),), domain, device=real.device)
-            with self.masks.applied(applied(real, _OWN_MASK[mode], domain)):
+            with self.masks.applied(applied(real, _OWN_MASK[mode], domain, len(x))):
                 return self.logits(x)
         rows = applied(real, "average") if mode == "mask-ens" else self.masks.probabilities()
         if mode in single:
@@ -142,7 +140,7 @@ class MaskedERM(Scheduled, ERM):
         m = self.masks.probabilities()
         rows = [m, m.mean(0, keepdim=True)]
         if domain is not None:
-            known_domains(torch.tensor([domain]), len(m))
+            domain = int(known_domains(domain, len(m), 1))
             rows += [(m[[domain]] > 0.5).to(m.dtype)] if greedy else []
         z = passes(self.masks, self.logits, x, torch.cat(rows))
         found = {"pred-ens": z[: len(m)].mean(0), "mask-ens": z[len(m)]}

@@ -90,8 +90,11 @@ def by_weight(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 # %% ../../nbs/6_evidence/30_mask_scores.ipynb #def-place-scores
 def _neuron_shares(place: dict) -> dict[str, float]:
     """Percent of a place's neurons that no domain keeps (`useless`), one (`one`), several but not
-    all (`some`), and all (`shared`); for more than three domains `some` is all of the several and
-    `shared` is NaN."""
+    all (`some`), and all (`shared`). In older records, which do not count `users`, for more than
+    three domains `some` is all of the several and `shared` is NaN."""
+    if "users" in place:
+        none, one, *some, shared = (100 * n / sum(place["users"]) for n in place["users"])
+        return {"useless": none, "one": one, "some": sum(some), "shared": shared}
     domains, size = len(place["kept"]), sum(place["kinds"].values())
     none, one, several = (place["kinds"][k] / size for k in ("useless", "specific", "shared"))
     shared = {2: several, 3: sum(place["kept"]) - one - 2 * several}.get(domains, math.nan)
@@ -119,10 +122,12 @@ NEURON_KINDS = ("shared", "some", "one", "useless")
 
 
 def kind_table(places: pd.DataFrame) -> pd.DataFrame:
-    """Percent of neurons by kind for each place and weight, mean over runs; `shared` only where
-    records tell it."""
-    order = list(dict.fromkeys(places.place))
-    kinds = [kind for kind in NEURON_KINDS if places[kind].notna().any()]
+    """Percent of neurons by kind for each place and weight, mean over runs; where a record does not
+    tell what all domains keep, `some` is all of the several and there is no `shared`."""
+    order, kinds = list(dict.fromkeys(places.place)), list(NEURON_KINDS)
+    if places.shared.isna().any():
+        places = places.assign(some=places.some + places.shared.fillna(0))
+        kinds.remove("shared")
     table = places.groupby(["place", "weight"])[kinds].mean()
     return table.reindex(order, level="place").reset_index()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import HmoeError, one_of
-from .sparse_moe import Carry, LinearRouter, SparseMoE, choose
+from .sparse_moe import Carry, LinearRouter, SparseMoE, choose, positive_capacity
 
 # %% ../../nbs/1_method/12_tutel_layer.ipynb #def-tutel-class
 INSTALL = "pip install --no-build-isolation git+https://github.com/microsoft/tutel@main"
@@ -159,6 +159,7 @@ class TutelMoE(nn.Module):
         self.layer.gates[0].register_forward_hook(self._see)
         for name in KEPT:
             setattr(self, name, getattr(layer, name))
+        self.num_experts = len(layer.experts)
         self.auxiliary_loss = self.choice = None
         self.train(layer.training)
 
@@ -174,6 +175,8 @@ class TutelMoE(nn.Module):
         self.layer.batch_prioritized_routing = limited and self.by_score
         self.layer.gates[0].capacity_factor = self.capacity_factor if limited else 0.0
         tokens = x.reshape(-1, x.shape[-1]).contiguous()
+        if limited:
+            positive_capacity(len(tokens), self.num_experts, self.k, self.capacity_factor)
         with nullcontext() if x.is_cuda else torch.autocast(x.device.type, enabled=False):
             y = self.layer(tokens)
         loss, self.layer.l_aux = y.l_aux, None

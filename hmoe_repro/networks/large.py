@@ -79,7 +79,8 @@ TRANSFORMERS = Names(tuple(name for name, info in BACKBONES.items() if info.patc
 # %% ../../nbs/3_networks/05_large.ipynb #def-imagebackbone
 class ImageBackbone(Backbone):
     """A known network `body` without its classifier, with dropout after it:
-    x (B, C, H, W) -> features (B, num_features). `loaded` says how its weights were fitted."""
+    x (B, C, H, W) -> features (B, num_features). `loaded` says how its weights were fitted.
+    `HmoeError` for images of another size than a transformer was built for."""
 
     def __init__(
         self,
@@ -92,9 +93,17 @@ class ImageBackbone(Backbone):
         super().__init__()
         self.body, self.dropout = body, nn.Dropout(dropout)
         self.num_features, self.freeze_bn, self.loaded = num_features, freeze_bn, loaded
+        embed = getattr(body, "patch_embed", None)  # of a transformer that takes one size alone
+        self.sides = embed.img_size if getattr(embed, "strict_img_size", False) else None
         self.train()
 
     def features(self, x):
+        if self.sides and tuple(x.shape[-2:]) != tuple(self.sides):
+            here, built = (" x ".join(map(str, size)) for size in (x.shape[-2:], self.sides))
+            raise HmoeError(
+                f"this transformer was built for images of {built} pixels, and got {here}. "
+                "Fix: resize the images, or build a network of their size."
+            )
         return self.dropout(self.body(x))
 
     def train(self, mode: bool = True):

@@ -21,7 +21,7 @@ from ..core import HmoeError
 from ..data.images import STD
 from ..method.clusters import score_discovery
 from ..method.expert_choices import score_choices
-from ..method.masks import hard_iou, neuron_kinds
+from ..method.masks import hard_iou, neuron_users
 from ..networks.precision import Backbone, set_precision
 from ..networks.sparse_vit import expert_layers
 from hmoe_repro.networks.spectra import (
@@ -332,14 +332,16 @@ def describe_spectra(trainer: Trainer) -> tuple[dict, dict]:
 # %% ../../nbs/5_runs/11_arrays.ipynb #def-describe-masks
 def _kept_neurons(m: torch.Tensor) -> dict:
     """What masks m (M, N) keep: the share of each domain, the overlap of each pair and their mean,
-    and the numbers of neurons by `neuron_kinds`."""
-    pairs = list(hard_iou(m).values())
+    and how many neurons have 0, 1, ..., M `users`. In `kinds`, which older records have alone,
+    'specific' means one user and 'shared' at least two."""
+    pairs, users = list(hard_iou(m).values()), neuron_users(m)
     return {
         "neurons": m.shape[1],
         "kept": [round(share, 4) for share in (m > 0.5).float().mean(1).tolist()],
         "iou": [round(value, 4) for value in pairs],
         "mean_iou": round(sum(pairs) / len(pairs), 4),
-        "kinds": neuron_kinds(m),
+        "kinds": {"useless": users[0], "specific": users[1], "shared": sum(users[2:])},
+        "users": users,
     }
 
 

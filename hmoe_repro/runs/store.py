@@ -70,9 +70,18 @@ def read_record(path: Path) -> dict:
 CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
 
 
+def _without(value, key: str):
+    """`value` without the entries called `key`, if it is a dictionary, and in those inside it."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _without(inside, key) for name, inside in value.items() if name != key}
+
+
 def outcome(record: dict) -> dict:
-    """What must be equal when a run is repeated: all but the `CIRCUMSTANCES`."""
-    return {name: value for name, value in record.items() if name not in CIRCUMSTANCES}
+    """What must be equal when a run is repeated: all but the `CIRCUMSTANCES`, and but the `users`
+    of neurons, which older records of masks do not count."""
+    kept = {name: value for name, value in record.items() if name not in CIRCUMSTANCES}
+    return kept | ({"masks": _without(kept["masks"], "users")} if "masks" in kept else {})
 
 # %% ../../nbs/5_runs/07_store.ipynb #def-to-json
 def _without_nan(value):
