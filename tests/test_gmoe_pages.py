@@ -21,6 +21,7 @@ from hmoe_repro.evidence.gmoe_pages import (
     draw_accuracy,
     draw_sizes,
     family,
+    hardly_trained,
     improvements,
     learned_line,
     limits_by_dataset,
@@ -174,6 +175,55 @@ def test_sentences_are_about_each_data_set_and_each_baseline_that_was_run():
     ]
     assert "ERM (-10.0)" in lines[0] and "GMoE (+32.0)" in lines[3]
     assert lines_against(study(), "MIRO") == ["No verdict: no complete run of MIRO."]
+
+
+def validated(records, **accuracies):
+    "The same runs with these accuracies on validation images, by algorithm."
+    for record in records:
+        found = accuracies.get(record["spec"]["algorithm"], 0.9)
+        record["selected"]["default"]["validation_accuracy"] = found
+    return records
+
+
+def test_nothing_is_decided_about_rows_that_hardly_trained():
+    records = validated(study(), GMoE=0.4)
+    assert hardly_trained(records) == [("DigitDomains", "GMoE")]
+    assert "about them: GMoE (under 45 %)" in learned_line(records)
+    (line,) = lines_against(records, "ERM")
+    assert "told apart from ERM (more than" in line and "ERM-ViT (+10.0)" in line
+    assert "GMoE (" not in line and "of 4 differences" in line
+    assert line.endswith(" Left out, because they have hardly trained: GMoE.")
+    limit = resolvable_difference(records).resolvable.iloc[-1]
+    assert f"more than {limit:.1f} points" in line, "the limit of the table on the page"
+    (whole,) = lines_against(validated(records), "ERM")
+    assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Left out" not in whole
+
+
+def test_nothing_is_decided_against_a_baseline_that_hardly_trained():
+    records = validated(study(), GMoE=0.4)
+    lines = lines_against(records, "GMoE", "ERM")
+    assert lines[0] == "Against GMoE: nothing is decided, because GMoE has hardly trained."
+    assert lines[1].startswith("Against ERM: In the average, told apart")
+    alone = validated(records, GMoE=0.4, **{"ERM-ViT": 0.3})
+    (line,) = lines_against(alone, "ERM")
+    wanted = "nothing is decided, because every other row has hardly trained (ERM-ViT, GMoE)."
+    assert line == f"Against ERM: {wanted}"
+
+
+def test_names_of_settings_are_those_of_the_rows_that_are_left_out():
+    rows = renamed(validated(study(), GMoE=0.4), name_by_network)
+    (line,) = lines_against(rows, "ERM on small_cnn")
+    assert line.endswith("hardly trained: GMoE on gmoe_small.")
+    assert "GMoE on gmoe_small (under 45 %)" in learned_line(rows)
+
+
+def test_a_row_may_have_trained_on_one_data_set_alone():
+    poor = validated(study("DigitDomainsTiny"), GMoE=0.4)
+    records = validated(study()) + poor
+    assert hardly_trained(records) == [("DigitDomainsTiny", "GMoE")]
+    assert learned_line(records).endswith("DigitDomainsTiny, GMoE (under 45 %).")
+    lines = lines_against(records, "ERM")
+    assert "Left out" not in lines[0] and "Left out" in lines[1]
 
 
 def test_pairs_to_a_baseline_of_each_data_set():
@@ -420,6 +470,7 @@ def test_a_page_of_invented_runs_keeps_the_papers_numbers_apart(tmp_path):
     assert "88.1" not in texts["gmoe_algorithms.md"]
     assert "88.1 ± 0.1" in texts["gmoe_algorithms_paper.md"]
     verdict = texts["gmoe_algorithms_verdict.md"]
+    assert verdict.startswith("- Accuracy on validation images of the training domains: ERM ")
     assert "Against ERM-ViT" in verdict and "Against the paper" not in verdict
     assert (
         json.loads((page.parent / "gmoe_algorithms.provenance.json").read_text())["records"] == 36

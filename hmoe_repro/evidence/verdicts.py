@@ -157,9 +157,10 @@ ONE_SEED = (
 )
 
 
-def accuracy_verdict(records: list[dict], baseline: str = "ERM") -> str:
+def accuracy_verdict(records: list[dict], baseline: str = "ERM", without=()) -> str:
     """One line: which rows differ from `baseline` by more than the study can resolve, in the
-    average and in single test domains. `HmoeError` without the baseline."""
+    average and in single test domains. Algorithms of `without` are not compared; what can be
+    resolved stays that of all rows. `HmoeError` without the baseline."""
     cells = cell_statistics(run_results(records))
     means = cells.set_index(["algorithm", "mode", "test_domain"])["mean"].unstack("test_domain")
     algorithms = means.index.unique("algorithm")
@@ -169,6 +170,7 @@ def accuracy_verdict(records: list[dict], baseline: str = "ERM") -> str:
     resolvable = resolvable_difference(records).set_index("test_domain")
     limits = resolvable.resolvable
     gaps = _gaps(means, baseline, limits)
+    gaps = gaps[~gaps.algorithm.isin(without)]
     in_average = gaps.test_domain == "Average"
     if math.isnan(means.loc[baseline].iloc[0]["Average"]):
         sentences = [f"{baseline} lacks a test domain: no average can be compared."]

@@ -24,7 +24,7 @@ from ..runs.model import build_dataset
 from ..runs.spec import RunSpec
 from ..runs.studies import study_specs
 from ..runs.trainer import Trainer
-from .cost_report import read_cost
+from .cost_report import read_cost, times_base
 from .costs import tensor_peak, update_seconds
 from .sparse import busily_measured, finished_now, made_now
 from ..style import colours
@@ -226,7 +226,10 @@ def systems_verdict(records: list[dict], cost: dict | None, baseline: str = "ERM
         f"{0.05 * others:.1f} would be by chance."
     ]
     if cost:
-        median = {name: np.median(values) for name, values in cost["seconds"]["update"].items()}
-        times = [f"{n} {t / median[baseline]:.2f}" for n, t in median.items() if n != baseline]
-        lines.append(f"An update takes, as a multiple of {baseline}'s: {', '.join(times)}.")
+        ratios = times_base(cost, "update", baseline)
+        times = [f"{n} {np.median(t):.2f}" for n, t in ratios.items()]
+        lines.append(
+            f"An update takes, as a multiple of {baseline}'s in the same round (medians): "
+            f"{', '.join(times)}."
+        )
     return lines
