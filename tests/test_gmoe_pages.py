@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core import HmoeError, repo_root
 from hmoe_repro.evidence.gallery import evidence_line
 from hmoe_repro.evidence.gmoe_pages import (
     MACS,
@@ -273,6 +273,33 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
         study_departures(records, "paper-nothing")
 
 
+def test_a_part_of_the_data_sets_takes_the_place_of_none():
+    records = [
+        changed(
+            r, dataset="PACS", test_domains=["photo"], network="deit_small", algorithm="ERM-ViT"
+        )
+        for r in study(domains=("photo",))[:3]
+    ]
+    lines = study_departures(records, "paper-gmoe")
+    (line,) = [line for line in lines if line.startswith("data: ")]
+    assert line == "data: PACS alone, without DomainNet, OfficeHome, TerraIncognita and VLCS"
+    both = records + [changed(r, dataset="VLCS") for r in records]
+    (line,) = [line for line in study_departures(both, "paper-gmoe") if line.startswith("data: ")]
+    assert line == "data: PACS and VLCS alone, without DomainNet, OfficeHome and TerraIncognita"
+    digits = [changed(r, dataset="DigitDomains") for r in records]
+    (line,) = [line for line in study_departures(digits, "paper-gmoe") if line.startswith("data: ")]
+    assert line.startswith("data: DigitDomains instead of DomainNet or OfficeHome or PACS")
+
+
+VERDICTS = ("algorithms", "losses", "placement", "short", "table15", "wilds")
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_begins_with_what_was_learned_and_says_it_once(name):
+    page = (repo_root() / "nbs" / "paper" / f"gmoe_{name}.ipynb").read_text(encoding="utf-8")
+    assert page.count("learned_line(") == 1 and "lines = [learned_line(" in page
+
+
 # One training domain
 
 
@@ -470,7 +497,7 @@ def test_a_page_of_invented_runs_keeps_the_papers_numbers_apart(tmp_path):
     assert "88.1" not in texts["gmoe_algorithms.md"]
     assert "88.1 ± 0.1" in texts["gmoe_algorithms_paper.md"]
     verdict = texts["gmoe_algorithms_verdict.md"]
-    assert verdict.startswith("- Accuracy on validation images of the training domains: ERM ")
+    assert verdict.startswith("- Accuracy on validation images of the training domains: ERM-ViT ")
     assert "Against ERM-ViT" in verdict and "Against the paper" not in verdict
     assert (
         json.loads((page.parent / "gmoe_algorithms.provenance.json").read_text())["records"] == 36

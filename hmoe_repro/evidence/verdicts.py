@@ -222,12 +222,16 @@ def _draw_cell(axis, place: Place, accuracies: pd.Series, cell: pd.Series, colou
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-scale-panel
 def _common_scale(axes, least: float):
     """Let all axes have the limits that hold what any of them shows, at least `least` points wide
-    and not below zero."""
+    and not below zero, but for the room that a mark at an end needs."""
+    axes = list(axes)
     limits = [axis.get_xlim() for axis in axes]
     low, high = max(0, min(low for low, _ in limits)), max(high for _, high in limits)
     if high - low < least:
         low = max(0, (low + high - least) / 2)
         high = low + least
+    room = 0.03 * (high - low)
+    low = min(low, min(axis.dataLim.x0 for axis in axes) - room)
+    high = max(high, max(axis.dataLim.x1 for axis in axes) + room)
     for axis in axes:
         axis.set_xlim(low, high)
 
