@@ -155,9 +155,8 @@ def _before_training(record: dict, kept: StoredChoices) -> dict:
 def untrained_runs(records: list[dict], kept_runs: list[tuple[dict, dict]]) -> list[dict]:
     """The runs that measured spectra and began with random weights, with the `spectra` (without
     noise) of their networks before the first update: for `spectrum_rows`; of every model the first
-    seed of each test domain. Pictures come
-    from `kept_runs`, the rows of `runs_with_choices`, of the same test domains and resolution; runs
-    for which there are none are left out."""
+    seed of each test domain. Pictures come from `kept_runs`, the rows of `runs_with_choices`, of
+    the same test domains and resolution; runs for which there are none are left out."""
     pictures = {
         tuple(record["spec"]["test_domains"]): stored_choices(record, arrays)
         for record, arrays in reversed(kept_runs)
