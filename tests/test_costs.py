@@ -5,6 +5,7 @@ import copy
 import json
 import re
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -17,17 +18,18 @@ from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.speed import costs
 from hmoe_repro.speed.bench import write_bench
 from hmoe_repro.speed.cost_report import (
-    COSTS,
     LAYER_TARGETS,
     cost_notes,
     cost_table,
     layer_table,
     layer_targets,
     measured_costs,
+    plot_costs,
     prediction_table,
     published_costs,
     read_cost,
     size_table,
+    times_base,
 )
 from hmoe_repro.speed.costs import (
     COST_SCALES,
@@ -51,6 +53,9 @@ from hmoe_repro.speed.sparse import (
     run_moe,
     saved_bytes,
 )
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
 
 TINY = COST_SCALES["tiny"]
 
@@ -225,6 +230,7 @@ def test_verdicts_on_the_layer_by_hand():
     assert (
         table["times dense, bf16"][EVERY] == "–" and table["times dense, bf16"]["linear"] == "1.10"
     )
+    assert table["seconds, bf16"][["linear", EVERY]].tolist() == ["1.10", "–"]
 
 
 # Algorithms
@@ -301,7 +307,8 @@ def test_the_record_of_the_algorithms_is_whole(algorithms):
     peaks = algorithms["peak_bytes"]["training"]
     assert peaks["GMoE"] > peaks["ERM-ViT"] and peaks["SWAD"] > peaks["ERM"]
     assert set(algorithms["networks"]) == {"resnet18", "deit_tiny", "gmoe_ti16"}
-    table = cost_table(measured_costs(algorithms))
+    table = cost_table(algorithms)
+    assert measured_costs(algorithms).index.tolist() == list(METHODS)
     assert len(table) == 8 and table.iloc[0].filter(like="times ERM").eq(1).all()
 
 
@@ -340,15 +347,53 @@ def test_published_numbers_are_table_16():
     assert size_table({"networks": sizes}).published.tolist() == [4.1, 7.9, 4.6, 4.8]
 
 
-def test_sentences_are_computed():
-    times = {name: {"GMoE": 1.2, "IRM": 4.0}.get(name, 1.0) for name in METHODS}
-    record = {
-        "seconds": {k: {n: [t, 2 * t, t] for n, t in times.items()} for k, _ in COSTS},
-        "peak_bytes": {k: {n: 1e9 * t for n, t in times.items()} for k, _ in COSTS},
+def invented_costs():
+    """Three rounds, each slow for others. Medians of seconds: ERM 2, ERM-ViT 2, GMoE 3, IRM 6; of
+    ratios within a round: GMoE to ERM-ViT 2 (1.5, 2, 3), IRM to ERM 4 (1, 4, 6)."""
+    training = {name: [2.0, 1.0, 4.0] for name in METHODS}
+    training |= {"ERM-ViT": [2.0, 1.0, 3.0], "GMoE": [3.0, 3.0, 6.0], "IRM": [8.0, 6.0, 4.0]}
+    sizes = {name: {"GMoE": 1.2e9}.get(name, 1e9) for name in METHODS}
+    return {
+        "rounds": 3,
+        "seconds": {"training": training, "inference": {name: [1.0] * 3 for name in METHODS}},
+        "peak_bytes": {"training": sizes, "inference": sizes},
     }
-    notes = cost_notes(record)
-    assert "1.20 times as long as the ViT's (published: 1.09) and holds 1.20" in notes[0]
-    assert "IRM: 4.00 times ERM's (published: 1.09)" in notes[1]
+
+
+def test_sentences_compare_times_of_one_round():
+    notes = cost_notes(invented_costs())
+    assert (
+        "takes 2.00 times as long as the ViT's (1.50–3.00 in 3 rounds; published: 1.09)" in notes[0]
+    )
+    assert "holds 1.20 times as much" in notes[0]
+    assert "IRM: 4.00 times ERM's (1.00–6.00; published: 1.09)" in notes[1]
+
+
+def test_the_table_compares_times_of_one_round():
+    table = cost_table(invented_costs()).set_index("algorithm")
+    assert table["training (s)"][["ERM", "IRM"]].tolist() == [2, 6]
+    assert table["training (s), times ERM"]["IRM"] == 4, "not 6 / 2, of two rounds"
+    assert table["training (s), range"][["IRM", "ERM"]].tolist() == ["1.00–6.00", "1.00–1.00"]
+    assert table["training (GB), times ERM"]["GMoE"] == pytest.approx(1.2)
+    published = cost_table()
+    assert not [name for name in published if "range" in name]
+    assert published["training (s), times ERM"].iloc[0] == 1
+
+
+def test_the_picture_says_what_its_marks_are_and_draws_the_ratios_of_the_table():
+    figure, axes = plt.subplots(1, 4)
+    plot_costs(invented_costs(), axes)
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["median of the rounds", "a round", "published"]
+    bars = [bar.get_width() for bar in axes[0].patches]
+    assert bars == cost_table(invented_costs())["training (s), times ERM"].tolist()
+    plt.close(figure)
+
+
+def test_multiples_of_an_update_are_those_of_one_round():
+    ratios = times_base(invented_costs(), "training", "ERM-ViT")
+    assert "ERM-ViT" not in ratios and ratios["GMoE"].tolist() == [1.5, 3, 2]
 
 
 # Files, pages and the command

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import tutel_standin
+from matplotlib.colors import to_rgb
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.core import HmoeError
@@ -19,6 +20,7 @@ from hmoe_repro.evidence.expert_selection import (
     choice_rows,
     choice_summary,
     choice_verdict,
+    expert_colours,
     expert_shares,
     plot_explained,
     plot_positions,
@@ -453,16 +455,26 @@ def arrays_by_hand():
 
 
 def test_every_patch_gets_the_colour_of_its_expert():
-    from matplotlib.colors import to_rgb
-
-    from hmoe_repro.style import PALETTE
-
     images = np.zeros((1, 3, 5, 7), np.uint8)
-    images[0, 0] = 60  # grey 20
+    images[0, 0] = 60  # grey 20, which becomes 0.6 of white and 0.4 of 20
     picture = tinted(images, [[0, 1, 2, 0, 1, 1]], (2, 3), 3, strength=0.5)
     for y, x, e in ((0, 0, 0), (0, 6, 2), (2, 3, 1), (4, 0, 0), (4, 6, 1), (1, 3, 1)):
-        wanted = 0.5 * 20 + 0.5 * 255 * np.array(to_rgb(PALETTE[e]))
+        wanted = 0.5 * (153 + 0.4 * 20) + 0.5 * 255 * np.array(to_rgb(expert_colours(3)[e]))
         assert np.allclose(picture[0, y, x], wanted, atol=0.51), (y, x)
+
+
+def test_six_experts_are_told_apart_on_dark_and_on_light_pictures():
+    images = np.zeros((2, 1, 1, 6), np.uint8)
+    images[1] = 255
+    both = tinted(images, [[*range(6)]] * 2, (1, 6), 6)[:, 0].astype(float)
+    apart = [
+        np.linalg.norm(both[i, e] - both[j, f])
+        for e, f in itertools.combinations(range(6), 2)
+        for i in range(2)
+        for j in range(2)
+    ]
+    assert min(apart) > 40
+    assert len(set(expert_colours(12))) == 12
 
 
 def test_stored_choices_know_their_blocks():

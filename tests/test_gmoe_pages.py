@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core import HmoeError, repo_root
 from hmoe_repro.evidence.gallery import evidence_line
 from hmoe_repro.evidence.gmoe_pages import (
     MACS,
@@ -21,6 +21,7 @@ from hmoe_repro.evidence.gmoe_pages import (
     draw_accuracy,
     draw_sizes,
     family,
+    hardly_trained,
     improvements,
     learned_line,
     limits_by_dataset,
@@ -176,6 +177,55 @@ def test_sentences_are_about_each_data_set_and_each_baseline_that_was_run():
     assert lines_against(study(), "MIRO") == ["No verdict: no complete run of MIRO."]
 
 
+def validated(records, **accuracies):
+    "The same runs with these accuracies on validation images, by algorithm."
+    for record in records:
+        found = accuracies.get(record["spec"]["algorithm"], 0.9)
+        record["selected"]["default"]["validation_accuracy"] = found
+    return records
+
+
+def test_nothing_is_decided_about_rows_that_hardly_trained():
+    records = validated(study(), GMoE=0.4)
+    assert hardly_trained(records) == [("DigitDomains", "GMoE")]
+    assert "about them: GMoE (under 45 %)" in learned_line(records)
+    (line,) = lines_against(records, "ERM")
+    assert "told apart from ERM (more than" in line and "ERM-ViT (+10.0)" in line
+    assert "GMoE (" not in line and "of 4 differences" in line
+    assert line.endswith(" Left out, because they have hardly trained: GMoE.")
+    limit = resolvable_difference(records).resolvable.iloc[-1]
+    assert f"more than {limit:.1f} points" in line, "the limit of the table on the page"
+    (whole,) = lines_against(validated(records), "ERM")
+    assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Left out" not in whole
+
+
+def test_nothing_is_decided_against_a_baseline_that_hardly_trained():
+    records = validated(study(), GMoE=0.4)
+    lines = lines_against(records, "GMoE", "ERM")
+    assert lines[0] == "Against GMoE: nothing is decided, because GMoE has hardly trained."
+    assert lines[1].startswith("Against ERM: In the average, told apart")
+    alone = validated(records, GMoE=0.4, **{"ERM-ViT": 0.3})
+    (line,) = lines_against(alone, "ERM")
+    wanted = "nothing is decided, because every other row has hardly trained (ERM-ViT, GMoE)."
+    assert line == f"Against ERM: {wanted}"
+
+
+def test_names_of_settings_are_those_of_the_rows_that_are_left_out():
+    rows = renamed(validated(study(), GMoE=0.4), name_by_network)
+    (line,) = lines_against(rows, "ERM on small_cnn")
+    assert line.endswith("hardly trained: GMoE on gmoe_small.")
+    assert "GMoE on gmoe_small (under 45 %)" in learned_line(rows)
+
+
+def test_a_row_may_have_trained_on_one_data_set_alone():
+    poor = validated(study("DigitDomainsTiny"), GMoE=0.4)
+    records = validated(study()) + poor
+    assert hardly_trained(records) == [("DigitDomainsTiny", "GMoE")]
+    assert learned_line(records).endswith("DigitDomainsTiny, GMoE (under 45 %).")
+    lines = lines_against(records, "ERM")
+    assert "Left out" not in lines[0] and "Left out" in lines[1]
+
+
 def test_pairs_to_a_baseline_of_each_data_set():
     pairs = paired_by_dataset(study(), "ERM-ViT").set_index("algorithm")
     assert pairs.difference["GMoE"] == pytest.approx(2) and pairs.pairs["GMoE"] == 12
@@ -221,6 +271,33 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
     assert "not in the paper's table: GMoE" in study_departures(other, "paper-pacs")
     with pytest.raises(HmoeError, match="unknown study"):
         study_departures(records, "paper-nothing")
+
+
+def test_a_part_of_the_data_sets_takes_the_place_of_none():
+    records = [
+        changed(
+            r, dataset="PACS", test_domains=["photo"], network="deit_small", algorithm="ERM-ViT"
+        )
+        for r in study(domains=("photo",))[:3]
+    ]
+    lines = study_departures(records, "paper-gmoe")
+    (line,) = [line for line in lines if line.startswith("data: ")]
+    assert line == "data: PACS alone, without DomainNet, OfficeHome, TerraIncognita and VLCS"
+    both = records + [changed(r, dataset="VLCS") for r in records]
+    (line,) = [line for line in study_departures(both, "paper-gmoe") if line.startswith("data: ")]
+    assert line == "data: PACS and VLCS alone, without DomainNet, OfficeHome and TerraIncognita"
+    digits = [changed(r, dataset="DigitDomains") for r in records]
+    (line,) = [line for line in study_departures(digits, "paper-gmoe") if line.startswith("data: ")]
+    assert line.startswith("data: DigitDomains instead of DomainNet or OfficeHome or PACS")
+
+
+VERDICTS = ("algorithms", "losses", "placement", "short", "table15", "wilds")
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_begins_with_what_was_learned_and_says_it_once(name):
+    page = (repo_root() / "nbs" / "paper" / f"gmoe_{name}.ipynb").read_text(encoding="utf-8")
+    assert page.count("learned_line(") == 1 and "lines = [learned_line(" in page
 
 
 # One training domain
@@ -420,6 +497,7 @@ def test_a_page_of_invented_runs_keeps_the_papers_numbers_apart(tmp_path):
     assert "88.1" not in texts["gmoe_algorithms.md"]
     assert "88.1 ± 0.1" in texts["gmoe_algorithms_paper.md"]
     verdict = texts["gmoe_algorithms_verdict.md"]
+    assert verdict.startswith("- Accuracy on validation images of the training domains: ERM-ViT ")
     assert "Against ERM-ViT" in verdict and "Against the paper" not in verdict
     assert (
         json.loads((page.parent / "gmoe_algorithms.provenance.json").read_text())["records"] == 36

@@ -12,8 +12,10 @@ import torch
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.data.images import STD
+from hmoe_repro.evidence.expert_selection import runs_with_choices, stored_choices
 from hmoe_repro.evidence.render import render
 from hmoe_repro.evidence.spectra import (
+    UNTRAINED,
     convolutional_baseline,
     measured_runs,
     noise_differences,
@@ -24,6 +26,7 @@ from hmoe_repro.evidence.spectra import (
     plot_spectra,
     spectra_verdict,
     spectrum_rows,
+    untrained_runs,
 )
 from hmoe_repro.networks.build import make_featurizer
 from hmoe_repro.networks.spectra import (
@@ -448,6 +451,62 @@ def test_pictures_have_a_line_for_everything():
     assert np.allclose(axes[4].lines[0].get_ydata(), [0, -10, -10])
 
 
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory):
+    "A run with experts that kept pictures of its domains: its record, and (record, arrays)."
+    folder = tmp_path_factory.mktemp("kept")
+    store, spec = RunStore(folder / "runs"), spec_of("GMoE", "gmoe_small")
+    record = run(spec, store)
+    ids = [spec.run_id]
+    publish_study("quick-gmoe", ids, store, folder / "results", with_arrays=ids)
+    (kept,) = runs_with_choices([record], "quick-gmoe", str(folder / "results"))
+    return record, kept
+
+
+def test_a_network_before_training_is_the_one_that_its_run_began_with(kept_run):
+    record, kept = kept_run
+    state = torch.get_rng_state()
+    (found,) = untrained_runs([record], [kept])
+    assert torch.equal(state, torch.get_rng_state())
+    algorithm = trainer_of(spec_of("GMoE", "gmoe_small")).algorithm.eval()
+    choices = stored_choices(*kept)
+    trained_on = choices.domain[choices.shown] != choices.domain_names.index("photo")
+    assert 0 < trained_on.sum() < len(trained_on)
+    x = torch.from_numpy(choices.images[trained_on]).float() / 255
+    curves = feature_spectra(algorithm.featurizer, algorithm.predict, [x])
+    assert list(curves) == list(found["spectra"]["curves"])
+    for name, curve in curves.items():
+        assert found["spectra"]["curves"][name] == pytest.approx(curve, abs=1e-5)
+        if len(curve) > 1:
+            assert curve[-1] != pytest.approx(record["spectra"]["curves"][name][-1], abs=1e-6)
+
+
+def test_what_began_trained_or_has_no_pictures_is_left_out(kept_run):
+    record, kept = kept_run
+    for change in ({"weights": "IMAGENET1K_V1"}, {"test_domains": ["ink"]}, {"resolution": 224}):
+        assert untrained_runs([record | {"spec": record["spec"] | change}], [kept]) == []
+    assert untrained_runs([record], []) == []
+    other = record | {"spec": record["spec"] | {"trial_seed": 1}}
+    assert len(untrained_runs([record, other], [kept])) == 1, "the first seed stands for all"
+
+
+def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
+    first = study()[:1]
+    measured = first[0]["spectra"] | {"curves": {"block 0": [0, -2.5], "block 1": [0, -2.0]}}
+    before = spectrum_rows([first[0] | {"spectra": measured}])
+    lines = spectra_verdict(study(), "ERM, small_cnn", before)
+    assert "Untrained, it rises from -2.50 to -2.00" in lines[0]
+    assert "a change of +0.50 before training and of -1.00 after it" in lines[0]
+    assert "Its untrained shape is not measured here" in lines[1]
+    for line in spectra_verdict(study(), "ERM, small_cnn")[:2]:
+        assert "the change may be the initialisation's" in line
+    axis = plt.figure().subplots()
+    plot_high_frequencies(axis, spectrum_rows(study()), before)
+    dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
+    assert dashed[0].get_ydata().tolist() == [-2.5, -2.0]
+    assert dashed[-1].get_label() == UNTRAINED
+
+
 def test_sentences_follow_the_records():
     lines = spectra_verdict(study(), "ERM, small_cnn")
     assert (
@@ -482,7 +541,8 @@ def test_the_page_of_trained_runs(tmp_path):
         for seed in range(2)
     ]
     records = [run(spec, store) for spec in specs]
-    publish_study("quick-gmoe", [spec.run_id for spec in specs], store, tmp_path / "results")
+    ids = [spec.run_id for spec in specs]
+    publish_study("quick-gmoe", ids, store, tmp_path / "results", with_arrays=ids[4:])
     page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
     made = {file.name for file in page.parent.iterdir()}
     assert {"gmoe_fourier.png", "gmoe_fourier_noise_test.png", "gmoe_fourier.csv"} <= made
@@ -495,7 +555,8 @@ def test_the_page_of_trained_runs(tmp_path):
     ring = table[(table.part == "test domain") & (table.low == 0.3)].iloc[0]
     assert math.isclose(ring["mean"], np.mean(falls[4:]) - np.mean(falls[:4]), abs_tol=1e-9)
     assert ring["from"] <= ring["mean"] <= ring["to"]
-    assert "noise above half of π costs" in page.read_text()
+    text = page.read_text()
+    assert "noise above half of π costs" in text and text.count("Untrained, it") >= 2
 
 
 def test_the_page_says_where_nothing_was_measured(tmp_path):

@@ -151,6 +151,27 @@ def test_results_can_be_drawn_with_holes(miniature):
     plt.close(figure)
 
 
+def test_no_mark_is_cut_by_the_end_of_a_scale():
+    "One panel shows little and the other much, so that a margin of the first is nothing here."
+    levels = {"photo": (0.10, 0.60), "sketch": (0.05, 0.06)}
+    records = [
+        invented.record("ERM", domain, seed, np.random.default_rng(0))
+        for domain in levels
+        for _ in range(2)
+        for seed in range(3)
+    ]
+    for i, record in enumerate(records):
+        high = i // 3 % 2
+        accuracy = levels[record["spec"]["test_domains"][0]][high]
+        record["selected"]["default"]["test_accuracy"] = accuracy
+        record["spec"]["algorithm"] = ("ERM", "CORAL")[high]
+    figure, axes = plt.subplots(1, 3)
+    plot_results(records, axes)
+    low, high = axes[0].get_xlim()
+    assert low <= 5 - 0.02 * (high - low) and high >= 60 + 0.02 * (high - low)
+    plt.close(figure)
+
+
 def test_modes_share_the_row_of_their_algorithm(miniature):
     places = row_places(run_results(miniature))
     modes = [place for (name, _), place in places.items() if name == "HMOE-DN"]

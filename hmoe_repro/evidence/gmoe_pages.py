@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'PARAMETERS', 'MACS', 'renamed', 'name_by_placement', 'name_by_network', 'family',
-           'accuracy_by_dataset', 'learned_line', 'limits_by_dataset', 'lines_against', 'paired_by_dataset',
-           'draw_accuracy', 'against_published', 'published_line', 'sized_averages', 'draw_sizes',
+           'accuracy_by_dataset', 'hardly_trained', 'learned_line', 'limits_by_dataset', 'lines_against',
+           'paired_by_dataset', 'draw_accuracy', 'against_published', 'published_line', 'sized_averages', 'draw_sizes',
            'single_source_results', 'improvements', 'improvement_lines']
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #imports
@@ -112,11 +112,9 @@ def _sixth_of_the_way(dataset: str) -> float:
     return guessing + (100 - guessing) / 6
 
 
-def learned_line(records: list[dict]) -> str:
-    """One sentence: the mean accuracy of each algorithm on the validation images of its training
-    domains, at the checkpoint that was chosen, percent; of several modes the best. Another names
-    those that reach less than half of the best, or less than a sixth of the way from guessing to
-    no error where the number of classes is known. `HmoeError` where no run is complete."""
+def _validated(records: list[dict]) -> pd.DataFrame:
+    """(dataset, algorithm) -> `accuracy`, percent: the mean on validation images of the training
+    domains, of several modes the best; and `floor`, below which a row has hardly trained."""
     rows = [
         (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
         for r in records
@@ -128,12 +126,29 @@ def learned_line(records: list[dict]) -> str:
     means = pd.DataFrame(rows, columns=["dataset", "algorithm", "mode", "accuracy"])
     means = means.groupby(["dataset", "algorithm", "mode"], sort=False).accuracy.mean()
     best = 100 * means.groupby(["dataset", "algorithm"], sort=False).max()
-    several = len(best.index.levels[0]) > 1
-    said = [f"{f'{d}, ' if several else ''}{a} {v:.0f} %" for (d, a), v in best.items()]
-    line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
     top = best.groupby("dataset").transform("max")
     floor = np.maximum(top / 2, [_sixth_of_the_way(dataset) for dataset, _ in best.index])
-    idle = [f"{row[1]} (under {floor[row]:.0f} %)" for row in best.index[best < floor]]
+    return pd.DataFrame({"accuracy": best, "floor": floor})
+
+
+def hardly_trained(records: list[dict]) -> list[tuple[str, str]]:
+    """(dataset, algorithm) of the rows that reach less than half of the best row of their data set
+    on validation images of the training domains, or less than a sixth of the way from guessing to
+    no error where the number of classes is known. `HmoeError` where no run is complete."""
+    found = _validated(records)
+    return list(found.index[found.accuracy < found.floor])
+
+
+def learned_line(records: list[dict]) -> str:
+    """One sentence: the mean accuracy of each algorithm on the validation images of its training
+    domains, at the checkpoint that was chosen, percent; of several modes the best. Another names
+    those that `hardly_trained`. `HmoeError` where no run is complete."""
+    found = _validated(records)
+    several = found.index.get_level_values("dataset").nunique() > 1
+    name = {row: ", ".join(row) if several else row[1] for row in found.index}
+    said = [f"{name[row]} {value:.0f} %" for row, value in found.accuracy.items()]
+    line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
+    idle = [f"{name[row]} (under {found.floor[row]:.0f} %)" for row in hardly_trained(records)]
     if idle:
         line += f" Hardly trained, so nothing is decided about them: {', '.join(idle)}."
     return line
@@ -150,16 +165,32 @@ def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True).rename(columns={"test_domain": "dataset"})
 
 
+def _trained_verdict(part: list[dict], baseline: str, run: list[str]) -> str:
+    """`accuracy_verdict` on one data set about those of the algorithms `run` that have trained."""
+    hardly = {algorithm for _, algorithm in hardly_trained(part)}
+    idle = [name for name in run if name in hardly]
+    if baseline in idle:
+        return f"nothing is decided, because {baseline} has hardly trained."
+    if len(idle) == len(run) - 1:
+        names = ", ".join(idle)
+        return f"nothing is decided, because every other row has hardly trained ({names})."
+    said = accuracy_verdict(part, baseline, without=idle)
+    if idle:
+        said += f" Left out, because they have hardly trained: {', '.join(idle)}."
+    return said
+
+
 def lines_against(records: list[dict], *baselines: str) -> list[str]:
     """One sentence for each data set and each of the baselines that were run: which rows differ
-    from it by more than can be resolved. A line says so where none was."""
+    from it by more than can be resolved. Rows that `hardly_trained` are left out, by name, and
+    nothing is decided against such a baseline. A line says so where none was run."""
     parts, lines = by_dataset(records), []
     for name, part in parts.items():
-        run = set(run_results(part).algorithm)
+        run = list(dict.fromkeys(run_results(part).algorithm))
         for baseline in baselines:
             if baseline in run and len(run) > 1:
                 where = f"{name}: " if len(parts) > 1 else ""
-                lines.append(f"{where}Against {baseline}: {accuracy_verdict(part, baseline)}")
+                lines.append(f"{where}Against {baseline}: {_trained_verdict(part, baseline, run)}")
     return lines or [f"No verdict: no complete run of {' or '.join(baselines)}."]
 
 

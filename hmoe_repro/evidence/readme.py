@@ -131,7 +131,7 @@ PUBLISHED = {  # paper -> figure or table -> what it shows, and the pages in its
     "GMoE": {
         "overview": ("experts in a transformer", "nbs/1_method/08_sparse_moe.ipynb"),
         "results": ("algorithms and data sets", "gmoe_algorithms"),
-        "placement": ("router, placement, size", "gmoe_placement"),
+        "placement": ("router and placement", "gmoe_placement"),
         "wild data": ("SVIRO, Camelyon, FMoW", "gmoe_wilds"),
         "one source": ("trained on paintings alone", "gmoe_single_source"),
         "size": ("accuracy against parameters", "gmoe_parameters"),

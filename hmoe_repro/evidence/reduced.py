@@ -124,12 +124,22 @@ def hparam_departures(records: list[dict], study: str) -> list[str]:
     ]
 
 # %% ../../nbs/6_evidence/24_reduced.ipynb #def-study-departures
-def _text(name: str, values: set) -> str:
-    """Values of a setting in a line."""
-    if name == "trial_seed":
-        return str(len(values))
+def _words(values: set) -> list[str]:
+    """Values of a setting in order."""
     order = sorted(values, key=lambda value: (isinstance(value, str), value))
-    return " or ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in order)
+    return [f"{value:,}" if isinstance(value, int) else str(value) for value in order]
+
+
+def _difference(name: str, found: set, wanted: set) -> str:
+    """How the values of a setting differ from those that are wanted. A part of them is called
+    one: it takes nothing's place."""
+    if name == "trial_seed":
+        return f"{len(found)} instead of {len(wanted)}"
+    if found < wanted:
+        *most, last = _words(wanted - found)
+        missing = f"{', '.join(most)} and {last}" if most else last
+        return f"{' and '.join(_words(found))} alone, without {missing}"
+    return f"{' or '.join(_words(found))} instead of {' or '.join(_words(wanted))}"
 
 
 def _setting_lines(name: str, ours: dict, full: dict, algorithms: list[str]) -> list[str]:
@@ -138,11 +148,11 @@ def _setting_lines(name: str, ours: dict, full: dict, algorithms: list[str]) -> 
     for algorithm in algorithms:
         found, wanted = ours[algorithm, name], full.get((algorithm, name))
         if wanted and found != wanted:
-            owners.setdefault((_text(name, found), _text(name, wanted)), []).append(algorithm)
+            owners.setdefault(_difference(name, found, wanted), []).append(algorithm)
     lines = []
-    for (found, wanted), who in owners.items():
+    for difference, who in owners.items():
         whose = "" if len(who) == len(algorithms) else f" ({', '.join(who)})"
-        lines.append(f"{_SETTINGS[name]}: {found} instead of {wanted}{whose}")
+        lines.append(f"{_SETTINGS[name]}: {difference}{whose}")
     return lines
 
 

@@ -182,9 +182,10 @@ ONE_SEED = (
 )
 
 
-def accuracy_verdict(records: list[dict], baseline: str = "ERM") -> str:
+def accuracy_verdict(records: list[dict], baseline: str = "ERM", without=()) -> str:
     """One line: which rows differ from `baseline` by more than the study can resolve, in the
-    average and in single test domains. `HmoeError` without the baseline."""
+    average and in single test domains. Algorithms of `without` are not compared; what can be
+    resolved stays that of all rows. `HmoeError` without the baseline."""
     cells = cell_statistics(run_results(records))
     means = cells.set_index(["algorithm", "mode", "test_domain"])["mean"].unstack("test_domain")
     algorithms = means.index.unique("algorithm")
@@ -194,6 +195,7 @@ def accuracy_verdict(records: list[dict], baseline: str = "ERM") -> str:
     resolvable = resolvable_difference(records).set_index("test_domain")
     limits = resolvable.resolvable
     gaps = _gaps(means, baseline, limits)
+    gaps = gaps[~gaps.algorithm.isin(without)]
     in_average = gaps.test_domain == "Average"
     if math.isnan(means.loc[baseline].iloc[0]["Average"]):
         sentences = [f"{baseline} lacks a test domain: no average can be compared."]
@@ -245,12 +247,16 @@ def _draw_cell(axis, place: Place, accuracies: pd.Series, cell: pd.Series, colou
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-scale-panel
 def _common_scale(axes, least: float):
     """Let all axes have the limits that hold what any of them shows, at least `least` points wide
-    and not below zero."""
+    and not below zero, but for the room that a mark at an end needs."""
+    axes = list(axes)
     limits = [axis.get_xlim() for axis in axes]
     low, high = max(0, min(low for low, _ in limits)), max(high for _, high in limits)
     if high - low < least:
         low = max(0, (low + high - least) / 2)
         high = low + least
+    room = 0.03 * (high - low)
+    low = min(low, min(axis.dataLim.x0 for axis in axes) - room)
+    high = max(high, max(axis.dataLim.x1 for axis in axes) + room)
     for axis in axes:
         axis.set_xlim(low, high)
 

@@ -169,7 +169,7 @@ ARTEFACTS |= {
         _QUICK,
     ),
     "gmoe_placement": Artefact(
-        "GMoE: router, placement of experts, and size",
+        "GMoE: router and placement of experts",
         "gmoe-placement",
         ("quick", "paper"),
         ("quick", "paper"),

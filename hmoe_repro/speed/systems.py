@@ -32,7 +32,7 @@ from ..runs.model import build_dataset
 from ..runs.spec import RunSpec
 from ..runs.studies import study_specs
 from ..runs.trainer import Trainer
-from .cost_report import read_cost
+from .cost_report import read_cost, times_base
 from .costs import tensor_peak, update_seconds
 from .sparse import busily_measured, finished_now, made_now
 from ..style import colours, shared_legend
@@ -250,7 +250,10 @@ def systems_verdict(records: list[dict], cost: dict | None, baseline: str = "ERM
     """Sentences: who is told apart from `baseline`, and the times of the others against its."""
     lines = [_told_apart(records, baseline)]
     if cost:
-        median = {name: np.median(values) for name, values in cost["seconds"]["update"].items()}
-        times = [f"{n} {t / median[baseline]:.2f}" for n, t in median.items() if n != baseline]
-        lines.append(f"An update takes, as a multiple of {baseline}'s: {', '.join(times)}.")
+        ratios = times_base(cost, "update", baseline)
+        times = [f"{n} {np.median(t):.2f}" for n, t in ratios.items()]
+        lines.append(
+            f"An update takes, as a multiple of {baseline}'s in the same round (medians): "
+            f"{', '.join(times)}."
+        )
     return lines
