@@ -158,7 +158,6 @@ class ImageSource(ImageFiles):
             workers = int(os.environ.get("HMOE_WORKERS", 0))
         self.resolution, self.input_shape = resolution, (3, resolution, resolution)
         self.resize_first, self.workers, self._helpers = resize_first, workers, {}
-        self._prepared = {}  # (resolution, options) -> the same images in this way
         self.augmented = self.options["data_augmentation"]
 
     @functools.cached_property
@@ -224,16 +223,14 @@ class ImageDataset(ImageSource):
     def prepared(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "ImageDataset":
-        """The same images at another resolution or with other options, the same object for the
-        same of both; what is known of the files is handed on."""
+        """The same images at another resolution or with other options; what is known of the files
+        is handed on."""
         options = checked_options(options, self.options)
-        key = resolution or self.resolution, repr(sorted(options.items()))
-        if key not in self._prepared:
-            other = ImageDataset(self.scanned, key[0], options, self.resize_first, self.workers)
-            if "ledger" in self.__dict__:
-                other.ledger = self.ledger
-            self._prepared[key] = other
-        return self._prepared[key]
+        resolution = resolution or self.resolution
+        other = ImageDataset(self.scanned, resolution, options, self.resize_first, self.workers)
+        if "ledger" in self.__dict__:
+            other.ledger = self.ledger
+        return other
 
     def to(self, device) -> "ImageDataset":
         """Itself: batches are moved one by one."""
