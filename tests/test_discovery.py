@@ -48,6 +48,7 @@ KEYS = {
     "experts_used",
     "gate_entropy",
     "load_balance",
+    "purity",
 }
 
 

@@ -99,7 +99,7 @@ def test_rows_take_the_name_of_a_setting_and_records_stay_as_they_are():
     records = [run("GMoE", "photo", 0), run("GMoE", "photo", 0, moe_router="linear")]
     names = [r["spec"]["algorithm"] for r in renamed(records, name_by_placement)]
     assert names == ["gmoe_small, last-two, cosine", "gmoe_small, last-two, linear"]
-    assert name_by_placement(run("ERM-ViT", "photo", 0)) == "ERM-ViT"
+    assert name_by_placement(run("ERM-ViT", "photo", 0)) == "ERM-ViT on small_vit"
     assert name_by_network(run("ERM", "photo", 0)) == "ERM on small_cnn"
     assert {r["spec"]["algorithm"] for r in records} == {"GMoE"}
     with pytest.raises(HmoeError, match="are both GMoE on photo"):

@@ -1,8 +1,9 @@
 """Every library notebook runs on a CPU, offline and without data, in under a minute,
 and shows what is stored in it.
 
-The kernels are forked from a process that has imported the large libraries,
-so START seconds are added."""
+The kernels are forked from a process that has imported the large libraries, so START seconds are
+added. Here a notebook shares the processors with other tests, which may make it BESIDE times as
+slow."""
 
 import os
 import time
@@ -10,7 +11,7 @@ import time
 import pytest
 from notebooks import LIBRARY, ROOT, ci, name_of, read
 
-LIMIT, START = 60, 5
+LIMIT, START, BESIDE = 60, 5, 2
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -37,13 +38,13 @@ def test_it_runs_within_a_minute_and_shows_what_is_stored(path, shared_tree, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYTHONPATH", str(shared_tree))
     start = time.perf_counter()
-    executed = ci.run_notebook(shared_tree / path.relative_to(ROOT), timeout=2 * LIMIT)
+    executed = ci.run_notebook(shared_tree / path.relative_to(ROOT), timeout=2 * BESIDE * LIMIT)
     seconds = time.perf_counter() - start
     stored = {c["id"]: kinds(c) for c in read(path)["cells"] if c["cell_type"] == "code"}
     assert {c["id"]: kinds(c) for c in executed.cells if c.cell_type == "code"} == stored, (
         "stored outputs are not those of this source: make notebooks"
     )
-    assert START + seconds < LIMIT, f"{seconds:.0f} s on {os.cpu_count()} processors"
+    assert START + seconds < BESIDE * LIMIT, f"{seconds:.0f} s on {os.cpu_count()} processors"
 
 
 def test_there_are_notebooks_to_run():

@@ -47,11 +47,11 @@ def renamed(records: list[dict], name) -> list[dict]:
 
 def name_by_placement(record: dict) -> str:
     """'gmoe_s16, last-two, cosine': the network, where it has experts, and their router. Runs
-    without experts keep the name of their algorithm."""
+    without experts are named as by `name_by_network`."""
     spec = record["spec"]
     given = spec["hparams"]
     if "moe_router" not in given:
-        return spec["algorithm"]
+        return name_by_network(record)
     return f"{spec['network']}, {given['moe_placement']}, {given['moe_router']}"
 
 

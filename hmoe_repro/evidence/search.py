@@ -20,7 +20,7 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
-from ..algorithms.hparams import draw_hparams, merge_hparams, parse_setting
+from ..algorithms.hparams import as_named, draw_hparams, merge_hparams, parse_setting
 from ..core import HmoeError, one_of
 from ..data.known import DATASETS
 from .tables import rank
@@ -94,7 +94,7 @@ def _settings_of_erm(spec: RunSpec, cls) -> RunSpec:
     given["network"] = spec.network
     if spec.weights:
         given["weights"] = spec.weights
-    merged = merge_hparams(cls.HPARAMS, given, spec.resolution)
+    merged = as_named(cls.HPARAMS, merge_hparams(cls.HPARAMS, given, spec.resolution))
     hparams = {n: value for n, value in merged.items() if n not in ("network", "weights")}
     return replace(
         spec,

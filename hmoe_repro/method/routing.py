@@ -52,14 +52,14 @@ def entropy_loss(
 # %% ../../nbs/1_method/03_routing.ipynb #def-entropy-weight
 def entropy_weight(
     progress: float,  # t / T, from 0 to 1; a tensor () gives a tensor, for a recorded update
+    ramp: float = 0.5,  # the share of training over which it rises; 0: it is 1 from the start
 ) -> float:
     """Ramp gamma_en of the entropy loss: 0 to 1 over the first half of training (HMOE,
     section 3.4.2)."""
-    return (
-        (2.0 * progress).clamp(max=1.0)
-        if isinstance(progress, Tensor)
-        else min(1.0, 2.0 * progress)
-    )
+    if not ramp:
+        return 1.0
+    risen = progress / ramp
+    return risen.clamp(max=1.0) if isinstance(progress, Tensor) else min(1.0, risen)
 
 # %% ../../nbs/1_method/03_routing.ipynb #def-load-balance-loss
 def load_balance_loss(

@@ -120,6 +120,7 @@ SPARSE = {
     "gmoe_b16": "deit_base",
     "gmoe_small": "small_vit",
     "gmoe_small8": "small_vit8",
+    "gmoe_medium8": "medium_vit8",
 }
 SPARSE_NETWORKS = Names(tuple(SPARSE), ("gmoe:",))
 

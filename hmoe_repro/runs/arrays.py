@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CODES', 'THUMBNAIL', 'PANEL', 'TEST_PANEL', 'CHOICE_PANEL', 'SPECTRUM_IMAGES', 'NOISE', 'DESCRIPTIONS',
-           'collect_codes', 'collect_panels', 'describe_codes', 'sparse_bodies', 'patch_experts', 'collect_choices',
-           'describe_choices', 'accuracy_with_noise', 'describe_spectra', 'accuracy_of_masks', 'describe_masks',
-           'Description', 'check_measure', 'describe']
+           'collect_codes', 'collect_panels', 'describe_codes', 'describe_clusters', 'sparse_bodies', 'patch_experts',
+           'collect_choices', 'describe_choices', 'accuracy_with_noise', 'describe_spectra', 'accuracy_of_masks',
+           'describe_masks', 'Description', 'check_measure', 'describe']
 
 # %% ../../nbs/5_runs/11_arrays.ipynb #imports
 import contextlib
@@ -19,7 +19,14 @@ import torch.nn.functional as F
 
 from ..core import HmoeError
 from ..data.images import STD
-from ..method.clusters import score_discovery
+from ..data.simple_clusters import image_statistics, kmeans
+from hmoe_repro.method.clusters import (
+    cluster_scores,
+    code_statistics,
+    is_diverged,
+    purity,
+    score_discovery,
+)
 from ..method.expert_choices import score_choices
 from ..method.masks import hard_iou, neuron_users
 from ..networks.precision import Backbone, set_precision
@@ -104,7 +111,11 @@ def _scores(trainer: Trainer) -> dict:
     gate, domain, label = (out[f"{name}_out"].numpy() for name in ("gate", "domain", "class"))
     factors = {name: out[f"{name}_out"].numpy() for name in trainer.data.factors}
     found = score_discovery(gate, domain, label, **factors)
-    return {"split": "out", "step": trainer.step - 1, **found}
+    embeddings = trainer.algorithm.model.embeddings.detach().cpu()
+    last = code_statistics(out["code_out"], gate, embeddings)
+    seen = [point["codes"] for point in trainer.checkpoints if "codes" in point]
+    diverged = any(map(is_diverged, [*seen, last]))
+    return {"split": "out", "step": trainer.step - 1, **found, "diverged": diverged}
 
 
 def _for_disk(array: torch.Tensor) -> torch.Tensor:
@@ -125,6 +136,36 @@ def describe_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     arrays["embeddings"] = trainer.algorithm.model.embeddings.detach().cpu()
     kept = {name: _for_disk(array) for name, array in arrays.items()}
     return scores, kept | collect_panels(trainer, kept)
+
+# %% ../../nbs/5_runs/11_arrays.ipynb #def-describe-clusters
+def _featurizer(algorithm):
+    """The network that turns images into features; None where an algorithm has none."""
+    return getattr(algorithm, "featurizer", None) or getattr(
+        getattr(algorithm, "model", None), "featurizer", None
+    )
+
+
+@torch.no_grad()
+def describe_clusters(trainer: Trainer) -> tuple[dict, dict]:
+    """Scores of k-means on the validation parts of the M training domains, k = M: on 'statistics'
+    of images, and on the 'features' of the network; no arrays."""
+    data, network = trainer.data, _featurizer(trainer.algorithm.eval())
+    parts = {"statistics": [], "features": [], "domain": [], "class": []}
+    for domain in trainer.domains:
+        position = data.domain_index(domain)
+        for chosen in trainer.splits[domain]["out"].split(_BATCH):
+            x = data.inputs(position, chosen, trainer.device)
+            parts["statistics"].append(image_statistics(x).cpu())
+            parts["features"].append(network(x).float().cpu())
+            parts["domain"].append(torch.full((len(chosen),), position))
+            parts["class"].append(data.labels[position][chosen].cpu())
+    found, k = {n: torch.cat(values).numpy() for n, values in parts.items()}, len(trainer.domains)
+    scores = {"split": "out", "step": trainer.step - 1, "clusters": k}
+    for name in ("statistics", "features"):
+        groups = kmeans(found[name], k)
+        scores[name] = cluster_scores(groups, found["domain"], found["class"])
+        scores[name]["purity"] = purity(groups, found["domain"])
+    return scores, {}
 
 # %% ../../nbs/5_runs/11_arrays.ipynb #def-collect-choices
 CHOICE_PANEL = 48  # images that are kept to be drawn, at most
@@ -398,12 +439,18 @@ DESCRIPTIONS = {
     ),
     "masks": Description(lambda trainer: hasattr(trainer.algorithm, "each_mask"), describe_masks),
     "spectra": Description(lambda trainer: trainer.spec.measure == "spectra", describe_spectra),
+    "clusters": Description(lambda trainer: trainer.spec.measure == "clusters", describe_clusters),
 }
 
 
 def check_measure(trainer: Trainer):
-    """`HmoeError` where a run is to measure spectra, and no network of its algorithm has a known
-    depth, or images are not square."""
+    """`HmoeError` where a run is to measure clusters and its algorithm has no featurizer, or
+    spectra and no network of its algorithm has a known depth, or images are not square."""
+    if trainer.spec.measure == "clusters" and _featurizer(trainer.algorithm) is None:
+        raise HmoeError(
+            f"{trainer.spec.algorithm} has no featurizer whose features could be clustered. "
+            "Fix: another algorithm, or no measure."
+        )
     if trainer.spec.measure != "spectra":
         return
     backbones = (m for m in trainer.algorithm.modules() if isinstance(m, Backbone))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
-from ..algorithms.hparams import HParam, draw_hparams, merge_hparams
+from ..algorithms.hparams import HParam, as_named, draw_hparams, merge_hparams
 from ..arithmetic import ARITHMETICS
 from ..core import HmoeError, one_of
 from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
@@ -218,7 +218,7 @@ def _resolved_hparams(request: RunRequest, data) -> dict:
     drawn = {name: value for name, value in drawn.items() if name in exist}
     resolved = merge_hparams(declared, drawn | given, *where)
     get_algorithm(request.algorithm).check_domains(num_domains, resolved)
-    return resolved
+    return as_named(declared, resolved)
 
 # %% ../../nbs/5_runs/08_request.ipynb #def-resolved-weights
 def _resolved_weights(network: str, weights: str | None) -> str | None:

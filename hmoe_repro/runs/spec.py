@@ -25,7 +25,7 @@ YOUNGER_FIELDS = {
     "protocol": "domainbed",
     "splits": None,
 }
-MEASURES = ("spectra",)  # what a run measures at its end only if it is asked to
+MEASURES = ("spectra", "clusters")  # what a run measures at its end only if it is asked to
 
 
 @dataclass(frozen=True)
