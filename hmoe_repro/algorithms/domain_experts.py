@@ -94,7 +94,8 @@ def build_encoder(input_shape, hparams: dict) -> nn.Module:
 # %% ../../nbs/4_algorithms/05_domain_experts.ipynb #def-domainexperts
 def check_labels(hparams: dict):
     """`HmoeError` for a share of labels above 1, and for labels that no loss reads."""
-    share, names = hparams["labelled_fraction"], hparams["labelled_domains"]
+    share = hparams.get("labelled_fraction", 1.0)
+    names = hparams.get("labelled_domains", "")
     if share > 1:
         raise HmoeError(f"labelled_fraction is a share from 0 to 1, got {share:g}.")
     if (share < 1 or names) and not hparams["lambda_d"]:

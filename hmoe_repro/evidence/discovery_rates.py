@@ -127,17 +127,19 @@ def plot_discovery(runs: pd.DataFrame, baselines: pd.DataFrame | None = None):
     settings = list(dict.fromkeys(runs.setting))
     domains = list(dict.fromkeys(runs.test_domain))
     size = (2.0 * len(domains) + 1.6, 0.3 * len(settings) + 1.1)
-    figure, axes = plt.subplots(1, len(domains), figsize=size, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(domains), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, domain in zip(axes.flat, domains):
         at = pd.DataFrame() if baselines is None else baselines[baselines.test_domain == domain]
         _draw_runs(axis, runs[runs.test_domain == domain], settings, at)
         axis.set(title=f"held out: {domain}", xlim=(-0.04, 1.04), ylim=(len(settings) - 0.5, -0.5))
         axis.set_yticks(range(len(settings)), settings)
         axis.grid(axis="y", visible=False)
-    axes.flat[0].figure.supxlabel("NMI of experts and domains", fontsize=9)
+    figure.supxlabel("NMI of experts and domains", fontsize=9)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower right", ncols=2, fontsize=7)
+        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
     return figure
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #def-trace

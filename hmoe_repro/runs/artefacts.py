@@ -107,6 +107,13 @@ ARTEFACTS |= {
         _PACS,
         ("paper",),
     ),
+    "discovery": Artefact(
+        "when HMOE finds domains: rates with intervals on trial seeds nobody tuned on",
+        "discovery",
+        _QUICK,
+        _QUICK,
+        beside=("discovery-choose", "discovery-labels"),
+    ),
     "pacs_limits": Artefact(
         "what limits the discovery of domains on PACS: encoder, norm, scale of the codes, updates",
         "limits",

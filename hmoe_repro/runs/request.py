@@ -25,7 +25,13 @@ from ..method.toy_hmoe import toy_hparams
 from ..networks.precision import PRECISIONS
 from ..networks.weights import RANDOM, resolve_weights, weights_for
 from .dmg_protocol import DMG_BATCH, DMG_EPOCHS, PROTOCOLS, epoch_length, splits_for
-from .protocol import SAMPLERS, parse_policy, run_seed, training_domains
+from hmoe_repro.runs.protocol import (
+    SAMPLERS,
+    parse_policy,
+    run_seed,
+    told_domains,
+    training_domains,
+)
 from .spec import MEASURES, TOY, RunSpec
 from .split_lists import lists_in, own_splits
 
@@ -200,7 +206,8 @@ def _usual_network(declared: HParam, data) -> str:
 def _resolved_hparams(request: RunRequest, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
     declared = get_algorithm(request.algorithm).HPARAMS
-    num_domains = len(training_domains(data, request.test_domains))
+    domains = training_domains(data, request.test_domains)
+    num_domains = len(domains)
     given = {"network": request.network or _usual_network(declared["network"], data)}
     if request.protocol == "dmg" and "batch_size" in declared:
         given["batch_size"] = DMG_BATCH
@@ -218,6 +225,7 @@ def _resolved_hparams(request: RunRequest, data) -> dict:
     drawn = {name: value for name, value in drawn.items() if name in exist}
     resolved = merge_hparams(declared, drawn | given, *where)
     get_algorithm(request.algorithm).check_domains(num_domains, resolved)
+    told_domains(resolved, domains)
     return as_named(declared, resolved)
 
 # %% ../../nbs/5_runs/08_request.ipynb #def-resolved-weights
