@@ -112,7 +112,7 @@ ARTEFACTS |= {
         "discovery",
         _QUICK,
         _QUICK,
-        beside=("discovery-choose", "discovery-labels"),
+        beside=("discovery-choose", "discovery-labels", "discovery-long"),
     ),
     "pacs_limits": Artefact(
         "what limits the discovery of domains on PACS: encoder, norm, scale of the codes, updates",

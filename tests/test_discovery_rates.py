@@ -1,0 +1,464 @@
+"""Rates of discovery and what belongs to them: exact intervals, settings by name, baselines without
+a gate, the length of codes, partial domain labels, and options that leave old runs their names."""
+
+import itertools
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import binom
+
+from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.data.simple_clusters import image_statistics, kmeans
+from hmoe_repro.evidence.collapse import gate_table, gate_verdict, has_diverged
+from hmoe_repro.evidence.compare import compare_records
+from hmoe_repro.evidence.discovery_rates import (
+    baseline_table,
+    code_trace,
+    discovery_rates,
+    named_settings,
+    rate_interval,
+    rate_lines,
+    setting_runs,
+    sign_line,
+)
+from hmoe_repro.evidence.paired import effect_lines, main_effects
+from hmoe_repro.method.clusters import code_statistics, is_diverged, purity
+from hmoe_repro.method.hmoe import HMOE
+from hmoe_repro.method.routing import entropy_weight
+from hmoe_repro.networks.encoders import SmallD2V
+from hmoe_repro.runs.arrays import check_measure, describe
+from hmoe_repro.runs.model import build_dataset
+from hmoe_repro.runs.protocol import labelled_images
+from hmoe_repro.runs.request import make_spec
+from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.runs.store import RunStore, outcome
+from hmoe_repro.runs.train import run
+from hmoe_repro.runs.trainer import Trainer
+
+TINY = {"network": "small_cnn", "steps": 4, "checkpoint_frequency": 2}
+CPU = torch.device("cpu")
+
+
+def plan(algorithm="HMOE-DN", measure="", **hparams):
+    "A run of four updates on the tiny digits."
+    hparams = {"batch_size": 4, "d2v_stride": 2} | hparams if "HMOE" in algorithm else hparams
+    return make_spec(
+        algorithm, "DigitDomainsTiny", ["sketch"], measure=measure, hparams=hparams, **TINY
+    )
+
+
+def trainer_of(spec):
+    return Trainer(spec, build_dataset(spec), CPU)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("hits, runs", [(0, 1), (1, 1), (4, 12), (7, 8), (31, 32), (0, 32)])
+def test_an_interval_holds_the_rates_under_which_the_result_is_not_extreme(hits, runs):
+    low, high = rate_interval(hits, runs)
+    assert 0 <= low <= hits / runs <= high <= 1
+    if hits:
+        assert binom.sf(hits - 1, runs, low) == pytest.approx(0.025)
+    if hits < runs:
+        assert binom.cdf(hits, runs, high) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("wrong", [(1, 0), (-1, 3), (4, 3)])
+def test_what_is_no_rate_is_refused(wrong):
+    with pytest.raises(HmoeError, match="is no rate"):
+        rate_interval(*wrong)
+
+
+def test_purity_is_that_of_a_count_by_hand():
+    random = np.random.default_rng(0)
+    for experts, domains in ((1, 3), (3, 3), (5, 3), (8, 2)):
+        found, truth = random.integers(0, experts, 60), random.integers(0, domains, 60)
+        hits = sum(
+            max(sum((found == k) & (truth == d)) for d in range(domains)) for k in set(found)
+        )
+        assert purity(found, truth) == pytest.approx(hits / 60)
+    with pytest.raises(HmoeError, match="one for each"):
+        purity([0, 1], [0])
+
+
+def test_kmeans_finds_the_best_division_there_is():
+    random = np.random.default_rng(3)
+    points = np.concatenate([random.normal(c, 0.4, (4, 2)) for c in (0, 3)]) * [1, 100]
+    scaled = (points - points.mean(0)) / points.std(0)
+
+    def loss(labels):
+        parts = [scaled[labels == k] for k in set(labels)]
+        return sum(((p - p.mean(0)) ** 2).sum() for p in parts)
+
+    every = [np.array(labels) for labels in itertools.product((0, 1), repeat=8)]
+    best = min(loss(labels) for labels in every if len(set(labels)) == 2)
+    assert loss(kmeans(points, 2)) == pytest.approx(best)
+    assert (kmeans(points, 2) == kmeans(5 * points - 7, 2)).all()
+
+
+@pytest.mark.parametrize("points, k", [(np.zeros((2, 3)), 3), (np.zeros((4, 1)), 0)])
+def test_too_few_points_are_refused(points, k):
+    with pytest.raises(HmoeError, match="cannot be divided"):
+        kmeans(points, k)
+
+
+def test_codes_that_are_not_finite_are_not_clustered():
+    with pytest.raises(HmoeError, match="finite"):
+        kmeans([[0.0], [math.inf], [1.0]], 2)
+
+
+def test_statistics_of_images_are_those_of_a_loop():
+    images = torch.rand(3, 2, 5, 4)
+    for one, found in zip(images, image_statistics(images)):
+        means = [channel.mean().item() for channel in one]
+        spreads = [channel.std(correction=0).item() for channel in one]
+        assert found.tolist() == pytest.approx([*means, *spreads], abs=1e-6)
+
+
+# Divergence
+
+
+def statistics(scale):
+    "Of codes that lie on three embeddings, the codes multiplied by `scale`."
+    embeddings = np.array([[3.0, 0, 4], [0, 5, 0], [0, 0, -5]])
+    codes = scale * embeddings[[0, 0, 1, 2]]
+    return code_statistics(codes, np.eye(3)[[0, 0, 1, 2]], embeddings)
+
+
+def test_lengths_and_spread_are_those_by_hand():
+    found = statistics(2.0)
+    assert found["code_length"] == pytest.approx(10) and found["embedding_length"] == 5
+    codes = 2 * np.array([[3, 0, 4], [3, 0, 4], [0, 5, 0], [0, 0, -5]])
+    centre = codes.mean(0)
+    squared = np.mean([((c - centre) ** 2).sum() for c in codes])
+    assert found["code_spread"] == pytest.approx(math.sqrt(squared))
+    assert found["largest_code"] == 10 and found["gate_entropy"] == 0
+
+
+@pytest.mark.parametrize("scale, expected", [(1, False), (9.9, False), (10.1, True)])
+def test_ten_lengths_of_the_embeddings_are_the_limit(scale, expected):
+    assert is_diverged(statistics(scale)) is expected
+
+
+@pytest.mark.parametrize("name", ["code_length", "largest_code"])
+@pytest.mark.parametrize("value", [None, math.inf, math.nan])
+def test_what_is_not_finite_has_diverged(name, value):
+    assert is_diverged(statistics(1) | {name: value})
+
+
+def test_codes_too_large_for_storage_have_diverged():
+    assert is_diverged(statistics(1) | {"largest_code": 7e4})
+    assert not is_diverged(statistics(1) | {"largest_code": 6e4})
+
+
+def test_a_checkpoint_says_how_long_the_codes_are_and_training_does_not_notice():
+    trainer = trainer_of(plan())
+    trainer.update()
+    trainer.update()
+    before, weights = torch.get_rng_state(), trainer.algorithm.state_dict()
+    weights = {name: value.clone() for name, value in weights.items()}
+    trainer.evaluate()
+    assert torch.equal(before, torch.get_rng_state()) and trainer.algorithm.training
+    after = trainer.algorithm.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in weights.items())
+    seen = trainer.checkpoints[-1]["codes"]
+    model = trainer.algorithm.model
+    lengths = model.embeddings.detach().norm(dim=1)
+    assert seen["embedding_length"] == pytest.approx(lengths.mean().item(), rel=1e-5)
+    assert 0 < seen["code_length"] < 10 * seen["embedding_length"]
+    assert "codes" not in trainer_of(plan("ERM")).checkpoints
+
+
+def test_a_run_that_diverged_says_so_and_one_that_did_not_as_well(tmp_path):
+    trainer = trainer_of(plan())
+    trainer.update()
+    assert describe(trainer)[0]["discovery"]["diverged"] is False
+    with torch.no_grad():
+        trainer.algorithm.model.encoder.output.bias.add_(100)
+    scores, arrays = describe(trainer)
+    assert scores["discovery"]["diverged"] is True
+    older = {"discovery": {"nmi_domain": 0.1}}
+    kept = {name: array.numpy() for name, array in arrays.items()}
+    assert has_diverged(older, kept) is True and has_diverged(older) is None
+    trainer.checkpoints.append({"codes": statistics(50)})
+    with torch.no_grad():
+        trainer.algorithm.model.encoder.output.bias.sub_(100)
+    assert describe(trainer)[0]["discovery"]["diverged"] is True
+
+
+def record(setting, domain="ink", seed=0, nmi=0.95, diverged=False, **more):
+    "An invented record of HMOE-DN with three training domains."
+    others = [d for d in ("ink", "oil", "pen", "wax") if d != domain]
+    scores = {"nmi_domain": nmi, "nmi_class": 0.0, "experts_used": 3, "gate_entropy": 0.1}
+    scores |= {"load_balance": 0.0, "purity": 0.9, "diverged": diverged}
+    points = [
+        {
+            "step": step,
+            "accuracies": {d: {"out": {"mix": 0.5}} for d in others},
+            "codes": statistics(1) | {"code_length": length},
+        }
+        for step, length in ((5, 4.0), (10, None if diverged else 6.0))
+    ]
+    spec = {"algorithm": "HMOE-DN", "test_domains": [domain], "trial_seed": seed, "steps": 11}
+    spec["hparams"] = {"lambda_kl": 3.0, **setting}
+    return {
+        "run_id": f"{sorted(setting.items())}{domain}{seed}",
+        "status": "complete",
+        "spec": spec | more,
+        "checkpoints": points,
+        "selected": {"mix": {"test_accuracy": 0.5, "step": 10}},
+        "discovery": scores,
+    }
+
+
+def test_a_verdict_does_not_count_what_diverged_as_a_finding():
+    records = [record({}, seed=s, diverged=s == 0) for s in range(3)]
+    table = gate_table(records, lambda r: 3)
+    assert table.diverged.tolist() == [True, False, False]
+    assert "1 diverged" in gate_verdict(table)
+    for one in records:
+        del one["discovery"]["diverged"]
+    assert "diverged" not in gate_table(records, lambda r: 3)
+
+
+# Settings and rates
+
+
+def test_settings_are_called_what_differs_from_the_most_frequent():
+    records = [record({}, seed=s) for s in range(3)] + [record({"code_norm": "batch"})]
+    records.append(record({"lambda_kl": 1.0}, steps=99))
+    names = list(named_settings(records, {"code_norm batch": "ours"}).values())
+    assert names == ["default"] * 3 + ["ours", "lambda_kl 1.0, updates 99"]
+
+
+def test_rates_count_every_run_once():
+    records = [record({}, d, s, 0.95 if s else 0.5) for d in ("ink", "oil") for s in range(4)]
+    records += [record({"code_norm": "batch"}, "ink", s, 1.0) for s in range(2)]
+    runs = setting_runs(records)
+    rates = discovery_rates(runs).set_index(["setting", "test_domain"])
+    assert rates.loc[("default", "all"), ["runs", "found"]].tolist() == [8, 6]
+    assert rates.loc[("default", "ink"), "found"] == 3
+    low, high = rate_interval(6, 8)
+    assert rates.loc[("default", "all"), ["low", "high"]].tolist() == [100 * low, 100 * high]
+    lines = rate_lines(runs)
+    assert "6 of 8 (35 to 97 %)" in lines[0] and "ink 3 of 4, oil 3 of 4" in lines[0]
+    line = sign_line(runs, "code_norm batch", "default")
+    assert "2 pairs: found by the first alone in 1, by the second alone in 0" in line
+
+
+def test_without_discordant_pairs_nothing_is_said_of_chance():
+    runs = setting_runs([record({}), record({"code_norm": "batch"})])
+    assert sign_line(runs, "default", "code_norm batch").endswith("second alone in 0.")
+
+
+def test_the_trace_has_each_checkpoint_and_shows_what_was_not_finite():
+    trace = code_trace([record({}), record({}, seed=1, diverged=True)])
+    assert trace.step.tolist() == [5, 10, 5, 10]
+    assert trace.relative.tolist() == [0.8, 1.2, 0.8, math.inf]
+    with pytest.raises(HmoeError, match="no complete run"):
+        setting_runs([record({}) | {"discovery": None}])
+
+
+def test_baselines_are_means_over_seeds_of_complete_runs():
+    def of_erm(nmi, status="complete"):
+        scores = {"nmi_domain": nmi, "nmi_class": 0.0, "purity": 0.8}
+        spec = {"test_domains": ["ink"]}
+        clusters = {"statistics": scores, "features": scores}
+        return {"status": status, "spec": spec, "clusters": clusters}
+
+    table = baseline_table([of_erm(0.5), of_erm(1.0), of_erm(0.0, "failed"), record({})])
+    assert table.mean_nmi.tolist() == [0.75, 0.75] and table.runs.tolist() == [2, 2]
+    assert table.found.tolist() == [1, 1]
+
+
+def test_clusters_are_measured_on_request_and_in_the_record(tmp_path):
+    spec = plan("ERM", measure="clusters")
+    found = run(spec, RunStore(tmp_path))["clusters"]
+    data = build_dataset(spec)
+    assert found["clusters"] == 3 and found["split"] == "out"
+    trainer = trainer_of(spec)
+    points, truth = [], []
+    for domain in trainer.domains:
+        position = data.domain_index(domain)
+        chosen = trainer.splits[domain]["out"]
+        points.append(image_statistics(data.inputs(position, chosen, CPU)))
+        truth += [position] * len(chosen)
+    expected = purity(kmeans(torch.cat(points), 3), truth)
+    assert found["statistics"]["purity"] == pytest.approx(expected)
+    assert "clusters" not in run(plan("ERM"), RunStore(tmp_path))
+
+
+def test_an_algorithm_without_features_cannot_measure_clusters():
+    asked = SimpleNamespace(spec=plan("ERM", measure="clusters"), algorithm=object())
+    with pytest.raises(HmoeError, match="no featurizer"):
+        check_measure(asked)
+
+
+# Options of ours
+
+
+def test_options_at_their_default_leave_a_run_its_name():
+    plain = plan()
+    given = plan(code_norm="none", embedding_scale=1.0, entropy_ramp=0.5, labelled_fraction=1.0)
+    assert given.run_id == plain.run_id and "code_norm" not in plain.hparams
+    ours = plan(code_norm="batch")
+    assert ours.run_id != plain.run_id and ours.hparams["code_norm"] == "batch"
+    assert RunSpec.from_dict(json.loads(json.dumps(ours.to_dict()))).run_id == ours.run_id
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"code_norm": "layer"}, "unknown code norm 'layer'"),
+        ({"d2v_small_norm": "batch"}, "unknown norm of a D2V encoder"),
+        ({"entropy_ramp": -1.0}, "at least 0"),
+        ({"labelled_fraction": 0.5}, "lambda_d is 0"),
+        ({"labelled_domains": "plain"}, "lambda_d is 0"),
+        ({"lambda_d": 1.0, "labelled_fraction": 1.5}, "share from 0 to 1"),
+        ({"lambda_d": 1.0, "labelled_fraction": -0.5}, "at least 0"),
+        ({"lambda_d": 1.0, "labelled_domains": "sketch"}, "unknown training domain"),
+    ],
+)
+def test_wrong_options_are_refused_when_a_run_is_planned(wrong, said):
+    with pytest.raises(HmoeError, match=said):
+        plan(**wrong)
+
+
+def test_a_ramp_of_zero_is_the_full_weight_from_the_start():
+    assert [entropy_weight(t, 0) for t in (0.0, 0.1, 1.0)] == [1, 1, 1]
+    assert [entropy_weight(t, 0.2) for t in (0.0, 0.1, 0.4)] == [0, 0.5, 1]
+    progress = torch.tensor(0.1)
+    assert float(entropy_weight(progress, 0.2)) == pytest.approx(0.5)
+
+
+def test_normalised_codes_have_mean_0_and_variance_1_over_a_batch():
+    seed_everything(0)
+    net = HMOE(
+        torch.nn.Flatten(), SmallD2V(3, 8, 4), 3 * 8 * 8, 5, 3, embedding_dim=8, code_norm="batch"
+    )
+    x = torch.rand(32, 3, 8, 8)
+    v = net.train().encode(x)
+    spread = net.encoder(x).var(0, correction=0)
+    assert v.mean(0).abs().max() < 1e-3
+    torch.testing.assert_close(v.var(0, correction=0), spread / (spread + 1e-5), rtol=1e-3, atol=1e-3)
+    net.eval()
+    together, alone = net.encode(x), torch.cat([net.encode(x[:1]), net.encode(x[1:])])
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_run_with_normalised_codes_goes_on_to_the_bit():
+    spec = plan(code_norm="batch")
+    whole, cut = trainer_of(spec), trainer_of(spec)
+    for _ in range(2):
+        cut.update()
+    state = cut.state()
+    resumed = trainer_of(spec)
+    resumed.load(state)
+    for trainer, updates in ((whole, 4), (resumed, 2)):
+        for _ in range(updates):
+            trainer.update()
+    expected = whole.algorithm.state_dict()
+    assert any("running_mean" in name for name in expected)
+    found = resumed.algorithm.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+def test_embeddings_are_drawn_as_far_apart_as_asked():
+    nets = []
+    for scale in (1.0, 0.3):
+        seed_everything(0)
+        shape = (3, 16, 16), 10, 3
+        cls = get_algorithm("HMOE-DN")
+        nets.append(cls(*shape, {"network": "small_cnn", "embedding_scale": scale}))
+    torch.testing.assert_close(0.3 * nets[0].model.embeddings, nets[1].model.embeddings)
+
+
+# Partial labels
+
+
+def test_labels_are_of_the_asked_share_nested_and_by_seed():
+    inside = [torch.arange(0, 100, 2), torch.arange(31)]
+    shares = [
+        labelled_images({"labelled_fraction": f}, ["ink", "oil"], inside, 0)
+        for f in (0.0, 0.1, 0.5)
+    ]
+    assert [[len(p) for p in parts] for parts in shares] == [[0, 0], [5, 3], [25, 16]]
+    for few, more, every in zip(shares[1], shares[2], inside):
+        assert set(few.tolist()) < set(more.tolist()) < set(every.tolist())
+    other = labelled_images({"labelled_fraction": 0.1}, ["ink", "oil"], inside, 1)
+    assert set(other[0].tolist()) != set(shares[1][0].tolist())
+    assert labelled_images({}, ["ink", "oil"], inside, 0) is None
+    one = labelled_images({"labelled_domains": " oil "}, ["ink", "oil"], inside, 0)
+    assert len(one[0]) == 0 and set(one[1].tolist()) == set(range(31))
+
+
+def test_only_told_images_enter_the_domain_loss():
+    trainer = trainer_of(plan(lambda_d=1.0, labelled_fraction=0.5))
+    batches = trainer.batches.next()
+    drawn = trainer.batches.drawn
+    algorithm = trainer.algorithm
+    algorithm.told = [torch.isin(d, k) for d, k in zip(drawn, trainer.labelled)]
+    assert 0 < sum(int(t.sum()) for t in algorithm.told) < sum(map(len, drawn))
+    with torch.no_grad():
+        found = algorithm.loss(batches)["L_d"]
+        terms = []
+        for domain, ((x, _), told, indices) in enumerate(zip(batches, algorithm.told, drawn)):
+            log_p = algorithm.codes(x)[1].log()
+            for row, image in enumerate(indices.tolist()):
+                known = image in trainer.labelled[domain].tolist()
+                assert known == bool(told[row])
+                terms += [-log_p[row, domain]] if known else []
+    assert float(found) == pytest.approx(float(torch.stack(terms).mean()), rel=1e-4)
+
+
+def test_no_label_at_all_trains_as_without_the_loss():
+    trainers = [trainer_of(plan()), trainer_of(plan(lambda_d=1.0, labelled_fraction=0.0))]
+    for trainer in trainers:
+        trainer.update()
+        trainer.update()
+    first, second = (t.algorithm.state_dict() for t in trainers)
+    assert all(torch.allclose(value, second[name]) for name, value in first.items())
+
+
+# Records of before, and effects of settings
+
+
+def test_a_repeated_run_equals_a_record_from_before_the_new_entries(tmp_path):
+    fresh = run(plan(), RunStore(tmp_path))
+    older = json.loads(json.dumps(fresh))
+    for point in older["checkpoints"]:
+        del point["codes"]
+    for name in ("purity", "diverged"):
+        del older["discovery"][name]
+    assert fresh["discovery"]["purity"] > 0 and outcome(fresh) == outcome(older)
+    assert compare_records([fresh], [older])["equal"] == 1
+    older["checkpoints"][0]["losses"]["L_y"] += 0.1
+    assert compare_records([fresh], [older])["different"] == [fresh["run_id"]]
+
+
+def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds():
+    def measured(wide, late, seed):
+        accuracy = 0.5 + 0.03 * wide + 0.01 * seed + 0.002 * wide * seed
+        chosen = {"default": {"test_accuracy": accuracy}}
+        spec = {"trial_seed": seed, "test_domains": ["ink"], "wide": wide, "late": late}
+        return {"status": "complete", "spec": spec, "selected": chosen}
+
+    grid = itertools.product((0, 1), (0, 1), range(3))
+    factors = {n: lambda r, n=n: r["spec"][n] for n in ("wide", "late")}
+    table = main_effects([measured(*point) for point in grid], factors).set_index("setting")
+    assert table.loc["wide", "difference"] == pytest.approx(3.2)
+    half = 4.302653 * 0.2 / math.sqrt(3)
+    assert table.loc["wide", "high"] == pytest.approx(3.2 + half, abs=1e-4)
+    assert table.loc["late", "difference"] == pytest.approx(0) and (table.pairs == 6).all()
+    lines = effect_lines(table.reset_index())
+    assert lines[0].startswith("wide: 1 less 0 +3.2 points (+2.7 to +3.7")
+    assert lines[1].endswith("not decided here.")
+    single = main_effects([measured(w, 0, 0) for w in (0, 1)], {"wide": factors["wide"]})
+    assert pd.isna(single.low[0]) and effect_lines(single) == []
