@@ -347,7 +347,9 @@ def test_normalised_codes_have_mean_0_and_variance_1_over_a_batch():
     v = net.train().encode(x)
     spread = net.encoder(x).var(0, correction=0)
     assert v.mean(0).abs().max() < 1e-3
-    torch.testing.assert_close(v.var(0, correction=0), spread / (spread + 1e-5), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        v.var(0, correction=0), spread / (spread + 1e-5), rtol=1e-3, atol=1e-3
+    )
     net.eval()
     together, alone = net.encode(x), torch.cat([net.encode(x[:1]), net.encode(x[1:])])
     torch.testing.assert_close(together, alone)

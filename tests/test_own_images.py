@@ -314,7 +314,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_pat
     assert set((place["at"] / "runs").glob("*/record.json")) == before
 
 
-def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1):
+def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1, plain=0.2):
     return {
         "groups": {"expert 2": 0.6, "expert 0": 0.4},
         "num_experts": k,
@@ -324,6 +324,8 @@ def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1):
         "nmi_origin": origin,
         "ari_origin": origin,
         "nmi_class": of_class,
+        "nmi_plain": plain,
+        "nmi_plain_origin": None if origin is None else 0.3,
     }
 
 
@@ -340,6 +342,9 @@ def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1):
         ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
         ({"origin": None}, True, "No origin is known"),
         ({"origin": 0.1, "of_class": 0.5}, True, "mostly a division by class"),
+        ({"plain": 0.69}, True, "not those of colour and brightness: k-means on colour"),
+        ({"plain": 0.7}, True, "gives them with NMI 0.70 and the known domains with NMI 0.30"),
+        ({"plain": 0.7, "origin": None}, True, "hardly more than colour and brightness"),
     ],
 )
 def test_the_sentence(changes, found, said):

@@ -213,6 +213,10 @@ def test_studies_are_whole_and_distinct():
         "-losses",
         "-short",
         "-single",
+        "-discovery",
+        "-choose",
+        "-labels",
+        "-long",
     )
     for study in STUDIES:
         if study.startswith("paper-"):

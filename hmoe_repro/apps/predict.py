@@ -20,6 +20,7 @@ from .own_images import image_files
 from ..core import HmoeError, one_of
 from ..data.base import as_input
 from ..data.images import as_bytes, decode, in_threads, normalise, square
+from ..data.simple_clusters import image_statistics
 from ..data.trees import IMAGE_SUFFIXES
 from ..runs.model import build_algorithm, load_weights
 from ..runs.spec import RunSpec
@@ -48,11 +49,11 @@ class TrainedModel:
 
     @torch.no_grad()
     def look(self, pictures: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
-        """'probability' (B, C) and, for HMOE, 'gate' (B, K) and 'code' (B, D) of pictures, bytes
-        (B, R, R, 3)."""
+        """'probability' (B, C), the `image_statistics` as 'statistics' (B, 6) and, for HMOE, 'gate'
+        (B, K) and 'code' (B, D) of pictures, bytes (B, R, R, 3)."""
         x = self.inputs(pictures.to(next(self.algorithm.parameters()).device))
         logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
-        outputs = {"probability": logits.softmax(1)}
+        outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
             outputs["code"], outputs["gate"] = self.algorithm.codes(x)
         return {name: value.float().cpu().numpy() for name, value in outputs.items()}

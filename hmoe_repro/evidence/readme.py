@@ -60,11 +60,14 @@ README_PAGES = {
     "table7": "pacs/hmoe_table7.md",
     "pacs-said": "pacs/hmoe_fig5_verdict.md",
     "limits-said": "pacs/pacs_limits_verdict.md",
+    "rates": "quick/discovery.md",
+    "rates-said": "quick/discovery_verdict.md",
 }
 TIMED_STUDIES = (
     "quick-toy",
     "quick-digits",
     "quick-balance",
+    "quick-discovery",
     "quick-gmoe",
     "quick-gmoe-short",
     "quick-gmoe-losses",

@@ -118,6 +118,7 @@ ARTEFACTS |= {
         "what limits the discovery of domains on PACS: encoder, norm, scale of the codes, updates",
         "limits",
         ("pacs",),
+        beside=("limits-rates",),
     ),
     "speed": Artefact(
         "updates and evaluation against a plain loop and against the machine; made by `hmoe bench`",
