@@ -56,7 +56,8 @@ def named_settings(records: list[dict], names: dict[str, str] | None = None) -> 
 
 def setting_runs(records: list[dict], names: dict[str, str] | None = None) -> pd.DataFrame:
     """A row for each scored run: setting (`named_settings`), the columns of `gate_table`, purity
-    where it was measured, found and decided. `HmoeError` without a scored run."""
+    where it was measured, found and decided; 'default' comes first. `HmoeError` without a scored
+    run."""
     scored = scored_runs(records, required=True)
     named, rows = named_settings(scored, names), []
     for record in scored:
@@ -65,7 +66,8 @@ def setting_runs(records: list[dict], names: dict[str, str] | None = None) -> pd
         rows.append({"setting": named[record["run_id"]], **row, "purity": purity})
     table = pd.DataFrame(rows)
     found, decided = table.nmi_domain >= FOUND, table.share_of_log_K < 0.5
-    return table.assign(found=found, decided=decided)
+    table = table.assign(found=found, decided=decided)
+    return table.sort_values("setting", key=lambda s: s != "default", kind="stable")
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #def-rates
 def discovery_rates(runs: pd.DataFrame) -> pd.DataFrame:
@@ -148,6 +150,7 @@ def code_trace(records: list[dict], names: dict[str, str] | None = None) -> pd.D
     entries of `code_statistics`, and code_length in lengths of the embeddings, `relative`."""
     scored, rows = scored_runs(records), []
     named = named_settings(scored, names)
+    scored = sorted(scored, key=lambda record: named[record["run_id"]] != "default")
     for record in scored:
         run = {
             "setting": named[record["run_id"]],
