@@ -79,7 +79,7 @@ def test_counts_are_those_of_the_published_network_less_its_head(name):
 
 def test_the_names_are_the_ones_that_networks_lists():
     assert (
-        list(BACKBONES) == [*LARGE, "small_vit", "small_vit8"]
+        list(BACKBONES) == [*LARGE, "small_vit", "small_vit8", "medium_vit8"]
         and set(LARGE) < set(network_names())
         and set(COUNTS) == set(LARGE)
     )

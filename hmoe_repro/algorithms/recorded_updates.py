@@ -52,6 +52,10 @@ def why_not_recordable(algorithm: Algorithm, device) -> str | None:
         return "parity draws or decides in Python"
     if algorithm.hparams.get("schedule", "none") != "none":
         return "its learning rate changes"
+    if algorithm.hparams.get("labelled_fraction", 1) < 1 or algorithm.hparams.get(
+        "labelled_domains"
+    ):
+        return "which images have a domain label differs between batches"
     return None
 
 # %% ../../nbs/4_algorithms/14_recorded_updates.ipynb #def-capturable

@@ -7,6 +7,8 @@ __all__ = ['FOUND', 'BASELINES', 'rate_interval', 'rate_text', 'named_settings',
            'baseline_table', 'plot_discovery', 'code_trace', 'plot_code_trace', 'rate_lines', 'sign_line']
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #imports
+import math
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -17,16 +19,32 @@ from .discovery import domains_and_experts, scored_runs
 from ..style import PALETTE
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #def-rate
+def _at_least(hits: int, runs: int, rate: float) -> float:
+    """The probability of `hits` or more of `runs` at a rate."""
+    terms = range(hits, runs + 1)
+    return sum(math.comb(runs, k) * rate**k * (1 - rate) ** (runs - k) for k in terms)
+
+
+def _rate_at(hits: int, runs: int, chance: float) -> float:
+    """The rate at which `hits` or more of `runs` have a probability of `chance`, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _at_least(hits, runs, middle) < chance:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def rate_interval(hits: int, runs: int) -> tuple[float, float]:
     """The exact 95 % interval of a rate, `hits` of `runs` (Clopper and Pearson, 1934): low and
     high, 0 to 1. `HmoeError` unless 0 <= hits <= runs and there is a run."""
-    from scipy.stats import beta
-
     if not 0 <= hits <= runs or runs < 1:
         raise HmoeError(f"{hits} of {runs} is no rate.")
-    low = beta.ppf(0.025, hits, runs - hits + 1) if hits else 0.0
-    high = beta.ppf(0.975, hits + 1, runs - hits) if hits < runs else 1.0
-    return float(low), float(high)
+    low = _rate_at(hits, runs, 0.025) if hits else 0.0
+    high = _rate_at(hits + 1, runs, 0.975) if hits < runs else 1.0
+    return low, high
 
 
 def rate_text(hits: int, runs: int) -> str:
@@ -196,8 +214,6 @@ def sign_line(runs: pd.DataFrame, setting: str, other: str) -> str:
     """One sentence: in how many pairs of equal seed and test domain `setting` found the domains and
     `other` did not, and the reverse, with the probability of such a split by chance (exact sign
     test, two-sided)."""
-    from scipy.stats import binomtest
-
     wide = runs.pivot_table(
         index=["test_domain", "trial_seed"], columns="setting", values="found", aggfunc="first"
     )
@@ -208,6 +224,6 @@ def sign_line(runs: pd.DataFrame, setting: str, other: str) -> str:
     text += f"by the second alone in {behind}"
     if not ahead + behind:
         return text + "."
-    chance = binomtest(ahead, ahead + behind).pvalue
+    chance = min(1.0, 2 * _at_least(max(ahead, behind), ahead + behind, 0.5))
     said = f"{chance:.2f}" if chance >= 0.005 else f"{chance:.0e}"
     return text + f" (by chance with probability {said})."

@@ -92,6 +92,10 @@ class Batches:
         self.drawn = batch.drawn
         return batch.take()
 
+    def among(self, chosen: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each minibatch that was taken last, which images are among `chosen`, by domain."""
+        return [torch.isin(drawn, part) for drawn, part in zip(self.drawn, chosen)]
+
     def state(self):
         """What the batches after this one depend on."""
         if self.waiting:
@@ -216,10 +220,9 @@ class Trainer:
         self.recording = RecordedUpdate(self.algorithm, device) if recorded else None
         if recorded and spec.protocol == "dmg":
             self.recording.reason = "batches of an epoch differ in shape"
-        settings = self.algorithm.hparams
-        self.labelled = labelled_images(settings, self.domains, inside, spec.trial_seed)
-        if self.recording and self.labelled:
-            self.recording.reason = "which images have a domain label differs between batches"
+        self.labelled = labelled_images(
+            self.algorithm.hparams, self.domains, inside, spec.trial_seed
+        )
         self.step, self.checkpoints, self.losses = 0, [], LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
 
@@ -229,8 +232,7 @@ class Trainer:
         update = self.recording or self.algorithm.update
         minibatches = self.batches.next()
         if self.labelled:
-            pairs = zip(self.batches.drawn, self.labelled)
-            self.algorithm.told = [torch.isin(drawn, known) for drawn, known in pairs]
+            self.algorithm.told = self.batches.among(self.labelled)
         losses = as_floats(update(minibatches), self.spec.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
