@@ -220,9 +220,8 @@ class Trainer:
         self.recording = RecordedUpdate(self.algorithm, device) if recorded else None
         if recorded and spec.protocol == "dmg":
             self.recording.reason = "batches of an epoch differ in shape"
-        self.labelled = labelled_images(
-            self.algorithm.hparams, self.domains, inside, spec.trial_seed
-        )
+        h = self.algorithm.hparams
+        self.labelled = labelled_images(h, self.domains, inside, spec.trial_seed)
         self.step, self.checkpoints, self.losses = 0, [], LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
 
