@@ -10,9 +10,10 @@ __all__ = ['DATASETS', 'Domains', 'check_domains', 'as_input', 'MultiDomainDatas
 import copy
 import functools
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 
 from ..core import HmoeError, one_of
 from ..core import data_dir as default_data_dir
@@ -105,9 +106,12 @@ class MultiDomainDataset(Domains):
     def prepared(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "MultiDomainDataset":
-        """Itself: tensors have one size and no options. `HmoeError` where another is asked for."""
+        """Itself, or with images of `resolution` pixels a side, averaged from whole squares of its
+        own. `HmoeError` for options, and where no whole squares fit."""
         _refuse_preparation(self, resolution, options)
-        return self
+        if resolution in (None, self.resolution):
+            return self
+        return replace(self, images=[_averaged(x, resolution) for x in self.images])
 
     def to(self, device) -> "MultiDomainDataset":
         """The same data with images and labels on `device`."""
@@ -143,11 +147,13 @@ def _check_shapes(data: MultiDomainDataset):
 
 # %% ../../nbs/2_data/01_base.ipynb #def-refuse-preparation
 def _refuse_preparation(data: MultiDomainDataset, resolution: int | None, options: dict | None):
-    """`HmoeError` if tensors are asked for another resolution, or for options."""
-    if resolution not in (None, data.resolution):
+    """`HmoeError` for a resolution that does not divide that of the tensors, and for options."""
+    own = data.resolution
+    possible = [n for n in range(own, 0, -1) if own % n == 0 and data.input_shape[1] == own]
+    if resolution not in (None, own, *possible):
         raise HmoeError(
-            f"{data.name} has images of {data.resolution} pixels a side, not {resolution}. "
-            "Fix: leave the resolution out; only image folders have one to choose."
+            f"{data.name} has images of {own} pixels a side, of which {resolution} "
+            f"cannot be averaged. Fix: {', '.join(map(str, possible or [own]))} pixels."
         )
     if options:
         names = ", ".join(options)
@@ -155,6 +161,13 @@ def _refuse_preparation(data: MultiDomainDataset, resolution: int | None, option
             f"{data.name} has no option {names}: its images are tensors. "
             f"Fix: leave it out; only image folders have {names}."
         )
+
+# %% ../../nbs/2_data/01_base.ipynb #def-averaged
+def _averaged(images: torch.Tensor, resolution: int) -> torch.Tensor:
+    """Images (N, C, H, W) uint8 with `resolution` pixels a side: the rounded mean of each square
+    that becomes one pixel."""
+    means = F.avg_pool2d(images.float(), images.shape[-1] // resolution)
+    return means.round_().to(torch.uint8)
 
 # %% ../../nbs/2_data/01_base.ipynb #def-fingerprint-of
 def _fingerprint_of(data: MultiDomainDataset) -> str:
