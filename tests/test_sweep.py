@@ -217,6 +217,8 @@ def test_studies_are_whole_and_distinct():
         "-choose",
         "-labels",
         "-long",
+        "-nd",
+        "-clusters",
     )
     for study in STUDIES:
         if study.startswith("paper-"):

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FOUND', 'BASELINES', 'rate_interval', 'rate_text', 'named_settings', 'setting_runs', 'discovery_rates',
-           'baseline_table', 'plot_discovery', 'code_trace', 'plot_code_trace', 'rate_lines', 'sign_line']
+           'baseline_table', 'clusters_beside', 'baseline_lines', 'ahead_lines', 'plot_discovery', 'code_trace',
+           'plot_code_trace', 'rate_lines', 'sign_line']
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #imports
 import math
@@ -16,6 +17,8 @@ import pandas as pd
 from ..core import HmoeError
 from .collapse import gate_table
 from .discovery import domains_and_experts, scored_runs
+from .records import distinct, select
+from .without_records import load_studies
 from ..style import PALETTE
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #def-rate
@@ -126,6 +129,34 @@ def baseline_table(records: list[dict]) -> pd.DataFrame:
     grouped = table.groupby(["baseline", "test_domain"], sort=False)
     means = grouped[columns[2:5]].mean()
     return means.assign(runs=grouped.size(), found=grouped.found.sum()).reset_index()
+
+# %% ../../nbs/6_evidence/32_discovery_rates.ipynb #def-beside
+def clusters_beside(records: list[dict], studies: list[str], store: str = "") -> pd.DataFrame:
+    """`baseline_table` of those runs in `studies` that measured clusters on the data set and test
+    domains of `records`; empty where there are none."""
+    domains = {",".join(r["spec"]["test_domains"]) for r in records}
+    found = select(load_studies(studies, store)[0], dataset=distinct(records, "dataset"))
+    return baseline_table([r for r in found if ",".join(r["spec"]["test_domains"]) in domains])
+
+
+def baseline_lines(baselines: pd.DataFrame) -> list[str]:
+    """A sentence for each baseline: its mean NMI by test domain."""
+    lines = []
+    for name, part in baselines.groupby("baseline", sort=False):
+        where = ", ".join(f"{d} {v:.2f}" for d, v in zip(part.test_domain, part.mean_nmi))
+        lines.append(f"{name}: mean NMI by held out domain {where}.")
+    return lines
+
+
+def ahead_lines(runs: pd.DataFrame, baselines: pd.DataFrame, by: str = "setting") -> list[str]:
+    """A sentence for each value of the column `by`: in how many runs (test_domain, nmi_domain) the
+    experts agree with the domains more than the better baseline there does, by test domain."""
+    best, lines = baselines.groupby("test_domain").mean_nmi.max(), []
+    for name, part in runs[runs.test_domain.isin(best.index)].groupby(by, sort=False):
+        each = (part.nmi_domain > part.test_domain.map(best)).groupby(part.test_domain, sort=False)
+        where = ", ".join(f"{d} {int(above.sum())} of {len(above)}" for d, above in each)
+        lines.append(f"{name}: runs above the better baseline: {where}.")
+    return lines
 
 # %% ../../nbs/6_evidence/32_discovery_rates.ipynb #def-plot
 def _draw_runs(axis, here: pd.DataFrame, settings: list[str], at: pd.DataFrame):

@@ -99,7 +99,11 @@ ARTEFACTS |= {
         "HMOE Fig. 4: the domain loss of HMOE-DL on PACS", "pacs", _PACS, ("paper",)
     ),
     "hmoe_fig5": Artefact(
-        "HMOE Fig. 5: t-SNE of D2V codes on PACS, with NMI and ARI", "pacs", _PACS, ("paper",)
+        "HMOE Fig. 5: t-SNE of D2V codes on PACS, with NMI and ARI",
+        "pacs",
+        _PACS,
+        ("paper",),
+        beside=("clusters",),
     ),
     "hmoe_fig6": Artefact(
         "HMOE Fig. 6: images by domain label beside images by expert, PACS",
@@ -112,7 +116,13 @@ ARTEFACTS |= {
         "discovery",
         _QUICK,
         _QUICK,
-        beside=("discovery-choose", "discovery-labels", "discovery-long"),
+        beside=(
+            "discovery-choose",
+            "discovery-labels",
+            "discovery-long",
+            "discovery-nd",
+            "clusters",
+        ),
     ),
     "pacs_limits": Artefact(
         "what limits the discovery of domains on PACS: encoder, norm, scale of the codes, updates",
