@@ -267,8 +267,8 @@ def test_the_accuracy_verdict(miniature):
     assert far.startswith("In the average, told apart from ERM (more than ")
     assert "HMOE-DN MIX (-67.0)" in far
     assert far.endswith(
-        "2 of 2 differences exceed what can be resolved there: "
-        "HMOE-DN MIX on sketch (-79.0), HMOE-DN MIX on photo (-55.0)."
+        "2 of 2 differences exceed what can be resolved there, all of them by Holm's correction "
+        "for 2 comparisons: HMOE-DN MIX on sketch (-79.0), HMOE-DN MIX on photo (-55.0)."
     )
     assert "No row but ERM has a complete average." in accuracy_verdict(
         miniature[:6] + [invented.measured("HMOE-DN", "photo", 0, mix=0.6)]

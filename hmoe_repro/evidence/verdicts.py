@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ONE_SEED', 'MARKS', 'pooled_variance', 't_quantile', 'half_interval', 'resolvable_in', 'resolvable_difference',
-           'paired_difference', 'accuracy_verdict', 'Place', 'row_places', 'plot_results', 'mode_legend']
+           'paired_difference', 'chance_of', 'holm', 'accuracy_verdict', 'Place', 'row_places', 'plot_results',
+           'mode_legend']
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #imports
 import math
@@ -15,7 +16,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..core import HmoeError
+from ..core import HmoeError, plural
 from hmoe_repro.evidence.tables import (
     cell_statistics,
     domain_order,
@@ -126,14 +127,44 @@ def paired_difference(records: list[dict], baseline: str = "ERM") -> pd.DataFram
     columns = ["algorithm", "mode", "difference", "stderr", "pairs", "ahead"]
     return pd.DataFrame(rows, columns=columns)
 
+# %% ../../nbs/6_evidence/10_verdicts.ipynb #def-holm
+def chance_of(t: float, freedom: int) -> float:
+    """Probability that Student's t with `freedom` degrees of freedom is at least as far from 0 as
+    `t`; of the normal distribution for 0 degrees, where no spread was estimated. 1 for NaN, which
+    is no difference without any spread."""
+    if math.isnan(t):
+        return 1.0
+    if not freedom:
+        return math.erfc(abs(t) / math.sqrt(2))
+    angles = np.linspace(math.atan(abs(t) / math.sqrt(freedom)), math.pi / 2, 4001)
+    whole = np.linspace(0, math.pi / 2, 4001)
+    tail, total = (np.trapezoid(np.cos(x) ** (freedom - 1), x) for x in (angles, whole))
+    return float(tail / total)
+
+
+def holm(chances) -> np.ndarray:
+    """Probabilities (n,) adjusted so that those under 0.05 hold together with an error of at most
+    5 %: the i-th smallest times n - i + 1, none smaller than the one before (Holm, 1979)."""
+    chances = np.asarray(chances, dtype=float)
+    order = chances.argsort(kind="stable")
+    steps = chances[order] * np.arange(len(chances), 0, -1)
+    adjusted = np.empty(len(chances))
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1)
+    return adjusted
+
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-gaps
-def _gaps(means: pd.DataFrame, baseline: str, limits: pd.Series) -> pd.DataFrame:
+def _gaps(
+    means: pd.DataFrame, baseline: str, limits: pd.Series, freedoms: dict[str, int]
+) -> pd.DataFrame:
     """Every difference to the baseline, the largest first: algorithm, mode, test_domain, gap in
-    points, and whether it is `beyond` the limit of its test domain. `means` (rows algorithm and
-    mode, columns test domains) are in percent."""
+    points, whether it is `beyond` the limit of its test domain, and its `chance`. `means` (rows
+    algorithm and mode, columns test domains) are in percent; a limit is two standard errors."""
     gaps = (means - means.loc[baseline].iloc[0]).drop(index=baseline).stack().dropna()
     gaps = gaps.rename("gap").reset_index()
-    gaps["beyond"] = gaps.gap.abs() > gaps.test_domain.map(limits)
+    limit = gaps.test_domain.map(limits)
+    gaps["beyond"] = gaps.gap.abs() > limit
+    errors = zip(gaps.gap / (limit / 2), gaps.test_domain.map(freedoms))
+    gaps["chance"] = [chance_of(t, freedom) for t, freedom in errors]
     return gaps.sort_values("gap", key=abs, ascending=False, kind="stable")
 
 
@@ -146,33 +177,57 @@ def _named_gaps(gaps: pd.DataFrame, domains: bool = False) -> str:
         texts.append(f"{row_name(gap.algorithm, gap.mode)}{place} ({gap.gap:+.1f})")
     return ", ".join(texts)
 
+# %% ../../nbs/6_evidence/10_verdicts.ipynb #def-told-apart
+def _freedoms(results: pd.DataFrame) -> dict[str, int]:
+    """Test domain, and 'Average' -> degrees of freedom of the spread over seeds; 0 for one seed."""
+    wide = results.pivot(
+        index=["algorithm", "mode", "trial_seed"], columns="test_domain", values="accuracy"
+    )
+    wide["Average"] = wide.mean(axis=1, skipna=False)
+    runs = wide.notna().groupby(level=["algorithm", "mode"]).sum()
+    return (runs - 1).clip(lower=0).sum().to_dict()
+
+
+def _told_apart(gaps: pd.DataFrame) -> np.ndarray:
+    """Which differences hold together: beyond their limit, and by Holm's correction."""
+    return gaps.beyond.to_numpy() & (holm(gaps.chance) < 0.05)
+
+
+def _holm(gaps: pd.DataFrame) -> str:
+    return f"by Holm's correction for {plural(len(gaps), 'comparison')}"
+
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-sentences
 def _average_sentence(gaps: pd.DataFrame, baseline: str, limit: float) -> str:
     """What the average says; `gaps`: those of the average, the largest first."""
     if gaps.empty:
         return f"No row but {baseline} has a complete average."
-    beyond = gaps[gaps.beyond]
-    if beyond.empty:
+    sure = gaps[_told_apart(gaps)]
+    if sure.empty:
+        near = f"is within the {limit:.1f} points it can resolve"
+        if gaps.beyond.any():
+            near = f"exceeds {limit:.1f} points, two standard errors, but not {_holm(gaps)}"
         return (
             f"In the average, no row is told apart from {baseline} by this study: "
-            f"the largest difference, {_named_gaps(gaps[:1])}, "
-            f"is within the {limit:.1f} points it can resolve."
+            f"the largest difference, {_named_gaps(gaps[:1])}, {near}."
         )
     return (
-        f"In the average, told apart from {baseline} (more than {limit:.1f} points): "
-        f"{_named_gaps(beyond)}."
+        f"In the average, told apart from {baseline} "
+        f"(more than {limit:.1f} points, {_holm(gaps)}): {_named_gaps(sure)}."
     )
 
 
 def _domains_sentence(gaps: pd.DataFrame) -> str:
     """What the single test domains say; `gaps`: all but those of the average."""
-    beyond = gaps[gaps.beyond]
+    sure = gaps[_told_apart(gaps)]
     text = (
-        f"In single test domains, {len(beyond)} of {len(gaps)} differences "
+        f"In single test domains, {int(gaps.beyond.sum())} of {len(gaps)} differences "
         "exceed what can be resolved there"
     )
-    if len(beyond):
-        text += f": {_named_gaps(beyond, domains=True)}"
+    if gaps.beyond.any():
+        share = "all" if len(sure) == gaps.beyond.sum() else len(sure) or "none"
+        text += f", {share} of them {_holm(gaps)}"
+    if len(sure):
+        text += f": {_named_gaps(sure, domains=True)}"
     return text + "."
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-accuracy-verdict
@@ -184,17 +239,19 @@ ONE_SEED = (
 
 def accuracy_verdict(records: list[dict], baseline: str = "ERM", without=()) -> str:
     """One line: which rows differ from `baseline` by more than the study can resolve, in the
-    average and in single test domains. Algorithms of `without` are not compared; what can be
-    resolved stays that of all rows. `HmoeError` without the baseline."""
-    cells = cell_statistics(run_results(records))
+    average and in single test domains, each list by Holm's correction (Holm, 1979). Algorithms of
+    `without` are not compared; what can be resolved stays that of all rows. `HmoeError` without
+    the baseline."""
+    results = run_results(records)
+    cells = cell_statistics(results)
     means = cells.set_index(["algorithm", "mode", "test_domain"])["mean"].unstack("test_domain")
     algorithms = means.index.unique("algorithm")
     _need_baseline(baseline, algorithms)
     if len(algorithms) == 1:
         return f"Nothing to compare {baseline} with: no other algorithm has a complete run."
-    resolvable = resolvable_difference(records).set_index("test_domain")
+    resolvable = resolvable_in(results).set_index("test_domain")
     limits = resolvable.resolvable
-    gaps = _gaps(means, baseline, limits)
+    gaps = _gaps(means, baseline, limits, _freedoms(results))
     gaps = gaps[~gaps.algorithm.isin(without)]
     in_average = gaps.test_domain == "Average"
     if math.isnan(means.loc[baseline].iloc[0]["Average"]):
