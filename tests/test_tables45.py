@@ -166,6 +166,7 @@ def test_nothing_differs_in_a_whole_study(dataset):
         ({"steps": 300}, "updates: 300 instead of 5,001"),
         ({"frequency": 150}, "updates between evaluations: 150 instead of 100"),
         ({"network": "small_cnn"}, "network: small_cnn instead of mnist_cnn"),
+        ({"resolution": 14}, "resolution in pixels: 14 instead of 28"),
         (
             {"evaluate": "selection:2000"},
             "validation: at most 2,000 images of each training domain instead of all",

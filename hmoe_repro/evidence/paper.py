@@ -48,6 +48,7 @@ PAPER_RUN = {
     "sampler": ("domain", "sampler"),
     "weights": (None, "initial weights"),
     "precision": ("float32", "precision"),
+    "resolution": (28, "resolution in pixels"),
 }
 LARGE_RUN = PAPER_RUN | {
     "network": ("resnet50", "network"),
@@ -67,8 +68,7 @@ def paper_hparams(algorithm: str, dataset: str = "ColoredMNIST") -> dict:
     run = paper_run(TWINS.get(dataset, dataset))
     declared = get_algorithm(algorithm).HPARAMS
     given = {"network": run["network"][0]} if "network" in declared else {}
-    resolution, _ = run.get("resolution", (28, "resolution in pixels"))
-    merged = merge_hparams(declared, given, resolution)
+    merged = merge_hparams(declared, given, run["resolution"][0])
     return {name: value for name, value in merged.items() if name not in ("network", "weights")}
 
 # %% ../../nbs/6_evidence/16_paper.ipynb #def-paper-dataset
@@ -155,8 +155,10 @@ def _run_departures(records: list[dict]) -> list[str]:
     def text(value):
         return f"{value:,}" if isinstance(value, int) else str(value)
 
-    lines = []
+    lines, twin = [], distinct(records, "dataset")[0] in TWINS
     for key, (expected, words) in paper_run(paper_dataset(records)).items():
+        if twin and key == "resolution":
+            continue  # the line about the data says it
         others = [value for value in distinct(records, key) if value != expected]
         if others:
             lines.append(f"{words}: {', '.join(map(text, others))} instead of {text(expected)}")
