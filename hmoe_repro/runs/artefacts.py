@@ -94,7 +94,16 @@ ARTEFACTS |= {
 
 # %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-pacs-and-own
 ARTEFACTS |= {
+    "hmoe_table2": Artefact(
+        "HMOE Table 2: with and without class-adversarial learning",
+        "adversarial",
+        ("quick", "paper"),
+        ("quick", "paper"),
+    ),
+    "hmoe_table6": Artefact("HMOE Table 6: VLCS", "vlcs", ("paper",), ("paper",)),
     "hmoe_table7": Artefact("HMOE Table 7: PACS", "pacs", _PACS, ("paper",)),
+    "hmoe_table8": Artefact("HMOE Table 8: OfficeHome", "officehome", ("paper",), ("paper",)),
+    "hmoe_table9": Artefact("HMOE Table 9: TerraIncognita", "terra", ("paper",), ("paper",)),
     "hmoe_fig4": Artefact(
         "HMOE Fig. 4: the domain loss of HMOE-DL on PACS", "pacs", _PACS, ("paper",)
     ),
