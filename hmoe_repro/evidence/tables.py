@@ -206,8 +206,8 @@ def _failure(record: dict) -> str:
 
 
 def table_notes(records: list[dict]) -> list[str]:
-    """One line per failed run (id, what it was, reason), per incomplete cell, and one if there is
-    a single seed."""
+    """One line per failed run (id, what it was, reason), per incomplete cell, and one that says
+    what the standard errors are."""
     failed = [record for record in records if record["status"] != "complete"]
     notes = [_failure(record) for record in sorted(failed, key=lambda record: record["run_id"])]
     results = run_results(records)
@@ -219,9 +219,11 @@ def table_notes(records: list[dict]) -> list[str]:
             if missing:
                 word = "seed" if len(missing) == 1 else "seeds"
                 notes.append(f"missing: {algorithm} on {domain}, {word} {', '.join(missing)}")
-    if len(seeds) == 1:
-        notes.append("one trial seed: no standard errors")
-    return notes
+    n = len(seeds)
+    if n < 2:
+        return [*notes, *["one trial seed: no standard errors"] * n]
+    text = "standard errors: population standard deviation / root of n, as in DomainBed"
+    return [*notes, f"{text}; with n - 1 for n they are {(n / (n - 1)) ** 0.5:.2f} times as large"]
 
 # %% ../../nbs/6_evidence/09_tables.ipynb #def-paper-numbers
 def paper_setting(numbers: pd.DataFrame, name: str) -> pd.Series:
