@@ -290,12 +290,14 @@ def study():
     from hmoe_repro.runs.spec import RunSpec
 
     def renamed(record, name):
+        for chosen in record["selected"].values():
+            chosen["validation_accuracy"] = 0.9
         spec = record["spec"] | {"algorithm": name}
         return record | {"spec": spec, "run_id": RunSpec.from_dict(spec).run_id}
 
     random = np.random.default_rng(0)
     make = lambda name, d, s: (
-        invented.record(name, d, s, random, steps=41)
+        renamed(invented.record(name, d, s, random, steps=41), name)
         if name in invented.ALGORITHMS
         else renamed(invented.record("ERM", d, s, random, steps=41), name)
     )
@@ -346,17 +348,11 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(page):
     assert (
         "failed: SWAD on sketch" in text
         and "missing: SWAD on sketch" in text
-        and "by chance" in text
+        and "Holm's correction" in text
         and "not comparable" in text
         and "differences exceed what can be resolved there" in text
     )
     assert "–" in next(row for row in rows if "SWAD" in row)
-    averages, pairs = (folder / "digits_table1_verdict.md").read_text().splitlines()
-    assert (
-        averages.startswith("- ")
-        and "can be resolved" in averages
-        and pairs.startswith("- The interval of")
-        and pairs.endswith("by chance.")
-    )
-    paired = (folder / "digits_table1_paired.csv").read_text().splitlines()
-    assert len(paired) == 1 + 10 and {"low", "high", "told_apart"} <= set(paired[0].split(","))
+    learned, averages = (folder / "digits_table1_verdict.md").read_text().splitlines()
+    assert learned.startswith("- Accuracy on validation images of the training domains: ")
+    assert averages.startswith("- ") and "can be resolved" in averages

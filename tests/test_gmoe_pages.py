@@ -199,6 +199,13 @@ def test_nothing_is_decided_about_rows_that_hardly_trained():
     assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Left out" not in whole
 
 
+def test_a_page_may_ask_for_a_least_accuracy():
+    records = validated(study(), GMoE=0.79)
+    assert hardly_trained(records) == [] == hardly_trained(records, 79)
+    assert hardly_trained(records, 80) == [("DigitDomains", "GMoE")]
+    assert "about them: GMoE (under 80 %)" in learned_line(records, 80)
+
+
 def test_nothing_is_decided_against_a_baseline_that_hardly_trained():
     records = validated(study(), GMoE=0.4)
     lines = lines_against(records, "GMoE", "ERM")

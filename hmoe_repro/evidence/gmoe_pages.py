@@ -112,9 +112,10 @@ def _sixth_of_the_way(dataset: str) -> float:
     return guessing + (100 - guessing) / 6
 
 
-def _validated(records: list[dict]) -> pd.DataFrame:
+def _validated(records: list[dict], least: float = 0.0) -> pd.DataFrame:
     """(dataset, algorithm) -> `accuracy`, percent: the mean on validation images of the training
-    domains, of several modes the best; and `floor`, below which a row has hardly trained."""
+    domains, of several modes the best; and `floor`, at least `least`, below which a row has hardly
+    trained."""
     rows = [
         (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
         for r in records
@@ -127,28 +128,32 @@ def _validated(records: list[dict]) -> pd.DataFrame:
     means = means.groupby(["dataset", "algorithm", "mode"], sort=False).accuracy.mean()
     best = 100 * means.groupby(["dataset", "algorithm"], sort=False).max()
     top = best.groupby("dataset").transform("max")
-    floor = np.maximum(top / 2, [_sixth_of_the_way(dataset) for dataset, _ in best.index])
+    sixth = [max(least, _sixth_of_the_way(dataset)) for dataset, _ in best.index]
+    floor = np.maximum(top / 2, sixth)
     return pd.DataFrame({"accuracy": best, "floor": floor})
 
 
-def hardly_trained(records: list[dict]) -> list[tuple[str, str]]:
+def hardly_trained(records: list[dict], least: float = 0.0) -> list[tuple[str, str]]:
     """(dataset, algorithm) of the rows that reach less than half of the best row of their data set
     on validation images of the training domains, or less than a sixth of the way from guessing to
-    no error where the number of classes is known. `HmoeError` where no run is complete."""
-    found = _validated(records)
+    no error where the number of classes is known, or less than `least` percent. `HmoeError` where
+    no run is complete."""
+    found = _validated(records, least)
     return list(found.index[found.accuracy < found.floor])
 
 
-def learned_line(records: list[dict]) -> str:
+def learned_line(records: list[dict], least: float = 0.0) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
     domains, at the checkpoint that was chosen, percent; of several modes the best. Another names
     those that `hardly_trained`. `HmoeError` where no run is complete."""
-    found = _validated(records)
+    found = _validated(records, least)
     several = found.index.get_level_values("dataset").nunique() > 1
     name = {row: ", ".join(row) if several else row[1] for row in found.index}
     said = [f"{name[row]} {value:.0f} %" for row, value in found.accuracy.items()]
     line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
-    idle = [f"{name[row]} (under {found.floor[row]:.0f} %)" for row in hardly_trained(records)]
+    idle = [
+        f"{name[row]} (under {found.floor[row]:.0f} %)" for row in hardly_trained(records, least)
+    ]
     if idle:
         line += f" Hardly trained, so nothing is decided about them: {', '.join(idle)}."
     return line
