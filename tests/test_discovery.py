@@ -189,6 +189,12 @@ def test_the_table_of_discovery_passes_over_what_has_none():
     ]
     table = discovery_table(runs + [{"status": "failed", "spec": {}, "discovery": None}])
     assert table.trial_seed.tolist() == [0, 1] and table.nmi_domain.tolist() == [0.9, 0.5]
+    assert "code_length" not in table
+    far = [{"code_length": None, "embedding_length": 5.0}]
+    for codes in ({"code_length": 10.0, "embedding_length": 5.0}, *far):
+        runs[0]["checkpoints"] = [{"codes": {}}, {"codes": codes}]
+        lengths = discovery_table(runs).code_length.tolist()
+        assert lengths[1] == (2.0 if codes["code_length"] else math.inf) and math.isnan(lengths[0])
 
 
 # Factors besides the domain

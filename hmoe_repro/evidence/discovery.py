@@ -112,7 +112,8 @@ def scored_runs(records: list[dict], required: bool = False) -> list[dict]:
 # %% ../../nbs/6_evidence/04_discovery.ipynb #def-discovery-table
 def discovery_table(records: list[dict]) -> pd.DataFrame:
     """One row per complete run that recorded discovery: algorithm, test_domain, trial_seed, split
-    and all scores."""
+    and all scores; and code_length after the last update, in lengths of the embeddings, where
+    codes were looked at."""
     rows = []
     for record in scored_runs(records):
         spec = record["spec"]
@@ -121,7 +122,13 @@ def discovery_table(records: list[dict]) -> pd.DataFrame:
             "test_domain": ",".join(spec["test_domains"]),
             "trial_seed": spec["trial_seed"],
         }
-        rows.append(run | record["discovery"])
+        points = record.get("checkpoints")
+        seen = points[-1].get("codes") if points else None
+        run |= record["discovery"]
+        if seen:
+            length = math.inf if seen["code_length"] is None else seen["code_length"]
+            run["code_length"] = length / seen["embedding_length"]
+        rows.append(run)
     first = ["algorithm", "test_domain", "trial_seed"]
     if not rows:
         return pd.DataFrame(columns=first)
