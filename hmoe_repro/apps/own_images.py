@@ -264,7 +264,13 @@ def enter_pool(folder, test_domain: str | None = None) -> str:
     return tree.name
 
 # %% ../../nbs/8_apps/01_own_images.ipynb #def-discover-spec
-OWN_DEFAULTS = {"source": "cache", "batch_size": 48, "num_experts": 5, "d2v_stride": 2}
+OWN_DEFAULTS = {
+    "source": "cache",
+    "batch_size": 48,
+    "num_experts": 5,
+    "d2v_stride": 2,
+    "code_norm": "batch",
+}
 
 
 def _pool_hparams(hparams: dict, network: str, resolution: int, experts: int | None) -> dict:

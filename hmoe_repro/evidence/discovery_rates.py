@@ -241,18 +241,22 @@ def rate_lines(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def sign_line(runs: pd.DataFrame, setting: str, other: str) -> str:
+def sign_line(runs: pd.DataFrame, setting: str, other: str, score: str = "found") -> str:
     """One sentence: in how many pairs of equal seed and test domain `setting` found the domains and
     `other` did not, and the reverse, with the probability of such a split by chance (exact sign
-    test, two-sided)."""
+    test, two-sided). With another `score`: in how many the score of `setting` is higher, or
+    lower."""
     wide = runs.pivot_table(
-        index=["test_domain", "trial_seed"], columns="setting", values="found", aggfunc="first"
+        index=["test_domain", "trial_seed"], columns="setting", values=score, aggfunc="first"
     )
-    pairs = wide[[setting, other]].dropna().astype(bool)
-    ahead = int((pairs[setting] & ~pairs[other]).sum())
-    behind = int((~pairs[setting] & pairs[other]).sum())
-    text = f"{setting} against {other}, {len(pairs)} pairs: found by the first alone in {ahead}, "
-    text += f"by the second alone in {behind}"
+    pairs = wide[[setting, other]].dropna().astype(float)
+    ahead = int((pairs[setting] > pairs[other]).sum())
+    behind = int((pairs[setting] < pairs[other]).sum())
+    text = f"{setting} against {other}, {len(pairs)} pairs: "
+    if score == "found":
+        text += f"found by the first alone in {ahead}, by the second alone in {behind}"
+    else:
+        text += f"{score} higher in {ahead}, lower in {behind}"
     if not ahead + behind:
         return text + "."
     chance = min(1.0, 2 * _at_least(max(ahead, behind), ahead + behind, 0.5))
