@@ -169,13 +169,14 @@ VERDICTS = (
 
 
 class Rule(NamedTuple):
-    """What supports a claim, in words; the thresholds a picture marks; and two functions of value,
-    low and high: does the claim hold, does it fail?"""
+    """What supports a claim, in words; the thresholds a picture marks; two functions of value, low
+    and high: does the claim hold, does it fail? And is it about an `equality`, up to a margin?"""
 
     text: str
     marks: tuple[float, ...]
     holds: Callable
     fails: Callable
+    equality: bool = False
 
     def judge(self, evidence: Evidence) -> str:
         """One of the first three `VERDICTS` for evidence with an interval."""
@@ -208,12 +209,12 @@ def smaller(least: float) -> Rule:
 
 def more_than(bar: float) -> Rule:
     """A rate or score is claimed to be above a bar."""
-    return Rule(f"above {bar:g}", (bar,), lambda v, lo, hi: lo > bar, lambda v, lo, hi: hi < bar)
+    return Rule(f"above {bar:.3g}", (bar,), lambda v, lo, hi: lo > bar, lambda v, lo, hi: hi < bar)
 
 
 def less_than(bar: float) -> Rule:
     """A rate or score is claimed to be below a bar."""
-    return Rule(f"below {bar:g}", (bar,), lambda v, lo, hi: hi < bar, lambda v, lo, hi: lo > bar)
+    return Rule(f"below {bar:.3g}", (bar,), lambda v, lo, hi: hi < bar, lambda v, lo, hi: lo > bar)
 
 
 def within(margin: float) -> Rule:
@@ -223,6 +224,7 @@ def within(margin: float) -> Rule:
         (-margin, margin),
         lambda v, lo, hi: -margin < lo and hi < margin,
         lambda v, lo, hi: lo > margin or hi < -margin,
+        True,
     )
 
 
@@ -233,6 +235,7 @@ def not_worse(margin: float) -> Rule:
         (-margin,),
         lambda v, lo, hi: lo > -margin,
         lambda v, lo, hi: hi < -margin,
+        True,
     )
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #def-claim
@@ -347,21 +350,22 @@ def claims_markdown(weighed: list[Weighed]) -> str:
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #def-lines
 def because(weighed: Weighed) -> str:
-    """One sentence why a claim has its verdict, with what else its records say."""
+    """Why a claim has its verdict, in a sentence or two, with what else its records say."""
     claim, found, verdict = weighed
-    head = f"**{claim.text[0].upper()}{claim.text[1:]}**: {verdict}"
-    number = found.text()
+    parts = [f"**{claim.text[0].upper()}{claim.text[1:]}**: {verdict}"]
     if verdict == SCALE:
-        shown = f" Here: {number}." if found.measured else ""
-        return f"{head}, because {claim.scale}.{shown} {found.more}".rstrip()
-    if found.problem:
-        shown = f" ({number})" if found.measured else ""
-        return f"{head}, because of this problem: {found.problem}{shown}. {found.more}".rstrip()
-    if not found.measured:
-        return f"{head}, because there are too few runs for an interval ({number}). {found.more}"
-    words = {SUPPORTED: "meets the rule", CONTRADICTED: "is on the other side of the rule"}
-    meets = words.get(verdict, "neither meets nor breaks the rule")
-    return f"{head}. {number} {meets}: {claim.rule.text}. {found.more}".rstrip()
+        parts[0] += f", because {claim.scale}"
+    elif found.problem:
+        parts[0] += f", for this reason: {found.problem}"
+    if not math.isnan(found.value):
+        parts.append(found.text())
+    if claim.rule and not found.problem and verdict != SCALE:
+        parts.append(f"Rule: {claim.rule.text} ({found.unit})")
+        apart = found.low > 0 or found.high < 0
+        if verdict == SUPPORTED and apart and claim.rule.equality:
+            parts.append("A difference is told apart from zero, but it is within the margin")
+    said = ". ".join(parts) + "."
+    return f"{said} {found.more}".rstrip()
 
 
 def count_line(weighed: list[Weighed]) -> str:
@@ -369,11 +373,11 @@ def count_line(weighed: list[Weighed]) -> str:
 
     def counted(part):
         counts = [(v, sum(w.verdict == v for w in part)) for v in VERDICTS]
-        return ", ".join(f"{n} {verdict}" for verdict, n in counts if n)
+        return ", ".join(f"{verdict} {n}" for verdict, n in counts if n)
 
     papers = dict.fromkeys(w.claim.paper for w in weighed)
     each = "; ".join(f"{p}: {counted([w for w in weighed if w.claim.paper == p])}" for p in papers)
-    return f"Of {plural(len(weighed), 'claim')}: {counted(weighed)}. {each}."
+    return f"{plural(len(weighed), 'claim')}: {counted(weighed)}. Of these, {each}."
 
 
 def chance_line(weighed: list[Weighed]) -> str:
@@ -389,9 +393,12 @@ def chance_line(weighed: list[Weighed]) -> str:
 
 
 def wanted_lines(weighed: list[Weighed]) -> list[str]:
-    """What would decide each claim that is not decided, where its claim says so."""
-    open_ones = [w.claim for w in weighed if w.verdict in (UNDECIDED, SCALE) and w.claim.wanted]
-    return [f"{claim.paper}, {claim.text}: {claim.wanted}." for claim in open_ones]
+    """What would decide the claims that are not decided, with those that wait for it."""
+    waiting = {}
+    for claim, _, verdict in weighed:
+        if claim.wanted and verdict in (UNDECIDED, SCALE):
+            waiting.setdefault(claim.wanted, []).append(f"{claim.text} ({claim.paper})")
+    return [f"**{w[0].upper()}{w[1:]}**: {'; '.join(texts)}." for w, texts in waiting.items()]
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #def-forest
 VERDICT_COLOURS = dict(zip(VERDICTS, ("#009E73", "#D55E00", "#7F7F7F", "#0072B2")))

@@ -291,7 +291,7 @@ EXPERT_CLAIMS = [
     ),
     hmoe_claim(
         "experts are domains",
-        "without domain labels the experts are, as a rule, the domains",
+        "without domain labels the experts are, as a rule, the domains (default encoder)",
         "quick/discovery",
         RATES,
         domains_found,
@@ -324,7 +324,7 @@ EXPERT_CLAIMS = [
         splits_domains,
         more_than(HALF),
         also=("quick-discovery-nd",),
-        wanted="the study quick-discovery-nd",
+        wanted="purity on more seeds, as the study quick-discovery-nd measures it",
     ),
     hmoe_claim(
         "unseen is like nearest",
@@ -354,7 +354,7 @@ EXPERT_CLAIMS = [
     ),
     hmoe_claim(
         "K = 8: idle experts",
-        "with eight experts for three domains some embeddings are, as a rule, lost",
+        "with eight experts for three domains some experts, as a rule, get no images",
         "quick/hmoe_fig7",
         ("quick-collapse",),
         eight_idle,
