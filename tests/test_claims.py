@@ -449,8 +449,7 @@ def test_the_table_links_each_row_and_keeps_pipes_from_splitting_it():
 def test_sentences_give_number_rule_and_reason():
     good, bad, absent, scale = map(because, shown())
     assert good == (
-        "**A | b**: supported. +2.0 points (+1.0 to +3.0). "
-        "Rule: above 0, and at least 1 (points)."
+        "**A | b**: supported. +2.0 points (+1.0 to +3.0). Rule: above 0, and at least 1 (points)."
     )
     assert bad.startswith("**C**: contradicted. 1 of 12 (0 to 38 %). Rule: above 50 (% of runs)")
     assert absent == "**D**: not decided here, for this reason: not run: quick-x."

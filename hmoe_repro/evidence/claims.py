@@ -10,6 +10,7 @@ __all__ = ['POINTS', 'RUNS', 'VERDICTS', 'VERDICT_COLOURS', 'Evidence', 'size_of
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #imports
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -409,6 +410,15 @@ _PANELS = {
 }
 
 
+_SYMBOL = re.compile(r"\b(lambda|L)_(\w+)")
+
+
+def _in_tex(found: re.Match) -> str:
+    """'lambda_O' as a picture writes it."""
+    letter = r"\lambda" if found[1] == "lambda" else r"\mathcal{L}"
+    return f"${letter}_{{{found[2]}}}$"
+
+
 def _draw_claim(axis, row: int, weighed: Weighed):
     """One claim in a row of a panel."""
     claim, found, verdict = weighed
@@ -439,7 +449,7 @@ def plot_claims(weighed: list[Weighed]):
             _draw_claim(axis, place, row)
         if kind == POINTS:
             axis.axvline(0, color="#BBBBBB", lw=0.8, zorder=0)
-        names = [f"{row.claim.paper}: {row.claim.key}" for row in rows]
+        names = [f"{row.claim.paper}: {_SYMBOL.sub(_in_tex, row.claim.key)}" for row in rows]
         if not kind:
             names = [f"{name} ({row.evidence.unit})" for name, row in zip(names, rows)]
         axis.set(yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlabel=_PANELS[kind])
