@@ -38,6 +38,8 @@ from hmoe_repro.evidence.claims import (
     rate_evidence,
     run_grid,
     smaller,
+    student_along,
+    student_line,
     wanted_lines,
     weigh,
     within,
@@ -410,6 +412,44 @@ def test_masks_by_hand(weighed):
     ):
         ends = [by_cell(of(lines(study), "DMG", **{knob: w}), target) for w in (1.0, 0.0)]
         assert abs(weighed[key].evidence.value - (ends[0] - ends[1]).mean()) < 1e-9, key
+
+
+def test_purity_of_five_experts(weighed):
+    paths = [s for s in ("quick-digits", "quick-discovery-nd") if (RESULTS / f"{s}.jsonl").exists()]
+    runs = [r for study in paths for r in of(lines(study), "HMOE-ND")]
+    plain = [r for r in runs if r["spec"]["hparams"].get("code_norm", "none") == "none"]
+    found = weighed["five experts split"].evidence
+    assert found.runs == len(plain) >= 12
+    assert found.hits == sum(r["discovery"]["purity"] >= 0.95 for r in plain)
+
+
+def test_intervals_over_one_side_alone():
+    wide = pd.DataFrame(np.random.default_rng(2).normal(size=(3, 1)) + np.array([0, 5, 1, 9]))
+    with student_along("domains"):
+        _, low, high = over_grid(wide)
+    domains = wide.mean()
+    assert abs(high - low - 2 * T[3] * domains.std(ddof=1) / 2) < 1e-9
+    with student_along("seeds"):
+        assert over_grid(wide)[1] > low
+    with pytest.raises(HmoeError), student_along("rows"):
+        pass
+
+
+def test_a_verdict_that_hangs_on_the_kind_of_interval_is_named():
+    runs = [
+        *(invented("A", d, s, 0.5 + g) for d, g in (("a", 0.3), ("b", 0.1)) for s in range(3)),
+        *grid_of("B", 0.5),
+    ]
+
+    def measure(loaded):
+        records = loaded.records["x"]
+        return paired_evidence(of(records, "A"), of(records, "B"), modes)
+
+    loaded = Loaded({"x": runs})
+    row = weigh(Claim("P", "k", "a is better", "", ("x",), measure, larger(1)), loaded)
+    line = student_line([row], loaded)
+    assert row.verdict == SUPPORTED and "over trial seeds alone, none" in line
+    assert "over test domains alone, a is better becomes *not decided here*" in line
 
 
 # The page
