@@ -312,6 +312,40 @@ ARTEFACTS |= {
     ),
 }
 
+# %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-of-claims
+ARTEFACTS |= {
+    "claims": Artefact(
+        "what of the three papers holds here: each claim, its evidence, its verdict",
+        "digits",
+        _QUICK,
+        _QUICK,
+        beside=(
+            "toy",
+            "colored",
+            "rotated",
+            "collapse",
+            "classloss",
+            "balance",
+            "sensitivity",
+            "adversarial",
+            "discovery",
+            "discovery-choose",
+            "discovery-labels",
+            "discovery-nd",
+            "table1",
+            "parity",
+            "systems",
+            "gmoe",
+            "gmoe-short",
+            "gmoe-placement",
+            "gmoe-losses",
+            "dmg",
+            "dmg-overlap",
+            "dmg-sparsity",
+        ),
+    )
+}
+
 # %% ../../nbs/5_runs/18_artefacts.ipynb #def-artefact-study
 def artefact_study(artefact: str, profile: str) -> str:
     """The study of an artefact at a profile. Raises `HmoeError` naming the valid artefacts and
