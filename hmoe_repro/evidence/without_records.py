@@ -84,10 +84,12 @@ def _training_counts(runs: Runs, dataset: str) -> list[int]:
 
 def _run_cost(runs: Runs, algorithm: str, dataset: str) -> tuple[float, float] | None:
     """Mean seconds of a run on photographs, and GB; None where Table 16 says nothing."""
+    if dataset not in KNOWN:
+        return None
     given = runs.settings(algorithm, runs.variants[0])
     usual = get_algorithm(algorithm).HPARAMS["network"].large or "resnet50"
     network = runs.network or given.get("network") or usual
-    if dataset not in KNOWN or not runs.steps or (runs.resolution or _PIXELS) != _PIXELS:
+    if not runs.steps or (runs.resolution or _PIXELS) != _PIXELS:
         return None
     images = [given.get("batch_size", 32) * n for n in _training_counts(runs, dataset)]
     steps = [quoted_step(network, algorithm, n) for n in images]

@@ -120,6 +120,10 @@ ARTEFACTS |= {
         _PACS,
         ("paper",),
     ),
+}
+
+# %% ../../nbs/5_runs/18_artefacts.ipynb #artefacts-of-ours
+ARTEFACTS |= {
     "discovery": Artefact(
         "when HMOE finds domains: rates with intervals on trial seeds nobody tuned on",
         "discovery",
@@ -331,6 +335,7 @@ ARTEFACTS |= {
             "discovery",
             "discovery-choose",
             "discovery-labels",
+            "discovery-long",
             "discovery-nd",
             "table1",
             "parity",
