@@ -132,7 +132,8 @@ def outputs(book: Book, page: str, cell: dict, module: str) -> None:
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         if "text/markdown" in data:
-            data["text/markdown"] = markdown(book, page, "".join(data["text/markdown"]), module)
+            text = re.sub(r"\[([^\]]*)\]\(#[^)]*\)", r"\1", "".join(data["text/markdown"]))
+            data["text/markdown"] = markdown(book, page, text, module)
         if data.get("image/png") or data.get("text/markdown"):
             data.pop("text/plain", None)
     cell["execution_count"] = None

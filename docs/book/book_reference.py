@@ -61,10 +61,9 @@ def module_page(book: Book, module: Module) -> str:
     """The page of a module."""
     source = f"{module.page}.ipynb"
     public = [n for n in module.names if n.docstring or n.notes or n.kind != "data" or n.cell]
-    intro = f"{prose(module.docstring)}\n\nMade from the notebook [{safe(source)}](/{source})."
-    parts = [f"# {safe(module.name.removeprefix('hmoe_repro.'))}", intro]
+    intro = f"{prose(module.docstring)}\n\nMade from the notebook [{safe(source)}](/{source}). [All modules](/api/index.md)."
+    parts = ["---\norphan: true\n---", f"# {safe(module.name.removeprefix('hmoe_repro.'))}", intro]
     parts.append(f"```{{py:module}} {module.name}\n```")
-    parts.append(f"`from {module.name} import ...`" if public else "")
     return "\n\n".join(filter(None, [*parts, *(entry(book, n) for n in public)])) + "\n"
 
 
@@ -85,5 +84,4 @@ def overview(modules: list[Module], parts: dict[str, str]) -> str:
             words = safe(plain(m.docstring)).replace("\n", " ")
             text.append(f"| [{safe(short)}](/api/{m.name}.md) | {words} |")
         text.append("")
-    listed = "\n".join(f"{m.name.removeprefix('hmoe_repro.')} <{m.name}>" for m in modules)
-    return "\n".join(text) + f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    return "\n".join(text) + "\n"

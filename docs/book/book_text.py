@@ -9,7 +9,7 @@ from book_names import Index
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^()\s]+)\)")
 NAME = re.compile(r"(?<![`\w\[{}])`([A-Za-z_][\w.]*(?:\(\))?)`(?![`\]])")
-ANCHOR = re.compile(r'^<a id="([\w-]+)"></a>$', re.M)
+ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
 FENCE = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.M | re.S)
 ANSWER = re.compile(r"<details>\s*<summary>(.*?)</summary>\n(.*?)</details>", re.S)
 
@@ -48,8 +48,8 @@ def link(book: Book, page: str, words: str, target: str) -> str:
     path, _, anchor = target.partition("#")
     if anchor in book.anchors:
         return f"[{words}](#{anchor})"
-    if not path:
-        return f"[{words}]({target})"
+    if not path:  # a heading of this page: Jupyter keeps its capitals, the book does not
+        return f"[{words}](#{anchor.lower()})"
     source = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
     source = book.moved.get(source, source)
     if source in book.pages:
@@ -74,7 +74,7 @@ def markdown(book: Book, page: str, text: str, module: str = "") -> str:
     """The text of a cell or a page, for the page of the book made from the source `page`."""
 
     def change(part):
-        part = ANCHOR.sub(lambda m: f"({m[1]})=", part)
+        part = ANCHOR.sub(lambda m: f"({m[1]})=\n\n", part)
         kept = []  # links are set aside, so that no name inside of one becomes a second link
 
         def keep(match):

@@ -6,11 +6,11 @@ Every page keeps its path in the project, so links between notebooks hold. Nothi
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import book_cells
 import book_commands
+import book_contents
 import book_gallery
 import book_names
 import book_reference
@@ -96,12 +96,34 @@ def write_notebooks(book: Book, executed: dict, source: Path) -> None:
     """Every notebook as a page."""
     modules = {f"{m.page}.ipynb": m.name for m in reversed(book.index.modules.values())}
     for page in sorted(p for p in book.pages if p.endswith(".ipynb")):
-        pictures = {}
-        if page in executed:
-            inside = book_cells.read(book.root / page)
-            pictures = book_gallery.saved_pictures(book.root, page, executed[page]["files"], inside)
+        pictures = pictures_of(book, executed, page) if page in executed else {}
         made = book_cells.notebook(book, page, modules.get(page, ""), pictures)
         write(source / page, json.dumps(made, ensure_ascii=False))
+
+
+def write_slides(book: Book, executed: dict, site: Path) -> None:
+    """Add the slides to the built site, with reveal.js beside them."""
+    import slides
+
+    pictures = {
+        page: pictures_of(book, executed, page)
+        for page in slides.planned(book.root)
+        if page in executed
+    }
+    write(site / "slides/index.html", slides.deck(book, pictures))
+    folder = slides.reveal_folder()
+    files = ("dist/reset.css", "dist/reveal.css", "dist/reveal.js", "dist/theme/white.css")
+    (site / "slides/reveal").mkdir(exist_ok=True)
+    for name in files:
+        text = (folder / name).read_text(encoding="utf-8")
+        text = re.sub(r"@import [^;]*;", "", text) if name.endswith(".css") else text
+        write(site / "slides/reveal" / Path(name).name, text)
+
+
+def pictures_of(book: Book, executed: dict, page: str) -> dict:
+    """Cell id -> pictures of an executed page."""
+    inside = book_cells.read(book.root / page)
+    return book_gallery.saved_pictures(book.root, page, executed[page]["files"], inside)
 
 
 def write_documents(book: Book, source: Path) -> None:
@@ -109,6 +131,9 @@ def write_documents(book: Book, source: Path) -> None:
     for page in (*(f"docs/{name}.md" for name in DOCUMENTS), *(f"{name}.md" for name in TOP)):
         text = (book.root / page).read_text(encoding="utf-8")
         text = re.sub(r"^<!-- [\w-]+:(start|end) -->$", "", text, flags=re.M)
+        if page == "docs/class_plan.md":
+            title, _, rest = text.partition("\n")
+            text = f'{title}\n\n<a href="../slides/index.html">Slides of this class</a>\n{rest}'
         write(source / page, markdown(book, page, text))
     for path in HERE.glob("*.md"):
         text = path.read_text(encoding="utf-8")
@@ -156,12 +181,6 @@ def part_page(book: Book, folder: str, path: list[str]) -> str:
     return "\n".join(lines) + f"\n\n```{{toctree}}\n:hidden:\n\n{rest}\n```\n"
 
 
-def tree(caption: str, entries: list[str]) -> str:
-    """A hidden list of contents with a caption."""
-    listed = "\n".join(re.sub(r"\.(ipynb|md)$", "", e) for e in entries)
-    return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
-
-
 def write_contents(book: Book, alone: list[str], source: Path) -> None:
     """The chapters: what stands in the bar at the left."""
     path = reading_path(book.root)
@@ -170,25 +189,23 @@ def write_contents(book: Book, alone: list[str], source: Path) -> None:
     waiting = "\n".join(f"/{p.removesuffix('.ipynb')}" for p in alone)
     text = (
         "# Pages that were not run\n\nThe notebooks below wait for runs at a scale that was not at "
-        "hand. They are shown as they are written, without outputs.\n\n"
+        "hand. They show the paper's numbers and say what running them would take.\n\n"
     )
     write(source / "gallery/waiting.md", f"{text}```{{toctree}}\n\n{waiting}\n```\n")
-    results = ["gallery/index", "docs/results", "docs/deviations", "gallery/waiting"]
+    claims = ["figures/quick/claims"] if "figures/quick/claims.ipynb" in book.pages else []
     use = ["docs/your_own_data", "docs/commands", "every_command", "CONTRIBUTING", "CHANGELOG"]
-    contents = [
-        tree("The reading path", path),
-        tree("Results", [*(["figures/quick/claims"] if "figures/quick/claims.ipynb" in book.pages
-                           else []), *results]),
-        tree("Use it", use),
-        tree("For a class", ["docs/class_plan"]),
-        tree("Reference", ["symbols", "api/index", *(f"parts/{folder}" for folder in PARTS)]),
-    ]
-    index = (source / "index.md").read_text(encoding="utf-8")
-    write(source / "index.md", index + "\n" + "\n".join(contents))
+    chapters = {
+        "The reading path": path,
+        "Results": [*claims, "gallery/index", "docs/results", "docs/deviations", "gallery/waiting"],
+        "Use it": use,
+        "For a class": ["docs/class_plan"],
+        "Reference": ["symbols", "api/index", *(f"parts/{folder}" for folder in PARTS)],
+    }
+    book_contents.write(source, chapters)
 
 
-def main(target: Path) -> None:
-    """Gather everything in the folder `target`, anew."""
+def main(target: Path) -> tuple[Book, dict]:
+    """Gather everything in the folder `target`, anew; returns what `write_slides` needs."""
     root = repo_root()
     shutil.rmtree(target, ignore_errors=True)
     book, executed, alone = make_book(root)
@@ -202,7 +219,5 @@ def main(target: Path) -> None:
         (target / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, target / "files" / name)
     print(f"{len(book.pages)} pages of the project, {len(book.index.modules)} of the reference")
+    return book, executed
 
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/book/source").resolve())
