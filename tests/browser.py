@@ -52,9 +52,7 @@ def pages(width=WIDTHS[0], scheme="light"):
     with sync_playwright() as driver:
         flags = ["--no-sandbox", "--allow-file-access-from-files"]
         browser = driver.chromium.launch(executable_path=chromium(), args=flags)
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme
-        )
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page = context.new_page()
         page.complaints = []
         page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))

@@ -1,6 +1,6 @@
-"""A notebook of the project as a page of the book. Nothing is executed: outputs are the stored ones.
+"""A notebook of the project as a page of the book, with the outputs stored in it.
 
-Directives become a line, imports and plotting are folded, pictures get an alternative text.
+Nothing is executed. Directives become a line, imports and plotting are folded, pictures get an alternative text.
 """
 
 import base64

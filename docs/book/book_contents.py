@@ -27,7 +27,9 @@ def listed(source: Path, doc: str) -> list[str]:
     path = page_at(source, doc)
     if path.suffix == ".ipynb":
         return []
-    trees = re.findall(r"^```\{toctree\}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S)
+    trees = re.findall(
+        r"^```\{toctree\}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S
+    )
     lines = [s for tree in trees for s in tree.splitlines() if s and not s.startswith(":")]
     folder = doc.rpartition("/")[0]
     return [s[1:] if s[0] == "/" else f"{folder}/{s}".lstrip("/") for s in lines]
@@ -49,11 +51,14 @@ def tree(caption: str, docs: list[str]) -> str:
 
 def write(source: Path, chapters: dict[str, list[str]]) -> None:
     """Add the chapters (caption -> pages) to index.md, and write them to contents.json."""
-    docs = {name: [re.sub(r"\.(ipynb|md)$", "", d) for d in pages] for name, pages in chapters.items()}
+    docs = {
+        name: [re.sub(r"\.(ipynb|md)$", "", d) for d in pages] for name, pages in chapters.items()
+    }
     index = source / "index.md"
     trees = "\n".join(tree(name, pages) for name, pages in docs.items())
     index.write_text(index.read_text(encoding="utf-8") + "\n" + trees, encoding="utf-8")
     bar = [
-        {"caption": name, "pages": [entry(source, d) for d in pages]} for name, pages in docs.items()
+        {"caption": name, "pages": [entry(source, d) for d in pages]}
+        for name, pages in docs.items()
     ]
     (source / "contents.json").write_text(json.dumps(bar), encoding="utf-8")

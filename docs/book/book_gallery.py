@@ -63,7 +63,9 @@ def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> s
     """The card of a figure or table of a paper."""
     shows, *artefacts = shown
     status, links = item_status(tuple(artefacts))
-    made = [f"figures/{p}/{a}.ipynb" for p in ("paper", *README_PROFILES, "bench") for a in artefacts]
+    made = [
+        f"figures/{p}/{a}.ipynb" for p in ("paper", *README_PROFILES, "bench") for a in artefacts
+    ]
     entry = next((pages[m] | {"page": m} for m in made if m in pages), None)
     text, picture, alt = f"**{shows[0].upper() + shows[1:]}.**", "", ""
     if entry:

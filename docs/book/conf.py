@@ -34,9 +34,7 @@ html_context = {"default_mode": "auto"}  # light or dark as the reader's system 
 html_copy_source = False
 html_show_sourcelink = False
 html_last_updated_fmt = None
-html_sidebars = {
-    "**": ["navbar-logo.html", "search-button-field.html", "components/contents.html"]
-}
+html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "components/contents.html"]}
 html_domain_indices = False
 html_theme_options = {
     "use_download_button": False,

@@ -220,4 +220,3 @@ def main(target: Path) -> tuple[Book, dict]:
         shutil.copyfile(root / name, target / "files" / name)
     print(f"{len(book.pages)} pages of the project, {len(book.index.modules)} of the reference")
     return book, executed
-
