@@ -23,8 +23,9 @@ LOOK = """() => {
     NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode;
-    const kept = node.parentElement.closest("pre, code, script, style, mjx-container, .math-ok");
-    if (!kept && /\\$|\\\\\\(|\\\\\\[/.test(node.data)) wrong.push(`raw formula: ${node.data.trim()}`);
+    const kept = node.parentElement.closest("pre, code, script, style, mjx-container");
+    const raw = /\\$|\\\\\\(|\\\\\\[/.test(node.data);
+    if (raw && !kept) wrong.push(`raw formula: ${node.data.trim()}`);
   }
   for (const math of document.querySelectorAll(".math"))
     if (!math.querySelector("mjx-container")) wrong.push(`not typeset: ${math.textContent}`);

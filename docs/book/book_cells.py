@@ -1,6 +1,7 @@
 """A notebook of the project as a page of the book, with the outputs stored in it.
 
-Nothing is executed. Directives become a line, imports and plotting are folded, pictures get an alternative text.
+Nothing is executed. Directives become a line, imports and plotting are folded, pictures get an
+alternative text.
 """
 
 import base64
@@ -40,8 +41,9 @@ def equation_words(anchor: str) -> str:
 def exported_line(book: Book, page: str, cell: dict, names: list[Name]) -> str:
     """Where a cell of code is exported to, and the equations that it computes."""
     tops = [n for n in names if n.kind != "method"]
-    shown = [f"{{py:obj}}`{n.full}`" for n in tops[:3]]
-    line = "exported to " + ", ".join(shown) + (" and more" if len(tops) > 3 else "")
+    shown = [f"{{py:obj}}`{n.full.split('.')[-1]} <{n.full}>`" for n in tops[:3]]
+    line = f"exported to {{py:mod}}`{names[0].module}`: {', '.join(shown)}"
+    line += " and more" if len(tops) > 3 else ""
     equations = dict.fromkeys(e for n in names for e in n.equations if e in book.anchors)
     if equations:
         line += " · computes " + ", ".join(f"[{equation_words(e)}](#{e})" for e in equations)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from book_text import Book, markdown, plain
 
-from hmoe_repro.evidence.gallery import index_entry, title_and_claim
+from hmoe_repro.evidence.gallery import index_entry
 from hmoe_repro.evidence.readme import PUBLISHED, README_PROFILES, item_status
 from hmoe_repro.evidence.render import files_of
 
@@ -75,8 +75,6 @@ def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> s
         if entry["picture"]:
             picture = f"{entry['page'].rpartition('/')[0]}/{entry['picture']}"
             alt = plain(f"{paper} {item}: {shows}")
-    target = f"(item-{paper}-{item})=".lower().replace(" ", "-").replace(",", "").replace(".", "")
-    del target  # cards cannot be targets; the search finds them by their title
     return card(f"{paper} {item}", status, text, links_of(book, links), picture, alt)
 
 

@@ -61,7 +61,7 @@ def cell_of(lines: list[str], number: int) -> tuple[str, str]:
 
 
 def signature(node) -> str:
-    """The signature of a function as it is called, without its defaults' code where that is long."""
+    """The signature of a function as it is called: without `self`."""
     text = ast.unparse(node.args)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     return f"({re.sub(r'^self(, |$)', '', text)}){returns}"

@@ -61,7 +61,8 @@ def module_page(book: Book, module: Module) -> str:
     """The page of a module."""
     source = f"{module.page}.ipynb"
     public = [n for n in module.names if n.docstring or n.notes or n.kind != "data" or n.cell]
-    intro = f"{prose(module.docstring)}\n\nMade from the notebook [{safe(source)}](/{source}). [All modules](/api/index.md)."
+    made = f"Made from the notebook [{safe(source)}](/{source}). [All modules](/api/index.md)."
+    intro = f"{prose(module.docstring)}\n\n{made}"
     parts = ["---\norphan: true\n---", f"# {safe(module.name.removeprefix('hmoe_repro.'))}", intro]
     parts.append(f"```{{py:module}} {module.name}\n```")
     return "\n\n".join(filter(None, [*parts, *(entry(book, n) for n in public)])) + "\n"

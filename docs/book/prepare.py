@@ -17,6 +17,7 @@ import book_reference
 from book_text import ANCHOR, Book, markdown, outside_fences
 
 from hmoe_repro.core import repo_root
+from hmoe_repro.evidence.gallery import title_and_claim
 
 HERE = Path(__file__).resolve().parent
 PARTS = {
@@ -174,7 +175,7 @@ def part_page(book: Book, folder: str, path: list[str]) -> str:
     inside = [p for p in sorted(book.pages) if p.startswith(f"nbs/{folder}/")]
     lines = [f"# {PARTS[folder]}\n", "| notebook | what it holds |\n|---|---|"]
     for page in inside:
-        title, claim = book_gallery.title_and_claim(book.root / page)
+        title, claim = title_and_claim(book.root / page)
         claim = markdown(book, page, claim).replace("|", "\\|")
         lines.append(f"| [{title}](/{page}) | {claim} |")
     rest = "\n".join(f"/{p.removesuffix('.ipynb')}" for p in inside if p not in path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import book_cells
 import nbformat
-from book_text import ANCHOR, FENCE, LINK, Book
+from book_text import ANCHOR, LINK, Book
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from nbconvert import HTMLExporter
 
