@@ -3,9 +3,17 @@
 import re
 
 import typer
+from book_text import outside_fences
 from typer.cli import get_docs_for_click
 
 from hmoe_repro.cli.app import COMMANDS, DATA_COMMANDS, app, load_command
+
+
+def safe(text: str) -> str:
+    """Help as Markdown: what looks like a tag, such as <domain>, is shown as it is."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([<$\[])", r"\\\1", p) for p in parts[::2]]
+    return "".join(parts)
 
 
 def help_of(name: str, entry) -> str:
@@ -13,6 +21,7 @@ def help_of(name: str, entry) -> str:
     command = load_command(name.split()[-1], entry)
     context = typer.Context(command, info_name=f"hmoe {name}")
     text = get_docs_for_click(obj=command, ctx=context, name=f"hmoe {name}")
+    text = outside_fences(text, safe)
     return re.sub(r"^(#+) `(.*)`$", r"## \2", text, count=1, flags=re.M).strip()
 
 
