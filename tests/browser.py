@@ -54,6 +54,7 @@ def pages(width=WIDTHS[0], scheme="light"):
         flags = ["--no-sandbox", "--allow-file-access-from-files"]
         browser = driver.chromium.launch(executable_path=chromium(), args=flags)
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(120_000)  # on a machine that is busy with training
         page = context.new_page()
         page.complaints = []
         page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))
