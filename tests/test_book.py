@@ -103,7 +103,8 @@ def test_no_directive_is_left_and_nothing_is_lost(routing):
 def test_a_cell_says_where_it_is_exported_and_what_it_computes(routing):
     start = "(nbs-1-method-03-routing--def-load-balance-loss)="
     line = next(c["source"] for c in routing if c["source"].startswith(start))
-    assert "load_balance_loss`" in line and "[eq. 4 of HMOE](#hmoe-eq-4)" in line
+    assert "`load_balance_loss <hmoe_repro.method.routing.load_balance_loss>`" in line
+    assert "[eq. 4 of HMOE](#hmoe-eq-4)" in line
 
 
 def test_an_equation_leads_to_its_cell(routing):
