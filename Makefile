@@ -10,13 +10,14 @@ timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) -
 CHECKED := $(addprefix tests/test_,sync.py lines.py notebook_shape.py imports.py core.py hypernetwork.py routing.py hmoe.py \
            selection.py setup.py warm_kernels.py) tests/test_cli.py::test_train_prints_what_was_selected_and_keeps_a_record
 
-.PHONY: help reproduce test check figures notebooks clean
+.PHONY: help reproduce test check figures notebooks book clean
 help:
 	@echo "make reproduce   train the quick profile afresh, render it into runs/figures, compare with the published records"
 	@echo "make test        run the tests"
 	@echo "make check       while editing: sync, shape, imports, numerics and one tiny run, in about a minute"
 	@echo "make figures     render every published profile from the committed records, and the README"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
+	@echo "make book        make the notebooks a site that is read in a browser, offline: build/book/html"
 	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
 
 reproduce: $(READY)
@@ -34,6 +35,15 @@ figures: $(READY)
 
 notebooks: $(READY)
 	$(call timed,$(BIN)/python .ci/notebooks.py)
+
+# Sphinx is installed for the book alone. The stamp is as old as its install; a new .venv has none.
+book: .venv/.book
+	$(call timed,$(BIN)/python docs/book/build.py)
+
+.venv/.book: $(READY)
+	@echo "Installing what the book needs into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
+	@touch $@
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache _proc _docs

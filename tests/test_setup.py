@@ -16,7 +16,7 @@ from packages import PROJECT, normal, pins, requirements
 from packaging.requirements import Requirement
 
 PYTHONS = ("3.11.0", "3.11.9", "3.12.4", "3.13.1")
-TARGETS = ("reproduce", "test", "check", "figures", "notebooks", "clean")
+TARGETS = ("reproduce", "test", "check", "figures", "notebooks", "book", "clean")
 
 
 def pinned(python):
@@ -36,7 +36,7 @@ def test_every_line_of_the_constraints_is_one_exact_version():
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_pins_satisfy_the_ranges(python):
     versions = pinned(python)
-    for extra in ("dependencies", "notebooks", "test", "ray"):
+    for extra in ("dependencies", "notebooks", "test", "ray", "book", "browser"):
         for need in requirements(extra):
             assert need.specifier.contains(versions[normal(need.name)], prereleases=True), (
                 f"{need} on Python {python}"

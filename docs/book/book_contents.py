@@ -1,0 +1,64 @@
+"""The chapters of the book, as lists for Sphinx and as the bar at the left."""
+
+import json
+import re
+from pathlib import Path
+
+
+def title_of(path: Path) -> str:
+    """The first title of a page, without marks."""
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "".join(cells[0]["source"])
+    else:
+        text = path.read_text(encoding="utf-8")
+    found = re.search(r"^# (.*)$", text, re.M)
+    return re.sub(r"[`\\]", "", found[1]) if found else path.stem
+
+
+def page_at(source: Path, doc: str) -> Path:
+    """The source of the page `doc`, which is named without its suffix."""
+    kinds = (source / f"{doc}{suffix}" for suffix in (".ipynb", ".md"))
+    return next(path for path in kinds if path.exists())
+
+
+def listed(source: Path, doc: str) -> list[str]:
+    """The pages that the list of contents in the page `doc` names."""
+    path = page_at(source, doc)
+    if path.suffix == ".ipynb":
+        return []
+    trees = re.findall(
+        r"^```\{toctree\}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S
+    )
+    lines = [s for tree in trees for s in tree.splitlines() if s and not s.startswith(":")]
+    folder = doc.rpartition("/")[0]
+    return [s[1:] if s[0] == "/" else f"{folder}/{s}".lstrip("/") for s in lines]
+
+
+def entry(source: Path, doc: str) -> dict:
+    """A page of the bar at the left, with those below it."""
+    children = [entry(source, child) for child in listed(source, doc)]
+    inside = [d for c in children for d in (c["doc"], *c["inside"])]
+    title = title_of(page_at(source, doc))
+    return {"doc": doc, "title": title, "children": children, "inside": inside}
+
+
+def tree(caption: str, docs: list[str]) -> str:
+    """A hidden list of contents with a caption, for Sphinx."""
+    pages = "\n".join(docs)
+    return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+
+
+def write(source: Path, chapters: dict[str, list[str]]) -> None:
+    """Add the chapters (caption -> pages) to index.md, and write them to contents.json."""
+    docs = {
+        name: [re.sub(r"\.(ipynb|md)$", "", d) for d in pages] for name, pages in chapters.items()
+    }
+    index = source / "index.md"
+    trees = "\n".join(tree(name, pages) for name, pages in docs.items())
+    index.write_text(index.read_text(encoding="utf-8") + "\n" + trees, encoding="utf-8")
+    bar = [
+        {"caption": name, "pages": [entry(source, d) for d in pages]}
+        for name, pages in docs.items()
+    ]
+    (source / "contents.json").write_text(json.dumps(bar), encoding="utf-8")

@@ -1,0 +1,124 @@
+"""The gallery: every figure and table of the three papers, and every page of every profile."""
+
+import re
+from pathlib import Path
+
+from book_text import Book, markdown, plain
+
+from hmoe_repro.evidence.gallery import index_entry
+from hmoe_repro.evidence.readme import PUBLISHED, README_PROFILES, item_status
+from hmoe_repro.evidence.render import files_of
+
+PROFILES = {
+    "quick": "embedded digits and the toy",
+    "mnist": "MNIST, coloured and rotated",
+    "pacs": "PACS at low resolution",
+    "bench": "time and memory",
+}
+COLOURS = {"full": "success", "reduced": "warning", "explained": "info", "not run": "secondary"}
+
+
+def pages_of(root: Path) -> dict[str, dict]:
+    """'figures/quick/hmoe_fig3.ipynb' -> its entry: title, claim, picture, verdict, files."""
+    found = {}
+    for folder in sorted(p for p in (root / "figures").iterdir() if (p / "README.md").exists()):
+        for name, files in files_of(folder).items():
+            page = f"figures/{folder.name}/{name}.ipynb"
+            if (root / page).exists():
+                found[page] = index_entry(folder, name, files) | {"files": files}
+    return found
+
+
+def saved_pictures(root: Path, page: str, files: list[str], cells: list[dict]) -> dict:
+    """cell id -> pictures: each file goes to the cell that names it, else to the last that saves.
+
+    Executed pages hold no pictures of their own: they are saved beside them as files.
+    """
+    folder, placed = page.rpartition("/")[0], {}
+    code = [c for c in cells if c["cell_type"] == "code"]
+    saving = [c for c in code if re.search(r"save_\w*figure|save_picture|save_", c["source"])]
+    for name in (f for f in files if f.endswith(".png")):
+        stem = name.removesuffix(".png")
+        exact = [c for c in code if f'"{stem}"' in c["source"] and "save_figure" in c["source"]]
+        loose = [c for c in saving if "figure" in c["source"]] or saving or code
+        cell = (exact or loose)[-1]
+        placed.setdefault(cell["id"], []).append(f"{folder}/{name}")
+    return placed
+
+
+def card(title: str, status: str, text: str, links: str, picture: str = "", alt: str = "") -> str:
+    """A card of the gallery."""
+    image = f"![{alt}](/{picture})\n\n" if picture else ""
+    badge = f"{{bdg-{COLOURS[status]}}}`{status}`" if status in COLOURS else ""
+    foot = f":::{{card-footer}}\n{links}\n:::\n" if links else ""
+    return f"::::{{grid-item-card}} {title}\n{image}{badge} {text}\n\n{foot}::::\n"
+
+
+def links_of(book: Book, markdown_links: str) -> str:
+    """Links of the status table as links of the book."""
+    return markdown(book, "README.md", markdown_links) if markdown_links != "–" else ""
+
+
+def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> str:
+    """The card of a figure or table of a paper."""
+    shows, *artefacts = shown
+    status, links = item_status(tuple(artefacts))
+    made = [
+        f"figures/{p}/{a}.ipynb" for p in ("paper", *README_PROFILES, "bench") for a in artefacts
+    ]
+    entry = next((pages[m] | {"page": m} for m in made if m in pages), None)
+    text, picture, alt = f"**{shows[0].upper() + shows[1:]}.**", "", ""
+    if entry:
+        claim = markdown(book, entry["page"], entry["claim"])
+        said = markdown(book, entry["page"], entry["said"].replace("\\|", "|"))
+        text += f" {claim}" + (f"\n\n*Found here:* {said}" if said and status != "not run" else "")
+        if entry["picture"]:
+            picture = f"{entry['page'].rpartition('/')[0]}/{entry['picture']}"
+            alt = plain(f"{paper} {item}: {shows}")
+    return card(f"{paper} {item}", status, text, links_of(book, links), picture, alt)
+
+
+def gallery_page(book: Book, pages: dict, paper: str) -> str:
+    """The gallery of one paper."""
+    items = PUBLISHED[paper]
+    cards = [item_card(book, pages, paper, item, shown) for item, shown in items.items()]
+    grid = ":::::{grid} 1 1 2 2\n:gutter: 3\n\n" + "\n".join(cards) + ":::::\n"
+    return f"# {paper}: every figure and table\n\n{grid}"
+
+
+def overview(book: Book) -> str:
+    """The first page of the gallery: the state of every figure and table in one table."""
+    text = [
+        "# Is it reproduced?\n",
+        "Every figure and table of the three papers, with what became of it here. *Full* is at "
+        "the paper's own scale. *Reduced* was trained here on less, and its numbers must not be "
+        "set beside the paper's. *Explained* is a notebook about it. What is *not run* needs "
+        "pretrained weights, large image sets or a GPU.\n",
+    ]
+    for paper, items in PUBLISHED.items():
+        text.append(f"## {paper}\n\n[Pictures and claims](/gallery/{paper.lower()}.md)\n")
+        text.append("| | shows | status | where |\n|---|---|---|---|")
+        for item, (shows, *artefacts) in items.items():
+            status, links = item_status(tuple(artefacts))
+            badge = f"{{bdg-{COLOURS[status]}}}`{status}`"
+            text.append(f"| {paper} {item} | {shows} | {badge} | {links_of(book, links)} |")
+        text.append("")
+    listed = "\n".join([*(p.lower() for p in PUBLISHED), *PROFILES])
+    return "\n".join(text) + f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+
+
+def profile_page(book: Book, pages: dict, profile: str) -> str:
+    """Every executed page of a profile, with its claim and what it found."""
+    inside = {p: e for p, e in pages.items() if p.startswith(f"figures/{profile}/")}
+    cards = []
+    for page, e in inside.items():
+        claim, said = (markdown(book, page, e[k].replace("\\|", "|")) for k in ("claim", "said"))
+        text = claim + (f"\n\n*Found here:* {said}" if said else "")
+        picture = f"figures/{profile}/{e['picture']}" if e["picture"] else ""
+        links = f"[the page](/{page})"
+        cards.append(card(e["title"], "", text, links, picture, plain(e["title"])))
+    grid = ":::::{grid} 1 1 2 2\n:gutter: 3\n\n" + "\n".join(cards) + ":::::\n"
+    listed = "\n".join(f"/{page.removesuffix('.ipynb')}" for page in inside)
+    said = f"All pages of the profile `{profile}`: {PROFILES.get(profile, profile)}."
+    tree = f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    return f"# Pages: {PROFILES.get(profile, profile)}\n\n{said}\n\n{grid}\n{tree}"

@@ -1,0 +1,101 @@
+"""Markdown of the project as Markdown of the book: links, names, folded answers."""
+
+import posixpath
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from book_names import Index
+
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^()\s]+)\)")
+NAME = re.compile(r"(?<![`\w\[{}])`([A-Za-z_][\w.]*(?:\(\))?)`(?![`\]])")
+ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
+FENCE = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.M | re.S)
+ANSWER = re.compile(r"<details>\s*<summary>(.*?)</summary>\n(.*?)</details>", re.S)
+
+
+@dataclass
+class Book:
+    """What links need to know: the project's folder, its pages, its names."""
+
+    root: Path
+    index: Index
+    pages: set[str] = field(default_factory=set)  # sources, such as docs/results.md
+    moved: dict[str, str] = field(default_factory=dict)  # source not in the book -> the one shown
+    anchors: set[str] = field(default_factory=set)  # targets of the whole book: hmoe-eq-4
+    downloads: set[str] = field(default_factory=set)  # files that a page offers as they are
+
+
+def outside_fences(text: str, change) -> str:
+    """`text` with `change` applied to all that is not a fenced block."""
+    parts, at = [], 0
+    for fence in FENCE.finditer(text):
+        parts += [change(text[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join([*parts, change(text[at:])])
+
+
+def download(book: Book, source: str, words: str) -> str:
+    """A link that hands out the file `source` of the project as it is."""
+    book.downloads.add(source)
+    return f"{{download}}`{words.replace('`', '')} </files/{source}>`"
+
+
+def link(book: Book, page: str, words: str, target: str) -> str:
+    """A link of `page` as the book has it; the words alone where its target is no page or file."""
+    if re.match(r"\w+:", target):
+        return f"[{words}]({target})"
+    path, _, anchor = target.partition("#")
+    if anchor in book.anchors:
+        return f"[{words}](#{anchor})"
+    if not path:  # a heading of this page: Jupyter keeps its capitals, the book does not
+        return f"[{words}](#{anchor.lower()})"
+    source = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+    source = book.moved.get(source, source)
+    if source in book.pages:
+        return f"[{words}](/{source})"
+    if (book.root / source).is_file():
+        return download(book, source, words)
+    return words
+
+
+def roles(book: Book, module: str, text: str) -> str:
+    """Names of the library in code font as links to their place in the reference."""
+
+    def role(match):
+        full = book.index.find(match[1], module)
+        return f"{{py:obj}}`{match[1]} <{full}>`" if full else match[0]
+
+    lines = text.split("\n")
+    return "\n".join(s if s.startswith("#") else NAME.sub(role, s) for s in lines)
+
+
+def markdown(book: Book, page: str, text: str, module: str = "") -> str:
+    """The text of a cell or a page, for the page of the book made from the source `page`."""
+
+    def change(part):
+        part = ANCHOR.sub(lambda m: f"({m[1]})=\n\n", part)
+        kept = []  # links are set aside, so that no name inside of one becomes a second link
+
+        def keep(match):
+            kept.append(link(book, page, match[1], match[2]))
+            return f"\0{len(kept) - 1}\0"
+
+        part = roles(book, module, LINK.sub(keep, part))
+        return re.sub("\0(\\d+)\0", lambda m: kept[int(m[1])], part)
+
+    text = outside_fences(text, change)
+    return ANSWER.sub(lambda m: f":::{{dropdown}} {m[1]}\n{m[2]}\n:::", text)
+
+
+def plain(text: str) -> str:
+    """Words without Markdown, for an alternative text."""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"\\mathcal\{?(\w)\}?", r"\1", text)
+    return re.sub(r"\s+", " ", re.sub(r"[*`$\\{}>|]|^#+ ", "", text, flags=re.M)).strip()
+
+
+def first_sentence(text: str, longest: int = 240) -> str:
+    """The first sentence of a Markdown text, at most `longest` characters."""
+    said = re.split(r"(?<=[.:?])\s", plain(text))[0].rstrip(":")
+    return said if len(said) <= longest else said[:longest].rpartition(" ")[0]

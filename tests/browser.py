@@ -1,0 +1,90 @@
+"""A headless Chromium that looks at pages of the book, for tests/test_book.py."""
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+WIDTHS = (1400, 800, 400)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+# What is wrong with a page at the width it has now, as a list of sentences.
+LOOK = """() => {
+  const wrong = [], root = document.documentElement;
+  if (root.scrollWidth > window.innerWidth + 1)
+    wrong.push(`${root.scrollWidth} pixels wide in a window of ${window.innerWidth}`);
+  for (const img of document.images) {
+    if (img.complete && !img.naturalWidth) wrong.push(`picture not loaded: ${img.src}`);
+    if (!img.alt) wrong.push(`picture without alternative text: ${img.src}`);
+  }
+  for (const e of document.querySelectorAll("mjx-merror, [data-mjx-error]"))
+    wrong.push(`formula: ${e.textContent}`);
+  const walker = document.createTreeWalker(document.querySelector("article") || document.body,
+    NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    const kept = node.parentElement.closest("pre, code, script, style, mjx-container");
+    const raw = /\\$|\\\\\\(|\\\\\\[/.test(node.data);
+    if (raw && !kept) wrong.push(`raw formula: ${node.data.trim()}`);
+  }
+  for (const math of document.querySelectorAll(".math"))
+    if (!math.querySelector("mjx-container")) wrong.push(`not typeset: ${math.textContent}`);
+  return wrong;
+}"""
+
+# Lines of code that scroll although they have at most 100 columns.
+LONG_LINES = """() => [...document.querySelectorAll(".cell_input pre")].filter(
+  pre => pre.offsetParent && pre.scrollWidth > pre.clientWidth + 1 &&
+  pre.textContent.split("\\n").every(line => line.length <= 100)
+).map(pre => pre.textContent.slice(0, 80))"""
+
+
+def chromium() -> str:
+    "The path of a Chromium on this machine; '' without."
+    found = [os.environ.get("HMOE_CHROMIUM", ""), *map(shutil.which, NAMES)]
+    return next((f for f in found if f), "")
+
+
+@contextmanager
+def pages(width=WIDTHS[0], scheme="light"):
+    "A page of a headless Chromium; what it complains about is gathered in `page.complaints`."
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        flags = ["--no-sandbox", "--allow-file-access-from-files"]
+        browser = driver.chromium.launch(executable_path=chromium(), args=flags)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(120_000)  # on a machine that is busy with training
+        page = context.new_page()
+        page.complaints = []
+        page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))
+        page.on("pageerror", lambda e: page.complaints.append(str(e)))
+        page.on("request", lambda r: page.complaints.extend(outside(r.url)))
+        yield page
+        browser.close()
+
+
+def outside(url):
+    "A complaint about a request that leaves the folder."
+    return [] if url.startswith(("file:", "data:", "blob:")) else [f"request to {url}"]
+
+
+def opened(page, path: Path, fragment=""):
+    "Load a page and wait until its formulas are typeset."
+    page.complaints.clear()
+    page.goto(path.as_uri() + fragment)
+    page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
+    page.evaluate("() => { for (const i of document.images) i.loading = 'eager'; }")
+    page.wait_for_function("() => [...document.images].every(i => i.complete)")
+
+
+def faults(page, path: Path) -> list[str]:
+    "What is wrong with a page at any of the three widths."
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    opened(page, path)
+    found = [*page.evaluate(LONG_LINES)]
+    found = [f"scrolls at {WIDTHS[0]} pixels: {line}" for line in found]
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        found += [f"{width}: {fault}" for fault in page.evaluate(LOOK)]
+    return list(dict.fromkeys([*page.complaints, *found]))

@@ -1,0 +1,259 @@
+"""The book: notebooks become pages without being executed, links and names lead somewhere, and a
+real browser finds nothing wrong with any page."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import browser
+import pytest
+from notebooks import ROOT
+
+BOOK = ROOT / "docs" / "book"
+sys.path.append(str(BOOK))
+import book_cells  # noqa: E402
+import book_names  # noqa: E402
+import book_text  # noqa: E402
+
+NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design", "sphinx_revealjs")
+GATE = "hmoe_repro.method.routing.gate_values"
+
+
+@pytest.fixture(scope="module")
+def book():
+    "What links need to know, for the whole library."
+    made = book_text.Book(ROOT, book_names.Index(book_names.library(ROOT)))
+    made.pages = {"nbs/1_method/03_routing.ipynb", "docs/results.md"}
+    made.anchors = {"hmoe-eq-4"}
+    return made
+
+
+def test_names_are_read_with_shapes_and_sources(book):
+    name = book.index.names[GATE]
+    assert (name.page, name.cell) == ("nbs/1_method/03_routing", "def-gate-values")
+    assert ("embeddings", "Tensor", "(..., K, D)") in name.notes
+    assert name.returned == "(..., B, K), rows sum to 1" and name.equations == ["hmoe-eq-2"]
+    assert name.signature.endswith("eps: float=1e-06) -> Tensor")
+    method = book.index.names["hmoe_repro.method.hmoe.HMOE.predict"]
+    assert method.kind == "method" and not method.signature.startswith("(self")
+
+
+def test_every_exported_function_has_its_cell(book):
+    lost = [n.full for n in book.index.names.values() if n.kind != "data" and not n.cell]
+    assert len(book.index.names) > 800 and not lost
+
+
+@pytest.mark.parametrize(
+    "word, module, full",
+    [
+        ("gate_values", "", GATE),
+        ("method.routing.gate_values", "", GATE),
+        ("gate_values()", "", GATE),
+        ("entropy", "hmoe_repro.method.routing", "hmoe_repro.method.routing.entropy"),
+        ("entropy", "", ""),  # elsewhere this may be a column
+        ("no_such_name", "", ""),
+    ],
+)
+def test_a_word_means_a_name_only_where_that_is_certain(book, word, module, full):
+    assert book.index.find(word, module) == full
+
+
+@pytest.mark.parametrize(
+    "text, made",
+    [
+        ("[r](03_routing.ipynb)", "[r](/nbs/1_method/03_routing.ipynb)"),
+        ("[eq. 4](03_routing.ipynb#hmoe-eq-4)", "[eq. 4](#hmoe-eq-4)"),
+        ("[t](../../docs/example_study.toml)", "{download}`t </files/docs/example_study.toml>`"),
+        ("[gone](../nowhere.ipynb)", "gone"),
+        ("[out](https://example.org)", "[out](https://example.org)"),
+        ("`gate_values`", f"{{py:obj}}`gate_values <{GATE}>`"),
+        ("# `gate_values`", "# `gate_values`"),
+        ("```\n`gate_values`\n```", "```\n`gate_values`\n```"),
+        ('<a id="hmoe-eq-4"></a>\n', "(hmoe-eq-4)=\n\n"),
+    ],
+)
+def test_links_and_names_of_a_text(book, text, made):
+    assert book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text) == made
+
+
+def test_an_answer_is_folded(book):
+    text = "<details><summary>Answer to 1</summary>\n\nIt is $3$.\n\n</details>"
+    made = book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text)
+    assert made.startswith(":::{dropdown} Answer to 1\n") and "details" not in made
+
+
+@pytest.fixture(scope="module")
+def routing(book):
+    "The page of a notebook with everything: equations, exports, pictures, answers."
+    page = "nbs/1_method/03_routing.ipynb"
+    return book_cells.notebook(book, page, "hmoe_repro.method.routing")["cells"]
+
+
+def test_no_directive_is_left_and_nothing_is_lost(routing):
+    code = "\n".join(c["source"] for c in routing if c["cell_type"] == "code")
+    assert "#|" not in code and "default_exp" not in code
+    source = book_cells.read(ROOT / "nbs/1_method/03_routing.ipynb")
+    for cell in (c for c in source if c["cell_type"] == "code"):
+        assert book_cells.DIRECTIVE.sub("", cell["source"]).strip() in code, cell["id"]
+
+
+def test_a_cell_says_where_it_is_exported_and_what_it_computes(routing):
+    start = "(nbs-1-method-03-routing--def-load-balance-loss)="
+    line = next(c["source"] for c in routing if c["source"].startswith(start))
+    assert "`load_balance_loss <hmoe_repro.method.routing.load_balance_loss>`" in line
+    assert "[eq. 4 of HMOE](#hmoe-eq-4)" in line
+
+
+def test_an_equation_leads_to_its_cell(routing):
+    text = next(c["source"] for c in routing if "(hmoe-eq-4)=" in c["source"])
+    assert "[`load_balance_loss`](#nbs-1-method-03-routing--def-load-balance-loss)" in text
+
+
+def test_pictures_are_described_and_their_code_is_folded(routing):
+    drawn = [c for c in routing if c["cell_type"] == "code" and book_cells.is_picture(c)]
+    assert drawn
+    for cell in drawn:
+        assert "hide-input" in cell["metadata"]["tags"]
+        assert len(cell["metadata"]["mystnb"]["image"]["alt"]) > 10
+
+
+def test_code_of_an_answer_is_folded(routing):
+    source = {book_cells.DIRECTIVE.sub("", c["source"]).strip(): c for c in routing}
+    for cell in book_cells.read(ROOT / "nbs/1_method/03_routing.ipynb"):
+        if cell["id"].startswith("answer"):
+            assert "hide-cell" in source[cell["source"].strip()]["metadata"]["tags"]
+
+
+# The site itself, where Sphinx is installed: `make book` installs it.
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    "The folder of the built book."
+    missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (`make book` installs them)")
+    folder = tmp_path_factory.mktemp("book")
+    build = [sys.executable, str(BOOK / "build.py"), str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "WARNING" not in done.stderr, done.stderr[-3000:]
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def window(site):
+    "A page of a headless browser."
+    if not importlib.util.find_spec("playwright"):
+        pytest.skip("playwright is not installed: `pip install -c constraints.txt '.[browser]'`")
+    if not browser.chromium():
+        pytest.skip("there is no Chromium here: install one, or name it in HMOE_CHROMIUM")
+    with browser.pages() as page:
+        yield page
+
+
+class Marks(HTMLParser):
+    "The links and the anchors of a page."
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.ids = [], set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids |= {attrs[k] for k in ("id", "name") if attrs.get(k)}
+        self.links += [attrs[k] for k in ("href", "src") if attrs.get(k)]
+
+
+def html_pages(site):
+    "Every page of the book."
+    return sorted(p for p in site.rglob("*.html") if "_static" not in p.parts)
+
+
+def test_every_link_leads_somewhere(site):
+    marks = {p: Marks(p) for p in html_pages(site)}
+    broken = []
+    for path, page in marks.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or link in ("#", ""):
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            known = marks[target].ids if target in marks else None
+            fragment = unquote(parts.fragment)
+            if not target.exists() or (known is not None and fragment and fragment not in known):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert len(marks) > 300 and not broken, broken[:20]
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    pattern = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"')
+    found = {p.name: pattern.findall(p.read_text(encoding="utf-8")) for p in html_pages(site)}
+    assert not {name: hits for name, hits in found.items() if hits}
+
+
+def test_a_browser_finds_nothing_wrong(site, window):
+    skip = {"slides"}
+    wrong = {}
+    for path in html_pages(site):
+        if path.parent.name not in skip and (found := browser.faults(window, path)):
+            wrong[path.relative_to(site).as_posix()] = found[:5]
+    assert not wrong, f"{len(wrong)} pages: {dict(list(wrong.items())[:10])}"
+
+
+@pytest.mark.parametrize("words", ["load balance", "gate_logits"])
+def test_the_search_finds(site, window, words):
+    browser.opened(window, site / "search.html", f"?q={words.replace(' ', '+')}")
+    window.wait_for_selector("#search-results li a", timeout=20_000)
+    hits = window.eval_on_selector_all("#search-results li a", "all => all.map(a => a.href)")
+    assert any("routing" in hit for hit in hits), hits
+
+
+def test_folded_answers_open(site, window):
+    browser.opened(window, site / "nbs/1_method/03_routing.html")
+    folds = window.locator("details", has_text="Answer to 1").first
+    assert not folds.evaluate("e => e.open")
+    folds.locator("summary").first.click()
+    assert folds.evaluate("e => e.open") and "0.953" in folds.inner_text()
+
+
+QUESTIONS = {
+    "What is HMOE?": (["What is HMOE?"], "HMOE", "three ways to predict"),
+    "Where is equation 4 computed?": (
+        ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
+        "Routing",
+        "log(p.shape[-1]) - entropy(p.mean(-2))",
+    ),
+    "Is Table 5 reproduced?": (["Is it reproduced?"], "Is it reproduced?", "HMOE Table 5"),
+    "How do I add an algorithm?": (["How do I add an algorithm?"], "An algorithm", "hmoe"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_three_clicks_answer_a_question(site, window, question):
+    clicks, title, answer = QUESTIONS[question]
+    assert len(clicks) <= 3
+    browser.opened(window, site / "index.html")
+    for words in clicks:
+        window.locator("article").get_by_role("link", name=words).first.click()
+        window.wait_for_load_state()
+    assert title in window.locator("h1").first.inner_text()
+    assert answer in window.locator("article").inner_text()
+
+
+def test_slides_fit_their_page(site, window):
+    browser.opened(window, site / "slides" / "index.html")
+    total = window.evaluate("() => Reveal.getTotalSlides()")
+    assert total > 15
+    for number in range(total):
+        window.evaluate(f"() => Reveal.slide({number})")
+        high, room = window.evaluate(
+            "() => { const b = Reveal.getCurrentSlide().querySelector('.body') || "
+            "Reveal.getCurrentSlide(); return [b.scrollHeight, Math.max(b.clientHeight, 800)] }"
+        )
+        assert high <= room, f"slide {number + 1}: {high} of {room} pixels"
+    assert not window.complaints
