@@ -219,6 +219,7 @@ def test_studies_are_whole_and_distinct():
         "-long",
         "-nd",
         "-clusters",
+        "-adversarial",
     )
     for study in STUDIES:
         if study.startswith("paper-"):
