@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 from hmoe_repro.core import HmoeError, repo_root
+from hmoe_repro.data.facts import KNOWN
+from hmoe_repro.data.known import DATASETS
+from hmoe_repro.evidence.beside import CLASSES, trained_from
 from hmoe_repro.evidence.gallery import evidence_line
 from hmoe_repro.evidence.gmoe_pages import (
     MACS,
@@ -201,9 +204,32 @@ def test_nothing_is_decided_about_rows_that_hardly_trained():
 
 def test_a_page_may_ask_for_a_least_accuracy():
     records = validated(study(), GMoE=0.79)
-    assert hardly_trained(records) == [] == hardly_trained(records, 79)
-    assert hardly_trained(records, 80) == [("DigitDomains", "GMoE")]
-    assert "about them: GMoE (under 80 %)" in learned_line(records, 80)
+    assert hardly_trained(records) == [] == hardly_trained(records, lambda dataset: 79)
+    assert hardly_trained(records, trained_from) == [("DigitDomains", "GMoE")]
+    assert "about them: GMoE (under 80 %)" in learned_line(records, trained_from)
+    line = learned_line(records)
+    assert line.endswith(
+        " Not yet trained, so what is said holds for this length: GMoE (under 80 %)."
+    )
+    enough = validated(study(), GMoE=0.8)
+    assert hardly_trained(enough, trained_from) == [] and learned_line(enough).endswith(
+        "GMoE 80 %."
+    )
+    assert hardly_trained(validated(study("mine"), GMoE=0.46), trained_from) == []
+
+
+def test_from_where_a_row_is_trained():
+    "Seven ninths of the way from guessing to all true labels, of which colour has three of four."
+    assert trained_from("PACS") == pytest.approx(100 / 7 + (100 - 100 / 7) * 7 / 9)
+    assert (
+        trained_from("ColoredMNIST")
+        == trained_from("ColoredDigits")
+        == pytest.approx(69.4444, abs=1e-4)
+    )
+    assert trained_from("RotatedDigits") == trained_from("DigitDomains") == pytest.approx(80)
+    assert trained_from("a folder of one's own") == 0
+    made_of_digits = {name for name in DATASETS if name not in KNOWN}
+    assert made_of_digits and made_of_digits <= {*CLASSES}
 
 
 def test_nothing_is_decided_against_a_baseline_that_hardly_trained():
@@ -228,7 +254,7 @@ def test_a_row_may_have_trained_on_one_data_set_alone():
     poor = validated(study("DigitDomainsTiny"), GMoE=0.4)
     records = validated(study()) + poor
     assert hardly_trained(records) == [("DigitDomainsTiny", "GMoE")]
-    assert learned_line(records).endswith("DigitDomainsTiny, GMoE (under 45 %).")
+    assert "about them: DigitDomainsTiny, GMoE (under 45 %)." in learned_line(records)
     lines = lines_against(records, "ERM")
     assert "Left out" not in lines[0] and "Left out" in lines[1]
 
@@ -463,18 +489,19 @@ def test_how_well_networks_learned_is_the_mean_over_runs_of_the_best_mode():
         {"spec": {"algorithm": "ERM", "dataset": "PACS"}, "status": "failed"},
     ]
     line = "Accuracy on validation images of the training domains: HMOE-DN 60 %; ERM 84 %."
-    assert learned_line(runs) == line
+    young = " Not yet trained, so what is said holds for this length: "
+    assert learned_line(runs) == f"{line}{young}HMOE-DN (under 81 %)."
     runs[2]["spec"]["dataset"] = "VLCS"
-    assert learned_line(runs).endswith("PACS, HMOE-DN 60 %; VLCS, ERM 84 %.")
+    assert "PACS, HMOE-DN 60 %; VLCS, ERM 84 %." in learned_line(runs)
     runs[2]["spec"]["dataset"], runs[2]["selected"]["default"]["validation_accuracy"] = "PACS", 0.2
     hardly = " Hardly trained, so nothing is decided about them: "
-    assert learned_line(runs).endswith(f"ERM 20 %.{hardly}ERM (under 30 %).")
+    assert f"ERM 20 %.{hardly}ERM (under 30 %).{young}HMOE" in learned_line(runs)
     runs[0]["selected"] = runs[1]["selected"] = {"mix": {"validation_accuracy": 0.28}}
     runs[2]["selected"]["default"]["validation_accuracy"] = 0.29
-    assert learned_line(runs).endswith(f"ERM 29 %.{hardly}HMOE-DN (under 29 %).")  # 1/7 + 6/7/6
+    assert f"ERM 29 %.{hardly}HMOE-DN (under 29 %).{young}" in learned_line(runs)  # 1/7 + 6/7/6
     for run in runs:
         run["spec"]["dataset"] = "a folder of one's own"
-    assert hardly not in learned_line(runs)
+    assert hardly not in learned_line(runs) and young not in learned_line(runs)
     with pytest.raises(HmoeError, match="no run is complete"):
         learned_line(runs[3:])
 

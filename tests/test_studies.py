@@ -121,7 +121,7 @@ print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES
 print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{list(counts.values())} 4322", "[]"]
+    assert done.stdout.splitlines() == [f"{list(counts.values())} 4739", "[]"]
 
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
         kept.cache_clear()
     specs, reason = specs_or_reason("mnist-rotated")
     assert specs is None and "hmoe data download MNIST" in reason
-    assert "mnist-rotated.toml, line" in reason and count_runs("mnist-rotated") == 6
+    assert "mnist-rotated.toml, line" in reason and count_runs("mnist-rotated") == 54
     study_specs.cache_clear()
 
 

@@ -13,6 +13,7 @@ import math
 import numpy as np
 import pandas as pd
 
+from .beside import trained_verdict
 from .records import distinct, select
 from .reduced import study_departures
 from hmoe_repro.evidence.tables import (
@@ -24,7 +25,7 @@ from hmoe_repro.evidence.tables import (
     paper_table,
     run_results,
 )
-from .verdicts import accuracy_verdict, half_interval, resolvable_difference
+from .verdicts import half_interval, resolvable_difference
 from ..runs.study_files import read_study
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-views
@@ -96,14 +97,15 @@ def network_limits(records: list[dict]) -> pd.DataFrame:
 
 
 def network_lines(records: list[dict], what: str) -> list[str]:
-    """One sentence for each network: which rows differ from `Aggregate` by more than can be
-    resolved. `what`: 'on the target domain', and in place of a sentence why there is none."""
+    """For each network, which trained rows differ from `Aggregate` by more than can be resolved,
+    and what each row reached on validation images. `what`: 'on the target domain'. In place of a
+    sentence why there is none."""
     lines, parts = [], by_network(records)
     for name, part in parts.items():
         where = f"{name}, {what}" if len(parts) > 1 else what
         run = set(run_results(part).algorithm)
         if BASELINE in run and len(run) > 1:
-            verdict = accuracy_verdict(part, BASELINE)
+            verdict = trained_verdict(part, BASELINE)
             lines.append(f"{where[0].upper()}{where[1:]}, against {BASELINE}: {verdict}")
         else:
             lines.append(f"No verdict {where}: no complete run of {BASELINE} and another method.")

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'PARAMETERS', 'MACS', 'renamed', 'name_by_placement', 'name_by_network', 'family',
-           'accuracy_by_dataset', 'hardly_trained', 'learned_line', 'limits_by_dataset', 'lines_against',
-           'paired_by_dataset', 'draw_accuracy', 'against_published', 'published_line', 'sized_averages', 'draw_sizes',
-           'single_source_results', 'improvements', 'improvement_lines']
+           'accuracy_by_dataset', 'limits_by_dataset', 'lines_against', 'paired_by_dataset', 'draw_accuracy',
+           'against_published', 'published_line', 'sized_averages', 'draw_sizes', 'single_source_results',
+           'improvements', 'improvement_lines']
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #imports
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from ..core import HmoeError
 from ..data.facts import KNOWN
 from ..data.known import load_dataset
-from .beside import by_dataset
+from .beside import by_dataset, hardly_trained, learned_line
 from .paper import average_name, named_table
 from .records import select
 from .sizes import network_size
@@ -102,61 +102,6 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
         table.insert(0, "network", named)  # unless the rows are called by it
     table.insert(0, "kind", named.map(family))
     return table.sort_values("kind", ascending=False, kind="stable", ignore_index=True), cells
-
-# %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-learned
-def _sixth_of_the_way(dataset: str) -> float:
-    """Accuracy, percent, a sixth of the way from guessing to no error; 0 for unknown classes."""
-    if dataset not in KNOWN:
-        return 0.0
-    guessing = 100 / KNOWN[dataset].num_classes
-    return guessing + (100 - guessing) / 6
-
-
-def _validated(records: list[dict], least: float = 0.0) -> pd.DataFrame:
-    """(dataset, algorithm) -> `accuracy`, percent: the mean on validation images of the training
-    domains, of several modes the best; and `floor`, at least `least`, below which a row has hardly
-    trained."""
-    rows = [
-        (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
-        for r in records
-        if r["status"] == "complete"
-        for mode, chosen in r["selected"].items()
-    ]
-    if not rows:
-        raise HmoeError("no run is complete, so none was validated. Fix: train the study.")
-    means = pd.DataFrame(rows, columns=["dataset", "algorithm", "mode", "accuracy"])
-    means = means.groupby(["dataset", "algorithm", "mode"], sort=False).accuracy.mean()
-    best = 100 * means.groupby(["dataset", "algorithm"], sort=False).max()
-    top = best.groupby("dataset").transform("max")
-    sixth = [max(least, _sixth_of_the_way(dataset)) for dataset, _ in best.index]
-    floor = np.maximum(top / 2, sixth)
-    return pd.DataFrame({"accuracy": best, "floor": floor})
-
-
-def hardly_trained(records: list[dict], least: float = 0.0) -> list[tuple[str, str]]:
-    """(dataset, algorithm) of the rows that reach less than half of the best row of their data set
-    on validation images of the training domains, or less than a sixth of the way from guessing to
-    no error where the number of classes is known, or less than `least` percent. `HmoeError` where
-    no run is complete."""
-    found = _validated(records, least)
-    return list(found.index[found.accuracy < found.floor])
-
-
-def learned_line(records: list[dict], least: float = 0.0) -> str:
-    """One sentence: the mean accuracy of each algorithm on the validation images of its training
-    domains, at the checkpoint that was chosen, percent; of several modes the best. Another names
-    those that `hardly_trained`. `HmoeError` where no run is complete."""
-    found = _validated(records, least)
-    several = found.index.get_level_values("dataset").nunique() > 1
-    name = {row: ", ".join(row) if several else row[1] for row in found.index}
-    said = [f"{name[row]} {value:.0f} %" for row, value in found.accuracy.items()]
-    line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
-    idle = [
-        f"{name[row]} (under {found.floor[row]:.0f} %)" for row in hardly_trained(records, least)
-    ]
-    if idle:
-        line += f" Hardly trained, so nothing is decided about them: {', '.join(idle)}."
-    return line
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-limits-by-dataset
 def limits_by_dataset(records: list[dict]) -> pd.DataFrame:

@@ -66,9 +66,15 @@ ARTEFACTS |= {
     "hmoe_table1": Artefact(
         "HMOE Table 1, ColoredMNIST and RotatedMNIST: all 17 algorithms, or their embedded twins",
         "colored-baselines",
-        ("smoke", "paper"),
-        ("smoke",),
-        beside=("colored", "rotated", "rotated-baselines"),
+        ("smoke", "mnist", "paper"),
+        ("smoke", "mnist"),
+        beside=(
+            "colored",
+            "rotated",
+            "rotated-baselines",
+            "rotated-baselines-2",
+            "rotated-baselines-3",
+        ),
     ),
     "colored_discovery": Artefact(
         "what HMOE's experts divide in ColoredMNIST: domain, class or colour",
