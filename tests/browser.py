@@ -39,6 +39,46 @@ LONG_LINES = """() => [...document.querySelectorAll(".cell_input pre")].filter(
 ).map(pre => pre.textContent.slice(0, 80))"""
 
 
+# Texts with too little contrast to the ground behind them (WCAG 2.2, 1.4.3: 4.5, or 3 where they
+# are large), as [ratio, needed, text]; of pictures and hidden or disabled text nothing is said.
+CONTRAST = """() => {
+  const context = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = colour => {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, below) => below.map((v, i) => top[i] * top[3] + v * (1 - top[3]));
+  const light = rgb => {
+    const [r, g, b] = rgb.map(v => v / 255).map(
+      v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = element => {
+    if (!element) return [255, 255, 255];
+    const own = rgba(getComputedStyle(element).backgroundColor);
+    return own[3] === 1 ? own.slice(0, 3) : over(own, ground(element.parentElement));
+  };
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.data.trim(), element = walker.currentNode.parentElement;
+    const shown = element.checkVisibility({opacityProperty: true, visibilityProperty: true});
+    if (!text || !shown || element.closest("script, style, svg, :disabled, mjx-container"))
+      continue;
+    const style = getComputedStyle(element), below = ground(element);
+    const [high, low] = [light(over(rgba(style.color), below)), light(below)]
+      .sort((a, b) => b - a);
+    const size = parseFloat(style.fontSize), bold = style.fontWeight >= 700;
+    const needed = size >= 24 || (bold && size >= 18.66) ? 3 : 4.5;
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < needed) found.push([Math.round(100 * ratio) / 100, needed, text.slice(0, 60)]);
+  }
+  return found;
+}"""
+
+
 def chromium() -> str:
     "The path of a Chromium on this machine; '' without."
     found = [os.environ.get("HMOE_CHROMIUM", ""), *map(shutil.which, NAMES)]
@@ -75,6 +115,7 @@ def opened(page, path: Path, fragment=""):
     page.goto(path.as_uri() + fragment)
     page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
     page.evaluate("() => { for (const i of document.images) i.loading = 'eager'; }")
+    page.add_style_tag(content="* { transition: none !important; }")  # no colour on its way
     page.wait_for_function("() => [...document.images].every(i => i.complete)")
 
 

@@ -15,7 +15,9 @@ from notebooks import ROOT
 BOOK = ROOT / "docs" / "book"
 sys.path.append(str(BOOK))
 import book_cells  # noqa: E402
+import book_contents  # noqa: E402
 import book_names  # noqa: E402
+import book_reference  # noqa: E402
 import book_text  # noqa: E402
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design", "sphinx_revealjs")
@@ -127,6 +129,20 @@ def test_code_of_an_answer_is_folded(routing):
             assert "hide-cell" in source[cell["source"].strip()]["metadata"]["tags"]
 
 
+def test_the_bar_at_the_left_leads_to_every_module(book):
+    modules = list(book.index.modules.values())
+    parts = book_reference.by_part(modules, {"1_method": "The method", "2_data": "Data, read"})
+    made = book_contents.reference_entry({"doc": "api/index", "title": "Reference"}, parts)
+    method, data = made["children"]
+    assert (method["doc"], method["anchor"]) == ("api/index", "#the-method")
+    assert data["anchor"] == "#data-read" and data["children"]
+    assert {"doc", "title", "children", "inside"} <= set(method["children"][0])
+    assert "api/hmoe_repro.method.routing" in method["inside"] and "doc" in made
+    assert made["inside"] == method["inside"] + data["inside"]
+    folders = [m.page.split("/")[1] for m in modules]
+    assert len(made["inside"]) == folders.count("1_method") + folders.count("2_data")
+
+
 # The site itself, where Sphinx is installed: `make book` installs it.
 
 
@@ -153,6 +169,21 @@ def window(site):
         pytest.skip("there is no Chromium here: install one, or name it in HMOE_CHROMIUM")
     with browser.pages() as page:
         yield page
+
+
+# One page of each kind: cards, a notebook, a page of results, the reference, commands, symbols.
+LOOKED_AT = [
+    "index",
+    "nbs/1_method/03_routing",
+    "figures/quick/digits_table",
+    "gallery/index",
+    "api/index",
+    "api/hmoe_repro.method.routing",
+    "every_command",
+    "symbols",
+    "search",
+    "docs/class_plan",
+]
 
 
 class Marks(HTMLParser):
@@ -203,6 +234,17 @@ def test_a_browser_finds_nothing_wrong(site, window):
         if path.parent.name not in skip and (found := browser.faults(window, path)):
             wrong[path.relative_to(site).as_posix()] = found[:5]
     assert not wrong, f"{len(wrong)} pages: {dict(list(wrong.items())[:10])}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_text_can_be_read_on_its_ground(site, window, name, scheme):
+    window.set_viewport_size({"width": browser.WIDTHS[0], "height": 900})
+    window.emulate_media(color_scheme=scheme)
+    browser.opened(window, site / f"{name}.html")
+    assert window.evaluate("document.documentElement.dataset.theme") == scheme
+    assert window.evaluate(browser.CONTRAST) == []
+    window.emulate_media(color_scheme="light")
 
 
 @pytest.mark.parametrize("words", ["load balance", "gate_logits"])

@@ -49,8 +49,24 @@ def tree(caption: str, docs: list[str]) -> str:
     return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 
 
-def write(source: Path, chapters: dict[str, list[str]]) -> None:
-    """Add the chapters (caption -> pages) to index.md, and write them to contents.json."""
+def reference_entry(overview: dict, modules: dict[str, list[tuple[str, str]]]) -> dict:
+    """The entry of the reference with a line for each part, which leads to its list and has the
+    modules of the part, (page, title), below it. Sphinx need not read a list of them all."""
+    lines = []
+    for part, pages in modules.items():
+        children = [{"doc": d, "title": t, "children": [], "inside": []} for d, t in pages]
+        anchor = re.sub("[^a-z0-9]+", "-", part.lower()).strip("-")  # as docutils names a section
+        found = {"doc": overview["doc"], "anchor": f"#{anchor}", "title": part}
+        lines.append(found | {"children": children, "inside": [d for d, _ in pages]})
+    inside = [d for line in lines for d in line["inside"]]
+    return overview | {"children": lines, "inside": inside}
+
+
+def write(
+    source: Path, chapters: dict[str, list[str]], modules: dict[str, list[tuple[str, str]]]
+) -> None:
+    """Add the chapters (caption -> pages) to index.md, and write them to contents.json, with the
+    `modules` (part -> page and title of each) below `api/index`."""
     docs = {
         name: [re.sub(r"\.(ipynb|md)$", "", d) for d in pages] for name, pages in chapters.items()
     }
@@ -61,4 +77,9 @@ def write(source: Path, chapters: dict[str, list[str]]) -> None:
         {"caption": name, "pages": [entry(source, d) for d in pages]}
         for name, pages in docs.items()
     ]
+    for chapter in bar:
+        chapter["pages"] = [
+            reference_entry(page, modules) if page["doc"] == "api/index" else page
+            for page in chapter["pages"]
+        ]
     (source / "contents.json").write_text(json.dumps(bar), encoding="utf-8")

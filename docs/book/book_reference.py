@@ -68,6 +68,16 @@ def module_page(book: Book, module: Module) -> str:
     return "\n\n".join(filter(None, [*parts, *(entry(book, n) for n in public)])) + "\n"
 
 
+def by_part(modules: list[Module], parts: dict[str, str]) -> dict[str, list[tuple[str, str]]]:
+    """Title of a part -> page and short name of each of its modules, for the bar at the left."""
+    found = {}
+    for folder, title in parts.items():
+        inside = [m.name for m in modules if m.page.split("/")[1] == folder]
+        if inside:
+            found[title] = [(f"api/{name}", name.removeprefix("hmoe_repro.")) for name in inside]
+    return found
+
+
 def overview(modules: list[Module], parts: dict[str, str]) -> str:
     """The first page of the reference: every module in one line, part by part."""
     text = ["# Reference of the library\n"]

@@ -202,7 +202,8 @@ def write_contents(book: Book, alone: list[str], source: Path) -> None:
         "For a class": ["docs/class_plan"],
         "Reference": ["symbols", "api/index", *(f"parts/{folder}" for folder in PARTS)],
     }
-    book_contents.write(source, chapters)
+    modules = book_reference.by_part(list(book.index.modules.values()), PARTS)
+    book_contents.write(source, chapters, modules)
 
 
 def main(target: Path) -> tuple[Book, dict]:
