@@ -71,9 +71,11 @@ ARTEFACTS |= {
         beside=(
             "colored",
             "rotated",
+            "colored-baselines-2",
             "rotated-baselines",
             "rotated-baselines-2",
             "rotated-baselines-3",
+            "rotated-baselines-4",
         ),
     ),
     "colored_discovery": Artefact(
