@@ -21,7 +21,7 @@ def test_generated_blocks_are_those_of_the_published_records():
         for block in blocks_in(page):
             inside = page.split(f"<!-- {block}:start -->")[1].split(f"<!-- {block}:end -->")[0]
             assert inside.strip() == blocks[block].strip(), f"{block} is stale. Fix: make figures"
-    assert used == set(blocks) and len(used) == 42
+    assert used == set(blocks) and len(used) == 44
 
 
 def test_the_readme_is_one_screen():
