@@ -229,20 +229,19 @@ def test_a_twin_is_never_the_papers_data():
 
 def runs_of(study):
     "Records of the runs that a study's file describes, without its data."
-    (runs,) = read_study(study).runs
-    (dataset,), (variant,) = runs.datasets, runs.variants
     return [
         run(
             algorithm,
-            dataset,
+            runs.datasets[0],
             domain,
             seed,
             steps=runs.steps,
             frequency=runs.checkpoint_frequency,
             evaluate=runs.evaluate,
             network=runs.network,
-            hparams=runs.settings(algorithm, variant),
+            hparams=runs.settings(algorithm, runs.variants[0]),
         )
+        for runs in read_study(study).runs
         for algorithm in runs.algorithms
         for (domain,) in runs.test_domains
         for seed in runs.seeds
