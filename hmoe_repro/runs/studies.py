@@ -110,7 +110,8 @@ def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
         held_out = _held_out(study, runs, dataset, lambda dataset=dataset: names[dataset])
         options |= {"precision": precision, "sampler": runs.sampler_of(algorithm)}
         for domains, draw in itertools.product(held_out, range(study.n_hparams)):
-            who = names[algorithm], names[dataset], domains, seed, given
+            kept = {n: given[n] for n in given if draw == 0 or n not in study.redraw}
+            who = names[algorithm], names[dataset], domains, seed, kept
             try:
                 found.append(make_spec(*who, **options, hparams_seed=draw))
             except HmoeError as error:

@@ -79,6 +79,7 @@ class Study:
     file: SettingsFile
     arrays: object = "none"  # whose arrays are published: "all", or a table of algorithms and seeds
     n_hparams: int = 1  # draws of the hyper-parameters that the file does not give; 1: defaults
+    redraw: tuple[str, ...] = ()  # given for draw 0 alone, so the other draws draw these, too
     rule: str = RULES[0]  # by which models are selected, see 04_selection
 
 # %% ../../nbs/5_runs/16_study_files.ipynb #def-keys
@@ -124,7 +125,11 @@ KEYS = {
 }
 OF_RUNS = tuple(field.name for field in fields(Runs))
 OF_ARRAYS = {"algorithms": KEYS["algorithms"], "seeds": KEYS["seeds"]}
-OF_SEARCH = {"n_hparams": (a_count, _COUNT), "rule": (only(*RULES), f"one of {', '.join(RULES)}")}
+OF_SEARCH = {
+    "n_hparams": (a_count, _COUNT),
+    "rule": (only(*RULES), f"one of {', '.join(RULES)}"),
+    "redraw": (list_of(a_text), f'{_NAMES}, such as ["lr"]'),
+}
 
 # %% ../../nbs/5_runs/16_study_files.ipynb #def-read-block
 def _read_block(file: SettingsFile, top: dict, block: int, inside: dict) -> Runs:
@@ -386,4 +391,10 @@ def check_study(study) -> dict[str, str]:
     for i, text in enumerate(study.arrays["algorithms"] if "algorithms" in study.arrays else ()):
         with file.at("arrays", "algorithms", i):
             one_of(text, names, "algorithm in arrays")
+    given = {
+        n for r in study.runs for a in r.algorithms for v in r.variants for n in r.settings(a, v)
+    }
+    for i, name in enumerate(study.redraw):
+        with file.at("search", "redraw", i):
+            one_of(name, sorted(given), "hyper-parameter among those the file gives")
     return names
