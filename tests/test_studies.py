@@ -121,7 +121,7 @@ print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES
 print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{list(counts.values())} 4745", "[]"]
+    assert done.stdout.splitlines() == [f"{list(counts.values())} 5181", "[]"]
 
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
@@ -178,6 +178,11 @@ def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
         0.01
     }
     assert len({s.hparams["batch_size"] for s in specs if s.algorithm == "ERM"}) > 2
+    redraw = '[search]\nn_hparams = 3\nredraw = ["lr"]\n\n[hparams.all]'
+    rates = {s.hparams_seed: s.hparams["lr"] for s in study_specs(small(("[hparams.all]", redraw)))}
+    assert rates[0] == 0.01 and len(set(rates.values())) == 3
+    with pytest.raises(HmoeError, match="among those the file gives 'weight_decay'"):
+        check_study(small(("[hparams.all]", redraw.replace("lr", "weight_decay"))))
     path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
     specs = study_specs(path)
     assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)

@@ -215,6 +215,7 @@ def test_studies_are_whole_and_distinct():
         "-single",
         "-discovery",
         "-choose",
+        "-search",
         "-labels",
         "-long",
         "-nd",

@@ -113,35 +113,57 @@ def test_the_registry_says_everything_of_everyone():
 
 
 def test_every_algorithm_has_settings_that_fit_a_short_run():
-    (runs,) = read_study("quick-table1").runs
-    assert runs.algorithms == TABLE_1
-    assert set(runs.hparams[0]) <= {"all", *TABLE_1}
-    first = study_specs("quick-table1")[0]
-    steps, checkpoints = first.steps, len(range(0, first.steps, first.checkpoint_frequency))
-    for spec in study_specs("quick-table1")[: 4 * len(TABLE_1)]:
+    specs = study_specs("quick-table1")
+    assert tuple(dict.fromkeys(s.algorithm for s in specs)) == TABLE_1
+    steps, checkpoints = (
+        specs[0].steps,
+        len(range(0, specs[0].steps, specs[0].checkpoint_frequency)),
+    )
+    for spec in specs:
         h = spec.hparams
-        waiting = [
+        waiting = {
             value
             for name, value in h.items()
             if name.endswith("anneal_iters") or name == "sma_start"
-        ]
-        assert (
-            all(0 < value < steps / 2 for value in waiting)
-            and h.get("n_tolerance", 0) + h.get("n_converge", 0) < checkpoints / 2
-        ), spec.algorithm
-        assert h["batch_size"] == 16 and h["lr"] == (0.05 if spec.algorithm == "MetaReg" else 3e-3)
+        }
+        assert waiting <= {250} and 250 < steps / 2, spec.algorithm
+        assert h.get("n_tolerance", 0) + h.get("n_converge", 0) < checkpoints
+        assert h["batch_size"] == 16 and (h["lr"] == 0.05 or spec.algorithm != "MetaReg")
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])
 def test_table_1_has_every_algorithm_at_one_length(profile):
     specs, (digits,) = study_specs(f"{profile}-table1"), read_study(f"{profile}-digits").runs
-    assert {s.steps for s in specs} == {min(digits.steps, 201)}
+    assert {s.steps for s in specs} == {digits.steps}
     cells = len(TABLE_1) * len(digits.seeds) * len(digits.test_domains)
     assert len({s.run_id for s in specs}) == len(specs) == cells
     assert {s.algorithm for s in specs} == set(TABLE_1) and {
         s.algorithm for s in specs if s.sampler == "pooled"
     } == {"Aggregate"}
     assert profile in ARTEFACTS["digits_table1"].optional
+
+
+def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
+    from hmoe_repro.evidence.chosen import settled_blocks, settled_draws
+    from hmoe_repro.evidence.records import load_study
+
+    searched, specs = study_specs("quick-table1-search"), study_specs("quick-table1")
+    assert not {s.trial_seed for s in searched} & {s.trial_seed for s in specs}
+    assert {s.steps for s in searched} == {s.steps for s in specs}
+    budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in searched}
+    assert len(budget) == len(searched) == 4 * 4 * (len(TABLE_1) - 3)
+    settled = settled_draws(load_study("quick-table1-search"))
+    start = {(s.algorithm, *s.test_domains): s.hparams for s in searched if not s.hparams_seed}
+    due = {
+        (row.algorithm, row.test_domain): start[row.algorithm, row.test_domain] | row.changed
+        for row in settled.itertuples()
+    }
+    assert len(due) == 4 * (len(TABLE_1) - 3)
+    for spec in specs:
+        if spec.algorithm not in ("Aggregate", "Multi-Headed", "MetaReg"):
+            assert spec.hparams == due[spec.algorithm, spec.test_domains[0]], str(spec)
+    file = read_study("quick-table1").file.text
+    assert file.rstrip().endswith(settled_blocks(settled).rstrip())
 
 
 def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):

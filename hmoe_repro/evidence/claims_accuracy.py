@@ -86,6 +86,7 @@ GATED = (
     "quick-discovery-labels",
     "quick-adversarial",
     "quick-table1",
+    "quick-table1-search",
     "quick-systems",
     "quick-gmoe",
     "quick-gmoe-short",
