@@ -117,6 +117,7 @@ ARTEFACTS |= {
         ("quick", "pacs", "paper"),
         ("quick", "pacs", "paper"),
     ),
+    "hmoe_table3": Artefact("HMOE Table 3: the six data sets, with samples", "pacs", ("pacs",)),
     "hmoe_table6": Artefact("HMOE Table 6: VLCS", "vlcs", ("paper",), ("paper",)),
     "hmoe_table7": Artefact("HMOE Table 7: PACS", "pacs", _PACS, ("paper",)),
     "hmoe_table8": Artefact("HMOE Table 8: OfficeHome", "officehome", ("paper",), ("paper",)),
