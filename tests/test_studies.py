@@ -178,11 +178,20 @@ def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
         0.01
     }
     assert len({s.hparams["batch_size"] for s in specs if s.algorithm == "ERM"}) > 2
-    redraw = '[search]\nn_hparams = 3\nredraw = ["lr"]\n\n[hparams.all]'
-    rates = {s.hparams_seed: s.hparams["lr"] for s in study_specs(small(("[hparams.all]", redraw)))}
-    assert rates[0] == 0.01 and len(set(rates.values())) == 3
-    with pytest.raises(HmoeError, match="among those the file gives 'weight_decay'"):
-        check_study(small(("[hparams.all]", redraw.replace("lr", "weight_decay"))))
+    ranges = "[search]\nn_hparams = 4\nranges = { lr = [0.1, 0.4] }\n\n[hparams.all]"
+    searched = study_specs(small(("[hparams.all]", ranges)))
+    rates = {s.hparams_seed: set() for s in searched}
+    for s in searched:
+        rates[s.hparams_seed].add((s.trial_seed, s.hparams["lr"]))
+    assert {lr for _, lr in rates.pop(0)} == {0.01}
+    for found in rates.values():  # one rate for all algorithms and domains of a draw and a seed
+        assert len(found) == 2 and all(0.1 < lr < 0.4 for _, lr in found)
+    assert len(set.union(*rates.values())) == 6
+    with pytest.raises(HmoeError, match="hyper-parameter of these algorithms 'lambda_x'"):
+        check_study(small(("[hparams.all]", ranges.replace("lr =", "lambda_x ="))))
+    for wrong in ("[0.4, 0.1]", "[0.1]", "[0, 0.1]", '"wide"'):
+        with pytest.raises(HmoeError, match="ranges must be a table such as"):
+            read_study(small(("[hparams.all]", ranges.replace("[0.1, 0.4]", wrong))))
     path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
     specs = study_specs(path)
     assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)

@@ -8,6 +8,7 @@ __all__ = ['count_runs', 'study_specs', 'specs_or_reason', 'runs_with_arrays']
 # %% ../../nbs/5_runs/17_studies.ipynb #imports
 import functools
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def _splits_folder(file, block: int, runs: Runs) -> Path | None:
         return own_splits(beside if beside.is_dir() else data_dir() / runs.splits)
 
 
+def _in_ranges(study: Study, algorithm: str, draw: int, seed: int) -> dict:
+    """The hyper-parameters of an algorithm that a study draws from ranges of its own."""
+    if not draw or not study.ranges:
+        return {}
+    from hmoe_repro.algorithms import get_algorithm
+    from hmoe_repro.algorithms.hparams import HParam, LogUniform, draw_hparams
+
+    declared = get_algorithm(algorithm).HPARAMS
+    ranges = {n: tuple(map(math.log10, r)) for n, r in study.ranges.items() if n in declared}
+    searched = {n: HParam(None, "", search=LogUniform(*r)) for n, r in ranges.items()}
+    return draw_hparams(searched, draw, seed)
+
+
 def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
     """The runs number `block` of a study. `HmoeError` with file and line where one cannot be."""
     from hmoe_repro.runs.request import make_spec
@@ -110,8 +124,8 @@ def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
         held_out = _held_out(study, runs, dataset, lambda dataset=dataset: names[dataset])
         options |= {"precision": precision, "sampler": runs.sampler_of(algorithm)}
         for domains, draw in itertools.product(held_out, range(study.n_hparams)):
-            kept = {n: given[n] for n in given if draw == 0 or n not in study.redraw}
-            who = names[algorithm], names[dataset], domains, seed, kept
+            drawn = _in_ranges(study, names[algorithm], draw, seed)
+            who = names[algorithm], names[dataset], domains, seed, given | drawn
             try:
                 found.append(make_spec(*who, **options, hparams_seed=draw))
             except HmoeError as error:
