@@ -306,7 +306,7 @@ def test_an_algorithm_without_features_cannot_measure_clusters():
 
 def test_options_at_their_default_leave_a_run_its_name():
     plain = plan()
-    given = plan(code_norm="none", embedding_scale=1.0, entropy_ramp=0.5, labelled_fraction=1.0)
+    given = plan(code_norm="none", embedding_scale=1.0, entropy_ramp=0.5, d2v_lr=0.0)
     assert given.run_id == plain.run_id and "code_norm" not in plain.hparams
     ours = plan(code_norm="batch")
     assert ours.run_id != plain.run_id and ours.hparams["code_norm"] == "batch"
@@ -319,6 +319,7 @@ def test_options_at_their_default_leave_a_run_its_name():
         ({"code_norm": "layer"}, "unknown code norm 'layer'"),
         ({"d2v_small_norm": "batch"}, "unknown norm of a D2V encoder"),
         ({"entropy_ramp": -1.0}, "at least 0"),
+        ({"d2v_lr": -0.1}, "at least 0"),
         ({"labelled_fraction": 0.5}, "lambda_d is 0"),
         ({"labelled_domains": "plain"}, "lambda_d is 0"),
         ({"lambda_d": 1.0, "labelled_fraction": 1.5}, "share from 0 to 1"),
@@ -380,6 +381,27 @@ def test_embeddings_are_drawn_as_far_apart_as_asked():
         cls = get_algorithm("HMOE-DN")
         nets.append(cls(*shape, {"network": "small_cnn", "embedding_scale": scale}))
     torch.testing.assert_close(0.3 * nets[0].model.embeddings, nets[1].model.embeddings)
+
+
+def _after_an_update(**given):
+    "What one update of HMOE-DN on the same batch moves: name -> largest step of a weight."
+    seed_everything(0)
+    hparams = {"network": "small_cnn", "lr": 0.01} | given
+    algorithm = get_algorithm("HMOE-DN")((3, 16, 16), 10, 3, hparams)
+    before = {n: p.detach().clone() for n, p in algorithm.named_parameters()}
+    algorithm.update([(torch.rand(4, 3, 16, 16), torch.arange(4)) for _ in range(3)])
+    return {n: (p.detach() - before[n]).abs().max().item() for n, p in algorithm.named_parameters()}
+
+
+def test_the_encoder_takes_steps_at_a_rate_of_its_own():
+    "Adam's first step moves each weight that has a gradient by the learning rate."
+    usual, same, slow = (_after_an_update(d2v_lr=rate) for rate in (0.0, 0.01, 0.0001))
+    assert same == usual
+    inside = [name for name in slow if name.startswith("model.encoder.")]
+    assert 0 < len(inside) < len(slow)
+    for name, step in slow.items():
+        expected = usual[name] / 100 if name in inside else usual[name]
+        assert step == pytest.approx(expected, rel=0.05, abs=1e-7), name
 
 
 # Partial labels

@@ -64,6 +64,9 @@ _OPTIONS = {
         where=("d2v_encoder", ("small",)),
         younger=True,
     ),
+    "d2v_lr": HParam(
+        0.0, "learning rate of the D2V encoder; 0: that of everything else", least=0, younger=True
+    ),
     "labelled_fraction": HParam(
         1.0, "share of the training images whose domain is told", least=0, younger=True
     ),
@@ -150,6 +153,17 @@ class DomainExperts(Algorithm):
             code_norm=h["code_norm"],
             embedding_scale=h["embedding_scale"],
         )
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Adam over all parameters; the D2V encoder has a rate of its own where one is given."""
+        h = self.hparams
+        if not h["d2v_lr"]:
+            return super().make_optimizer()
+        encoder = list(self.model.encoder.parameters())
+        among = {id(p) for p in encoder}
+        others = [p for p in self.parameters() if id(p) not in among]
+        groups = [{"params": others}, {"params": encoder, "lr": h["d2v_lr"]}]
+        return torch.optim.Adam(groups, lr=h["lr"], weight_decay=h["weight_decay"], fused=True)
 
     def known_domains(self, minibatches) -> torch.Tensor | None:
         """Domain labels (B,) of eq. 7, -1 where they are not told; None where eq. 7 has no

@@ -126,7 +126,11 @@ ARTEFACTS |= {
         "HMOE Fig. 4: the domain loss of HMOE-DL on PACS", "pacs", _PACS, ("paper",)
     ),
     "hmoe_fig5": Artefact(
-        "HMOE Fig. 5: t-SNE of D2V codes on PACS, with NMI and ARI", "pacs", _PACS, ("paper",)
+        "HMOE Fig. 5: t-SNE of D2V codes on PACS, with NMI and ARI",
+        "pacs",
+        _PACS,
+        ("paper",),
+        beside=("encoder",),
     ),
     "hmoe_fig6": Artefact(
         "HMOE Fig. 6: images by domain label beside images by expert, PACS",
