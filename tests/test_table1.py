@@ -2,14 +2,19 @@
 of Table 1 on the embedded digits."""
 
 import re
+import tomllib
 
+import invented
 import numpy as np
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
-from hmoe_repro.core import seed_hash
+from hmoe_repro.core import HmoeError, seed_hash
+from hmoe_repro.evidence.chosen import settled_blocks, settled_draws
+from hmoe_repro.evidence.records import load_study
 from hmoe_repro.runs.artefacts import ARTEFACTS
+from hmoe_repro.runs.spec import RunSpec
 from hmoe_repro.runs.studies import study_specs
 from hmoe_repro.runs.study_files import read_study
 
@@ -144,16 +149,13 @@ def test_table_1_has_every_algorithm_at_one_length(profile):
 
 
 def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
-    from hmoe_repro.evidence.chosen import settled_blocks, settled_draws
-    from hmoe_repro.evidence.records import load_study
-
-    searched, specs = study_specs("quick-table1-search"), study_specs("quick-table1")
-    assert not {s.trial_seed for s in searched} & {s.trial_seed for s in specs}
-    assert {s.steps for s in searched} == {s.steps for s in specs}
-    budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in searched}
-    assert len(budget) == len(searched) == 4 * 4 * (len(TABLE_1) - 3)
+    tried, specs = study_specs("quick-table1-search"), study_specs("quick-table1")
+    assert not {s.trial_seed for s in tried} & {s.trial_seed for s in specs}
+    assert {s.steps for s in tried} == {s.steps for s in specs}
+    budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in tried}
+    assert len(budget) == len(tried) == 4 * 4 * (len(TABLE_1) - 3)
     settled = settled_draws(load_study("quick-table1-search"))
-    start = {(s.algorithm, *s.test_domains): s.hparams for s in searched if not s.hparams_seed}
+    start = {(s.algorithm, *s.test_domains): s.hparams for s in tried if not s.hparams_seed}
     due = {
         (row.algorithm, row.test_domain): start[row.algorithm, row.test_domain] | row.changed
         for row in settled.itertuples()
@@ -164,6 +166,58 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
             assert spec.hparams == due[spec.algorithm, spec.test_domains[0]], str(spec)
     file = read_study("quick-table1").file.text
     assert file.rstrip().endswith(settled_blocks(settled).rstrip())
+
+
+RATES = (0.003, 0.0012345678, 0.007)
+VALIDATED = {  # by hand: what draws 0, 1 and 2 reach on validation images
+    ("ERM", "photo"): {"default": (0.80, 0.90, 0.85)},
+    ("ERM", "sketch"): {"default": (0.90, 0.70, 0.80)},
+    ("HMOE-DN", "photo"): {"mix": (0.60, 0.65, 0.70), "max": (0.60, 0.95, 0.10)},
+    ("HMOE-DN", "sketch"): {"mix": (0.60, 0.65, 0.50), "max": (0.95, 0.10, 0.10)},
+}
+
+
+def searched(seed=3):
+    "The invented records of a search with one checkpoint a run."
+    found = []
+    for (algorithm, held_out), reached in VALIDATED.items():
+        for draw, rate in enumerate(RATES):
+            made = invented.record(algorithm, held_out, seed, np.random.default_rng(0), lr=rate)
+            made["spec"]["hparams_seed"] = draw
+            made["run_id"] = RunSpec.from_dict(made["spec"]).run_id
+            values = {mode: reached[mode][draw] for mode in reached}
+            seen = {d: {"out": values} for d in invented.DOMAINS if d != held_out}
+            seen[held_out] = {"in": dict.fromkeys(values, 0.5)}
+            made["checkpoints"] = [{"step": 0, "losses": {}, "accuracies": seen}]
+            chosen = {"step": 0, "test_accuracy": 0.5}
+            made["selected"] = {m: chosen | {"validation_accuracy": v} for m, v in values.items()}
+            found.append(made)
+    return found
+
+
+def test_a_search_settles_by_hand_computed_validation_for_each_test_domain():
+    settled = settled_draws(searched()).set_index(["algorithm", "test_domain"])
+    assert settled.draw.to_dict() == {
+        ("ERM", "photo"): 1,
+        ("ERM", "sketch"): 0,
+        ("HMOE-DN", "photo"): 2,
+        ("HMOE-DN", "sketch"): 1,
+    }
+    assert settled.validation.tolist() == pytest.approx([90, 90, 70, 65])
+    assert settled.default.tolist() == pytest.approx([80, 90, 60, 60])
+    assert settled.changed.tolist() == [{"lr": 0.001235}, {}, {"lr": 0.007}, {"lr": 0.001235}]
+    runs = tomllib.loads(settled_blocks(settled.reset_index()))["runs"]
+    assert runs == [
+        {"test_domains": ["photo"], "hparams": {"ERM": {"lr": 0.001235}, "HMOE-DN": {"lr": 0.007}}},
+        {"test_domains": ["sketch"], "hparams": {"HMOE-DN": {"lr": 0.001235}}},
+    ]
+
+
+def test_a_search_that_cannot_be_settled_is_refused():
+    with pytest.raises(HmoeError, match="not finished, missing: ERM on photo.*draw 0"):
+        settled_draws(searched()[1:])
+    with pytest.raises(HmoeError, match="several trial seeds"):
+        settled_draws(searched() + searched(seed=4))
 
 
 def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
