@@ -96,7 +96,7 @@ def build_encoder(input_shape, hparams: dict) -> nn.Module:
     scale_last_layer(encoder, h["d2v_scale"])
     return encoder
 
-# %% ../../nbs/4_algorithms/05_domain_experts.ipynb #def-domainexperts
+# %% ../../nbs/4_algorithms/05_domain_experts.ipynb #def-check-options
 def check_labels(hparams: dict):
     """`HmoeError` for a share of labels above 1, and for labels that no loss reads."""
     share = hparams.get("labelled_fraction", 1.0)
@@ -115,7 +115,7 @@ def check_names(hparams: dict):
     one_of(hparams.get("code_norm", "none"), CODE_NORMS, "code norm")
     one_of(hparams.get("d2v_small_norm", "none"), NORMS, "norm of a D2V encoder")
 
-
+# %% ../../nbs/4_algorithms/05_domain_experts.ipynb #def-domainexperts
 class DomainExperts(Algorithm):
     """HMOE (Qu, Faney, Wang, Gallinari, Yousef, de Hempinne, 2022) under DomainBed's interface;
     `predict(x, mode)` with mode 'mix', 'max' or 'ood'."""
