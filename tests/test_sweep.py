@@ -216,6 +216,8 @@ def test_studies_are_whole_and_distinct():
         "-discovery",
         "-choose",
         "-search",
+        "-search-2",
+        "-table1-2",
         "-labels",
         "-long",
         "-nd",

@@ -16,7 +16,7 @@ from hmoe_repro.evidence.records import load_study
 from hmoe_repro.runs.artefacts import ARTEFACTS
 from hmoe_repro.runs.spec import RunSpec
 from hmoe_repro.runs.studies import study_specs
-from hmoe_repro.runs.study_files import read_study
+from hmoe_repro.runs.study_files import STUDIES, read_study
 
 # GMoE, its twin and DMG are of other papers, on networks of their own.
 TABLE_1 = tuple(name for name, family in FAMILIES.items() if family not in ("gmoe", "dmg"))
@@ -117,9 +117,15 @@ def test_the_registry_says_everything_of_everyone():
     )
 
 
+def pieces(profile, which="table1"):
+    "The runs of Table 1, or of its search, in all its pieces."
+    names = (f"{profile}-{which}", f"{profile}-{which}-2")
+    return [spec for name in names if name in STUDIES for spec in study_specs(name)]
+
+
 def test_every_algorithm_has_settings_that_fit_a_short_run():
-    specs = study_specs("quick-table1")
-    assert tuple(dict.fromkeys(s.algorithm for s in specs)) == TABLE_1
+    specs = pieces("quick")
+    assert {s.algorithm for s in specs} == set(TABLE_1)
     steps, checkpoints = (
         specs[0].steps,
         len(range(0, specs[0].steps, specs[0].checkpoint_frequency)),
@@ -138,7 +144,7 @@ def test_every_algorithm_has_settings_that_fit_a_short_run():
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])
 def test_table_1_has_every_algorithm_at_one_length(profile):
-    specs, (digits,) = study_specs(f"{profile}-table1"), read_study(f"{profile}-digits").runs
+    specs, (digits,) = pieces(profile), read_study(f"{profile}-digits").runs
     assert {s.steps for s in specs} == {digits.steps}
     cells = len(TABLE_1) * len(digits.seeds) * len(digits.test_domains)
     assert len({s.run_id for s in specs}) == len(specs) == cells
@@ -149,12 +155,13 @@ def test_table_1_has_every_algorithm_at_one_length(profile):
 
 
 def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
-    tried, specs = study_specs("quick-table1-search"), study_specs("quick-table1")
+    tried, specs = pieces("quick", "table1-search"), pieces("quick")
     assert not {s.trial_seed for s in tried} & {s.trial_seed for s in specs}
     assert {s.steps for s in tried} == {s.steps for s in specs}
     budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in tried}
     assert len(budget) == len(tried) == 4 * 4 * (len(TABLE_1) - 3)
-    settled = settled_draws(load_study("quick-table1-search"))
+    first, second = (load_study(f"quick-table1-search{end}") for end in ("", "-2"))
+    settled = settled_draws(first + second)
     start = {(s.algorithm, *s.test_domains): s.hparams for s in tried if not s.hparams_seed}
     due = {
         (row.algorithm, row.test_domain): start[row.algorithm, row.test_domain] | row.changed
@@ -164,8 +171,9 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
     for spec in specs:
         if spec.algorithm not in ("Aggregate", "Multi-Headed", "MetaReg"):
             assert spec.hparams == due[spec.algorithm, spec.test_domains[0]], str(spec)
-    file = read_study("quick-table1").file.text
-    assert file.rstrip().endswith(settled_blocks(settled).rstrip())
+    for end, part in (("", first), ("-2", second)):
+        file = read_study(f"quick-table1{end}").file.text
+        assert file.rstrip().endswith(settled_blocks(settled_draws(part)).rstrip())
 
 
 RATES = (0.003, 0.0012345678, 0.007)

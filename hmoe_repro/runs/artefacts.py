@@ -45,7 +45,7 @@ ARTEFACTS = {
         "with and without domain labels",
         "table1",
         optional=("smoke", "quick"),
-        beside=("table1-search",),
+        beside=("table1-2", "table1-search", "table1-search-2"),
     ),
     "digits_fig5": Artefact(
         "t-SNE of D2V codes in the style of HMOE Fig. 5, with NMI and ARI", "digits"
