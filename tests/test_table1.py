@@ -6,6 +6,7 @@ import tomllib
 
 import invented
 import numpy as np
+import pandas as pd
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
@@ -219,6 +220,15 @@ def test_a_search_settles_by_hand_computed_validation_for_each_test_domain():
         {"test_domains": ["photo"], "hparams": {"ERM": {"lr": 0.001235}, "HMOE-DN": {"lr": 0.007}}},
         {"test_domains": ["sketch"], "hparams": {"HMOE-DN": {"lr": 0.001235}}},
     ]
+
+
+def test_many_settings_stand_in_lines_of_their_own():
+    values = {f"a_long_name_{i}": i / 7 for i in range(9)}
+    row = {"algorithm": "DANN", "test_domain": "photo", "draw": 1, "changed": values}
+    blocks = settled_blocks(pd.DataFrame([row, row | {"algorithm": "ERM", "changed": {"lr": 0.1}}]))
+    assert max(map(len, blocks.splitlines())) <= 100
+    (runs,) = tomllib.loads(blocks)["runs"]
+    assert runs["hparams"] == {"DANN": values, "ERM": {"lr": 0.1}}
 
 
 def test_a_search_that_cannot_be_settled_is_refused():

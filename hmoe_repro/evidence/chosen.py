@@ -125,8 +125,10 @@ def settled_blocks(settled: pd.DataFrame) -> str:
     for domain, rows in settled.groupby("test_domain", sort=True):
         lines += ["[[runs]]", f"test_domains = {json.dumps([domain])}"]
         for row in rows[rows.draw > 0].itertuples():
-            values = ", ".join(f"{n} = {json.dumps(v)}" for n, v in row.changed.items())
-            lines.append(f"hparams.{row.algorithm} = {{ {values} }}")
+            values = [f"{n} = {json.dumps(v)}" for n, v in row.changed.items()]
+            line = f"hparams.{row.algorithm} = {{ {', '.join(values)} }}"
+            long = [f"hparams.{row.algorithm}.{value}" for value in values]
+            lines += [line] if len(line) <= 100 else long
         lines.append("")
     return "\n".join(lines)
 

@@ -348,6 +348,7 @@ ARTEFACTS |= {
             "discovery-long",
             "discovery-nd",
             "table1",
+            "table1-search",
             "parity",
             "systems",
             "gmoe",
