@@ -89,10 +89,18 @@ ARTEFACTS |= {
         "what HMOE's experts divide in RotatedMNIST: angle or class", "rotated", _EVERY, _QUICK
     ),
     "hmoe_fig7": Artefact(
-        "HMOE Fig. 7: eight experts for three domains", "collapse", optional=_QUICK
+        "HMOE Fig. 7: eight experts for three domains",
+        "collapse",
+        ("smoke", "quick", "pacs"),
+        ("quick", "pacs"),
+        beside=("pacs",),
     ),
     "hmoe_fig8": Artefact(
-        "HMOE Fig. 8: codes when the class loss is the only loss", "classloss", optional=_QUICK
+        "HMOE Fig. 8: codes when the class loss is the only loss",
+        "classloss",
+        ("smoke", "quick", "pacs"),
+        ("quick", "pacs"),
+        beside=("pacs",),
     ),
     "hmoe_sensitivity": Artefact(
         "HMOE-DN against the number of experts K and eps of the gate",
@@ -106,8 +114,8 @@ ARTEFACTS |= {
     "hmoe_table2": Artefact(
         "HMOE Table 2: with and without class-adversarial learning",
         "adversarial",
-        ("quick", "paper"),
-        ("quick", "paper"),
+        ("quick", "pacs", "paper"),
+        ("quick", "pacs", "paper"),
     ),
     "hmoe_table3": Artefact("HMOE Table 3: the six data sets, with samples", "pacs", ("pacs",)),
     "hmoe_table6": Artefact("HMOE Table 6: VLCS", "vlcs", ("paper",), ("paper",)),
@@ -122,7 +130,7 @@ ARTEFACTS |= {
         "pacs",
         _PACS,
         ("paper",),
-        beside=("clusters",),
+        beside=("encoder",),
     ),
     "hmoe_fig6": Artefact(
         "HMOE Fig. 6: images by domain label beside images by expert, PACS",
