@@ -1,9 +1,12 @@
 """How Sphinx makes the book of the sources that `prepare.py` gathered."""
 
+import functools
 import json
 from importlib.util import find_spec
 from pathlib import Path
 
+from sphinx.domains.python import PythonDomain
+from sphinx.search.en import SearchEnglish
 from sphinx.util.fileutil import copy_asset
 
 project = "hmoe_repro"
@@ -50,6 +53,28 @@ copybutton_exclude = ".linenos, .gp, .go"
 mathjax_path = "mathjax/tex-chtml.js"
 
 
+class English(SearchEnglish):
+    """Sphinx's own, which forgets between two pages how a word was cut to its stem."""
+
+    @functools.cached_property
+    def stem(self):
+        return functools.cache(super().stem)
+
+
+class Python(PythonDomain):
+    """Sphinx's own, which looks through all objects again each time a type's name comes up."""
+
+    @functools.cached_property
+    def found(self):
+        return {}
+
+    def find_obj(self, env, *question):
+        key = (len(self.objects), question)
+        if key not in self.found:
+            self.found[key] = super().find_obj(env, *question)
+        return list(self.found[key])
+
+
 def copy_mathjax(app, error):
     """MathJax stands beside the pages. The package's own hook would forbid reading in parallel."""
     package = Path(find_spec("sphinx-mathjax-offline").submodule_search_locations[0])
@@ -65,6 +90,8 @@ def read_contents(app, config):
 
 def setup(app):
     """Called by Sphinx."""
+    app.add_search_language(English)
+    app.add_domain(Python, override=True)
     app.connect("config-inited", read_contents)
     app.connect("build-finished", copy_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
