@@ -251,6 +251,8 @@ def eight_idle(loaded: Loaded) -> Evidence:
         embeddings = load_arrays(record, "quick-collapse", loaded.store)["embeddings"]
         near += smallest_distance(embeddings) < fresh_distance(*embeddings.shape) / 2
     more = f"Of {len(stored)} stored runs two embeddings fell together in {near}." if stored else ""
+    if pacs := hmoe_runs(loaded.records.get("pacs-collapse", [])):
+        more += f" PACS: {rate_text(sum(has_idle(r) for r in pacs), len(pacs))}."
     return rate_evidence(hits, len(runs), size_of(runs) if runs else "", more)
 
 
@@ -286,6 +288,9 @@ def class_loss_alone(loaded: Loaded) -> Evidence:
     whole = hmoe_runs(loaded.records["quick-digits"], "HMOE-DN")
     highest = max(map(nmi_domain, alone), default=math.nan)
     more = f"With the class loss alone the largest NMI of a run is {highest:.2f}."
+    if pacs := hmoe_runs(loaded.records.get("pacs-classloss", [])):
+        beside = hmoe_runs(loaded.records.get("pacs-pacs", []), "HMOE-DN")
+        more += f" PACS: {paired_evidence(beside, pacs, nmi_domain, 'NMI').text()}."
     return paired_evidence(whole, alone, nmi_domain, "NMI", more=more)
 
 # %% ../../nbs/6_evidence/34_claims_experts.ipynb #def-list
@@ -374,6 +379,7 @@ EXPERT_CLAIMS = DIVISION_CLAIMS + [
         (*DIGITS, "quick-classloss"),
         class_loss_alone,
         larger(0.1),
+        also=("pacs-classloss", *PACS),
     ),
     hmoe_claim(
         "K = 8: idle experts",
@@ -382,6 +388,7 @@ EXPERT_CLAIMS = DIVISION_CLAIMS + [
         ("quick-collapse",),
         eight_idle,
         more_than(HALF),
+        also=("pacs-collapse",),
     ),
     hmoe_claim(
         "K = 8: larger L_kl",
