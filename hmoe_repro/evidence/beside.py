@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLASSES', 'TRUE_LABELS', 'BLOCKS', 'paper_block', 'against_paper', 'compared_text', 'beside_table', 'paper_verdict',
-           'trained_from', 'hardly_trained', 'learned_line', 'trained_verdict', 'study_verdict', 'draw_results',
-           'by_dataset', 'average_cells', 'table1', 'draw_table1', 'label_block', 'label_blocks']
+           'trained_from', 'hardly_trained', 'untrained_rows', 'learned_line', 'trained_verdict', 'study_verdict',
+           'draw_results', 'by_dataset', 'average_cells', 'table1', 'draw_table1', 'label_block', 'label_blocks']
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #imports
 from collections.abc import Callable
@@ -150,9 +150,9 @@ def trained_from(dataset: str) -> float:
 
 
 def _validated(records: list[dict], least: Callable[[str], float]) -> pd.DataFrame:
-    """(dataset, algorithm) -> `accuracy`, percent: the mean on validation images of the training
-    domains, of several modes the best; and `floor`, at least `least` of the data set, below which
-    a row has hardly trained."""
+    """(dataset, algorithm, mode) -> `accuracy`, percent: the mean on validation images of the
+    training domains; and `floor`, at least `least` of the data set, below which a row is too low
+    to be compared."""
     rows = [
         (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
         for r in records
@@ -162,12 +162,16 @@ def _validated(records: list[dict], least: Callable[[str], float]) -> pd.DataFra
     if not rows:
         raise HmoeError("no run is complete, so none was validated. Fix: train the study.")
     means = pd.DataFrame(rows, columns=["dataset", "algorithm", "mode", "accuracy"])
-    means = means.groupby(["dataset", "algorithm", "mode"], sort=False).accuracy.mean()
-    best = 100 * means.groupby(["dataset", "algorithm"], sort=False).max()
-    top = best.groupby("dataset").transform("max")
-    names = best.index.get_level_values("dataset")
+    means = 100 * means.groupby(["dataset", "algorithm", "mode"], sort=False).accuracy.mean()
+    top = means.groupby("dataset").transform("max")
+    names = means.index.get_level_values("dataset")
     lowest = [max(least(name), _share_of_the_way(name, 1 / 6)) for name in names]
-    return pd.DataFrame({"accuracy": best, "floor": np.maximum(top / 2, lowest)})
+    return pd.DataFrame({"accuracy": means, "floor": np.maximum(top / 2, lowest)})
+
+
+def _best_mode(found: pd.DataFrame) -> pd.DataFrame:
+    """(dataset, algorithm) -> of `_validated` the mode with the highest accuracy."""
+    return found.groupby(["dataset", "algorithm"], sort=False).max()
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #def-learned
 def _anything(dataset: str) -> float:
@@ -181,43 +185,69 @@ def hardly_trained(
     on validation images of the training domains, or less than a sixth of the way from guessing to
     no error on the true labels, or less than `least` of the data set, percent (`trained_from`).
     `HmoeError` where no run is complete."""
-    found = _validated(records, least)
+    found = _best_mode(_validated(records, least))
     return list(found.index[found.accuracy < found.floor])
+
+
+def untrained_rows(
+    records: list[dict], least: Callable[[str], float] = trained_from
+) -> list[tuple[str, str]]:
+    """(algorithm, mode) of the rows that `hardly_trained` would name if each mode of inference were
+    an algorithm: OOD can be near guessing while MIX has learned. `HmoeError` where no run is
+    complete."""
+    found = _validated(records, least)
+    return [row[1:] for row in found.index[found.accuracy < found.floor]]
+
+
+def _with_floors(found: pd.DataFrame, low: pd.Series, floors: pd.Series, several: bool) -> str:
+    """The rows of `_validated` that are `low`, each with its floor; an algorithm stands for its
+    modes if all are."""
+    said = []
+    for (dataset, algorithm), part in found.groupby(["dataset", "algorithm"], sort=False):
+        modes = [row[2] for row in part.index[low[part.index]]]
+        names = [algorithm] if len(modes) == len(part) else [row_name(algorithm, m) for m in modes]
+        for name in names:
+            name = f"{dataset}, {name}" if several else name
+            said.append(f"{name} (under {floors[part.index[0]]:.0f} %)")
+    return ", ".join(said)
 
 
 def learned_line(records: list[dict], least: Callable[[str], float] = _anything) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
     domains, at the checkpoint that was chosen, percent; of several modes the best. Others name
-    those that have `hardly_trained`, and those that are not trained yet (`trained_from`).
-    `HmoeError` where no run is complete."""
+    the rows, or modes, that are too low (`untrained_rows`), and those that are not trained yet
+    (`trained_from`). `HmoeError` where no run is complete."""
     found = _validated(records, least)
     several = found.index.get_level_values("dataset").nunique() > 1
-    name = {row: ", ".join(row) if several else row[1] for row in found.index}
-    said = [f"{name[row]} {value:.0f} %" for row, value in found.accuracy.items()]
+    best = _best_mode(found).accuracy
+    said = [f"{', '.join(r) if several else r[1]} {value:.0f} %" for r, value in best.items()]
     line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
-    idle = hardly_trained(records, least)
-    if idle:
-        said = [f"{name[row]} (under {found.floor[row]:.0f} %)" for row in idle]
-        line += f" Hardly trained, so nothing is decided about them: {', '.join(said)}."
-    young = [row for row in found.index if row not in idle]
-    young = [row for row in young if found.accuracy[row] < trained_from(row[0])]
-    if young:
-        said = [f"{name[row]} (under {trained_from(row[0]):.0f} %)" for row in young]
-        line += f" Not yet trained, so what is said holds for this length: {', '.join(said)}."
+    low = found.accuracy < found.floor
+    if low.any():
+        named = _with_floors(found, low, found.floor, several)
+        line += f" Too low there, so nothing is decided about them: {named}."
+    trained = pd.Series([trained_from(row[0]) for row in found.index], index=found.index)
+    young = (found.accuracy < trained) & ~low
+    if young.any():
+        named = _with_floors(found, young, trained, several)
+        line += f" Not yet trained, so what is said holds for this length: {named}."
     return line
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #def-study-verdict
 def trained_verdict(records: list[dict], baseline: str) -> str:
     """`accuracy_verdict` against `baseline` on one data set, about the rows that are trained
-    (`trained_from`); an untrained baseline is compared with nothing. Then what every row reached on
-    validation images. `HmoeError` without the baseline."""
-    idle = [name for _, name in hardly_trained(records, trained_from)]
-    verdict = accuracy_verdict(records, baseline, without=idle)
-    others = set(run_results(records).algorithm) - {baseline}
-    if baseline in idle:
+    (`untrained_rows`); an untrained baseline is compared with nothing. Then what every row reached
+    on validation images. `HmoeError` without the baseline."""
+    results, low = run_results(records), set(untrained_rows(records))
+    rows = list(dict.fromkeys(zip(results.algorithm, results["mode"])))
+    others = {row for row in rows if row[0] != baseline}
+    base = next((row for row in rows if row[0] == baseline), None)  # its first mode
+    if base in low:
         verdict = f"Nothing is compared, because {baseline} itself is not trained."
-    elif others and others <= set(idle):
+    elif base and others and others <= low:
         verdict = f"Nothing is compared, because no row but {baseline} is trained."
+    else:
+        verdict = accuracy_verdict(records, baseline, without=low & others)
     return f"{verdict} {learned_line(records, trained_from)}"
 
 
@@ -247,7 +277,7 @@ def draw_results(records: list[dict], per_row: int = 4):
     names, several = results.algorithm.nunique(), results["mode"].nunique() > 1
     size = (1.75 * columns + 0.9, ((0.5 if several else 0.24) * names + 1.0) * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
-    plot_results(records, axes.flat)
+    plot_results(records, axes.flat, without=untrained_rows(records))
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
     if _in_the_papers_protocol(records):
@@ -304,7 +334,8 @@ def draw_table1(records: list[dict]):
     for axis, (name, part) in zip(axes.flat, parts.items()):
         mine = cells[cells.dataset == name]
         at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
-        limit, middle = resolvable_difference(part).resolvable.iloc[-1], mine["mean"].median()
+        limits, middle = resolvable_difference(part, untrained_rows(part)), mine["mean"].median()
+        limit = limits.resolvable.iloc[-1]
         axis.axvspan(middle - limit / 2, middle + limit / 2, color="#E8E8E8", lw=0)
         axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)
         axis.plot(mine.paper, at, "D", ms=5.5, mfc="none", mec="black", mew=0.8)

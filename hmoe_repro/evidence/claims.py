@@ -146,10 +146,12 @@ def over_groups(values, groups, resamples: int = 10_000) -> tuple[float, float, 
     return float(total.sum() / size.sum()), float(low), float(high)
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #def-from-runs
-def training_problem(records: list[dict]) -> str:
-    """'hardly trained: ERM-ViT' of records in which an algorithm has hardly trained, else ''."""
-    names = sorted({algorithm for _, algorithm in hardly_trained(records)})
-    return f"hardly trained: {', '.join(names)}" if names else ""
+def training_problem(records: list[dict], least=None) -> str:
+    """'hardly trained: ERM-ViT' of records in which an algorithm has hardly trained, or 'not
+    trained' with a `least` accuracy on validation images (`trained_from`); else ''."""
+    low = hardly_trained(records, least) if least else hardly_trained(records)
+    names = sorted({algorithm for _, algorithm in low})
+    return f"{'not' if least else 'hardly'} trained: {', '.join(names)}" if names else ""
 
 
 def paired_evidence(
@@ -388,15 +390,18 @@ def because(weighed: Weighed) -> str:
 
 
 def count_line(weighed: list[Weighed]) -> str:
-    """How many claims have each verdict, in all and by paper."""
+    """How many claims have each verdict, in all and by paper; findings of ours counted apart."""
 
     def counted(part):
         counts = [(v, sum(w.verdict == v for w in part)) for v in VERDICTS]
         return ", ".join(f"{verdict} {n}" for verdict, n in counts if n)
 
-    papers = dict.fromkeys(w.claim.paper for w in weighed)
-    each = "; ".join(f"{p}: {counted([w for w in weighed if w.claim.paper == p])}" for p in papers)
-    return f"{plural(len(weighed), 'claim')}: {counted(weighed)}. Of these, {each}."
+    ours = [w for w in weighed if w.claim.text.startswith("ours:")]
+    theirs = [w for w in weighed if not w.claim.text.startswith("ours:")]
+    papers = dict.fromkeys(w.claim.paper for w in theirs)
+    each = "; ".join(f"{p}: {counted([w for w in theirs if w.claim.paper == p])}" for p in papers)
+    said = f"{plural(len(theirs), 'claim')}: {counted(theirs)}. Of these, {each}."
+    return f"{said} And {plural(len(ours), 'finding')} of ours: {counted(ours)}." if ours else said
 
 
 def chance_line(weighed: list[Weighed]) -> str:

@@ -11,6 +11,7 @@ __all__ = ['transformer_less_cnn', 'experts_less_twin', 'last_two_less_every_two
 import numpy as np
 
 from ..core import HmoeError
+from .beside import hardly_trained, trained_from
 from hmoe_repro.evidence.claims import (
     POINTS,
     Claim,
@@ -28,7 +29,6 @@ from hmoe_repro.evidence.claims import (
 from .claims_experts import LEAST, MARGIN, runs_of
 from .dmg_tables import mask_runs, own_mask_gain
 from .expert_selection import choice_rows
-from .gmoe_pages import hardly_trained
 from .paired import main_effects
 from .records import select
 
@@ -138,7 +138,7 @@ def right_mask(loaded: Loaded) -> Evidence:
     if digits := mask_runs(loaded.records.get("quick-dmg", [])):
         value, low, high = over_grid(_gains(digits))
         more = f"On the digits: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
-    problem = training_problem(loaded.records["pacs-dmg"])
+    problem = training_problem(loaded.records["pacs-dmg"], trained_from)
     numbers = over_grid(_gains(runs))
     return Evidence(*numbers, POINTS, len(runs), size_of(runs), None, more, problem)
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from .beside import trained_verdict
+from .beside import trained_verdict, untrained_rows
 from .records import distinct, select
 from .reduced import study_departures
 from hmoe_repro.evidence.tables import (
@@ -88,9 +88,13 @@ BASELINE = "Aggregate"
 
 
 def network_limits(records: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` of each network, with its name in front where there are several."""
+    """`resolvable_difference` of each network without `untrained_rows`, with its name in front
+    where there are several."""
     parts = {n: part for n, part in by_network(records).items() if _complete(part)}
-    frames = [resolvable_difference(part).assign(network=name) for name, part in parts.items()]
+    frames = [
+        resolvable_difference(part, untrained_rows(part)).assign(network=name)
+        for name, part in parts.items()
+    ]
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     first = ["network"] if len(frames) > 1 else []
     return table[[*first, *table.columns.drop("network")]] if frames else table

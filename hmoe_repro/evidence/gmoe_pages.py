@@ -104,14 +104,18 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
     return table.sort_values("kind", ascending=False, kind="stable", ignore_index=True), cells
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #def-limits-by-dataset
+def _limits(part: list[dict]) -> pd.DataFrame:
+    """`resolvable_difference` on one data set, of the rows that have trained."""
+    return resolvable_difference(part, [algorithm for _, algorithm in hardly_trained(part)])
+
+
 def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` of each data set; of several, the averages alone."""
+    """`resolvable_difference` of each data set without rows that `hardly_trained`; of several data
+    sets, the averages alone."""
     parts = by_dataset(records)
     if len(parts) == 1:
-        return resolvable_difference(records)
-    rows = [
-        resolvable_difference(part).tail(1).assign(test_domain=name) for name, part in parts.items()
-    ]
+        return _limits(records)
+    rows = [_limits(part).tail(1).assign(test_domain=name) for name, part in parts.items()]
     return pd.concat(rows, ignore_index=True).rename(columns={"test_domain": "dataset"})
 
 
@@ -169,7 +173,7 @@ def _draw_averages(records: list[dict], baseline: str):
         at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
         centre = mine[mine.algorithm == baseline]["mean"]
         if len(centre):
-            limit = resolvable_difference(part).resolvable.iloc[-1]
+            limit = _limits(part).resolvable.iloc[-1]
             low, high = centre.iloc[0] - limit, centre.iloc[0] + limit
             axis.axvspan(low, high, color="#E4E4E4", lw=0, zorder=0)
         axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)
@@ -190,7 +194,8 @@ def draw_accuracy(records: list[dict], baseline: str = "ERM-ViT", per_row: int =
     height = 0.5 if results["mode"].nunique() > 1 else 0.24
     size = (1.75 * columns + 0.9, (height * names + 1.0) * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
-    plot_results(records, axes.flat, baseline)
+    idle = [algorithm for _, algorithm in hardly_trained(records)]
+    plot_results(records, axes.flat, baseline, without=idle)
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
     axes.flat[panels - 1].set_title(average_name(records))
@@ -204,10 +209,8 @@ def against_published(records: list[dict], numbers: pd.DataFrame) -> pd.DataFram
     seeds are not complete are left out."""
     ours = _averages(records).rename(columns={"test_domain": "dataset"})
     ours = ours[ours.n == ours.expected]
-    limits = {
-        name: resolvable_difference(part).resolvable.iloc[-1]
-        for name, part in by_dataset(records).items()
-    }
+    parts = by_dataset(records)
+    limits = {name: _limits(part).resolvable.iloc[-1] for name, part in parts.items()}
     rows = ["dataset", "algorithm", "mode"]
     published = numbers.set_index(rows).value.rename("published").reset_index()
     table = ours.merge(published, on=rows)[[*rows, "mean", "stderr", "n", "published"]]

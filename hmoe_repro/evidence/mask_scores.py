@@ -253,8 +253,10 @@ def range_line(scores: pd.DataFrame, value: str, what: str, unit: str = "points"
     )
     if math.isnan(limit):
         return f"{text} (one seed: not to be judged)."
-    seen = "a difference is seen" if gap > limit else "no difference is seen"
-    return f"{text}; resolvable: {limit:.{decimals}f}, so {seen}."
+    least = f"the {limit:.{decimals}f} that two weights named beforehand would resolve"
+    if gap <= limit:
+        return f"{text}: within {least}."
+    return f"{text}: more than {least}, but these two are the extremes of {len(lines)}."
 
 # %% ../../nbs/6_evidence/30_mask_scores.ipynb #def-gain-lines
 def gain_lines(records: list[dict], knob: str = "lambda_o") -> list[str]:

@@ -202,11 +202,12 @@ def _one_seed(records: list[dict]) -> bool:
 
 
 def error_words(records: list[dict]) -> str:
-    """What stands behind a mean: 'mean ± standard error over trial seeds', or that there is one
+    """What stands behind a mean: 'mean ± standard error over 3 trial seeds', or that there is one
     seed."""
-    if _one_seed(records):
+    seeds = run_results(records).trial_seed.nunique()
+    if seeds == 1:
         return "one seed, no standard errors"
-    return "mean ± standard error over trial seeds"
+    return f"mean ± standard error over {seeds} trial seeds"
 
 
 def limit_words(records: list[dict]) -> str:
@@ -216,10 +217,10 @@ def limit_words(records: list[dict]) -> str:
     return "smallest difference resolved"
 
 
-def limits_table(records: list[dict]) -> pd.DataFrame:
+def limits_table(records: list[dict], without=()) -> pd.DataFrame:
     """`resolvable_difference` for readers: with one seed, the limit by images alone, named a lower
     bound."""
-    limits = resolvable_difference(records)
+    limits = resolvable_difference(records, without)
     if not _one_seed(records):
         return limits
     return limits.drop(columns=["by_seeds", "resolvable"]).rename(

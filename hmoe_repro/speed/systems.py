@@ -23,11 +23,11 @@ from hmoe_repro.core import (
     seed_everything,
     single_thread,
 )
+from ..evidence.beside import trained_verdict
 from ..evidence.expert_selection import choice_rows
 from ..evidence.paired import paired_bootstrap
 from ..evidence.records import select
-from ..evidence.tables import cell_statistics, cell_text, run_results
-from ..evidence.verdicts import accuracy_verdict
+from ..evidence.tables import cell_statistics, cell_text, row_name, run_results
 from ..runs.model import build_dataset
 from ..runs.spec import RunSpec
 from ..runs.studies import study_specs
@@ -161,7 +161,7 @@ def systems_table(records: list[dict], cost: dict | None, baseline: str = "ERM")
         mode = results[results.algorithm == algorithm]["mode"].iloc[0]
         cell = cells.loc[(algorithm, mode, "Average")]
         row = {
-            "algorithm": algorithm,
+            "algorithm": row_name(algorithm, mode),
             "network": mine[0]["spec"]["network"],
             "accuracy": cell_text(cell["mean"], cell.stderr, cell.n, cell.expected),
             f"minus {baseline}": _difference(records, algorithm, mode, baseline),
@@ -233,7 +233,7 @@ def _told_apart(records: list[dict], baseline: str) -> str:
         seeds, domains = results.trial_seed.nunique(), results.test_domain.nunique()
         return (
             f"No interval: {plural(seeds, 'trial seed')} and {plural(domains, 'test domain')} are "
-            f"too few cells for one. {accuracy_verdict(records, baseline)}"
+            f"too few cells for one. {trained_verdict(records, baseline)}"
         )
     for name, pairs in found.items():
         if pairs["low"] > 0 or pairs["high"] < 0:
