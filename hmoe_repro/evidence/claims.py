@@ -146,12 +146,10 @@ def over_groups(values, groups, resamples: int = 10_000) -> tuple[float, float, 
     return float(total.sum() / size.sum()), float(low), float(high)
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #def-from-runs
-def training_problem(records: list[dict], least=None) -> str:
-    """'hardly trained: ERM-ViT' of records in which an algorithm has hardly trained, or 'not
-    trained' with a `least` accuracy on validation images (`trained_from`); else ''."""
-    low = hardly_trained(records, least) if least else hardly_trained(records)
-    names = sorted({algorithm for _, algorithm in low})
-    return f"{'not' if least else 'hardly'} trained: {', '.join(names)}" if names else ""
+def training_problem(records: list[dict], least=lambda dataset: 0.0, how: str = "hardly") -> str:
+    """'hardly trained: ERM-ViT' of records in which an algorithm `hardly_trained`; else ''."""
+    names = sorted({algorithm for _, algorithm in hardly_trained(records, least)})
+    return f"{how} trained: {', '.join(names)}" if names else ""
 
 
 def paired_evidence(
@@ -333,8 +331,7 @@ def claims_table(weighed: list[Weighed]) -> tuple[pd.DataFrame, pd.DataFrame]:
     texts, numbers = [], []
     for claim, found, verdict in weighed:
         size = found.size or found.problem
-        words = [claim.paper, claim.text, size, found.text(), verdict]
-        texts.append(words)
+        texts.append([claim.paper, claim.text, size, found.text(), verdict])
         row = {"paper": claim.paper, "claim": claim.key, "value": found.value, "low": found.low}
         row |= {"high": found.high, "unit": found.unit, "runs": found.runs, "verdict": verdict}
         row |= {"rule": claim.rule.text if claim.rule else "", "problem": found.problem}
@@ -385,8 +382,7 @@ def because(weighed: Weighed) -> str:
         apart = found.low > 0 or found.high < 0
         if verdict == SUPPORTED and apart and claim.rule.equality:
             parts.append("A difference is told apart from zero, but it is within the margin")
-    said = ". ".join(parts) + "."
-    return f"{said} {found.more}".rstrip()
+    return f"{'. '.join(parts)}. {found.more}".rstrip()
 
 
 def count_line(weighed: list[Weighed]) -> str:
@@ -417,8 +413,7 @@ def chance_line(weighed: list[Weighed]) -> str:
 
 
 def student_line(weighed: list[Weighed], loaded: Loaded) -> str:
-    """Which verdicts change where grids get Student's t over seeds alone, or over test domains
-    alone, instead of the bootstrap over both."""
+    """Which verdicts change with Student's t over seeds alone, or over test domains alone."""
     said = []
     for side, word in (("seeds", "trial seeds"), ("domains", "test domains")):
         with student_along(side):

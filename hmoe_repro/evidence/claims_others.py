@@ -138,7 +138,7 @@ def right_mask(loaded: Loaded) -> Evidence:
     if digits := mask_runs(loaded.records.get("quick-dmg", [])):
         value, low, high = over_grid(_gains(digits))
         more = f"On the digits: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
-    problem = training_problem(loaded.records["pacs-dmg"], trained_from)
+    problem = training_problem(loaded.records["pacs-dmg"], trained_from, "not")
     numbers = over_grid(_gains(runs))
     return Evidence(*numbers, POINTS, len(runs), size_of(runs), None, more, problem)
 
