@@ -1,6 +1,7 @@
 """What holds of the three papers: every verdict is tied to its numbers, and the numbers are those
 of the records, computed here again without the library."""
 
+import copy
 import json
 import math
 import re
@@ -497,6 +498,29 @@ def test_sentences_give_number_rule_and_reason():
     assert count_line(shown()).startswith("4 claims: supported 1, contradicted 1")
     assert chance_line(shown()).startswith("2 intervals of 95 % were judged: about 0.1 would")
     assert wanted_lines(shown()) == ["**More seeds**: d (P); e (P)."]
+
+
+def test_findings_of_ours_are_not_counted_among_the_papers_claims():
+    rows = [
+        Weighed(Claim("P", str(k), text, rule=larger(1)), Evidence(2, 1, 3), SUPPORTED)
+        for k, text in enumerate(("a", "ours: b", "ours and theirs"))
+    ]
+    said = "2 claims: supported 2. Of these, P: supported 2."
+    assert count_line(rows) == f"{said} And 1 finding of ours: supported 1."
+    assert count_line([rows[0], rows[2]]) == said
+
+
+def test_nothing_is_said_of_masks_in_a_network_that_is_not_trained():
+    loaded = load_claims([c for c in OTHER_CLAIMS if c.key == "right mask beats wrong"])
+    records = [copy.deepcopy(r) for r in loaded.records["pacs-dmg"]]
+    (claim,) = (c for c in OTHER_CLAIMS if c.key == "right mask beats wrong")
+    assert weigh(claim, loaded).verdict == UNDECIDED
+    assert weigh(claim, loaded).evidence.problem == "not trained: Aggregate, DMG, Multi-Headed"
+    for record in records:
+        for chosen in record["selected"].values():
+            chosen["validation_accuracy"] = 0.95
+    trained = weigh(claim, Loaded(loaded.records | {"pacs-dmg": records}))
+    assert trained.verdict == SUPPORTED and trained.evidence.value > 1
 
 
 def test_a_supported_equality_says_that_a_difference_was_seen():
