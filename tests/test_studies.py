@@ -433,6 +433,23 @@ def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
         report_study("smoke-toy", part, tmp_path / "reports")
 
 
+def test_a_report_compares_trained_rows_and_names_the_others():
+    from hmoe_repro.evidence.records import load_study
+    from hmoe_repro.evidence.report import not_compared, verdict_line
+
+    records = load_study("quick-table1")
+    low = {("MMD", "default"), ("Multi-Headed", "default")}
+    assert set(not_compared(records)) == low
+    compared, _, learned = verdict_line(records).partition("Accuracy on validation images")
+    assert "MMD" not in compared and "Multi-Headed" not in compared
+    assert "nothing is decided about them: MMD (under 80 %), Multi-Headed (under 80 %)" in learned
+    # Another rule validates on other images, so it says nothing about who is trained.
+    assert not not_compared(records, "oracle")
+    assert "MMD" in verdict_line(records, "oracle")
+    failed = [r | {"status": "failed", "selected": {}} for r in records]
+    assert not not_compared(failed) and verdict_line(failed).startswith("No verdict")
+
+
 def test_draws_become_one_run_by_the_rule_and_variants_rows():
     records = [r | {"spec": r["spec"]} for r in invented.digits(seeds=(0, 1), domains=("photo",))]
     better = []
