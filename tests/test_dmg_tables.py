@@ -143,6 +143,20 @@ def test_the_gain_of_the_right_mask_by_hand():
     assert own_mask_line(own_mask_gain([])).startswith("No verdict on masks")
 
 
+def test_what_masks_of_untrained_networks_do_is_said_to_be_that():
+    rows = [(0.9, 0.7, 0.8), (0.5, 0.6, 0.5), (0.4, 0.3, 0.5), (0.1, 0.2, 0.3)]
+    runs = [masked("sketch", s, rows) for s in (0, 1, 2)]
+    for mode in runs[0]["selected"].values():
+        mode["validation_accuracy"] = 0.799  # of ten classes, 80 % is trained
+    assert own_mask_gain(runs).trained.tolist() == [False, True, True]
+    line = own_mask_line(own_mask_gain(runs))
+    assert line.endswith(
+        "masks are specialised here, in networks that are not trained yet (1 of 3)."
+    )
+    runs[0]["selected"]["mask-ens"]["validation_accuracy"] = 0.8
+    assert own_mask_line(own_mask_gain(runs)).endswith("masks are specialised here.")
+
+
 def test_the_table_of_masks_has_a_row_for_each_and_their_ensemble_last():
     rows = [(0.9, 0.7, 0.8), (0.5, 0.6, 0.5), (0.4, 0.5, 0.3), (0.1, 0.2, 0.3)]
     runs = [

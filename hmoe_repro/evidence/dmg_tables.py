@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from .beside import trained_verdict, untrained_rows
+from .beside import trained_from, trained_verdict, untrained_rows
 from .records import distinct, select
 from .reduced import study_departures
 from hmoe_repro.evidence.tables import (
@@ -270,9 +270,10 @@ def mask_table(records: list[dict], target: str) -> pd.DataFrame:
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-own-mask
 def own_mask_gain(records: list[dict]) -> pd.DataFrame:
-    """Per run with masks: test_domain, trial_seed, and by how many points the mask of a training
+    """Per run with masks: test_domain, trial_seed, by how many points the mask of a training
     domain is better on that domain than the mean of the other masks (`gain`), averaged over the
-    training domains that have test images."""
+    training domains that have test images, and whether the network is `trained` (`trained_from`).
+    """
     rows = []
     for record in mask_runs(records):
         masks, gains = record["masks"], []
@@ -284,13 +285,23 @@ def own_mask_gain(records: list[dict]) -> pd.DataFrame:
             gains.append(100 * (measured["by_mask"][own] - np.mean(others)))
         if gains:
             spec = record["spec"]
-            rows.append((spec["test_domains"][0], spec["trial_seed"], float(np.mean(gains))))
-    return pd.DataFrame(rows, columns=["test_domain", "trial_seed", "gain"])
+            best = max(chosen["validation_accuracy"] for chosen in record["selected"].values())
+            trained = 100 * best >= trained_from(spec["dataset"])
+            gain = float(np.mean(gains))
+            rows.append((spec["test_domains"][0], spec["trial_seed"], gain, trained))
+    return pd.DataFrame(rows, columns=["test_domain", "trial_seed", "gain", "trained"])
+
+
+def _of_untrained(gains: pd.DataFrame) -> str:
+    """A clause about the networks that are not trained; empty where all are."""
+    young = int((~gains.trained.astype(bool)).sum())
+    share = "all of them" if young == len(gains) else f"{young} of {len(gains)}"
+    return f", in networks that are not trained yet ({share})" if young else ""
 
 
 def own_mask_line(gains: pd.DataFrame) -> str:
     """One sentence about `own_mask_gain`: the mean with its 95 % interval over trial seeds, where
-    there are several, and whether that is more than nothing."""
+    there are several, whether that is more than nothing, and how many networks are not trained."""
     if gains.empty:
         return "No verdict on masks: no complete run has test images of its training domains."
     per_seed = gains.groupby("trial_seed").gain.mean()
@@ -302,5 +313,5 @@ def own_mask_line(gains: pd.DataFrame) -> str:
     found = "specialised" if mean > half else "not shown to be specialised"
     return (
         f"{text} (95 % interval over {n} trial seeds: ± {half:.2f}; {len(gains)} runs): masks are "
-        f"{found} here."
+        f"{found} here{_of_untrained(gains)}."
     )
