@@ -1,6 +1,7 @@
 """The book: notebooks become pages without being executed, links and names lead somewhere, and a
 real browser finds nothing wrong with any page."""
 
+import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -19,6 +20,7 @@ import book_contents  # noqa: E402
 import book_names  # noqa: E402
 import book_reference  # noqa: E402
 import book_text  # noqa: E402
+import prepare  # noqa: E402
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design", "sphinx_revealjs")
 GATE = "hmoe_repro.method.routing.gate_values"
@@ -81,6 +83,28 @@ def test_links_and_names_of_a_text(book, text, made):
     assert book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text) == made
 
 
+def test_a_column_on_a_page_of_evidence_is_no_name(book):
+    page = "figures/quick/digits_fig5.ipynb"
+    here = dataclasses.replace(book, imported={page: {"gate_values"}})
+    for word, linked in (
+        ("gate_values", True),
+        ("gate_logits", False),  # not imported there: a column, for all that is known
+        ("routing.gate_logits", True),
+        ("GaussianBlur", False),
+        ("RunSpec", True),
+    ):
+        assert book_text.markdown(here, page, f"`{word}`").startswith("{py:obj}") == linked, word
+    assert "gate_logits <" in book_text.markdown(here, "docs/results.md", "`gate_logits`")
+
+
+def test_settings_before_a_result_are_folded():
+    opened = "**Profile `quick`.**\n\n- data: D\n- trained at commit c"
+    made = book_cells.folded_settings(opened)
+    assert made.startswith("**Profile `quick`.**\n\n<details>") and made.count("- data: D") == 1
+    for text in ("- data: D", "Found.\n\n- three\n- trained at noon", "**Table**\n\n| a |"):
+        assert book_cells.folded_settings(text) == text
+
+
 def test_an_answer_is_folded(book):
     text = "<details><summary>Answer to 1</summary>\n\nIt is $3$.\n\n</details>"
     made = book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text)
@@ -141,6 +165,25 @@ def test_the_bar_at_the_left_leads_to_every_module(book):
     assert made["inside"] == method["inside"] + data["inside"]
     folders = [m.page.split("/")[1] for m in modules]
     assert len(made["inside"]) == folders.count("1_method") + folders.count("2_data")
+
+
+def test_the_path_has_the_numbers_of_its_table_and_a_page_one_place():
+    numbers = prepare.path_numbers(ROOT)
+    assert list(numbers.values()) == [str(n) for n in range(1, len(numbers) + 1)]
+    assert set(numbers) <= set(prepare.reading_path(ROOT)) and numbers[prepare.START] == "1"
+
+    def entry(doc, *children):
+        inside = [d for c in children for d in (c["doc"], *c["inside"])]
+        return {"doc": doc, "title": doc, "children": list(children), "inside": inside}
+
+    bar = [
+        {"caption": "Path", "pages": [entry("a"), entry("b")]},
+        {"caption": "Results", "pages": [entry("a"), entry("g", entry("b"), entry("c"))]},
+    ]
+    book_contents.numbered(bar[0]["pages"], {"a": "1"})
+    book_contents.once(bar, set())
+    assert [p["title"] for p in bar[0]["pages"]] == ["1. a", "b"]
+    assert bar[1]["pages"] == [entry("g", entry("c"))]
 
 
 # The site itself, where Sphinx is installed: `make book` installs it.
@@ -245,6 +288,19 @@ def test_text_can_be_read_on_its_ground(site, window, name, scheme):
     assert window.evaluate("document.documentElement.dataset.theme") == scheme
     assert window.evaluate(browser.CONTRAST) == []
     window.emulate_media(color_scheme="light")
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_the_menus_open_where_the_bars_are_hidden(site, window, width):
+    window.set_viewport_size({"width": width, "height": 900})
+    browser.opened(window, site / "nbs/0_start/00_start_here.html")
+    for which in ("primary", "secondary"):
+        menu = window.locator(f"#pst-{which}-sidebar-modal")
+        assert not menu.is_visible()
+        window.locator(f".{which}-toggle:visible").first.click()
+        menu.wait_for(state="visible")
+        window.keyboard.press("Escape")
+        menu.wait_for(state="hidden")
 
 
 @pytest.mark.parametrize("words", ["load balance", "gate_logits"])

@@ -479,7 +479,7 @@ def shown():
 def test_the_table_links_each_row_and_keeps_pipes_from_splitting_it():
     rows = shown()
     text = claims_markdown(rows)
-    assert r"| a \| b | [digits_table](digits_table.ipynb): 12 runs, 3 seeds |" in text
+    assert r"| a \| b | **supported** | +2.0 points (+1.0 to +3.0) | [digits_table](digits" in text
     assert page_link(rows[1]) == "[hmoe_fig5](../../figures/pacs/hmoe_fig5.ipynb)"
     assert page_link(rows[2]) == "[hmoe_table2](../../nbs/paper/hmoe_table2.ipynb)"
     table, numbers = claims_table(rows)

@@ -22,6 +22,13 @@ def read(path: Path) -> list[dict]:
     return [cell | {"source": "".join(cell["source"])} for cell in cells]
 
 
+def imported_names(path: Path) -> set[str]:
+    """The names that the cells of a notebook import from the library."""
+    code = "\n".join(c["source"] for c in read(path) if c["cell_type"] == "code")
+    blocks = re.findall(r"^from hmoe_repro\S* import (\([^)]*\)|.*)$", code, re.M)
+    return set(re.findall(r"\w+", " ".join(blocks)))
+
+
 def label(page: str, cell: str) -> str:
     """The book's name of a cell: unique, where ids are unique only in their notebook."""
     return f"{Path(page).with_suffix('').as_posix()}--{cell}".replace("/", "-").replace("_", "-")
@@ -129,12 +136,23 @@ def code_cells(book: Book, page: str, cell: dict, evidence: bool) -> list[dict]:
     return [cell]
 
 
+def folded_settings(text: str) -> str:
+    """The lines about the runs of a page, of which the first stays open: they come before any
+    result, and most readers want results."""
+    first, _, rest = text.partition("\n\n")
+    if not (rest.startswith("- data: ") and "\n- trained at " in rest):
+        return text
+    summary = "<details><summary>The settings of these runs</summary>"
+    return f"{first}\n\n{summary}\n\n{rest}\n\n</details>"
+
+
 def outputs(book: Book, page: str, cell: dict, module: str) -> None:
     """Links in what a cell has displayed lead where those of the page do."""
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         if "text/markdown" in data:
-            text = re.sub(r"\[([^\]]*)\]\(#[^)]*\)", r"\1", "".join(data["text/markdown"]))
+            text = folded_settings("".join(data["text/markdown"]))
+            text = re.sub(r"\[([^\]]*)\]\(#[^)]*\)", r"\1", text)
             data["text/markdown"] = markdown(book, page, text, module)
         if data.get("image/png") or data.get("text/markdown"):
             data.pop("text/plain", None)
@@ -150,7 +168,9 @@ def run_line(book: Book, page: str, module: str) -> str:
     run = f".venv/bin/jupyter lab {page}"
     if page.startswith("figures/"):
         run = f".venv/bin/hmoe figures {name.removesuffix('.ipynb')} --profile {folder}"
-    return "\n\n:::{div} runline\n" + " · ".join([*parts, f"run it here: `{run}`"]) + "\n:::\n"
+    parts.append(f"run it here: `{run}` ([install](/install.md))")
+    line = "\n\n:::{div} runline\n" + " · ".join(parts) + "\n:::\n"
+    return line + book.under_title.get(page, "")
 
 
 def titled(book: Book, page: str, text: str, module: str) -> str:

@@ -62,11 +62,33 @@ def reference_entry(overview: dict, modules: dict[str, list[tuple[str, str]]]) -
     return overview | {"children": lines, "inside": inside}
 
 
+def numbered(path: list[dict], numbers: dict[str, str]) -> None:
+    """Number the pages of the reading path, which the text calls by their numbers."""
+    for page in path:
+        if number := numbers.get(page["doc"]):
+            page["title"] = f"{number}. {page['title']}"
+
+
+def once(pages: list[dict], seen: set[str]) -> None:
+    """Leave a page in the bar only where it stands first: a reader is at one place."""
+    for page in pages:
+        below = page.get("pages") or page.get("children") or []
+        if "doc" in page:
+            seen.add(page["doc"])
+        below[:] = [p for p in below if p.get("anchor") or p["doc"] not in seen]
+        once(below, seen)
+        if "inside" in page:
+            page["inside"] = [d for p in below for d in (p["doc"], *p["inside"])]
+
+
 def write(
-    source: Path, chapters: dict[str, list[str]], modules: dict[str, list[tuple[str, str]]]
+    source: Path,
+    chapters: dict[str, list[str]],
+    modules: dict[str, list[tuple[str, str]]],
+    numbers: dict[str, str],
 ) -> None:
     """Add the chapters (caption -> pages) to index.md, and write them to contents.json, with the
-    `modules` (part -> page and title of each) below `api/index`."""
+    `modules` (part -> page and title of each) below `api/index`; `numbers`: page -> its number."""
     docs = {
         name: [re.sub(r"\.(ipynb|md)$", "", d) for d in pages] for name, pages in chapters.items()
     }
@@ -82,4 +104,6 @@ def write(
             reference_entry(page, modules) if page["doc"] == "api/index" else page
             for page in chapter["pages"]
         ]
+    numbered(bar[0]["pages"], {re.sub(r"\.(ipynb|md)$", "", d): n for d, n in numbers.items()})
+    once(bar, set())
     (source / "contents.json").write_text(json.dumps(bar), encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 from book_text import Book, markdown, plain
 
 from hmoe_repro.evidence.gallery import index_entry
-from hmoe_repro.evidence.readme import PUBLISHED, README_PROFILES, item_status
+from hmoe_repro.evidence.readme import PUBLISHED, item_status
 from hmoe_repro.evidence.render import files_of
 
 PROFILES = {
@@ -14,6 +14,14 @@ PROFILES = {
     "mnist": "MNIST, coloured and rotated",
     "pacs": "PACS at low resolution",
     "bench": "time and memory",
+}
+# What the runs of a profile are on, where a card has a line for each; the paper's own scale first.
+DATA = {
+    "paper": "the paper's data",
+    "mnist": "MNIST",
+    "pacs": "PACS",
+    "quick": "digits",
+    "bench": "this machine",
 }
 COLOURS = {"full": "success", "reduced": "warning", "explained": "info", "not run": "secondary"}
 
@@ -59,23 +67,56 @@ def links_of(book: Book, markdown_links: str) -> str:
     return markdown(book, "README.md", markdown_links) if markdown_links != "–" else ""
 
 
+def found_here(book: Book, entries: dict[str, dict]) -> str:
+    """What the pages of a figure or table found, a line for each data set; `entries`: the page of
+    each profile. Empty where a page says nothing."""
+    lines = []
+    for profile, entry in entries.items():
+        if entry["said"]:
+            where = f"Found on {DATA[profile]}" if len(entries) > 1 else "Found here"
+            said = markdown(book, entry["page"], entry["said"].replace("\\|", "|"))
+            lines.append(f"\n\n*{where}:* {said}")
+    return "".join(lines)
+
+
 def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> str:
     """The card of a figure or table of a paper."""
     shows, *artefacts = shown
     status, links = item_status(tuple(artefacts))
-    made = [
-        f"figures/{p}/{a}.ipynb" for p in ("paper", *README_PROFILES, "bench") for a in artefacts
-    ]
-    entry = next((pages[m] | {"page": m} for m in made if m in pages), None)
+    entries = {}
+    for profile in DATA:
+        made = [f"figures/{profile}/{a}.ipynb" for a in artefacts]
+        if page := next((m for m in made if m in pages), None):
+            entries[profile] = pages[page] | {"page": page}
     text, picture, alt = f"**{shows[0].upper() + shows[1:]}.**", "", ""
-    if entry:
-        claim = markdown(book, entry["page"], entry["claim"])
-        said = markdown(book, entry["page"], entry["said"].replace("\\|", "|"))
-        text += f" {claim}" + (f"\n\n*Found here:* {said}" if said and status != "not run" else "")
+    if entries:
+        entry = next((e for e in entries.values() if e["picture"]), next(iter(entries.values())))
+        text += f" {markdown(book, entry['page'], entry['claim'])}"
+        text += found_here(book, entries) if status != "not run" else ""
         if entry["picture"]:
             picture = f"{entry['page'].rpartition('/')[0]}/{entry['picture']}"
             alt = plain(f"{paper} {item}: {shows}")
     return card(f"{paper} {item}", status, text, links_of(book, links), picture, alt)
+
+
+def across(book: Book, pages: dict) -> dict[str, str]:
+    """Page of evidence -> what stands under its title: its finding, so that nobody need scroll to
+    the verdict, and the ways to the same figure or table on other data and in the gallery."""
+    placed = {}
+    for paper, items in PUBLISHED.items():
+        for item, (_, *artefacts) in items.items():
+            links = links_of(book, item_status(tuple(artefacts))[1])
+            more = f"{paper} {item}: {links} · [in the gallery](/gallery/{paper.lower()}.md)"
+            for artefact in filter(None, artefacts):
+                placed.setdefault(artefact, []).append(more)
+    found = {}
+    for page, entry in pages.items():
+        said = markdown(book, page, entry["said"].replace("\\|", "|"))
+        lines = [f"*Found here:* {said}"] if said else []
+        if page.split("/")[1] != "bench":
+            lines += placed.get(entry["name"], [])
+        found[page] = "".join(f"\n{line}\n" for line in lines)
+    return found
 
 
 def gallery_page(book: Book, pages: dict, paper: str) -> str:
@@ -101,7 +142,7 @@ def overview(book: Book) -> str:
         for item, (shows, *artefacts) in items.items():
             status, links = item_status(tuple(artefacts))
             badge = f"{{bdg-{COLOURS[status]}}}`{status}`"
-            text.append(f"| {paper} {item} | {shows} | {badge} | {links_of(book, links)} |")
+            text.append(f"| {item} | {shows} | {badge} | {links_of(book, links)} |")
         text.append("")
     listed = "\n".join([*(p.lower() for p in PUBLISHED), *PROFILES])
     return "\n".join(text) + f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"

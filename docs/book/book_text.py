@@ -24,6 +24,8 @@ class Book:
     moved: dict[str, str] = field(default_factory=dict)  # source not in the book -> the one shown
     anchors: set[str] = field(default_factory=set)  # targets of the whole book: hmoe-eq-4
     downloads: set[str] = field(default_factory=set)  # files that a page offers as they are
+    imported: dict[str, set] = field(default_factory=dict)  # page of evidence -> names it imports
+    under_title: dict[str, str] = field(default_factory=dict)  # page -> what follows its title
 
 
 def outside_fences(text: str, change) -> str:
@@ -59,12 +61,17 @@ def link(book: Book, page: str, words: str, target: str) -> str:
     return words
 
 
-def roles(book: Book, module: str, text: str) -> str:
-    """Names of the library in code font as links to their place in the reference."""
+def roles(book: Book, page: str, module: str, text: str) -> str:
+    """Names of the library in code font as links to their place in the reference. On a page of
+    evidence most such words are columns of its tables: a link has what its code imports."""
+    imported = book.imported.get(page)
 
     def role(match):
-        full = book.index.find(match[1], module)
-        return f"{{py:obj}}`{match[1]} <{full}>`" if full else match[0]
+        full, word = book.index.find(match[1], module), match[1].removesuffix("()")
+        could_be_column = imported is not None and word.islower() and "." not in word
+        if not full or (could_be_column and word not in imported):
+            return match[0]
+        return f"{{py:obj}}`{match[1]} <{full}>`"
 
     lines = text.split("\n")
     return "\n".join(s if s.startswith("#") else NAME.sub(role, s) for s in lines)
@@ -81,7 +88,7 @@ def markdown(book: Book, page: str, text: str, module: str = "") -> str:
             kept.append(link(book, page, match[1], match[2]))
             return f"\0{len(kept) - 1}\0"
 
-        part = roles(book, module, LINK.sub(keep, part))
+        part = roles(book, page, module, LINK.sub(keep, part))
         return re.sub("\0(\\d+)\0", lambda m: kept[int(m[1])], part)
 
     text = outside_fences(text, change)

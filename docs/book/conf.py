@@ -40,6 +40,8 @@ html_last_updated_fmt = None
 html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "components/contents.html"]}
 html_domain_indices = False
 html_theme_options = {
+    # No bar at the top: the theme would listen to the copies of the buttons there.
+    **dict.fromkeys(("navbar_start", "navbar_center", "navbar_end", "navbar_persistent"), []),
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_navbar_depth": 1,

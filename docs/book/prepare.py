@@ -14,7 +14,7 @@ import book_contents
 import book_gallery
 import book_names
 import book_reference
-from book_text import ANCHOR, Book, markdown, outside_fences
+from book_text import ANCHOR, Book, markdown
 
 from hmoe_repro.core import repo_root
 from hmoe_repro.evidence.gallery import title_and_claim
@@ -44,7 +44,11 @@ def library_notebooks(root: Path) -> list[str]:
 
 
 def cell_text(root: Path, page: str, cell: str) -> str:
-    """The text of the cell of a notebook with this id."""
+    """The text of the cell of a notebook with this id; of a Markdown file, of the section whose
+    title is `cell`, without it."""
+    if page.endswith(".md"):
+        text = (root / page).read_text(encoding="utf-8")
+        return re.search(rf"^## {re.escape(cell)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
     return next(c["source"] for c in book_cells.read(root / page) if c["id"] == cell)
 
 
@@ -53,6 +57,16 @@ def reading_path(root: Path) -> list[str]:
     links = re.findall(r"\]\(([^)]+\.ipynb)\)", cell_text(root, START, "md-path"))
     rows = [(root / START).parent.joinpath(link).resolve() for link in links]
     return [START, *(p.relative_to(root.resolve()).as_posix() for p in rows)]
+
+
+def path_numbers(root: Path) -> dict[str, str]:
+    """Page of the reading path -> the number of its row; a second page of a row has none."""
+    rows = re.findall(
+        r"^\| (\d+) \|[^\n]*?\]\(([^)]+\.ipynb)\)", cell_text(root, START, "md-path"), re.M
+    )
+    folder = (root / START).parent
+    pages = {folder.joinpath(link).resolve().relative_to(root.resolve()): n for n, link in rows}
+    return {START: "1"} | {page.as_posix(): number for page, number in pages.items()}
 
 
 def unexecuted(root: Path, executed: dict) -> tuple[list[str], dict[str, str]]:
@@ -80,10 +94,15 @@ def make_book(root: Path) -> tuple[Book, dict, list[str]]:
     book.pages = {*library_notebooks(root), *executed, *alone}
     book.pages |= {f"docs/{name}.md" for name in DOCUMENTS} | {f"{name}.md" for name in TOP}
     book.pages |= {f"gallery/{name}.md" for name in ("index", *book_gallery.PROFILES)}
+    book.pages |= {f"gallery/{paper.lower()}.md" for paper in book_gallery.PUBLISHED}
+    book.pages |= {"symbols.md", "every_command.md", "install.md"}
     for page in (p for p in book.pages if p.endswith(".ipynb")):
         for cell in book_cells.read(root / page):
             if cell["cell_type"] == "markdown":
                 book.anchors |= set(ANCHOR.findall(cell["source"]))
+    for page in (*executed, *alone):
+        book.imported[page] = book_cells.imported_names(root / page)
+    book.under_title = book_gallery.across(book, executed)
     return book, executed, alone
 
 
@@ -138,9 +157,8 @@ def write_documents(book: Book, source: Path) -> None:
         write(source / page, markdown(book, page, text))
     for path in HERE.glob("*.md"):
         text = path.read_text(encoding="utf-8")
-        for mark in re.findall(r"<<(\S+) (\S+)>>", text):
+        for mark in re.findall(r"<<(\S+) ([^>]+)>>", text):
             words = markdown(book, mark[0], cell_text(book.root, *mark))
-            words = outside_fences(words, lambda t: re.sub(r"^## ", "## ", t, flags=re.M))
             text = text.replace(f"<<{mark[0]} {mark[1]}>>", words)
         write(source / path.name, text)
 
@@ -187,23 +205,26 @@ def write_contents(book: Book, alone: list[str], source: Path) -> None:
     path = reading_path(book.root)
     for folder in PARTS:
         write(source / f"parts/{folder}.md", part_page(book, folder, path))
-    waiting = "\n".join(f"/{p.removesuffix('.ipynb')}" for p in alone)
+    own = "nbs/paper/study.ipynb"  # the page of any study: nothing of a paper waits there
+    waiting = "\n".join(f"/{p.removesuffix('.ipynb')}" for p in alone if p != own)
     text = (
         "# Pages that were not run\n\nThe notebooks below wait for runs at a scale that was not at "
         "hand. They show the paper's numbers and say what running them would take.\n\n"
     )
-    write(source / "gallery/waiting.md", f"{text}```{{toctree}}\n\n{waiting}\n```\n")
+    write(source / "gallery/waiting.md", f"{text}```{{toctree}}\n:titlesonly:\n\n{waiting}\n```\n")
     claims = ["figures/quick/claims"] if "figures/quick/claims.ipynb" in book.pages else []
-    use = ["docs/your_own_data", "docs/commands", "every_command", "CONTRIBUTING", "CHANGELOG"]
+    use = ["install", "docs/your_own_data", "docs/commands", own, "every_command"]
+    use += ["CONTRIBUTING", "CHANGELOG"]
     chapters = {
         "The reading path": path,
         "Results": [*claims, "gallery/index", "docs/results", "docs/deviations", "gallery/waiting"],
         "Use it": use,
         "For a class": ["docs/class_plan"],
-        "Reference": ["symbols", "api/index", *(f"parts/{folder}" for folder in PARTS)],
+        "Reference": ["symbols", "api/index"],
+        "All notebooks": [f"parts/{folder}" for folder in PARTS],
     }
     modules = book_reference.by_part(list(book.index.modules.values()), PARTS)
-    book_contents.write(source, chapters, modules)
+    book_contents.write(source, chapters, modules, path_numbers(book.root))
 
 
 def main(target: Path) -> tuple[Book, dict]:
@@ -211,7 +232,6 @@ def main(target: Path) -> tuple[Book, dict]:
     root = repo_root()
     shutil.rmtree(target, ignore_errors=True)
     book, executed, alone = make_book(root)
-    book.pages |= {"symbols.md", "every_command.md"}
     write_notebooks(book, executed, target)
     write_documents(book, target)
     write_reference(book, target)

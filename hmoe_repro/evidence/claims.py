@@ -322,16 +322,16 @@ def weigh(claim: Claim, loaded: Loaded) -> Weighed:
     return Weighed(claim, evidence, verdict)
 
 # %% ../../nbs/6_evidence/33_claims.ipynb #def-table
-_COLUMNS = ("paper", "claim", "study and size", "number (95 % interval)", "verdict")
+_COLUMNS = ("paper", "claim", "verdict", "number (95 % interval)", "study and size")
 
 
 def claims_table(weighed: list[Weighed]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A text table (paper, claim, study and size, number with interval, verdict) and the numbers
+    """A text table (paper, claim, verdict, number with interval, study and size) and the numbers
     behind it with the rule, a row for each claim."""
     texts, numbers = [], []
     for claim, found, verdict in weighed:
         size = found.size or found.problem
-        texts.append([claim.paper, claim.text, size, found.text(), verdict])
+        texts.append([claim.paper, claim.text, verdict, found.text(), size])
         row = {"paper": claim.paper, "claim": claim.key, "value": found.value, "low": found.low}
         row |= {"high": found.high, "unit": found.unit, "runs": found.runs, "verdict": verdict}
         row |= {"rule": claim.rule.text if claim.rule else "", "problem": found.problem}
@@ -362,7 +362,7 @@ def claims_markdown(weighed: list[Weighed]) -> str:
             where = ": ".join(part for part in (link, escape_markdown(size)) if part)
             number = escape_markdown(row.evidence.text())
             text = escape_markdown(row.claim.text)
-            lines.append(f"| {text} | {where} | {number} | **{row.verdict}** |")
+            lines.append(f"| {text} | **{row.verdict}** | {number} | {where} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -380,7 +380,7 @@ DIVISION_CLAIMS = [
 EXPERT_CLAIMS = DIVISION_CLAIMS + [
     hmoe_claim(
         "L_y alone finds nothing",
-        "without the gate's losses domains are not found, with them they are",
+        "with the gate's losses the experts follow the domains more than with the class loss alone",
         "quick/hmoe_fig8",
         (*DIGITS, "quick-classloss"),
         class_loss_alone,

@@ -98,9 +98,14 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
     )
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-index-entry
+_LEARNED = "Accuracy on validation images"
+
+
 def _first_sentence(text: str, longest: int = 220) -> str:
-    """The first sentence of a Markdown list, cut at a word where it is long."""
-    line = text.strip().partition("\n")[0].removeprefix("- ")
+    """The first sentence of a Markdown list, cut at a word where it is long. How far the networks
+    have learned is said first in some verdicts, but it is not what they found."""
+    lines = [line.removeprefix("- ") for line in text.strip().splitlines()]
+    line = next((line for line in lines if line and not line.startswith(_LEARNED)), text.strip())
     sentence = re.split(r"(?<=[a-z0-9)%])[.] (?=[A-Z*])", line)[0].rstrip(".")
     if len(sentence) > longest:
         sentence = sentence[:longest].rpartition(" ")[0] + " …"
