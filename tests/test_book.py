@@ -320,14 +320,14 @@ def test_folded_answers_open(site, window):
 
 
 QUESTIONS = {
-    "What is HMOE?": (["What is HMOE?"], "HMOE", "three ways to predict"),
+    "What is HMOE?": (["What is HMOE?"], "Start here", "An image goes down two paths."),
     "Where is equation 4 computed?": (
         ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
         "Routing",
         "log(p.shape[-1]) - entropy(p.mean(-2))",
     ),
     "Is Table 5 reproduced?": (["Is it reproduced?"], "Is it reproduced?", "HMOE Table 5"),
-    "How do I add an algorithm?": (["How do I add an algorithm?"], "An algorithm", "hmoe"),
+    "How do I add an algorithm?": (["How do I add an algorithm?"], "An algorithm", "hmoe sweep"),
 }
 
 

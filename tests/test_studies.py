@@ -2,6 +2,7 @@
 an example goes from file to page."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -411,6 +412,21 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
     assert len(records) == 8
     evidence = json.loads((page.parent / "study.provenance.json").read_text())
     assert evidence["study"] == "example_study" and evidence["records"] == 8
+
+
+def test_the_page_about_files_shows_the_table_of_the_example(example, root):
+    from typer.testing import CliRunner
+
+    from hmoe_repro.cli.app import app
+
+    def without_numbers(text):
+        return re.sub(r"\d+\.\d", "#", text).split()
+
+    cells = json.loads((root / "nbs/4_algorithms/16_from_file.ipynb").read_text())["cells"]
+    shown = next("".join(c["source"]) for c in cells if c["id"] == "md-row").split("```\n")[3]
+    said = CliRunner().invoke(app, ["select", str(example[0])])
+    assert said.exit_code == 0, said.output
+    assert without_numbers(shown) == without_numbers(said.output)
 
 
 @pytest.mark.usefixtures("warm_kernels")
