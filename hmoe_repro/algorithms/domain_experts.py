@@ -117,7 +117,7 @@ def check_names(hparams: dict):
 
 # %% ../../nbs/4_algorithms/05_domain_experts.ipynb #def-domainexperts
 class DomainExperts(Algorithm):
-    """HMOE (Qu, Faney, Wang, Gallinari, Yousef, de Hempinne, 2022) under DomainBed's interface;
+    """HMOE (Qu, Faney, Wang, Gallinari, Yousef, de Hemptinne, 2022) under DomainBed's interface;
     `predict(x, mode)` with mode 'mix', 'max' or 'ood'."""
 
     HPARAMS = Algorithm.HPARAMS | loss_weights() | _MODEL | _OPTIONS
