@@ -13,6 +13,7 @@ notebook a cell is tagged
 
 import base64
 import functools
+import itertools
 import re
 from dataclasses import dataclass
 from html import escape
@@ -94,12 +95,15 @@ def beginning(blocks: list[str]) -> list[str]:
 def items(text: str, tags: list[str]) -> str:
     """Markdown with those items of its list that a tag such as `slide-items-1-last` names."""
     chosen = [tag.split("-")[2:] for tag in tags if tag.startswith("slide-items-")]
-    if not chosen:
-        return text
-    starts = [m.start() for m in re.finditer(r"^(?:- |\d+\. )", text, re.M)]
-    each = [text[a:b].strip() for a, b in zip(starts, [*starts[1:], len(text)])]
-    numbers = [len(each) if n == "last" else int(n) for n in chosen[0]]
-    return text[: starts[0]] + "\n".join(each[n - 1] for n in numbers)
+    item = re.compile(r"^(?:- |\d+\. ).*\n?(?: +.*\n?)*", re.M)
+    number, total = itertools.count(1), len(item.findall(text))
+
+    def kept(match):
+        n = next(number)
+        names = {str(n), "last"} if n == total else {str(n)}
+        return match[0] if not chosen or names & set(chosen[0]) else ""
+
+    return item.sub(kept, text).rstrip()
 
 
 def shortened(text: str, tags: list[str]) -> str:
@@ -123,8 +127,10 @@ def prepared(cell: dict, tags: list[str]) -> dict:
         if "text/markdown" in data:
             data["text/markdown"] = items(data["text/markdown"], tags)
             hidden = True
-    shown = ["quiet"] if hidden else []  # the style sheet of the slides hides the code of those
-    return cell | {"source": source, "execution_count": None, "metadata": {"tags": shown}}
+    for output in (o for o in cell["outputs"] if "text" in o):
+        output["text"] = "".join(output["text"])
+    made = {"execution_count": None, "metadata": {"tags": ["quiet"] if hidden else []}}
+    return cell | made | {"source": "" if hidden else source}
 
 
 def held_back(cell: dict) -> list[dict]:
@@ -138,11 +144,8 @@ def slides_of(book: Book, page: str, pictures: dict, questions: list[str]) -> li
     """The slides of a notebook. The questions that it asks are taken out of `questions`."""
     tags, slides, heading = tags_of(book.root, page), [], ""
     for cell in book_cells.read(book.root / page):
-        if cell["cell_type"] == "markdown":
-            heading = (HEADING.findall(cell["source"]) or [heading])[-1]
-            title = (HEADING.findall(cell["source"]) or [heading])[0]
-        else:
-            title = heading
+        own = HEADING.findall(cell["source"]) if cell["cell_type"] == "markdown" else []
+        title, heading = (own or [heading])[0], (own or [heading])[-1]
         mine = tags.get(cell["id"], [])
         if not {"slide", "slide-more", "slide-ask"} & set(mine):
             continue
@@ -152,11 +155,15 @@ def slides_of(book: Book, page: str, pictures: dict, questions: list[str]) -> li
             cell["outputs"] = [data]
         made = prepared(cell, mine)
         if "slide-ask" in mine:
+            if not questions:
+                raise ValueError(f"{page}: the plan has no question for the cell {cell['id']}")
             shown = held_back(made) if "slide" in mine else [made]
             slides.append(Slide(title if shown else "Question", shown, page, questions.pop(0)))
         if "slide" in mine:
-            slides.append(Slide(title, [made], page))
+            slides.append(Slide(title, [made] if made["source"] or "outputs" in made else [], page))
         if "slide-more" in mine:
+            if own and all(c["cell_type"] == "code" for c in slides[-1].cells):
+                slides[-1].title = title  # it began below the heading of another topic
             slides[-1].cells.append(made)
     return slides
 
@@ -189,6 +196,15 @@ def exporter() -> HTMLExporter:
     return made
 
 
+def fullness(body: str) -> str:
+    """What the style sheet makes larger: 'picture' ('alone') with little text (none) beside it,
+    'few' words, or 'none', so that only a question is there."""
+    words = len(re.sub(r"<[^>]*>|\s+", " ", body).strip())
+    if "<img" in body:
+        return "" if words > 520 or "<table" in body else "picture" if words else "alone"
+    return "none" if not words else "" if re.search("<pre|<table", body) or words > 600 else "few"
+
+
 def html(slide: Slide) -> dict[str, str]:
     """A slide as the template takes it: the HTML of its cells, and a word on how full it is."""
     made = {"cells": slide.cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
@@ -196,10 +212,12 @@ def html(slide: Slide) -> dict[str, str]:
     body = re.sub(r"<a class=\"anchor-link\".*?</a>", "", body)
     alt = escape(plain(slide.title))
     body = re.sub(r'alt="No description has been provided for this image"', f'alt="{alt}"', body)
-    words = len(re.sub(r"<[^>]*>|\s+", " ", body).strip())
-    picture, dense = "<img" in body, re.search("<pre|<table", body)
-    full = "alone" if picture and words < 100 else "" if picture or dense or words > 600 else "few"
-    return {**vars(slide), "body": body, "full": full, "source": slide.page.removesuffix(".ipynb")}
+    return {
+        **vars(slide),
+        "body": body,
+        "full": fullness(body),
+        "source": slide.page.removesuffix(".ipynb"),
+    }
 
 
 def deck(book: Book, pictures: dict[str, dict]) -> str:
