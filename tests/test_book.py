@@ -402,4 +402,9 @@ def test_slides_fit_their_page(site, window):
             "Reveal.getCurrentSlide(); return [b.scrollHeight, Math.max(b.clientHeight, 800)] }"
         )
         assert high <= room, f"slide {number + 1}: {high} of {room} pixels"
+        wide = window.evaluate(
+            "() => [...Reveal.getCurrentSlide().querySelectorAll('img')].map(i => "
+            "Math.min(i.offsetWidth, i.offsetHeight * i.naturalWidth / i.naturalHeight))"
+        )
+        assert all(w >= 640 for w in wide), f"slide {number + 1}: {wide} of 1280 pixels wide"
     assert not window.complaints

@@ -196,13 +196,13 @@ def exporter() -> HTMLExporter:
     return made
 
 
-def fullness(body: str) -> str:
+def fullness(body: str, code: bool) -> str:
     """What the style sheet makes larger: 'picture' ('alone') with little text (none) beside it,
-    'few' words, or 'none', so that only a question is there."""
+    'few' words and no code, or 'none', so that only a question is there."""
     words = len(re.sub(r"<[^>]*>|\s+", " ", body).strip())
     if "<img" in body:
         return "" if words > 520 or "<table" in body else "picture" if words else "alone"
-    return "none" if not words else "" if re.search("<pre|<table", body) or words > 600 else "few"
+    return "none" if not words else "" if code or words > 600 else "few"
 
 
 def html(slide: Slide) -> dict[str, str]:
@@ -212,12 +212,9 @@ def html(slide: Slide) -> dict[str, str]:
     body = re.sub(r"<a class=\"anchor-link\".*?</a>", "", body)
     alt = escape(plain(slide.title))
     body = re.sub(r'alt="No description has been provided for this image"', f'alt="{alt}"', body)
-    return {
-        **vars(slide),
-        "body": body,
-        "full": fullness(body),
-        "source": slide.page.removesuffix(".ipynb"),
-    }
+    code = any(c["cell_type"] == "code" and c["source"] for c in slide.cells)
+    made = {"body": body, "full": fullness(body, code)}
+    return {**vars(slide), **made, "source": slide.page.removesuffix(".ipynb")}
 
 
 def deck(book: Book, pictures: dict[str, dict]) -> str:
