@@ -171,7 +171,7 @@ ANSWERS = {
     "Which of the three methods": "needed in training",
     "Will one network fail": "The mixture fits about as well as the single network",
     "What happens with the entropy loss alone": "trivial solution",
-    "And with the load balance alone": "'L_kl': 0.0872",
+    "And with the load balance alone": "a gate that decides nothing",
     "Which loss teaches": "'L_ad': ['encoder', 'adversary']",
     "Do you believe": "seeds find all three intervals",
     "Which rows differ": "two standard errors, then Holm",
