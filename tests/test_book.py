@@ -6,12 +6,15 @@ import importlib.util
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 import browser
 import pytest
 from notebooks import ROOT
+
+from hmoe_repro.runs import selection
 
 BOOK = ROOT / "docs" / "book"
 sys.path.append(str(BOOK))
@@ -21,6 +24,7 @@ import book_names  # noqa: E402
 import book_reference  # noqa: E402
 import book_text  # noqa: E402
 import prepare  # noqa: E402
+import slides  # noqa: E402
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design", "sphinx_revealjs")
 GATE = "hmoe_repro.method.routing.gate_values"
@@ -184,6 +188,103 @@ def test_the_path_has_the_numbers_of_its_table_and_a_page_one_place():
     book_contents.once(bar, set())
     assert [p["title"] for p in bar[0]["pages"]] == ["1. a", "b"]
     assert bar[1]["pages"] == [entry("g", entry("c"))]
+
+
+# The slides of the class, made without the site.
+
+
+@pytest.fixture(scope="module")
+def class_slides():
+    "All slides of the class but its title."
+    made, executed, _ = prepare.make_book(ROOT)
+    pages = [page for page in slides.planned(ROOT) if page in executed]
+    pictures = {page: prepare.pictures_of(made, executed, page) for page in pages}
+    return slides.slides_of_class(made, pictures)
+
+
+def words(slide):
+    "What can be read on a slide, but its title and its question."
+    body = re.sub(r"<[^>]*>", " ", slides.html(slide)["body"])
+    return re.sub(r"\s+", " ", unescape(body)).strip()
+
+
+# How a question of the plan begins: what is said or shown in its answer, and not before.
+ANSWERS = {
+    "Which of the three methods": "needed in training",
+    "Will one network fail": "The mixture fits about as well as the single network",
+    "What happens with the entropy loss alone": "trivial solution",
+    "And with the load balance alone": "a gate that decides nothing",
+    "Which loss teaches": "'L_ad': ['encoder', 'adversary']",
+    "Do you believe": "seeds find all three intervals",
+    "Which rows differ": "two standard errors, then Holm",
+    "Which checkpoint does each rule": "'training-domain': (100, 0.2)",
+}
+
+
+def test_every_question_stands_before_its_answer(class_slides):
+    asked = [question for part in slides.plan(ROOT) for question in part.questions]
+    assert [s.question for s in class_slides if s.question] == asked
+    assert [next(q for q in asked if q.startswith(start)) for start in ANSWERS] == asked
+    texts = [words(s) for s in class_slides]
+    for start, answer in ANSWERS.items():
+        place = next(i for i, s in enumerate(class_slides) if s.question.startswith(start))
+        assert place < next(i for i, text in enumerate(texts) if answer in text), start
+
+
+def test_every_part_begins_with_its_minutes(class_slides):
+    parts = slides.plan(ROOT)
+    times = [part.minutes.split("–") for part in parts]
+    assert times[0][0] == "0" and times[-1][1] == "90"
+    assert all(before[1] == after[0] for before, after in zip(times, times[1:]))
+    opening = [s for s in class_slides if s.opens]
+    assert [s.opens for s in opening] == [f"Minute {p.minutes}: {p.happens}" for p in parts]
+    assert [s.page for s in opening] == [p.pages[0] for p in parts]
+    assert class_slides[0].opens and class_slides[-1].title == "To take home"
+
+
+def test_no_slide_is_empty_or_ends_amid_a_sentence(class_slides):
+    for slide in class_slides:
+        last = slide.cells[-1] if slide.cells else {"cell_type": "question"}
+        where = f"{slide.page}: {slide.title}"
+        assert slide.question or "<img" in slides.html(slide)["body"] or len(words(slide)) > 100
+        if last["cell_type"] == "markdown":
+            assert not re.search(r"[,:](\s*\$\$)?\s*$", last["source"]), where
+        assert all(c["source"].strip() or c.get("outputs") for c in slide.cells), where
+
+
+def test_no_slide_is_crowded(class_slides):
+    for slide in class_slides:
+        body, where = slides.html(slide)["body"], f"{slide.page}: {slide.title}"
+        assert len(words(slide)) <= 1500 and body.count("<li>") <= 6, where
+        assert sum(c["source"].count("\n") for c in slide.cells if c["cell_type"] == "code") <= 25
+
+
+def test_neighbours_have_titles_of_their_own(class_slides):
+    for slide, after in zip(class_slides, class_slides[1:]):
+        assert slide.title != after.title or slide.question, slide.title
+
+
+def test_the_problem_and_the_rules_are_named(class_slides):
+    texts = [words(s) for s in class_slides]
+    first = texts[0]
+    assert "Domain generalization asks" in first and "test domain" in first and "ERM" in first
+    part = " ".join(t for t, s in zip(texts, class_slides) if s.page.endswith("04_selection.ipynb"))
+    assert all(rule in part for rule in ("training-domain validation", *selection.RULES[1:]))
+
+
+TEXT = "## Title\n\nOne is\n\n$$a = b,$$\n\nif so. More.\n\nSecond.\n\n- a\n- b\n- c\n\n| x |"
+
+
+@pytest.mark.parametrize(
+    "tags, made",
+    [
+        (["slide"], "One is\n\n$$a = b,$$\n\nif so. More.\n\n- a\n- b\n- c\n\n| x |"),
+        (["slide-whole"], TEXT.removeprefix("## Title\n\n")),
+        (["slide-items-1-last"], "One is\n\n$$a = b,$$\n\nif so. More.\n\n- a\n- c\n\n| x |"),
+    ],
+)
+def test_what_a_slide_keeps_of_a_text(tags, made):
+    assert slides.shortened(TEXT, tags) == made
 
 
 # The site itself, where Sphinx is installed: `make book` installs it.
@@ -356,4 +457,9 @@ def test_slides_fit_their_page(site, window):
             "Reveal.getCurrentSlide(); return [b.scrollHeight, Math.max(b.clientHeight, 800)] }"
         )
         assert high <= room, f"slide {number + 1}: {high} of {room} pixels"
+        wide = window.evaluate(
+            "() => [...Reveal.getCurrentSlide().querySelectorAll('img')].map(i => "
+            "Math.min(i.offsetWidth, i.offsetHeight * i.naturalWidth / i.naturalHeight))"
+        )
+        assert all(w >= 640 for w in wide), f"slide {number + 1}: {wide} of 1280 pixels wide"
     assert not window.complaints

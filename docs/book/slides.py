@@ -1,30 +1,73 @@
-"""Slides for a class, made from the cells of the notebooks that are tagged `slide`.
+"""Slides for a class, made from the cells of the notebooks that carry tags.
 
-The plan in docs/class_plan.md names the notebooks and their order. In a notebook a cell tagged
-`slide` begins a slide, and those tagged `slide-more` after it stand on the same one.
+The plan in docs/class_plan.md names the parts, their notebooks and the questions to the class. In a
+notebook a cell is tagged
+
+- `slide`: it begins a slide; `slide-more`: it stands on the slide that has begun;
+- `slide-ask`: with it begins the slide of the part's next question. Where the cell is tagged
+  `slide` as well, it is shown a second time, and the slide of the question holds back its text and
+  what it displays;
+- `slide-whole`: its text is not shortened; `slide-output`: its code is left out;
+- `slide-items-1-last`: of its list only these items are kept.
 """
 
 import base64
 import functools
+import itertools
 import re
-from html import unescape
+from dataclasses import dataclass
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
 import book_cells
 import nbformat
-from book_text import ANCHOR, LINK, Book
+from book_text import ANCHOR, LINK, Book, plain
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from nbconvert import HTMLExporter
 
 PLAN = "docs/class_plan.md"
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+CLOSING = "## To take home"  # the section of the plan that is the last slide
+NOT_HERE = "Answers are below, and they run."  # said of the notebook
+
+
+@dataclass
+class Part:
+    """A row of the plan."""
+
+    minutes: str
+    pages: list[str]  # notebooks
+    happens: str
+    questions: list[str]
+
+
+@dataclass
+class Slide:
+    """What stands on a slide."""
+
+    title: str
+    cells: list[dict]
+    page: str = ""  # the notebook that it is made from
+    question: str = ""  # to the class
+    opens: str = ""  # minutes of the part and what happens in it, on its first slide
+
+
+def plan(root: Path) -> list[Part]:
+    """The parts of the class. The questions of one are divided by <br>."""
+    parts = []
+    for row in (root / PLAN).read_text(encoding="utf-8").splitlines():
+        fields = [f.strip() for f in row.strip("|").split("|")]
+        pages = re.findall(r"\]\(\.\./([^)]+\.ipynb)\)", row) if row[:1] == "|" else []
+        if pages and len(fields) == 4:
+            questions = [q.strip() for q in fields[3].split("<br>")]
+            parts.append(Part(fields[0], list(dict.fromkeys(pages)), fields[2], questions))
+    return parts
 
 
 def planned(root: Path) -> list[str]:
     """The notebooks of the plan's table, each once, in its order."""
-    rows = [s for s in (root / PLAN).read_text(encoding="utf-8").splitlines() if s[:1] == "|"]
-    links = re.findall(r"\]\(\.\./([^)]+\.ipynb)\)", "\n".join(rows))
-    return list(dict.fromkeys(links))
+    return list(dict.fromkeys(page for part in plan(root) for page in part.pages))
 
 
 def tags_of(root: Path, page: str) -> dict[str, list[str]]:
@@ -35,54 +78,114 @@ def tags_of(root: Path, page: str) -> dict[str, list[str]]:
     return {c["id"]: c["metadata"].get("tags", []) for c in book_cells.read(source)}
 
 
-def shortened(text: str) -> str:
-    """Markdown for a slide: headings, the first paragraph, formulas, the first table, numbered
-    lists. Links are words."""
-    text = LINK.sub(lambda m: m[1], ANCHOR.sub("", text)).strip()
+def beginning(blocks: list[str]) -> list[str]:
+    """What a slide keeps of a text: its first paragraph and its first table, all formulas, with
+    the paragraphs that end a sentence begun by one, all lists, quotations and blocks of code."""
     kept, first = [], {"paragraph": True, "table": True}
-    for block in re.split(r"\n\s*\n", text):
+    for before, block in zip(["", *blocks], blocks):
         kind = "table" if block[0] == "|" else "paragraph"
         always = re.match(r"#|>|\$\$|\d\.|```|- ", block)
-        if always or first[kind]:
-            kept.append(re.sub(r"^#+ ", "## ", block))
-            first[kind] = first[kind] and bool(always)
-    return "\n\n".join(kept)
+        goes_on = kept[-1:] == [before] and re.search(r"\$\$$", before) and block[0].islower()
+        if always or goes_on or first[kind]:
+            kept.append(block)
+            first[kind] = first[kind] and bool(always or goes_on)
+    return kept
 
 
-def slide_cells(book: Book, page: str, pictures: dict) -> list[list[dict]]:
-    """The slides of a notebook, each a list of cells."""
+def items(text: str, tags: list[str]) -> str:
+    """Markdown with those items of its list that a tag such as `slide-items-1-last` names."""
+    chosen = [tag.split("-")[2:] for tag in tags if tag.startswith("slide-items-")]
+    item = re.compile(r"^(?:- |\d+\. ).*\n?(?: +.*\n?)*", re.M)
+    number, total = itertools.count(1), len(item.findall(text))
+
+    def kept(match):
+        n = next(number)
+        names = {str(n), "last"} if n == total else {str(n)}
+        return match[0] if not chosen or names & set(chosen[0]) else ""
+
+    return item.sub(kept, text).rstrip()
+
+
+def shortened(text: str, tags: list[str]) -> str:
+    """Markdown for a slide. Links are words; the heading is the slide's."""
+    text = LINK.sub(lambda m: m[1], ANCHOR.sub("", text)).replace(NOT_HERE, "").strip()
+    blocks = [re.sub(r"\A#+ .*\n?", "", b) for b in re.split(r"\n\s*\n", text)]
+    blocks = [b for b in blocks if b.strip()]
+    kept = blocks if "slide-whole" in tags else beginning(blocks)
+    return items("\n\n".join(kept), tags)
+
+
+def prepared(cell: dict, tags: list[str]) -> dict:
+    """A cell as it stands on a slide: code only where it is the point."""
+    cell = {k: v for k, v in cell.items() if k != "id"} | {"metadata": {}}
+    if cell["cell_type"] == "markdown":
+        return cell | {"source": shortened(cell["source"], tags)}
+    source = book_cells.DIRECTIVE.sub("", cell["source"]).strip("\n")
+    hidden = "slide-output" in tags or book_cells.is_picture(cell)
+    for data in (o["data"] for o in cell["outputs"] if "data" in o):
+        data |= {kind: "".join(value) for kind, value in data.items() if isinstance(value, list)}
+        if "text/markdown" in data:
+            data["text/markdown"] = items(data["text/markdown"], tags)
+            hidden = True
+    for output in (o for o in cell["outputs"] if "text" in o):
+        output["text"] = "".join(output["text"])
+    made = {"execution_count": None, "metadata": {"tags": ["quiet"] if hidden else []}}
+    return cell | made | {"source": "" if hidden else source}
+
+
+def held_back(cell: dict) -> list[dict]:
+    """What the class sees of a cell before it answers: the code, if that is the point."""
+    if cell["cell_type"] == "markdown" or "quiet" in cell["metadata"]["tags"]:
+        return []
+    return [cell | {"outputs": []}]
+
+
+def slides_of(book: Book, page: str, pictures: dict, questions: list[str]) -> list[Slide]:
+    """The slides of a notebook. The questions that it asks are taken out of `questions`."""
     tags, slides, heading = tags_of(book.root, page), [], ""
     for cell in book_cells.read(book.root / page):
-        if cell["cell_type"] == "markdown":
-            heading = (re.findall(r"^#+ (.*)$", cell["source"], re.M) or [heading])[-1]
+        own = HEADING.findall(cell["source"]) if cell["cell_type"] == "markdown" else []
+        title, heading = (own or [heading])[0], (own or [heading])[-1]
         mine = tags.get(cell["id"], [])
-        if "slide" not in mine and "slide-more" not in mine:
+        if not {"slide", "slide-more", "slide-ask"} & set(mine):
             continue
-        if "slide" in mine or not slides:
-            titled = re.search(r"^#+ ", cell["source"], re.M) and cell["cell_type"] == "markdown"
-            title = {"cell_type": "markdown", "metadata": {}, "source": f"## {heading}"}
-            slides.append([] if titled else [title])
         for path in pictures.get(cell["id"], []):
             image = base64.b64encode((book.root / path).read_bytes()).decode()
             data = {"output_type": "display_data", "metadata": {}, "data": {"image/png": image}}
             cell["outputs"] = [data]
-        slides[-1].append(prepared(cell))
+        made = prepared(cell, mine)
+        if "slide-ask" in mine:
+            if not questions:
+                raise ValueError(f"{page}: the plan has no question for the cell {cell['id']}")
+            shown = held_back(made) if "slide" in mine else [made]
+            slides.append(Slide(title if shown else "Question", shown, page, questions.pop(0)))
+        if "slide" in mine:
+            slides.append(Slide(title, [made] if made["source"] or "outputs" in made else [], page))
+        if "slide-more" in mine:
+            if own and all(c["cell_type"] == "code" for c in slides[-1].cells):
+                slides[-1].title = title  # it began below the heading of another topic
+            slides[-1].cells.append(made)
     return slides
 
 
-def prepared(cell: dict) -> dict:
-    """A cell as it stands on a slide: code only where it is the point."""
-    cell = {k: v for k, v in cell.items() if k != "id"} | {"metadata": {}}
-    if cell["cell_type"] == "markdown":
-        return cell | {"source": shortened(cell["source"])}
-    source = book_cells.DIRECTIVE.sub("", cell["source"]).strip("\n")
-    hidden = book_cells.is_picture(cell) or any(
-        "text/markdown" in o.get("data", {}) for o in cell["outputs"]
-    )
-    for data in (o["data"] for o in cell["outputs"] if "data" in o):
-        data |= {kind: "".join(value) for kind, value in data.items() if isinstance(value, list)}
-    tags = ["quiet"] if hidden else []  # the style sheet of the slides hides the code of those
-    return cell | {"source": source, "execution_count": None, "metadata": {"tags": tags}}
+def closing(root: Path) -> Slide:
+    """The last slide: a section of the plan."""
+    text = (root / PLAN).read_text(encoding="utf-8").partition(CLOSING + "\n")[2]
+    text = shortened(text.partition("\n## ")[0], ["slide-whole"])
+    return Slide(CLOSING.strip("# "), [{"cell_type": "markdown", "metadata": {}, "source": text}])
+
+
+def slides_of_class(book: Book, pictures: dict[str, dict]) -> list[Slide]:
+    """All slides but the title. `pictures`: page -> cell id -> files."""
+    made = []
+    for part in plan(book.root):
+        left, begins = list(part.questions), len(made)
+        for page in part.pages:
+            made += slides_of(book, page, pictures.get(page, {}), left)
+        if left:
+            raise ValueError(f"{part.pages[-1]} has no cell tagged slide-ask for: {left[0]}")
+        made[begins].opens = f"Minute {part.minutes}: {part.happens}"
+    return [*made, closing(book.root)]
 
 
 @functools.cache
@@ -93,42 +196,34 @@ def exporter() -> HTMLExporter:
     return made
 
 
-def html(cells: list[dict], alt: str) -> str:
-    """The cells of a slide as HTML."""
-    made = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+def fullness(body: str, code: bool) -> str:
+    """What the style sheet makes larger: 'picture' ('alone') with little text (none) beside it,
+    'few' words and no code, or 'none', so that only a question is there."""
+    words = len(re.sub(r"<[^>]*>|\s+", " ", body).strip())
+    if "<img" in body:
+        return "" if words > 520 or "<table" in body else "picture" if words else "alone"
+    return "none" if not words else "" if code or words > 600 else "few"
+
+
+def html(slide: Slide) -> dict[str, str]:
+    """A slide as the template takes it: the HTML of its cells, and a word on how full it is."""
+    made = {"cells": slide.cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
     body, _ = exporter().from_notebook_node(nbformat.from_dict(made))
     body = re.sub(r"<a class=\"anchor-link\".*?</a>", "", body)
+    alt = escape(plain(slide.title))
     body = re.sub(r'alt="No description has been provided for this image"', f'alt="{alt}"', body)
-    return body
-
-
-def questions(root: Path) -> dict[str, tuple[str, str]]:
-    """Notebook -> (minutes, question) of the plan's table."""
-    found = {}
-    for row in (root / PLAN).read_text(encoding="utf-8").splitlines():
-        fields = [f.strip() for f in row.strip("|").split("|")]
-        if len(fields) == 4 and (links := re.findall(r"\]\(\.\./([^)]+\.ipynb)\)", fields[1])):
-            found |= {link: (fields[0], fields[3]) for link in links[-1:]}
-    return found
+    code = any(c["cell_type"] == "code" and c["source"] for c in slide.cells)
+    made = {"body": body, "full": fullness(body, code)}
+    return {**vars(slide), **made, "source": slide.page.removesuffix(".ipynb")}
 
 
 def deck(book: Book, pictures: dict[str, dict]) -> str:
     """The page of slides. `pictures`: page -> cell id -> files."""
-    parts = []
-    for page in planned(book.root):
-        minutes, question = questions(book.root).get(page, ("", ""))
-        slides = slide_cells(book, page, pictures.get(page, {}))
-        made = []
-        for cells in slides:
-            titles = re.findall(r"^#+ (.*)$", cells[0]["source"], re.M)
-            made.append(html(cells, unescape(titles[0] if titles else "picture")))
-        if question:
-            text = f"<h2>Question</h2><p class='question'>{question}</p>"
-            made.append(f"{text}<p class='minutes'>{minutes} minutes</p>")
-        parts.append({"page": page.removesuffix(".ipynb") + ".html", "slides": made})
+    made = [html(slide) for slide in slides_of_class(book, pictures)]
     folder = Path(__file__).resolve().parent / "templates"
     settings = {"loader": FileSystemLoader(folder), "undefined": StrictUndefined}
-    return Environment(**settings).get_template("slides.html").render(parts=parts)
+    template = Environment(**settings).get_template("slides.html")
+    return template.render(slides=made, parts=plan(book.root))
 
 
 def reveal_folder() -> Path:
