@@ -2,6 +2,7 @@
 of the records, computed here again without the library."""
 
 import copy
+import itertools
 import json
 import math
 import re
@@ -398,11 +399,18 @@ def test_masks_by_hand(weighed):
                     by = list(measured["by_mask"])
                     own = by.pop(masks["domains"].index(domain))
                     each.append(100 * (own - np.mean(by)))
-            gains.setdefault(r["spec"]["test_domains"][0], []).append(np.mean(each))
-    targets = pd.Series({target: np.mean(values) for target, values in gains.items()})
-    half = T[3] * targets.std(ddof=1) / 2
+            gains[r["spec"]["trial_seed"], r["spec"]["test_domains"][0]] = np.mean(each)
+    grid = pd.Series(gains).unstack().to_numpy()
+    assert grid.shape == (3, 4)
+    # All draws of three seeds and of four targets, each equally likely: no random numbers here.
+    draws = [
+        grid[np.ix_(seeds, targets)].mean()
+        for seeds in itertools.product(range(3), repeat=3)
+        for targets in itertools.product(range(4), repeat=4)
+    ]
     found = weighed["right mask beats wrong"].evidence
-    assert np.allclose((found.value, found.low), (targets.mean(), targets.mean() - half))
+    assert abs(found.value - grid.mean()) < 1e-9
+    assert np.allclose((found.low, found.high), np.quantile(draws, [0.025, 0.975]), atol=0.1)
 
     def target(record):
         return 100 * record["selected"]["pred-ens"]["test_accuracy"]
