@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from hmoe_repro.core import repo_root
@@ -150,3 +151,36 @@ def test_the_readme_calls_a_uniform_gate_uniform():
             f"{algorithm}, {len(runs)} run" in said
             and (f"{algorithm}, {len(runs)} runs: the gate is still uniform" in said) == uniform
         )
+
+
+def test_the_trial_of_pretraining_says_what_its_records_say():
+    rows = {}
+    for path in ("results/pacs-pacs.jsonl", "docs/trials/pacs-pretraining.jsonl"):
+        for record in map(json.loads, (repo_root() / path).read_text().splitlines()):
+            spec, place = record["spec"], (*record["spec"]["test_domains"], 0)[0]
+            if spec["algorithm"] in ("ERM", "RotationPretrained") and place in ("photo", "sketch"):
+                row = rows.setdefault((spec["algorithm"], spec["steps"]), {})
+                row[place, spec["trial_seed"]] = record["selected"]["default"]
+
+    def said(values):
+        values = 100 * np.array(values)
+        return f"{values.mean():.1f} ± {values.std() / len(values) ** 0.5:.1f}"
+
+    page = (repo_root() / "docs" / "results.md").read_text()
+    for start, key in (
+        ("| ERM, as in the table above | 1,000 |", ("ERM", 1000)),
+        ("| rotations for 1,000, then ERM | 2,000 |", ("RotationPretrained", 2000)),
+        ("| ERM throughout | 2,000 |", ("ERM", 2000)),
+    ):
+        row = rows[key]
+        assert len(row) == 6
+        cells = [said([run["validation_accuracy"] for run in row.values()])]
+        for domain in ("photo", "sketch"):
+            cells.append(said([row[domain, seed]["test_accuracy"] for seed in (0, 1, 2)]))
+        assert f"{start} {' | '.join(cells)} |" in page
+    longer, turned = rows["ERM", 2000], rows["RotationPretrained", 2000]
+    name = "validation_accuracy"
+    seen = [100 * (longer[p][name] - turned[p][name]) for p in longer]
+    unseen = [longer[p]["test_accuracy"] - turned[p]["test_accuracy"] for p in longer]
+    assert min(seen) > 0 and round(np.mean(seen), 1) == 1.4
+    assert sum(gap > 0 for gap in unseen) == 3
