@@ -180,6 +180,7 @@ def test_the_trial_of_pretraining_says_what_its_records_say():
         assert f"{start} {' | '.join(cells)} |" in page
     longer, turned = rows["ERM", 2000], rows["RotationPretrained", 2000]
     name = "validation_accuracy"
+    assert all(turned[p][name] > rows["ERM", 1000][p][name] for p in longer)
     seen = [100 * (longer[p][name] - turned[p][name]) for p in longer]
     unseen = [longer[p]["test_accuracy"] - turned[p]["test_accuracy"] for p in longer]
     assert min(seen) > 0 and round(np.mean(seen), 1) == 1.4

@@ -67,6 +67,11 @@ def links_of(book: Book, markdown_links: str) -> str:
     return markdown(book, "README.md", markdown_links) if markdown_links != "–" else ""
 
 
+def words_of(book: Book, page: str, text: str) -> str:
+    """A claim or a finding of an entry, which is written for a cell of a table."""
+    return markdown(book, page, text.replace("\\|", "|"))
+
+
 def found_here(book: Book, entries: dict[str, dict]) -> str:
     """What the pages of a figure or table found, a line for each data set; `entries`: the page of
     each profile. Empty where a page says nothing."""
@@ -74,7 +79,7 @@ def found_here(book: Book, entries: dict[str, dict]) -> str:
     for profile, entry in entries.items():
         if entry["said"]:
             where = f"Found on {DATA[profile]}" if len(entries) > 1 else "Found here"
-            said = markdown(book, entry["page"], entry["said"].replace("\\|", "|"))
+            said = words_of(book, entry["page"], entry["said"])
             lines.append(f"\n\n*{where}:* {said}")
     return "".join(lines)
 
@@ -111,7 +116,7 @@ def across(book: Book, pages: dict) -> dict[str, str]:
                 placed.setdefault(artefact, []).append(more)
     found = {}
     for page, entry in pages.items():
-        said = markdown(book, page, entry["said"].replace("\\|", "|"))
+        said = words_of(book, page, entry["said"])
         lines = [f"*Found here:* {said}"] if said else []
         if page.split("/")[1] != "bench":
             lines += placed.get(entry["name"], [])
@@ -153,7 +158,7 @@ def profile_page(book: Book, pages: dict, profile: str) -> str:
     inside = {p: e for p, e in pages.items() if p.startswith(f"figures/{profile}/")}
     cards = []
     for page, e in inside.items():
-        claim, said = (markdown(book, page, e[k].replace("\\|", "|")) for k in ("claim", "said"))
+        claim, said = (words_of(book, page, e[k]) for k in ("claim", "said"))
         text = claim + (f"\n\n*Found here:* {said}" if said else "")
         picture = f"figures/{profile}/{e['picture']}" if e["picture"] else ""
         links = f"[the page](/{page})"
