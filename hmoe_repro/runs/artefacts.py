@@ -77,6 +77,7 @@ ARTEFACTS |= {
             "rotated-baselines-2",
             "rotated-baselines-3",
             "rotated-baselines-4",
+            "rotated-baselines-5",
         ),
     ),
     "colored_discovery": Artefact(
