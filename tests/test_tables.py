@@ -278,6 +278,25 @@ def test_the_accuracy_verdict(miniature):
         accuracy_verdict(miniature, baseline="CORAL")
 
 
+def test_a_row_that_fails_now_and_then_is_judged_by_its_own_spread():
+    "Ten steady rows beside it make the pooled error small; its own makes its mean uncertain."
+
+    def row(name, *accuracies):
+        runs = [invented.measured("ERM", "photo", s, default=a) for s, a in enumerate(accuracies)]
+        return [r | {"spec": r["spec"] | {"algorithm": name}} for r in runs]
+
+    names = ("ERM", *(f"steady {i}" for i in range(9)))
+    steady = [r for name in names for r in row(name, 0.9, 0.901, 0.902)]
+    wild = steady + row("wild", 0.9, 0.6, 0.5)
+    line = accuracy_verdict(wild)
+    assert "no row is told apart" in line and "wild (-23.4), exceeds" in line
+    own = "by Holm's correction for 10 comparisons, with each row's own spread"
+    assert f"but not {own}. In single" in line
+    assert f"{own}): low (-23.1)." in accuracy_verdict(steady + row("low", 0.66, 0.67, 0.68))
+    once = accuracy_verdict([r for r in wild if r["spec"]["trial_seed"] == 1])
+    assert "comparisons): wild (-30.1)" in once and "own spread" not in once
+
+
 # Curves
 
 

@@ -215,17 +215,25 @@ def _with_floors(found: pd.DataFrame, low: pd.Series, floors: pd.Series, several
 def learned_line(records: list[dict], least: Callable[[str], float] = _anything) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
     domains, at the checkpoint that was chosen, percent; of several modes the best. Others name
-    the rows, or modes, that are too low (`untrained_rows`), and those that are not trained yet
-    (`trained_from`). `HmoeError` where no run is complete."""
+    the algorithms that are too low (`untrained_rows`), the modes that are too low while another
+    has learned, and the rows that are not trained yet (`trained_from`). `HmoeError` where no run
+    is complete."""
     found = _validated(records, least)
     several = found.index.get_level_values("dataset").nunique() > 1
     best = _best_mode(found).accuracy
     said = [f"{', '.join(r) if several else r[1]} {value:.0f} %" for r, value in best.items()]
     line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
     low = found.accuracy < found.floor
-    if low.any():
-        named = _with_floors(found, low, found.floor, several)
+    whole = low.groupby(level=["dataset", "algorithm"]).transform("all")
+    if whole.any():
+        named = _with_floors(found, whole, found.floor, several)
         line += f" Too low there, so nothing is decided about them: {named}."
+    if (failing := low & ~whole).any():
+        named = _with_floors(found, failing, found.floor, several)
+        line += (
+            " A mode of inference that fails there though its networks have learned, so it is not "
+            f"compared: {named}."
+        )
     trained = pd.Series([trained_from(row[0]) for row in found.index], index=found.index)
     young = (found.accuracy < trained) & ~low
     if young.any():
@@ -234,6 +242,23 @@ def learned_line(records: list[dict], least: Callable[[str], float] = _anything)
     return line
 
 # %% ../../nbs/6_evidence/17_beside.ipynb #def-study-verdict
+def _failing_modes(results: pd.DataFrame, low: set, base: tuple[str, str] | None) -> str:
+    """A sentence with the average difference to the row `base` of the modes in `low` whose
+    algorithm has another mode that is not; '' where there is none."""
+    rows = set(zip(results.algorithm, results["mode"]))
+    failing = {row for row in low if any(r[0] == row[0] for r in rows - low)}
+    cells = cell_statistics(results)
+    means = cells[cells.test_domain == "Average"].set_index(["algorithm", "mode"])["mean"]
+    gaps = {row: means[row] - means[base] for row in failing if base in means.index}
+    named = [f"{row_name(*row)} ({gap:+.1f})" for row, gap in sorted(gaps.items())]
+    if not named:
+        return ""
+    return (
+        " Not among them, because the mode fails on the training domains themselves though its "
+        f"networks have learned: {', '.join(named)}."
+    )
+
+
 def trained_verdict(records: list[dict], baseline: str) -> str:
     """`accuracy_verdict` against `baseline` on one data set, about the rows that are trained
     (`untrained_rows`); an untrained baseline is compared with nothing. Then what every row reached
@@ -248,6 +273,7 @@ def trained_verdict(records: list[dict], baseline: str) -> str:
         verdict = f"Nothing is compared, because no row but {baseline} is trained."
     else:
         verdict = accuracy_verdict(records, baseline, without=low & others)
+        verdict += _failing_modes(results, low & others, base)
     return f"{verdict} {learned_line(records, trained_from)}"
 
 

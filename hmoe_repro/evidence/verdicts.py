@@ -139,7 +139,7 @@ def paired_difference(records: list[dict], baseline: str = "ERM") -> pd.DataFram
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-holm
-def chance_of(t: float, freedom: int) -> float:
+def chance_of(t: float, freedom: float) -> float:
     """Probability that Student's t with `freedom` degrees of freedom is at least as far from 0 as
     `t`; of the normal distribution for 0 degrees, where no spread was estimated. 1 for NaN, which
     is no difference without any spread."""
@@ -168,8 +168,9 @@ def _gaps(
     means: pd.DataFrame, baseline: str, limits: pd.Series, freedoms: dict[str, int]
 ) -> pd.DataFrame:
     """Every difference to the baseline, the largest first: algorithm, mode, test_domain, gap in
-    points, whether it is `beyond` the limit of its test domain, and its `chance`. `means` (rows
-    algorithm and mode, columns test domains) are in percent; a limit is two standard errors."""
+    points, whether it is `beyond` the limit of its test domain, and its `chance` by the pooled
+    spread. `means` (rows algorithm and mode, columns test domains) are in percent; a limit is two
+    standard errors."""
     gaps = (means - means.loc[baseline].iloc[0]).drop(index=baseline).stack().dropna()
     gaps = gaps.rename("gap").reset_index()
     limit = gaps.test_domain.map(limits)
@@ -189,13 +190,18 @@ def _named_gaps(gaps: pd.DataFrame, domains: bool = False) -> str:
     return ", ".join(texts)
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-told-apart
-def _freedoms(results: pd.DataFrame) -> dict[str, int]:
-    """Test domain, and 'Average' -> degrees of freedom of the spread over seeds; 0 for one seed."""
+def _by_seed(results: pd.DataFrame) -> pd.DataFrame:
+    """Accuracies: a row for each algorithm, mode and seed, a column for each test domain and for
+    the average, which needs all of them."""
     wide = results.pivot(
         index=["algorithm", "mode", "trial_seed"], columns="test_domain", values="accuracy"
     )
-    wide["Average"] = wide.mean(axis=1, skipna=False)
-    runs = wide.notna().groupby(level=["algorithm", "mode"]).sum()
+    return wide.assign(Average=wide.mean(axis=1, skipna=False))
+
+
+def _freedoms(results: pd.DataFrame) -> dict[str, int]:
+    """Test domain, and 'Average' -> degrees of freedom of the spread over seeds; 0 for one seed."""
+    runs = _by_seed(results).notna().groupby(level=["algorithm", "mode"]).sum()
     return (runs - 1).clip(lower=0).sum().to_dict()
 
 
@@ -204,8 +210,41 @@ def _told_apart(gaps: pd.DataFrame) -> np.ndarray:
     return gaps.beyond.to_numpy() & (holm(gaps.chance) < 0.05)
 
 
-def _holm(gaps: pd.DataFrame) -> str:
-    return f"by Holm's correction for {plural(len(gaps), 'comparison')}"
+def _holm(gaps: pd.DataFrame, spread: bool = False) -> str:
+    """By what differences are told apart; with `spread` it says whose spread counts too."""
+    own = ", with each row's own spread" if spread and gaps.own.any() else ""
+    return f"by Holm's correction for {plural(len(gaps), 'comparison')}{own}"
+
+# %% ../../nbs/6_evidence/10_verdicts.ipynb #def-own-chances
+def _welch(gap: float, parts: list[tuple[float, int]], floor: float) -> float:
+    """Probability by chance of a difference `gap` of two means, in points: `parts` are (variance,
+    number) of their seeds, `floor` the squared error of the difference by its test images. 0 where
+    a mean has no second seed, so that its own spread is unknown."""
+    if min(n for _, n in parts) < 2:
+        return 0.0
+    terms = [variance / n for variance, n in parts]
+    error = sum(terms) + floor
+    shares = sum(term**2 / (n - 1) for term, (_, n) in zip(terms, parts))
+    freedom = error**2 / shares if shares else math.inf
+    if not error:
+        return float(not gap)
+    return chance_of(gap / math.sqrt(error), freedom if freedom < 1000 else 0)
+
+
+def _own_chances(
+    results: pd.DataFrame, gaps: pd.DataFrame, baseline: str, by_images: pd.Series
+) -> pd.Series:
+    """For each of `gaps` (`_gaps`) its probability by the spread of its own two rows (Welch, 1947);
+    0 where one of them has one seed. `by_images`: two standard errors by test images, points."""
+    rows = 100 * _by_seed(results)
+    spreads = rows.groupby(level=["algorithm", "mode"]).agg(["var", "count"])
+    base = spreads.loc[baseline].iloc[0]
+    found = []
+    for gap in gaps.itertuples():
+        pair = (spreads.loc[(gap.algorithm, gap.mode), gap.test_domain], base[gap.test_domain])
+        parts = [(part["var"], int(part["count"])) for part in pair]
+        found.append(_welch(gap.gap, parts, (by_images[gap.test_domain] / 2) ** 2))
+    return pd.Series(found, index=gaps.index)
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-sentences
 def _average_sentence(gaps: pd.DataFrame, baseline: str, limit: float) -> str:
@@ -216,14 +255,14 @@ def _average_sentence(gaps: pd.DataFrame, baseline: str, limit: float) -> str:
     if sure.empty:
         near = f"is within the {limit:.1f} points it can resolve"
         if gaps.beyond.any():
-            near = f"exceeds {limit:.1f} points, two standard errors, but not {_holm(gaps)}"
+            near = f"exceeds {limit:.1f} points, two standard errors, but not {_holm(gaps, True)}"
         return (
             f"In the average, no row is told apart from {baseline} by this study: "
             f"the largest difference, {_named_gaps(gaps[:1])}, {near}."
         )
     return (
         f"In the average, told apart from {baseline} "
-        f"(more than {limit:.1f} points, {_holm(gaps)}): {_named_gaps(sure)}."
+        f"(more than {limit:.1f} points, {_holm(gaps, True)}): {_named_gaps(sure)}."
     )
 
 
@@ -263,6 +302,8 @@ def accuracy_verdict(records: list[dict], baseline: str = "ERM", without=()) -> 
     resolvable = resolvable_in(results).set_index("test_domain")
     limits = resolvable.resolvable
     gaps = _gaps(means, baseline, limits, _freedoms(results))
+    own = _own_chances(results, gaps, baseline, resolvable.by_images)
+    gaps = gaps.assign(chance=gaps.chance.combine(own, max), own=own > 0)
     in_average = gaps.test_domain == "Average"
     if math.isnan(means.loc[baseline].iloc[0]["Average"]):
         sentences = [f"{baseline} lacks a test domain: no average can be compared."]
