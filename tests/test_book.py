@@ -142,6 +142,31 @@ def test_an_equation_leads_to_its_cell(routing):
     assert "[`load_balance_loss`](#nbs-1-method-03-routing--def-load-balance-loss)" in text
 
 
+@pytest.mark.parametrize(
+    "text, numbers", [("4", [4]), ("3 to 8", [3, 4, 5, 6, 7, 8]), ("1, 3 and 5 to 6", [1, 3, 5, 6])]
+)
+def test_ranges_of_equations_are_expanded(text, numbers):
+    assert book_names.numbers_in(text) == numbers
+    name = book_names.Name("a.b", "function", "()", f"Losses (HMOE, eqs. {text}).")
+    assert name.equations == [f"hmoe-eq-{n}" for n in numbers]
+
+
+def test_the_index_table_and_the_equations_name_each_other(book):
+    "What the page of symbols names for an equation stands under the equation."
+    table = prepare.cell_text(ROOT, prepare.START, "md-index")
+    made = dataclasses.replace(book, index=book_names.Index(book_names.library(ROOT)))
+    made.index.list_equations(table)
+    rows = [r for r in table.splitlines() if re.search(r"#\w+-eq-\d+\)", r)]
+    assert len(rows) == 11
+    for row in rows:
+        anchor = re.search(r"#(\w+-eq-\d+)\)", row)[1]
+        said = book_cells.computed_by(made, f'<a id="{anchor}"></a>')
+        for word in re.findall(r"`([\w.]+)`", row):
+            assert f"`{word.split('.', 2)[-1]}`" in said, (anchor, word)
+    with pytest.raises(KeyError):
+        made.index.list_equations("| [eq. 4](x.ipynb#hmoe-eq-4) | loss | `method.gone` |")
+
+
 def test_pictures_are_described_and_their_code_is_folded(routing):
     drawn = [c for c in routing if c["cell_type"] == "code" and book_cells.is_picture(c)]
     assert drawn

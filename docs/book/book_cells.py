@@ -45,6 +45,16 @@ def equation_words(anchor: str) -> str:
     return f"eq. {number} of {dict(hmoe='HMOE', gmoe='GMoE', dmg='DMG')[paper]}"
 
 
+def equation_links(anchors: list[str]) -> str:
+    """Links to equations; the paper is named once: 'eq. 3 of HMOE, 4, 5'."""
+    papers = [a.partition("-")[0] for a in anchors]
+    words = [
+        a.rpartition("-")[2] if paper == before else equation_words(a)
+        for a, paper, before in zip(anchors, papers, ["", *papers])
+    ]
+    return ", ".join(f"[{said}](#{a})" for said, a in zip(words, anchors))
+
+
 def exported_line(book: Book, page: str, cell: dict, names: list[Name]) -> str:
     """Where a cell of code is exported to, and the equations that it computes."""
     tops = [n for n in names if n.kind != "method"]
@@ -53,7 +63,7 @@ def exported_line(book: Book, page: str, cell: dict, names: list[Name]) -> str:
     line += " and more" if len(tops) > 3 else ""
     equations = dict.fromkeys(e for n in names for e in n.equations if e in book.anchors)
     if equations:
-        line += " · computes " + ", ".join(f"[{equation_words(e)}](#{e})" for e in equations)
+        line += f" · computes {equation_links(list(equations))}"
     return f"({label(page, cell['id'])})=\n:::{{div}} exported\n{line}\n:::"
 
 

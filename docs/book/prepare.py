@@ -86,6 +86,7 @@ def unexecuted(root: Path, executed: dict) -> tuple[list[str], dict[str, str]]:
 def make_book(root: Path) -> tuple[Book, dict, list[str]]:
     """(what links need to know, the executed pages, the pages that were never run)."""
     book = Book(root, book_names.Index(book_names.library(root)))
+    book.index.list_equations(cell_text(root, START, "md-index"))
     executed = book_gallery.pages_of(root)
     alone, book.moved = unexecuted(root, executed)
     book.moved |= {f"figures/{p}/README.md": f"gallery/{p}.md" for p in book_gallery.PROFILES}
