@@ -1,6 +1,7 @@
 """The book: notebooks become pages without being executed, links and names lead somewhere, and a
 real browser finds nothing wrong with any page."""
 
+import csv
 import dataclasses
 import importlib.util
 import re
@@ -37,6 +38,13 @@ def book():
     made.pages = {"nbs/1_method/03_routing.ipynb", "docs/results.md"}
     made.anchors = {"hmoe-eq-4"}
     return made
+
+
+def test_the_start_page_says_how_many_seeds_found_the_intervals():
+    with open(ROOT / "figures/quick/hmoe_fig3_summary.csv", encoding="utf-8", newline="") as file:
+        found = {row["losses"]: row["intervals found"] for row in csv.DictReader(file)}
+    text = (BOOK / "index.md").read_text(encoding="utf-8")
+    assert f"*In {found['all losses']} seeds three experts" in text
 
 
 def test_names_are_read_with_shapes_and_sources(book):
