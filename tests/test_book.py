@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browser
@@ -221,6 +222,18 @@ def test_the_path_has_the_numbers_of_its_table_and_a_page_one_place():
     book_contents.once(bar, set())
     assert [p["title"] for p in bar[0]["pages"]] == ["1. a", "b"]
     assert bar[1]["pages"] == [entry("g", entry("c"))]
+
+
+def test_each_page_of_the_path_leads_to_the_next():
+    "Its last section names the page that the table of the path has next, before any other."
+    path, lost = prepare.reading_path(ROOT), []
+    for page, following in zip(path[1:], path[2:]):
+        texts = [c["source"] for c in book_cells.read(ROOT / page)]
+        (last,) = [t for t in texts if t.startswith("## Where this goes next")] or [""]
+        found = re.search(r"\]\(([^)#]+)\.ipynb", last)
+        if page.startswith("nbs/") and (not found or Path(found[1]).name != Path(following).stem):
+            lost.append((page, following, found and found[1]))
+    assert len(path) == 20 and not lost
 
 
 # The slides of the class, made without the site.
