@@ -151,6 +151,19 @@ def test_an_equation_leads_to_its_cell(routing):
     assert "[`load_balance_loss`](#nbs-1-method-03-routing--def-load-balance-loss)" in text
 
 
+def test_the_lines_of_the_page_on_installing_run():
+    "What they say of shapes and losses is true, and the pins and wheels are those of the README."
+    text = (BOOK / "install.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    found = {}
+    exec(code, found)
+    assert found["logits"].shape == (1, 10)
+    assert all(isinstance(value, float) for value in found["losses"].values())
+    wheel = re.search(r"torch==[\d.]*\d", text)[0]
+    assert wheel in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert wheel in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "text, numbers", [("4", [4]), ("3 to 8", [3, 4, 5, 6, 7, 8]), ("1, 3 and 5 to 6", [1, 3, 5, 6])]
 )
