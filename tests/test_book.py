@@ -22,6 +22,7 @@ BOOK = ROOT / "docs" / "book"
 sys.path.append(str(BOOK))
 import book_cells  # noqa: E402
 import book_contents  # noqa: E402
+import book_gallery  # noqa: E402
 import book_names  # noqa: E402
 import book_reference  # noqa: E402
 import book_text  # noqa: E402
@@ -195,6 +196,66 @@ def test_pictures_are_described_and_their_code_is_folded(routing):
     for cell in drawn:
         assert "hide-input" in cell["metadata"]["tags"]
         assert len(cell["metadata"]["mystnb"]["image"]["alt"]) > 10
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            "With some labels (see Fig. 3 of the paper) it works. So.",
+            "With some labels (see Fig. 3",
+        ),
+        ("By Eq. 4 the load is even. So.", "By Eq. 4 the load is even."),
+        ("Figure 3. Top: the outputs. So.", "Figure 3. Top"),
+        ("There are 3 experts. So.", "There are 3 experts."),
+    ],
+)
+def test_a_sentence_does_not_end_at_an_abbreviation(text, said):
+    assert book_text.first_sentence(text).startswith(said)
+    assert "So" not in book_text.first_sentence(text)
+
+
+def test_what_is_said_of_a_picture_is_about_it():
+    text = "The layer has 32 units. The left picture shows its output. Training is short."
+    assert book_text.about_picture(text) == "The left picture shows its output."
+    assert book_text.about_picture("The layer has 32 units.") == ""
+    assert book_text.distinct(["a", "b", "a"]) == ["a, picture 1 of 2", "b", "a, picture 2 of 2"]
+
+
+def test_a_page_of_evidence_describes_its_pictures_as_its_gallery_does(book):
+    page, alts = "figures/quick/hmoe_fig3.ipynb", book_gallery.picture_alts(ROOT)
+    files = [f"figures/quick/hmoe_fig3{of}.png" for of in ("", "_ablation", "_errors")]
+    assert len({alts[f] for f in files}) == 3 and alts[files[2]].startswith("Figure 3: ")
+    assert "(errors). Data: SineIntervals" in alts[files[2]]
+    made = dataclasses.replace(book, alts=alts)
+    cell = next(c["id"] for c in book_cells.read(ROOT / page) if c["cell_type"] == "code")
+    drawn = book_cells.notebook(made, page, "", {cell: files})["cells"]
+    drawn = [c for c in drawn if book_cells.is_picture(c)]
+    assert [c["metadata"]["mystnb"]["image"]["alt"] for c in drawn] == [alts[f] for f in files]
+    assert all(len(c["outputs"]) == 1 or c is drawn[0] for c in drawn)
+
+
+def test_the_text_of_a_page_names_its_profile(book):
+    page = "figures/quick/digits_table.ipynb"
+    assert "`<profile>-digits`" in "".join(c["source"] for c in book_cells.read(ROOT / page))
+    text = "".join(c["source"] for c in book_cells.notebook(book, page)["cells"])
+    assert "<profile>" not in text and "`quick-digits`" in text
+    template = "nbs/paper/hmoe_table6.ipynb"
+    assert book_text.profiled(template, "`<profile>-vlcs`") == "`<profile>-vlcs`"
+
+
+def test_every_card_of_the_gallery_has_a_claim(book):
+    "Not only those of pages that were run; what a notebook explains has a picture of it, too."
+    made, executed, _ = prepare.make_book(ROOT)
+    for paper, items in book_gallery.PUBLISHED.items():
+        for item, shown in items.items():
+            card = book_gallery.item_card(made, executed, paper, item, shown)
+            said = card.partition(".**")[2].partition(":::")[0].strip()
+            assert len(said) > 40, (paper, item)
+            assert "![" in card or "`explained`" not in card, (paper, item)
+    for page in book_gallery.explaining():
+        assert book_gallery.stored_picture(ROOT, page).startswith(b"\x89PNG"), page
+    assert "(/figures/quick/claims.ipynb)" in book_gallery.overview(made)
 
 
 def test_code_of_an_answer_is_folded(routing):
