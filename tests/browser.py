@@ -29,6 +29,15 @@ LOOK = """() => {
   }
   for (const math of document.querySelectorAll(".math"))
     if (!math.querySelector("mjx-container")) wrong.push(`not typeset: ${math.textContent}`);
+  for (const e of document.querySelectorAll("mjx-container:not([display])")) {
+    if (!e.checkVisibility()) continue;
+    const style = getComputedStyle(e), scrolls = style.overflowX === "auto";
+    if (scrolls && style.scrollbarWidth !== "none" && e.scrollWidth > e.clientWidth)
+      wrong.push(`a bar under ${e.textContent}`);
+    const cut = e.getBoundingClientRect().right > window.innerWidth + 1;
+    if (cut && !e.closest("table, pre, .cell_output"))  // which scroll
+      wrong.push(`beyond the edge: ${e.textContent}`);
+  }
   return wrong;
 }"""
 

@@ -1,6 +1,7 @@
 """The book: notebooks become pages without being executed, links and names lead somewhere, and a
 real browser finds nothing wrong with any page."""
 
+import csv
 import dataclasses
 import importlib.util
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browser
@@ -20,6 +22,7 @@ BOOK = ROOT / "docs" / "book"
 sys.path.append(str(BOOK))
 import book_cells  # noqa: E402
 import book_contents  # noqa: E402
+import book_gallery  # noqa: E402
 import book_names  # noqa: E402
 import book_reference  # noqa: E402
 import book_text  # noqa: E402
@@ -37,6 +40,13 @@ def book():
     made.pages = {"nbs/1_method/03_routing.ipynb", "docs/results.md"}
     made.anchors = {"hmoe-eq-4"}
     return made
+
+
+def test_the_start_page_says_how_many_seeds_found_the_intervals():
+    with open(ROOT / "figures/quick/hmoe_fig3_summary.csv", encoding="utf-8", newline="") as file:
+        found = {row["losses"]: row["intervals found"] for row in csv.DictReader(file)}
+    text = (BOOK / "index.md").read_text(encoding="utf-8")
+    assert f"*In {found['all losses']} seeds three experts" in text
 
 
 def test_names_are_read_with_shapes_and_sources(book):
@@ -142,12 +152,110 @@ def test_an_equation_leads_to_its_cell(routing):
     assert "[`load_balance_loss`](#nbs-1-method-03-routing--def-load-balance-loss)" in text
 
 
+def test_the_lines_of_the_page_on_installing_run():
+    "What they say of shapes and losses is true, and the pins and wheels are those of the README."
+    text = (BOOK / "install.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    found = {}
+    exec(code, found)
+    assert found["logits"].shape == (1, 10)
+    assert all(isinstance(value, float) for value in found["losses"].values())
+    wheel = re.search(r"torch==[\d.]*\d", text)[0]
+    assert wheel in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert wheel in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "text, numbers", [("4", [4]), ("3 to 8", [3, 4, 5, 6, 7, 8]), ("1, 3 and 5 to 6", [1, 3, 5, 6])]
+)
+def test_ranges_of_equations_are_expanded(text, numbers):
+    assert book_names.numbers_in(text) == numbers
+    name = book_names.Name("a.b", "function", "()", f"Losses (HMOE, eqs. {text}).")
+    assert name.equations == [f"hmoe-eq-{n}" for n in numbers]
+
+
+def test_the_index_table_and_the_equations_name_each_other(book):
+    "What the page of symbols names for an equation stands under the equation."
+    table = prepare.cell_text(ROOT, prepare.START, "md-index")
+    made = dataclasses.replace(book, index=book_names.Index(book_names.library(ROOT)))
+    made.index.list_equations(table)
+    rows = [r for r in table.splitlines() if re.search(r"#\w+-eq-\d+\)", r)]
+    assert len(rows) == 11
+    for row in rows:
+        anchor = re.search(r"#(\w+-eq-\d+)\)", row)[1]
+        said = book_cells.computed_by(made, f'<a id="{anchor}"></a>')
+        for word in re.findall(r"`([\w.]+)`", row):
+            assert f"`{word.split('.', 2)[-1]}`" in said, (anchor, word)
+    with pytest.raises(KeyError):
+        made.index.list_equations("| [eq. 4](x.ipynb#hmoe-eq-4) | loss | `method.gone` |")
+
+
 def test_pictures_are_described_and_their_code_is_folded(routing):
     drawn = [c for c in routing if c["cell_type"] == "code" and book_cells.is_picture(c)]
     assert drawn
     for cell in drawn:
         assert "hide-input" in cell["metadata"]["tags"]
         assert len(cell["metadata"]["mystnb"]["image"]["alt"]) > 10
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            "With some labels (see Fig. 3 of the paper) it works. So.",
+            "With some labels (see Fig. 3",
+        ),
+        ("By Eq. 4 the load is even. So.", "By Eq. 4 the load is even."),
+        ("Figure 3. Top: the outputs. So.", "Figure 3. Top"),
+        ("There are 3 experts. So.", "There are 3 experts."),
+    ],
+)
+def test_a_sentence_does_not_end_at_an_abbreviation(text, said):
+    assert book_text.first_sentence(text).startswith(said)
+    assert "So" not in book_text.first_sentence(text)
+
+
+def test_what_is_said_of_a_picture_is_about_it():
+    text = "The layer has 32 units. The left picture shows its output. Training is short."
+    assert book_text.about_picture(text) == "The left picture shows its output."
+    assert book_text.about_picture("The layer has 32 units.") == ""
+    assert book_text.distinct(["a", "b", "a"]) == ["a, picture 1 of 2", "b", "a, picture 2 of 2"]
+
+
+def test_a_page_of_evidence_describes_its_pictures_as_its_gallery_does(book):
+    page, alts = "figures/quick/hmoe_fig3.ipynb", book_gallery.picture_alts(ROOT)
+    files = [f"figures/quick/hmoe_fig3{of}.png" for of in ("", "_ablation", "_errors")]
+    assert len({alts[f] for f in files}) == 3 and alts[files[2]].startswith("Figure 3: ")
+    assert "(errors). Data: SineIntervals" in alts[files[2]]
+    made = dataclasses.replace(book, alts=alts)
+    cell = next(c["id"] for c in book_cells.read(ROOT / page) if c["cell_type"] == "code")
+    drawn = book_cells.notebook(made, page, "", {cell: files})["cells"]
+    drawn = [c for c in drawn if book_cells.is_picture(c)]
+    assert [c["metadata"]["mystnb"]["image"]["alt"] for c in drawn] == [alts[f] for f in files]
+    assert all(len(c["outputs"]) == 1 or c is drawn[0] for c in drawn)
+
+
+def test_the_text_of_a_page_names_its_profile(book):
+    page = "figures/quick/digits_table.ipynb"
+    assert "`<profile>-digits`" in "".join(c["source"] for c in book_cells.read(ROOT / page))
+    text = "".join(c["source"] for c in book_cells.notebook(book, page)["cells"])
+    assert "<profile>" not in text and "`quick-digits`" in text
+    template = "nbs/paper/hmoe_table6.ipynb"
+    assert book_text.profiled(template, "`<profile>-vlcs`") == "`<profile>-vlcs`"
+
+
+def test_every_card_of_the_gallery_has_a_claim(book):
+    "Not only those of pages that were run; what a notebook explains has a picture of it, too."
+    made, executed, _ = prepare.make_book(ROOT)
+    for paper, items in book_gallery.PUBLISHED.items():
+        for item, shown in items.items():
+            card = book_gallery.item_card(made, executed, paper, item, shown)
+            said = card.partition(".**")[2].partition(":::")[0].strip()
+            assert len(said) > 40, (paper, item)
+            assert "![" in card or "`explained`" not in card, (paper, item)
+    for page in book_gallery.explaining():
+        assert book_gallery.stored_picture(ROOT, page).startswith(b"\x89PNG"), page
+    assert "(/figures/quick/claims.ipynb)" in book_gallery.overview(made)
 
 
 def test_code_of_an_answer_is_folded(routing):
@@ -188,6 +296,18 @@ def test_the_path_has_the_numbers_of_its_table_and_a_page_one_place():
     book_contents.once(bar, set())
     assert [p["title"] for p in bar[0]["pages"]] == ["1. a", "b"]
     assert bar[1]["pages"] == [entry("g", entry("c"))]
+
+
+def test_each_page_of_the_path_leads_to_the_next():
+    "Its last section names the page that the table of the path has next, before any other."
+    path, lost = prepare.reading_path(ROOT), []
+    for page, following in zip(path[1:], path[2:]):
+        texts = [c["source"] for c in book_cells.read(ROOT / page)]
+        (last,) = [t for t in texts if t.startswith("## Where this goes next")] or [""]
+        found = re.search(r"\]\(([^)#]+)\.ipynb", last)
+        if page.startswith("nbs/") and (not found or Path(found[1]).name != Path(following).stem):
+            lost.append((page, following, found and found[1]))
+    assert len(path) == 20 and not lost
 
 
 # The slides of the class, made without the site.

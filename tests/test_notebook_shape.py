@@ -190,6 +190,16 @@ def test_parameters_are_typed_explained_literals(path):
 
 
 @every_paper_notebook
+def test_a_page_says_whether_its_claim_was_checked(path):
+    opening = cells(path, "markdown")[0]["source"]
+    executed = list(path.parents[2].glob(f"figures/*/{path.name}"))
+    if not executed:
+        assert "Claim checked" not in opening
+    else:
+        assert "not checked here" not in opening
+
+
+@every_paper_notebook
 def test_a_paper_notebook_is_a_source_and_not_a_result(path):
     tags = [t for c in read(path)["cells"] for t in c["metadata"].get("tags", [])]
     assert "injected-parameters" not in tags and "papermill" not in read(path)["metadata"]

@@ -57,6 +57,12 @@ def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_pat
     assert status(("hmoe_fig3",)) == ("full", "[page](figures/quick/hmoe_fig3.ipynb)")
 
 
+def test_collected_deviations_point_at_nothing_that_stays_in_the_notebook():
+    collected = readme_blocks()["deviations"]
+    found = re.findall(r".*\babove\b.*", collected)
+    assert not found and "this notebook" not in collected
+
+
 def test_deviations_are_collected_from_the_notebooks():
     collected = readme_blocks()["deviations"]
     assert collected.count("### [") >= 30 and "(../nbs/1_method/04_hmoe.ipynb)" in collected

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from book_names import Name
-from book_text import ANCHOR, Book, download, first_sentence, markdown, plain
+from book_text import ANCHOR, Book, about_picture, distinct, download, markdown, plain, profiled
 
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)
 
@@ -45,6 +45,16 @@ def equation_words(anchor: str) -> str:
     return f"eq. {number} of {dict(hmoe='HMOE', gmoe='GMoE', dmg='DMG')[paper]}"
 
 
+def equation_links(anchors: list[str]) -> str:
+    """Links to equations; the paper is named once: 'eq. 3 of HMOE, 4, 5'."""
+    papers = [a.partition("-")[0] for a in anchors]
+    words = [
+        a.rpartition("-")[2] if paper == before else equation_words(a)
+        for a, paper, before in zip(anchors, papers, ["", *papers])
+    ]
+    return ", ".join(f"[{said}](#{a})" for said, a in zip(words, anchors))
+
+
 def exported_line(book: Book, page: str, cell: dict, names: list[Name]) -> str:
     """Where a cell of code is exported to, and the equations that it computes."""
     tops = [n for n in names if n.kind != "method"]
@@ -53,7 +63,7 @@ def exported_line(book: Book, page: str, cell: dict, names: list[Name]) -> str:
     line += " and more" if len(tops) > 3 else ""
     equations = dict.fromkeys(e for n in names for e in n.equations if e in book.anchors)
     if equations:
-        line += " · computes " + ", ".join(f"[{equation_words(e)}](#{e})" for e in equations)
+        line += f" · computes {equation_links(list(equations))}"
     return f"({label(page, cell['id'])})=\n:::{{div}} exported\n{line}\n:::"
 
 
@@ -114,10 +124,27 @@ def merge(made: list[dict], cell: dict) -> bool:
     return True
 
 
-def describe(cell: dict, heading: str, before: str) -> None:
-    """Give the pictures of a cell an alternative text: the heading and sentence above them."""
-    words = ". ".join(filter(None, [heading, first_sentence(before)]))
+def describe(cell: dict, heading: str, before: str, said: str = "") -> None:
+    """Give the pictures of a cell an alternative text: `said`, or the heading above them with the
+    sentence on what they show."""
+    words = said or ". ".join(filter(None, [heading, about_picture(before)]))
     cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": words or "picture"}
+
+
+def number_alike(cells: list[dict]) -> None:
+    """Pictures of a page with the same alternative text get a number."""
+    drawn = [c["metadata"]["mystnb"]["image"] for c in cells if is_picture(c)]
+    for image, words in zip(drawn, distinct([i["alt"] for i in drawn])):
+        image["alt"] = words
+
+
+def picture_cell(book: Book, path: str) -> dict:
+    """A cell that shows a saved picture and nothing else."""
+    image = base64.b64encode((book.root / path).read_bytes()).decode()
+    data = {"output_type": "display_data", "metadata": {}, "data": {"image/png": image}}
+    cell = {"cell_type": "code", "source": "", "outputs": [data], "execution_count": None}
+    cell["metadata"] = {"tags": ["remove-input"]}
+    return cell
 
 
 def code_cells(book: Book, page: str, cell: dict, evidence: bool) -> list[dict]:
@@ -151,7 +178,7 @@ def outputs(book: Book, page: str, cell: dict, module: str) -> None:
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         if "text/markdown" in data:
-            text = folded_settings("".join(data["text/markdown"]))
+            text = folded_settings(profiled(page, "".join(data["text/markdown"])))
             text = re.sub(r"\[([^\]]*)\]\(#[^)]*\)", r"\1", text)
             data["text/markdown"] = markdown(book, page, text, module)
         if data.get("image/png") or data.get("text/markdown"):
@@ -187,7 +214,7 @@ def notebook(book: Book, page: str, module: str = "", pictures: dict | None = No
     """
     evidence, made, heading, before = not module, [], "", ""
     for cell in read(book.root / page):
-        text = cell["source"]
+        text = profiled(page, cell["source"])
         if cell["cell_type"] == "markdown":
             headings = re.findall(r"^#+ (.*)$", text, re.M)
             heading, before = plain(headings[-1]) if headings else heading, ""
@@ -195,16 +222,19 @@ def notebook(book: Book, page: str, module: str = "", pictures: dict | None = No
             new = markdown(book, page, text, module) + computed_by(book, text)
             made.append(said(book, page, titled(book, page, new, module) if not made else new))
             continue
-        for path in (pictures or {}).get(cell["id"], []):
-            image = base64.b64encode((book.root / path).read_bytes()).decode()
-            data = {"output_type": "display_data", "metadata": {}, "data": {"image/png": image}}
-            cell.setdefault("outputs", []).append(data)
+        saved = [(picture_cell(book, p), p) for p in (pictures or {}).get(cell["id"], [])]
         outputs(book, page, cell, module)
+        if saved and not is_picture(cell):  # the first one stands below the code
+            cell.setdefault("outputs", []).extend(saved[0][0]["outputs"])
         new = code_cells(book, page, cell, evidence)
         for c in new[-1:]:
-            describe(c, heading, before)
+            describe(c, heading, before, book.alts.get(saved[0][1], "") if saved else "")
         if not (len(new) == 1 and merge(made, new[0])):
             made += new
+        for more, path in saved[1:]:
+            describe(more, heading, before, book.alts.get(path, ""))
+            made.append(more)
+    number_alike(made)
     for number, cell in enumerate(made):
         cell["id"] = f"c{number}"
     kernel = {"display_name": "python3", "language": "python", "name": "python3"}

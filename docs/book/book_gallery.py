@@ -1,11 +1,13 @@
 """The gallery: every figure and table of the three papers, and every page of every profile."""
 
+import base64
 import re
 from pathlib import Path
 
+from book_cells import read
 from book_text import Book, markdown, plain
 
-from hmoe_repro.evidence.gallery import index_entry
+from hmoe_repro.evidence.gallery import index_entry, title_and_claim
 from hmoe_repro.evidence.readme import PUBLISHED, item_status
 from hmoe_repro.evidence.render import files_of
 
@@ -23,6 +25,8 @@ DATA = {
     "quick": "digits",
     "bench": "this machine",
 }
+# The cell whose picture stands for a notebook, where that is not the first one.
+STANDS_FOR = {"nbs/1_method/01_toy.ipynb": "figure-mixture-parts"}
 COLOURS = {"full": "success", "reduced": "warning", "explained": "info", "not run": "secondary"}
 
 
@@ -52,6 +56,39 @@ def saved_pictures(root: Path, page: str, files: list[str], cells: list[dict]) -
         cell = (exact or loose)[-1]
         placed.setdefault(cell["id"], []).append(f"{folder}/{name}")
     return placed
+
+
+def picture_alts(root: Path) -> dict[str, str]:
+    """Saved picture -> what its gallery says of it, with the words that its name adds to that of
+    its page: 'hmoe_fig3_errors.png' is 'Figure 3: … (errors). Data: …'."""
+    found = {}
+    for path in sorted((root / "figures").glob("*/README.md")):
+        names = [p.stem for p in path.parent.glob("*.ipynb")]
+        text = path.read_text(encoding="utf-8")
+        for said, name in re.findall(r"^!\[(.+)\]\((\S+)\.png\)$", text, re.M):
+            of = max((n for n in names if f"{name}_".startswith(f"{n}_")), key=len, default=name)
+            more = name.removeprefix(of).strip("_").replace("_", " ")
+            title, mark, data = plain(said).partition(". Data: ")
+            title += f" ({more})" if more else ""
+            mark = mark[1:] if title.endswith("?") else mark
+            found[f"figures/{path.parent.name}/{name}.png"] = title + mark + data
+    return found
+
+
+def explaining() -> list[str]:
+    """The notebooks that explain a figure or table of which there is nothing to run."""
+    shown = [pages[0] for items in PUBLISHED.values() for _, *pages in items.values()]
+    return list(dict.fromkeys(p for p in shown if p.endswith(".ipynb")))
+
+
+def stored_picture(root: Path, page: str) -> bytes:
+    """The picture of a notebook that stands for it, as a rule the first; empty without one."""
+    chosen = STANDS_FOR.get(page)
+    for cell in (c for c in read(root / page) if chosen in (None, c["id"])):
+        for output in cell.get("outputs", []):
+            if image := output.get("data", {}).get("image/png"):
+                return base64.b64decode("".join(image))
+    return b""
 
 
 def card(title: str, status: str, text: str, links: str, picture: str = "", alt: str = "") -> str:
@@ -94,7 +131,14 @@ def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> s
         if page := next((m for m in made if m in pages), None):
             entries[profile] = pages[page] | {"page": page}
     text, picture, alt = f"**{shows[0].upper() + shows[1:]}.**", "", ""
-    if entries:
+    if not entries:  # explained in a notebook, or a page that was not run
+        page = artefacts[0] if status == "explained" else f"nbs/paper/{artefacts[0]}.ipynb"
+        if artefacts[0]:
+            text += f" {markdown(book, page, title_and_claim(book.root / page)[1])}"
+        if status == "explained" and stored_picture(book.root, page):
+            picture = f"gallery/{Path(page).stem}.png"
+            alt = plain(f"{paper} {item}: {shows}, a picture of the notebook {Path(page).stem}")
+    else:
         entry = next((e for e in entries.values() if e["picture"]), next(iter(entries.values())))
         text += f" {markdown(book, entry['page'], entry['claim'])}"
         text += found_here(book, entries) if status != "not run" else ""
@@ -141,6 +185,11 @@ def overview(book: Book) -> str:
         "set beside the paper's. *Explained* is a notebook about it. What is *not run* needs "
         "pretrained weights, large image sets or a GPU.\n",
     ]
+    if "figures/quick/claims.ipynb" in book.pages:
+        text.append(
+            "What these pages add up to, claim by claim and with a verdict for each, stands on the "
+            "page of the [claims](/figures/quick/claims.ipynb).\n"
+        )
     for paper, items in PUBLISHED.items():
         text.append(f"## {paper}\n\n[Pictures and claims](/gallery/{paper.lower()}.md)\n")
         text.append("| | shows | status | where |\n|---|---|---|---|")

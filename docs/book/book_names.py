@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CELL = re.compile(r"^# %% \S*?nbs/(\S+)\.ipynb #(\S+)$")
-CITED = re.compile(r"\(?(HMOE|GMoE|DMG),[^)]*?\beqs?\. ?([\d, and]*\d)")
+CITED = re.compile(r"\(?(HMOE|GMoE|DMG),[^)]*?\beqs?\. ?([\d, andto]*\d)")
+
+
+def numbers_in(text: str) -> list[int]:
+    """The numbers that a text such as '3 to 5 and 8' names: 3, 4, 5, 8."""
+    found = []
+    for first, last in re.findall(r"(\d+)(?: to (\d+))?", text):
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 @dataclass
@@ -21,6 +29,7 @@ class Name:
     returned: str = ""  # the comment beside the return annotation
     page: str = ""  # nbs/1_method/04_hmoe, without the suffix
     cell: str = ""  # the id of the cell that defines it
+    listed: list = field(default_factory=list)  # anchors of equations beside it in the index table
 
     @property
     def module(self) -> str:
@@ -29,11 +38,12 @@ class Name:
 
     @property
     def equations(self) -> list[str]:
-        """Anchors of the equations that the docstring says it computes, such as 'hmoe-eq-4'."""
+        """Anchors of the equations that it computes, such as 'hmoe-eq-4': those that its docstring
+        names, and those beside it in the table that leads from the papers to the code."""
         found = []
         for paper, numbers in CITED.findall(" ".join(self.docstring.split())):
-            found += [f"{paper.lower()}-eq-{n}" for n in re.findall(r"\d+", numbers)]
-        return list(dict.fromkeys(found))
+            found += [f"{paper.lower()}-eq-{n}" for n in numbers_in(numbers)]
+        return list(dict.fromkeys([*found, *self.listed]))
 
 
 @dataclass
@@ -187,3 +197,12 @@ class Index:
         found = self.short.get(word, [])
         plain = word.islower() and "_" not in word and "." not in word
         return found[0].full if len(found) == 1 and (called or not plain) else ""
+
+    def list_equations(self, table: str) -> None:
+        """Note beside each name the equations of its row in a table of Markdown, whose last column
+        is the code. Raises `KeyError` for a name that the library lacks."""
+        for row in (r for r in table.splitlines() if r.startswith("|")):
+            anchors = re.findall(r"#(\w+-eq-\d+)\)", row)
+            for word in re.findall(r"`([\w.]+)`", row.strip("| ").rpartition("|")[2]):
+                if anchors:
+                    self.names[f"hmoe_repro.{word}"].listed += anchors

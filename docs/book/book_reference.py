@@ -2,7 +2,7 @@
 
 import re
 
-from book_cells import equation_words, label
+from book_cells import equation_links, label
 from book_names import Module, Name
 from book_text import Book, plain
 
@@ -42,9 +42,9 @@ def places(book: Book, name: Name) -> str:
         return ""
     words = name.page.split("/")[-1]
     parts = [f"Defined in [{safe(words)}](#{label(name.page, name.cell)})"]
-    for anchor in name.equations:
-        if anchor in book.anchors:
-            parts.append(f"computes [{equation_words(anchor)}](#{anchor})")
+    equations = [anchor for anchor in name.equations if anchor in book.anchors]
+    if equations:
+        parts.append(f"computes {equation_links(equations)}")
     return ":::{div} exported\n" + " · ".join(parts) + "\n:::"
 
 

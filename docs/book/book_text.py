@@ -26,6 +26,7 @@ class Book:
     downloads: set[str] = field(default_factory=set)  # files that a page offers as they are
     imported: dict[str, set] = field(default_factory=dict)  # page of evidence -> names it imports
     under_title: dict[str, str] = field(default_factory=dict)  # page -> what follows its title
+    alts: dict[str, str] = field(default_factory=dict)  # saved picture -> alternative text
 
 
 def outside_fences(text: str, change) -> str:
@@ -102,7 +103,37 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[*`$\\{}>|]|^#+ ", "", text, flags=re.M)).strip()
 
 
+# Where a sentence ends: not behind 'Fig.' or 'et al.', nor in 'Table 3. Accuracy'.
+NO_END = r"(?<!\b[Ff]ig\.)(?<!\b[Ee]q\.)(?<!\beqs\.)(?<!\bal\.)(?<!Figure \d\.)(?<!Table \d\.)"
+ENDS = re.compile(rf"(?<=[.:?]){NO_END}\s")
+SHOWN = re.compile(
+    r"\b(pictures?|figure|panels?|curves?|bars?|dots?|lines?|colou?rs?|left|right|top|bottom|below"
+    r"|drawn|draws?|plots?|shows?|axis)\b",
+    re.I,
+)
+
+
 def first_sentence(text: str, longest: int = 240) -> str:
     """The first sentence of a Markdown text, at most `longest` characters."""
-    said = re.split(r"(?<=[.:?])\s", plain(text))[0].rstrip(":")
+    said = ENDS.split(plain(text))[0].rstrip(":")
     return said if len(said) <= longest else said[:longest].rpartition(" ")[0]
+
+
+def about_picture(text: str) -> str:
+    """The first sentence of a Markdown text that speaks of what a picture shows; '' without one."""
+    said = next((s for s in ENDS.split(plain(text)) if SHOWN.search(s)), "")
+    return first_sentence(said)
+
+
+def distinct(words: list[str]) -> list[str]:
+    """Alternative texts of a page's pictures; the same ones are numbered: ', picture 2 of 3'."""
+    made = []
+    for at, said in enumerate(words):
+        total, number = words.count(said), words[:at].count(said) + 1
+        made.append(f"{said}, picture {number} of {total}" if total > 1 else said)
+    return made
+
+
+def profiled(page: str, text: str) -> str:
+    """The text of a page of figures/<profile> with the profile's name, which its template lacks."""
+    return text.replace("<profile>", page.split("/")[1]) if page.startswith("figures/") else text

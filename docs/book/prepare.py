@@ -86,6 +86,7 @@ def unexecuted(root: Path, executed: dict) -> tuple[list[str], dict[str, str]]:
 def make_book(root: Path) -> tuple[Book, dict, list[str]]:
     """(what links need to know, the executed pages, the pages that were never run)."""
     book = Book(root, book_names.Index(book_names.library(root)))
+    book.index.list_equations(cell_text(root, START, "md-index"))
     executed = book_gallery.pages_of(root)
     alone, book.moved = unexecuted(root, executed)
     book.moved |= {f"figures/{p}/README.md": f"gallery/{p}.md" for p in book_gallery.PROFILES}
@@ -102,6 +103,7 @@ def make_book(root: Path) -> tuple[Book, dict, list[str]]:
                 book.anchors |= set(ANCHOR.findall(cell["source"]))
     for page in (*executed, *alone):
         book.imported[page] = book_cells.imported_names(root / page)
+    book.alts = book_gallery.picture_alts(root)
     book.under_title = book_gallery.across(book, executed)
     return book, executed, alone
 
@@ -181,6 +183,9 @@ def write_gallery(book: Book, executed: dict, source: Path) -> None:
     for profile in book_gallery.PROFILES:
         page = book_gallery.profile_page(book, executed, profile)
         write(source / f"gallery/{profile}.md", page)
+    for page in book_gallery.explaining():
+        if image := book_gallery.stored_picture(book.root, page):
+            (source / f"gallery/{Path(page).stem}.png").write_bytes(image)
     for page, entry in executed.items():
         if entry["picture"]:
             picture = f"{page.rpartition('/')[0]}/{entry['picture']}"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import book_cells
 import nbformat
-from book_text import ANCHOR, LINK, Book, plain
+from book_text import ANCHOR, LINK, Book, plain, profiled
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from nbconvert import HTMLExporter
 
@@ -144,6 +144,7 @@ def slides_of(book: Book, page: str, pictures: dict, questions: list[str]) -> li
     """The slides of a notebook. The questions that it asks are taken out of `questions`."""
     tags, slides, heading = tags_of(book.root, page), [], ""
     for cell in book_cells.read(book.root / page):
+        cell["source"] = profiled(page, cell["source"])
         own = HEADING.findall(cell["source"]) if cell["cell_type"] == "markdown" else []
         title, heading = (own or [heading])[0], (own or [heading])[-1]
         mine = tags.get(cell["id"], [])
