@@ -13,7 +13,8 @@ import math
 import numpy as np
 import pandas as pd
 
-from .beside import trained_from, trained_verdict, untrained_rows
+from .beside import hardly_trained, trained_from, trained_verdict, untrained_rows
+from .gmoe_pages import between_rows
 from .records import distinct, select
 from .reduced import study_departures
 from hmoe_repro.evidence.tables import (
@@ -101,21 +102,29 @@ def network_limits(records: list[dict]) -> pd.DataFrame:
 
 
 def network_lines(records: list[dict], what: str) -> list[str]:
-    """For each network, which trained rows differ from `Aggregate` by more than can be resolved,
-    and what each row reached on validation images. `what`: 'on the target domain'. In place of a
-    sentence why there is none."""
+    """For each network, where they are trained, by how much DMG exceeds the two others; then which
+    rows differ from `Aggregate` by more than can be resolved, and what each row reached on
+    validation images. `what`: 'on the target domain'. In place of a sentence why there is none."""
     lines, parts = [], by_network(records)
     for name, part in parts.items():
         where = f"{name}, {what}" if len(parts) > 1 else what
         run = set(run_results(part).algorithm)
         if BASELINE in run and len(run) > 1:
-            verdict = trained_verdict(part, BASELINE)
-            lines.append(f"{where[0].upper()}{where[1:]}, against {BASELINE}: {verdict}")
+            where = f"{where[0].upper()}{where[1:]}"
+            others = (("DMG", BASELINE), ("DMG", "Multi-Headed"))
+            lines += [f"{where}: {line}" for line in between_rows(part, *others, strictly=True)]
+            lines.append(f"{where}, against {BASELINE}: {trained_verdict(part, BASELINE)}")
         else:
             lines.append(f"No verdict {where}: no complete run of {BASELINE} and another method.")
     return lines
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-ensemble-lines
+def _of_young(records: list[dict]) -> str:
+    """A clause for runs of DMG that are, in the mean, not trained (`trained_from`); else empty."""
+    low = [name for _, name in hardly_trained(records, trained_from)]
+    return "; these networks are not trained yet" if "DMG" in low else ""
+
+
 def _ensemble_line(records: list[dict], what: str) -> list[str]:
     """How far an averaged mask is from averaged predictions, in pairs; nothing without pairs."""
     results = run_results(only_modes(records, "pred-ens", "mask-ens"))
@@ -127,7 +136,7 @@ def _ensemble_line(records: list[dict], what: str) -> list[str]:
     spread = "" if math.isnan(error) else f" (standard error {error:.2f})"
     return [
         f"An averaged mask against averaged predictions {what}: {mean:+.2f} points in the mean of "
-        f"{n} models{spread}, at most {apart.abs().max():.2f} in one."
+        f"{n} models{spread}, at most {apart.abs().max():.2f} in one{_of_young(records)}."
     ]
 
 

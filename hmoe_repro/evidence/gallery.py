@@ -112,14 +112,33 @@ def _first_sentence(text: str, longest: int = 220) -> str:
     return sentence.replace("|", "\\|")
 
 
+_TOO_LITTLE = {"Too low there": "too low to be judged", "Not yet trained": "not trained yet"}
+
+
+def _caution(verdict: str, said: str, shown: int = 4) -> str:
+    """A clause that names the rows which a verdict calls too low, or not trained (`learned_line`);
+    empty where there are none, or where what is `said` tells it."""
+    if re.search(r"(not|hardly) trained", said):
+        return ""
+    parts = []
+    for start, word in _TOO_LITTLE.items():
+        lists = re.findall(rf"{start}[^:]*: (.*?)\.(?:\s|$)", verdict)
+        rows = [name for named in lists for name in re.split(r" \(under \d+ %\)(?:, )?", named)]
+        rows = list(dict.fromkeys(filter(None, rows)))
+        more = f" and {len(rows) - shown} more" if len(rows) > shown else ""
+        parts += [f"{word}: {', '.join(rows[:shown])}{more}"] if rows else []
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
 def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     """What the index says about an artefact: name, title, claim, picture ('' without) and the
-    first sentence of its verdict."""
+    first sentence of its verdict, with the rows that have learned too little for one."""
     page = folder / f"{artefact}.ipynb"
     title, claim = title_and_claim(page)
     verdict = page_texts(page).get(f"{artefact}_verdict.md", "")
     picture = next((name for name in files if name.endswith(".png")), "")
     said = _first_sentence(verdict)
+    said += _caution(verdict, said).replace("|", "\\|")
     return dict(name=artefact, title=title, claim=claim, picture=picture, said=said)
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-gallery
