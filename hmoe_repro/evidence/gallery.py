@@ -103,7 +103,7 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
         facts = json.loads(provenance.read_text(encoding="utf-8"))
     return template("gallery_section.md").render(
         name=artefact,
-        title=data_title(title, page),
+        title=title,
         claim=claim,
         data=", ".join(facts.get("dataset") or []),
         profile=facts.get("profile", ""),

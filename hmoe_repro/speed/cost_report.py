@@ -323,7 +323,7 @@ def cost_notes(record: dict) -> list[str]:
         "GMoE and that of the ViT may be of two rounds, between which the machine changed.",
         f"The longest step is that of {slowest}: {np.median(time[slowest]):.2f} times ERM's "
         f"({_range(time[slowest])}).",
-        f"The same two ratios from the published table, of another machine and batch: "
-        f"{published['GMoE'] / published['ERM-ViT']:.2f} and "
-        f"{published[slowest] / published['ERM']:.2f}.",
+        f"As published, of another machine and batch: a step of GMoE takes "
+        f"{published['GMoE'] / published['ERM-ViT']:.2f} times as long as the ViT's, one of "
+        f"{slowest} {published[slowest] / published['ERM']:.2f} times as long as ERM's.",
     ]
