@@ -127,7 +127,9 @@ def test_ensembles_are_compared_model_by_model():
             mode["validation_accuracy"] = 0.79  # of ten classes, 80 % is trained
     for line in ensemble_lines(runs):
         assert line.endswith("in one; these networks are not trained yet.")
-    assert not any("DMG less" in line for line in network_lines(runs, "on the target domain"))
+    both = runs + [record("Aggregate", target, 0, default=0.5) for target in ("photo", "plain")]
+    (line,) = network_lines(both, "on the target domain")
+    assert "no row but Aggregate is trained" in line, "and no pair is set beside its limit"
 
 
 def test_the_gain_of_the_right_mask_by_hand():

@@ -130,6 +130,7 @@ def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> s
     if entries:
         entry = next((e for e in entries.values() if e["picture"]), next(iter(entries.values())))
         text += f" {markdown(book, entry['page'], entry['claim'])}"
+        text += " None of the data below are the paper's." if status == "stand-in" else ""
         text += found_here(book, entries) if status != "not run" else ""
         if entry["picture"]:
             picture = f"{entry['page'].rpartition('/')[0]}/{entry['picture']}"
