@@ -244,7 +244,7 @@ def _answer(summary: pd.DataFrame, outcome: pd.Series, other: str) -> str:
         return "Not decided: one pair for each row says nothing about chance."
     return (
         "No change beyond seed noise is seen: no mean paired difference is told apart from zero "
-        f"in any of {len(summary)} rows.{_close(summary[outcome == UNRESOLVED])}"
+        f"in any of {plural(len(summary), 'row')}.{_close(summary[outcome == UNRESOLVED])}"
     )
 
 # %% ../../nbs/7_speed/04_parity.ipynb #def-measure-line
