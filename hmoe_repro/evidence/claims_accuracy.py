@@ -133,7 +133,7 @@ def gated_runs(loaded: Loaded, ours: bool = False) -> pd.DataFrame:
     columns = ["share", "ood", "max", "trained", "cell", "record"]
     return pd.DataFrame(list(rows.values()), columns=columns)
 
-
+# %% ../../nbs/6_evidence/35_claims_accuracy.ipynb #def-mode-evidence
 def _mode_evidence(runs: pd.DataFrame, mode: str, more: str = "") -> Evidence:
     """Mean of a mode less MIX over those of some rows of `gated_runs` that are trained."""
     young, runs = int((~runs.trained.astype(bool)).sum()), runs[runs.trained.astype(bool)]
