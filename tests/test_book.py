@@ -97,6 +97,29 @@ def test_links_and_names_of_a_text(book, text, made):
     assert book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text) == made
 
 
+@pytest.mark.parametrize(
+    "pages, status",
+    [
+        (("dmg_table1",), "stand-in"),  # DomainNet in the paper; digits here
+        (("dmg_table2",), "reduced"),  # PACS, at a low resolution
+        (("hmoe_table4",), "reduced"),  # the digits have a page, too, but MNIST was run
+        (("hmoe_fig3",), "full"),
+        (("hmoe_table6",), "not run"),
+        (("gmoe_table16",), "reduced"),  # a measurement, of no data set
+    ],
+)
+def test_what_was_run_on_other_data_alone_is_a_stand_in(pages, status):
+    assert book_gallery.status_of(ROOT, pages)[0] == status
+
+
+def test_the_title_of_a_page_of_evidence_names_its_data(book):
+    first = "# DMG Table 2: an unknown domain, PACS\n\n> Claim.\n\nMore."
+    text = book_cells.titled(book, "figures/quick/dmg_table2.ipynb", first, "")
+    assert text.startswith("# DMG Table 2: an unknown domain, PACS · embedded digits\n\n> Claim.")
+    kept = book_cells.titled(book, "nbs/paper/dmg_table2.ipynb", first, "")
+    assert kept.startswith("# DMG Table 2: an unknown domain, PACS\n")
+
+
 def test_a_column_on_a_page_of_evidence_is_no_name(book):
     page = "figures/quick/digits_fig5.ipynb"
     here = dataclasses.replace(book, imported={page: {"gate_values"}})

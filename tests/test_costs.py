@@ -362,11 +362,13 @@ def invented_costs():
 
 def test_sentences_compare_times_of_one_round():
     notes = cost_notes(invented_costs())
-    assert (
-        "takes 2.00 times as long as the ViT's (1.50–3.00 in 3 rounds; published: 1.09)" in notes[0]
-    )
+    assert "takes 1.50–3.00 times as long as the ViT's in the 3 rounds, 2.00 in their" in notes[0]
+    assert "published" not in notes[0] and "takes 1.09 times" in notes[3]
+    assert "one of IRM 1.09 times as long as ERM's" in notes[3]
+    middle = measured_costs(invented_costs())["training", "seconds"]
+    assert f"table give {middle['GMoE'] / middle['ERM-ViT']:.2f}:" in notes[1]
     assert "holds 1.20 times as much" in notes[0]
-    assert "IRM: 4.00 times ERM's (1.00–6.00; published: 1.09)" in notes[1]
+    assert "IRM: 4.00 times ERM's (1.00–6.00)." in notes[2]
 
 
 def test_the_table_compares_times_of_one_round():

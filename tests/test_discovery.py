@@ -482,6 +482,9 @@ def test_a_uniform_gate_names_nothing_and_says_why():
     )
     runs[0]["discovery"]["gate_entropy"] = 0.1
     assert len(discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)) == 2
+    told = [r | {"spec": r["spec"] | {"algorithm": "HMOE-DL"}} for r in runs]
+    lines = discovery_lines(told + runs, {"HMOE-DL": {}, "HMOE-DN": {}}, lambda record: 2)
+    assert [line[:7] for line in lines] == ["HMOE-DN"] * 2 + ["HMOE-DL"] * 2
 
 
 def test_only_complete_runs_with_scores_are_scored():

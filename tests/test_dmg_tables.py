@@ -106,7 +106,8 @@ def test_verdicts_are_against_aggregate_network_by_network():
         "No verdict on the target domain: no complete run of Aggregate and another method."
     ]
     runs += [record("DMG", "photo", s, **{"pred-ens": 0.8 + s / 100}) for s in (0, 1)]
-    (line,) = network_lines(runs, "on the target domain")
+    first, line = network_lines(runs, "on the target domain")
+    assert first.startswith("On the target domain: DMG less Aggregate +50.0 points"), first
     assert line.startswith("On the target domain, against Aggregate: In the average, told apart")
     assert "DMG PRED-ENS (+50.0)" in line
 
@@ -120,6 +121,15 @@ def test_ensembles_are_compared_model_by_model():
     assert "-1.00 points in the mean of 2 models (standard error 2.12), at most 4.00" in outside
     assert outside.split(":")[1] == inside.split(":")[1] and "on training domains" in inside
     assert ensemble_lines([record("Aggregate", "photo", 0, default=0.5)]) == []
+    assert "not trained" not in outside
+    for run in runs:
+        for mode in run["selected"].values():
+            mode["validation_accuracy"] = 0.79  # of ten classes, 80 % is trained
+    for line in ensemble_lines(runs):
+        assert line.endswith("in one; these networks are not trained yet.")
+    both = runs + [record("Aggregate", target, 0, default=0.5) for target in ("photo", "plain")]
+    (line,) = network_lines(both, "on the target domain")
+    assert "no row but Aggregate is trained" in line, "and no pair is set beside its limit"
 
 
 def test_the_gain_of_the_right_mask_by_hand():

@@ -536,14 +536,16 @@ def test_rows_and_their_means():
 
 def test_sentences_say_what_the_records_say():
     lines = choice_verdict([invented(0), invented(1, chance=0.3)])
-    assert "the busiest of 3 experts has 70.0 % of the patches, 1.0 experts have" in lines[0]
+    assert "the busiest of 3 experts has 70.0 % of the patches, 1.0 experts have" in lines[-1]
+    assert lines[0].startswith("gmoe") and ": the choice of expert is explained by" in lines[0]
+    assert "the class of a picture 20.0 % (chance 15.5 %)" in lines[0]  # of two layers
     assert "block 2, validation" in lines[1]
     assert (
         "the class of a picture 40.0 % (chance 15.5 %, above its interval in 1 of 2 runs)"
         in (lines[1])
     )
     assert "agree at 60.0 % of the places, any two of a domain at 15.5 %" in lines[1]
-    assert len(lines) == 1 + 4
+    assert len(lines) == 1 + 4 + 1
 
 
 def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):

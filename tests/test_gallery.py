@@ -6,7 +6,7 @@ import shutil
 import jinja2
 import pytest
 
-from hmoe_repro.evidence.gallery import gallery, template
+from hmoe_repro.evidence.gallery import data_title, gallery, template, title_and_claim
 
 
 @pytest.mark.parametrize("profile", ["bench", "mnist", "pacs", "quick"])
@@ -34,3 +34,20 @@ def test_markdown_stays_as_it_is_and_html_is_escaped():
 def test_a_hole_that_nobody_fills_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="'made' is undefined"):
         template("gallery.md").render(profile="quick", sections=[], index=[])
+
+
+@pytest.mark.parametrize(
+    "page, title",
+    [
+        ("quick/dmg_table2", "DMG Table 2: an unknown domain, PACS · embedded digits"),
+        ("pacs/dmg_table2", "DMG Table 2: an unknown domain, PACS"),
+        ("quick/hmoe_table5", "HMOE Table 5: RotatedMNIST · embedded digits"),
+        ("mnist/hmoe_table5", "HMOE Table 5: RotatedMNIST"),
+        ("pacs/systems", "Three systems and strong baselines, side by side · PACS"),
+        ("pacs/hmoe_table3", "HMOE Table 3: the six data sets, with samples"),
+        ("quick/claims", "What holds of the three papers?"),
+    ],
+)
+def test_a_title_names_the_data_of_its_page(root, page, title):
+    path = root / "figures" / f"{page}.ipynb"
+    assert data_title(title_and_claim(path)[0], path) == title

@@ -16,12 +16,13 @@ from hmoe_repro.core import HmoeError, repo_root
 from hmoe_repro.data.facts import KNOWN
 from hmoe_repro.data.known import DATASETS
 from hmoe_repro.evidence.beside import CLASSES, trained_from, trained_verdict, untrained_rows
-from hmoe_repro.evidence.gallery import evidence_line
+from hmoe_repro.evidence.gallery import _caution, evidence_line
 from hmoe_repro.evidence.gmoe_pages import (
     MACS,
     PARAMETERS,
     accuracy_by_dataset,
     against_published,
+    between_rows,
     draw_accuracy,
     draw_sizes,
     family,
@@ -179,6 +180,35 @@ def test_sentences_are_about_each_data_set_and_each_baseline_that_was_run():
     ]
     assert "ERM (-10.0)" in lines[0] and "GMoE (+32.0)" in lines[3]
     assert lines_against(study(), "MIRO") == ["No verdict: no complete run of MIRO."]
+
+
+def test_named_pairs_are_set_beside_what_can_be_resolved():
+    records = validated(study(levels=(0.50, 0.60, 0.62)), **{"ERM-ViT": 0.7})
+    pairs = ("GMoE", "ERM-ViT"), ("ERM-ViT", "ERM"), ("MIRO", "ERM")
+    (line,) = between_rows(records, *pairs)
+    limit = limits_by_dataset(records).resolvable.iloc[-1]
+    assert 2 < limit < 10
+    assert line == (
+        f"GMoE less ERM-ViT +2.0 points in the average, within the {limit:.1f} that can be "
+        f"resolved; ERM-ViT less ERM +10.0 points in the average, beyond the {limit:.1f} that can "
+        "be resolved; not trained yet: ERM-ViT."
+    )
+    assert between_rows(records, *pairs, strictly=True) == []
+    assert between_rows(validated(study(), GMoE=0.1), ("GMoE", "ERM")) == []
+    several = study() + study("DigitDomainsTiny")
+    found = between_rows(several, ("GMoE", "ERM"))
+    assert [line.split(": ")[0] for line in found] == ["DigitDomains", "DigitDomainsTiny"]
+
+
+def test_the_index_names_the_rows_that_have_learned_too_little():
+    young = learned_line(validated(study(), GMoE=0.7, **{"ERM-ViT": 0.1}))
+    clause = " (too low to be judged: ERM-ViT; not trained yet: GMoE)"
+    assert _caution(f"- {young}\n- Best: GMoE.", "Best: GMoE") == clause
+    assert _caution(young, "networks that are not trained") == ""
+    assert _caution(learned_line(validated(study())), "Best: GMoE") == ""
+    names = {row: 0.7 for row in ("ERM", "ERM-ViT", "GMoE")}
+    line = learned_line(renamed(validated(study(), **names), name_by_network))
+    assert _caution(line, "", shown=1).endswith("ERM on small_cnn and 2 more)")
 
 
 def validated(records, **accuracies):

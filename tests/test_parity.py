@@ -233,7 +233,7 @@ def test_seed_noise_is_taken_within_domains():
             (0.011, -0.010, 0.001),
             "not told from zero",
             "No change beyond seed noise is seen: no mean paired difference is told apart from "
-            "zero in any of 13 rows.",
+            "zero in any of 10 rows.",
         ),
         (
             (0.020, 0.021, 0.019),
@@ -250,7 +250,7 @@ def test_seed_noise_is_taken_within_domains():
             (0, 0, 0),
             "equal",
             "Nothing was compared: all pairs are equal in every digit, so bf16 had no effect on "
-            "these runs.",
+            "these numbers.",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_one_seed_and_one_pair_decide_nothing_about_noise():
     one = summary_of(study((0.03,), noise=(0.0,), domains=("+90%",)))
     assert (
         parity_verdict(one)[0] == "Not decided: one pair for each row says nothing about chance."
-        and parity_verdict(one)[1]
+        and parity_verdict(one)[2]
         == "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
     )
     runs = [run("ERM", d, 0, "float32") for d in DOMAINS] + [
@@ -279,6 +279,26 @@ def test_one_seed_and_one_pair_decide_nothing_about_noise():
     )
 
 
+def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart():
+    "One of thirteen rows beyond its own limit: a chance of 0.02 is not one of 0.02 in thirteen."
+    summary = summary_of(study((0.011, -0.010, 0.001)))
+    row = summary.index[(summary["row"] == "ERM") & (summary.measure == LOSS)][0]
+    summary.loc[row, ["difference", "stderr", "rms"]] = 0.0002, 0.00007, 0.0003
+    summary.loc[row, ["resolvable", "seed_noise", "pairs"]] = 0.00018, 0.0001, 6
+    assert outcomes(summary)[row] == "not told from zero"
+    results, loss = parity_verdict(summary)[:2]
+    assert results.startswith("No change beyond seed noise is seen") and "loss" not in results
+    assert loss.startswith("Of the final loss of training: No change beyond seed noise is seen")
+    assert loss.endswith(
+        "not by Holm's correction, these would be: ERM (final loss +0.0002 ± 7e-05)."
+    )
+    summary.loc[row, "stderr"] = 0.00001
+    assert outcomes(summary)[row] == "beyond seed noise"
+    results, loss = parity_verdict(summary)[:2]
+    assert results.startswith("No change") and "loss of training: Yes: bf16 changes" in loss
+    assert outcomes(summary.loc[[row]].assign(stderr=0.00007))[row] == "beyond seed noise"
+
+
 def test_what_could_have_been_seen_is_said():
     lines = parity_verdict(
         summary_of(study((0.06, -0.06, 0.01), domains=("-90%",), algorithms=("ERM",)))
@@ -288,7 +308,7 @@ def test_what_could_have_been_seen_is_said():
         f"(ERM, 3 pairs); a mean change of more than {4.30 * spread:.1f} points would have been "
         f"told apart from zero; in a single run the precision changes "
         f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times as much as another seed does."
-        in lines[1]
+        in lines[2]
     )
     assert (
         lines[-1] == "A shift as large as the seed noise could have been missed in ERM (accuracy)."

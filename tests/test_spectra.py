@@ -494,11 +494,13 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
     first = study()[:1]
     measured = first[0]["spectra"] | {"curves": {"block 0": [0, -2.5], "block 1": [0, -2.0]}}
     before = spectrum_rows([first[0] | {"spectra": measured}])
-    lines = spectra_verdict(study(), "ERM, small_cnn", before)
+    short, *lines = spectra_verdict(study(), "ERM, small_cnn", before)
+    assert "ERM, small_vit -1.00 (untrained +0.50)" in short
+    assert short.endswith("ERM, small_cnn +2.00 (untrained not measured).")
     assert "Untrained, it rises from -2.50 to -2.00" in lines[0]
     assert "a change of +0.50 before training and of -1.00 after it" in lines[0]
     assert "Its untrained shape is not measured here" in lines[1]
-    for line in spectra_verdict(study(), "ERM, small_cnn")[:2]:
+    for line in spectra_verdict(study(), "ERM, small_cnn")[1:3]:
         assert "the change may be the initialisation's" in line
     axis = plt.figure().subplots()
     plot_high_frequencies(axis, spectrum_rows(study()), before)
@@ -508,7 +510,7 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
 
 
 def test_sentences_follow_the_records():
-    lines = spectra_verdict(study(), "ERM, small_cnn")
+    lines = spectra_verdict(study(), "ERM, small_cnn")[1:]
     assert (
         "ERM, small_vit: the log amplitude at π, relative to frequency 0, falls from -2.00"
         in (lines[0])
@@ -517,16 +519,16 @@ def test_sentences_follow_the_records():
     assert "costs 1.0 points, 10.0 fewer than in ERM, small_cnn" in lines[2]
     assert "which leaves out zero" in lines[2] and "90.0 % and 90.0 %" in lines[2]
     assert "less to lose" not in lines[2] and len(lines) == 2 + 2
-    turned = spectra_verdict(study(gap=-0.01), "ERM, small_cnn")
+    turned = spectra_verdict(study(gap=-0.01), "ERM, small_cnn")[1:]
     assert "1.0 more than in ERM, small_cnn" in turned[2]
     weak = study()
     for record in weak[:4]:  # those of the transformer
         for part in ("out", "test"):
             record["spectra"]["noise"][part] |= {"clean": 0.3, "noisy": [0.3] * 3}
-    said = spectra_verdict(weak, "ERM, small_cnn")[2]
+    said = spectra_verdict(weak, "ERM, small_cnn")[3]
     assert "30.0 % and 90.0 % of these images are right, so ERM, small_vit has less to" in said
     alone = [r for r in study() if r["spec"]["trial_seed"] == 0]
-    assert "interval" not in spectra_verdict(alone, "ERM, small_cnn")[2]
+    assert "interval" not in spectra_verdict(alone, "ERM, small_cnn")[3]
 
 
 # The page

@@ -13,6 +13,8 @@ from pathlib import Path
 from book_names import Name
 from book_text import ANCHOR, Book, about_picture, distinct, download, markdown, plain, profiled
 
+from hmoe_repro.evidence.gallery import data_title
+
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)
 
 
@@ -201,7 +203,11 @@ def run_line(book: Book, page: str, module: str) -> str:
 
 
 def titled(book: Book, page: str, text: str, module: str) -> str:
-    """The first cell, with the line about the notebook behind its title and subtitle."""
+    """The first cell, with the line about the notebook behind its title and subtitle; the title of
+    a page of evidence names its data."""
+    if page.startswith("figures/") and text.startswith("# "):
+        title, _, rest = text.partition("\n")
+        text = f"# {data_title(title[2:], book.root / page)}\n{rest}"
     found = re.match(r"(# [^\n]*\n(?:\n*>[^\n]*(?:\n|$))*)", text)
     end = found.end() if found else 0
     return text[:end] + run_line(book, page, module) + text[end:]

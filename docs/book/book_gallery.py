@@ -1,6 +1,7 @@
 """The gallery: every figure and table of the three papers, and every page of every profile."""
 
 import base64
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from book_text import Book, markdown, plain
 from hmoe_repro.evidence.gallery import index_entry, title_and_claim
 from hmoe_repro.evidence.readme import PUBLISHED, item_status
 from hmoe_repro.evidence.render import files_of
+from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies
+from hmoe_repro.runs.study_files import read_study
 
 PROFILES = {
     "quick": "embedded digits and the toy",
@@ -27,7 +30,13 @@ DATA = {
 }
 # The cell whose picture stands for a notebook, where that is not the first one.
 STANDS_FOR = {"nbs/1_method/01_toy.ipynb": "figure-mixture-parts"}
-COLOURS = {"full": "success", "reduced": "warning", "explained": "info", "not run": "secondary"}
+COLOURS = {
+    "full": "success",
+    "reduced": "warning",
+    "stand-in": "warning",
+    "explained": "info",
+    "not run": "secondary",
+}
 
 
 def pages_of(root: Path) -> dict[str, dict]:
@@ -104,6 +113,30 @@ def links_of(book: Book, markdown_links: str) -> str:
     return markdown(book, "README.md", markdown_links) if markdown_links != "–" else ""
 
 
+def data_of(root: Path, artefact: str) -> set[str]:
+    """The data sets of the runs behind the executed pages of an artefact."""
+    pages = root.glob(f"figures/*/{artefact}.provenance.json")
+    facts = [json.loads(page.read_text(encoding="utf-8")) for page in pages]
+    return {name for found in facts for name in found.get("dataset") or []}
+
+
+def status_of(root: Path, artefacts: tuple[str, ...]) -> tuple[str, str]:
+    """`item_status`, but 'stand-in' where nothing was run on data of the paper's own study."""
+    status, links = item_status(artefacts)
+    known = [name for name in artefacts if "paper" in getattr(ARTEFACTS.get(name), "profiles", ())]
+    used = set().union(*(data_of(root, name) for name in artefacts))
+    if status != "reduced" or not (known and used):
+        return status, links
+    wanted = {
+        data
+        for name in known
+        for study in artefact_studies(name, "paper")
+        for runs in read_study(study).runs
+        for data in runs.datasets
+    }
+    return ("reduced" if used & wanted else "stand-in"), links
+
+
 def words_of(book: Book, page: str, text: str) -> str:
     """A claim or a finding of an entry, which is written for a cell of a table."""
     return markdown(book, page, text.replace("\\|", "|"))
@@ -124,7 +157,7 @@ def found_here(book: Book, entries: dict[str, dict]) -> str:
 def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> str:
     """The card of a figure or table of a paper."""
     shows, *artefacts = shown
-    status, links = item_status(tuple(artefacts))
+    status, links = status_of(book.root, tuple(artefacts))
     entries = {}
     for profile in DATA:
         made = [f"figures/{profile}/{a}.ipynb" for a in artefacts]
@@ -141,6 +174,7 @@ def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> s
     else:
         entry = next((e for e in entries.values() if e["picture"]), next(iter(entries.values())))
         text += f" {markdown(book, entry['page'], entry['claim'])}"
+        text += " None of the data below are the paper's." if status == "stand-in" else ""
         text += found_here(book, entries) if status != "not run" else ""
         if entry["picture"]:
             picture = f"{entry['page'].rpartition('/')[0]}/{entry['picture']}"
@@ -182,8 +216,9 @@ def overview(book: Book) -> str:
         "# Is it reproduced?\n",
         "Every figure and table of the three papers, with what became of it here. *Full* is at "
         "the paper's own scale. *Reduced* was trained here on less, and its numbers must not be "
-        "set beside the paper's. *Explained* is a notebook about it. What is *not run* needs "
-        "pretrained weights, large image sets or a GPU.\n",
+        "set beside the paper's. A *stand-in* is reduced, too, and none of its data are the "
+        "paper's: it has the shape of the figure or table alone. *Explained* is a notebook about "
+        "it. What is *not run* needs pretrained weights, large image sets or a GPU.\n",
     ]
     if "figures/quick/claims.ipynb" in book.pages:
         text.append(
@@ -194,7 +229,7 @@ def overview(book: Book) -> str:
         text.append(f"## {paper}\n\n[Pictures and claims](/gallery/{paper.lower()}.md)\n")
         text.append("| | shows | status | where |\n|---|---|---|---|")
         for item, (shows, *artefacts) in items.items():
-            status, links = item_status(tuple(artefacts))
+            status, links = status_of(book.root, tuple(artefacts))
             badge = f"{{bdg-{COLOURS[status]}}}`{status}`"
             text.append(f"| {item} | {shows} | {badge} | {links_of(book, links)} |")
         text.append("")

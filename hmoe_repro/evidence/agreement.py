@@ -204,9 +204,10 @@ def discovery_lines(
     uniform: float = 0.9,
 ) -> list[str]:
     """For each algorithm in `ceilings` (algorithm -> factor -> NMI at equal load): what its experts
-    agree with, and how decided its gate is; one line if every gate is still uniform."""
+    agree with, and how decided its gate is; one line if every gate is still uniform. HMOE-DL, which
+    is told the domains, comes last: what it finds was given to it."""
     lines = []
-    for algorithm, limits in ceilings.items():
+    for algorithm, limits in sorted(ceilings.items(), key=lambda item: item[0] == "HMOE-DL"):
         mine = [r for r in records if r["spec"]["algorithm"] == algorithm]
         table = gate_table(mine, experts)
         if (table.share_of_log_K >= uniform).all():

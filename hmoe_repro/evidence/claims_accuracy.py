@@ -13,6 +13,8 @@ import json
 import numpy as np
 import pandas as pd
 
+from ..core import plural
+from .beside import trained_from
 from hmoe_repro.evidence.claims import (
     POINTS,
     Evidence,
@@ -113,8 +115,9 @@ def _trained_as(record: dict) -> str:
 def gated_runs(loaded: Loaded, ours: bool = False) -> pd.DataFrame:
     """A row for each published run of HMOE-DN and HMOE-ND without domain labels, once where two
     studies trained it in the same way: its gate entropy as a `share` of log K, OOD less MIX and
-    MAX less MIX in points, its `cell` (data set, test domain, seed) and the record. `ours`: the
-    runs with normalised codes instead of the others."""
+    MAX less MIX in points, whether it is `trained` (`trained_from`, by its best mode), its `cell`
+    (data set, test domain, seed) and the record. `ours`: the runs with normalised codes instead of
+    the others."""
     rows = {}
     for study in (*GATED, *GATED_ELSEWHERE):
         for record in hmoe_runs(loaded.records.get(study, [])):
@@ -123,37 +126,41 @@ def gated_runs(loaded: Loaded, ours: bool = False) -> pd.DataFrame:
             if with_labels or has_our_codes(record) != ours:
                 continue
             mix, largest, ood = (100 * chosen[m]["test_accuracy"] for m in ("mix", "max", "ood"))
+            best = 100 * max(mode["validation_accuracy"] for mode in chosen.values())
             row = {"share": gate_share(record), "ood": ood - mix, "max": largest - mix}
+            row["trained"] = best >= trained_from(record["spec"]["dataset"])
             rows.setdefault(_trained_as(record), row | {"cell": cell_of(record), "record": record})
-    columns = ["share", "ood", "max", "cell", "record"]
+    columns = ["share", "ood", "max", "trained", "cell", "record"]
     return pd.DataFrame(list(rows.values()), columns=columns)
 
-
+# %% ../../nbs/6_evidence/35_claims_accuracy.ipynb #def-mode-evidence
 def _mode_evidence(runs: pd.DataFrame, mode: str, more: str = "") -> Evidence:
-    """Mean of a mode less MIX over some rows of `gated_runs`."""
+    """Mean of a mode less MIX over those of some rows of `gated_runs` that are trained."""
+    young, runs = int((~runs.trained.astype(bool)).sum()), runs[runs.trained.astype(bool)]
     if runs.empty:
-        return Evidence(problem="no such run")
+        return Evidence(problem="no such run is trained" if young else "no such run")
     numbers = over_groups(runs[mode], runs.cell)
     lost = int((runs[mode] < -5).sum())
     groups = f"In {runs.cell.nunique()} groups of equal data, test domain and seed. "
     said = f"{groups}The worst run loses {-runs[mode].min():.1f} points; {lost} lose more than 5."
+    said += f" Left out: {plural(young, 'run')} not trained yet." if young else ""
     return Evidence(*numbers, POINTS, len(runs), size_of(list(runs.record)), more=said + more)
 
 
 def max_safe(loaded: Loaded) -> Evidence:
-    """MAX less MIX over all published runs."""
+    """MAX less MIX over all published runs that are trained."""
     return _mode_evidence(gated_runs(loaded), "max")
 
 
 def ood_safe(loaded: Loaded) -> Evidence:
-    """OOD less MIX over all published runs."""
+    """OOD less MIX over all published runs that are trained."""
     return _mode_evidence(gated_runs(loaded), "ood")
 
 
 def ood_decided(loaded: Loaded) -> Evidence:
     """OOD less MIX where the gate has decided."""
     runs, others = gated_runs(loaded), gated_runs(loaded, ours=True)
-    others = others[others.share < DECIDED]
+    others = others[(others.share < DECIDED) & others.trained.astype(bool)]
     said = ""
     if len(others):
         said = f" With our normalised codes, left out: {others.ood.mean():+.1f} points"
@@ -177,6 +184,12 @@ def mix(record: dict) -> float:
     return 100 * record["selected"]["mix"]["test_accuracy"]
 
 
+def _on_pacs(runs: list[dict]) -> str:
+    """'PACS, reduced', and whether runs there are not trained."""
+    young = training_problem(runs, trained_from, "not")
+    return "PACS, reduced, of networks that are not trained" if young else "PACS, reduced"
+
+
 def _unlabelled(loaded: Loaded, study: str, other: str) -> tuple[tuple, list[dict]]:
     """Mean of HMOE-DN and HMOE-ND less another algorithm, with its interval; and the runs."""
     parts = [runs_of(loaded, study, name) for name in ("HMOE-DN", "HMOE-ND", other)]
@@ -189,8 +202,8 @@ def beats_labels(loaded: Loaded) -> Evidence:
     numbers, runs = _unlabelled(loaded, "quick-digits", "HMOE-DL")
     more = ""
     if loaded.records.get("pacs-pacs"):
-        (value, low, high), _ = _unlabelled(loaded, "pacs-pacs", "HMOE-DL")
-        more = f"PACS, reduced: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
+        (value, low, high), pacs = _unlabelled(loaded, "pacs-pacs", "HMOE-DL")
+        more = f"{_on_pacs(pacs)}: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
     return Evidence(*numbers, POINTS, len(runs), size_of(runs), None, more, training_problem(runs))
 
 
@@ -215,7 +228,7 @@ def as_good_as_erm(loaded: Loaded) -> Evidence:
 def best_on_pacs(loaded: Loaded) -> Evidence:
     """HMOE without domain labels less ERM on reduced PACS."""
     numbers, runs = _unlabelled(loaded, "pacs-pacs", "ERM")
-    more = "The number is HMOE without labels less ERM, on reduced PACS."
+    more = f"{_on_pacs(runs)}: the number is HMOE without labels less ERM."
     return Evidence(*numbers, POINTS, len(runs), size_of(runs), None, more, training_problem(runs))
 
 # %% ../../nbs/6_evidence/35_claims_accuracy.ipynb #def-adversarial
@@ -239,7 +252,7 @@ def adversarial(loaded: Loaded) -> Evidence:
     value = over_grid((gains["HMOE-DN"] + gains["HMOE-ND"]) / 2)
     more, problem = f"{each}.", training_problem(runs)
     if pacs := hmoe_runs(loaded.records.get("pacs-adversarial", [])):
-        more += f" PACS, reduced: {_with_less_without(pacs)[1]}."
+        more += f" {_on_pacs(pacs)}: {_with_less_without(pacs)[1]}."
     return Evidence(*value, POINTS, len(runs), size_of(runs), None, more, problem)
 
 

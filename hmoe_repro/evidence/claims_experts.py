@@ -312,7 +312,8 @@ DIVISION_CLAIMS = [
     ),
     hmoe_claim(
         "experts are domains",
-        "without domain labels the experts are, as a rule, the domains (701 updates)",
+        "without domain labels the experts are, as a rule, the domains (this project's quick "
+        "default: 701 updates, learning rate x 3, batch 16, lambda_kl 3)",
         "quick/discovery",
         RATES,
         domains_found,
@@ -330,7 +331,8 @@ DIVISION_CLAIMS = [
     ),
     hmoe_claim(
         "domains, paper's rate",
-        "the same with the paper's learning rate and its 5,001 updates",
+        "the same with the paper's learning rate and its 5,001 updates (not its batch, lambda_kl "
+        "and network: 16, 3 and a small one)",
         "quick/discovery",
         ("quick-discovery-long",),
         at_the_papers_rate,

@@ -174,7 +174,9 @@ def averaged_masks(loaded: Loaded) -> Evidence:
     runs, more = mask_runs(loaded.records["quick-dmg"]), ""
     if pacs := mask_runs(loaded.records.get("pacs-dmg", [])):
         value, low, high = over_grid(run_grid(pacs, gap))
-        more = f"On PACS: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
+        young = training_problem(pacs, trained_from, "not")
+        word = ", in networks that are not trained" if young else ""
+        more = f"On PACS{word}: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
     numbers = over_grid(run_grid(runs, gap))
     return Evidence(*numbers, POINTS, len(runs), size_of(runs), more=more)
 

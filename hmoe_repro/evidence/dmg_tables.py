@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BASELINE', 'in_domain_view', 'only_modes', 'by_network', 'network_table', 'network_limits', 'network_lines',
-           'ensemble_lines', 'known_domain_lines', 'dmg_departures', 'departure_list', 'published_rows', 'mask_runs',
-           'mask_table', 'own_mask_gain', 'own_mask_line']
+           'of_young', 'ensemble_lines', 'known_domain_lines', 'dmg_departures', 'departure_list', 'published_rows',
+           'mask_runs', 'mask_table', 'own_mask_gain', 'own_mask_line']
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #imports
 import math
@@ -13,7 +13,8 @@ import math
 import numpy as np
 import pandas as pd
 
-from .beside import trained_from, trained_verdict, untrained_rows
+from .beside import hardly_trained, trained_from, trained_verdict, untrained_rows
+from .gmoe_pages import between_rows
 from .records import distinct, select
 from .reduced import study_departures
 from hmoe_repro.evidence.tables import (
@@ -101,23 +102,32 @@ def network_limits(records: list[dict]) -> pd.DataFrame:
 
 
 def network_lines(records: list[dict], what: str) -> list[str]:
-    """For each network, which trained rows differ from `Aggregate` by more than can be resolved,
-    and what each row reached on validation images. `what`: 'on the target domain'. In place of a
-    sentence why there is none."""
+    """For each network, where they are trained, by how much DMG exceeds the two others; then which
+    rows differ from `Aggregate` by more than can be resolved, and what each row reached on
+    validation images. `what`: 'on the target domain'. In place of a sentence why there is none."""
     lines, parts = [], by_network(records)
     for name, part in parts.items():
         where = f"{name}, {what}" if len(parts) > 1 else what
         run = set(run_results(part).algorithm)
         if BASELINE in run and len(run) > 1:
-            verdict = trained_verdict(part, BASELINE)
-            lines.append(f"{where[0].upper()}{where[1:]}, against {BASELINE}: {verdict}")
+            where = f"{where[0].upper()}{where[1:]}"
+            others = (("DMG", BASELINE), ("DMG", "Multi-Headed"))
+            lines += [f"{where}: {line}" for line in between_rows(part, *others, strictly=True)]
+            lines.append(f"{where}, against {BASELINE}: {trained_verdict(part, BASELINE)}")
         else:
             lines.append(f"No verdict {where}: no complete run of {BASELINE} and another method.")
     return lines
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-ensemble-lines
-def _ensemble_line(records: list[dict], what: str) -> list[str]:
-    """How far an averaged mask is from averaged predictions, in pairs; nothing without pairs."""
+def of_young(records: list[dict]) -> str:
+    """A clause for runs of DMG that are, in the mean, not trained (`trained_from`); else empty."""
+    low = [name for _, name in hardly_trained(records, trained_from)]
+    return "; these networks are not trained yet" if "DMG" in low else ""
+
+
+def _ensemble_line(records: list[dict], what: str, young: str) -> list[str]:
+    """How far an averaged mask is from averaged predictions, in pairs, and whether the networks are
+    `young`, a clause; nothing without pairs."""
     results = run_results(only_modes(records, "pred-ens", "mask-ens"))
     wide = results.pivot_table(index="run_id", columns="mode", values="accuracy")
     if not {"pred-ens", "mask-ens"} <= set(wide):
@@ -127,17 +137,18 @@ def _ensemble_line(records: list[dict], what: str) -> list[str]:
     spread = "" if math.isnan(error) else f" (standard error {error:.2f})"
     return [
         f"An averaged mask against averaged predictions {what}: {mean:+.2f} points in the mean of "
-        f"{n} models{spread}, at most {apart.abs().max():.2f} in one."
+        f"{n} models{spread}, at most {apart.abs().max():.2f} in one{young}."
     ]
 
 
 def ensemble_lines(records: list[dict]) -> list[str]:
     """One sentence for each network, on the target and on the training domains: MASK-ENS less
-    PRED-ENS in points, mean and standard error over models, and the largest difference."""
+    PRED-ENS in points, mean and standard error over models, the largest difference in one, and
+    `of_young`."""
     lines = []
     for name, part in by_network(records).items():
         for view, what in ((part, "on the target"), (in_domain_view(part), "on training domains")):
-            lines += _ensemble_line(view, f"{what} ({name})")
+            lines += _ensemble_line(view, f"{what} ({name})", of_young(part))
     return lines
 
 # %% ../../nbs/6_evidence/29_dmg_tables.ipynb #def-known-domain

@@ -265,12 +265,25 @@ def _load_sentence(records: list[dict], network: str) -> str:
     )
 
 
+def _short_sentence(summary: pd.DataFrame, network: str) -> str:
+    """What explains the choice of expert most, as means over the layers of a network."""
+    rows = summary[(summary.network == network) & (summary.part == PARTS["out"])]
+    rows = rows[(rows.measure == "explained") & rows.known.isin(LABELS)]
+    means = rows.groupby("known")[["value", "chance"]].mean().sort_values("value")[::-1]
+    said = [
+        f"{_TOLD[row.Index]} {_percent(row.value)} (chance {_percent(row.chance)})"
+        for row in means.itertuples()
+    ]
+    return f"{network}, validation: the choice of expert is explained by {', '.join(said)}."
+
+
 def choice_verdict(records: list[dict]) -> list[str]:
-    """Sentences about what experts follow, for each network, block and part, from the records
-    alone. `HmoeError` as `choice_rows`."""
+    """Sentences about what experts follow, in short for each network, then for each network, block
+    and part, from the records alone; last the load. `HmoeError` as `choice_rows`."""
     summary = choice_summary(choice_rows(records))
     scored = [r for r in records if r["status"] == "complete" and r.get("expert_choices")]
-    lines = [_load_sentence(scored, network) for network in dict.fromkeys(summary.network)]
+    networks = dict.fromkeys(summary.network)
+    lines = [_short_sentence(summary, network) for network in networks]
     for (network, block, part), rows in summary.groupby(["network", "block", "part"], sort=False):
         told = "; ".join(_told(row) for row in rows[rows.measure == "explained"].itertuples())
         (same,) = rows[rows.measure == "agreement"].itertuples()
@@ -279,4 +292,4 @@ def choice_verdict(records: list[dict]) -> list[str]:
             f"Two pictures of a class agree at {_percent(same.value)} of the places, any two of "
             f"a domain at {_percent(same.chance)}."
         )
-    return lines
+    return lines + [_load_sentence(scored, network) for network in networks]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TRANSFORMER', 'CONVOLUTIONAL', 'PARAMETERS', 'MACS', 'renamed', 'name_by_placement', 'name_by_network', 'family',
-           'accuracy_by_dataset', 'limits_by_dataset', 'lines_against', 'paired_by_dataset', 'draw_accuracy',
-           'against_published', 'published_line', 'sized_averages', 'draw_sizes', 'single_source_results',
-           'improvements', 'improvement_lines']
+           'accuracy_by_dataset', 'limits_by_dataset', 'lines_against', 'between_rows', 'paired_by_dataset',
+           'draw_accuracy', 'against_published', 'published_line', 'sized_averages', 'draw_sizes',
+           'single_source_results', 'improvements', 'improvement_lines']
 
 # %% ../../nbs/6_evidence/26_gmoe_pages.ipynb #imports
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from ..core import HmoeError
 from ..data.facts import KNOWN
 from ..data.known import load_dataset
-from .beside import by_dataset, hardly_trained, learned_line
+from .beside import by_dataset, hardly_trained, learned_line, trained_from
 from .paper import average_name, named_table
 from .records import select
 from .sizes import network_size
@@ -146,6 +146,33 @@ def lines_against(records: list[dict], *baselines: str) -> list[str]:
                 where = f"{name}: " if len(parts) > 1 else ""
                 lines.append(f"{where}Against {baseline}: {_trained_verdict(part, baseline, run)}")
     return lines or [f"No verdict: no complete run of {' or '.join(baselines)}."]
+
+
+def between_rows(records: list[dict], *pairs: tuple[str, str], strictly: bool = False) -> list[str]:
+    """A sentence for each data set: in the average over test domains, by how many points the first
+    algorithm of each of the `pairs` exceeds the second, whether that can be resolved, and which of
+    them are not trained yet. Those that `hardly_trained`, `strictly` all of these, are left out."""
+    parts, lines = by_dataset(records), []
+    for name, part in parts.items():
+        young = {row for _, row in hardly_trained(part, trained_from)}
+        idle = young if strictly else {row for _, row in hardly_trained(part)}
+        means = _averages(part).drop_duplicates("algorithm").dropna(subset="mean")
+        means = means.set_index("algorithm")["mean"].drop(index=idle, errors="ignore")
+        run = [pair for pair in pairs if set(pair) <= set(means.index)]
+        if not run:
+            continue
+        limit, said = resolvable_difference(part, idle).resolvable.iloc[-1], []
+        for one, other in run:
+            gap = means[one] - means[other]
+            where = f"{'beyond' if abs(gap) > limit else 'within'} the {limit:.1f}"
+            text = (
+                f"{one} less {other} {gap:+.1f} points in the average, {where} that can be resolved"
+            )
+            said.append(text)
+        shown = [row for row in means.index if row in young and row in {n for p in run for n in p}]
+        said += [f"not trained yet: {', '.join(shown)}"] if shown else []
+        lines.append(f"{name}: " * (len(parts) > 1) + "; ".join(said) + ".")
+    return lines
 
 
 def paired_by_dataset(records: list[dict], baseline: str) -> pd.DataFrame:

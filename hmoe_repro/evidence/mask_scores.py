@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..core import HmoeError, plural
-from .dmg_tables import mask_runs, own_mask_gain, own_mask_line
+from .dmg_tables import mask_runs, of_young, own_mask_gain, own_mask_line
 from .records import one_protocol
 from .verdicts import half_interval, pooled_variance, t_quantile
 from ..runs.study_files import read_study
@@ -173,8 +173,8 @@ def pair_curves(records: list[dict]) -> pd.DataFrame:
 
 # %% ../../nbs/6_evidence/30_mask_scores.ipynb #def-pair-lines
 def pair_lines(records: list[dict], knob: str = "lambda_o") -> list[str]:
-    """One sentence for each target, its pairs by IoU, and one for all: the mean overlap with its
-    95 % interval over seeds, and the share of neurons that a mask keeps."""
+    """One sentence for all targets: the mean overlap with its 95 % interval over seeds, and the
+    share of neurons that a mask keeps; then one for each target, its pairs by IoU."""
     ends, scores = pair_scores(records), mask_scores(records, knob)
     if ends.empty:
         return ["No verdict on the masks: no complete run has any."]
@@ -187,10 +187,8 @@ def pair_lines(records: list[dict], knob: str = "lambda_o") -> list[str]:
     kept, _, _ = over_seeds(scores, "kept")
     spread = f" ± {error:.3f} (95 % interval over {n} trial seeds)" if n > 1 else ""
     emerged = "masks differ" if n > 1 and iou + error < 1 else "not shown to differ"
-    lines.append(
-        f"Mean IoU {iou:.3f}{spread}; a mask keeps {kept:.0f} % of the neurons: {emerged}."
-    )
-    return lines
+    mean = f"Mean IoU {iou:.3f}{spread}; a mask keeps {kept:.0f} % of the neurons: {emerged}"
+    return [f"{mean}{of_young(records)}.", *lines]
 
 # %% ../../nbs/6_evidence/30_mask_scores.ipynb #def-paired-weights
 WANTED_FALL = 0.2

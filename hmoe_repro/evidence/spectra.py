@@ -329,16 +329,29 @@ def _by_run(rows: pd.DataFrame, model: str, column: str) -> pd.DataFrame:
     return mine.groupby(["trial_seed", "test_domain"])[column].mean().unstack()
 
 
+def _short_sentence(models, rows: pd.DataFrame, untrained: pd.DataFrame | None) -> str:
+    """The change with depth of every model, in brackets that of the same network untrained."""
+    said = []
+    for model in models:
+        change, before = _ends(rows, model), "not measured"
+        if untrained is not None and model in set(untrained.model):
+            ends = _ends(untrained, model)
+            before = f"{ends.iloc[-1] - ends.iloc[0]:+.2f}"
+        said.append(f"{model} {change.iloc[-1] - change.iloc[0]:+.2f} (untrained {before})")
+    return f"Change of the log amplitude at π with depth: {', '.join(said)}."
+
+
 def spectra_verdict(
     records: list[dict], baseline: str, untrained: pd.DataFrame | None = None
 ) -> list[str]:
-    """Sentences about depth for every model, beside the rows of the same networks `untrained`, and
-    about noise of high frequencies for each one beside the `baseline`. `HmoeError` for an unknown
-    baseline."""
+    """Sentences about depth, in short and for every model, beside the rows of the same networks
+    `untrained`, and about noise of high frequencies for each one beside the `baseline`.
+    `HmoeError` for an unknown baseline."""
     curves, noise = spectrum_rows(records), noise_rows(records)
     one_of(baseline, list(dict.fromkeys(noise.model)), "model")
     models = dict.fromkeys(curves.model)
-    lines = [_depth_sentence(model, curves, untrained) for model in models]
+    lines = [_short_sentence(models, curves, untrained)]
+    lines += [_depth_sentence(model, curves, untrained) for model in models]
     others = [model for model in dict.fromkeys(noise.model) if model != baseline]
     return lines + [
         _noise_sentence(model, part, noise, baseline) for model in others for part in PARTS.values()

@@ -17,7 +17,7 @@ import pandas as pd
 from ..core import HmoeError, plural
 from ..evidence.records import select
 from ..evidence.tables import MODE_ORDER, domain_order, rank, row_name
-from ..evidence.verdicts import pooled_variance
+from ..evidence.verdicts import chance_of, holm, pooled_variance
 from ..style import PALETTE
 
 # %% ../../nbs/7_speed/04_parity.ipynb #def-without-precision
@@ -166,14 +166,19 @@ BEYOND, SHIFTED, ONE_SEED = "beyond seed noise", "shifted", "shifted, seed noise
 def outcomes(summary: pd.DataFrame) -> pd.Series:
     """For each row of `parity_summary`: 'beyond seed noise', 'shifted', 'shifted, seed noise
     unknown', 'not told from zero', 'equal' (all pairs agree in every digit) or 'unknown' (one
-    pair)."""
+    pair). A difference that these pairs resolve counts by Holm's correction for all rows."""
+    tested = summary[summary.rms.gt(0) & summary.resolvable.notna()]
+    with np.errstate(divide="ignore"):
+        distances = tested.difference / tested.stderr
+    chances = [chance_of(t, n - 1) for t, n in zip(distances, tested.pairs)]
+    held = dict(zip(tested.index, holm(chances) < 0.05))
 
     def outcome(row):
         if not row.rms:
             return EQUAL
         if math.isnan(row.resolvable):
             return UNKNOWN
-        if abs(row.difference) <= row.resolvable:
+        if abs(row.difference) <= row.resolvable or not held[row.name]:
             return UNRESOLVED
         if math.isnan(row.seed_noise):
             return ONE_SEED
@@ -187,8 +192,11 @@ def _is_percent(measure: str) -> bool:
 
 
 def _number(measure: str, value: float, sign: str = "") -> str:
-    """A value of a measure as text: percent with one decimal, everything else with three."""
-    return f"{value:{sign}.1f}" if _is_percent(measure) else f"{value:{sign}.3f}"
+    """A value of a measure as text: percent with one decimal, everything else with three, and
+    what would then be nothing with two digits that say something."""
+    if _is_percent(measure):
+        return f"{value:{sign}.1f}"
+    return f"{value:{sign}.2g}" if 0 < abs(value) < 0.01 else f"{value:{sign}.3f}"
 
 
 def _listed(rows: pd.DataFrame) -> str:
@@ -200,18 +208,19 @@ def _listed(rows: pd.DataFrame) -> str:
     return ", ".join(texts)
 
 
-def _close(summary: pd.DataFrame, within: float = 0.15) -> str:
-    """The rows whose mean difference is not resolved, but within 15 % of what would be."""
-    almost = summary.difference.abs() >= (1 - within) * summary.resolvable
-    near = summary[(outcomes(summary) == UNRESOLVED) & almost]
-    if not len(near):
-        return ""
-    return f" Close to what these pairs resolve, so not settled: {_listed(near)}."
+def _close(rows: pd.DataFrame, within: float = 0.15) -> str:
+    """Of rows that are not told from zero: those that exceed what the pairs of a single row
+    resolve, and those whose mean difference is within 15 % of that."""
+    share, said = rows.difference.abs() / rows.resolvable, ""
+    if len(beyond := rows[share > 1]):
+        said += f" Taken alone, and not by Holm's correction, these would be: {_listed(beyond)}."
+    if len(near := rows[share.between(1 - within, 1)]):
+        said += f" Close to what these pairs resolve, so not settled: {_listed(near)}."
+    return said
 
 # %% ../../nbs/7_speed/04_parity.ipynb #def-answer
-def _answer(summary: pd.DataFrame, other: str) -> str:
-    """The first sentence of `parity_verdict`."""
-    outcome = outcomes(summary)
+def _answer(summary: pd.DataFrame, outcome: pd.Series, other: str) -> str:
+    """What some rows, each with its outcome, say about the precision `other`."""
 
     def rows(kind):
         return _listed(summary[outcome == kind])
@@ -219,7 +228,7 @@ def _answer(summary: pd.DataFrame, other: str) -> str:
     if (outcome == EQUAL).all():
         return (
             "Nothing was compared: all pairs are equal in every digit, "
-            f"so {other} had no effect on these runs."
+            f"so {other} had no effect on these numbers."
         )
     if (outcome == BEYOND).any():
         return f"Yes: {other} changes results beyond seed noise in {rows(BEYOND)}."
@@ -235,7 +244,7 @@ def _answer(summary: pd.DataFrame, other: str) -> str:
         return "Not decided: one pair for each row says nothing about chance."
     return (
         "No change beyond seed noise is seen: no mean paired difference is told apart from zero "
-        f"in any of {len(summary)} rows.{_close(summary)}"
+        f"in any of {plural(len(summary), 'row')}.{_close(summary[outcome == UNRESOLVED])}"
     )
 
 # %% ../../nbs/7_speed/04_parity.ipynb #def-measure-line
@@ -279,9 +288,16 @@ def _row_names(rows: pd.DataFrame) -> str:
 
 
 def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
-    """Sentences: does `other` change results beyond seed noise, and per measure the largest change,
-    what could have been seen, and one run's change beside that of another seed."""
-    lines, outcome = [_answer(summary, other)], outcomes(summary)
+    """Sentences: does `other` change results beyond seed noise, does it the final loss, which is no
+    result; and per measure the largest change, what could have been seen, and one run's change
+    beside that of another seed."""
+    outcome, loss = outcomes(summary), summary.measure == LOSS
+    parts = {"": ~loss, "Of the final loss of training: ": loss}
+    lines = [
+        start + _answer(summary[rows], outcome[rows], other)
+        for start, rows in parts.items()
+        if rows.any()
+    ]
     for measure, rows in summary.groupby("measure", sort=False):
         lines.append(_measure_line(measure, rows))
     same = summary[outcome == EQUAL]

@@ -232,8 +232,8 @@ def _told_apart(records: list[dict], baseline: str) -> str:
     if not all(map(_has_interval, found.values())):
         seeds, domains = results.trial_seed.nunique(), results.test_domain.nunique()
         return (
-            f"No interval: {plural(seeds, 'trial seed')} and {plural(domains, 'test domain')} are "
-            f"too few cells for one. {trained_verdict(records, baseline)}"
+            f"{trained_verdict(records, baseline)} No interval: {plural(seeds, 'trial seed')} and "
+            f"{plural(domains, 'test domain')} are too few cells for one."
         )
     for name, pairs in found.items():
         if pairs["low"] > 0 or pairs["high"] < 0:
