@@ -272,6 +272,8 @@ def test_a_mode_may_be_too_low_where_its_algorithm_has_learned():
     }
     gap = 100 * (means["HMOE-DN"] - means["ERM"])
     assert failing.endswith(f"have learned: HMOE-DN OOD ({gap:+.1f}).") and "OOD" not in apart
+    clause = f" (a mode that fails though its networks have learned: HMOE-DN OOD ({gap:+.1f}))"
+    assert _caution(line, "Best: ERM") == clause
     without = [copy.deepcopy(r) for r in records]
     for record in without:
         record["selected"].pop("ood", None)

@@ -129,12 +129,17 @@ def _first_sentence(text: str, longest: int = 220) -> str:
     return sentence.replace("|", "\\|")
 
 
-_TOO_LITTLE = {"Too low there": "too low to be judged", "Not yet trained": "not trained yet"}
+_TOO_LITTLE = {
+    "Not among them": "a mode that fails though its networks have learned",
+    "Too low there": "too low to be judged",
+    "Not yet trained": "not trained yet",
+}
 
 
 def _caution(verdict: str, said: str, shown: int = 4) -> str:
-    """A clause that names the rows which a verdict calls too low, or not trained (`learned_line`);
-    empty where there are none, or where what is `said` tells it."""
+    """A clause that names the rows which a verdict calls too low, or not trained (`learned_line`),
+    and modes that fail (`trained_verdict`); empty where there are none, or where what is `said`
+    tells it."""
     if re.search(r"(not|hardly) trained", said):
         return ""
     parts = []
