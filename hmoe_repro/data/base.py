@@ -107,11 +107,14 @@ class MultiDomainDataset(Domains):
         self, resolution: int | None = None, options: dict | None = None
     ) -> "MultiDomainDataset":
         """Itself, or with images of `resolution` pixels a side, averaged from whole squares of its
-        own. `HmoeError` for options, and where no whole squares fit."""
+        own and kept for the next call. `HmoeError` for options, and where no whole squares fit."""
         _refuse_preparation(self, resolution, options)
         if resolution in (None, self.resolution):
             return self
-        return replace(self, images=[_averaged(x, resolution) for x in self.images])
+        if resolution not in self.__dict__.get("_smaller", {}):
+            images = [_averaged(x, resolution) for x in self.images]
+            self._smaller = {resolution: replace(self, images=images)}
+        return self._smaller[resolution]
 
     def to(self, device) -> "MultiDomainDataset":
         """The same data with images and labels on `device`."""
@@ -119,6 +122,7 @@ class MultiDomainDataset(Domains):
             return self
         self.fingerprint  # computed now, where the bytes are, and copied along
         moved = copy.copy(self)
+        moved.__dict__.pop("_smaller", None)  # those are not on the device
         moved.images = [images.to(device) for images in self.images]
         moved.labels = [labels.to(device) for labels in self.labels]
         return moved
