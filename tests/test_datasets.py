@@ -39,6 +39,15 @@ def test_fingerprint_is_the_one_of_the_published_runs():
 PUBLISHED = "ca99eee704eb"
 
 
+def test_averaged_images_are_kept_and_do_not_go_with_a_copy_on_a_device():
+    data = digit_domains(0)
+    half, squares = data.prepared(8), data.images[0].float().unfold(2, 2, 2).unfold(3, 2, 2)
+    assert torch.equal(half.images[0], squares.mean((4, 5)).round().to(torch.uint8))
+    assert data.prepared(8) is half and data.prepared(4).resolution == 4
+    assert torch.equal(data.prepared(8).images[1], half.images[1])
+    assert "_smaller" in data.__dict__ and "_smaller" not in data.to("meta").__dict__
+
+
 def test_domains_look_different():
     """Mean brightness and colourfulness alone separate plain, sketch and the coloured pair."""
     data = load_dataset("DigitDomains")
