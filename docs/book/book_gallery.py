@@ -138,8 +138,9 @@ def status_of(root: Path, artefacts: tuple[str, ...]) -> tuple[str, str]:
 
 
 def words_of(book: Book, page: str, text: str) -> str:
-    """A claim or a finding of an entry, which is written for a cell of a table."""
-    return markdown(book, page, text.replace("\\|", "|"))
+    """A claim or a finding of an entry, which is written for a cell of a table; the book has its
+    own words before a finding."""
+    return markdown(book, page, text.removeprefix("**Found:** ").replace("\\|", "|"))
 
 
 def found_here(book: Book, entries: dict[str, dict]) -> str:
