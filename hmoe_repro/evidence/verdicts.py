@@ -62,6 +62,15 @@ def half_interval(values) -> float:
     return t_quantile(n - 1) * values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-resolvable-difference
+def _by_seed(results: pd.DataFrame) -> pd.DataFrame:
+    """Accuracies: a row for each algorithm, mode and seed, a column for each test domain and for
+    the average, which needs all of them."""
+    wide = results.pivot(
+        index=["algorithm", "mode", "trial_seed"], columns="test_domain", values="accuracy"
+    )
+    return wide.assign(Average=wide.mean(axis=1, skipna=False))
+
+
 def _resolvable_row(
     domain: str, accuracies: pd.Series, floor: float, images: int, seeds: int
 ) -> dict:
@@ -81,19 +90,16 @@ def _resolvable_row(
 def resolvable_in(results: pd.DataFrame) -> pd.DataFrame:
     """Per test domain and for the average, in points: what seeds alone, test images alone, and
     both together can resolve. `results`: rows like those of `run_results`."""
-    wide = results.pivot(
-        index=["algorithm", "mode", "trial_seed"], columns="test_domain", values="accuracy"
-    )
+    wide = _by_seed(results)
     seeds, floors, rows = results.trial_seed.nunique(), [], []
     for domain in domain_order(results):
         images = int(results[results.test_domain == domain].test_size.min())
         accuracy = wide[domain].mean()
         floors.append(accuracy * (1 - accuracy) / images)
         rows.append(_resolvable_row(domain, wide[domain], floors[-1], images, seeds))
-    average = wide.mean(axis=1, skipna=False)
     floor = sum(floors) / len(floors) ** 2
     images = sum(row["test_images"] for row in rows)
-    rows.append(_resolvable_row("Average", average, floor, images, seeds))
+    rows.append(_resolvable_row("Average", wide["Average"], floor, images, seeds))
     return pd.DataFrame(rows)
 
 
@@ -190,15 +196,6 @@ def _named_gaps(gaps: pd.DataFrame, domains: bool = False) -> str:
     return ", ".join(texts)
 
 # %% ../../nbs/6_evidence/10_verdicts.ipynb #def-told-apart
-def _by_seed(results: pd.DataFrame) -> pd.DataFrame:
-    """Accuracies: a row for each algorithm, mode and seed, a column for each test domain and for
-    the average, which needs all of them."""
-    wide = results.pivot(
-        index=["algorithm", "mode", "trial_seed"], columns="test_domain", values="accuracy"
-    )
-    return wide.assign(Average=wide.mean(axis=1, skipna=False))
-
-
 def _freedoms(results: pd.DataFrame) -> dict[str, int]:
     """Test domain, and 'Average' -> degrees of freedom of the spread over seeds; 0 for one seed."""
     runs = _by_seed(results).notna().groupby(level=["algorithm", "mode"]).sum()
