@@ -36,8 +36,10 @@ def kernel_environment():
     return with_arithmetic("portable", environment) | dict.fromkeys(THREADS, "1")
 
 
-def run_notebook(path, timeout=600):
-    "The notebook at `path`, executed in a fresh kernel that works in the notebook's folder."
+def run_notebook(path, timeout=600, shutdown="graceful"):
+    """The notebook at `path`, executed in a fresh kernel that works in the notebook's folder.
+    With `shutdown="immediate"` the kernel is killed after the last cell: nothing runs at its exit.
+    """
     import nbformat
     from nbclient import NotebookClient
 
@@ -48,6 +50,7 @@ def run_notebook(path, timeout=600):
         notebook,
         timeout=timeout,
         kernel_name="python3",
+        shutdown_kernel=shutdown,
         extra_arguments=["--Application.log_level=40"],
         resources={"metadata": {"path": str(path.parent)}},
     ).execute(env=kernel_environment())

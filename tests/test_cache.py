@@ -181,7 +181,7 @@ def test_a_failed_build_leaves_nothing(root, monkeypatch):
     with pytest.raises(HmoeError, match="could not be written"):
         open_cache(tree, 8)
     monkeypatch.undo()
-    assert [n for n in listing(tree) if "Pets-8" in n] == []
+    assert [n for n in listing(tree) if "Pets-8-" in n] == []
     assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8))
 
 
@@ -193,7 +193,7 @@ def test_an_interrupted_build_leaves_nothing(root):
 
     with pytest.raises(KeyboardInterrupt):
         open_cache(tree, 8, on_progress=interrupt)
-    assert not (cache_root(tree).exists() and [n for n in listing(tree) if "Pets-8" in n])
+    assert not (cache_root(tree).exists() and [n for n in listing(tree) if "Pets-8-" in n])
 
 
 def test_no_room_and_no_permission(root, monkeypatch, tmp_path):
@@ -285,7 +285,7 @@ def test_files_that_change_during_a_build_are_refused(root):
             8,
             on_progress=lambda done, total: os.utime(root / "a" / "cat" / "0.jpg", ns=(5, done)),
         )
-    assert [n for n in listing(tree) if "Pets-8" in n] == []
+    assert [n for n in listing(tree) if "Pets-8-" in n] == []
 
 
 def test_unreadable_images_are_black_and_listed(root):

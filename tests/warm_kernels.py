@@ -12,7 +12,8 @@ before the fork.
                                                      `python -m ipykernel_launcher ARGUMENTS...`
 
 What a library reads of the environment when it is imported cannot be taken over: where such a
-variable differs from the server's, the stand-in becomes an ordinary kernel.
+variable differs from the server's, the stand-in becomes an ordinary kernel. Variables that the
+libraries set themselves (scikit-learn sets two) may be there or not.
 """
 
 import contextlib
@@ -73,11 +74,14 @@ def become_a_kernel(request, streams):
     sys.path[:] = given + [p for p in sys.path[1:] if p not in own]
     sys.argv[:] = ["ipykernel_launcher", *request["arguments"]]
 
+    import tempfile
+
     import matplotlib
     import numpy
     import torch
     from ipykernel.kernelapp import IPKernelApp
 
+    tempfile.tempdir = None  # looked up once in a process
     matplotlib.rcParams["backend"] = os.environ.get("MPLBACKEND", INLINE)
     numpy.random.seed(), torch.seed()  # as every new process does
     # parent_handle=1: the server ends this kernel, so it need not look after its parent.
@@ -119,6 +123,7 @@ def serve(path):
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with_theirs = read_at_import(os.environ)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -144,7 +149,8 @@ def serve(path):
                 while not message.endswith(b"\n"):
                     message += caller.recv(1 << 20)
                 request = json.loads(message)
-                if read_at_import(request["environment"]) == own:
+                wanted = read_at_import(request["environment"])
+                if own.items() <= wanted.items() <= with_theirs.items():
                     children[child := fork(request, streams)] = caller
                     caller.sendall(f"{child}\n".encode())
                     ready.register(caller, selectors.EVENT_READ, child)

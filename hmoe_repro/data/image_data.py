@@ -19,7 +19,7 @@ import torch
 
 from ..core import HmoeError, import_torchvision, on_device, one_of
 from .base import Domains
-from .cache import ImageCache, Ledger, examine, open_cache, read_rows
+from .cache import ImageCache, Ledger, examine, file_facts, open_cache, read_rows
 from .helpers import Helpers, later
 from .images import normalise, refuse_unreadable, training_transform
 from .trees import ImageTree, listed, without
@@ -219,18 +219,22 @@ class ImageDataset(ImageSource):
     `MultiDomainDataset`, `images` excepted. Its arguments are those of `ImageSource`."""
 
     source_index = None
+    _asked = _prepared = None  # what was last prepared, and for which files
 
     def prepared(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "ImageDataset":
         """The same images at another resolution or with other options; what is known of the files
-        is handed on."""
+        is handed on. The last of these is kept for the next call, while no file changes."""
         options = checked_options(options, self.options)
         resolution = resolution or self.resolution
-        other = ImageDataset(self.scanned, resolution, options, self.resize_first, self.workers)
-        if "ledger" in self.__dict__:
-            other.ledger = self.ledger
-        return other
+        asked = resolution, options, file_facts(self.scanned)
+        if asked != self._asked:
+            other = ImageDataset(self.scanned, resolution, options, self.resize_first, self.workers)
+            if "ledger" in self.__dict__:
+                other.ledger = self.ledger
+            self._asked, self._prepared = asked, other
+        return self._prepared
 
     def to(self, device) -> "ImageDataset":
         """Itself: batches are moved one by one."""

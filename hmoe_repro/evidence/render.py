@@ -186,6 +186,7 @@ def _execute(source: Path, target: Path, parameters: dict):
         progress_bar=False,
         log_output=False,
         request_save_on_cell_execute=False,
+        shutdown_kernel="immediate",  # every cell has run, and ending gently takes seconds
         extra_arguments=["--log-level=CRITICAL"],
     )
 
