@@ -257,9 +257,6 @@ def test_data_commands(tmp_path, monkeypatch):
 def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
-    from hmoe_repro.runs.studies import study_specs
-
-    study_specs.cache_clear()
     planned = invoke("plan", "hmoe_table4", "--profile", "paper")
     assert planned.exit_code == 0 and planned.output.count("hmoe data download MNIST") == 1
     assert re.search(r"paper-colored +36 +\? +data not here", planned.output)

@@ -441,6 +441,9 @@ def test_a_bar_where_somebody_watches_and_nothing_elsewhere(root, monkeypatch, c
     assert capfd.readouterr() == ("", "")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    ImageDataset(scan_tree(root), 25, CACHE).labels
+    other = ImageDataset(scan_tree(root), 25, CACHE)
+    other.labels  # every file is known from the first
+    assert "caching" not in terminal.getvalue()
+    other.cache
     assert f"caching {root.name}" in terminal.getvalue()
     assert capfd.readouterr() == ("", "")

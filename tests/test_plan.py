@@ -66,7 +66,6 @@ def test_a_shared_run_is_planned_in_the_first_study_only(tmp_path):
 
 def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
-    study_specs.cache_clear()
     (planned,) = plan_studies(["paper-pacs"], RunStore(tmp_path / "runs"), [])
     assert (planned.runs, planned.missing, planned.seconds) == (count_runs("paper-pacs"), None, [])
     assert planned.runs == 48 and planned.time() == "data not here"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hmoe_repro.core import HmoeError, repo_root
+from hmoe_repro.evidence.gallery import evidence_line
 from hmoe_repro.evidence.provenance import (
     SELECTION_RULE,
     TOY_RULE,
@@ -203,6 +204,22 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
     )
     provenance("digits_table", "quick", miniature[::-1], tmp_path, "quick-digits", tmp_path)
     assert (tmp_path / "digits_table.provenance.json").read_text() == text
+
+
+def test_a_page_of_several_studies_names_them_all(miniature, tmp_path):
+    for name in ("quick-digits", "quick-toy"):
+        (tmp_path / f"{name}.jsonl").write_text(name)
+    given = ("page", "quick", miniature, tmp_path, "quick-digits", tmp_path)
+    assert "beside" not in provenance(*given, beside=["quick-digits"])
+    said = provenance(*given, beside=["quick-toy", "quick-digits"])
+    assert said["beside"] == {"quick-toy": hashlib.sha256(b"quick-toy").hexdigest()}
+    line = evidence_line(said)
+    assert (
+        line
+        == f"From {len(miniature)} runs of studies `quick-digits`, `quick-toy`, 1 of which failed."
+    )
+    many = said | {"beside": dict.fromkeys(map(str, range(12)), ""), "failed": []}
+    assert evidence_line(many).endswith("runs of 13 studies, which its provenance names.")
 
 
 def test_the_header_owns_up(miniature):

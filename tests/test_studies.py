@@ -180,16 +180,10 @@ print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
-    from hmoe_repro.data.known import load_dataset
-    from hmoe_repro.data.mnist import read_mnist
-
-    monkeypatch.setenv("HMOE_DATA", str(tmp_path))
-    for kept in (load_dataset, read_mnist, study_specs):
-        kept.cache_clear()
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path))  # what is kept is kept for each folder
     specs, reason = specs_or_reason("mnist-rotated")
     assert specs is None and "hmoe data download MNIST" in reason
     assert "mnist-rotated.toml, line" in reason and count_runs("mnist-rotated") == 54
-    study_specs.cache_clear()
 
 
 # A file of one's own

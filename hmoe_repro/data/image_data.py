@@ -19,7 +19,15 @@ import torch
 
 from ..core import HmoeError, import_torchvision, on_device, one_of
 from .base import Domains
-from .cache import ImageCache, Ledger, examine, file_facts, open_cache, read_rows
+from hmoe_repro.data.cache import (
+    ImageCache,
+    Ledger,
+    all_known,
+    examine,
+    file_facts,
+    open_cache,
+    read_rows,
+)
 from .helpers import Helpers, later
 from .images import normalise, refuse_unreadable, training_transform
 from .trees import ImageTree, listed, without
@@ -174,8 +182,9 @@ class ImageSource(ImageFiles):
 
     @functools.cached_property
     def ledger(self) -> Ledger:
-        """What is known of each file that was found; building a cache finds it out."""
-        self.cache
+        """What is known of each file that was found; building a cache finds out what is not."""
+        if not all_known(self.scanned):
+            self.cache
         return super().ledger
 
     @functools.cached_property

@@ -79,13 +79,17 @@ def fold_long_table(table: str, limit: int = 10) -> str:
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-evidence-line
 def evidence_line(facts: dict) -> str:
-    """What a page is made of: its record, the runs of its study and how many failed, or nothing
-    that was run."""
+    """What a page is made of: its record, the runs of its study or studies and how many failed, or
+    nothing that was run."""
     if "record_sha256" in facts:
         return f"From one record of `{facts['study']}`, finished {facts['finished']}."
     if not facts["records"]:
         return "From no run: its numbers are the paper's own."
-    line = f"From {facts['records']} runs of study `{facts['study']}`"
+    studies = [f"`{name}`" for name in (facts["study"], *facts.get("beside", {}))]
+    named = f"studies {', '.join(studies)}" if len(studies) > 1 else f"study {studies[0]}"
+    if len(studies) > 12:
+        named = f"{len(studies)} studies, which its provenance names"
+    line = f"From {facts['records']} runs of {named}"
     if facts["failed"]:
         line += f", {len(facts['failed'])} of which failed"
     return f"{line}."

@@ -9,6 +9,7 @@ __all__ = ['SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 'protocol_
 # %% ../../nbs/6_evidence/02_provenance.ipynb #imports
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..algorithms import get_algorithm
@@ -265,9 +266,11 @@ def provenance(
     study: str = "",
     store: str = "",
     selection_rule: str = "",
+    beside: Sequence[str] = (),
 ) -> dict:
     """Write `<artefact>.provenance.json`: runs, `selection_rule` (empty: `rule_of` the records),
-    seeds, steps, data, commits, devices, versions and, if `study` is named, its file's digest."""
+    seeds, steps, data, commits, devices, versions and, if `study` is named, its file's digest.
+    `beside`: the other studies whose runs are among the records, whose digests it holds too."""
     evidence = {
         "artefact": artefact,
         "profile": profile,
@@ -282,6 +285,9 @@ def provenance(
         "rendered_with": versions(),
         "run_ids": sorted(r["run_id"] for r in records),
     }
+    others = [name for name in beside if name != study]
+    if others:
+        evidence["beside"] = {name: sha256(study_file(name, store)) for name in others}
     text = json.dumps(evidence, indent=1, ensure_ascii=False) + "\n"
     write_atomic(Path(output) / f"{artefact}.provenance.json", text)
     return evidence

@@ -145,15 +145,15 @@ def _specs(study: Study) -> tuple[RunSpec, ...]:
 
 
 @functools.lru_cache(maxsize=None)
-def _specs_by_name(name: str) -> tuple[RunSpec, ...]:
-    return _specs(read_study(name))
+def _specs_by_name(name: str, folder: str) -> tuple[RunSpec, ...]:
+    return _specs(read_study(name))  # of the data in `folder`
 
 
 def study_specs(study) -> tuple[RunSpec, ...]:
     """The different runs of a study, given by name or path, in the order of its file. Raises
     `HmoeError` as `check_study` does, and where data are not there: an id holds their content."""
     if isinstance(study, str) and study in STUDIES:
-        return _specs_by_name(study)
+        return _specs_by_name(study, str(data_dir()))
     return _specs(read_study(study))
 
 
