@@ -234,7 +234,7 @@ def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
     for arguments in (
         ("plan", "hmoe_fig3", "--profile", "smoke", "--data-dir", "data"),
         ("trian",),
-        ("data", "verify", "PACS"),
+        ("data", "verify", "PACS", "--data-dir", "data"),
         ("list", "--help"),
     ):
         folders = [tmp_path / kind / arguments[0] for kind in ("here", "there")]
