@@ -42,13 +42,14 @@ book: .venv/.book
 
 .venv/.book: $(READY)
 	@echo "Installing what the book needs into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
 	@touch $@
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache _proc _docs
 	find .ci hmoe_repro nbs tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
+# Python compiles a module when it is first imported; compiling all would be half of the install.
 # The stamp is written last and names this folder: an interrupted install, or a copy of the folder, starts again.
 ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
 .PHONY: $(READY)
@@ -57,5 +58,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing pinned versions into .venv (a few minutes, once)"
 	@test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
 	@rm -f $@
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@echo "$(CURDIR)" > $@
