@@ -433,6 +433,19 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_what_was_last_prepared_is_kept_until_a_file_changes(root):
+    data = ImageDataset(scan_tree(root), 24, CACHE)
+    first = data.prepared(16)
+    assert data.prepared(16) is first and first.resolution == 16
+    assert data.prepared(16, {"val_augment": False}) is not first
+    again = data.prepared(16)
+    assert again is not first and again.fingerprint == first.fingerprint
+    changed, other = (root / file for file in again.tree.flat[:2])
+    changed.write_bytes(other.read_bytes())
+    now = data.prepared(16)
+    assert now is not again and now.fingerprint != first.fingerprint
+
+
 def test_a_bar_where_somebody_watches_and_nothing_elsewhere(root, monkeypatch, capfd):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):

@@ -186,6 +186,15 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
     assert "mnist-rotated.toml, line" in reason and count_runs("mnist-rotated") == 54
 
 
+def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("hmoe_repro.runs.studies._specs", lambda study: made.append(study) or ())
+    for folder in ("a", "b", "a"):
+        monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
+        study_specs("smoke-toy")
+    assert len(made) == 2
+
+
 # A file of one's own
 
 
