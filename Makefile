@@ -21,7 +21,7 @@ help:
 	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
 
 reproduce: $(READY)
-	$(call timed,$(BIN)/hmoe reproduce --profile quick --fresh)
+	$(call timed,$(BIN)/hmoe reproduce)
 
 test: $(READY)
 	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS))

@@ -3,14 +3,21 @@
     python .ci/notebooks.py [--jobs N] [NAME ...]
 
 NAME is a notebook (01_toy), a part (1_method) or a path; without one all are executed. A notebook
-is written only when every cell has run; what is written is what `nbdev_clean` would leave.
+is written only when every cell has run; what is written is what `nbdev_clean` would leave. What its
+outputs were made of is entered in nbs/executed.json, so that the tests execute only what changed.
 """
 
 import argparse
+import ast
+import functools
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -36,7 +43,28 @@ def kernel_environment():
     return with_arithmetic("portable", environment) | dict.fromkeys(THREADS, "1")
 
 
-def run_notebook(path, timeout=600, shutdown="graceful"):
+WATCH = """import sys; sys.opened = set()
+sys.addaudithook(lambda e, a: e == "open" and isinstance(a[0], str) and sys.opened.add(a[0]))"""
+SEEN = """import json, sys
+files = {getattr(m, "__file__", None) for n, m in sys.modules.items() if n.startswith("hmoe_repro")}
+opened = {name for name in sys.opened if not name.endswith((".py", ".pyc"))}
+print(json.dumps(sorted(opened | {f for f in files if f})))"""
+
+
+def run_watched(path):
+    "The executed notebook at `path`, and the files that it opened, modules of the library too."
+    import nbformat
+
+    notebook = nbformat.read(path, 4)
+    ends = [nbformat.v4.new_code_cell(source) for source in (WATCH, SEEN)]
+    notebook.cells = [ends[0], *notebook.cells, ends[1]]
+    executed = run_notebook(path, notebook=notebook)
+    opened = json.loads(executed.cells.pop()["outputs"][0]["text"])
+    del executed.cells[0]
+    return executed, {Path(path.parent, name).resolve() for name in opened}
+
+
+def run_notebook(path, timeout=600, shutdown="graceful", notebook=None):
     """The notebook at `path`, executed in a fresh kernel that works in the notebook's folder.
     With `shutdown="immediate"` the kernel is killed after the last cell: nothing runs at its exit.
     """
@@ -44,7 +72,7 @@ def run_notebook(path, timeout=600, shutdown="graceful"):
     from nbclient import NotebookClient
 
     path = Path(path)
-    notebook = nbformat.read(path, 4)
+    notebook = notebook or nbformat.read(path, 4)
     notebook.metadata["kernelspec"] = KERNELSPEC
     NotebookClient(
         notebook,
@@ -68,22 +96,117 @@ def cleaned(notebook):
     return notebook
 
 
+# What the stored outputs were made of: the source of the code, and whatever it imported and read.
+EXECUTED = ROOT / "nbs" / "executed.json"
+
+
+def digest(*contents):
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+
+
+def name_of(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+def source_digest(path):
+    "Of the code cells of a notebook."
+    cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+    return digest(*("".join(c["source"]).encode() for c in cells if c["cell_type"] == "code"))
+
+
+@functools.cache
+def imported_directly(path):
+    "The modules of the library that a module or a notebook names in an import."
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = [c for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
+        text = "\n".join("".join(c["source"]) for c in cells)
+        text = re.sub(r"^(\s*)[%!](?![\s=]).*$", r"\1pass", text, flags=re.M)
+    package, names = path.relative_to(ROOT).parent.parts, set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            names |= {module, *(f"{module}.{a.name}" for a in node.names)}
+    places = [ROOT / name.replace(".", "/") for name in names if name.startswith("hmoe_repro")]
+    files = [f for p in places for f in (p.with_suffix(".py"), p / "__init__.py")]
+    return {f for f in files if f.is_file()}
+
+
+def behind(*paths):
+    "All modules of the library that some modules or notebooks import, and what those import."
+    found, waiting = set(), list(paths)
+    while waiting:
+        new = imported_directly(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def inputs_digest(path, reads):
+    "Of the versions, the modules behind a notebook, and the files that the patterns `reads` name."
+    read = {file for pattern in reads for file in ROOT.glob(pattern)}
+    files = read | behind(path, *(f for f in read if f.suffix == ".py"))
+    contents = {f.relative_to(ROOT).as_posix().encode(): f.read_bytes() for f in files}
+    contents[b"versions"] = (ROOT / "constraints.txt").read_bytes()
+    return digest(*(part for name in sorted(contents) for part in (name, contents[name])))
+
+
+def executed(path, opened=(), many=8):
+    """What `EXECUTED` says of a notebook that opened some files when it was executed; files of one
+    kind in one folder become a pattern where they are `many`."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    tracked = {ROOT / name for name in listed.splitlines()} - {path, *behind(path)}
+    files = [f for f in tracked & {*opened} if f.name not in ("__init__.py", "settings.ini")]
+    alike = Counter((f.parent, f.suffix) for f in files)
+    patterns = {f.parent / f"*{f.suffix}" if alike[f.parent, f.suffix] > many else f for f in files}
+    reads = sorted(p.relative_to(ROOT).as_posix() for p in patterns)
+    return {"source": source_digest(path), "inputs": inputs_digest(path, reads), "reads": reads}
+
+
+@functools.cache
+def all_executed():
+    return json.loads(EXECUTED.read_text(encoding="utf-8")) if EXECUTED.exists() else {}
+
+
+def is_edited(path):
+    "Was the code of a notebook changed since its outputs were stored?"
+    return all_executed().get(name_of(path), {}).get("source") != source_digest(path)
+
+
+def is_stale(path):
+    "Has anything changed that the stored outputs of a notebook were made of?"
+    known = all_executed().get(name_of(path))
+    return not known or is_edited(path) or known["inputs"] != inputs_digest(path, known["reads"])
+
+
+def write_executed(entries):
+    "Enter notebooks in `EXECUTED`, a line each, and drop those that are gone."
+    names = {name_of(path) for path in library_notebooks()}
+    known = {n: e for n, e in (all_executed() | entries).items() if n in names}
+    lines = [f" {json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known)]
+    EXECUTED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
 def store(path):
     """Execute the notebook at `path` and replace it by its executed form.
-    Returns (path, seconds, error or None)."""
+    Returns (path, seconds, error or None, files that it opened)."""
     import nbformat
 
     path, start = Path(path), time.perf_counter()
     try:
-        text = nbformat.writes(cleaned(run_notebook(path)))
+        made, opened = run_watched(path)
+        text = nbformat.writes(cleaned(made))
     except Exception as error:
-        return path, time.perf_counter() - start, str(error).strip()
+        return path, time.perf_counter() - start, str(error).strip(), ()
     text = text if text.endswith("\n") else text + "\n"
     if text != path.read_text(encoding="utf-8"):
         part = path.with_name(f"_{path.name}.part")
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
-    return path, time.perf_counter() - start, None
+    return path, time.perf_counter() - start, None, opened
 
 
 def names_of(path):
@@ -112,6 +235,7 @@ def main():
     )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=min(4, processors()))
+    parser.add_argument("--changed", action="store_true", help="only what the tests would execute")
     options = parser.parse_args()
     paths = chosen(options.names)
     subprocess.run(
@@ -119,9 +243,11 @@ def main():
         cwd=ROOT,
         check=True,
     )
-    failed = 0
+    if options.changed:
+        paths = [path for path in paths if is_stale(path)]
+    failed, entries = 0, {}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for path, seconds, error in pool.map(store, paths):
+        for path, seconds, error, opened in pool.map(store, paths):
             print(
                 f"{'FAILED' if error else 'stored'}  {path.relative_to(ROOT)}  {seconds:.0f} s",
                 flush=True,
@@ -129,6 +255,9 @@ def main():
             if error:
                 failed += 1
                 print(error, file=sys.stderr)
+            else:
+                entries[name_of(path)] = executed(path, opened)
+    write_executed(entries)
     return 1 if failed else 0
 
 

@@ -9,6 +9,7 @@ __all__ = ['PALETTE', 'EMBEDDING_COLOUR', 'TEST_COLOUR', 'ALGORITHM_COLOURS', 'c
 
 # %% ../nbs/0_start/02_style.ipynb #imports
 import io
+import os
 import re
 from pathlib import Path
 
@@ -78,20 +79,24 @@ def use_style():
     )
 
 # %% ../nbs/0_start/02_style.ipynb #def-save-figure
+_UNDATED = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+}
+
+
 def save_figure(figure, output: Path, stem: str) -> list[str]:
-    """Write `<stem>.png` (150 dpi) and `<stem>.pdf` without dates.
-    Returns the names of the files."""
-    empty = {
-        "png": {"Software": None},
-        "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
-    }
+    """Write `<stem>.png` (150 dpi), and `<stem>.pdf` where the variable HMOE_FORMATS has the word
+    'pdf', both without dates. Returns the names of the files."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    for kind, metadata in empty.items():
+    wanted = ("png", *os.environ.get("HMOE_FORMATS", "").split())
+    kinds = [kind for kind in _UNDATED if kind in wanted]
+    for kind in kinds:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=metadata)
+        figure.savefig(buffer, format=kind, metadata=_UNDATED[kind])
         write_atomic(Path(output) / f"{stem}.{kind}", buffer.getvalue())
-    return [f"{stem}.{kind}" for kind in empty]
+    return [f"{stem}.{kind}" for kind in kinds]
 
 # %% ../nbs/0_start/02_style.ipynb #def-shared-legend
 def shared_legend(figure, axes, order, ncols: int | None = None, **options):

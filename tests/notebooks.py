@@ -36,6 +36,25 @@ def read(path):
     return notebook
 
 
+def for_each(paths, name=name_of):
+    """Decorator: the test of a rule over all `paths`, that lists every offender by its name."""
+
+    def one_test(rule):
+        def test():
+            offenders = []
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as error:
+                    offenders.append(f"{name(path)}: {error}")
+            assert paths and not offenders, "\n".join(offenders)
+
+        test.__name__ = test.__qualname__ = rule.__name__
+        return test
+
+    return one_test
+
+
 def cells(path, kind):
     "The 'code' or 'markdown' cells of a notebook."
     return [c for c in read(path)["cells"] if c["cell_type"] == kind]

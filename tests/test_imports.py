@@ -14,6 +14,7 @@ from notebooks import (
     PAPER,
     ROOT,
     cells,
+    for_each,
     library_imports,
     module_of,
     name_of,
@@ -42,9 +43,9 @@ BLOCKED = (
     "ray",
     "pytest",
 )
-NAME_OF_IMPORT = {"scikit-learn": "sklearn", "pillow": "PIL"}
+NAME_OF_IMPORT = {"scikit-learn": "sklearn", "pillow": "PIL", "markdown-it-py": "markdown_it"}
 THIRD_PARTY = {NAME_OF_IMPORT.get(r.name, r.name) for r in requirements("dependencies")}
-NOTEBOOK_TOOLS = {"papermill", "nbformat", "nbclient"}
+NOTEBOOK_TOOLS = {"papermill", "nbformat", "nbclient", "ipykernel"}
 OPTIONAL = {"ray", "tutel", "huggingface_hub"}  # the last comes with timm
 
 
@@ -55,7 +56,7 @@ def place_imported(module):
     return PLACE["algorithms.__init__"] if module.split(".")[0] == "algorithms" else (0, 0)
 
 
-@pytest.mark.parametrize("path", [p for p in LIBRARY if module_of(p)], ids=name_of)
+@for_each([p for p in LIBRARY if module_of(p)])
 def test_a_notebook_imports_only_from_what_stands_before_it(path):
     imported = {m for c in cells(path, "code") for m in library_imports(python(c))}
     upwards = sorted(m for m in imported if place_imported(m) >= number_of(path))
@@ -99,7 +100,7 @@ def test_data_sets_are_looked_up_where_all_are_registered():
     assert from_part == {f"2_data/{n}" for n in ("02_digits", "03_mnist", "11_known")}
 
 
-@pytest.mark.parametrize("path", PAPER, ids=name_of)
+@for_each(PAPER)
 def test_a_paper_notebook_trains_nothing(path):
     imported = {m for c in cells(path, "code") for m in library_imports(python(c))}
     assert not imported & {"train", "sweep", "algorithms"} and not any(
@@ -112,7 +113,7 @@ def modules():
     return sorted(p for p in (ROOT / "hmoe_repro").rglob("*.py") if p.name != "_modidx.py")
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: p.relative_to(ROOT).as_posix())
+@for_each(modules(), name=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_module_imports_only_what_pyproject_lists(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = {

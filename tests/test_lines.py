@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from notebooks import LIBRARY, PAPER, ROOT, cells, name_of, python
+from notebooks import LIBRARY, PAPER, ROOT, cells, for_each, python
 
 WIDTH, FUNCTION, MODULE = 100, 40, 400
 MODULES = sorted(p for p in (ROOT / "hmoe_repro").rglob("*.py") if p.name != "_modidx.py")
@@ -54,7 +54,7 @@ def lines_of(function):
     return lines - sum(n.end_lineno - n.lineno + 1 for n in inner)
 
 
-@pytest.mark.parametrize("path", LIBRARY + PAPER, ids=name_of)
+@for_each(LIBRARY + PAPER)
 def test_no_function_is_long(path):
     functions = [
         n

@@ -4,7 +4,6 @@ import ast
 import base64
 import re
 
-import pytest
 from notebooks import (
     LIBRARY,
     PAPER,
@@ -12,8 +11,8 @@ from notebooks import (
     code_lines,
     directives,
     exported,
+    for_each,
     module_of,
-    name_of,
     number_of,
     part_of,
     python,
@@ -27,10 +26,6 @@ MACHINE_PATH = re.compile(
 PROGRESS = re.compile(r"\d+%\|.*\||it/s\]|Wall time:|CPU times:|Warning:")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 EXPORTING = [p for p in LIBRARY if module_of(p)]
-every_library_notebook = pytest.mark.parametrize("path", LIBRARY, ids=name_of)
-every_exporting_notebook = pytest.mark.parametrize("path", EXPORTING, ids=name_of)
-every_paper_notebook = pytest.mark.parametrize("path", PAPER, ids=name_of)
-every_notebook = pytest.mark.parametrize("path", LIBRARY + PAPER, ids=name_of)
 
 
 def outputs(path):
@@ -51,7 +46,7 @@ def test_there_are_notebooks_to_look_at():
     assert sum(map(exported, (c for p in EXPORTING for c in cells(p, "code")))) >= 30
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_it_opens_with_a_title_and_one_sentence(path):
     first = read(path)["cells"][0]
     assert first["cell_type"] == "markdown"
@@ -65,13 +60,13 @@ def test_it_opens_with_a_title_and_one_sentence(path):
     assert len(titles) == 1, titles
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_the_kernel_has_a_name_and_a_language(path):
     kernel = read(path)["metadata"].get("kernelspec", {})
     assert kernel.get("name") == "python3" and kernel.get("language") == "python"
 
 
-@every_exporting_notebook
+@for_each(EXPORTING)
 def test_it_exports_one_module_of_its_name_at_its_place(path):
     named = [d["default_exp"] for d in map(directives, cells(path, "code")) if "default_exp" in d]
     assert len(named) == 1
@@ -89,12 +84,12 @@ def test_numbers_run_without_holes():
     assert parts == list(range(len(parts)))
 
 
-@pytest.mark.parametrize("path", [p for p in LIBRARY if p not in EXPORTING] + PAPER, ids=name_of)
+@for_each([p for p in LIBRARY if p not in EXPORTING] + PAPER)
 def test_what_names_no_module_exports_nothing(path):
     assert not [c["id"] for c in cells(path, "code") if exported(c)]
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_imports_stand_alone_in_their_cells(path):
     for cell in cells(path, "code"):
         body = python(cell).body
@@ -102,36 +97,36 @@ def test_imports_stand_alone_in_their_cells(path):
         assert all(imports) or not any(imports), f"cell {cell['id']}"
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_ids_are_unique(path):
     ids = [c["id"] for c in read(path)["cells"]]
     assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[\w-]{1,64}", i) for i in ids)
 
 
-@every_exporting_notebook
+@for_each(EXPORTING)
 def test_ids_of_exported_cells_say_what_they_hold(path):
     assert not [c["id"] for c in cells(path, "code") if exported(c) and RANDOM_ID.search(c["id"])]
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_no_cell_is_long(path):
     assert not {c["id"]: len(code_lines(c)) for c in cells(path, "code") if len(code_lines(c)) > 80}
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_links_to_other_files_resolve(path):
     for cell in cells(path, "markdown"):
         for target in LINK.findall(cell["source"]):
             assert re.match(r"\w+:", target) or (path.parent / target).exists(), target
 
 
-@every_library_notebook
+@for_each(LIBRARY)
 def test_outputs_are_stored(path):
     examples = [c for c in cells(path, "code") if not exported(c) and len(python(c).body) > 0]
     assert not examples or any(c["outputs"] for c in examples), "make notebooks"
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_outputs_hold_no_error_path_warning_or_progress_bar(path):
     for cell, output in outputs(path):
         assert output["output_type"] != "error" and output.get("name") != "stderr", cell
@@ -141,13 +136,13 @@ def test_outputs_hold_no_error_path_warning_or_progress_bar(path):
             )
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_sources_hold_no_path_of_one_machine(path):
     for cell in read(path)["cells"]:
         assert not MACHINE_PATH.search(cell["source"]), cell["id"]
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_outputs_are_short_and_the_file_is_small(path):
     assert path.stat().st_size <= 600_000
     for cell, output in outputs(path):
@@ -159,13 +154,13 @@ def test_outputs_are_short_and_the_file_is_small(path):
         assert len(base64.b64decode(picture)) <= 120_000, cell
 
 
-@every_notebook
+@for_each(LIBRARY + PAPER)
 def test_nothing_is_left_of_an_execution(path):
     for cell in cells(path, "code"):
         assert cell["execution_count"] is None and set(cell["metadata"]) <= {"tags"}, cell["id"]
 
 
-@every_paper_notebook
+@for_each(PAPER)
 def test_parameters_are_typed_explained_literals(path):
     tagged = [c for c in cells(path, "code") if "parameters" in c["metadata"].get("tags", [])]
     assert len(tagged) == 1
@@ -189,7 +184,7 @@ def test_parameters_are_typed_explained_literals(path):
     assert "profile" in names and len(set(names)) == len(names)
 
 
-@every_paper_notebook
+@for_each(PAPER)
 def test_a_page_says_whether_its_claim_was_checked(path):
     opening = cells(path, "markdown")[0]["source"]
     executed = list(path.parents[2].glob(f"figures/*/{path.name}"))
@@ -199,7 +194,7 @@ def test_a_page_says_whether_its_claim_was_checked(path):
         assert "not checked here" not in opening
 
 
-@every_paper_notebook
+@for_each(PAPER)
 def test_a_paper_notebook_is_a_source_and_not_a_result(path):
     tags = [t for c in read(path)["cells"] for t in c["metadata"].get("tags", [])]
     assert "injected-parameters" not in tags and "papermill" not in read(path)["metadata"]

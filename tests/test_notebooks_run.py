@@ -1,15 +1,17 @@
 """Every library notebook runs on a CPU, offline and without data, in under a minute,
-and shows what is stored in it.
+and shows what is stored in it. A notebook of which nothing changed since its outputs were stored
+(nbs/executed.json) is executed by `make test-slow` alone.
 
 The kernels are forked from a process that has imported the large libraries, so START seconds are
 added. Here a notebook shares the processors with other tests, which may make it BESIDE times as
 slow."""
 
+import json
 import os
 import time
 
 import pytest
-from notebooks import LIBRARY, ROOT, ci, name_of, read
+from notebooks import LIBRARY, ROOT, ci, for_each, name_of, read
 
 LIMIT, START, BESIDE = 60, 5, 2
 NOWHERE = "http://127.0.0.1:9"
@@ -25,8 +27,16 @@ def kinds(cell):
     return [k for i, k in enumerate(found) if i == 0 or k != found[i - 1] or k[0] != "stream"]
 
 
+CHANGED = [pytest.param(p, marks=() if ci.is_stale(p) else pytest.mark.slow) for p in LIBRARY]
+
+
+@for_each(LIBRARY)
+def test_no_notebook_was_edited_without_being_executed(path):
+    assert not ci.is_edited(path), f"make notebooks, or .ci/notebooks.py {path.stem}"
+
+
 @pytest.mark.usefixtures("warm_kernels")
-@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
+@pytest.mark.parametrize("path", CHANGED, ids=lambda p: name_of(p))
 def test_it_runs_within_a_minute_and_shows_what_is_stored(
     path, shared_tree, monkeypatch, tmp_path_factory
 ):
@@ -53,5 +63,47 @@ def test_it_runs_within_a_minute_and_shows_what_is_stored(
     assert START + seconds < BESIDE * LIMIT, f"{seconds:.0f} s on {os.cpu_count()} processors"
 
 
-def test_there_are_notebooks_to_run():
-    assert len(LIBRARY) >= 5
+def test_what_makes_stored_outputs_old(tmp_path, monkeypatch):
+    "The code of the notebook, a module behind it however far, a file that it read, the versions."
+    monkeypatch.setattr(ci, "ROOT", tmp_path)
+    monkeypatch.setattr(ci, "EXECUTED", tmp_path / "executed.json")
+    for name, text in {
+        "hmoe_repro/__init__.py": "",
+        "hmoe_repro/core.py": "A = 1",
+        "hmoe_repro/data/base.py": "from ..core import A",
+        "hmoe_repro/other.py": "B = 1",
+        "results/a.jsonl": "{}",
+        "constraints.txt": "torch==1",
+        "nbs/1_x/01_y.ipynb": json.dumps(
+            {"cells": [{"cell_type": "code", "source": ["from hmoe_repro.data import base"]}]}
+        ),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    path = tmp_path / "nbs/1_x/01_y.ipynb"
+
+    def seen():
+        for cached in (ci.imported_directly, ci.all_executed):
+            cached.cache_clear()
+        return ci.is_edited(path), ci.is_stale(path)
+
+    assert seen() == (True, True)
+    entry = {"source": ci.source_digest(path), "reads": ["results/*.jsonl"]}
+    entry["inputs"] = ci.inputs_digest(path, entry["reads"])
+    ci.EXECUTED.write_text(json.dumps({"1_x/01_y": entry}))
+    assert seen() == (False, False)
+    for name, after in {
+        "hmoe_repro/other.py": (False, False),
+        "hmoe_repro/core.py": (False, True),
+        "results/a.jsonl": (False, True),
+        "constraints.txt": (False, True),
+    }.items():
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(before + " ")
+        assert seen() == after, name
+        (tmp_path / name).write_text(before)
+    assert seen() == (False, False)
+    (tmp_path / "results/b.jsonl").write_text("{}")
+    assert seen() == (False, True)
+    path.write_text(path.read_text().replace("base", "base as b"))
+    assert seen() == (True, True)

@@ -71,7 +71,7 @@ def figures_command(
     published = _published_benches if profile == "bench" else published_artefacts
     names = published(artefacts, profile)
     formats = [*KEPT, *(formats or [])]
-    render_pages(names, profile, figures_dir(), say=say, formats=formats)
+    render_pages([(profile, name) for name in names], figures_dir(), say=say, formats=formats)
     if profile in README_PROFILES and not os.environ.get("HMOE_FIGURES"):
         print(update_readme())
 
@@ -241,4 +241,4 @@ def bench_command(
     if publish:
         write_bench(record, ensure_writable(results_dir()) / file)
         if bench.page:
-            render_pages([bench.page], "bench", figures_dir(), say=say)
+            render_pages([("bench", bench.page)], figures_dir(), say=say)

@@ -26,8 +26,15 @@ from hmoe_repro.cli.options import (
     print_table,
     say,
 )
-from ..core import ensure_writable, resolve_device
-from ..evidence.reproduce import own_figures, published_records, reproduce
+from ..core import ensure_writable, resolve_device, runs_dir
+from hmoe_repro.evidence.reproduce import (
+    own_figures,
+    published_pages,
+    published_records,
+    reproduce,
+    reproduce_published,
+    sample_records,
+)
 from ..evidence.search import only_algorithms, search_specs
 from ..runs.batch import Batch
 from ..runs.parcel import pack, unpack
@@ -38,6 +45,7 @@ from hmoe_repro.runs.plan import (
     requested_studies,
     runs_of,
 )
+from ..runs.spec import RunSpec
 from ..runs.store import RunStore
 from ..runs.sweep import default_jobs
 
@@ -78,7 +86,7 @@ Fresh = Annotated[
 
 def reproduce_command(
     artefacts: Artefacts = None,
-    profile: ProfileName = "quick",
+    profile: ProfileName = None,
     everything: OnRequest = False,
     jobs: Jobs = None,
     device: Device = "cpu",
@@ -86,8 +94,17 @@ def reproduce_command(
     fresh: Fresh = False,
     data_dir: DataDir = None,
 ):
-    """Train what is missing, render figures and tables, and compare with the published records."""
+    """Without names and profile: render every published page, train a sample of the published
+    runs afresh, and compare both with what is published. Else: train what is missing of the named
+    artefacts, or of the profile, render them, and compare."""
     folder, output = data_folder(data_dir), own_figures()
+    if not (artefacts or profile or everything or fresh):
+        published = sample_records()
+        specs = [RunSpec.from_dict(record["spec"]) for record in published]
+        batch = Batch(specs, RunStore(runs_dir() / "sample"), device, folder, jobs, engine)
+        batch.store.discard_all([spec.run_id for spec in specs])
+        return reproduce_published(published_pages(), published, batch, output, say)
+    profile = profile or "quick"
     names = requested_artefacts(artefacts, profile, everything)
     specs = runs_of(requested_studies(names, profile))
     batch = Batch(specs, RunStore(), device, folder, jobs, engine)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['template', 'title_and_claim', 'data_title', 'fold_long_table', 'evidence_line', 'gallery_section', 'index_entry',
-           'gallery', 'update_readme_block']
+           'gallery', 'browsable', 'update_readme_block']
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #imports
 import functools
@@ -197,6 +197,23 @@ def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     )
     write_atomic(folder / "README.md", page)
     return folder / "README.md"
+
+# %% ../../nbs/6_evidence/19_gallery.ipynb #def-browsable
+def browsable(output, profiles: list[str]) -> Path:
+    """Write the galleries of some profiles as HTML, and `<output>/index.html`, which links them;
+    returns that file."""
+    from markdown_it import MarkdownIt
+
+    page, as_html = template("gallery.html"), MarkdownIt("commonmark", {"html": True})
+    as_html.enable("table")
+    for profile in profiles:
+        folder = Path(output) / profile
+        body = as_html.render((folder / "README.md").read_text(encoding="utf-8"))
+        write_atomic(folder / "index.html", page.render(title=f"Profile {profile}", body=body))
+    links = "".join(f'<li><a href="{p}/index.html">{p}</a></li>' for p in profiles)
+    body = f"<h1>Figures and tables</h1><ul>{links}</ul>"
+    write_atomic(Path(output) / "index.html", page.render(title="Figures and tables", body=body))
+    return Path(output) / "index.html"
 
 # %% ../../nbs/6_evidence/19_gallery.ipynb #def-update-readme-block
 def update_readme_block(path: Path, name: str, text: str) -> bool:

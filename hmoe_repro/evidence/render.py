@@ -18,6 +18,7 @@ import tokenize
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..arithmetic import variables
 from ..core import HmoeError, ensure_writable, one_of, repo_root, write_atomic
 from .records import short_path
 
@@ -262,7 +263,8 @@ def render(
     try:
         executed = staging / "executed.ipynb"
         try:
-            _execute(source, executed, given | {"output": str(staging)})
+            with variables(HMOE_FORMATS=" ".join(formats)):
+                _execute(source, executed, given | {"output": str(staging)})
         except Exception as error:
             raise _failed(artefact, error, log) from None
         made = ensure_writable(staging / profile)

@@ -4,27 +4,44 @@
 
 # %% auto #0
 __all__ = ['publish_studies', 'write_beside_runs', 'published_records', 'is_published', 'published_artefacts', 'note_of_versions',
-           'own_figures', 'render_pages', 'compare_with_published', 'reproduce']
+           'own_figures', 'render_pages', 'compare_with_published', 'reproduce', 'published_pages', 'sample_records',
+           'changed_tables', 'reproduce_published']
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #imports
-import functools
+import contextlib
+import itertools
+import json
 import os
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from pathlib import Path
 
 from ..arithmetic import starting
-from ..core import HmoeError, figures_dir, library_hash, repo_root, results_dir, runs_dir
-from .compare import compare_studies
-from .gallery import gallery
-from .records import load_study, short_path
-from .render import KEPT, page_texts, render
-from ..runs.artefacts import artefact_study
+from hmoe_repro.core import (
+    HmoeError,
+    figures_dir,
+    library_hash,
+    plural,
+    processor,
+    repo_root,
+    results_dir,
+    runs_dir,
+    write_atomic,
+)
+from .compare import compare_records, compare_studies
+from .gallery import browsable, gallery
+from .records import load_study, select, short_path
+from .render import KEPT, files_of, page_texts, render
+from ..progress import Progress
+from ..runs.artefacts import ARTEFACTS, artefact_study
 from ..runs.batch import Batch
 from ..runs.plan import requested_artefacts, requested_studies
 from ..runs.store import RunStore, publish_study
 from ..runs.studies import runs_with_arrays, study_specs
 from ..runs.study_files import read_study
+from ..warm_kernels import warm_kernels
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-write-studies
 def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
@@ -96,23 +113,48 @@ def note_of_versions(studies: list[str], folder: str) -> str | None:
     )
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-render-pages
+_LIBRARY = ("hmoe_repro.evidence.claims_others", "hmoe_repro.evidence.discovery_rates")
+
+
 def own_figures() -> Path:
     """Where the pages of one's own runs go: HMOE_FIGURES, or `figures` beside the runs."""
     return figures_dir() if os.environ.get("HMOE_FIGURES") else runs_dir() / "figures"
 
 
 def render_pages(
-    artefacts: list[str], profile: str, output, store: str = "", say=print, formats=KEPT
+    pages: list[tuple[str, str]],
+    output,
+    store: str = "",
+    say=print,
+    formats=KEPT,
+    meanwhile=lambda progress: None,
 ):
-    """Render artefacts into `output` in the `formats` of `render`, and the gallery of their
-    profile; `say` hears where."""
-    page = functools.partial(
-        render, profile=profile, store=store, output=str(output), formats=formats
-    )
-    with starting("portable"), ThreadPoolExecutor(2) as pool:
-        for path in pool.map(page, artefacts):
-            say(f"rendered {short_path(path)}")
-    say(f"gallery: {short_path(gallery(profile, str(output), store))}")
+    """Render pages, (profile, artefact), into `output` in the `formats` of `render`, and the
+    gallery of each profile, while `meanwhile(progress)` runs; returns what that returned. `say`
+    hears of each page, unless a terminal has a bar for them. Raises `HmoeError` for pages that
+    failed, when all others are done."""
+    count = itertools.count(1)
+
+    def one(profile, artefact):
+        path, done = render(artefact, profile, store, str(output), formats=formats), next(count)
+        if progress.bars:
+            progress("pages", done, len(pages), "pages")
+        else:
+            say(f"[{done}/{len(pages)}] rendered {short_path(path)}")
+
+    warm = warm_kernels(*_LIBRARY) if len(pages) > 1 else contextlib.nullcontext()
+    with starting("portable"), warm, Progress() as progress, ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(one, *page) for page in pages]
+        try:
+            result = meanwhile(progress)
+            errors = [error for page in waiting if (error := page.exception())]
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if errors:
+        raise HmoeError(f"{len(errors)} of {len(pages)} pages failed; the first: {errors[0]}")
+    for profile in dict.fromkeys(profile for profile, _ in pages):
+        say(f"gallery: {short_path(gallery(profile, str(output), store))}")
+    return result
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-compare
 def _verdict(folder: Path, artefact: str) -> str | None:
@@ -154,8 +196,93 @@ def reproduce(artefacts: list[str], profile: str, batch: Batch, output: Path, sa
     note = note_of_versions(studies, records)
     if note:
         say(note)
-    render_pages(artefacts, profile, output, records, say)
+    render_pages([(profile, name) for name in artefacts], output, records, say)
     for line in compare_with_published(artefacts, studies, profile, records, output):
         say(line)
     say(f"done in {time.monotonic() - started:.0f} s")
     outcomes.refuse_failed()
+
+# %% ../../nbs/6_evidence/21_reproduce.ipynb #def-sample
+def published_pages() -> list[tuple[str, str]]:
+    """(profile, artefact) of every page that `figures/` has: all of published records, but for the
+    tests' profile."""
+
+    def records(profile, artefact) -> Path:
+        if profile == "bench":
+            return results_dir() / f"{ARTEFACTS[artefact].study}.json"
+        return results_dir() / f"{ARTEFACTS[artefact].study_at(profile)}.jsonl"
+
+    pages = [(profile, name) for name, a in ARTEFACTS.items() for profile in a.profiles]
+    return [page for page in pages if page[0] != "smoke" and records(*page).exists()]
+
+
+def sample_records() -> list[dict]:
+    """The published records that `hmoe reproduce` trains afresh (`hmoe_repro/sample.toml`)."""
+    text = (files("hmoe_repro") / "sample.toml").read_text(encoding="utf-8")
+    wanted = [dict(conditions) for conditions in tomllib.loads(text)["runs"]]
+    return [r for c in wanted for r in select(load_study(c.pop("study")), **c)]
+
+
+def changed_tables(pages: list[tuple[str, str]], output) -> tuple[int, list[str]]:
+    """(number of tables of some pages in `figures/`, those that `output` has not or otherwise).
+    Numbers are equal to six digits."""
+    import pandas as pd
+
+    def same(one: Path, other: Path) -> bool:
+        if not one.exists() or one.read_bytes() == other.read_bytes():
+            return one.exists()
+        try:
+            pd.testing.assert_frame_equal(pd.read_csv(one), pd.read_csv(other), rtol=1e-6)
+        except AssertionError:
+            return False
+        return True
+
+    committed = {p: files_of(figures_dir() / p) for p in dict.fromkeys(p for p, _ in pages)}
+    tables = [
+        f"{profile}/{name}"
+        for profile, artefact in pages
+        for name in committed[profile].get(artefact, [])
+        if name.endswith(".csv")
+    ]
+    return len(tables), [t for t in tables if not same(Path(output) / t, figures_dir() / t)]
+
+# %% ../../nbs/6_evidence/21_reproduce.ipynb #def-reproduce-published
+def _last_time() -> str:
+    """How long `reproduce_published` took when it last ended here, or where it was published."""
+    for folder in (runs_dir(), results_dir()):
+        with contextlib.suppress(OSError, ValueError):
+            return "{seconds} s on {cores} cores of {processor}".format(
+                **json.loads((folder / "reproduce.json").read_text(encoding="utf-8"))
+            )
+    return "some minutes"
+
+
+def reproduce_published(
+    pages: list[tuple[str, str]], published: list[dict], batch: Batch, output: Path, say=print
+):
+    """Train a batch, the runs of some `published` records, render `pages` from `results/` into
+    `output` meanwhile, and compare both with what is committed; `say` hears line by line. Raises
+    `HmoeError` for runs and pages that failed, and for tables that are not the committed ones."""
+    started, first = time.monotonic(), f"{pages[0][0]}/{pages[0][1]}.png"
+    say(
+        f"renders {plural(len(pages), 'page')} and trains {plural(len(published), 'run')} afresh; "
+        f"last time {_last_time()}. The first picture: {short_path(output / first)}"
+    )
+    train = lambda progress: batch.train(progress=progress)
+    outcomes = render_pages(pages, output, say=say, meanwhile=train)
+    outcomes.refuse_elsewhere()
+    outcomes.refuse_failed()
+    fresh = [batch.store.read(record["run_id"]) for record in published]
+    found = compare_records(fresh, published)
+    tables, changed = changed_tables(pages, output)
+    seconds = round(time.monotonic() - started)
+    say(f"{len(pages)} of {len(pages)} pages rendered")
+    say(f"{tables - len(changed)} of {tables} tables equal the committed ones")
+    say(f"{found['equal']} of {found['fresh']} records bitwise identical to the published ones")
+    index = browsable(output, list(dict.fromkeys(profile for profile, _ in pages)))
+    say(f"gallery, for a browser: {short_path(index)}")
+    took = {"seconds": seconds, "cores": os.cpu_count(), "processor": processor()}
+    write_atomic(runs_dir() / "reproduce.json", json.dumps(took) + "\n")
+    say(f"done in {seconds} s")
+    if changed:
+        raise HmoeError(f"tables that are not the committed ones: {', '.join(changed)}")

@@ -6,6 +6,7 @@
 __all__ = ['RunDisplay', 'Outcomes', 'Batch', 'drawn_specs', 'train_here', 'refuse_incomplete']
 
 # %% ../../nbs/5_runs/21_batch.ipynb #imports
+import contextlib
 import functools
 import time
 from dataclasses import dataclass
@@ -130,9 +131,10 @@ class Batch:
         found = best_way(self.missing, self.store, self.device, self.data_dir)
         self.jobs, self.recorded = found
 
-    def train(self, seconds: float | None = None) -> Outcomes:
-        """Train what is missing, for `seconds` at most. A failed run stops nobody else."""
-        with Progress() as progress:
+    def train(self, seconds: float | None = None, progress: Progress | None = None) -> Outcomes:
+        """Train what is missing, for `seconds` at most, and show it on `progress` if there is one
+        already. A failed run stops nobody else."""
+        with contextlib.nullcontext(progress) if progress else Progress() as progress:
             results = sweep(
                 self.specs,
                 self.store,
