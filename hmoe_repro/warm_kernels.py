@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 # %% ../nbs/0_start/06_warm_kernels.ipynb #preloaded
@@ -139,13 +138,14 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
             os._exit(0)  # at once: taking the libraries down again takes seconds
 
 
-def _serve(path: str, modules):
+def _serve(listener: int, modules):
     at_start = read_at_import(os.environ)
     for name in (*PRELOADED, *modules):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = _Server(path, _Launch)
+    server = _Server("", _Launch, bind_and_activate=False)
+    server.socket = socket.socket(fileno=listener)
     server.at_start, server.after_imports = at_start, read_at_import(os.environ)
     server.serve_forever(poll_interval=0.1)
 
@@ -154,9 +154,7 @@ def _launch(path: str, arguments: list[str]):
     """Ask the server at `path` for a kernel; without one, become an ordinary kernel."""
     request = {"environment": dict(os.environ), "folder": os.getcwd(), "arguments": arguments}
     message, child = json.dumps(request).encode() + b"\n", ""
-    server, patience = socket.socket(socket.AF_UNIX), time.monotonic() + 60
-    while not os.path.exists(path) and time.monotonic() < patience:
-        time.sleep(0.02)  # the server is still importing
+    server = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         server.connect(path)
         sent = socket.send_fds(server, [message], [0, 1, 2])
@@ -171,7 +169,7 @@ def _launch(path: str, arguments: list[str]):
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["serve"]:
-    _serve(sys.argv[2], sys.argv[3:])
+    _serve(int(sys.argv[2]), sys.argv[3:])
 if __name__ == "__main__" and sys.argv[1:2] == ["launch"]:
     _launch(sys.argv[2], sys.argv[3:])
 
@@ -192,9 +190,18 @@ def warm_kernels(*modules: str):
     described.parent.mkdir(parents=True)
     argv = [sys.executable, "-IS", script, "launch", path, "-f", "{connection_file}"]
     described.write_text(json.dumps({"argv": argv, "display_name": "", "language": "python"}))
-    start = [sys.executable, "-P", script, "serve", path, *modules]
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
-    with subprocess.Popen(start, stdin=subprocess.PIPE, env=environment) as server:
+    with socket.socket(
+        socket.AF_UNIX
+    ) as listener:  # whoever comes before the server is ready waits
+        listener.bind(path)
+        listener.listen(64)
+        inherited = listener.fileno()
+        start = [sys.executable, "-P", script, "serve", str(inherited), *modules]
+        server = subprocess.Popen(
+            start, stdin=subprocess.PIPE, env=environment, pass_fds=[inherited]
+        )
+    with server:
         try:
             with variables(JUPYTER_PATH=folder):
                 yield folder

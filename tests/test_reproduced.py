@@ -3,11 +3,13 @@
 import copy
 import math
 import re
+import shutil
 
 import invented
 import numpy as np
 import pytest
 
+from hmoe_repro.algorithms import FAMILIES
 from hmoe_repro.evidence.compare import (
     added_up,
     by_chance,
@@ -19,8 +21,18 @@ from hmoe_repro.evidence.compare import (
     describe,
     row_names,
 )
+from hmoe_repro.evidence.records import load_study
+from hmoe_repro.evidence.reproduce import (
+    changed_tables,
+    published_pages,
+    reproduce_published,
+    sample_records,
+)
 from hmoe_repro.evidence.tables import run_results
 from hmoe_repro.evidence.verdicts import accuracy_verdict, resolvable_difference
+from hmoe_repro.runs.batch import Batch
+from hmoe_repro.runs.spec import TOY, RunSpec
+from hmoe_repro.runs.store import RunStore
 
 
 @pytest.fixture
@@ -284,3 +296,39 @@ def test_a_difference_that_no_page_prints_is_none():
         here[0]["discovery"][name] += gap
         judged = compare_tables(here, there).set_index("cell").verdict
         assert judged[f"HMOE-DN, lambda_kl 1.0: {name} on photo"] == expected
+
+
+def test_the_published_pages_are_those_of_the_committed_figures(root):
+    committed = {(p.parent.name, p.stem) for p in (root / "figures").glob("*/*.ipynb")}
+    assert set(published_pages()) == {page for page in committed if page[0] != "smoke"}
+
+
+def test_the_sample_has_the_toy_and_every_family():
+    specs = [record["spec"] for record in sample_records()]
+    families = {FAMILIES[spec["algorithm"]] for spec in specs if spec["dataset"] != TOY}
+    assert families == set(FAMILIES.values()) and any(spec["dataset"] == TOY for spec in specs)
+    assert all(spec["arithmetic"] == "portable" for spec in specs)
+
+
+def test_what_is_published_is_rendered_trained_and_compared(
+    warm_kernels, root, tmp_path, monkeypatch
+):
+    shutil.copytree(root / "figures" / "bench", tmp_path / "figures" / "bench")
+    monkeypatch.setenv("HMOE_FIGURES", str(tmp_path / "figures"))
+    record = load_study("smoke-toy")[0]
+    batch = Batch([RunSpec.from_dict(record["spec"])], RunStore(tmp_path / "runs"), jobs=1)
+    pages, made, said = [("bench", "speed"), ("bench", "speed_moe")], tmp_path / "made", []
+    reproduce_published(pages, [record], batch, made, said.append)
+    assert said[0].startswith("renders 2 pages and trains 1 run afresh; last time")
+    assert {
+        "2 of 2 pages rendered",
+        "6 of 6 tables equal the committed ones",
+        "1 of 1 records bitwise identical to the published ones",
+    } <= set(said)
+    assert 'href="bench/index.html"' in (made / "index.html").read_text()
+    assert "<table>" in (made / "bench" / "index.html").read_text()
+    table = tmp_path / "figures" / "bench" / "speed_targets.csv"
+    changed = re.sub(r"\d(?=\D*\Z)", lambda digit: str((int(digit[0]) + 1) % 10), table.read_text())
+    table.write_text(changed)
+    (made / "bench" / "speed.csv").unlink()
+    assert changed_tables(pages, made) == (6, ["bench/speed.csv", "bench/speed_targets.csv"])

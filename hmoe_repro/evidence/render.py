@@ -187,6 +187,7 @@ def _execute(source: Path, target: Path, parameters: dict):
         progress_bar=False,
         log_output=False,
         request_save_on_cell_execute=False,
+        start_timeout=600,  # the first kernels wait until a server of warm ones has imported
         shutdown_kernel="immediate",  # every cell has run, and ending gently takes seconds
         extra_arguments=["--log-level=CRITICAL"],
     )

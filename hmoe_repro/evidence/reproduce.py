@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 
-from ..arithmetic import starting
+from ..arithmetic import starting, variables
 from hmoe_repro.core import (
     HmoeError,
     figures_dir,
@@ -143,7 +143,8 @@ def render_pages(
             say(f"[{done}/{len(pages)}] rendered {short_path(path)}")
 
     warm = warm_kernels(*_LIBRARY) if len(pages) > 1 else contextlib.nullcontext()
-    with starting("portable"), warm, Progress() as progress, ThreadPoolExecutor(2) as pool:
+    kinds = variables(HMOE_FORMATS=" ".join(formats))
+    with starting("portable"), kinds, warm, Progress() as progress, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(one, *page) for page in pages]
         try:
             result = meanwhile(progress)
