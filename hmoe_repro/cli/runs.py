@@ -26,7 +26,7 @@ from hmoe_repro.cli.options import (
     print_table,
     say,
 )
-from ..core import ensure_writable, resolve_device
+from ..core import ensure_writable, resolve_device, results_dir
 from ..evidence.reproduce import own_figures, published_records, reproduce
 from ..evidence.search import only_algorithms, search_specs
 from ..runs.batch import Batch
@@ -38,7 +38,7 @@ from hmoe_repro.runs.plan import (
     requested_studies,
     runs_of,
 )
-from ..runs.store import RunStore
+from ..runs.store import RunStore, verify_studies
 from ..runs.sweep import default_jobs
 
 # %% ../../nbs/9_cli/03_runs.ipynb #def-plan
@@ -88,6 +88,7 @@ def reproduce_command(
 ):
     """Train what is missing, render figures and tables, and compare with the published records."""
     folder, output = data_folder(data_dir), own_figures()
+    verify_studies(results_dir())
     names = requested_artefacts(artefacts, profile, everything)
     specs = runs_of(requested_studies(names, profile))
     batch = Batch(specs, RunStore(), device, folder, jobs, engine)
@@ -160,7 +161,5 @@ def pack_command(
 
 
 def unpack_command(files: Annotated[list[str], typer.Argument(help="What `hmoe pack` wrote.")]):
-    """Add the runs of packed files to the store; if one run of a file does not fit, none of it
-    is added."""
-    for file in files:
-        print(unpack(RunStore(), file))
+    """Add the runs of packed files to the store; if one of them does not fit, nothing is added."""
+    print(unpack(RunStore(), *files))
