@@ -14,7 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..arithmetic import starting
-from ..core import HmoeError, figures_dir, library_hash, repo_root, results_dir, runs_dir
+from hmoe_repro.core import (
+    HmoeError,
+    figures_dir,
+    library_hash,
+    repo_root,
+    results_dir,
+    runs_dir,
+    write_atomic,
+)
 from .compare import compare_studies
 from .gallery import gallery
 from .records import load_study, short_path
@@ -22,21 +30,32 @@ from .render import KEPT, page_texts, render
 from ..runs.artefacts import artefact_study
 from ..runs.batch import Batch
 from ..runs.plan import requested_artefacts, requested_studies
-from ..runs.store import RunStore, publish_study
+from ..runs.store import RunStore, publish_study, verify_studies
 from ..runs.studies import runs_with_arrays, study_specs
-from ..runs.study_files import read_study
+from ..runs.study_files import kept_file, read_study
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-write-studies
 def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
     """Copy finished studies from the store to `results/`; file -> number of records.
 
-    Raises `HmoeError` for an unknown study, and where a run of one is missing or failed."""
+    Raises `HmoeError` for an unknown study, for two of one name, and where a run of one is missing
+    or failed."""
     runs = {study: [s.run_id for s in study_specs(study)] for study in studies}
-    written = {}
+    written, file_of = {}, {}
+    for study in runs:
+        name, file = read_study(study).name, read_study(study).file
+        other = file_of.setdefault(name, file)
+        if other.folder != file.folder:
+            raise HmoeError(
+                f"{file.name} and {other.name} are two studies of one name. Fix: rename one."
+            )
     for study, run_ids in runs.items():
         name, arrays = read_study(study).name, runs_with_arrays(study)
         without = "panel_" if name.endswith("-limits") else None
+        kept = kept_file(read_study(study), results_dir())
         file = publish_study(name, run_ids, store, results_dir(), arrays, without=without)
+        for path, text in kept.items():
+            write_atomic(path, text)
         written[file] = len(run_ids)
     return written
 
@@ -105,7 +124,9 @@ def render_pages(
     artefacts: list[str], profile: str, output, store: str = "", say=print, formats=KEPT
 ):
     """Render artefacts into `output` in the `formats` of `render`, and the gallery of their
-    profile; `say` hears where."""
+    profile; `say` hears where. `HmoeError`, before the first page, if a published study is not as
+    it was published."""
+    verify_studies(results_dir())
     page = functools.partial(
         render, profile=profile, store=store, output=str(output), formats=formats
     )
