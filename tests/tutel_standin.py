@@ -155,6 +155,7 @@ class StandIn(nn.Module):
                 rows[chosen[i][j]][place] = x[i]
         return torch.stack([torch.stack(row) for row in rows])
 
+    @torch.compiler.disable
     def forward(self, given, capacity_factor=None):
         assert given.is_contiguous() and given.dim() >= 2
         x = given.reshape(-1, given.shape[-1]).to(self.experts.batched_fc1_w.dtype)
