@@ -50,11 +50,8 @@ class Averaging(Algorithm):
         inner_hparams = hparams_of(self.base, self.hparams)
         self.current = self.base(input_shape, num_classes, num_domains, inner_hparams)
         self.result = frozen_copy(self.current)
-        for kind in ("fixed", "resting"):
-            names = getattr(self.current, kind)
-            setattr(
-                self, kind, tuple(f"{p}.{name}" for p in ("current", "result") for name in names)
-            )
+        twice = lambda names: tuple(f"{p}.{name}" for p in ("current", "result") for name in names)
+        self.fixed, self.resting = twice(self.current.fixed), twice(self.current.resting)
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
