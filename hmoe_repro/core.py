@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PACKAGES', 'HmoeError', 'one_of', 'first_line', 'plural', 'seed_hash', 'seed_everything', 'random_state',
            'restore_random_state', 'resolve_device', 'on_device', 'single_thread', 'import_torchvision', 'repo_root',
-           'data_dir', 'runs_dir', 'results_dir', 'figures_dir', 'ensure_writable', 'write_atomic', 'sha256', 'locked',
-           'versions', 'git_commit', 'library_hash', 'processor', 'environment']
+           'data_dir', 'runs_dir', 'results_dir', 'figures_dir', 'ensure_writable', 'plain_file', 'write_atomic',
+           'sha256', 'locked', 'versions', 'git_commit', 'library_hash', 'processor', 'environment']
 
 # %% ../nbs/0_start/01_core.ipynb #imports
 import contextlib
@@ -229,9 +229,24 @@ def ensure_writable(folder: Path) -> Path:
     return folder
 
 # %% ../nbs/0_start/01_core.ipynb #def-write-atomic
-def write_atomic(path: Path, content: str | bytes):
-    """Write `content` beside `path`, flush it to disk and rename it into place."""
+def plain_file(path: Path) -> Path:
+    """`path` if a file can stand there: a regular file or nothing does, links followed. `HmoeError`
+    for a folder, device, FIFO or socket."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        tests = {"folder": path.is_dir, "FIFO": path.is_fifo, "socket": path.is_socket}
+        kind = next((name for name, test in tests.items() if test()), "device")
+        raise HmoeError(
+            f"cannot write {path}: it is a {kind}, and writing would replace it by a file. "
+            "Fix: the path of a regular file, or of a new one."
+        )
+    return path
+
+
+def write_atomic(path: Path, content: str | bytes):
+    """Write `content` beside `path`, flush it to disk and rename it into place. `HmoeError` as
+    `plain_file`."""
+    path = plain_file(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -7,6 +7,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from hmoe_repro.runs.selection import (
+    differing_selection,
+    in_domain_accuracy,
+    training_domain_validation,
+)
 from hmoe_repro.runs.spec import RunSpec
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
@@ -150,13 +155,44 @@ def arrays(run, random, per_domain=40):
     return stored
 
 
+def followed(record):
+    "A record with checkpoints of which those are selected that it says are."
+    if differing_selection(record) is None:
+        return record
+    test = record["spec"]["test_domains"]
+    training = [domain for domain in DOMAINS if domain not in test]
+    points = {p["step"]: {"losses": {}} | p | {"accuracies": {}} for p in record["checkpoints"]}
+
+    def measured(step, domain, part, mode, value):
+        at = points[step]["accuracies"].setdefault(domain, {})
+        at.setdefault(part, {})[mode] = value
+
+    said = {"selected": record["selected"], "in_domain": record.get("in_domain", {})}
+    for mode, chosen in (said["selected"] | said["in_domain"]).items():
+        best = chosen.setdefault("step", 20)
+        points.setdefault(best, {"step": best, "losses": {}, "accuracies": {}})
+        for step in points:
+            for domain in training:
+                share = 1 if step == best else 0.5
+                value = share * chosen.get("validation_accuracy", 0.9)
+                measured(step, domain, "out", mode, value)
+        for domain in test if mode in said["selected"] else ():
+            measured(best, domain, "in", mode, said["selected"][mode]["test_accuracy"])
+        for domain in training if mode in said["in_domain"] else ():
+            measured(best, domain, "test", mode, said["in_domain"][mode]["accuracy"])
+    points = [points[step] for step in sorted(points)]
+    selected = training_domain_validation(points, test, said["selected"])
+    inside = in_domain_accuracy(points, test, said["in_domain"])
+    made = record | {"checkpoints": points, "selected": selected}
+    return made | ({"in_domain": inside} if inside else {})
+
+
 def write_study(folder, study, records, with_arrays=()):
     "Write `<folder>/<study>.jsonl`, and arrays for the HMOE runs whose trial seed is listed."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{study}.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in sorted(records, key=lambda r: r["run_id"]))
-    )
+    lines = [json.dumps(followed(r)) + "\n" for r in sorted(records, key=lambda r: r["run_id"])]
+    (folder / f"{study}.jsonl").write_text("".join(lines))
     for run in records:
         if (
             run["status"] == "complete"

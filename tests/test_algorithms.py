@@ -1,6 +1,7 @@
 """The interface, the conformance test and its teeth, ERM and HMOE against slow computations."""
 
 import copy
+import re
 import sys
 
 import numpy as np
@@ -10,12 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
-from hmoe_repro.algorithms.base import ALGORITHMS, ERM, HParam, as_floats, merge_hparams, register
+from hmoe_repro.algorithms.base import (
+    ALGORITHMS,
+    ERM,
+    HParam,
+    as_floats,
+    concatenate,
+    merge_hparams,
+    register,
+)
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.domain_experts import HMOE_DL, HMOE_DN, build_encoder
 from hmoe_repro.algorithms.hparams import parse_setting
 from hmoe_repro.algorithms.robustness import Stepwise
-from hmoe_repro.algorithms.tools import flat, unflat
+from hmoe_repro.algorithms.tools import AnnealedPenalty, flat, unflat
 from hmoe_repro.core import HmoeError, seed_everything
 from hmoe_repro.data.base import DATASETS
 from hmoe_repro.runs.request import make_spec
@@ -79,6 +88,120 @@ def test_conformance_catches_what_it_should():
 
 
 GENERATOR = torch.Generator()
+
+
+class Heads(ERM):
+    """ERM with a second head that its loss uses; broken ones leave the head out somewhere."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.heads = self.made(nn.Linear(self.featurizer.num_features, 4))
+
+    def made(self, head):
+        return nn.ModuleList([head])
+
+    def loss(self, minibatches):
+        x, y = concatenate(minibatches)
+        second = F.cross_entropy(self.heads[0](self.featurizer(x)), y)
+        return {"loss": super().loss(minibatches)["loss"] + second}
+
+    def taken(self):
+        return [*self.featurizer.parameters(), *self.classifier.parameters()]
+
+    def make_optimizer(self):
+        return torch.optim.Adam(self.taken())
+
+
+class Scaled(ERM):
+    """Declares its classifier fixed, and scales it by hand."""
+
+    fixed = ("classifier.",)
+
+    def update(self, minibatches, unlabeled=None):
+        with torch.no_grad():
+            self.classifier.bias.mul_(0.9)
+        return super().update(minibatches)
+
+
+class Phased(AnnealedPenalty, ERM):
+    """ERM whose loss is another one after 500 updates."""
+
+    HPARAMS = ERM.HPARAMS | {
+        "lambda": HParam(2.0, "weight of the loss"),
+        "penalty_anneal_iters": HParam(500, "updates with weight 1", phase="updates"),
+    }
+
+    def loss(self, minibatches):
+        return {"loss": self.weight() * super().loss(minibatches)["loss"]}
+
+    def weight(self):
+        return self.penalty_weight
+
+
+def forgotten_switch(self):  # a bool is no counter, and no state holds it
+    self.switched = (
+        getattr(self, "switched", False)
+        or self.update_count == self.hparams["penalty_anneal_iters"]
+    )
+    return torch.tensor(-1.0 if self.switched else 1.0)
+
+
+SOUND = {Heads: {"taken": lambda self: list(self.parameters())}, Scaled: {"fixed": ()}, Phased: {}}
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize(
+    "base, broken, said",
+    [
+        (Heads, {}, r"parameters that training does not move: \['heads.0.bias', 'heads.0.weight'"),
+        (
+            Heads,
+            {"made": lambda self, head: nn.ModuleList([head.requires_grad_(False)])},
+            "training does not move: .*heads.0.bias",
+        ),
+        (Heads, {"made": lambda self, head: [head]}, "not registered, in heads, of shapes"),
+        (
+            Heads,
+            {"taken": lambda self: [*self.parameters(), nn.Parameter(torch.zeros(3, 2))]},
+            r"optimizer takes parameters that are not the algorithm's: \[\(3, 2\)\]",
+        ),
+        (
+            Heads,
+            {"taken": lambda self: [*self.parameters(), *self.heads.parameters()]},
+            "optimizer takes parameters twice: .*heads.0.bias",
+        ),
+        (
+            Heads,
+            {"taken": lambda self: list(self.parameters()), "fixed": ("heads.",)},
+            "optimizer takes parameters declared fixed: .*heads.0.weight",
+        ),
+        (Scaled, {}, r"declared fixed that training moves: \['classifier.bias"),
+        (
+            Phased,
+            {"weight": lambda self: 0.0 if self.annealed else 1.0},
+            "does not move after the change of phase: .*classifier.bias",
+        ),
+        (
+            Phased,
+            {"weight": lambda self: 1.0 if self.annealed else 0.0},
+            "does not move before the change of phase: .*classifier.bias",
+        ),
+        (Phased, {"weight": forgotten_switch}, "a restored state does not continue"),
+    ],
+)
+def test_conformance_names_parameters_and_phases(base, broken, said):
+    check_algorithm(type("Sound", (base,), SOUND[base]))
+    with pytest.raises(AssertionError, match=said):
+        check_algorithm(type("Broken", (base,), broken))
+
+
+def test_what_changes_a_phase_is_declared():
+    """By its unit, and for every algorithm that has such a hyper-parameter."""
+    declared = {
+        name: h for each in algorithm_names() for name, h in get_algorithm(each).HPARAMS.items()
+    }
+    timed = {name for name in declared if re.search("anneal|start|ramp|meta_frac|converge", name)}
+    assert timed == {name for name, h in declared.items() if h.phase} and len(timed) == 7
 
 
 class ByHand(Stepwise):

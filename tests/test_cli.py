@@ -1,5 +1,6 @@
 """The command as a person uses it: what it prints, what it refuses, and that nothing is lost."""
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import warnings
 
 import pytest
 from commands import INSTALLED, hmoe, hmoe_process
+
+from hmoe_repro.core import HmoeError
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -262,6 +265,7 @@ def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypa
 def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
     "Records of a GPU are no estimate for a processor; the same records of a processor are."
     from hmoe_repro.core import results_dir
+    from hmoe_repro.runs.store import write_study
 
     lines = (results_dir() / "smoke-toy.jsonl").read_text().splitlines()
 
@@ -270,7 +274,7 @@ def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
         for record in made:
             record["environment"] |= {"device": device, "device_name": "a device"}
         (tmp_path / "results").mkdir(exist_ok=True)
-        (tmp_path / "results" / "smoke-toy.jsonl").write_text("\n".join(map(json.dumps, made)))
+        write_study(tmp_path / "results" / "smoke-toy.jsonl", made, digest=True)
         return hmoe(
             "plan", "hmoe_fig3", "--profile", "smoke", "--device", "cpu", folder=tmp_path
         ).stdout
@@ -280,6 +284,72 @@ def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
     assert "3 runs are of a kind that was not measured on this device (cpu)" in elsewhere
     assert "About" not in elsewhere and "not measured" not in here
     assert re.search(r"About \d+ minutes with \d+ jobs?, .* on this kind of device \(cpu\)", here)
+
+
+READERS = (
+    ("select", "--study", "smoke-digits"),
+    ("export-domainbed", "sweep", "--study", "smoke-digits"),
+    ("plan", "hmoe_fig3", "--profile", "smoke"),
+    ("reproduce", "hmoe_fig3", "--profile", "smoke"),
+    ("figures", "hmoe_fig3", "--profile", "smoke"),
+    ("figures", "--profile", "smoke"),
+    ("list",),
+)
+
+
+@pytest.fixture
+def published(tmp_path):
+    "A folder with two published studies."
+    from hmoe_repro.evidence.records import load_study
+    from hmoe_repro.runs.store import write_study
+
+    results = tmp_path / "results"
+    results.mkdir()
+    for study in ("smoke-digits", "smoke-toy"):
+        write_study(results / f"{study}.jsonl", load_study(study), digest=True)
+    return results
+
+
+@pytest.mark.parametrize("damage", ["edited", "without a digest", "without any"])
+def test_no_command_reads_a_study_that_is_not_as_it_was_published(
+    published, tmp_path, monkeypatch, damage
+):
+    from hmoe_repro.evidence.readme import readme_blocks
+    from hmoe_repro.evidence.without_records import load_studies
+
+    study, sums = published / "smoke-digits.jsonl", published / "SHA256SUMS"
+    if damage == "edited":
+        before = study.read_text()
+        accuracies = r'("(?:\w+_accuracy|default|mix|max|ood)"): [01]\.\d+'
+        study.write_text(re.sub(accuracies, r"\1: 0.99", before))
+        assert study.read_text().count("0.99") > 100
+    elif damage == "without a digest":
+        sums.write_text(sums.read_text().splitlines()[1] + "\n")
+    else:
+        sums.unlink()
+    said = r"study 'smoke-digits' is not as it was published.*Fix: .*git.*hmoe publish smoke-digits"
+    for command in READERS:
+        done = hmoe(*command, folder=tmp_path)
+        assert done.returncode == 1 and re.search(said, done.stderr), (command, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1 and "0.99" not in done.stdout
+    assert not [*tmp_path.glob("figures/**/*.*"), *tmp_path.glob("sweep/*")]
+    monkeypatch.setenv("HMOE_RESULTS", str(published))
+    for read in (lambda: load_studies(["smoke-digits"]), readme_blocks):
+        with pytest.raises(HmoeError, match=said):
+            read()
+
+
+def test_a_number_that_no_checkpoint_has_is_refused_with_a_fitting_digest_too(published, tmp_path):
+    study = published / "smoke-digits.jsonl"
+    study.write_text(re.sub(r'("test_accuracy"): [01]\.\d+', r"\1: 0.99", study.read_text()))
+    digest = hashlib.sha256(study.read_bytes()).hexdigest()
+    sums = (published / "SHA256SUMS").read_text().splitlines()[1:]
+    (published / "SHA256SUMS").write_text("\n".join([f"{digest}  smoke-digits.jsonl", *sums]))
+    said = r"smoke-digits.jsonl, line 1, run \w+: its entry 'selected' is not what its checkpoints"
+    for command in (READERS[0], READERS[2], ("figures", "digits_table", "--profile", "smoke")):
+        done = hmoe(*command, folder=tmp_path)
+        assert done.returncode == 1 and re.search(said, done.stderr), (command, done.stderr)
+    assert not list(tmp_path.glob("figures/**/*.png"))
 
 
 def test_the_map_says_what_the_docstrings_say_and_names_collide_with_nothing():

@@ -3,17 +3,19 @@
 import hashlib
 import io
 import json
+import os
 import random
 import re
 import shutil
 import tarfile
 
 import pytest
+from commands import hmoe
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.runs.parcel import pack, unpack
 from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore, outcome
+from hmoe_repro.runs.store import RunStore, outcome, run_lock
 from hmoe_repro.runs.sweep import JOBS_ON_GPU, default_jobs, sweep
 from hmoe_repro.runs.train import run
 
@@ -161,15 +163,99 @@ def test_links_cut_files_and_empty_stores(store, tmp_path):
         pack(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
 
 
+def contents(folder):
+    "Path -> content of all files of a store but its locks."
+    files = (p for p in folder.rglob("*") if p.name != ".lock" and p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
+@pytest.fixture
+def home(store, tmp_path):
+    """Another store, with one run half-done that comes finished in `q.tar.gz`; `p.tar.gz` brings
+    a new one."""
+    pack(store, tmp_path / "p.tar.gz", runs=[spec().run_id], weights=True)
+    home = RunStore(tmp_path / "home")
+    half_done(home, spec("photo"))
+    run(spec("photo"), store)
+    pack(store, tmp_path / "q.tar.gz", runs=[spec("photo").run_id], weights=True)
+    return home
+
+
+def test_parcels_are_added_all_or_none(store, home, tmp_path):
+    before = contents(home.folder)
+    (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "q.tar.gz").read_bytes()[:-100])
+    rewritten(tmp_path / "p.tar.gz", tmp_path / "o.tar.gz", lambda r: r | {"test_size": 1})
+    for second, said in (("cut", "cut or not a parcel"), ("o", "different outcomes")):
+        files = tmp_path / "p.tar.gz", tmp_path / f"{second}.tar.gz"
+        done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
+        assert done.returncode == 1 and said in done.stderr and contents(home.folder) == before
+    with run_lock(home.path(spec("photo").run_id)):
+        files = tmp_path / "p.tar.gz", tmp_path / "q.tar.gz"
+        done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
+        assert done.returncode == 1 and "another process" in done.stderr
+    assert contents(home.folder) == before
+    assert {p.name for p in home.folder.iterdir()} == {spec("photo").run_id}
+    twice = [tmp_path / f"{name}.tar.gz" for name in ("q", "p", "q")]
+    done = hmoe("unpack", *twice, folder=tmp_path, HMOE_RUNS=str(home.folder))
+    assert done.stdout.split("\n")[:2] == ["1 run added, 0 here already"] * 2, done.stderr
+    assert contents(home.folder) == contents(store.folder)
+
+
+def moves(act, at):
+    "Functions in the place of `os.replace` and `os.rename` that `act` instead of the call `at`."
+    calls = iter(range(10**6))
+
+    def instead(move):
+        return lambda *given: act() if next(calls) == at else move(*given)
+
+    return instead(os.replace), instead(os.rename)
+
+
+def test_an_error_in_unpacking_takes_back_what_was_added(home, store, tmp_path, monkeypatch):
+    before, files = contents(home.folder), [tmp_path / "p.tar.gz", tmp_path / "q.tar.gz"]
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    for at in range(100):
+        with monkeypatch.context() as patch:
+            for name, move in zip(("replace", "rename"), moves(full, at)):
+                patch.setattr(os, name, move)
+            done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
+        if done.returncode == 0:
+            break
+        assert "No space left" in done.stderr and "nothing was added. Fix" in done.stderr
+        assert contents(home.folder) == before, at
+    assert at > 5 and contents(home.folder) == contents(store.folder)
+
+
+def test_a_kill_in_unpacking_leaves_whole_runs(home, store, tmp_path):
+    whole, ended = contents(store.folder), 0
+    for at in range(100):
+        started = RunStore(tmp_path / f"home-{at}")
+        shutil.copytree(home.folder, started.folder, dirs_exist_ok=True)
+        if not (child := os.fork()):
+            os.replace, os.rename = moves(lambda: os._exit(9), at)
+            unpack(started, tmp_path / "p.tar.gz", tmp_path / "q.tar.gz")
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        records, damaged = started.scan()
+        assert not damaged
+        for record in records:
+            names = [name for name in whole if name.startswith(record["run_id"])]
+            assert all(contents(started.folder)[name] == whole[name] for name in names)
+        unpack(started, tmp_path / "p.tar.gz", tmp_path / "q.tar.gz")
+        kept = contents(started.folder).items()
+        assert {n: c for n, c in kept if not n.startswith(".unpack-")} == whole
+        if ended == 0:
+            break
+    assert at > 5
+
+
 def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz", weights=True)
     whole, home = (tmp_path / "p.tar.gz").read_bytes(), tmp_path / "home"
     unpack(RunStore(tmp_path / "good"), tmp_path / "p.tar.gz")
-    contents = lambda folder: {
-        p.relative_to(folder).as_posix(): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.name != ".lock" and p.is_file()
-    }
     good, end = contents(tmp_path / "good"), 8 * len(whole)
     bits = {*range(80), *range(end - 64, end), *random.Random(0).sample(range(end), 150)}
     for bit in sorted(bits):

@@ -2,13 +2,17 @@
 
 import json
 import os
+import socket
+import stat
 import subprocess
 import sys
 
 import pytest
 import torch
+from commands import hmoe
 
 from hmoe_repro import core
+from hmoe_repro.cli.options import writable_file
 
 
 def test_seed_hash_vectors():
@@ -48,6 +52,33 @@ def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatc
     with pytest.raises(OSError):
         core.write_atomic(target, "new")
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["record.json"]
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device", "folder"])
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, monkeypatch, kind, link):
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    if kind == "device":
+        try:
+            os.mknod("it", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except (AttributeError, PermissionError):
+            pytest.skip("only root makes devices")
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind("it")
+    else:
+        (os.mkfifo if kind == "FIFO" else os.mkdir)("it")
+    os.symlink("it", "link")
+    target, before = "link" if link else "it", os.lstat("it")
+    for write in (core.write_atomic, writable_file):
+        with pytest.raises(core.HmoeError, match=f"cannot write .*{target}: it is a {kind}.*Fix"):
+            write(target, "table")
+    if kind != "folder":
+        done = hmoe("pack", tmp_path / target, folder=tmp_path)
+        assert done.returncode == 1 and f"it is a {kind}" in done.stderr
+    assert os.lstat("it").st_mode == before.st_mode and os.path.islink("link")
+    core.write_atomic("new", "a file")
+    core.write_atomic("new", "another")
+    assert not [name for name in os.listdir() if name.startswith(".")]
 
 
 def test_unwritable_folder_is_one_clear_line(tmp_path):

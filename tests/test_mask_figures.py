@@ -1,9 +1,9 @@
 """DMG's figures: scores of masks with numbers by hand, axes with a zero, sentences, and pages of
 invented records, of few, and of none."""
 
-import json
 import math
 
+import invented
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -472,9 +472,7 @@ def test_a_page_names_its_study_and_the_one_beside_it():
 
 def write(folder, study, records, arrays=False):
     "A study's file, and the masks of its runs with the seed 0."
-    folder.mkdir(exist_ok=True)
-    lines = [json.dumps(r) for r in sorted(records, key=lambda r: r["run_id"])]
-    (folder / f"{study}.jsonl").write_text("\n".join(lines) + "\n")
+    invented.write_study(folder, study, records)
     for record in records if arrays else ():
         if record["spec"]["trial_seed"] == 0:
             (folder / study).mkdir(exist_ok=True)

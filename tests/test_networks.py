@@ -10,10 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import hmoe_repro.networks.precision as precision
-from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.core import HmoeError
+from hmoe_repro.algorithms import algorithm_names, get_algorithm
+from hmoe_repro.algorithms.conformance import random_batches, small_network
+from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.networks.build import (
     ENCODERS,
     FEATURIZERS,
@@ -22,7 +25,13 @@ from hmoe_repro.networks.build import (
     make_featurizer,
 )
 from hmoe_repro.networks.encoders import ImageD2V, SmallD2V
-from hmoe_repro.networks.precision import PRECISIONS, Bf16GroupNorm, GroupNorm, set_precision
+from hmoe_repro.networks.precision import (
+    PRECISIONS,
+    Backbone,
+    Bf16GroupNorm,
+    GroupNorm,
+    set_precision,
+)
 from hmoe_repro.networks.small import ConvNet, pool
 
 
@@ -327,28 +336,70 @@ def test_an_unknown_precision_lists_the_valid_ones_and_changes_nothing():
     assert net.precision == "float32" == PRECISIONS[0]
 
 
-@torch.no_grad()
-def compiled(net, x):
+def run_or_skip(net, x):
     try:
         return net(x)
     except HmoeError as error:
         pytest.skip(str(error))
 
 
+@torch.no_grad()
 def test_compiled_networks_agree_are_copied_and_pickled():
     torch.manual_seed(0)
     net, x = SmallD2V(1, 4, 4), torch.rand(3, 1, 8, 8)
     exact, names = net(x), list(net.state_dict())
     set_precision(net, "float32-compile")
-    torch.testing.assert_close(compiled(net, x), exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run_or_skip(net, x), exact, rtol=1e-4, atol=1e-5)
     assert "_compiled" in net.__dict__ and list(net.state_dict()) == names
     twin = pickle.loads(pickle.dumps(copy.deepcopy(net)))
     assert twin.precision == "float32-compile" and "_compiled" not in twin.__dict__
-    with torch.no_grad():
-        for p in net.parameters():
-            p.zero_()
+    for p in net.parameters():
+        p.zero_()
     set_precision(twin, "float32")
-    assert torch.equal(twin(x), exact) and compiled(net, x).abs().max() == 0
+    assert torch.equal(twin(x), exact) and run_or_skip(net, x).abs().max() == 0
+
+
+COMPILED = [(name, {}, 16) for name in algorithm_names()] + [
+    ("ERM", {"network": "mnist_cnn"}, 16),
+    ("ERM", {"network": "image_cnn"}, 16),
+    ("ERM", {"network": "resnet18", "weights": "random"}, 32),
+    ("ERM", {"network": "timm:vit_tiny_patch16_224", "weights": "random"}, 16),
+    ("DMG", {"network": "resnet18", "weights": "random"}, 32),
+    ("HMOE-DN", {"d2v_encoder": "image"}, 16),
+]
+
+
+@pytest.mark.parametrize("name, hparams, side", COMPILED)
+def test_compiled_training_is_eager_training(name, hparams, side, monkeypatch):
+    """Losses, gradients and parameters of an update, traced without the C++ compiler, which would
+    draw other noise."""
+    backend = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()
+    cls, shape = get_algorithm(name), (3, side, side)
+    seed_everything(0)
+    eager = cls(shape, 4, 3, {"network": small_network(cls)} | hparams).train()
+    twin, losses = copy.deepcopy(eager), []
+    set_precision(twin, "float32-compile")
+    for algorithm in (eager, twin):
+        seed_everything(1)
+        losses.append(algorithm.update(random_batches(3, shape, 4, seed=0, size=4)))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and backend.frame_count
+    for (name, p), q in zip(eager.named_parameters(), twin.parameters()):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6, msg=name)
+        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_compiled_sparse_layer_keeps_its_auxiliary_loss():
+    options = dict(num_experts=2, capacity_factor=0.0, gate_noise=0.0, dropout=0.0)
+    net, x = Backbone(), torch.randn(9, 4)
+    net.features = SparseMoE(4, 4, router="linear", loss="product", auxiliary_weight=1.0, **options)
+    gradients = []
+    for kind in ("float32", "float32-compile"):
+        set_precision(net, kind)
+        y = run_or_skip(net, x)
+        gradients.append(torch.autograd.grad(y.square().sum(), list(net.parameters())))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_compiled_code_is_cached_apart_for_each_instruction_set(monkeypatch):

@@ -12,10 +12,18 @@ from test_domainbed import record as curves
 from typer.testing import CliRunner
 
 from hmoe_repro.cli.app import app
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core import HmoeError, results_dir
 from hmoe_repro.data.base import DATASETS
 from hmoe_repro.data.trees import sample_tree
-from hmoe_repro.evidence.search import choose, matching, only_algorithms, search_specs
+from hmoe_repro.evidence.records import load_study
+from hmoe_repro.evidence.search import (
+    choose,
+    matching,
+    only_algorithms,
+    search_specs,
+    settled_note,
+    tables_of,
+)
 from hmoe_repro.evidence.verdicts import resolvable_in
 from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.selection import RULES, select_model
@@ -119,6 +127,44 @@ def test_runs_of_two_kinds_are_refused_and_one_can_be_chosen(changed, name):
     assert len(choose(matching(mixed, [advice]))[0]) in (1, 2)
     with pytest.raises(HmoeError, match="Valid: .*steps"):
         matching(mixed, ["stepz=1"])
+
+
+NO_TABLE = {
+    "quick-toy": "fit the toy's function",
+    "smoke-toy": "fit the toy's function",
+    "quick-gmoe-single": "hold out negative.plain.sketch together",
+    "pacs-gmoe-single": "hold out cartoon.photo.sketch together",
+}
+
+
+def test_every_published_study_has_its_tables(hmoe, tmp_path):
+    titles = {}
+    for study in sorted(path.stem for path in results_dir().glob("*.jsonl")):
+        said = hmoe("select", "--study", study, fails=NO_TABLE.get(study))
+        assert "no table of" not in said
+        titles[study] = re.findall(r"^(.*) by training-domain, percent$", said, re.M)
+        assert bool(titles[study]) == (study not in NO_TABLE), study
+    assert titles["quick-balance"] == [f"DigitDomains (lambda_kl={n})" for n in ("1.0", "3.0")]
+    assert titles["quick-clusters"] == ["ColoredDigits", "DigitDomains", "RotatedDigits"]
+    networks = ("gmoe_small8", "small_cnn", "small_vit8")
+    assert [t.split("network=")[1].split(",")[0] for t in titles["quick-gmoe"]] == [*networks]
+    assert titles["pacs-dmg"] == ["PACS"]  # as many epochs, though not as many updates
+    hmoe("select", "--study", "quick-balance", "--output", "both.csv")
+    both, records = pd.read_csv("both.csv").set_index("table"), load_study("quick-balance")
+    for value in ("1.0", "3.0"):
+        alone, _ = choose(matching(records, [f"lambda_kl={value}"]))
+        rows = both.loc[f"DigitDomains (lambda_kl={value})"]
+        assert rows.run_id.tolist() == alone.run_id.tolist()
+        assert rows.accuracy.tolist() == pytest.approx(alone.accuracy.tolist())
+
+
+def test_settings_of_a_test_domain_make_no_variant_and_are_named():
+    settled = [full(["sketch"]), full(["photo"], hparams={"lr": 0.5})]
+    assert [title for title, _ in tables_of(settled)] == ["DigitDomains"]
+    assert settled_note(settled) == ["settings differ between test domains: ERM (lr)"]
+    pairs = [full(pair, hparams={"lr": 0.5}) for pair in PAIRS]
+    with pytest.raises(HmoeError, match="differ in lr"):  # that rule compares them
+        choose([full(["sketch"]), *pairs], "leave-one-domain-out")
 
 
 def test_a_run_evaluated_twice_is_one_run_and_the_full_record_counts():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hmoe_repro.core import HmoeError
 from hmoe_repro.method.sparse_moe import (
+    AddAuxLoss,
     Choice,
     CosineRouter,
     Experts,
@@ -205,6 +206,30 @@ def test_the_layer_in_bf16_stays_near_float32_and_routes_alike():
     with torch.autocast("cpu", torch.bfloat16):
         layer.train()(x).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("router", ["linear", "cosine"])
+def test_a_layer_of_another_type_computes_in_it_and_routes_in_float32_at_least(router):
+    """In float64 the loop's values and a gradient of the full weight; in bf16 those of float32 with
+    the same rounded weights, the same experts among them."""
+    layer = SparseMoE(D, H, E, k=2, router=router, dropout=0.0).double().eval()
+    x = torch.randn(5, 9, D, dtype=torch.double)
+    y = layer(x)
+    logits = layer.router(x.view(-1, D))
+    assert y.dtype is layer.choice.weights.dtype is torch.double
+    expected = by_loop(x.view(-1, D), layer.experts, choose(logits, 2)).view(y.shape)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    loss = torch.zeros((), dtype=torch.double, requires_grad=True)
+    AddAuxLoss.apply(y, loss, 0.1).sum().backward()
+    assert loss.grad == 0.1
+
+    rough = layer.bfloat16()
+    exact, x = copy.deepcopy(rough).float(), x.bfloat16()
+    assert rough(x).dtype is torch.bfloat16 and rough.choice.weights.dtype is torch.float32
+    torch.testing.assert_close(rough(x).float(), exact(x.float()), rtol=0.05, atol=0.01)
+    assert all(map(torch.equal, rough.choice, exact.choice))
+    rough.train()(x).float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in rough.parameters())
 
 
 def exact_case(n, k, case):

@@ -2,14 +2,25 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core import HmoeError, sha256, write_atomic
+from hmoe_repro.evidence.records import load_study
+from hmoe_repro.runs.parcel import pack
 from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.store import RunStore, outcome, publish_study, read_record, run_lock, to_json
+from hmoe_repro.runs.store import (
+    RunStore,
+    outcome,
+    publish_study,
+    read_record,
+    run_lock,
+    to_json,
+    verify_studies,
+)
 
 SPEC = RunSpec(
     "ERM",
@@ -80,6 +91,67 @@ def test_missing_and_ambiguous_runs(tmp_path):
         store.find("")
 
 
+def test_a_complete_record_is_never_replaced(tmp_path):
+    store, failed = RunStore(tmp_path), record() | {"status": "failed", "reason": "late"}
+    store.write(failed)
+    assert store.write(record()) == record() == store.read(SPEC.run_id)
+    assert store.write(failed) == record() == store.read(SPEC.run_id)
+    other = dataclasses.replace(SPEC, trial_seed=5)
+    store.path(other.run_id).mkdir()
+    with run_lock(store.path(other.run_id)):
+        with pytest.raises(HmoeError, match=f"{other.run_id} is in the hands of another process"):
+            store.write(record(other))
+        assert store.read(other.run_id) is None
+        assert store.write(record(other), mine=True) == record(other)
+
+
+def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
+    store, other = RunStore(tmp_path), dataclasses.replace(SPEC, trial_seed=5).run_id
+    store.write(record())
+    shutil.copytree(store.path(SPEC.run_id), store.path(other))
+    for read in (store.read, store.find, lambda run_id: store.discard_all([run_id])):
+        with pytest.raises(
+            HmoeError, match=f"record of run {SPEC.run_id}, not of run {other}.*Fix"
+        ):
+            read(other)
+    records, damaged = store.scan()
+    assert [r["run_id"] for r in records] == [SPEC.run_id] and other in damaged[0]
+    with pytest.raises(HmoeError, match=f"not of run {other}"):
+        pack(store, tmp_path / "p.tar.gz")
+
+
+def better(record, entry, field, value):
+    "A record in which one mode is said to have done better, or worse."
+    mode = next(iter(record[entry]))
+    return record | {entry: record[entry] | {mode: record[entry][mode] | {field: value}}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: better(r, "selected", "test_accuracy", 0.99),
+        lambda r: better(r, "selected", "validation_accuracy", 0.99),
+        lambda r: better(r, "selected", "step", r["checkpoints"][-1]["step"] + 1),
+        lambda r: r | {"selected": {}},
+        lambda r: r | {"checkpoints": r["checkpoints"][:0]},
+        lambda r: r | {"checkpoints": [{}]},
+        lambda r: better(r, "in_domain", "accuracy", 0.99),
+        lambda r: {name: value for name, value in r.items() if name != "in_domain"},
+    ],
+)
+def test_what_was_selected_follows_from_the_checkpoints(tmp_path, change):
+    made, store = load_study("smoke-dmg")[0], RunStore(tmp_path)
+    edited = change(made)
+    store.path(made["run_id"]).mkdir()
+    store.record_path(made["run_id"]).write_text(json.dumps(edited))
+    with pytest.raises(
+        HmoeError, match=f"{made['run_id']}: its entry '(selected|in_domain)' is not"
+    ):
+        store.read(made["run_id"])
+    store.record_path(made["run_id"]).write_text(json.dumps(made))
+    assert store.read(made["run_id"]) == made
+
+
 def test_nan_is_null():
     assert json.loads(to_json({"a": [float("nan"), float("inf"), 1.5], "b": (1,)})) == {
         "a": [None, None, 1.5],
@@ -121,6 +193,54 @@ def test_publish_is_sorted_whole_or_nothing(tmp_path):
     )
 
 
+def test_a_published_study_has_a_digest_that_sha256sum_knows(tmp_path, monkeypatch):
+    store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
+    store.write(record())
+    for name in ("b", "a.1"):
+        publish_study(name, [SPEC.run_id], store, results)
+    sums = (results / "SHA256SUMS").read_text()
+    digest = sha256(results / "b.jsonl")
+    assert sums == f"{digest}  a.1.jsonl\n{digest}  b.jsonl\n"
+    verify_studies(results)
+    for damage in (
+        lambda: (results / "b.jsonl").write_text("edited"),
+        lambda: (results / "SHA256SUMS").write_text(sums.splitlines()[0] + "\n"),
+        lambda: (results / "b.jsonl").rename(results / "other.jsonl"),
+    ):
+        damage()
+        with pytest.raises(HmoeError, match="study '(b|other)' is not as it was .*SHA256SUMS. Fix"):
+            verify_studies(results)
+        (results / "other.jsonl").unlink(missing_ok=True)
+        publish_study("b", [SPEC.run_id], store, results)
+        verify_studies(results)
+    written = {p.name: p.read_bytes() for p in results.iterdir()}
+    store.write(record(dataclasses.replace(SPEC, trial_seed=5)))
+    changed = [SPEC.run_id, dataclasses.replace(SPEC, trial_seed=5).run_id]
+    for broken in (1, 2):  # whichever of the two files cannot be written
+        calls = iter(range(1, 9))
+
+        def full(*given, broken=broken, calls=calls):
+            if next(calls) == broken:
+                raise OSError(28, "No space left on device")
+            return write_atomic(*given)
+
+        monkeypatch.setattr("hmoe_repro.runs.store.write_atomic", full)
+        with pytest.raises(OSError):
+            publish_study("b", changed, store, results)
+        assert {p.name: p.read_bytes() for p in results.iterdir()} == written
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../out", "a/b", "", ".hidden", "-x", "a\n", "a."])
+def test_what_is_no_name_of_a_study_becomes_no_path(tmp_path, name):
+    store = RunStore(tmp_path / "runs")
+    store.write(record())
+    with pytest.raises(HmoeError, match="cannot be the name of a study.*Fix: letters"):
+        publish_study(name, [SPEC.run_id], store, tmp_path / "results")
+    with pytest.raises(HmoeError, match="cannot be the name of a study"):
+        load_study(name, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"runs"}
+
+
 def test_publish_loses_nothing_when_arrays_are_missing(tmp_path):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
     store.write(record())
@@ -132,7 +252,7 @@ def test_publish_loses_nothing_when_arrays_are_missing(tmp_path):
     assert (results / "s" / f"{SPEC.run_id}.safetensors").read_bytes() == b"first" and (
         results / "s.jsonl"
     ).exists()
-    assert sorted(p.name for p in results.iterdir()) == ["s", "s.jsonl"]
+    assert {p.name for p in results.glob("[!.]*")} == {"s", "s.jsonl", "SHA256SUMS"}
 
 
 def test_outcome_leaves_out_what_may_differ():

@@ -338,8 +338,44 @@ def test_files_and_names_that_are_no_studies(tmp_path, small):
     (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'")
     with pytest.raises(HmoeError, match="not UTF-8"):
         read_study(tmp_path / "latin.toml")
-    with pytest.raises(HmoeError, match="the library has a study of this name"):
+    with pytest.raises(HmoeError, match="/quick-digits.toml: the library .*/studies/quick-digits"):
         read_study(small(name="quick-digits.toml"))
+    for name in ("...toml", "-x.toml", "a b.toml"):
+        with pytest.raises(HmoeError, match="cannot be the name of a study.*Fix: letters"):
+            report_study(small(name=name), output=tmp_path / "pages" / "reports")
+    assert not (tmp_path / "pages").exists()
+
+
+def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, monkeypatch):
+    from hmoe_repro.evidence.reproduce import publish_studies
+
+    monkeypatch.setattr("hmoe_repro.evidence.report.collect_study", lambda *_: ([], []))
+    monkeypatch.setattr("hmoe_repro.evidence.report.render", lambda *_, **__: "page")
+    first, second, same = (tmp_path / folder / "small.toml" for folder in "abc")
+    texts = small().read_text(), small(("steps = 5", "steps = 6")).read_text()
+    for path, text in zip((first, second, same), (*texts, texts[0])):
+        path.parent.mkdir()
+        path.write_text(text)
+    reports = tmp_path / "reports"
+    for _ in range(2):
+        assert report_study(first, output=reports) == "page"
+    kept = (reports / "small.toml").read_text()
+    assert kept.startswith("# the study file at ../a/small.toml\n") and kept.endswith(texts[0])
+    both = f"{second} and {first} are two studies of one name, and .*small.jsonl can .* Fix: rename"
+    with pytest.raises(HmoeError, match=both):
+        report_study(second, output=reports)
+    assert (
+        report_study(same, output=reports)
+        == report_study(second, output=tmp_path / "other")
+        == "page"
+    )
+    with pytest.raises(HmoeError, match="a/small.toml and .*tmp.*small.toml are two studies"):
+        report_study(first, output=second.parent)  # which would replace a file of one's own
+    assert second.read_text() == texts[1]
+    with pytest.raises(HmoeError, match="b/small.toml and .*a/small.toml are two .* Fix: rename"):
+        publish_studies([str(first), str(second)], None)
+    same.unlink()
+    assert report_study(first, output=reports) == "page"  # a file that was moved
 
 
 def test_lines_are_found_whatever_stands_around_them():

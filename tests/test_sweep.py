@@ -15,8 +15,8 @@ from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.store import RunStore, outcome, run_lock
 from hmoe_repro.runs.studies import study_specs
 from hmoe_repro.runs.study_files import PROFILES, STUDIES, read_study
-from hmoe_repro.runs.sweep import _feed, sweep
-from hmoe_repro.runs.train import run
+from hmoe_repro.runs.sweep import _feed, _Work, sweep
+from hmoe_repro.runs.train import failed_record, run
 from hmoe_repro.runs.trainer import LossSums
 from hmoe_repro.runs.ways import best_way, measure_ways
 from hmoe_repro.runs.worker import disagreement
@@ -189,6 +189,25 @@ def test_runs_of_another_process_are_left_to_it(tmp_path):
         and results[mine.run_id][0] == "complete"
         and store.read(theirs.run_id) is None
     )
+
+
+def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, monkeypatch):
+    """One coordinator lost its worker; another one finishes the run before, or while, the first
+    one writes that it failed."""
+    store, (first, second, *_) = RunStore(tmp_path), specs()
+    work, finished = _Work([first, second], store, None), [run(first, store)]
+
+    def finish_meanwhile(spec, *given):
+        finished.append(run(spec, RunStore(tmp_path)))
+        return failed_record(spec, *given)
+
+    monkeypatch.setattr("hmoe_repro.runs.sweep.failed_record", finish_meanwhile)
+    for spec in (first, second):
+        work.hear("done", spec.run_id, "failed", "its worker died")
+    results = work.settled()
+    assert results[first.run_id] == ("complete", None) and store.read(first.run_id) == finished[0]
+    assert finished[1:] == [None] and results[second.run_id] == ("failed", "its worker died")
+    assert run(second, store)["status"] == "complete"
 
 
 def test_a_damaged_record_stops_the_sweep_before_it_starts(tmp_path):

@@ -142,6 +142,39 @@ def test_the_stand_in_has_the_trap_that_the_adapter_avoids(monkeypatch):
     assert dropped["arrival"] == dropped["adapter"] == 0
 
 
+# Four tokens. By score they queue 3, 0, 1, 2; their choices are (2, 1), (0, 1), (0, 1), (0, 2).
+SCORES = [(0.7, 0.2, 0.1), (0.6, 0.3, 0.1), (0.5, 0.1, 0.4), (0.02, 0.08, 0.9)]
+
+
+@pytest.mark.parametrize(
+    "k, factor, by_score, served",
+    [
+        (1, 0.0, False, [[1], [1], [1], [1]]),  # loads 3, 0, 1: room for 3
+        (1, 0.0, True, [[1], [0], [0], [1]]),  # token 3 is first at its expert: room for 1
+        (1, -0.5, True, [[1], [0], [0], [1]]),
+        (2, 0.0, True, [[1, 1], [1, 1], [1, 1], [1, 1]]),  # its row: 3 first choices of expert 0
+        (2, -0.5, True, [[1, 1], [1, 0], [0, 1], [1, 1]]),  # the least of 4 and 2 floor(0.5 * 2)
+        (2, -1.0, True, [[1, 1], [1, 1], [1, 1], [1, 1]]),
+    ],
+)
+def test_who_is_served_without_a_capacity_is_as_by_hand(tutel, k, factor, by_score, served):
+    """Expert e returns e + 1 in the first place, so that the output says whose it is."""
+    layer = SparseMoE(4, 4, num_experts=3, k=k, router="linear", by_score=by_score, dropout=0.0)
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.eye(3, 4))
+        layer.experts.w2.zero_()
+        layer.experts.b2.copy_(torch.tensor([1.0, 2.0, 3.0])[:, None])
+    bare = tutel_class()(**tutel_arguments(layer)).eval()
+    bare.load_state_dict(to_tutel_state(layer.state_dict()))
+    bare.gates[0].capacity_factor = factor
+    scores = torch.tensor(SCORES)
+    values, chosen = scores.topk(k)
+    weights = values / values.sum(1, keepdim=True) if k > 1 else values
+    y = bare(nn.functional.pad(scores.log(), (0, 1)).contiguous())
+    expected = (weights * (chosen + 1) * torch.tensor(served)).sum(1)
+    torch.testing.assert_close(y[:, 0], expected)
+
+
 def test_evaluation_does_not_hang_on_the_company_unless_asked(tutel):
     images = torch.randn(12, 8, D)
     for evaluation, alike in (("dropless", True), ("capacity", False)):
@@ -206,6 +239,16 @@ def test_both_backends_begin_alike_and_leave_the_generator_alike(tutel):
     (ours, after_ours), (theirs, after_theirs) = found
     assert torch.equal(after_ours, after_theirs) and ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_compiled_layer_keeps_its_auxiliary_loss(tutel):
+    _, layer = pair(gate_noise=0.0, loss="product", capacity_factor=0.0, auxiliary_weight=1.0)
+    x, target = torch.randn(2, N, D)
+    eager = passed(layer, x, target)
+    layer.zero_grad()
+    torch.compiler.reset()
+    layer.compile(backend="aot_eager")
+    torch.testing.assert_close(passed(layer, x, target), eager)
 
 
 # States

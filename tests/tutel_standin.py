@@ -105,22 +105,22 @@ class StandIn(nn.Module):
         super()._load_from_state_dict(state, prefix, *args)
 
     def _positions(self, scores, chosen):
-        "Position of each token's j-th choice in its queue, and the row that c = 0 is read off."
+        """Position of each token's j-th choice in its queue, and the capacity of c = 0: one more
+        than the largest position in the last token's row, where an expert that the token did not
+        choose stands with the earlier choices of all tokens."""
         n, k = len(chosen), len(chosen[0])
         order = list(range(n))
         if self.batch_prioritized_routing:
             order.sort(key=lambda i: -max(scores[i].tolist()))
-        taken, found, last = [0] * self.num_global_experts, {}, 0
+        taken, found = [0] * self.num_global_experts, {}
         for j in range(k):
+            row = list(taken)
             for i in order:
                 e = chosen[i][j]
                 found[i, j] = taken[e]
                 taken[e] += 1
-            if self.batch_prioritized_routing:
-                last = max(last, found[n - 1, j] + 1) if j == 0 else found[n - 1, j] + 1
-            else:
-                last = max(taken)
-        return found, last
+            row[chosen[-1][j]] = found[n - 1, j]
+        return found, max(row) + 1 if self.batch_prioritized_routing else max(taken)
 
     def _capacity(self, n, factor, k, last):
         share = math.ceil(n / self.num_global_experts)
@@ -155,6 +155,7 @@ class StandIn(nn.Module):
                 rows[chosen[i][j]][place] = x[i]
         return torch.stack([torch.stack(row) for row in rows])
 
+    @torch.compiler.disable
     def forward(self, given, capacity_factor=None):
         assert given.is_contiguous() and given.dim() >= 2
         x = given.reshape(-1, given.shape[-1]).to(self.experts.batched_fc1_w.dtype)

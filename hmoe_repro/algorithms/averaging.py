@@ -50,6 +50,8 @@ class Averaging(Algorithm):
         inner_hparams = hparams_of(self.base, self.hparams)
         self.current = self.base(input_shape, num_classes, num_domains, inner_hparams)
         self.result = frozen_copy(self.current)
+        twice = lambda names: tuple(f"{p}.{name}" for p in ("current", "result") for name in names)
+        self.fixed, self.resting = twice(self.current.fixed), twice(self.current.resting)
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
@@ -110,7 +112,9 @@ def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging
 class SMA(Averaging):
     """Simple moving average of all weights since update `sma_start` (section 3 of the paper)."""
 
-    EXTRA_HPARAMS = {"sma_start": HParam(100, "updates t_0 before the average begins")}
+    EXTRA_HPARAMS = {
+        "sma_start": HParam(100, "updates t_0 before the average begins", phase="updates")
+    }
     HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
 
     def average(self):
@@ -312,7 +316,9 @@ def validation_loss(model: Algorithm, validation) -> float:
 
 # %% ../../nbs/4_algorithms/10_averaging.ipynb #swad-hparams
 _SWAD = {
-    "n_converge": HParam(3, "checkpoints N_s without a better loss that mark the beginning"),
+    "n_converge": HParam(
+        3, "checkpoints N_s without a better loss that mark the beginning", phase="checkpoints"
+    ),
     "n_tolerance": HParam(6, "checkpoints N_e above the threshold that mark the end"),
     "tolerance_ratio": HParam(
         0.3, "how far above the mean loss of the beginning the threshold lies"

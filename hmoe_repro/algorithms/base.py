@@ -100,7 +100,8 @@ class Configured(Resumable):
     HPARAMS = SHARED_HPARAMS
     modes = ("default",)  # ways to predict; the first one is `predict` without a mode
     domain_modes = ()  # further ones, for images whose training domain is known
-    fixed = ()  # parameters, by prefix, that training is meant to leave alone
+    fixed = ()  # parameters, by prefix, that training leaves alone
+    resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
 
     def __init__(
         self, input_shape, num_classes: int, num_domains: int, hparams: dict | None = None
@@ -161,9 +162,10 @@ class Algorithm(Configured):
         return min(1.0, self.update_count / self.total_steps)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Adam over all parameters, DomainBed's choice for most algorithms."""
+        """Adam over all parameters that are not `fixed`, DomainBed's choice for most algorithms."""
         rate, decay = self.hparams["lr"], self.hparams["weight_decay"]
-        return torch.optim.Adam(self.parameters(), lr=rate, weight_decay=decay, fused=True)
+        moved = [p for name, p in self.named_parameters() if not name.startswith(tuple(self.fixed))]
+        return torch.optim.Adam(moved, lr=rate, weight_decay=decay, fused=True)
 
     def loss(self, minibatches) -> dict[str, torch.Tensor]:
         """Scalars to report; 'loss' among them is minimised."""

@@ -56,7 +56,11 @@ _OPTIONS = {
     "code_norm": HParam("none", "norm of the codes: 'none' or 'batch'", younger=True),
     "embedding_scale": HParam(1.0, "standard deviation of embeddings when drawn", younger=True),
     "entropy_ramp": HParam(
-        0.5, "share of training over which lambda_en rises; 0: constant", least=0, younger=True
+        0.5,
+        "share of training over which lambda_en rises; 0: constant",
+        least=0,
+        younger=True,
+        phase="fraction",
     ),
     "d2v_small_norm": HParam(
         "none",

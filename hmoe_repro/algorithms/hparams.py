@@ -89,6 +89,7 @@ class HParam:
     follows: str = ""  # where it is not given, it is what this other hyper-parameter is
     below_domains: bool = False  # at least 1 and below the number of training domains
     younger: bool = False  # than the first records: its default is no part of a run's name
+    phase: str = ""  # the unit of a time at which training changes, of `conformance.PHASE_UNITS`
 
 
 LARGE_IMAGE = 64

@@ -38,6 +38,7 @@ class IRM(AnnealedPenalty, ERM):
             500,
             "updates with weight 1; then irm_lambda and a new Adam",
             search=LogUniform(0, 4, whole=True),
+            phase="updates",
         ),
     }
     penalty_hparams = ("irm_lambda", "irm_penalty_anneal_iters")
@@ -62,6 +63,7 @@ class VREx(AnnealedPenalty, ERM):
             500,
             "updates with weight 1; then vrex_lambda and a new Adam",
             search=LogUniform(0, 4, whole=True),
+            phase="updates",
         ),
     }
     penalty_hparams = ("vrex_lambda", "vrex_penalty_anneal_iters")
@@ -92,7 +94,10 @@ class Fishr(AnnealedPenalty, ERM):
             search=Uniform(0.90, 0.99),
         ),
         "penalty_anneal_iters": HParam(
-            1500, "updates without penalty; then a new Adam", search=Uniform(0, 5000, whole=True)
+            1500,
+            "updates without penalty; then a new Adam",
+            search=Uniform(0, 5000, whole=True),
+            phase="updates",
         ),
     }
     penalty_before = 0.0

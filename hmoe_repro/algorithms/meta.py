@@ -136,7 +136,7 @@ class ARM(ERM):
         super().__init__((channels + 1, *size), num_classes, num_domains, hparams)
         self.input_shape = tuple(input_shape)
         self.context = context_network(channels, self.hparams["context_width"])
-        self.context.requires_grad_(not self.hparams["parity"])
+        self.fixed = ("context.",) if self.hparams["parity"] else ()
 
     def grouped(self, x, sizes: list[int]) -> torch.Tensor:
         """Logits of x (B, C, H, W), cut into groups of the given sizes that share their context."""
@@ -196,7 +196,9 @@ _METAREG = {
         0.05, "learning rate alpha of SGD, for networks and inner steps", large=1e-3, least=0
     ),
     "momentum": HParam(0.9, "momentum of SGD on the networks"),
-    "meta_fraction": HParam(0.4, "fraction of all updates spent on learning the penalty"),
+    "meta_fraction": HParam(
+        0.4, "fraction of all updates spent on learning the penalty", phase="fraction"
+    ),
     "base_steps": HParam(1, "updates n between two meta steps", least=1),
     "inner_steps": HParam(20, "inner steps l that the meta step looks through"),
     "meta_lr": HParam(0.01, "learning rate alpha_phi of the penalty's weights"),
@@ -273,6 +275,8 @@ class MetaReg(LearntPenalty):
     """Meta-regularisation (Balaji et al., 2018, Algorithm 1): a weighted L1 penalty on the
     classifier, learnt across domains, then used to train afresh. SGD throughout. `HmoeError` for
     one domain."""
+
+    resting = ("psi.", "theta.", "phi.", "featurizer.", "classifier.")  # first 3, then 2
 
     @classmethod
     def check_domains(cls, num_domains, hparams):

@@ -57,8 +57,7 @@ COMMANDS = {
     ),
     "unpack": Entry(
         "runs.unpack_command",
-        "Add the runs of packed files to the store; if one run of a file does not "
-        "fit, none of it is added.",
+        "Add the runs of packed files to the store; if one of them does not fit, nothing is added.",
     ),
 }
 
@@ -74,7 +73,7 @@ COMMANDS |= {
     ),
     "select": Entry(
         "evidence.select_command",
-        "Print the table that a selection rule makes of the runs, and name what it lacks.",
+        "Print the tables that a selection rule makes of the runs, and name what they lack.",
     ),
     "report": Entry(
         "evidence.report_command",

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
+import pandas as pd
 import typer
 
 from hmoe_repro.cli.options import (
@@ -23,6 +24,7 @@ from hmoe_repro.cli.options import (
     Where,
     print_frame,
     say,
+    writable_file,
 )
 from hmoe_repro.core import (
     HmoeError,
@@ -39,7 +41,7 @@ from ..evidence.records import load_study, short_path
 from ..evidence.render import KEPT
 from ..evidence.report import collect_study, report_study
 from ..evidence.reproduce import publish_studies, published_artefacts, render_pages
-from ..evidence.search import choose, not_held_out
+from ..evidence.search import choose, not_held_out, settled_note, tables_of
 from ..evidence.search import matching as having
 from ..evidence.tables import results_table
 from ..runs.artefacts import ARTEFACTS
@@ -116,16 +118,29 @@ def select_command(
     where: Where = None,
     output: Annotated[str | None, typer.Option(help="A CSV of the chosen runs and steps.")] = None,
 ):
-    """Print the table that a selection rule makes of the runs, and name what it lacks."""
+    """Print the tables that a selection rule makes of the runs, and name what they lack."""
+    output = writable_file(output, "table") if output else None
     records = _records(study_in_store, study, algorithm, dataset, where)
     if rule is None:
         rule = read_study(study_in_store).rule if study_in_store else "training-domain"
-    chosen, missing = choose(records, rule, n_hparams)
-    print_frame(f"{chosen.dataset[0]} by {rule}, percent", results_table(chosen))
-    for line in [resolution_note(chosen), *missing, *not_held_out(chosen)]:
-        print(line)
+    made, refused = {}, {}
+    for title, mine in tables_of(records) or [("", [])]:
+        try:
+            made[title], missing = choose(mine, rule, n_hparams)
+        except HmoeError as error:
+            refused[title] = error
+            continue
+        print_frame(f"{title} by {rule}, percent", results_table(made[title]))
+        notes = [resolution_note(made[title]), *missing, *settled_note(mine)]
+        for line in [*notes, *not_held_out(made[title])]:
+            print(line)
+    for title, error in refused.items():
+        if not made:
+            raise error
+        print(f"no table of {title}: {error}")
     if output:
-        write_atomic(output, chosen.to_csv(index=False))
+        tables = [chosen.assign(table=title) for title, chosen in made.items()]
+        write_atomic(output, pd.concat(tables).to_csv(index=False))
 
 # %% ../../nbs/9_cli/06_evidence.ipynb #def-report
 def report_command(

@@ -13,7 +13,7 @@ import typer
 from .options import print_table
 from ..core import HmoeError, results_dir
 from ..runs.artefacts import ARTEFACTS, artefact_study
-from ..runs.store import RunStore
+from ..runs.store import RunStore, verify_studies
 from ..runs.studies import count_runs
 from ..runs.study_files import PROFILES, STUDIES
 
@@ -50,6 +50,7 @@ def list_command(
         return _list_algorithms()
     if datasets:
         return _list_datasets()
+    verify_studies(results_dir())
     kinds = [*PROFILES, "bench"]
     rows = [[n, a.title, *(_published(n, kind) for kind in kinds)] for n, a in ARTEFACTS.items()]
     print_table("Artefacts", ["name", "what", *kinds], rows)

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..core import HmoeError
+from ..core import HmoeError, plain_file
 
 # %% ../../nbs/9_cli/01_options.ipynb #options
 Jobs = Annotated[
@@ -89,12 +89,9 @@ def writable_file(path: str, kind: str) -> str:
     """The absolute path of a file that can be written, `kind` being 'page' or 'table'. Raises
     `HmoeError` before the work begins."""
     full = os.path.abspath(os.path.expanduser(path))
-    if os.path.isdir(full):
-        reason = "that is a folder"
-    elif not os.access(os.path.dirname(full), os.W_OK):
-        reason = "its folder does not exist or is not writable"
-    else:
-        return full
+    if os.access(os.path.dirname(full), os.W_OK):
+        return str(plain_file(full))
+    reason = "its folder does not exist or is not writable"
     raise HmoeError(f"cannot write the {kind} {path}: {reason}. Fix: another --output.")
 
 # %% ../../nbs/9_cli/01_options.ipynb #def-print-table

@@ -26,7 +26,7 @@ from hmoe_repro.cli.options import (
     print_table,
     say,
 )
-from ..core import ensure_writable, resolve_device, runs_dir
+from ..core import ensure_writable, resolve_device, results_dir, runs_dir
 from hmoe_repro.evidence.reproduce import (
     own_figures,
     published_pages,
@@ -46,7 +46,7 @@ from hmoe_repro.runs.plan import (
     runs_of,
 )
 from ..runs.spec import RunSpec
-from ..runs.store import RunStore
+from ..runs.store import RunStore, verify_studies
 from ..runs.sweep import default_jobs
 
 # %% ../../nbs/9_cli/03_runs.ipynb #def-plan
@@ -98,6 +98,7 @@ def reproduce_command(
     runs afresh, and compare both with what is published. Else: train what is missing of the named
     artefacts, or of the profile, render them, and compare."""
     folder, output = data_folder(data_dir), own_figures()
+    verify_studies(results_dir())
     if not (artefacts or profile or everything or fresh):
         published = sample_records()
         specs = [RunSpec.from_dict(record["spec"]) for record in published]
@@ -177,7 +178,5 @@ def pack_command(
 
 
 def unpack_command(files: Annotated[list[str], typer.Argument(help="What `hmoe pack` wrote.")]):
-    """Add the runs of packed files to the store; if one run of a file does not fit, none of it
-    is added."""
-    for file in files:
-        print(unpack(RunStore(), file))
+    """Add the runs of packed files to the store; if one of them does not fit, nothing is added."""
+    print(unpack(RunStore(), *files))

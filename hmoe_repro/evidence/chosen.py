@@ -23,9 +23,15 @@ def narrow_records(
     records: list[dict], algorithms: list[str] | None = None, dataset: str | None = None
 ) -> list[dict]:
     """The records of some algorithms (None: all) and one data set, without toy runs. Raises
-    `HmoeError` that lists the valid names; without any record every name is valid."""
+    `HmoeError` that lists the valid names, and where there are toy runs only; without any record
+    every name is valid."""
     own_folders()
     found = [r for r in records if r["spec"]["dataset"] != TOY]
+    if not found and records:
+        raise HmoeError(
+            "these runs fit the toy's function and have no accuracy to make a table of. "
+            "Fix: hmoe figures hmoe_fig3 shows them."
+        )
     if not found:
         return []
     if dataset:

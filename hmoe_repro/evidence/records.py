@@ -15,12 +15,13 @@ import numpy as np
 from ..core import HmoeError, repo_root, results_dir
 from ..runs.selection import protocol_of
 from ..runs.states import is_sealed
-from ..runs.store import check_record
+from ..runs.store import check_record, check_study_name, verify_studies
 
 # %% ../../nbs/6_evidence/01_records.ipynb #def-study-file
 def study_file(study: str, store: str = "") -> Path:
     """Where the records of `study` are: `<store>/<study>.jsonl`. An empty store is the committed
-    one; a relative one starts at the project's root."""
+    one; a relative one starts at the project's root. `HmoeError` for what is no study's name."""
+    check_study_name(study)
     folder = repo_root() / store if str(store) else results_dir()
     return folder / f"{study}.jsonl"
 
@@ -35,21 +36,22 @@ def short_path(path: Path) -> str:
 # %% ../../nbs/6_evidence/01_records.ipynb #def-parse-record
 def parse_record(line: str, place: str, fix: str) -> dict:
     """The record in one line of a study. `HmoeError` names `place` and ends with `fix` if the line
-    is cut, foreign, of another version, or its name does not fit its specification."""
+    is cut or its record is not what `check_record` wants."""
     try:
         return check_record(json.loads(line), place)
     except json.JSONDecodeError as error:
         problem = f"{place}: cut off or not JSON ({error.msg})."
     except HmoeError as error:
         problem = str(error).partition(" Fix: ")[0]
-    except TypeError as error:
-        problem = f"{place}: its specification cannot be read ({error})."
     raise HmoeError(f"{problem} Fix: {fix}")
 
 # %% ../../nbs/6_evidence/01_records.ipynb #def-study-lines
 def _study_lines(study: str, store: str, publish: str) -> list[str]:
-    """The lines of a study's file. `HmoeError` if there is none, or it is no text."""
+    """The lines of a study's file. `HmoeError` if there is none, it is no text, or a published
+    study is not as it was published (`verify_studies`)."""
     path = study_file(study, store)
+    if path.parent.resolve() == results_dir().resolve():
+        verify_studies(path.parent)
     try:
         return path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from ..algorithms import algorithm_names
-from ..core import HmoeError, ensure_writable, plural
+from ..core import HmoeError, ensure_writable, plural, write_atomic
 from .beside import trained_verdict, untrained_rows
 from .compare import row_names
 from .curves import curves, plot_curves
@@ -26,7 +26,7 @@ from ..runs.selection import RULES
 from ..runs.spec import TOY, RunSpec
 from ..runs.store import RunStore, write_study
 from ..runs.studies import study_specs
-from ..runs.study_files import STUDIES, read_study
+from ..runs.study_files import STUDIES, kept_file, read_study
 
 # %% ../../nbs/6_evidence/20_report.ipynb #def-chosen-records
 def chosen_records(
@@ -204,13 +204,16 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
 def report_study(study, store: RunStore | None = None, output="reports", formats=KEPT) -> Path:
     """Write the page of a study, given by name or path, from the runs in `store` (the runs folder):
     `<output>/<study>/study.ipynb` with its tables and pictures, and the records beside that folder.
-    Returns the page. Raises `HmoeError` as `collect_study` does, and for the toy."""
+    Returns the page. Raises `HmoeError` as `collect_study` and `kept_file` do, and for the toy."""
     study = read_study(study)
     if any(TOY in runs.datasets for runs in study.runs):
         raise HmoeError("the toy has a page of its own. Fix: hmoe reproduce hmoe_fig3.")
     records, missing = collect_study(study, store)
     folder = ensure_writable(Path(output).expanduser().absolute())
+    kept = kept_file(study, folder)
     write_study(folder / f"{study.name}.jsonl", records)
+    for path, text in kept.items():
+        write_atomic(path, text)
     return render(
         "study",
         study.name,

@@ -38,22 +38,33 @@ from ..progress import Progress
 from ..runs.artefacts import ARTEFACTS, artefact_study
 from ..runs.batch import Batch
 from ..runs.plan import requested_artefacts, requested_studies
-from ..runs.store import RunStore, publish_study
+from ..runs.store import RunStore, publish_study, verify_studies
 from ..runs.studies import runs_with_arrays, study_specs
-from ..runs.study_files import read_study
+from ..runs.study_files import kept_file, read_study
 from ..warm_kernels import warm_kernels
 
 # %% ../../nbs/6_evidence/21_reproduce.ipynb #def-write-studies
 def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
     """Copy finished studies from the store to `results/`; file -> number of records.
 
-    Raises `HmoeError` for an unknown study, and where a run of one is missing or failed."""
+    Raises `HmoeError` for an unknown study, for two of one name, and where a run of one is missing
+    or failed."""
     runs = {study: [s.run_id for s in study_specs(study)] for study in studies}
-    written = {}
+    written, file_of = {}, {}
+    for study in runs:
+        name, file = read_study(study).name, read_study(study).file
+        other = file_of.setdefault(name, file)
+        if other.folder != file.folder:
+            raise HmoeError(
+                f"{file.name} and {other.name} are two studies of one name. Fix: rename one."
+            )
     for study, run_ids in runs.items():
         name, arrays = read_study(study).name, runs_with_arrays(study)
         without = "panel_" if name.endswith("-limits") else None
+        kept = kept_file(read_study(study), results_dir())
         file = publish_study(name, run_ids, store, results_dir(), arrays, without=without)
+        for path, text in kept.items():
+            write_atomic(path, text)
         written[file] = len(run_ids)
     return written
 
@@ -132,7 +143,9 @@ def render_pages(
     """Render pages, (profile, artefact), into `output` in the `formats` of `render`, and the
     gallery of each profile, while `meanwhile(progress)` runs; returns what that returned. `say`
     hears of each page, unless a terminal has a bar for them. Raises `HmoeError` for pages that
-    failed, when all others are done."""
+    failed, when all others are done, and before the first page if a published study is not as it
+    was published."""
+    verify_studies(results_dir())
     count = itertools.count(1)
 
     def one(profile, artefact):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROUTERS', 'LinearRouter', 'CosineRouter', 'Choice', 'choose', 'capacity_of', 'positive_capacity', 'kept_tokens',
            'squared_variation', 'importance_loss', 'load_loss', 'balance_loss', 'product_loss', 'Experts', 'Traffic',
-           'plan_traffic', 'Send', 'Collect', 'dispatch', 'Carry', 'SparseMoE', 'check_settings']
+           'plan_traffic', 'Send', 'Collect', 'dispatch', 'AddAuxLoss', 'SparseMoE', 'check_settings']
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #imports-export
 import math
@@ -19,14 +19,18 @@ from ..core import HmoeError, one_of
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-linearrouter
 class LinearRouter(nn.Linear):
-    "Logits l = W x of each expert, x (n, D) -> (n, E); no bias (GMoE, section 3)."
+    "Logits l = W x of each expert, x (n, D) -> (n, E) in the type of x; no bias (GMoE, section 3)."
 
     def __init__(self, dim: int, num_experts: int):
         super().__init__(dim, num_experts, bias=False)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-cosinerouter
 class CosineRouter(nn.Module):
-    "Logits from cosines with one direction per expert, x (n, D) -> (n, E) (GMoE, section 3)."
+    """Logits from cosines with one direction per expert, x (n, D) -> (n, E) in the type of x (GMoE,
+    section 3)."""
 
     def __init__(
         self,
@@ -43,10 +47,10 @@ class CosineRouter(nn.Module):
         self.highest = math.log(1 / lowest)
 
     def forward(self, x: Tensor) -> Tensor:
-        a = self.projector(x)
+        a = F.linear(x, self.projector.weight.to(x.dtype), self.projector.bias.to(x.dtype))
         lengths = a.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        cosines = a @ F.normalize(self.directions, dim=0) / lengths
-        return cosines * self.log_scale.clamp(max=self.highest).exp()
+        cosines = a @ F.normalize(self.directions.to(x.dtype), dim=0) / lengths
+        return cosines * self.log_scale.to(x.dtype).clamp(max=self.highest).exp()
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-choose
 class Choice(NamedTuple):
@@ -250,17 +254,17 @@ def dispatch(x: Tensor, experts: Experts, choice: Choice, kept: Tensor | None = 
     return Collect.apply(weighted, traffic.rows, traffic.places)
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-carry
-class Carry(torch.autograd.Function):
-    "Passes y on; its backward pass adds the gradient of weight * loss."
+class AddAuxLoss(torch.autograd.Function):
+    "A copy of y, whose backward pass adds the gradient of weight * loss."
 
     @staticmethod
     def forward(ctx, y, loss, weight):
-        ctx.weight = weight
-        return y.view_as(y)
+        ctx.weight, ctx.dtype = weight, loss.dtype
+        return y.clone()  # a view would lose this backward pass under torch.compile
 
     @staticmethod
     def backward(ctx, grad):
-        return grad, torch.full((), ctx.weight, device=grad.device), None
+        return grad, torch.full((), ctx.weight, dtype=ctx.dtype, device=grad.device), None
 
 # %% ../../nbs/1_method/08_sparse_moe.ipynb #def-sparsemoe
 ROUTERS = {"cosine": CosineRouter, "linear": LinearRouter}
@@ -269,9 +273,10 @@ ROUTERS = {"cosine": CosineRouter, "linear": LinearRouter}
 class SparseMoE(nn.Module):
     """A sparse mixture of MLPs in the place of one: x (..., D) -> (..., D) (GMoE, section 3).
 
-    Its auxiliary loss needs no adding: it is carried by the output (`Carry`). What the last pass
-    did stands, without gradients, in `auxiliary_loss` and `choice`. Raises `HmoeError` for settings
-    that contradict each other."""
+    Its auxiliary loss needs no adding: it is carried by the output (`AddAuxLoss`). What the last
+    pass did stands, without gradients, in `auxiliary_loss` and `choice`. The router computes in
+    float32, or in float64 for x of that type. Raises `HmoeError` for settings that contradict each
+    other."""
 
     def __init__(
         self,
@@ -300,7 +305,7 @@ class SparseMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
-            logits = self.router(tokens.float())
+            logits = self.router(tokens.to(torch.promote_types(x.dtype, torch.float32)))
             noisy = self._noisy(logits)
             choice = choose(noisy, self.k)
             loss = self._balance(logits, noisy, choice)
@@ -308,7 +313,7 @@ class SparseMoE(nn.Module):
         self.choice = Choice(*(part.detach() for part in choice))
         self.auxiliary_loss = loss.detach()
         if self.training:
-            y = Carry.apply(y, loss, self.auxiliary_weight)
+            y = AddAuxLoss.apply(y, loss, self.auxiliary_weight)
         return y.view(x.shape).to(x.dtype)
 
     def _noisy(self, logits: Tensor) -> Tensor:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core import HmoeError, one_of
-from .sparse_moe import Carry, LinearRouter, SparseMoE, choose, positive_capacity
+from hmoe_repro.method.sparse_moe import (
+    AddAuxLoss,
+    LinearRouter,
+    SparseMoE,
+    choose,
+    positive_capacity,
+)
 
 # %% ../../nbs/1_method/12_tutel_layer.ipynb #def-tutel-class
 INSTALL = "pip install --no-build-isolation git+https://github.com/microsoft/tutel@main"
@@ -182,7 +188,7 @@ class TutelMoE(nn.Module):
         loss, self.layer.l_aux = y.l_aux, None
         self.auxiliary_loss = loss.detach()
         if self.training:
-            y = Carry.apply(y, loss, self.auxiliary_weight)
+            y = AddAuxLoss.apply(y, loss, self.auxiliary_weight)
         return y.view(x.shape).to(x.dtype)
 
 # %% ../../nbs/1_method/12_tutel_layer.ipynb #def-make-layer

@@ -6,16 +6,21 @@
 __all__ = ['Wanted', 'pack', 'pack_parts', 'unpack']
 
 # %% ../../nbs/5_runs/22_parcel.ipynb #imports
+import contextlib
 import gzip
 import hashlib
 import io
 import json
+import os
 import re
+import shutil
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import HmoeError, ensure_writable, plural, write_atomic
+from ..core import HmoeError, ensure_writable, plain_file, plural, write_atomic
 from ..data.archives import DAMAGE, open_tar
 from .store import RunStore, check_record, locked_elsewhere, outcome, run_lock
 
@@ -85,6 +90,8 @@ def pack(
 ) -> str:
     """Write the runs of `store`, or those of the ids `runs`, to the .tar.gz `path`; returns a line
     about it. `HmoeError` if there is nothing, a record is damaged, or `path` cannot be written."""
+    path = plain_file(Path(path).absolute())
+    ensure_writable(path.parent)
     records, damaged = store.scan()
     if damaged:
         raise HmoeError(damaged[0])
@@ -100,8 +107,7 @@ def pack(
             f"{store.folder} holds no run to pack. "
             "Fix: train one, or point HMOE_RUNS at the right folder."
         )
-    path, content = Path(path).absolute(), _archive(files)
-    ensure_writable(path.parent)
+    content = _archive(files)
     write_atomic(path, content)
     ended = sum(record["run_id"] in packed for record in records)
     half_done = plural(len(packed) - ended, "half-done run")
@@ -149,27 +155,26 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> b
     return content
 
 
-def _record(files: dict[str, bytes], where: str) -> dict | None:
-    """The checked record among the files of a run; None if there is none."""
-    if "record.json" not in files:
-        return None
+def _record(folder: Path, where: str) -> dict | None:
+    """The checked record in the folder of a run; None if there is none."""
+    path = folder / "record.json"
     try:
-        return check_record(json.loads(files["record.json"]), where)
+        return check_record(json.loads(path.read_bytes()), where, folder.name)
+    except FileNotFoundError:
+        return None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HmoeError(
             f"{where}: its record is cut or not JSON ({error}). Fix: pack it again."
         ) from None
 
 # %% ../../nbs/5_runs/22_parcel.ipynb #def-read
-def _read(path: Path) -> dict[str, dict[str, bytes]]:
-    """run id -> file name -> content of a parcel. `HmoeError` if it is damaged or foreign."""
-    runs: dict[str, dict[str, bytes]] = {}
+def _read(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Name (run id, slash, file name) and content of each file in a parcel. `HmoeError` if it is
+    damaged or foreign."""
     try:
         with open_tar(path) as archive:
             for member in archive:
-                content = _content(archive, member, path.name)
-                run_id, name = member.name.split("/")
-                runs.setdefault(run_id, {})[name] = content
+                yield member.name, _content(archive, member, path.name)
     except FileNotFoundError:
         raise HmoeError(
             f"{path} does not exist. Fix: the path of a file that `hmoe pack` wrote."
@@ -179,18 +184,24 @@ def _read(path: Path) -> dict[str, dict[str, bytes]]:
         raise HmoeError(
             f"{path.name} is cut or not a parcel ({cause}). Fix: copy it again."
         ) from None
-    for run_id, files in runs.items():
-        record = _record(files, f"{path.name}, run {run_id}")
-        if record and record["run_id"] != run_id:
-            raise HmoeError(
-                f"{path.name}: the record in {run_id} is another run's. Fix: pack it again."
-            )
+
+
+def _stage(path: Path, folder: Path) -> dict[str, str]:
+    """Write the files of a parcel into `folder`, a folder for each run; run id -> what it is called
+    in errors. `HmoeError` as `_read`, and for a record that is another run's."""
+    folder.mkdir()
+    for name, content in _read(path):
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_atomic(folder / name, content)
+    runs = {run.name: f"{path.name}, run {run.name}" for run in sorted(folder.iterdir())}
+    for run_id, where in runs.items():
+        _record(folder / run_id, where)
     return runs
 
 # %% ../../nbs/5_runs/22_parcel.ipynb #def-is-new
-def _is_new(store: RunStore, run_id: str, files: dict[str, bytes], where: str) -> bool:
-    """Should this run be written? `HmoeError` if the store has finished it with another outcome."""
-    here, there = store.read(run_id), _record(files, where)
+def _is_new(here: dict | None, there: dict | None, where: str) -> bool:
+    """Should a run be written whose record is `there` (None: half-done)? `HmoeError` if it is
+    finished `here` with another outcome."""
     if not here or here["status"] != "complete":
         return True
     if there and there["status"] == "complete" and outcome(there) != outcome(here):
@@ -201,28 +212,76 @@ def _is_new(store: RunStore, run_id: str, files: dict[str, bytes], where: str) -
     return False
 
 # %% ../../nbs/5_runs/22_parcel.ipynb #def-unpack
-def _put(store: RunStore, run_id: str, files: dict[str, bytes]):
-    """Write the files of a run, its record last. `HmoeError` while another process works on it."""
-    folder = ensure_writable(store.path(run_id))
-    with run_lock(folder) as mine:
-        if not mine:
-            raise locked_elsewhere(run_id, "wait for it, then unpack again")
-        for name in sorted(files, key=lambda name: name == "record.json"):
-            write_atomic(folder / name, files[name])
-        if "record.json" in files:
-            (folder / "state.safetensors").unlink(missing_ok=True)
+def _hold(store: RunStore, run_id: str, locks: contextlib.ExitStack):
+    """Lock a run that is here and not finished. `HmoeError` while another process works on it."""
+    here = store.read(run_id)
+    if not store.path(run_id).is_dir() or (here and here["status"] == "complete"):
+        return
+    if not locks.enter_context(run_lock(store.path(run_id))):
+        raise locked_elsewhere(run_id, "wait for it, then unpack again")
 
 
-def unpack(store: RunStore, path) -> str:
-    """Add the runs of a parcel to `store`; returns a line about it. `HmoeError`, and nothing is
-    written, if anything in it does not fit."""
-    path = Path(path).absolute()
-    runs = _read(path)
-    new = {
-        run_id: files
-        for run_id, files in runs.items()
-        if _is_new(store, run_id, files, f"{path.name}, run {run_id}")
-    }
-    for run_id, files in new.items():
-        _put(store, run_id, files)
-    return f"{plural(len(new), 'run')} added, {len(runs) - len(new)} here already"
+def _put(staged: Path, folder: Path, undo: contextlib.ExitStack):
+    """Move the files of a run from `staged` into `folder`, its record last and its state away then;
+    `undo` can take it back. A folder that is not there yet comes as a whole."""
+    if not folder.exists():
+        staged.rename(folder)
+        undo.callback(shutil.rmtree, folder)
+        return
+    names = sorted((f.name for f in staged.iterdir()), key=lambda name: name == "record.json")
+    ended = ["state.safetensors"] if "record.json" in names else []
+    for name in (*names, *ended):
+        place, old = folder / name, staged / f"{name}.old"
+        if place.exists():
+            shutil.copyfile(place, old)
+            undo.callback(os.replace, old, place)
+        else:
+            undo.callback(place.unlink, missing_ok=True)
+        if name in names:
+            os.replace(staged / name, place)
+        else:
+            place.unlink(missing_ok=True)
+
+
+def _add(store: RunStore, parcels: dict[Path, dict[str, str]]) -> list[str]:
+    """Put the runs of staged parcels, folder -> runs, that are new into `store`; a line about each
+    parcel. An error takes all of it back."""
+    lines = []
+    with contextlib.ExitStack() as locks, contextlib.ExitStack() as undo:
+        for run_id in sorted(set().union(*parcels.values())):
+            _hold(store, run_id, locks)
+        ready: dict[str, Path] = {}
+        for folder, runs in parcels.items():
+            new = 0
+            for run_id, where in runs.items():
+                staged, there = folder / run_id, _record(folder / run_id, where)
+                earlier = _record(ready[run_id], where) if run_id in ready else None
+                if not _is_new(earlier or store.read(run_id), there, where):
+                    continue
+                new += 1
+                if run_id in ready:  # from an earlier parcel: this one's files count
+                    _put(staged, ready[run_id], contextlib.ExitStack())
+                else:
+                    ready[run_id] = staged
+            lines.append(f"{plural(new, 'run')} added, {len(runs) - new} here already")
+        for run_id, staged in ready.items():
+            _put(staged, store.path(run_id), undo)
+        undo.pop_all()
+    return lines
+
+
+def unpack(store: RunStore, *paths) -> str:
+    """Add the runs of parcels to `store`; returns a line about each. `HmoeError`, and the store is
+    as it was, if anything in any of them does not fit or cannot be written."""
+    try:
+        with tempfile.TemporaryDirectory(dir=store.folder, prefix=".unpack-") as staging:
+            parcels = {}
+            for path in map(Path, dict.fromkeys(paths)):
+                folder = Path(staging) / str(len(parcels))
+                parcels[folder] = _stage(path.absolute(), folder)
+            return "\n".join(_add(store, parcels))
+    except OSError as error:
+        raise HmoeError(
+            f"cannot unpack into {store.folder} ({error.strerror}); nothing was added. "
+            "Fix: make room there, or its permissions."
+        ) from None

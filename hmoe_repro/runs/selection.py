@@ -4,29 +4,36 @@
 
 # %% auto #0
 __all__ = ['RULES', 'GREEDY', 'validation_accuracy', 'test_accuracy', 'training_domain_validation', 'in_domain_accuracy', 'Offer',
-           'protocol_of', 'judge_of', 'select_model']
+           'protocol_of', 'judge_of', 'differing_selection', 'select_model']
 
 # %% ../../nbs/5_runs/04_selection.ipynb #imports
+import functools
+import operator
 from typing import NamedTuple
 
 from ..core import HmoeError, one_of
 
 # %% ../../nbs/5_runs/04_selection.ipynb #def-validation-accuracy
+def _mean(scores) -> float:
+    """Their mean, added one after the other: Python 3.12 and later round `sum` in another way,
+    and a tie would select another checkpoint."""
+    return functools.reduce(operator.add, scores) / len(scores)
+
+
 def validation_accuracy(accuracies: dict, test_domains, mode: str) -> float:
     """Mean accuracy over the *out* parts of the training domains, at one checkpoint.
 
     `accuracies`: domain -> split -> mode -> value (0 to 1)."""
-    scores = [
-        splits["out"][mode] for domain, splits in accuracies.items() if domain not in test_domains
-    ]
-    return sum(scores) / len(scores)
+    return _mean(
+        [splits["out"][mode] for domain, splits in accuracies.items() if domain not in test_domains]
+    )
 
 # %% ../../nbs/5_runs/04_selection.ipynb #def-test-accuracy
 def test_accuracy(accuracies: dict, test_domains, mode: str) -> float | None:
     """Mean accuracy over the *in* parts of the test domains, None where they were not evaluated."""
     if any("in" not in accuracies.get(domain, {}) for domain in test_domains):
         return None
-    return sum(accuracies[domain]["in"][mode] for domain in test_domains) / len(test_domains)
+    return _mean([accuracies[domain]["in"][mode] for domain in test_domains])
 
 # %% ../../nbs/5_runs/04_selection.ipynb #def-training-domain-validation
 def _winner(checkpoints: list[dict], test_domains, mode: str) -> tuple[dict, float]:
@@ -80,7 +87,7 @@ def in_domain_accuracy(
             found[mode] = {
                 "step": winner["step"],
                 "validation_accuracy": best,
-                "accuracy": sum(domains.values()) / len(domains),
+                "accuracy": _mean(list(domains.values())),
                 "domains": domains,
             }
     return found
@@ -122,6 +129,30 @@ def _measured(run: dict, checkpoint: dict, domain: str, split: str, mode: str) -
             f"at step {checkpoint['step']}. "
             "Fix: train it with evaluate=all, which this rule needs."
         ) from None
+
+# %% ../../nbs/5_runs/04_selection.ipynb #def-recomputed-selection
+def _modes(checkpoints: list[dict], part: str) -> dict:
+    """The modes that were evaluated on a part of any domain."""
+    every = [s for point in checkpoints for s in point["accuracies"].values()]
+    return dict.fromkeys(mode for splits in every for mode in splits.get(part, {}))
+
+
+def differing_selection(record: dict) -> str | None:
+    """'selected' or 'in_domain' if that entry of a complete run is not what its checkpoints say;
+    None where both are, and for the toy, which selects nothing."""
+    points, test = record["checkpoints"], record["spec"].get("test_domains")
+    if not test or record["status"] != "complete":
+        return None
+    try:
+        tested = [{"accuracies": {d: p["accuracies"].get(d, {}) for d in test}} for p in points]
+        judge = judge_of(record) if points else None
+        selected = training_domain_validation(points, test, _modes(tested, "in"), judge)
+        inside = in_domain_accuracy(points, test, _modes(points, "test"), judge)
+    except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError):
+        return "selected"
+    if selected != record["selected"]:
+        return "selected"
+    return None if inside == record.get("in_domain", {}) else "in_domain"
 
 # %% ../../nbs/5_runs/04_selection.ipynb #def-best-checkpoint
 def _best_checkpoint(run: dict, checkpoints: list[dict], scores: list[float], test: str, mode: str):
@@ -167,7 +198,7 @@ def _held_out_score(step: int, pairs: dict[str, dict], points: dict[str, dict], 
     scores = [
         _measured(pairs[domain], at[step], domain, "in", mode) for domain, at in points.items()
     ]
-    return sum(scores) / len(scores)
+    return _mean(scores)
 
 
 def _leave_one_out_offer(run: dict, runs: list[dict], test: str, mode: str) -> Offer:

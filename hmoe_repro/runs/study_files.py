@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'OF_RUNS', 'OF_ARRAYS', 'OF_SEARCH', 'PROFILES', 'STUDIES', 'Runs', 'Study', 'a_range', 'read_study',
-           'Profile', 'find_dataset', 'domain_names', 'key_place', 'setting_place', 'check_study']
+           'Profile', 'kept_file', 'find_dataset', 'domain_names', 'key_place', 'setting_place', 'check_study']
 
 # %% ../../nbs/5_runs/16_study_files.ipynb #imports
 import itertools
+import os
 import re
 import tomllib
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +19,7 @@ from ..arithmetic import ARITHMETICS
 from ..core import HmoeError, one_of
 from .selection import RULES
 from .spec import MEASURES, TOY
+from .store import check_study_name
 from hmoe_repro.settings_file import (
     SettingsFile,
     a_count,
@@ -175,8 +177,12 @@ def read_study(study) -> Study:
     if isinstance(study, Study):
         return study
     path = _study_path(study)
+    check_study_name(path.stem)
     if path.stem in STUDIES and path.absolute().parent != _FOLDER:
-        raise HmoeError(f"{path}: the library has a study of this name. Fix: rename the file.")
+        theirs = _FOLDER / path.name
+        raise HmoeError(
+            f"{path}: the library has a study of this name, {theirs}. Fix: rename yours."
+        )
     file = open_settings(path, path.name if study in STUDIES else str(study))
     top = read_table(file, file.content, KEYS)
     if "title" not in top:
@@ -208,6 +214,29 @@ def _read_profiles() -> dict[str, Profile]:
 
 PROFILES = _read_profiles()
 STUDIES = tuple(f"{p}-{name}" for p, profile in PROFILES.items() for name in profile.studies)
+
+# %% ../../nbs/5_runs/16_study_files.ipynb #def-kept-file
+_KEPT = "# the study file at "
+
+
+def kept_file(study: Study, folder: Path) -> dict[Path, str]:
+    """What to keep in `folder`, beside the records of a study of your own: path -> text of its
+    file; nothing for a study of the library. `HmoeError`, naming both, if another file of the name
+    has its records there."""
+    kept, path = Path(folder) / f"{study.name}.toml", study.file.folder / f"{study.name}.toml"
+    if study.name in STUDIES or kept.absolute() == path:
+        return {}
+    where, _, text = (
+        kept.read_text(encoding="utf-8").partition("\n") if kept.exists() else ("",) * 3
+    )
+    other = Path(folder, where.removeprefix(_KEPT)) if where.startswith(_KEPT) else kept
+    if text not in ("", study.file.text) and other.is_file() and not other.samefile(path):
+        raise HmoeError(
+            f"{path} and {os.path.normpath(other)} are two studies of one name, and "
+            f"{kept.with_suffix('.jsonl')} can hold the records of one. Fix: rename one of the "
+            "files, or choose another folder."
+        )
+    return {kept: f"{_KEPT}{os.path.relpath(path, folder)}\n{study.file.text}"}
 
 # %% ../../nbs/5_runs/16_study_files.ipynb #def-find-names
 def _find_algorithm(text: str, folder: Path) -> str:

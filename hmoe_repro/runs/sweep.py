@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from ..arithmetic import PORTABLE, starting
-from ..core import HmoeError, one_of
+from ..core import HmoeError, ensure_writable, one_of
 from .spec import RunSpec
-from .store import RunStore
+from .store import RunStore, run_lock
 from .train import failed_record
 from .worker import run_given, serve_runs
 
@@ -110,13 +110,24 @@ class _Work:
 
     def settled(self) -> dict[str, tuple[str, str | None]]:
         """Results in the order asked for; a run that died with its worker gets its failed record
-        here."""
+        here, unless another process has the run by now, or has finished it."""
         for run_id, (status, reason) in self.results.items():
-            if status == "failed" and not self.store.record_path(run_id).exists():
-                folder = self.store.path(run_id)
-                self.store.write(failed_record(self.by_id[run_id], folder, reason))
+            if status == "failed":
+                self.results[run_id] = self._failed(run_id, reason)
         unfinished = ("unfinished", "the time was up")
         return {run_id: self.results.get(run_id, unfinished) for run_id in self.by_id}
+
+    def _failed(self, run_id: str, reason: str) -> tuple[str, str | None]:
+        """How a run ended that a worker called failed."""
+        folder = ensure_writable(self.store.path(run_id))
+        with run_lock(folder) as mine:
+            if not mine:
+                return "elsewhere", "another process is at it"
+            record = self.store.read(run_id)
+            if record is None:
+                record = failed_record(self.by_id[run_id], folder, reason)
+                self.store.write(record, mine=True)
+        return ("complete", None) if record["status"] == "complete" else ("failed", reason)
 
 # %% ../../nbs/5_runs/14_sweep.ipynb #def-drive
 def _feed(pool: _Pool, pipe, todo: list[RunSpec], work: _Work):

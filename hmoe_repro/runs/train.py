@@ -273,7 +273,7 @@ def run(
         if done and done["status"] == "complete":
             return done
         record = _attempt(spec, folder, device, data_dir, on_step, recorded)
-        store.write(record)
+        record = store.write(record, mine=True)
         if record["status"] == "complete":
             _state_path(folder).unlink(missing_ok=True)
             (folder / "error.txt").unlink(missing_ok=True)
