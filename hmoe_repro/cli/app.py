@@ -44,7 +44,8 @@ COMMANDS = {
     ),
     "reproduce": Entry(
         "runs.reproduce_command",
-        "Train what is missing, render figures and tables, and compare with the published records.",
+        "Train a sample of the published runs afresh, render all published pages, and compare both; "
+        "of named artefacts or a profile, train what is missing.",
     ),
     "sweep": Entry(
         "runs.sweep_command",

@@ -94,9 +94,8 @@ def reproduce_command(
     fresh: Fresh = False,
     data_dir: DataDir = None,
 ):
-    """Without names and profile: render every published page, train a sample of the published
-    runs afresh, and compare both with what is published. Else: train what is missing of the named
-    artefacts, or of the profile, render them, and compare."""
+    """Train a sample of the published runs afresh, render all published pages, and compare both;
+    of named artefacts or a profile, train what is missing."""
     folder, output = data_folder(data_dir), own_figures()
     verify_studies(results_dir())
     if not (artefacts or profile or everything or fresh):
