@@ -44,8 +44,8 @@ COMMANDS = {
     ),
     "reproduce": Entry(
         "runs.reproduce_command",
-        "Train a sample of the published runs afresh, render all published pages, and compare both; "
-        "of named artefacts or a profile, train what is missing.",
+        "Train a sample of the published runs afresh, render all published pages, and compare "
+        "both; of named artefacts or a profile, train what is missing.",
     ),
     "sweep": Entry(
         "runs.sweep_command",
