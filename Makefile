@@ -3,6 +3,7 @@ PYTHON ?= python3
 JOBS   ?= auto
 BIN    := .venv/bin
 READY  := .venv/.ready
+PYTEST  = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS) --max-worker-restart=0
 
 # Runs one command, prints how long it took, and passes its exit status on.
 timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) - start)) s in total"; exit $$status
@@ -10,10 +11,11 @@ timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) -
 CHECKED := $(addprefix tests/test_,sync.py lines.py notebook_shape.py imports.py core.py hypernetwork.py routing.py hmoe.py \
            selection.py setup.py warm_kernels.py) tests/test_cli.py::test_train_prints_what_was_selected_and_keeps_a_record
 
-.PHONY: help reproduce test check figures notebooks book clean
+.PHONY: help reproduce test test-slow check figures notebooks book clean
 help:
-	@echo "make reproduce   train the quick profile afresh, render it into runs/figures, compare with the published records"
-	@echo "make test        run the tests"
+	@echo "make reproduce   train a sample of the published runs afresh, render all published pages, compare both"
+	@echo "make test        run the tests that a change needs"
+	@echo "make test-slow   run the others: all notebooks, renders, sweeps, kills, the book"
 	@echo "make check       while editing: sync, shape, imports, numerics and one tiny run, in about a minute"
 	@echo "make figures     render every published profile from the committed records, and the README"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
@@ -24,10 +26,13 @@ reproduce: $(READY)
 	$(call timed,$(BIN)/hmoe reproduce)
 
 test: $(READY)
-	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS))
+	$(call timed,$(PYTEST) -m "not slow")
+
+test-slow: $(READY)
+	$(call timed,$(PYTEST) -m slow)
 
 check: $(READY)
-	$(call timed,OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -q -n $(JOBS) $(CHECKED))
+	$(call timed,$(PYTEST) -q -m "not slow" $(CHECKED))
 
 figures: $(READY)
 	$(call timed,$(foreach profile,quick mnist pacs,$(BIN)/hmoe figures --profile $(profile) &&) \
@@ -42,7 +47,7 @@ book: .venv/.book
 
 .venv/.book: $(READY)
 	@echo "Installing what the book needs into .venv"
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
 	@touch $@
 
 clean:
@@ -58,5 +63,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing pinned versions into .venv (a few minutes, once)"
 	@test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
 	@rm -f $@
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@echo "$(CURDIR)" > $@

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
 TRIED = ("digits_table",)  # one of the pages that the README shows
 
 
@@ -63,10 +64,3 @@ def test_the_last_lines_say_how_it_compares(checkout):
     found = next(i for i, line in enumerate(lines) if "records equal the published ones" in line)
     assert lines[found - 1].startswith(("same to the bit", "same findings, ", "other findings: "))
     assert " of 16 records equal" in lines[found]
-
-
-def test_afterwards_the_tests_of_the_published_pages_pass(checkout):
-    tree, _ = checkout
-    chosen = ("tests/test_readme.py", "-k", "not whole_and_tell", "-p", "no:cacheprovider")
-    said = call(tree, sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *chosen)
-    assert " passed" in said and "failed" not in said

@@ -121,40 +121,6 @@ def test_the_artefact_reads_every_quick_study_of_the_claims():
 # Rules and verdicts
 
 
-def ruled(rule, value, low, high):
-    "The verdict by the words of a rule."
-    if found := re.fullmatch(r"above 0, and at least ([\d.]+)", rule):
-        least = float(found[1])
-        holds, fails = low > 0 and value >= least, high < 0 and value <= -least
-    elif found := re.fullmatch(r"below 0, and at most -([\d.]+)", rule):
-        least = float(found[1])
-        holds, fails = high < 0 and value <= -least, low > 0 and value >= least
-    elif found := re.fullmatch(r"within ±([\d.]+)", rule):
-        margin = float(found[1])
-        holds = low > -margin and high < margin
-        fails = low > margin or high < -margin
-    elif found := re.fullmatch(r"above (-?[\d.]+)", rule):
-        holds, fails = low > float(found[1]), high < float(found[1])
-    else:
-        (bar,) = re.fullmatch(r"below ([\d.]+)", rule).groups()
-        holds, fails = high < float(bar), low > float(bar)
-    return SUPPORTED if holds else CONTRADICTED if fails else UNDECIDED
-
-
-def test_every_verdict_follows_from_its_numbers_and_the_words_of_its_rule(weighed):
-    judged = 0
-    for claim, found, verdict in weighed.values():
-        if claim.scale:
-            assert verdict == SCALE
-        elif found.problem or not found.measured:
-            assert verdict == UNDECIDED
-        else:
-            said = ruled(claim.rule.text, found.value, found.low, found.high)
-            assert verdict == said, claim.key
-            judged += 1
-    assert judged >= 25 and {w.verdict for w in weighed.values()} == set(VERDICTS)
-
-
 RULES = {
     larger(1): ((2, 1, 3), (-2, -3, -1), [(0.5, 0.2, 0.8), (2, -1, 5), (-0.5, -0.8, -0.2)]),
     smaller(1): ((-2, -3, -1), (2, 1, 3), [(-0.5, -0.8, -0.2), (-2, -5, 1)]),
@@ -168,10 +134,10 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.text)
 def test_invented_evidence_gets_every_verdict(rule):
     holds, fails, open_ones = RULES[rule]
-    assert rule.judge(Evidence(*holds)) == SUPPORTED == ruled(rule.text, *holds)
-    assert rule.judge(Evidence(*fails)) == CONTRADICTED == ruled(rule.text, *fails)
+    assert rule.judge(Evidence(*holds)) == SUPPORTED
+    assert rule.judge(Evidence(*fails)) == CONTRADICTED
     for numbers in open_ones:
-        assert rule.judge(Evidence(*numbers)) == UNDECIDED == ruled(rule.text, *numbers)
+        assert rule.judge(Evidence(*numbers)) == UNDECIDED
     assert rule.judge(Evidence(*holds, problem="hardly trained: A")) == UNDECIDED
     assert rule.judge(Evidence(holds[0])) == UNDECIDED  # no interval
 

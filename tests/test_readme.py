@@ -22,11 +22,7 @@ def test_generated_blocks_are_those_of_the_published_records():
         for block in blocks_in(page):
             inside = page.split(f"<!-- {block}:start -->")[1].split(f"<!-- {block}:end -->")[0]
             assert inside.strip() == blocks[block].strip(), f"{block} is stale. Fix: make figures"
-    assert used == set(blocks) and len(used) == 44
-
-
-def test_the_readme_is_one_screen():
-    assert len(README.read_bytes()) < 9_000
+    assert used == set(blocks)
 
 
 def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):

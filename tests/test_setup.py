@@ -15,8 +15,8 @@ import pytest
 from packages import PROJECT, normal, pins, requirements
 from packaging.requirements import Requirement
 
-PYTHONS = ("3.11.0", "3.11.9", "3.12.4", "3.13.1")
-TARGETS = ("reproduce", "test", "check", "figures", "notebooks", "book", "clean")
+PYTHONS = ("3.11.9", "3.13.1")
+TARGETS = ("reproduce", "test", "test-slow", "check", "figures", "notebooks", "book", "clean")
 
 
 def pinned(python):
