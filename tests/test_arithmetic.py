@@ -113,6 +113,7 @@ def test_small_profiles_ask_for_it_and_the_others_do_not():
         make_toy_spec(arithmetic="precise")
 
 
+@pytest.mark.slow
 @pinnable
 def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_path):
     """The command is started under another capability of PyTorch;
@@ -143,6 +144,7 @@ def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_
     assert all(outcome(r) == outcome(published[r["run_id"]]) for r in fresh)
 
 
+@pytest.mark.slow
 @pinnable
 def test_a_single_run_takes_the_arithmetic_it_is_told(tmp_path):
     for arithmetic in ("native", "portable"):

@@ -422,6 +422,7 @@ def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
     )
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
     (tmp_path / "store").mkdir()
     write_bench({k: v for k, v in tiny.items() if k != "said"}, tmp_path / "store" / "bench.json")

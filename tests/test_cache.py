@@ -248,6 +248,7 @@ def test_a_killed_build_is_not_taken_for_whole_and_is_cleared_away(root):
     assert [n for n in listing(tree) if ".part-" in n] == []
 
 
+@pytest.mark.slow
 def test_two_processes_build_once(root):
     tree = scan_tree(root)
     processes = [start(root, 0.02) for _ in range(2)]

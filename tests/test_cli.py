@@ -140,6 +140,7 @@ def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
     assert not (tmp_path / "figures" / "smoke").exists()
 
 
+@pytest.mark.slow
 def test_reproduce_publish_and_render_again(tmp_path):
     """The whole way at smoke size: train, render, publish, find the repeated records equal, render
     the same bytes from what was published."""
@@ -156,6 +157,7 @@ def test_reproduce_publish_and_render_again(tmp_path):
     assert re.search(r"smoke-toy\s+3\s+0", done.stdout)
 
 
+@pytest.mark.slow
 def test_interrupting_says_that_nothing_is_lost(tmp_path):
     import signal
     import time
@@ -189,6 +191,7 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
     from hmoe_repro.runs.studies import study_specs
 
@@ -231,6 +234,7 @@ def test_lists(tmp_path, root):
     assert "DigitDomains" in listed("--datasets")
 
 
+@pytest.mark.slow
 def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
     "What most tests here rely on: the same status, the same two streams, and nothing left behind."
     before = dict(os.environ), os.getcwd(), list(sys.argv), warnings.showwarning
@@ -404,6 +408,7 @@ rule = "oracle"
 """
 
 
+@pytest.mark.slow
 def test_a_study_of_ones_own_is_planned_trained_and_selected(tmp_path):
     (tmp_path / "mine.toml").write_text(MINE)
     planned = hmoe("plan", "mine.toml", folder=tmp_path)

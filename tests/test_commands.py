@@ -48,6 +48,7 @@ def store(tmp_path):
     return store
 
 
+@pytest.mark.slow
 def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path):
     long, sliced, seconds = (
         spec(steps=200, checkpoint_frequency=20),
@@ -305,6 +306,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.slow
 def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
     said = invoke(

@@ -300,6 +300,7 @@ def test_experts_add_two_routers_and_no_product():
     assert sparse - dense == routers
 
 
+@pytest.mark.slow
 def test_the_record_of_the_algorithms_is_whole(algorithms):
     assert algorithms["said"][-1] == "memory measured"
     for part in ("seconds", "peak_bytes"):

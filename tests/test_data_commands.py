@@ -145,6 +145,7 @@ def test_download_from_an_archive_shows_terms_and_the_next_step(tmp_path):
     assert "exists already" in refused("download", "VLCS", "--archive", str(archive))
 
 
+@pytest.mark.slow
 def test_the_real_command_prints_no_traceback_and_fails_with_one(tmp_path):
     root = known_tree(tmp_path / "data", "PACS", 1)
     put(root / "photo/dog/000.jpg", b"no")

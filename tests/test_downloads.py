@@ -626,6 +626,7 @@ def test_what_was_fetched_stays_where_the_disk_is_at_fault(server, tmp_path, mon
     assert [p.name for p in (tmp_path / "data").rglob("*") if p.is_file()] == [archive.name]
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(tmp_path):
     (archive,) = archives_of("VLCS", tmp_path)
     code = (

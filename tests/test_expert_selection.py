@@ -562,6 +562,7 @@ def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_of_trained_runs(tmp_path):
     """From training to the page: pictures and tables are of the runs, and what is missing is
     said."""
@@ -590,6 +591,7 @@ def test_the_page_of_trained_runs(tmp_path):
     assert "above its interval in" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_says_where_nothing_is_to_be_drawn(tmp_path):
     store = RunStore(tmp_path / "runs")
     sparse = make_spec("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)

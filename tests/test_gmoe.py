@@ -317,6 +317,7 @@ def test_gmoe_conforms_with_other_settings(hparams):
     check_algorithm(get_algorithm("GMoE"), hparams=hparams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["IRM", "HMOE-DN", "SWAD", "MIRO", "Fish", "DANN"])
 def test_others_conform_on_a_sparse_network(name):
     check_algorithm(get_algorithm(name), hparams={"network": "gmoe_small"})

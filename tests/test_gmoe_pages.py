@@ -592,6 +592,7 @@ def test_how_well_networks_learned_is_the_mean_over_runs_of_the_best_mode():
         learned_line(runs[3:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_a_page_of_which_nothing_was_run_renders_and_says_so(name, tmp_path, monkeypatch):
     "In the paper's protocol, with a store that is empty."

@@ -60,6 +60,7 @@ def first(bare, tmp_path_factory):
     return work, gpu(bare, *there(work, "check", "colored"))
 
 
+@pytest.mark.slow
 def test_a_smoke_pass_without_notebook_tools_and_without_a_home(first):
     work, done = first
     assert done.returncode == 0, done.stdout + done.stderr
@@ -83,6 +84,7 @@ def test_what_goes_home_fits_and_is_whole(first, tmp_path):
     assert not list(home.folder.glob("*/selected-*"))
 
 
+@pytest.mark.slow
 def test_a_second_call_trains_nothing_and_packs_the_same(first, bare):
     work, _ = first
     again = gpu(bare, *there(work, "colored"))
@@ -90,6 +92,7 @@ def test_a_second_call_trains_nothing_and_packs_the_same(first, bare):
     assert report(work)["steps"]["colored"]["packed"] == 16
 
 
+@pytest.mark.slow
 def test_records_that_came_home_need_not_be_trained_on_another_machine(first, bare, tmp_path):
     work, _ = first
     unpack(RunStore(tmp_path / "runs"), work / "out" / "colored-1.tar.gz")

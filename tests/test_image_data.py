@@ -349,6 +349,7 @@ def test_a_file_that_vanishes_in_training_is_named(root, helped):
         assert made.inputs(0, torch.arange(1, 3)).shape[0] == 2
 
 
+@pytest.mark.slow
 def test_a_killed_helper_is_an_error_and_not_a_wait(whole):
     made = ImageDataset(scan_tree(whole), 24, workers=1)
     expected = made.inputs(0, torch.arange(2))

@@ -81,6 +81,7 @@ def test_data_that_is_tensors_has_no_new_fields():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, workers):
     monkeypatch.setenv("HMOE_WORKERS", workers)
@@ -272,6 +273,7 @@ def test_searched_hyper_parameters_are_those_of_domainbed(folder):
     )
 
 
+@pytest.mark.slow
 def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     (tmp_path / "mine.py").write_text(

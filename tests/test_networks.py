@@ -343,6 +343,7 @@ def run_or_skip(net, x):
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_networks_agree_are_copied_and_pickled():
     torch.manual_seed(0)

@@ -308,6 +308,7 @@ def test_a_page_without_stored_codes_keeps_its_scores(study_copy, tmp_path):
     assert "No run of HMOE-DN stored its codes." in text and "HMOE-DN, 4 runs" in text
 
 
+@pytest.mark.slow
 def test_an_unknown_test_domain_is_refused_with_the_valid_ones(study_copy, tmp_path):
     with pytest.raises(HmoeError, match="Valid: 0, 75"):
         render(

@@ -178,6 +178,7 @@ def rendered(tmp_path_factory):
     return base
 
 
+@pytest.mark.slow
 def test_two_renders_are_the_same_to_the_byte(rendered):
     one, two = snapshot(rendered / "one"), snapshot(rendered / "two")
     twice = [name for name in one if Path(name).name.startswith(OURS[1:3])]
@@ -337,6 +338,7 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
     assert "In the average, " in table and "differences exceed what can be resolved there" in table
 
 
+@pytest.mark.slow
 def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, monkeypatch):
     from papermill import execute_notebook
 

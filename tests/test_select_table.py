@@ -424,6 +424,7 @@ def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, b
     )
 
 
+@pytest.mark.slow
 def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
     (tmp_path / "mine.py").write_text(
         MINE + "\n    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}\n"
@@ -465,6 +466,7 @@ def test_an_update_that_returns_a_tensor_is_refused_at_once(hmoe, tmp_path, body
     assert record["checkpoints"] == [] and said in record["reason"]
 
 
+@pytest.mark.slow
 def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     sweep = (

@@ -534,6 +534,7 @@ def test_sentences_follow_the_records():
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_of_trained_runs(tmp_path):
     store = RunStore(tmp_path / "runs")
     specs = [

@@ -451,6 +451,7 @@ def test_a_data_file_that_fails_says_where(tmp_path, body, message):
         dataset_from_file(f"{tmp_path}/data.py:{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_names")
 def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
     from hmoe_repro.runs.request import make_spec
@@ -483,6 +484,7 @@ def example(root, tmp_path_factory, own_names_of_file):
         yield path, store
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_kernels")
 def test_the_example_goes_from_file_to_page(example, tmp_path):
     path, store = example

@@ -37,6 +37,7 @@ def specs(steps=11, **hparams):
     ]
 
 
+@pytest.mark.slow
 def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
     good, bad, store, heard = specs(), specs(lr=1e9)[0], RunStore(tmp_path / "sweep"), []
     results = sweep(
@@ -59,6 +60,7 @@ def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
     store, long = RunStore(tmp_path), specs(steps=4000)[0]
     others, killed = specs()[1:], []
@@ -120,6 +122,7 @@ if not os.path.isdir("/proc/self/fd"):
     )
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     """A state that was set aside: one warning in the process that asked, for each such run."""
     store, (first, *others) = RunStore(tmp_path), specs()
@@ -179,6 +182,7 @@ def test_engines_are_checked(tmp_path):
         sweep(specs(), RunStore(tmp_path), engine="slurm")
 
 
+@pytest.mark.slow
 def test_runs_of_another_process_are_left_to_it(tmp_path):
     store, (mine, theirs, *_) = RunStore(tmp_path), specs()
     store.path(theirs.run_id).mkdir()
@@ -333,6 +337,7 @@ def test_published_records_are_whole_and_tell_their_origin():
 # How many at once, on a GPU
 
 
+@pytest.mark.slow
 def test_ways_are_measured_with_real_runs_in_processes_of_their_own():
     found = measure_ways(specs()[0], "cpu", numbers=(1, 2, 10**6), seconds=0.3)
     assert [(r["jobs"], r["recorded"]) for r in found["rows"]] == [
@@ -342,6 +347,7 @@ def test_ways_are_measured_with_real_runs_in_processes_of_their_own():
     assert found["not_recorded"] == "only CUDA devices record"
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_built_is_not_measured():
     foreign = replace(specs()[0], dataset_fingerprint="another")
     with pytest.raises(HmoeError, match="cannot be measured: .*fingerprint"):

@@ -53,6 +53,7 @@ def killed(spec, folder, step):
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -88,6 +89,7 @@ def test_killed_twice_and_resumed_equals_undisturbed(tmp_path, spec):
         )
 
 
+@pytest.mark.slow
 def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
     """Spoil the saved weights: the resumed run must then differ."""
     from hmoe_repro.runs.states import save_state
@@ -102,6 +104,7 @@ def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
     assert outcome(run(spec, store)) != outcome(run(spec, RunStore(tmp_path / "whole")))
 
 
+@pytest.mark.slow
 def test_a_state_of_another_library_is_not_continued(tmp_path):
     from hmoe_repro.runs.states import save_state
 
@@ -216,6 +219,7 @@ def restarted(spec, folder, content, said):
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped", "text"])
 def test_a_damaged_state_is_set_aside_and_the_run_starts_again(states, tmp_path, how):
     folder, (spec, _), expected = states
