@@ -28,7 +28,7 @@ reproduce: $(READY)
 test: $(READY)
 	$(call timed,$(PYTEST) -m "not slow")
 
-test-slow: $(READY)
+test-slow: .venv/.book
 	$(call timed,$(PYTEST) -m slow)
 
 check: $(READY)

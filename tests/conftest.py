@@ -44,7 +44,11 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    "Notebooks first, because they take longest; timing tests last; the shuffled order within that."
+    """Notebooks first, because they take longest; timing tests last; the shuffled order within that.
+    Whatever needs the whole book is slow."""
+    for item in items:
+        if {"site", "class_slides"} & {*item.fixturenames}:
+            item.add_marker("slow")
     items.sort(
         key=lambda item: (item.get_closest_marker("serial") is not None, item.path.name != FIRST)
     )
