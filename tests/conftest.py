@@ -44,7 +44,7 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Notebooks first, because they take longest; timing tests last; the shuffled order within that.
+    """Notebooks first, because they take longest; timing tests last; else the shuffled order.
     Whatever needs the whole book is slow."""
     for item in items:
         if {"site", "class_slides"} & {*item.fixturenames}:
