@@ -385,7 +385,10 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
     monkeypatch.chdir("/")
     specs = study_specs(path)
     assert {s.dataset for s in specs} == {"Noise", "pictures"}
-    assert {(s.algorithm, s.hparams.get("push")) for s in specs} == {("ERM", None), ("Beside", 2.0)}
+    assert {(s.algorithm, s.hparams.get("push")) for s in specs} == {
+        ("ERM", None),
+        ("Beside (beside.py)", 2.0),
+    }
     noise = {s.trial_seed: s.dataset_fingerprint for s in specs if s.dataset == "Noise"}
     assert len(set(noise.values())) == 2  # drawn from the trial seed
     assert {s.test_domains for s in specs if s.dataset == "Noise"} == {("a",), ("b",), ("c",)}
@@ -461,7 +464,7 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
         "ERM against a loss that listens to the worst domain",
         "Reduced, against the scale of the papers: 60 updates instead of 5,001",
         "No run is missing, none failed.",
-        "WorstDomain | default",
+        "WorstDomain (example_algorithm.py) | default",
     ):
         assert said in text, said
     assert str(tmp_path) not in text

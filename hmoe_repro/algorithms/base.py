@@ -8,6 +8,7 @@ __all__ = ['SHARED_HPARAMS', 'ALGORITHMS', 'FREEZE_BN', 'Resumable', 'Configured
 
 # %% ../../nbs/4_algorithms/03_base.ipynb #imports
 import copy
+import sys
 from numbers import Real
 
 import torch
@@ -194,20 +195,21 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 
 
 def register(name: str, paper: str, needs_domain_labels: bool, family: str = "own"):
-    """Class decorator: enter an `Algorithm` under `name`. Raises `HmoeError` if the name is taken
-    by another class."""
+    """Class decorator: enter an `Algorithm` under `name`, or under 'name (file.py)' if its module
+    is a user's file. Raises `HmoeError` if the name is taken by another class."""
 
     def enter(cls):
-        taken = ALGORITHMS.get(name)
-        if taken and taken.__qualname__ != cls.__qualname__:
-            raise HmoeError(
-                f"the name {name!r} is taken by {taken.__qualname__}. Fix: choose another."
-            )
-        if not cls.__module__.startswith("hmoe_repro."):
+        file = getattr(sys.modules.get(cls.__module__), "ALGORITHM_FILE", "")
+        full = f"{name} ({file})" if file else name
+        taken, module = ALGORITHMS.get(full, cls), cls.__module__
+        if taken.__qualname__ != cls.__qualname__ or not file and taken.__module__ != module:
+            other = f"{taken.__module__}.{taken.__qualname__}"
+            raise HmoeError(f"the name {full!r} is taken by {other}. Fix: choose another.")
+        if not module.startswith("hmoe_repro."):
             cls.version = max(2, cls.version)
-        cls.name, cls.paper, cls.family = name, paper, family
+        cls.name, cls.paper, cls.family = full, paper, family
         cls.needs_domain_labels = needs_domain_labels
-        ALGORITHMS[name] = cls
+        ALGORITHMS[full] = cls
         return cls
 
     return enter
