@@ -358,8 +358,12 @@ def test_a_file_that_holds_no_such_algorithm_is_refused_in_a_line(hmoe, tmp_path
             8,
             "AssertionError",
         ),
+        *(
+            (f"    def {start}\n        raise SystemExit(0)", 8, "SystemExit: 0")
+            for start in ("__init__(self, *given):", "loss(self, batches):", "predict(self, x):")
+        ),
     ],
-    ids=["construction", "update", "evaluation"],
+    ids=["construction", "update", "evaluation", "exit 1", "exit 2", "exit 3"],
 )
 def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, body, line, said):
     (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
@@ -379,10 +383,9 @@ def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, b
     )
 
 
-def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        MINE + "\n    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}\n"
-    )
+@pytest.mark.parametrize("line", ["return {'loss': minibatches.mean()}", "raise SystemExit(0)"])
+def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path, line):
+    (tmp_path / "mine.py").write_text(f"{MINE}\n    def loss(self, minibatches):\n        {line}\n")
     hmoe(
         "sweep",
         "digits_table",
@@ -394,7 +397,7 @@ def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
         "cpu",
         "--algorithm",
         "mine.py:Mine",
-        fails="line 8 of mine.py .`return {'loss': minibatches.mean..}`",
+        fails=re.escape(f"line 8 of mine.py (`{line}`)"),
     )
 
 
