@@ -70,8 +70,9 @@ def as_input(images: torch.Tensor, device="cpu") -> torch.Tensor:
 @dataclass
 class MultiDomainDataset(Domains):
     """Images `(N_i, C, H, W)`, uint8 or float32 in [0, 1], and labels `(N_i,)` int64 of every
-    domain i. `source_index`: where each image stood in the data it was made from; `factors`: what else is known of each
-    image, name -> (N_i,) int64. Raises `HmoeError` on an empty or ill-formed domain."""
+    domain i. `source_index`: where each image stood in the data it was made from; `factors`: what
+    else is known of each image, name -> (N_i,) int64. Raises `HmoeError` on an empty or ill-formed
+    domain."""
 
     name: str
     domain_names: list[str]
