@@ -3,6 +3,7 @@ training to DomainBed's form, also with an algorithm from a file."""
 
 import copy
 import re
+import sys
 from dataclasses import replace
 
 import pandas as pd
@@ -12,12 +13,14 @@ from test_domainbed import record as curves
 from typer.testing import CliRunner
 
 from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.algorithms.base import ALGORITHMS
 from hmoe_repro.cli.app import app
 from hmoe_repro.core import HmoeError
 from hmoe_repro.data.base import DATASETS
 from hmoe_repro.data.trees import sample_tree
 from hmoe_repro.evidence.search import choose, matching, only_algorithms, search_specs
 from hmoe_repro.evidence.verdicts import resolvable_in
+from hmoe_repro.runs.model import load_model
 from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.selection import RULES, select_model
 from hmoe_repro.runs.spec import RunSpec
@@ -481,6 +484,24 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     hmoe(*train, "--set", "strengh=1", fails="strength")
     hmoe(*train, "--set", "strength=much", fails="strength must be float")
     hmoe(*train, "--set", "strength=true", fails="strength must be float")
+
+
+def test_code_that_came_with_a_store_is_run_only_if_it_is_trusted(hmoe, tmp_path):
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').close()\n{MINE}")
+    hmoe("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY)
+    (record,) = RunStore().scan()[0]
+    sample_tree(tmp_path / "pictures", per_class=1, size=32)
+    predict = ("predict", "pictures", "--model", record["run_id"], "--device", "cpu")
+    key = record["spec"]["algorithm_source"]
+    del sys.modules[f"hmoe_own_{key}_mine.py"], ALGORITHMS["Mine (mine.py)"]  # another process
+    (tmp_path / "ran").unlink()
+    hmoe(*predict, fails=rf"Mine .mine.py. is code .*algorithms/{key}.py, .*Fix: .*--trust-code")
+    with pytest.raises(HmoeError, match="trust_code=True"):
+        load_model(record["run_id"])
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "predictions.csv").exists()
+    assert "8 images in predictions.csv" in hmoe(*predict, "--trust-code")
+    assert (tmp_path / "ran").exists()
+    load_model(record["run_id"])  # its file is known to this process by now
 
 
 SHADOWS = """

@@ -42,10 +42,14 @@ def _cannot_import(error: BaseException, file: str, line: int | None) -> HmoeErr
     return HmoeError(f"{cause} (line {line}). Fix: that line of {file}.")
 
 
+def _module_name(key: str, file: str) -> str:
+    return f"hmoe_own_{key}_{file}"
+
+
 def _import_file(path: Path, key: str, file: str) -> ModuleType:
     """The module in the kept copy `path` of a `file`, imported once under a name that holds its
     hash. `HmoeError` naming the line where that fails."""
-    name = f"hmoe_own_{key}_{file}"
+    name = _module_name(key, file)
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)
@@ -174,9 +178,9 @@ def source_hash(cls) -> str | None:
     return vars(cls).get("source_hash") or _short_hash(inspect.getsource(cls).encode())
 
 
-def restore_algorithm(name: str, key: str):
+def restore_algorithm(name: str, key: str, trust_code: bool = True):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
-    to be had."""
+    to be had; without `trust_code` also if this process would have to run a kept source."""
     known = ALGORITHMS.get(name)
     known_hash = source_hash(known) if known else None
     if known and known_hash == key:
@@ -192,5 +196,10 @@ def restore_algorithm(name: str, key: str):
             f"the kept source {kept.name} of algorithm {name} was changed. "
             "Fix: restore it, or train with the present source."
         )
-    name, file = _name_and_file(name)
-    return _enter(kept, key, file, name)
+    own, file = _name_and_file(name)
+    if not trust_code and _module_name(key, file) not in sys.modules:
+        raise HmoeError(
+            f"algorithm {name} is code that lies beside the run, in {kept}, and would be run. "
+            "Fix: read that file; if you trust it, --trust-code (in Python trust_code=True)."
+        )
+    return _enter(kept, key, file, own)
