@@ -322,7 +322,7 @@ def test_options_at_their_default_leave_a_run_its_name():
         ({"d2v_lr": -0.1}, "at least 0"),
         ({"labelled_fraction": 0.5}, "lambda_d is 0"),
         ({"labelled_domains": "plain"}, "lambda_d is 0"),
-        ({"lambda_d": 1.0, "labelled_fraction": 1.5}, "share from 0 to 1"),
+        ({"lambda_d": 1.0, "labelled_fraction": 1.5}, "labelled_fraction must be at most 1"),
         ({"lambda_d": 1.0, "labelled_fraction": -0.5}, "at least 0"),
         ({"lambda_d": 1.0, "labelled_domains": "sketch"}, "unknown training domain"),
     ],

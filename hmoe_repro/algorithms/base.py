@@ -18,9 +18,10 @@ from torch import nn
 from .hparams import Choice, HParam, LogUniform, merge_hparams
 from .tools import to_floats
 from ..core import HmoeError, one_of
+from ..method.sparse_moe import ROUTERS
 from ..networks.build import WITH_WEIGHTS, make_classifier, make_featurizer
 from ..networks.large import LARGE
-from ..networks.sparse_vit import SPARSE_NETWORKS, check_experts
+from ..networks.sparse_vit import BACKENDS, PLACEMENTS, SPARSE_NETWORKS, check_experts
 
 # %% ../../nbs/4_algorithms/03_base.ipynb #shared-hparams
 SHARED_HPARAMS = {
@@ -40,6 +41,7 @@ SHARED_HPARAMS = {
         search_large=LogUniform(3, 5.5, 2, whole=True),
         search_in=(("DomainNet", LogUniform(3, 5, 2, whole=True)),),
         least=1,
+        most=65536,
     ),
     "weight_decay": HParam(
         0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2), least=0
@@ -55,12 +57,15 @@ SHARED_HPARAMS = {
         "auto",
         "keep batch norm in evaluation mode: 'yes', 'no', or 'auto', with pretrained weights only",
         where=("network", LARGE),
+        choices=("auto", "yes", "no"),
     ),
     "resnet_dropout": HParam(
         0.0,
         "dropout after a large network",
         where=("network", LARGE),
         search_large=Choice((0.0, 0.1, 0.5)),
+        least=0,
+        below=1,
     ),
 }
 
@@ -246,14 +251,27 @@ _SPARSE = ("network", SPARSE_NETWORKS)
 _EXPERTS = {
     "moe_placement": (
         "placement",
-        HParam("last-two", "which blocks get experts: 'last-two' or 'every-two'", where=_SPARSE),
+        HParam(
+            "last-two",
+            "which blocks get experts: 'last-two' or 'every-two'",
+            where=_SPARSE,
+            choices=PLACEMENTS,
+        ),
     ),
-    "moe_experts": ("num_experts", HParam(6, "experts in a block", where=_SPARSE, least=1)),
-    "moe_k": ("k", HParam(1, "experts that a token visits", where=_SPARSE)),
-    "moe_router": ("router", HParam("cosine", "'cosine' or 'linear'", where=_SPARSE)),
+    "moe_experts": (
+        "num_experts",
+        HParam(6, "experts in a block", where=_SPARSE, least=1, most=1024),
+    ),
+    "moe_k": ("k", HParam(1, "experts that a token visits", where=_SPARSE, least=1)),
+    "moe_router": (
+        "router",
+        HParam("cosine", "'cosine' or 'linear'", where=_SPARSE, choices=tuple(ROUTERS)),
+    ),
     "moe_capacity": (
         "capacity_factor",
-        HParam(1.5, "an expert's room in multiples of its fair share; 0: all", where=_SPARSE),
+        HParam(
+            1.5, "an expert's room in multiples of its fair share; 0: all", where=_SPARSE, least=0
+        ),
     ),
     "moe_evaluation": (
         "evaluation",
@@ -262,23 +280,44 @@ _EXPERTS = {
             "in evaluation: 'dropless', or the same 'capacity' as in training",
             with_parity="capacity",
             where=_SPARSE,
+            choices=("dropless", "capacity"),
         ),
     ),
     "moe_noise": (
         "gate_noise",
-        HParam(1.0, "noise of the logits in training, divided by the experts", where=_SPARSE),
+        HParam(
+            1.0, "noise of the logits in training, divided by the experts", where=_SPARSE, least=0
+        ),
     ),
-    "moe_dropout": ("dropout", HParam(0.1, "dropout inside the experts", where=_SPARSE)),
-    "moe_loss": ("loss", HParam("balance", "auxiliary loss: 'balance', 'product'", where=_SPARSE)),
+    "moe_dropout": (
+        "dropout",
+        HParam(0.1, "dropout inside the experts", where=_SPARSE, least=0, below=1),
+    ),
+    "moe_loss": (
+        "loss",
+        HParam(
+            "balance",
+            "auxiliary loss: 'balance', 'product'",
+            where=_SPARSE,
+            choices=("balance", "product"),
+        ),
+    ),
     "moe_weight": (
         "auxiliary_weight",
         HParam(0.01, "weight of the auxiliary loss of each block", where=_SPARSE, least=0),
     ),
-    "moe_backend": ("backend", HParam("torch", "implementation of the layer", where=_SPARSE)),
+    "moe_backend": (
+        "backend",
+        HParam("torch", "implementation of the layer", where=_SPARSE, choices=BACKENDS),
+    ),
 }
 SHARED_HPARAMS |= {name: declared for name, (_, declared) in _EXPERTS.items()} | {
     "drop_path": HParam(
-        0.1, "stochastic depth, rising from 0 in the first block to this", where=_SPARSE
+        0.1,
+        "stochastic depth, rising from 0 in the first block to this",
+        where=_SPARSE,
+        least=0,
+        below=1,
     )
 }
 
