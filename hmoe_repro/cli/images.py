@@ -98,8 +98,7 @@ SkipUnreadable = Annotated[
 TrustCode = Annotated[
     bool,
     typer.Option(
-        "--trust-code",
-        help="Run the algorithm's file that is kept beside the run; read it first.",
+        "--trust-code", help="Run the algorithm's file that is kept beside the run; read it first."
     ),
 ]
 

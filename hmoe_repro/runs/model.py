@@ -134,10 +134,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
 
 
 def load_model(
-    run_id: str,
-    mode: str | None = None,
-    store: RunStore | None = None,
-    trust_code: bool = False,
+    run_id: str, mode: str | None = None, store: RunStore | None = None, trust_code: bool = False
 ):
     """(algorithm in evaluation mode, record) of a finished run, with the weights that `mode`
     selected (default: the first mode), or for 'last' those after the last update, which runs with
