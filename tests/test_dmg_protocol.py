@@ -517,7 +517,7 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, o
         (dict(sampler="pooled"), "the sampler pooled belongs to DomainBed's protocol"),
         (dict(parity=True), "parity belongs to DomainBed's protocol"),
         (dict(steps=5), "steps=5 and epochs=2 both say"),
-        (dict(epochs=0), "epochs must be at least 1, got 0"),
+        (dict(epochs=0), "epochs must be a whole number of at least 1, got 0"),
         (dict(hparams={"batch_size": 0}), "batch_size"),
     ],
 )
