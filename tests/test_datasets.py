@@ -98,6 +98,22 @@ def test_as_input_is_exact_and_channels_last():
             ),
             "are \\(1, 4, 4\\)",
         ),
+        *(
+            (dict(images=[x]), f"images of domain 'a' are {said}. Fix: .*uint8 from 0 to 255, or")
+            for x, said in (
+                (torch.full((3, 1, 2, 2), 255_000), "torch.int64 .*from 255000 to 255000"),
+                (torch.full((3, 1, 2, 2), 1.5), "torch.float32 .* to 1.5"),
+                (torch.full((3, 1, 2, 2), -0.5), "torch.float32 .*to -0.5"),
+                (torch.full((3, 1, 2, 2), torch.nan), "torch.float32 .*nan"),
+                (torch.zeros(3, 1, 2, 2, dtype=torch.float64), "torch.float64 .*"),
+                (torch.zeros(3, 2, 2, dtype=torch.uint8), r"torch.uint8 of shape \(3, 2, 2\) .*"),
+            )
+        ),
+        (dict(labels=[torch.tensor([0.0, 1.0, 0.0])]), "labels of type torch.float32 .*Fix: torch"),
+        (
+            dict(labels=[torch.tensor([[0], [1], [0]])]),
+            r"shape \(3, 1\). Fix: torch.int64, one for",
+        ),
     ],
 )
 def test_ill_formed_data_is_refused(change, message):
@@ -111,6 +127,16 @@ def test_ill_formed_data_is_refused(change, message):
     MultiDomainDataset(**good)
     with pytest.raises(HmoeError, match=message):
         MultiDomainDataset(**(good | change))
+
+
+def test_floats_from_0_to_1_are_taken_as_they_are():
+    torch.manual_seed(0)
+    x, y = torch.rand(3, 1, 4, 4), torch.tensor([0, 1, 0])
+    data = MultiDomainDataset("d", ["a"], ["n", "y"], [x], [y])
+    assert torch.equal(data.inputs(0, torch.arange(3)), x)
+    assert torch.equal(data.pictures(0, torch.arange(3)), (255 * x).round().to(torch.uint8))
+    halved = data.prepared(2).inputs(0, torch.arange(3))
+    assert torch.allclose(halved.mean(), x.mean()) and halved.shape == (3, 1, 2, 2)
 
 
 def test_unknown_names_list_the_valid_ones():

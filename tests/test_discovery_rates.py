@@ -316,13 +316,13 @@ def test_options_at_their_default_leave_a_run_its_name():
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"code_norm": "layer"}, "unknown code norm 'layer'"),
-        ({"d2v_small_norm": "batch"}, "unknown norm of a D2V encoder"),
+        ({"code_norm": "layer"}, "unknown code_norm 'layer'"),
+        ({"d2v_small_norm": "batch"}, "unknown d2v_small_norm 'batch'"),
         ({"entropy_ramp": -1.0}, "at least 0"),
         ({"d2v_lr": -0.1}, "at least 0"),
         ({"labelled_fraction": 0.5}, "lambda_d is 0"),
         ({"labelled_domains": "plain"}, "lambda_d is 0"),
-        ({"lambda_d": 1.0, "labelled_fraction": 1.5}, "share from 0 to 1"),
+        ({"lambda_d": 1.0, "labelled_fraction": 1.5}, "labelled_fraction must be at most 1"),
         ({"lambda_d": 1.0, "labelled_fraction": -0.5}, "at least 0"),
         ({"lambda_d": 1.0, "labelled_domains": "sketch"}, "unknown training domain"),
     ],

@@ -358,7 +358,7 @@ def test_a_known_domain_must_be_known_and_trained_on(mode, domain, said):
         (3, {"mask_lr": -1.0}, "mask_lr must be at least 0"),
         (3, {"places": ["layer3"]}, "network small_cnn 'layer3'. Valid: conv2, conv3, conv4, fc"),
         (3, {"places": ["fc", "fc"]}, "places for masks must be different"),
-        (3, {"reading": "mine"}, "unknown reading of DMG 'mine'. Valid: released, paper"),
+        (3, {"reading": "mine"}, "unknown reading 'mine'. Valid: released, paper"),
         (3, {"schedule": "cosine"}, "unknown schedule 'cosine'"),
     ],
 )

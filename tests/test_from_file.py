@@ -47,18 +47,22 @@ def file(tmp_path, monkeypatch, own_names):
 
 
 def test_a_class_is_found_by_its_own_name_and_by_the_registered_one(file):
-    assert file(TWO, "Plain") == "Plain" and ALGORITHMS["Plain"].needs_domain_labels
-    assert ALGORITHMS["Plain"].settings.smoothing == 0.1
-    assert file(TWO, "Named") == file(TWO, "Other") == "Named"
-    assert source_hash(ALGORITHMS["Named"]) == source_hash(ALGORITHMS["Plain"])
-    assert is_file_algorithm("mine.py:Plain") and not is_file_algorithm("HMOE-DN")
+    assert (
+        file(TWO, "Plain") == "Plain (mine.py)"
+        and ALGORITHMS["Plain (mine.py)"].needs_domain_labels
+    )
+    assert ALGORITHMS["Plain (mine.py)"].settings.smoothing == 0.1
+    assert file(TWO, "Named") == file(TWO, "Other") == "Named (mine.py)"
+    hashes = {source_hash(ALGORITHMS[f"{name} (mine.py)"]) for name in ("Named", "Plain")}
+    assert len(hashes) == 1 and "Named" not in ALGORITHMS and "Plain" not in ALGORITHMS
+    assert is_file_algorithm("mine.py:Plain") and not is_file_algorithm("Plain (mine.py)")
 
 
 def test_a_class_name_goes_before_a_registered_one(file):
     text = "from hmoe_repro.algorithms.base import ERM\n"
     text += "class First(ERM): name = 'Second'\nclass Second(ERM): pass\n"
-    assert file(text, "Second") == "Second"
-    assert ALGORITHMS["Second"].__name__ == "Second"
+    assert file(text, "Second") == "Second (mine.py)"
+    assert ALGORITHMS["Second (mine.py)"].__name__ == "Second"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_an_error_in_training_is_explained_with_its_line(file):
     cls = ALGORITHMS[file(TWO, "Named")]
     with pytest.raises(IndexError) as caught:
         cls(*SHAPE).update([])
-    said = explain_error(caught.value, "Named", source_hash(cls))
+    said = explain_error(caught.value, cls.name, source_hash(cls))
     assert "line 17 of mine.py (`return {" in said and "IndexError" in said and "Fix:" in said
     assert explain_error(ValueError("elsewhere"), "Named", "0" * 12) == "ValueError: elsewhere"
     assert explain_error(ValueError("ours"), "ERM", None) == "ValueError: ours"
@@ -98,13 +102,15 @@ def test_an_error_in_training_is_explained_with_its_line(file):
 def test_a_run_goes_on_with_the_version_it_began_with(file, tmp_path):
     old = source_hash(ALGORITHMS[file(TWO, "Plain")])
     new = source_hash(ALGORITHMS[file(TWO.replace("0.1", "0.2"), "Plain")])
-    assert old != new and ALGORITHMS["Plain"].settings.smoothing == 0.2
-    assert restore_algorithm("Plain", old).settings.smoothing == 0.1
+    assert old != new and ALGORITHMS["Plain (mine.py)"].settings.smoothing == 0.2
+    assert restore_algorithm("Plain (mine.py)", old).settings.smoothing == 0.1
     with pytest.raises(
         HmoeError, match=f"not kept here; the one known by that name has hash {old}"
     ):
-        restore_algorithm("Plain", "0" * 12)
+        restore_algorithm("Plain (mine.py)", "0" * 12)
     kept = tmp_path / "runs" / "algorithms" / f"{new}.py"
     kept.write_text("changed")
-    with pytest.raises(HmoeError, match=f"the kept source {new}.py of algorithm Plain was changed"):
-        restore_algorithm("Plain", new)
+    with pytest.raises(
+        HmoeError, match=f"the kept source {new}.py of algorithm Plain .mine.py. was changed"
+    ):
+        restore_algorithm("Plain (mine.py)", new)

@@ -155,14 +155,14 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
         ("GMoE", {"hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
         ("IRM", {"network": "gmoe_small", "hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
         ("GMoE", {"hparams": {"moe_experts": 1}}, "there is only one. Fix: at least two experts"),
-        ("GMoE", {"hparams": {"moe_capacity": -1.0}}, "capacity of -1.0 times the fair share"),
+        ("GMoE", {"hparams": {"moe_capacity": -1.0}}, "moe_capacity must be at least 0"),
         (
             "GMoE",
             {"hparams": {"moe_capacity": 0.0, "moe_noise": 0.0}},
             "leaves the load without a gradient",
         ),
-        ("GMoE", {"hparams": {"moe_placement": "all"}}, "unknown placement of experts 'all'"),
-        ("GMoE", {"hparams": {"moe_backend": "jax"}}, "unknown backend of the experts 'jax'"),
+        ("GMoE", {"hparams": {"moe_placement": "all"}}, "unknown moe_placement 'all'"),
+        ("GMoE", {"hparams": {"moe_backend": "jax"}}, "unknown moe_backend 'jax'"),
         ("GMoE", {"network": "gmoe:vit_smal"}, "timm has no network 'vit_smal'. Fix: for example"),
         ("ERM", {"network": "small_vit", "hparams": {"drop_path": 0.1}}, "drop_path exists only"),
     ],
@@ -242,6 +242,10 @@ def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, t
     model = load_trained(spec.run_id, store=store)
     rows, unreadable = predict_folder(model, tmp_path / "pictures")
     assert len(rows) == 3 and not unreadable
+    with torch.no_grad():
+        model.algorithm.classifier.weight.fill_(3e38)
+    with pytest.raises(HmoeError, match=f"run {spec.run_id} gives logits that are not finite. Fix"):
+        predict_folder(model, tmp_path / "pictures")
     algorithm, other = (load_model(spec.run_id, store=store)[0] for _ in range(2))
     with torch.no_grad():
         for p in other.parameters():

@@ -1,11 +1,18 @@
 """From a request to a specification: defaults, checks, and what belongs to the identity."""
 
 import dataclasses
+import math
 
 import pytest
+import torch
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.known import DATASETS
+from hmoe_repro.algorithms import algorithm_names, get_algorithm
+from hmoe_repro.algorithms.base import SHARED_HPARAMS
+from hmoe_repro.core import HmoeError, random_state
+from hmoe_repro.data.known import DATASETS, load_dataset
+from hmoe_repro.networks.build import WITH_WEIGHTS
+from hmoe_repro.runs import request as planning
+from hmoe_repro.runs.model import build_algorithm
 from hmoe_repro.runs.request import RunRequest, data_seed, make_spec, make_toy_spec
 
 
@@ -109,3 +116,73 @@ def test_generated_data_follow_the_trial_unless_parity_is_asked_for():
     assert seeds == [4, 4] and parity[0] != parity[1]
     with pytest.raises(HmoeError, match="Valid: negative, photo, plain, sketch"):
         data_seed("ERM", "DigitDomains", ["foto"], 4, True)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "algorithm, hparams, settings, said",
+    [
+        (
+            "GMoE",
+            {"drop_path": 2},
+            {},
+            "hyper-parameter drop_path must be below 1, got 2. It means",
+        ),
+        ("DANN", {"mlp_depth": 1}, {}, "a discriminator of depth 1 .*Fix: mlp_depth of at least 2"),
+        ("DANN", {"beta1": 1}, {}, "beta1 must be below 1"),
+        ("SWAD", {"n_converge": 9}, {}, "n_converge = 9 must be .* less than n_tolerance = 6"),
+        ("Mixup", {"mixup_alpha": 0}, {}, "mixup_alpha must be above 0"),
+        ("MTL", {"mtl_ema": 2}, {}, "mtl_ema must be at most 1"),
+        ("HMOE-DN", {"mix": "x"}, {}, "unknown mix 'x'. Valid: logits, prob"),
+        ("HMOE-DN", {"d2v_encoder": "image"}, {"resolution": 8}, "needs 16 pixels a side"),
+        ("DMG", {"places": ["fc9"]}, {}, "place for masks in the network mnist_cnn 'fc9'. Valid"),
+        ("ERM", {"freeze_bn": "x", "weights": "random"}, {"network": "resnet18"}, "freeze_bn 'x'"),
+        ("ERM", {"weights": "random"}, {"network": "timm:vit_none"}, "timm has no network 'vit_n"),
+        ("ERM", {"weights": "random"}, {"network": "resnet18", "resolution": 16}, "at least 32"),
+        ("ERM", {}, {"checkpoint_frequency": 0}, "checkpoint_frequency must be a whole number of"),
+        ("ERM", {}, {"steps": 1.5}, "steps must be a whole number of at least 1, got 1.5"),
+        ("ERM", {}, {"resolution": 0}, "resolution must be a whole number of at least 1"),
+    ],
+)
+def test_what_training_would_refuse_is_refused_in_planning(algorithm, hparams, settings, said):
+    with pytest.raises(HmoeError, match=said) as caught:
+        make_spec(algorithm, "DigitDomainsTiny", ["photo"], 0, hparams, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_any_value_is_refused_in_planning_or_can_be_built(name):
+    data, network = load_dataset("DigitDomainsTiny"), {"network": "small_cnn"}
+    before = random_state()
+    for setting, declared in get_algorithm(name).HPARAMS.items():
+        if setting in ("network", "weights") or SHARED_HPARAMS.get(setting) is declared:
+            if name not in ("ERM", "GMoE"):
+                continue
+        needs, values = declared.where or ("", ())
+        for value in (-1, 0, 2, 1e9, 10**9, math.nan, math.inf, "x"):
+            given = {setting: value} | ({} if needs in ("", "network") else {needs: [*values][0]})
+            where = {} if name in ("GMoE", "ERM-ViT") or needs == "network" else network
+            try:
+                spec = make_spec(name, "DigitDomainsTiny", ["photo"], 0, given, **where)
+            except HmoeError as error:
+                assert any(said in str(error) for said in ("Fix: ", "Valid", "It means: "))
+                continue
+            assert value == value and value not in (math.inf, "x"), f"{setting}={value}"
+            device = "meta" if spec.network in WITH_WEIGHTS else "cpu"
+            with torch.device(device), planning._Undrawn():  # no memory for what is large
+                build_algorithm(spec, data)
+    after = random_state()
+    assert torch.equal(before.pop("torch"), after.pop("torch")) and str(before) == str(after)
+
+
+def test_what_was_built_in_planning_is_not_built_again(monkeypatch):
+    built = []
+    erm = get_algorithm("ERM")
+    monkeypatch.setattr(planning, "_BUILT", set())
+    monkeypatch.setattr(erm, "__init__", lambda self, *given: built.append(given))
+    for lr in (0.1, 0.2):
+        for seed in (0, 1):
+            make_spec("ERM", "DigitDomainsTiny", ["photo"], seed, {"lr": lr}, network="small_cnn")
+    assert len(built) == 1 and built[0][:3] == ((3, 16, 16), 10, 3)

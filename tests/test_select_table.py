@@ -3,6 +3,7 @@ training to DomainBed's form, also with an algorithm from a file."""
 
 import copy
 import re
+import sys
 from dataclasses import replace
 
 import pandas as pd
@@ -11,6 +12,8 @@ from test_domainbed import DOMAINS, domainbed_choice, read
 from test_domainbed import record as curves
 from typer.testing import CliRunner
 
+from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.algorithms.base import ALGORITHMS
 from hmoe_repro.cli.app import app
 from hmoe_repro.core import HmoeError, results_dir
 from hmoe_repro.data.base import DATASETS
@@ -25,6 +28,7 @@ from hmoe_repro.evidence.search import (
     tables_of,
 )
 from hmoe_repro.evidence.verdicts import resolvable_in
+from hmoe_repro.runs.model import load_model
 from hmoe_repro.runs.request import make_spec
 from hmoe_repro.runs.selection import RULES, select_model
 from hmoe_repro.runs.spec import RunSpec
@@ -403,8 +407,12 @@ def test_a_file_that_holds_no_such_algorithm_is_refused_in_a_line(hmoe, tmp_path
             8,
             "AssertionError",
         ),
+        *(
+            (f"    def {start}\n        raise SystemExit(0)", 8, "SystemExit: 0")
+            for start in ("__init__(self, *given):", "loss(self, batches):", "predict(self, x):")
+        ),
     ],
-    ids=["construction", "update", "evaluation"],
+    ids=["construction", "update", "evaluation", "exit 1", "exit 2", "exit 3"],
 )
 def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, body, line, said):
     (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
@@ -425,10 +433,9 @@ def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, b
 
 
 @pytest.mark.slow
-def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        MINE + "\n    def loss(self, minibatches):\n        return {'loss': minibatches.mean()}\n"
-    )
+@pytest.mark.parametrize("line", ["return {'loss': minibatches.mean()}", "raise SystemExit(0)"])
+def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path, line):
+    (tmp_path / "mine.py").write_text(f"{MINE}\n    def loss(self, minibatches):\n        {line}\n")
     hmoe(
         "sweep",
         "digits_table",
@@ -440,7 +447,7 @@ def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
         "cpu",
         "--algorithm",
         "mine.py:Mine",
-        fails="line 8 of the file of Mine .`return {'loss': minibatches.mean..}`",
+        fails=re.escape(f"line 8 of mine.py (`{line}`)"),
     )
 
 
@@ -450,7 +457,7 @@ def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path):
         (
             "    def update(self, minibatches, unlabeled=None):\n        return "
             "super().loss(minibatches)['loss']",
-            "update of Mine returned Tensor and no dictionary. Fix",
+            "returned Tensor and no dictionary. Fix",
         ),
         (
             "    def loss(self, minibatches):\n        return super().loss(minibatches)['loss']",
@@ -484,7 +491,7 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     assert "4 of 4 runs complete" in hmoe(*sweep) and "0 to train" in hmoe(*sweep)
     old = RunStore().scan()[0]
     assert (
-        {r["spec"]["algorithm"] for r in old} == {"Mine"}
+        {r["spec"]["algorithm"] for r in old} == {"Mine (mine.py)"}
         and old[0]["spec"]["hparams"]["strength"] == 0.5
         and {r["spec"]["trial_seed"] for r in old} == {0, 1}
     )
@@ -519,12 +526,62 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     hmoe(*train)
     now = RunStore().scan()[0]
     assert len(now) == 5 and {r["run_id"] for r in old} < {r["run_id"] for r in now}
-    hmoe("select", fails="runs of Mine differ in algorithm_source")
+    hmoe("select", fails="runs of Mine .mine.py. differ in algorithm_source")
     for key in {r["spec"]["algorithm_source"] for r in now}:
         assert "Mine" in hmoe("select", "--where", f"algorithm_source={key}")
     hmoe(*train, "--set", "strengh=1", fails="strength")
     hmoe(*train, "--set", "strength=much", fails="strength must be float")
     hmoe(*train, "--set", "strength=true", fails="strength must be float")
+
+
+def test_code_that_came_with_a_store_is_run_only_if_it_is_trusted(hmoe, tmp_path):
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').close()\n{MINE}")
+    hmoe("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY)
+    (record,) = RunStore().scan()[0]
+    sample_tree(tmp_path / "pictures", per_class=1, size=32)
+    predict = ("predict", "pictures", "--model", record["run_id"], "--device", "cpu")
+    key = record["spec"]["algorithm_source"]
+    del sys.modules[f"hmoe_own_{key}_mine.py"], ALGORITHMS["Mine (mine.py)"]  # another process
+    (tmp_path / "ran").unlink()
+    hmoe(*predict, fails=rf"Mine .mine.py. is code .*algorithms/{key}.py, .*Fix: .*--trust-code")
+    with pytest.raises(HmoeError, match="trust_code=True"):
+        load_model(record["run_id"])
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "predictions.csv").exists()
+    assert "8 images in predictions.csv" in hmoe(*predict, "--trust-code")
+    assert (tmp_path / "ran").exists()
+    load_model(record["run_id"])  # its file is known to this process by now
+
+
+SHADOWS = """
+title = "three of one name"
+algorithms = ["ERM", "shadow.py:ERM", "other.py:ERM"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = 1
+steps = 2
+checkpoint_frequency = 1
+network = "small_cnn"
+hparams.all.batch_size = 4
+"""
+
+
+def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
+    alone = make_spec("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id
+    for name in ("shadow", "other", "else/shadow"):
+        (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
+        text = f"# {name}\nfrom hmoe_repro.algorithms import base\nclass ERM(base.ERM): pass\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "study.toml").write_text(SHADOWS)
+    assert "3 of 3 runs complete" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")
+    names = {"ERM", "ERM (shadow.py)", "ERM (other.py)"}
+    specs = [RunSpec.from_dict(record["spec"]) for record in RunStore().scan()[0]]
+    assert {s.algorithm: bool(s.algorithm_source) for s in specs} == {n: n != "ERM" for n in names}
+    for listed in (hmoe("select", "study.toml"), hmoe("runs")):
+        assert all(name in listed for name in names) and re.search(r"\bERM +[^ (]", listed)
+    assert get_algorithm("ERM").__module__ == "hmoe_repro.algorithms.base"
+    assert make_spec("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id == alone
+    (tmp_path / "study.toml").write_text(SHADOWS.replace("other.py", "else/shadow.py"))
+    hmoe("plan", "study.toml", fails="have the same name, by which .* Fix: rename one of them")
 
 
 def test_guests_are_trained_as_erm_is(tmp_path, monkeypatch):

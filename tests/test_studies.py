@@ -421,7 +421,10 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
     monkeypatch.chdir("/")
     specs = study_specs(path)
     assert {s.dataset for s in specs} == {"Noise", "pictures"}
-    assert {(s.algorithm, s.hparams.get("push")) for s in specs} == {("ERM", None), ("Beside", 2.0)}
+    assert {(s.algorithm, s.hparams.get("push")) for s in specs} == {
+        ("ERM", None),
+        ("Beside (beside.py)", 2.0),
+    }
     noise = {s.trial_seed: s.dataset_fingerprint for s in specs if s.dataset == "Noise"}
     assert len(set(noise.values())) == 2  # drawn from the trial seed
     assert {s.test_domains for s in specs if s.dataset == "Noise"} == {("a",), ("b",), ("c",)}
@@ -440,6 +443,8 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
         ("def Mine(seed):\n    pass", "unknown argument of Mine in data.py: 'seed'"),
         ("def Mine():\n    return 3", "Mine in data.py returned int. Fix"),
         ("def Mine():\n    return x", "NameError.*Fix: line 2 of data.py"),
+        ("raise SystemExit", "SystemExit: . Fix: line 1 of data.py"),
+        ("def Mine():\n    raise SystemExit(0)", "SystemExit: 0. Fix: line 2 of data.py"),
         ("Mine = 3", "has no function 'Mine'"),
         ("def PACS():\n    pass", "there is a data set PACS already"),
     ],
@@ -499,7 +504,7 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
         "ERM against a loss that listens to the worst domain",
         "Reduced, against the scale of the papers: 60 updates instead of 5,001",
         "No run is missing, none failed.",
-        "WorstDomain | default",
+        "WorstDomain (example\\\\_algorithm.py) | default",
     ):
         assert said in text, said
     assert str(tmp_path) not in text

@@ -270,10 +270,10 @@ def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(
     assert len(file.strip().splitlines()) <= 15
     (tmp_path / "mine.py").write_text(file)
     specs = only_algorithms(study_specs("smoke-table1"), [f"{tmp_path / 'mine.py'}:Mine", "ERM"])
-    mine, erm = ([s for s in specs if s.algorithm == name] for name in ("Mine", "ERM"))
+    mine, erm = ([s for s in specs if s.algorithm == name] for name in ("Mine (mine.py)", "ERM"))
     assert [(s.test_domains, s.trial_seed, s.steps, s.network) for s in mine] == [
         (s.test_domains, s.trial_seed, s.steps, s.network) for s in erm
     ]
     assert mine[0].hparams == erm[0].hparams | {"hardness": 0.5} and mine[0].algorithm_source
     table, missing = choose([run(specs, RunStore()) for specs in (mine[0], erm[0])])
-    assert list(table.algorithm) == ["ERM", "Mine"] and not missing
+    assert list(table.algorithm) == ["ERM", "Mine (mine.py)"] and not missing

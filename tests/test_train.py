@@ -10,13 +10,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.model import build_dataset, load_model
+from hmoe_repro.runs.model import build_dataset, load_model, selected_path
 from hmoe_repro.runs.protocol import evaluate, make_splits
 from hmoe_repro.runs.request import make_spec, make_toy_spec
 from hmoe_repro.runs.selection import training_domain_validation, validation_accuracy
-from hmoe_repro.runs.states import is_sealed, load_state
+from hmoe_repro.runs.states import is_sealed, load_state, sealed
 from hmoe_repro.runs.store import RunStore, outcome, publish_study
 from hmoe_repro.runs.train import failed_record, run, without_paths
 
@@ -290,22 +291,55 @@ def spoil(path, at=-9):
     path.write_bytes(content)
 
 
-def test_weights_without_a_seal_are_read_as_before(tmp_path):
-    """Those of earlier versions; a wrong shape or a cut file is one clear line."""
-    from safetensors.torch import load_file, save_file
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        ("cut", "cut, damaged or another model's"),
+        ("empty", "cut, damaged or another model's"),
+        ("no safetensors", "cut, damaged or another model's"),
+        ("unsealed", "its SHA-256 is another one, or none"),
+        ("not a number", "classifier.bias is not finite"),
+        ("another run's", "written for run {other}, mode max"),
+        ("another mode's", "written for run {run}, mode mix"),
+    ],
+)
+def test_only_whole_and_finite_weights_of_this_run_and_mode_are_loaded(two_runs, damage, said):
+    store, spec, other = two_runs
+    path, mix, others = (
+        selected_path(store.path(run_id), mode)
+        for run_id, mode in [(spec, "max"), (spec, "mix"), (other, "max")]
+    )
+    content = path.read_bytes()
+    load_model(spec, "max", store)
+    weights, header = load(content), content[8 : 8 + int.from_bytes(content[:8], "little")]
+    metadata = json.loads(header)["__metadata__"]
+    name = list(weights)[-1]
+    broken = weights | {name: weights[name] / 0}
+    path.write_bytes(
+        {
+            "cut": content[:-4],
+            "empty": b"",
+            "no safetensors": b"x" * 40,
+            "unsealed": save(weights, {n: v for n, v in metadata.items() if n != "sha256"}),
+            "not a number": sealed(broken, **metadata),
+            "another run's": others.read_bytes(),
+            "another mode's": mix.read_bytes(),
+        }[damage]
+    )
+    said = said.format(run=spec, other=other).replace("classifier.bias", name)
+    with pytest.raises(HmoeError, match=f"{said}.*Fix: copy them again, or remove"):
+        load_model(spec, "max", store)
+    path.write_bytes(content)
 
-    spec, store = short("ERM", steps=2), RunStore(tmp_path)
-    run(spec, store)
-    path = store.path(spec.run_id) / "selected-default.safetensors"
-    weights = load_file(path)
-    save_file(weights, path)
-    assert is_sealed(path.read_bytes()) is None
-    algorithm, _ = load_model(spec.run_id, store=store)
-    assert all(torch.equal(algorithm.state_dict()[name], t) for name, t in weights.items())
-    for content in (path.read_bytes()[:-4], b"", b"x" * 40):
-        path.write_bytes(content)
-        with pytest.raises(HmoeError, match="cut, damaged or another model's"):
-            load_model(spec.run_id, store=store)
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    "A store, and the names of two of its runs with weights of the same shapes."
+    store = RunStore(tmp_path_factory.mktemp("two"))
+    specs = [short("HMOE-DN", steps=2), short("HMOE-DN", steps=3)]
+    for spec in specs:
+        assert run(spec, store)["status"] == "complete"
+    return store, *(spec.run_id for spec in specs)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ class Alignment(ERM):
 
     version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {
-        "mmd_gamma": HParam(1.0, "weight of the distance between domains", search=LogUniform(-1, 1))
+        "mmd_gamma": HParam(
+            1.0, "weight of the distance between domains", search=LogUniform(-1, 1), least=0
+        )
     }
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
@@ -111,7 +113,10 @@ def make_discriminator(num_features: int, num_domains: int, hparams: dict) -> ML
 _RATE = ERM.HPARAMS["lr"]
 _ADVERSARY = {
     "lambda": HParam(
-        1.0, "weight of the adversary's gradient in the featurizer", search=LogUniform(-2, 2)
+        1.0,
+        "weight of the adversary's gradient in the featurizer",
+        search=LogUniform(-2, 2),
+        least=0,
     ),
     "lr_g": HParam(
         0.0,
@@ -135,7 +140,9 @@ _ADVERSARY = {
     "weight_decay_d": HParam(
         0.0, "its weight decay", search=LogUniform(-6, -2), least=0, follows="weight_decay"
     ),
-    "beta1": HParam(0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5))),
+    "beta1": HParam(
+        0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5)), least=0, below=1
+    ),
     "d_steps_per_g_step": HParam(
         1,
         "steps of the discriminator for each of the featurizer",
@@ -143,11 +150,20 @@ _ADVERSARY = {
         least=1,
     ),
     "grad_penalty": HParam(
-        0.0, "weight of the squared gradient at the discriminator's input", search=LogUniform(-2, 1)
+        0.0,
+        "weight of the squared gradient at the discriminator's input",
+        search=LogUniform(-2, 1),
+        least=0,
     ),
-    "mlp_width": HParam(256, "width of the discriminator", search=LogUniform(6, 10, 2, whole=True)),
-    "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5))),
-    "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5))),
+    "mlp_width": HParam(
+        256,
+        "width of the discriminator",
+        search=LogUniform(6, 10, 2, whole=True),
+        least=1,
+        most=65536,
+    ),
+    "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5)), most=100),
+    "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5)), least=0, below=1),
 }
 
 # %% ../../nbs/4_algorithms/07_alignment.ipynb #def-adversarial
@@ -274,6 +290,8 @@ class MTL(ERM):
             0.99,
             "weight of the newest mean in the running average",
             search=Choice((0.5, 0.9, 0.99, 1.0)),
+            least=0,
+            most=1,
         ),
         "parity": HParam(False, "DomainBed's noise in place of the domain's mean"),
     }

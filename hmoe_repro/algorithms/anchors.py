@@ -16,7 +16,7 @@ from torch import nn
 
 from .base import ERM, Algorithm, HParam, concatenate, register
 from .tools import frozen_copy
-from ..core import HmoeError, one_of
+from ..core import HmoeError
 from ..networks.build import make_classifier
 from ..networks.large import LARGE
 
@@ -89,8 +89,8 @@ class MIRO(ERM):
     `HmoeError` for a network of unknown build."""
 
     HPARAMS = ERM.HPARAMS | {
-        "ld": HParam(0.1, "weight lambda of the regulariser"),
-        "lr_mult": HParam(10.0, "learning rate of the variances, in multiples of lr"),
+        "ld": HParam(0.1, "weight lambda of the regulariser", least=0),
+        "lr_mult": HParam(10.0, "learning rate of the variances, in multiples of lr", least=0),
     }
     fixed = ("pretrained.",)
 
@@ -154,11 +154,6 @@ class Scheduled(Algorithm):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.epochs_done = 0
 
-    @classmethod
-    def check_domains(cls, num_domains, hparams):
-        super().check_domains(num_domains, hparams)
-        one_of(hparams.get("schedule", "none"), SCHEDULES, "schedule")
-
     def on_epoch(self, epoch: int):
         """`epoch` epochs are done: 1 after the first. A trainer that has epochs says so."""
         self.epochs_done = epoch
@@ -195,7 +190,10 @@ _DMG = ERM.HPARAMS | {
     "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", large=1e-5, least=0),
     "freeze_bn": replace(ERM.HPARAMS["freeze_bn"], default="no"),
     "schedule": HParam(
-        "none", f"learning rate over time: {', '.join(SCHEDULES)}", where=("network", LARGE)
+        "none",
+        f"learning rate over time: {', '.join(SCHEDULES)}",
+        where=("network", LARGE),
+        choices=SCHEDULES,
     ),
 }
 

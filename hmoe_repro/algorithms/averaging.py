@@ -113,7 +113,7 @@ class SMA(Averaging):
     """Simple moving average of all weights since update `sma_start` (section 3 of the paper)."""
 
     EXTRA_HPARAMS = {
-        "sma_start": HParam(100, "updates t_0 before the average begins", phase="updates")
+        "sma_start": HParam(100, "updates t_0 before the average begins", least=0, phase="updates")
     }
     HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
 
@@ -130,14 +130,14 @@ class EoA(Algorithm):
     from different weights (section 4 of the paper). `HmoeError` for fewer than one."""
 
     HPARAMS = SMA.HPARAMS | {
-        "num_models": HParam(6, "models E in the ensemble; the cost of training grows with it")
+        "num_models": HParam(
+            6, "models E in the ensemble; the cost of training grows with it", least=1, most=100
+        )
     }
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         number = self.hparams["num_models"]
-        if number < 1:
-            raise HmoeError(f"num_models must be at least 1, got {number}. Fix: the default is 6.")
         inner_hparams = hparams_of(SMA, self.hparams)
         self.members = nn.ModuleList(
             SMA(input_shape, num_classes, num_domains, inner_hparams) for _ in range(number)
@@ -321,7 +321,7 @@ _SWAD = {
     ),
     "n_tolerance": HParam(6, "checkpoints N_e above the threshold that mark the end"),
     "tolerance_ratio": HParam(
-        0.3, "how far above the mean loss of the beginning the threshold lies"
+        0.3, "how far above the mean loss of the beginning the threshold lies", least=0
     ),
     "parity": HParam(False, "segments and their weights as in the released code"),
 }

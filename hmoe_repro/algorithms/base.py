@@ -8,6 +8,7 @@ __all__ = ['SHARED_HPARAMS', 'ALGORITHMS', 'FREEZE_BN', 'Resumable', 'Configured
 
 # %% ../../nbs/4_algorithms/03_base.ipynb #imports
 import copy
+import sys
 from numbers import Real
 
 import torch
@@ -17,9 +18,10 @@ from torch import nn
 from .hparams import Choice, HParam, LogUniform, merge_hparams
 from .tools import to_floats
 from ..core import HmoeError, one_of
+from ..method.sparse_moe import ROUTERS
 from ..networks.build import WITH_WEIGHTS, make_classifier, make_featurizer
 from ..networks.large import LARGE
-from ..networks.sparse_vit import SPARSE_NETWORKS, check_experts
+from ..networks.sparse_vit import BACKENDS, PLACEMENTS, SPARSE_NETWORKS, check_experts
 
 # %% ../../nbs/4_algorithms/03_base.ipynb #shared-hparams
 SHARED_HPARAMS = {
@@ -39,6 +41,7 @@ SHARED_HPARAMS = {
         search_large=LogUniform(3, 5.5, 2, whole=True),
         search_in=(("DomainNet", LogUniform(3, 5, 2, whole=True)),),
         least=1,
+        most=65536,
     ),
     "weight_decay": HParam(
         0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2), least=0
@@ -54,12 +57,15 @@ SHARED_HPARAMS = {
         "auto",
         "keep batch norm in evaluation mode: 'yes', 'no', or 'auto', with pretrained weights only",
         where=("network", LARGE),
+        choices=("auto", "yes", "no"),
     ),
     "resnet_dropout": HParam(
         0.0,
         "dropout after a large network",
         where=("network", LARGE),
         search_large=Choice((0.0, 0.1, 0.5)),
+        least=0,
+        below=1,
     ),
 }
 
@@ -196,20 +202,21 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 
 
 def register(name: str, paper: str, needs_domain_labels: bool, family: str = "own"):
-    """Class decorator: enter an `Algorithm` under `name`. Raises `HmoeError` if the name is taken
-    by another class."""
+    """Class decorator: enter an `Algorithm` under `name`, or under 'name (file.py)' if its module
+    is a user's file. Raises `HmoeError` if the name is taken by another class."""
 
     def enter(cls):
-        taken = ALGORITHMS.get(name)
-        if taken and taken.__qualname__ != cls.__qualname__:
-            raise HmoeError(
-                f"the name {name!r} is taken by {taken.__qualname__}. Fix: choose another."
-            )
-        if not cls.__module__.startswith("hmoe_repro."):
+        file = getattr(sys.modules.get(cls.__module__), "ALGORITHM_FILE", "")
+        full = f"{name} ({file})" if file else name
+        taken, module = ALGORITHMS.get(full, cls), cls.__module__
+        if taken.__qualname__ != cls.__qualname__ or not file and taken.__module__ != module:
+            other = f"{taken.__module__}.{taken.__qualname__}"
+            raise HmoeError(f"the name {full!r} is taken by {other}. Fix: choose another.")
+        if not module.startswith("hmoe_repro."):
             cls.version = max(2, cls.version)
-        cls.name, cls.paper, cls.family = name, paper, family
+        cls.name, cls.paper, cls.family = full, paper, family
         cls.needs_domain_labels = needs_domain_labels
-        ALGORITHMS[name] = cls
+        ALGORITHMS[full] = cls
         return cls
 
     return enter
@@ -246,14 +253,27 @@ _SPARSE = ("network", SPARSE_NETWORKS)
 _EXPERTS = {
     "moe_placement": (
         "placement",
-        HParam("last-two", "which blocks get experts: 'last-two' or 'every-two'", where=_SPARSE),
+        HParam(
+            "last-two",
+            "which blocks get experts: 'last-two' or 'every-two'",
+            where=_SPARSE,
+            choices=PLACEMENTS,
+        ),
     ),
-    "moe_experts": ("num_experts", HParam(6, "experts in a block", where=_SPARSE, least=1)),
-    "moe_k": ("k", HParam(1, "experts that a token visits", where=_SPARSE)),
-    "moe_router": ("router", HParam("cosine", "'cosine' or 'linear'", where=_SPARSE)),
+    "moe_experts": (
+        "num_experts",
+        HParam(6, "experts in a block", where=_SPARSE, least=1, most=1024),
+    ),
+    "moe_k": ("k", HParam(1, "experts that a token visits", where=_SPARSE, least=1)),
+    "moe_router": (
+        "router",
+        HParam("cosine", "'cosine' or 'linear'", where=_SPARSE, choices=tuple(ROUTERS)),
+    ),
     "moe_capacity": (
         "capacity_factor",
-        HParam(1.5, "an expert's room in multiples of its fair share; 0: all", where=_SPARSE),
+        HParam(
+            1.5, "an expert's room in multiples of its fair share; 0: all", where=_SPARSE, least=0
+        ),
     ),
     "moe_evaluation": (
         "evaluation",
@@ -262,23 +282,44 @@ _EXPERTS = {
             "in evaluation: 'dropless', or the same 'capacity' as in training",
             with_parity="capacity",
             where=_SPARSE,
+            choices=("dropless", "capacity"),
         ),
     ),
     "moe_noise": (
         "gate_noise",
-        HParam(1.0, "noise of the logits in training, divided by the experts", where=_SPARSE),
+        HParam(
+            1.0, "noise of the logits in training, divided by the experts", where=_SPARSE, least=0
+        ),
     ),
-    "moe_dropout": ("dropout", HParam(0.1, "dropout inside the experts", where=_SPARSE)),
-    "moe_loss": ("loss", HParam("balance", "auxiliary loss: 'balance', 'product'", where=_SPARSE)),
+    "moe_dropout": (
+        "dropout",
+        HParam(0.1, "dropout inside the experts", where=_SPARSE, least=0, below=1),
+    ),
+    "moe_loss": (
+        "loss",
+        HParam(
+            "balance",
+            "auxiliary loss: 'balance', 'product'",
+            where=_SPARSE,
+            choices=("balance", "product"),
+        ),
+    ),
     "moe_weight": (
         "auxiliary_weight",
         HParam(0.01, "weight of the auxiliary loss of each block", where=_SPARSE, least=0),
     ),
-    "moe_backend": ("backend", HParam("torch", "implementation of the layer", where=_SPARSE)),
+    "moe_backend": (
+        "backend",
+        HParam("torch", "implementation of the layer", where=_SPARSE, choices=BACKENDS),
+    ),
 }
 SHARED_HPARAMS |= {name: declared for name, (_, declared) in _EXPERTS.items()} | {
     "drop_path": HParam(
-        0.1, "stochastic depth, rising from 0 in the first block to this", where=_SPARSE
+        0.1,
+        "stochastic depth, rising from 0 in the first block to this",
+        where=_SPARSE,
+        least=0,
+        below=1,
     )
 }
 

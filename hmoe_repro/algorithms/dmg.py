@@ -20,7 +20,7 @@ from .meta import MetaReg
 from .tools import domain_labels, refuse_one_domain
 from ..core import one_of
 from ..method.masks import applied, known_domains, mask_sum
-from ..networks.masked import NetworkMasks, choose_places, passes, sampled
+from ..networks.masked import READINGS, NetworkMasks, choose_places, passes, sampled
 
 # %% ../../nbs/4_algorithms/13_dmg.ipynb #def-overlaps
 class _Overlaps(torch.autograd.Function):
@@ -75,8 +75,12 @@ _DMG = {
     "lambda_s": HParam(0.0, "weight of sparsity, appendix 7.2", least=0),
     "mask_lr": HParam(1e-4, "learning rate of Adam on the masks", least=0),
     "places": HParam((), "where masks are, by name; empty: where `reading` has them"),
-    "reading": HParam("released", "'released' code or 'paper', where the two differ"),
-    "schedule": HParam("none", f"learning rates over time: {', '.join(SCHEDULES)}"),
+    "reading": HParam(
+        "released", "'released' code or 'paper', where the two differ", choices=READINGS
+    ),
+    "schedule": HParam(
+        "none", f"learning rates over time: {', '.join(SCHEDULES)}", choices=SCHEDULES
+    ),
     "near_zero": HParam(False, "the last layer starts near zero"),
     "resnet_dropout": replace(ERM.HPARAMS["resnet_dropout"], search_large=None),
 }

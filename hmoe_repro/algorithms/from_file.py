@@ -18,9 +18,6 @@ from .base import ALGORITHMS, Algorithm, register
 from ..core import HmoeError, ensure_writable, runs_dir, write_atomic
 
 # %% ../../nbs/4_algorithms/16_from_file.ipynb #def-import-file
-_FILE_NAMES = {}  # hash -> name of the file it was read from, where this process read it
-
-
 def _short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
@@ -45,14 +42,18 @@ def _cannot_import(error: BaseException, file: str, line: int | None) -> HmoeErr
     return HmoeError(f"{cause} (line {line}). Fix: that line of {file}.")
 
 
-def _import_file(path: Path, key: str) -> ModuleType:
-    """The module in a file, imported once under a name that holds its hash. `HmoeError` naming the
-    line where that fails."""
-    name = f"hmoe_own_{key}"
+def _module_name(key: str, file: str) -> str:
+    return f"hmoe_own_{key}_{file}"
+
+
+def _import_file(path: Path, key: str, file: str) -> ModuleType:
+    """The module in the kept copy `path` of a `file`, imported once under a name that holds its
+    hash. `HmoeError` naming the line where that fails."""
+    name = _module_name(key, file)
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)
-    module.__file__ = str(path)
+    module.__file__, module.ALGORITHM_FILE = str(path), file
     sys.modules[name] = module  # its own classes may look for it there
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
@@ -61,12 +62,17 @@ def _import_file(path: Path, key: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, (KeyboardInterrupt, HmoeError)):
             raise
-        file = _FILE_NAMES.get(key, path.name)
         raise _cannot_import(error, file, _line_in(key, error)) from None
     return module
 
 # %% ../../nbs/4_algorithms/16_from_file.ipynb #def-explain
-def explain_error(error: Exception, name: str, key: str | None) -> str:
+def _name_and_file(full: str) -> tuple[str, str]:
+    """'Name (file.py)' as ('Name', 'file.py'), and any other name with ''."""
+    name, _, file = full.partition(" (")
+    return name, file.removesuffix(")")
+
+
+def explain_error(error: BaseException, name: str, key: str | None) -> str:
     """One line about an error while algorithm `name` was at work; with file and line where it came
     through the file whose hash is `key`."""
     if isinstance(error, HmoeError):
@@ -75,7 +81,7 @@ def explain_error(error: Exception, name: str, key: str | None) -> str:
     line = _line_in(key, error) if key else None
     if line is None:
         return what
-    file = _FILE_NAMES.get(key, f"the file of {name}")
+    name, file = _name_and_file(name)
     text = linecache.getline(str(_kept_path(key)), line).strip()
     return (
         f"algorithm {name} failed in line {line} of {file} (`{text}`): {what}. "
@@ -101,7 +107,7 @@ def _find_class(module, name: str):
     if name in classes:
         return classes[name]
     for cls in classes.values():
-        if vars(cls).get("name") == name:
+        if vars(cls).get("name") == f"{name} ({module.ALGORITHM_FILE})":
             return cls
     cause = f"the file has no algorithm {name!r}"
     if hasattr(module, name):
@@ -110,15 +116,15 @@ def _find_class(module, name: str):
     raise HmoeError(f"{cause}. It has: {there}.")
 
 # %% ../../nbs/4_algorithms/16_from_file.ipynb #def-enter
-def _enter(path: Path, key: str, name: str) -> str:
-    """Import a file, mark its algorithm with the file's hash, make its name lead to it, and return
-    the name."""
-    cls = _find_class(_import_file(path, key), name)
-    if "name" not in vars(cls):
+def _enter(path: Path, key: str, file: str, name: str) -> type[Algorithm]:
+    """The algorithm `name` of a `file` that is kept at `path`, imported, marked with the file's
+    hash, and registered as 'name (file.py)'."""
+    cls = _find_class(_import_file(path, key, file), name)
+    if not str(vars(cls).get("name")).endswith(f" ({file})"):
         register(cls.__name__, paper="own", needs_domain_labels=True)(cls)
     cls.source_hash = key
     ALGORITHMS[cls.name] = cls
-    return cls.name
+    return cls
 
 # %% ../../nbs/4_algorithms/16_from_file.ipynb #def-kept-file
 def _kept_path(key: str) -> Path:
@@ -130,24 +136,38 @@ def is_file_algorithm(text: str) -> bool:
     return ".py:" in text or text.endswith(".py")
 
 
+def _refuse_namesake(path: Path, key: str):
+    """`HmoeError` where an algorithm of another file of the same name is registered."""
+    for cls in ALGORITHMS.values():
+        other = vars(cls).get("source_file", path)
+        if cls.name.endswith(f" ({path.name})") and other != path and cls.source_hash != key:
+            raise HmoeError(
+                f"{other} and {path} have the same name, by which a table tells their algorithms "
+                "apart. Fix: rename one of them."
+            )
+
+
 def algorithm_from_file(text: str) -> str:
-    """Register the algorithm of `path/file.py:Name` and return its name. `HmoeError` for a missing
-    file, a name that is not in it, or a file that cannot be imported."""
+    """Register the algorithm of `path/file.py:Name` as 'Name (file.py)', beside any other of that
+    name, and return this. `HmoeError` for a missing file, a name that is not in it, a file that
+    cannot be imported, or a second file of the same name."""
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
         raise HmoeError(f"{text!r} does not say which algorithm. Fix: path/file.py:Name.")
     try:
-        content = Path(path).read_bytes()
+        content = Path(path).expanduser().read_bytes()
     except OSError as error:
         raise HmoeError(
             f"the algorithm file {path} cannot be read ({error.strerror}). Fix: its path."
         ) from None
     key = _short_hash(content)
-    kept = _kept_path(key)
-    _FILE_NAMES[key] = Path(path).name
+    kept, path = _kept_path(key), Path(path).expanduser().resolve()
+    _refuse_namesake(path, key)
     if not kept.exists() or kept.read_bytes() != content:
         write_atomic(ensure_writable(kept.parent) / kept.name, content)
-    return _enter(kept, key, name)
+    cls = _enter(kept, key, path.name, name)
+    cls.source_file = path
+    return cls.name
 
 # %% ../../nbs/4_algorithms/16_from_file.ipynb #def-source-hash
 def source_hash(cls) -> str | None:
@@ -158,9 +178,9 @@ def source_hash(cls) -> str | None:
     return vars(cls).get("source_hash") or _short_hash(inspect.getsource(cls).encode())
 
 
-def restore_algorithm(name: str, key: str):
+def restore_algorithm(name: str, key: str, trust_code: bool = True):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
-    to be had."""
+    to be had; without `trust_code` also if this process would have to run a kept source."""
     known = ALGORITHMS.get(name)
     known_hash = source_hash(known) if known else None
     if known and known_hash == key:
@@ -176,4 +196,10 @@ def restore_algorithm(name: str, key: str):
             f"the kept source {kept.name} of algorithm {name} was changed. "
             "Fix: restore it, or train with the present source."
         )
-    return ALGORITHMS[_enter(kept, key, name)]
+    own, file = _name_and_file(name)
+    if not trust_code and _module_name(key, file) not in sys.modules:
+        raise HmoeError(
+            f"algorithm {name} is code that lies beside the run, in {kept}, and would be run. "
+            "Fix: read that file; if you trust it, --trust-code (in Python trust_code=True)."
+        )
+    return _enter(kept, key, file, own)

@@ -40,6 +40,8 @@ _SETTINGS = {
         0.1,
         "stochastic depth, rising from 0 in the first block to this",
         where=("network", TRANSFORMERS + SPARSE_NETWORKS),
+        least=0,
+        below=1,
     ),
 }
 

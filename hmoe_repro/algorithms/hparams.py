@@ -9,6 +9,7 @@ __all__ = ['LARGE_IMAGE', 'as_text', 'Uniform', 'LogUniform', 'Choice', 'HParam'
 # %% ../../nbs/4_algorithms/01_hparams.ipynb #imports
 import json
 import math
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,10 @@ class HParam:
     search_large: object = None  # the same for large images; None: as `search`
     search_in: tuple = ()  # ((data set, how to draw there), ...) where a data set has its own
     least: float | None = None  # the smallest value that makes sense
+    most: float | None = None  # the largest one
+    above: float | None = None  # a value that is too small by a hair
+    below: float | None = None  # one that is too large by a hair
+    choices: object = ()  # the values there are; empty: any
     follows: str = ""  # where it is not given, it is what this other hyper-parameter is
     below_domains: bool = False  # at least 1 and below the number of training domains
     younger: bool = False  # than the first records: its default is no part of a run's name
@@ -95,9 +100,17 @@ class HParam:
 LARGE_IMAGE = 64
 
 # %% ../../nbs/4_algorithms/01_hparams.ipynb #def-checked
+_BOUNDS = {  # field of `HParam` -> in words, and what must hold
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
 def _checked(name: str, value, declared: HParam):
-    """`value` as the declared type. `HmoeError` if it has another type, is not finite, or is below
-    the least that makes sense."""
+    """`value` as the declared type. `HmoeError` if it has another type, is not finite, is out of
+    its bounds, or is none of its choices."""
 
     def refuse(due: str, got):
         raise HmoeError(
@@ -106,17 +119,19 @@ def _checked(name: str, value, declared: HParam):
 
     kind = type(declared.default)
     is_number = type(value) in (int, float)
-    if is_number and declared.least is not None and value < declared.least:
-        refuse(f"at least {declared.least}", value)
+    if is_number and not math.isfinite(value):
+        refuse("finite", value)
+    for field, (words, holds) in _BOUNDS.items():
+        bound = getattr(declared, field)
+        if is_number and bound is not None and not holds(value, bound):
+            refuse(f"{words} {bound}", value)
     if kind is tuple and isinstance(value, (list, tuple)):
         return tuple(value)
     if kind is float and is_number:
-        if not math.isfinite(value):
-            refuse("finite", value)
         return float(value)
     if type(value) is not kind:
         refuse(kind.__name__, f"{value!r} ({type(value).__name__})")
-    return value
+    return one_of(value, declared.choices, name) if declared.choices else value
 
 # %% ../../nbs/4_algorithms/01_hparams.ipynb #def-exists
 def _exists(declared: HParam, merged: dict) -> bool:

@@ -36,7 +36,9 @@ class MLDG(Stepwise):
     `HmoeError` where no pair of domains is left to meta-train on."""
 
     HPARAMS = Stepwise.HPARAMS | {
-        "mldg_beta": HParam(1.0, "weight beta of the meta-test gradient", search=LogUniform(-1, 1)),
+        "mldg_beta": HParam(
+            1.0, "weight beta of the meta-test gradient", search=LogUniform(-1, 1), least=0
+        ),
         "n_meta_test": HParam(
             2,
             "number of domains kept for meta-test",
@@ -122,8 +124,9 @@ class ARM(ERM):
             search=ERM.HPARAMS["batch_size"].search,
             search_large=Choice((8,)),
             least=1,
+            most=65536,
         ),
-        "context_width": HParam(64, "channels inside the context network", least=1),
+        "context_width": HParam(64, "channels inside the context network", least=1, most=65536),
         "parity": HParam(
             False,
             "as DomainBed: the context network is left out of the optimiser and keeps its "
@@ -195,13 +198,19 @@ _METAREG = {
     "lr": HParam(
         0.05, "learning rate alpha of SGD, for networks and inner steps", large=1e-3, least=0
     ),
-    "momentum": HParam(0.9, "momentum of SGD on the networks"),
+    "momentum": HParam(0.9, "momentum of SGD on the networks", least=0, below=1),
     "meta_fraction": HParam(
-        0.4, "fraction of all updates spent on learning the penalty", phase="fraction"
+        0.4,
+        "fraction of all updates spent on learning the penalty",
+        least=0,
+        most=1,
+        phase="fraction",
     ),
     "base_steps": HParam(1, "updates n between two meta steps", least=1),
-    "inner_steps": HParam(20, "inner steps l that the meta step looks through"),
-    "meta_lr": HParam(0.01, "learning rate alpha_phi of the penalty's weights"),
+    "inner_steps": HParam(
+        20, "inner steps l that the meta step looks through", least=1, most=10000
+    ),
+    "meta_lr": HParam(0.01, "learning rate alpha_phi of the penalty's weights", least=0),
 }
 
 # %% ../../nbs/4_algorithms/09_meta.ipynb #def-learnt-penalty

@@ -68,6 +68,7 @@ class Mixup(ERM):
             0.2,
             "both parameters of the Beta distribution that mixing weights are drawn from",
             search=LogUniform(-1, 1),
+            above=0,
         )
     }
 
@@ -96,7 +97,10 @@ class GroupDRO(ERM):
     version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {
         "groupdro_eta": HParam(
-            0.01, "step size of the ascent of the domains' weights q", search=LogUniform(-3, -1)
+            0.01,
+            "step size of the ascent of the domains' weights q",
+            search=LogUniform(-3, -1),
+            least=0,
         )
     }
 
@@ -135,10 +139,18 @@ class RSC(ERM):
 
     HPARAMS = ERM.HPARAMS | {
         "rsc_f_drop_factor": HParam(
-            1 / 3, "fraction of an image's features to mute", search=Uniform(0, 0.5)
+            1 / 3,
+            "fraction of an image's features to mute",
+            search=Uniform(0, 0.5),
+            least=0,
+            most=1,
         ),
         "rsc_b_drop_factor": HParam(
-            1 / 3, "fraction of a batch's images to challenge", search=Uniform(0, 0.5)
+            1 / 3,
+            "fraction of a batch's images to challenge",
+            search=Uniform(0, 0.5),
+            least=0,
+            most=1,
         ),
     }
 
@@ -210,7 +222,7 @@ class SagNet(Stepwise):
 
     HPARAMS = Stepwise.HPARAMS | {
         "sag_w_adv": HParam(
-            0.1, "weight lambda_adv of the adversarial loss", search=LogUniform(-2, 1)
+            0.1, "weight lambda_adv of the adversarial loss", search=LogUniform(-2, 1), least=0
         )
     }
 

@@ -60,13 +60,15 @@ def predict_to_csv(
     skip_unreadable: bool = False,
     device: str = "auto",
     store: RunStore | None = None,
+    trust_code: bool = False,
 ) -> Predicted:
     """Write class, probability, nearest domain and gate value of each image below `folder` to the
     CSV file `output`, by the model of `run` (an id or its beginning).
 
-    `weights`: 'last', or a mode whose selected weights are meant; `mode` of prediction. Raises
-    `HmoeError` for an unknown run, and for an image that cannot be read unless it is skipped."""
-    trained = load_trained(run, weights, store, resolve_device(device))
+    `weights`: 'last', or a mode whose selected weights are meant; `mode` of prediction;
+    `trust_code` as in `load_model`. Raises `HmoeError` for an unknown run or untrusted code, and
+    for an image that cannot be read unless it is skipped."""
+    trained = load_trained(run, weights, store, resolve_device(device), trust_code)
     with Progress() as progress:
         rows, unreadable = predict_folder(
             trained, folder, mode, skip_unreadable, _looking(progress)

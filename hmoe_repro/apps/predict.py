@@ -50,9 +50,15 @@ class TrainedModel:
     @torch.no_grad()
     def look(self, pictures: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
         """'probability' (B, C), the `image_statistics` as 'statistics' (B, 6) and, for HMOE, 'gate'
-        (B, K) and 'code' (B, D) of pictures, bytes (B, R, R, 3)."""
+        (B, K) and 'code' (B, D) of pictures, bytes (B, R, R, 3).
+        `HmoeError` where logits are not finite."""
         x = self.inputs(pictures.to(next(self.algorithm.parameters()).device))
         logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
+        if not logits.isfinite().all():
+            raise HmoeError(
+                f"the model of run {self.record['run_id']} gives logits that are not finite. "
+                "Fix: another run; this one diverged, or its weights were changed."
+            )
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
             outputs["code"], outputs["gate"] = self.algorithm.codes(x)
@@ -104,11 +110,15 @@ def _expert_names(algorithm, domains: list[str]) -> list[str]:
 
 
 def load_trained(
-    run_id: str, weights: str | None = None, store: RunStore | None = None, device="cpu"
+    run_id: str,
+    weights: str | None = None,
+    store: RunStore | None = None,
+    device="cpu",
+    trust_code: bool = False,
 ) -> TrainedModel:
     """The model of a finished run, without its data. `weights`: 'last' (default where the run kept
-    them) or a mode of prediction that selected some. Raises `HmoeError` if there are none, or for a
-    model of images that are not RGB."""
+    them) or a mode of prediction that selected some. Raises `HmoeError` if there are none, for
+    a model of images that are not RGB, and for code that is not trusted, as in `load_model`."""
     store = store or RunStore()
     record = store.find(run_id)
     run_id = record["run_id"]
@@ -133,7 +143,7 @@ def load_trained(
         spec = RunSpec.from_dict(spec.to_dict() | {"weights": "random"})
     domains, classes = names["domains"], names["classes"]
     data = _DataShape(spec.dataset, [*domains, *spec.test_domains], classes, shape)
-    algorithm = build_algorithm(spec, data)
+    algorithm = build_algorithm(spec, data, trust_code)
     load_weights(path, algorithm)
     experts = _expert_names(algorithm, domains)
     return TrainedModel(algorithm.to(device).eval(), record, classes, experts, weights)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PoolFolder', 'Labels', 'HeldOutDomain', 'Experts', 'GROUP_HEADER', 'Weights', 'PredictionMode', 'SkipUnreadable',
-           'discover_command', 'predict_command']
+           'TrustCode', 'discover_command', 'predict_command']
 
 # %% ../../nbs/9_cli/07_images.ipynb #imports
 import os
@@ -95,6 +95,12 @@ PredictionMode = Annotated[
 SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="List images that cannot be read and go on.")
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="Run the algorithm's file that is kept beside the run; read it first."
+    ),
+]
 
 
 def predict_command(
@@ -107,11 +113,13 @@ def predict_command(
     mode: PredictionMode = None,
     skip_unreadable: SkipUnreadable = False,
     device: Device = "auto",
+    trust_code: TrustCode = False,
 ):
     """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
     file."""
     table = writable_file(output, "table")
-    predicted = predict_to_csv(model, folder, table, weights, mode, skip_unreadable, device)
+    settings = dict(mode=mode, skip_unreadable=skip_unreadable, device=device)
+    predicted = predict_to_csv(model, folder, table, weights, trust_code=trust_code, **settings)
     for file, why in predicted.unreadable:
         name = file.encode("utf-8", "replace").decode()
         print(f"left out: {name} ({why})", file=sys.stderr)

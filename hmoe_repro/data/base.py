@@ -51,20 +51,28 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
             raise HmoeError(f"{where} has no images.")
         if amount != len(y):
             raise HmoeError(f"{where} has {amount} images and {len(y)} labels.")
+        if y.dtype != torch.int64 or y.dim() != 1:
+            raise HmoeError(
+                f"{where} has labels of type {y.dtype} and shape {tuple(y.shape)}. "
+                "Fix: torch.int64, one for each image."
+            )
         if y.min() < 0 or y.max() >= data.num_classes:
             raise HmoeError(f"{where} has labels outside 0..{data.num_classes - 1}.")
 
 # %% ../../nbs/2_data/01_base.ipynb #def-as-input
 def as_input(images: torch.Tensor, device="cpu") -> torch.Tensor:
-    """Bytes `(N, C, H, W)` to floats in [0, 1], laid out channels last, on `device`."""
-    return images.to(device, torch.float32, memory_format=torch.channels_last).div_(255)
+    """Bytes `(N, C, H, W)` to floats in [0, 1], laid out channels last, on `device`; floats keep
+    their values."""
+    x = images.to(device, torch.float32, memory_format=torch.channels_last)
+    return x if images.is_floating_point() else x.div_(255)
 
 # %% ../../nbs/2_data/01_base.ipynb #def-multidomaindataset
 @dataclass
 class MultiDomainDataset(Domains):
-    """Images `(N_i, C, H, W)` uint8 and labels `(N_i,)` int64 of every domain i. `source_index`:
-    where each image stood in the data it was made from; `factors`: what else is known of each
-    image, name -> (N_i,) int64. Raises `HmoeError` on an empty or ill-formed domain."""
+    """Images `(N_i, C, H, W)`, uint8 or float32 in [0, 1], and labels `(N_i,)` int64 of every
+    domain i. `source_index`: where each image stood in the data it was made from; `factors`: what
+    else is known of each image, name -> (N_i,) int64. Raises `HmoeError` on an empty or ill-formed
+    domain."""
 
     name: str
     domain_names: list[str]
@@ -78,6 +86,7 @@ class MultiDomainDataset(Domains):
 
     def __post_init__(self):
         check_domains(self, [len(x) for x in self.images], self.labels)
+        _check_values(self)
         _check_shapes(self)
 
     @property
@@ -101,7 +110,8 @@ class MultiDomainDataset(Domains):
 
     def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
         """Images of the domain at `position` as people look at them: bytes (B, C, H, W)."""
-        return self.images[position][indices]
+        images = self.images[position][indices]
+        return images if images.dtype == torch.uint8 else _as_bytes(255 * images)
 
     def prepared(
         self, resolution: int | None = None, options: dict | None = None
@@ -133,6 +143,20 @@ class MultiDomainDataset(Domains):
         return _fingerprint_of(self)
 
 # %% ../../nbs/2_data/01_base.ipynb #def-check-shapes
+def _check_values(data: MultiDomainDataset):
+    """`HmoeError` for images that are neither bytes nor floats from 0 to 1."""
+    for domain, x in zip(data.domain_names, data.images):
+        if x.dtype == torch.uint8 and x.dim() == 4:
+            continue
+        floats = x.dtype == torch.float32 and x.dim() == 4
+        if not (floats and x.min() >= 0 and x.max() <= 1):  # NaN is neither
+            raise HmoeError(
+                f"{data.name}: images of domain {domain!r} are {x.dtype} of shape {tuple(x.shape)} "
+                f"from {x.min():g} to {x.max():g}. Fix: (N, C, H, W), of torch.uint8 from 0 to "
+                "255, or of torch.float32 from 0 to 1."
+            )
+
+
 def _check_shapes(data: MultiDomainDataset):
     """`HmoeError` where images differ in shape, or a factor does not have a value for each."""
     for domain, images in zip(data.domain_names, data.images):
@@ -167,11 +191,16 @@ def _refuse_preparation(data: MultiDomainDataset, resolution: int | None, option
         )
 
 # %% ../../nbs/2_data/01_base.ipynb #def-averaged
+def _as_bytes(images: torch.Tensor) -> torch.Tensor:
+    """Floats from 0 to 255, rounded."""
+    return images.round().to(torch.uint8)
+
+
 def _averaged(images: torch.Tensor, resolution: int) -> torch.Tensor:
-    """Images (N, C, H, W) uint8 with `resolution` pixels a side: the rounded mean of each square
-    that becomes one pixel."""
+    """Images (N, C, H, W) with `resolution` pixels a side: the mean of each square that becomes one
+    pixel, rounded where they are bytes."""
     means = F.avg_pool2d(images.float(), images.shape[-1] // resolution)
-    return means.round_().to(torch.uint8)
+    return _as_bytes(means) if images.dtype == torch.uint8 else means
 
 # %% ../../nbs/2_data/01_base.ipynb #def-fingerprint-of
 def _fingerprint_of(data: MultiDomainDataset) -> str:

@@ -40,7 +40,7 @@ def _read_function(path: Path, name: str):
         raise HmoeError(
             f"the data set file {path} cannot be read ({error.strerror}). Fix: its path."
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _fail(path, error) from None
     if not callable(found):
         raise HmoeError(f"{path.name} has no function {name!r}. Fix: its name, in file.py:Name.")
@@ -54,7 +54,7 @@ def _read_function(path: Path, name: str):
             data = found(**{key: given[key] for key in takes})
         except HmoeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _fail(path, error) from None
         if not isinstance(data, MultiDomainDataset):
             raise HmoeError(

@@ -48,11 +48,11 @@ def build_dataset(spec: RunSpec, data_dir=None):
     return data
 
 # %% ../../nbs/5_runs/09_model.ipynb #def-build-algorithm
-def build_algorithm(spec: RunSpec, data):
+def build_algorithm(spec: RunSpec, data, trust_code: bool = True):
     """The untrained algorithm of a specification, on the CPU. Its weights are drawn from the
-    global generator."""
+    global generator. `trust_code` as in `restore_algorithm`."""
     if spec.algorithm_source:
-        cls = restore_algorithm(spec.algorithm, spec.algorithm_source)
+        cls = restore_algorithm(spec.algorithm, spec.algorithm_source, trust_code)
     else:
         cls = get_algorithm(spec.algorithm)
     hparams = spec.hparams | {"network": spec.network}
@@ -83,21 +83,35 @@ def selected_path(folder: Path, mode: str) -> Path:
     return folder / f"selected-{mode}.safetensors"
 
 
+def _whose(path: Path) -> dict[str, str]:
+    """The run and the mode of a file of weights, by its place."""
+    return {"run": Path(path).parent.name, "mode": Path(path).stem.removeprefix("selected-")}
+
+
 def save_model(path: Path, algorithm, names: dict | None = None):
-    """Write the weights of an algorithm as sealed safetensors, atomically; `names` (plain JSON) go
-    into the file's header."""
+    """Write the weights of an algorithm as sealed safetensors, atomically; run and mode, by `path`,
+    and `names` (plain JSON) go into the file's header."""
     weights = {name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}
-    header = {"names": json.dumps(names)} if names else {}
+    header = _whose(path) | ({"names": json.dumps(names)} if names else {})
     write_atomic(path, sealed(weights, **header))
 
 
 def load_weights(path: Path, algorithm):
-    """Read weights that `save_model` wrote. `HmoeError` if they are damaged or another model's."""
+    """Read weights that `save_model` wrote. `HmoeError` if they are damaged, those of another run,
+    mode or model, or not all finite."""
     content = Path(path).read_bytes()
     try:
-        if is_sealed(content) is False:
-            raise ValueError("its SHA-256 is another one")
-        algorithm.load_state_dict(load(content))
+        if not is_sealed(content):
+            raise ValueError("its SHA-256 is another one, or none")
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        found = {name: header["__metadata__"].get(name) for name in ("run", "mode")}
+        if found != _whose(path):
+            raise ValueError(f"written for run {found['run']}, mode {found['mode']}")
+        weights = load(content)
+        for name, values in weights.items():
+            if not values.isfinite().all():
+                raise ValueError(f"{name} is not finite: training diverged")
+        algorithm.load_state_dict(weights)
     except (SafetensorError, ValueError, RuntimeError) as error:
         cause = str(error).splitlines()[0].rstrip(":")
         raise HmoeError(
@@ -119,10 +133,13 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return one_of(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
-def load_model(run_id: str, mode: str | None = None, store: RunStore | None = None):
+def load_model(
+    run_id: str, mode: str | None = None, store: RunStore | None = None, trust_code: bool = False
+):
     """(algorithm in evaluation mode, record) of a finished run, with the weights that `mode`
     selected (default: the first mode), or for 'last' those after the last update, which runs with
-    codes keep. Raises `HmoeError` for unknown runs and modes."""
+    codes keep. Raises `HmoeError` for unknown runs and modes, and for an algorithm from a file
+    that is kept in the store and was not named in this process, unless `trust_code`."""
     store = store or RunStore()
     record = store.find(run_id)
     mode = _mode_of(record, mode)
@@ -130,7 +147,7 @@ def load_model(run_id: str, mode: str | None = None, store: RunStore | None = No
     data = build_dataset(spec)
     if spec.weights:  # the run's own come in a moment: those it started from need not be here
         spec = replace(spec, weights="random")
-    algorithm = build_algorithm(spec, data)
+    algorithm = build_algorithm(spec, data, trust_code)
     path = selected_path(store.path(record["run_id"]), mode)
     if not path.exists():
         raise HmoeError(

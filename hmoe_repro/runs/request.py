@@ -12,16 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
 from ..algorithms.hparams import HParam, as_named, draw_hparams, merge_hparams
 from ..arithmetic import ARITHMETICS
-from ..core import HmoeError, one_of
+from ..core import HmoeError, one_of, random_state, restore_random_state
 from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
 from ..data.image_data import IMAGE_OPTIONS
 from ..data.known import DATASETS, load_dataset, own_folder
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
+from ..networks.build import WITH_WEIGHTS
 from ..networks.precision import PRECISIONS
 from ..networks.weights import RANDOM, resolve_weights, weights_for
 from .dmg_protocol import DMG_BATCH, DMG_EPOCHS, PROTOCOLS, epoch_length, splits_for
@@ -89,6 +93,7 @@ class RunRequest:
         hparams = _resolved_hparams(request, data)
         network, weights = hparams.pop("network"), hparams.pop("weights", None)
         cls = get_algorithm(request.algorithm)
+        _build_once(request, data, source_hash(cls), hparams, network)
         steps, frequency, digest = _length(request, data, hparams)
         return RunSpec(
             request.algorithm,
@@ -170,10 +175,10 @@ def _check_choices(request: RunRequest):
             f"portable arithmetic and precision {request.precision} exclude each other: the "
             f"compiler writes code for the processor it finds. Fix: precision {plain}, or native."
         )
-    for name in ("steps", "epochs"):
+    for name in ("steps", "epochs", "checkpoint_frequency", "resolution"):
         length = getattr(request, name)
-        if length is not None and length < 1:
-            raise HmoeError(f"{name} must be at least 1, got {length}.")
+        if length is not None and not (type(length) is int and length >= 1):
+            raise HmoeError(f"{name} must be a whole number of at least 1, got {length}.")
     check_protocol(request)
     for domain in request.test_domains:
         valid = DATASETS[request.dataset].domain_names
@@ -229,6 +234,47 @@ def _resolved_hparams(request: RunRequest, data) -> dict:
     return as_named(declared, resolved)
 
 # %% ../../nbs/5_runs/08_request.ipynb #def-resolved-weights
+_BUILT = set()  # what was found to be constructible
+
+
+class _Undrawn(TorchFunctionMode):
+    """Random numbers stay undrawn: memory that is asked for is not written, and so not used."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        if function in (torch.Tensor.uniform_, torch.Tensor.normal_):
+            return args[0]
+        function = torch.empty if function in (torch.rand, torch.randn) else function
+        return function(*args, **kwargs or {})
+
+
+def _build_once(request: RunRequest, data, source: str | None, hparams: dict, network: str):
+    """Construct the algorithm once, without weights, a large network on the device 'meta', so that
+    whatever it refuses with `HmoeError` is refused before a run begins. Numbers with a fraction
+    have bounds, and are not tried one by one."""
+    tried = [one for one in sorted(hparams.items()) if type(one[1]) is not float]
+    domains = data.num_domains - len(request.test_domains)
+    shape = data.input_shape, data.num_classes, domains
+    key = repr((request.algorithm, source, shape, network, tried))
+    if key in _BUILT:
+        return
+    given = hparams | {"network": network}
+    if network in WITH_WEIGHTS:
+        given["weights"] = RANDOM
+    before = random_state()
+    try:
+        with torch.device("meta" if network in WITH_WEIGHTS else "cpu"), _Undrawn():
+            get_algorithm(request.algorithm)(*shape, given)
+    except HmoeError:
+        raise
+    except (Exception, SystemExit):
+        pass  # it needs values; what is wrong else, the run says with its line
+    finally:
+        restore_random_state(before)
+    _BUILT.add(key)
+
+
 def _resolved_weights(network: str, weights: str | None) -> str | None:
     """The name under which weights are kept; None for a network that has none."""
     if weights is None:

@@ -51,9 +51,9 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
     return found
 
 # %% ../../nbs/5_runs/02_split_lists.ipynb #def-read-lines
-def read_list(path: Path) -> list[tuple[str, str]]:
-    """(image, label) of each line that is not empty. Raises `HmoeError` with the line for
-    anything else than a path and a whole number, and for a file without images."""
+def read_list(path: Path) -> list[tuple[str, str, int]]:
+    """(image, label, number of the line) of each line that is not empty. Raises `HmoeError` with
+    the line for anything else than a path and a whole number, and for a file without images."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +69,7 @@ def read_list(path: Path) -> list[tuple[str, str]]:
                 f"{Path(path).name}, line {number}: {line.strip()!r} is not a path and a label. "
                 "Fix: lines such as clipart/zebra/1.jpg 344."
             )
-        found.append((image.strip().removeprefix("./"), label))
+        found.append((image.strip().removeprefix("./"), label, number))
     if not found:
         raise HmoeError(f"the list {path} names no image. Fix: copy it again, or remove it.")
     return found
@@ -87,7 +87,7 @@ def _positions(path: Path, lines: list, place_of: dict, said_in: dict, data) -> 
     """Positions of a list's images. `said_in`, image -> the list it stands in, gets them, too;
     `HmoeError` for an image that does not exist or stands twice in this list."""
     found, mine = [], set()
-    for image, _ in lines:
+    for image, _, _ in lines:
         if image not in place_of:
             raise HmoeError(
                 f"{path.name} names {image}, which is not among the images of {data.name}. "
@@ -124,7 +124,7 @@ def _domain_parts(data, position: int, files: dict, contents: dict) -> dict[str,
     for part in PARTS:
         if (domain, part) in files:
             lines = contents[domain, part]
-            together = {image for image, _ in lines} == said_in.keys()
+            together = {image for image, _, _ in lines} == said_in.keys()
             if part == "test" and "val" in parts and together:
                 continue  # PACS: all of the domain, for when it is the target
             found = _positions(files[domain, part], lines, place_of, said_in, data)
@@ -133,10 +133,39 @@ def _domain_parts(data, position: int, files: dict, contents: dict) -> dict[str,
     return parts
 
 
+def _numberings(class_names: list[str]):
+    """The ways to number classes: from 0 or 1, in the order given or, as in DomainNet's lists, in
+    that of the letters alone, whatever their case."""
+    letters = sorted(class_names, key=lambda name: re.sub(r"[\W_]", "", name.casefold()))
+    for order in (class_names, letters):
+        for first in (0, 1):
+            yield {name: first + i for i, name in enumerate(order)}
+
+
+def _refuse_labels(data, files: dict, contents: dict):
+    """`HmoeError` for the first label that is not the number of its folder's class, in the one of
+    the `_numberings` that fits all lists best."""
+    folder_of, wrong = {}, None
+    for images, labels in zip(data.tree.files, data.tree.labels):
+        folder_of |= zip(images, (data.class_names[c] for c in labels.tolist()))
+    lines = [(key, *line) for key in contents for line in contents[key]]
+    for number in _numberings(data.class_names):
+        here = [(number, *one) for one in lines if number[folder_of[one[1]]] != int(one[2])]
+        wrong = here if wrong is None or len(here) < len(wrong) else wrong
+    for number, key, image, label, line in wrong:
+        folder = folder_of[image]
+        meant = [name for name, i in number.items() if i == int(label)] or ["no class"]
+        raise HmoeError(
+            f"{files[key].name}, line {line}: {image} has label {label}, which is {meant[0]}, and "
+            f"lies in the folder {folder}, which is {number[folder]}. Fix: the labels, 0, 1, ... "
+            f"or 1, 2, ... for {', '.join(list(number)[:4])}{', ...' * (len(number) > 4)}."
+        )
+
+
 def read_split_lists(folder, data) -> SplitLists:
     """The lists in a folder, for a data set of image files. Raises `HmoeError` for data that are
     not files, a domain without a `train` list, an image that does not exist or stands in two
-    lists."""
+    lists, and a label that is not the number of the image's class."""
     if not hasattr(data, "tree"):
         raise HmoeError(
             f"{data.name} is made of tensors, whose images have no names for lists to name. "
@@ -147,9 +176,10 @@ def read_split_lists(folder, data) -> SplitLists:
     contents, digest = {}, hashlib.sha256()
     for key in sorted(ours):
         contents[key] = read_list(ours[key])
-        digest.update(repr((key, contents[key])).encode())
+        digest.update(repr((key, [line[:2] for line in contents[key]])).encode())
     places = range(data.num_domains)
     parts = {data.domain_names[i]: _domain_parts(data, i, files, contents) for i in places}
+    _refuse_labels(data, files, contents)
     listed = sum(len(positions) for of_domain in parts.values() for positions in of_domain.values())
     return SplitLists(digest.hexdigest()[:12], parts, len(data.tree) - listed)
 

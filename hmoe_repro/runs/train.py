@@ -241,7 +241,7 @@ def _attempt(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: b
         return _record(spec, "complete", None, measured, device)
     except (KeyboardInterrupt, BrokenPipeError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = explain_error(error, spec.algorithm, spec.algorithm_source)
         write_atomic(folder / "error.txt", traceback.format_exc())
         return failed_record(spec, folder, reason, device, data_dir)
