@@ -75,6 +75,23 @@ def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, mo
         plan_studies(["paper-pac"], RunStore(tmp_path / "runs"), [])
 
 
+def test_what_only_an_algorithm_refuses_is_not_called_missing_data(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        """title = "t"
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = 1
+steps = 5
+[[runs]]
+algorithms = ["SWAD"]
+network = "small_cnn"
+hparams.all = { n_converge = 9 }
+"""
+    )
+    with pytest.raises(HmoeError, match=r"own.toml, line 9: .*n_converge"):
+        plan_studies([str(tmp_path / "own.toml")], RunStore(tmp_path / "runs"), [])
+
+
 def test_hours_and_memory_of_a_plan():
     assert as_time(5399) == "90 minutes" and as_time(5400) == "1.5 hours"
     done = StudyPlan("a", 3, 0, [])

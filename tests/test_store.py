@@ -6,12 +6,13 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from hmoe_repro.core import HmoeError, sha256, write_atomic
 from hmoe_repro.evidence.records import load_study
 from hmoe_repro.runs.parcel import pack
 from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.runs.states import sealed
 from hmoe_repro.runs.store import (
     RunStore,
     outcome,
@@ -244,12 +245,16 @@ def test_what_is_no_name_of_a_study_becomes_no_path(tmp_path, name):
 def test_publish_loses_nothing_when_arrays_are_missing(tmp_path):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
     store.write(record())
-    (store.path(SPEC.run_id) / "arrays.safetensors").write_bytes(b"first")
+    file, whole = store.path(SPEC.run_id) / "arrays.safetensors", sealed({"a": torch.ones(2)})
+    file.write_bytes(whole)
     publish_study("s", [SPEC.run_id], store, results, [SPEC.run_id])
-    (store.path(SPEC.run_id) / "arrays.safetensors").unlink()
+    file.write_bytes(save({"a": torch.zeros(2)}))  # without a seal
+    with pytest.raises(HmoeError, match="arrays of 1 run of study 's' are damaged"):
+        publish_study("s", [SPEC.run_id], store, results, [SPEC.run_id])
+    file.unlink()
     with pytest.raises(HmoeError, match="no arrays.safetensors"):
         publish_study("s", [SPEC.run_id], store, results, [SPEC.run_id])
-    assert (results / "s" / f"{SPEC.run_id}.safetensors").read_bytes() == b"first" and (
+    assert (results / "s" / f"{SPEC.run_id}.safetensors").read_bytes() == whole and (
         results / "s.jsonl"
     ).exists()
     assert {p.name for p in results.glob("[!.]*")} == {"s", "s.jsonl", "SHA256SUMS"}
@@ -280,7 +285,7 @@ def test_publishing_can_leave_arrays_out(tmp_path, without, kept):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
     store.write(record())
     arrays = {"code_out": torch.ones(2), "panel_images": torch.zeros(3)}
-    save_file(arrays, store.path(SPEC.run_id) / "arrays.safetensors")
+    (store.path(SPEC.run_id) / "arrays.safetensors").write_bytes(sealed(arrays))
     for _ in range(2):  # the second replaces the first
         publish_study("study", [SPEC.run_id], store, results, [SPEC.run_id], without=without)
     published = load_file(results / "study" / f"{SPEC.run_id}.safetensors")

@@ -324,7 +324,7 @@ def _whole_arrays(study: str, run_ids: list[str], store: RunStore) -> dict[str, 
             f"{plural(len(missing), 'run')} of study {study!r} finished and left "
             f"no arrays.safetensors, first {missing[0]}. {fix}"
         )
-    damaged = [run_id for run_id, file in files.items() if is_sealed(file.read_bytes()) is False]
+    damaged = [run_id for run_id, file in files.items() if not is_sealed(file.read_bytes())]
     if damaged:
         raise HmoeError(
             f"the arrays of {plural(len(damaged), 'run')} of study {study!r} are damaged, "

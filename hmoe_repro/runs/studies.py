@@ -160,13 +160,29 @@ def study_specs(study) -> tuple[RunSpec, ...]:
 study_specs.cache_clear = _specs_by_name.cache_clear
 
 
+def _has_data(study: Study, names: dict[str, str]) -> bool:
+    """Are the data of a study, and its lists of splits, here?"""
+    from hmoe_repro.data.known import load_dataset
+
+    try:
+        for block, runs in enumerate(study.runs):
+            _splits_folder(study.file, block, runs)
+            for dataset in set(runs.datasets) - {TOY}:
+                load_dataset(names[dataset], 0, None)
+    except HmoeError:
+        return False
+    return True
+
+
 def specs_or_reason(study) -> tuple[tuple[RunSpec, ...] | None, str]:
-    """The runs of a study; or None, and why they cannot be named here although every name in the
-    file is right, which is nearly always that its data are not here (`count_runs` counts them)."""
-    check_study(study)
+    """The runs of a study; or None, and why, where its data are not here (`count_runs` counts them
+    then). Raises `HmoeError` as `study_specs` for anything else."""
+    names = check_study(study)
     try:
         return study_specs(study), ""
     except HmoeError as error:
+        if _has_data(read_study(study), names):
+            raise
         return None, str(error)
 
 # %% ../../nbs/5_runs/17_studies.ipynb #def-runs-with-arrays
