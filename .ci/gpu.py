@@ -185,19 +185,9 @@ def run_check(options, seconds):
 
 def run_training(options, seconds, step):
     "`hmoe sweep` for the time there is."
-    command = [
-        sys.executable,
-        "-m",
-        "hmoe_repro.cli.app",
-        "sweep",
-        TRAIN[step],
-        "--profile",
-        options.profile,
-        "--device",
-        options.device,
-        "--minutes",
-        f"{seconds / 60:.3f}",
-    ]
+    command = [sys.executable, "-m", "hmoe_repro.cli.app", "sweep", TRAIN[step]]
+    command += ["--profile", options.profile, "--device", options.device]
+    command += ["--minutes", f"{seconds / 60:.3f}"]
     if options.jobs:
         command += ["--jobs", str(options.jobs)]
     status = call(command, seconds + LAST / 2)
