@@ -1,11 +1,10 @@
 """What to do with a GPU that is there for minutes: steps that each stop in time and go on later.
 
     python .ci/gpu.py prepare                            here: what has to travel, into .gpu/in
-    python .ci/gpu.py check ways colored --minutes 9     there: steps, in this order, for 9 minutes
+    python .ci/gpu.py check colored --minutes 9          there: steps, in this order, for 9 minutes
     python .ci/gpu.py all --minutes 600                  or, on a GPU of one's own, everything
 
     check       does the GPU compute what the CPU computes?
-    ways        how many runs side by side are fastest? The later steps use what it finds
     colored     Table 4: ERM, HMOE-DL, -DN and -ND on ColoredMNIST
     rotated     Table 5: ERM, HMOE-DL and -DN on RotatedMNIST
     baselines   Table 1: the other 13 algorithms, on ColoredMNIST first
@@ -30,7 +29,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = ("check", "ways", "colored", "rotated", "baselines", "speed")
+STEPS = ("check", "colored", "rotated", "baselines", "speed")
 TRAIN = {"colored": "hmoe_table4", "rotated": "hmoe_table5", "baselines": "hmoe_table1"}
 LAST = 30  # seconds kept back for packing
 CACHES = {
@@ -184,43 +183,14 @@ def run_check(options, seconds):
     }
 
 
-def run_ways(options, seconds):
-    "Runs side by side, plain and recorded: what is fastest on each data set. A CPU is not asked."
-    from hmoe_repro.runs.store import RunStore
-    from hmoe_repro.runs.ways import best_way
-
-    found = {}
-    for step in ("colored", "rotated"):
-        spec = next(s for s in specs_of(options, step) if s.algorithm == "HMOE-DN")
-        jobs, recorded = best_way([spec], RunStore(), options.device, say=say)
-        found[step] = {"jobs": jobs, "recorded": recorded}
-        say(f"{spec.dataset}: {json.dumps(found[step])}")
-    return {"ok": True, **found}
-
-
-def way_options(options):
-    "Of `hmoe sweep`: as many jobs as asked for, or what `ways` found, or finds now on a GPU."
-    if options.jobs:
-        return ["--jobs", str(options.jobs)]
-    return [] if options.device == "cpu" else ["--measure"]
-
-
 def run_training(options, seconds, step):
     "`hmoe sweep` for the time there is."
-    command = [
-        sys.executable,
-        "-m",
-        "hmoe_repro.cli.app",
-        "sweep",
-        TRAIN[step],
-        "--profile",
-        options.profile,
-        "--device",
-        options.device,
-        "--minutes",
-        f"{seconds / 60:.3f}",
-    ]
-    status = call(command + way_options(options), seconds + LAST / 2)
+    command = [sys.executable, "-m", "hmoe_repro.cli.app", "sweep", TRAIN[step]]
+    command += ["--profile", options.profile, "--device", options.device]
+    command += ["--minutes", f"{seconds / 60:.3f}"]
+    if options.jobs:
+        command += ["--jobs", str(options.jobs)]
+    status = call(command, seconds + LAST / 2)
     return {"ok": status == 0, "status": status, **bring_home(options, step)}
 
 
@@ -332,7 +302,7 @@ def perform(options, step, seconds):
     try:
         if step in TRAIN:
             return run_training(options, seconds, step)
-        return {"check": run_check, "ways": run_ways, "speed": run_speed}[step](options, seconds)
+        return (run_check if step == "check" else run_speed)(options, seconds)
     except HmoeError as error:
         reason = str(error)
     except Exception as error:
@@ -355,7 +325,7 @@ def main():
     parser.add_argument("--work", type=Path, default=ROOT / ".gpu", help="folder to work in")
     parser.add_argument("--profile", choices=("paper", "smoke"), default="paper")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--jobs", type=int, default=None, help="runs side by side, if not measured")
+    parser.add_argument("--jobs", type=int, default=None, help="runs side by side")
     parser.add_argument("--files", type=int, default=8, help="most files in --out")
     parser.add_argument("--mib", type=float, default=16, help="most MiB of each of them")
     options = parser.parse_args()

@@ -2,8 +2,7 @@
 
     python -m pytest tests/test_cuda.py
 
-needs pytest and no plugin of it. What can be seen without a GPU is in test_elsewhere.py (devices,
-hidden reads) and test_recorded_updates.py (graphs).
+needs pytest and no plugin of it. What can be seen without a GPU is in test_elsewhere.py.
 """
 
 from unittest.mock import patch
@@ -13,7 +12,6 @@ import torch
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.conformance import small_network
-from hmoe_repro.algorithms.recorded_updates import PLAIN_FIRST, RECORDABLE, RecordedUpdate
 from hmoe_repro.arithmetic import device_arithmetic
 from hmoe_repro.core import random_state, restore_random_state, seed_everything
 from hmoe_repro.data.known import load_dataset
@@ -26,7 +24,6 @@ from hmoe_repro.runs.store import RunStore, outcome
 from hmoe_repro.runs.sweep import sweep
 from hmoe_repro.runs.train import run
 from hmoe_repro.runs.trainer import Trainer
-from hmoe_repro.runs.ways import measure_ways
 
 pytestmark = [
     pytest.mark.cuda,
@@ -70,18 +67,15 @@ def batches(device):
     return [[one(i) for i in range(3)] for _ in range(UPDATES)]
 
 
-def losses(name, device, precision="float32", recorded=False):
+def losses(name, device, precision="float32"):
     "The loss of each of 20 updates."
     algorithm = made(name, device, precision)
-    update = RecordedUpdate(algorithm, device) if recorded else algorithm.update
     found = []
     permute, rand = on_the_cpu(torch.randperm), on_the_cpu(torch.rand)
     with patch("torch.randperm", permute), patch("torch.rand", rand):
         for step, batch in enumerate(batches(device)):
             seed_everything(step)
-            found.append(update(batch)["loss"])
-    if recorded:
-        assert update.reason is None and update.graph is not None
+            found.append(algorithm.update(batch)["loss"])
     return found
 
 
@@ -96,12 +90,6 @@ def near(ours, theirs, most=1e-3):
 @every_algorithm
 def test_20_updates_are_those_of_the_cpu(name):
     near(losses(name, DEVICE), losses(name, "cpu"), MOST.get(name, 1e-3))
-
-
-@pytest.mark.parametrize("name", RECORDABLE)
-def test_20_recorded_updates_are_plain_ones(name):
-    assert UPDATES > PLAIN_FIRST + 10
-    near(losses(name, DEVICE, recorded=True), losses(name, DEVICE), MOST.get(name, 1e-3))
 
 
 @pytest.mark.parametrize("name", ["ERM", "HMOE-DN", "IRM", "DANN"])
@@ -129,8 +117,8 @@ def spec(name="HMOE-DN", steps=12, **options):
     )
 
 
-def trainer(asked, recorded=False):
-    return Trainer(asked, load_dataset("DigitDomainsTiny", 0).to(DEVICE), DEVICE, recorded)
+def trainer(asked):
+    return Trainer(asked, load_dataset("DigitDomainsTiny", 0).to(DEVICE), DEVICE)
 
 
 def weights(of):
@@ -244,14 +232,12 @@ def test_runs_side_by_side_are_those_made_one_after_another(tmp_path):
         assert outcome(run(one, apart, "cuda")) == outcome(together.read(one.run_id))
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_whole_run_ends_with_codes_and_a_model_that_loads(tmp_path, recorded):
+def test_a_whole_run_ends_with_codes_and_a_model_that_loads(tmp_path):
     store, asked = RunStore(tmp_path), spec("HMOE-DN")
-    record = run(asked, store, "cuda", recorded=recorded)
+    record = run(asked, store, "cuda")
     assert record["status"] == "complete", record["reason"]
     assert record["discovery"]["experts_used"] >= 1
     assert record["environment"]["device"] == record["environment"]["arithmetic"] == "cuda"
-    assert record.get("recorded") == ("yes" if recorded else None)
     algorithm, _ = load_model(asked.run_id, store=store)
     assert algorithm.predict(torch.rand(2, *algorithm.input_shape)).shape == (2, 10)
 
@@ -267,10 +253,3 @@ def test_tf32_is_used_only_where_it_is_asked_for():
     with device_arithmetic("tf32", DEVICE):
         rounded = error()
     assert exact < 1e-3 < rounded
-
-
-def test_ways_to_run_are_measured_here():
-    found = measure_ways(spec("HMOE-DN", steps=100), "cuda", numbers=(1, 2), seconds=1)
-    print(found)
-    assert {r["jobs"] for r in found["rows"]} == {1, 2}
-    assert found["not_recorded"] is None, found["not_recorded"]

@@ -335,8 +335,6 @@ def test_wrong_options_are_refused_when_a_run_is_planned(wrong, said):
 def test_a_ramp_of_zero_is_the_full_weight_from_the_start():
     assert [entropy_weight(t, 0) for t in (0.0, 0.1, 1.0)] == [1, 1, 1]
     assert [entropy_weight(t, 0.2) for t in (0.0, 0.1, 0.4)] == [0, 0.5, 1]
-    progress = torch.tensor(0.1)
-    assert float(entropy_weight(progress, 0.2)) == pytest.approx(0.5)
 
 
 def test_normalised_codes_have_mean_0_and_variance_1_over_a_batch():

@@ -111,8 +111,6 @@ def test_a_batch_refuses_what_does_not_exist_before_anything_starts(tmp_path):
         Batch([], RunStore(tmp_path), engine="slurm")
     with pytest.raises(HmoeError, match="--device cpu"):
         Batch([], RunStore(tmp_path), device="warp9")
-    with pytest.raises(HmoeError, match="leave out --jobs"):
-        Batch([], RunStore(tmp_path), jobs=2).measure()
 
 
 def test_outcomes_are_counted_and_refused(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +16,6 @@ from hmoe_repro.runs.studies import study_specs
 from hmoe_repro.runs.study_files import PROFILES, STUDIES, read_study
 from hmoe_repro.runs.sweep import _feed, _Work, sweep
 from hmoe_repro.runs.train import failed_record, run
-from hmoe_repro.runs.trainer import LossSums
-from hmoe_repro.runs.ways import best_way, measure_ways
-from hmoe_repro.runs.worker import disagreement
 
 
 def specs(steps=11, **hparams):
@@ -332,64 +328,3 @@ def test_published_records_are_whole_and_tell_their_origin():
                 and record["environment"]["commit"]
                 and "+changes" not in record["environment"]["commit"]
             )
-
-
-# How many at once, on a GPU
-
-
-@pytest.mark.slow
-def test_ways_are_measured_with_real_runs_in_processes_of_their_own():
-    found = measure_ways(specs()[0], "cpu", numbers=(1, 2, 10**6), seconds=0.3)
-    assert [(r["jobs"], r["recorded"]) for r in found["rows"]] == [
-        (n, False) for n in (1, 2) if n <= os.cpu_count()
-    ]
-    assert all(r["updates_per_second"] > 1 for r in found["rows"])
-    assert found["not_recorded"] == "only CUDA devices record"
-
-
-@pytest.mark.slow
-def test_a_run_that_cannot_be_built_is_not_measured():
-    foreign = replace(specs()[0], dataset_fingerprint="another")
-    with pytest.raises(HmoeError, match="cannot be measured: .*fingerprint"):
-        measure_ways(foreign, "cpu", numbers=(1,))
-
-
-def test_a_way_is_measured_once_for_a_kind_of_run(tmp_path, monkeypatch):
-    calls, said = [], []
-
-    def measured(spec, *_):
-        calls.append(spec)
-        rows = [{"jobs": n, "recorded": False, "updates_per_second": 100.0 * n} for n in (1, 8)]
-        return {"rows": rows, "not_recorded": "a reason"}
-
-    monkeypatch.setattr("hmoe_repro.runs.ways.measure_ways", measured)
-    store, some = RunStore(tmp_path), specs()
-    ways = [best_way(given, store, "meta", None, said.append) for given in (some, some[1:])]
-    assert ways == [(8, False)] * 2 and calls == [some[0]] and len(said) == 8
-    assert (
-        said[1] == "  8 side by side: 800 updates per second"
-        and said[2] == "not recorded: a reason"
-    )
-    best_way([replace(some[0], precision="bf16")], store, "meta", None, said.append)
-    assert len(calls) == 2
-    (tmp_path / "ways.json").write_text("{cut")
-    assert best_way(some, store, "meta", None, said.append) == (8, False) and len(calls) == 3
-    assert best_way(some, store, "cpu", None, said.append) == (os.cpu_count(), False)
-    assert len(calls) == 3
-
-
-def test_recorded_updates_whose_losses_differ_are_not_used():
-    class Given:
-        def __init__(self, loss, reason=None):
-            self.loss, self.losses, self.recording = (
-                loss,
-                LossSums(),
-                SimpleNamespace(reason=reason),
-            )
-
-        def update(self):
-            self.losses.add({"loss": self.loss}, 0)
-
-    assert disagreement(Given(1.0), Given(1.0005)) is None
-    assert "loss 1.01 instead of 1" in disagreement(Given(1.0), Given(1.01))
-    assert disagreement(Given(1.0), Given(1.0, "a reason")) == "a reason"

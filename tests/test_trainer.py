@@ -28,10 +28,10 @@ def test_losses_are_means_since_they_were_last_taken():
             losses.add({"loss": 1.0, "penalty": bad}, 7)
 
 
-def test_a_batch_that_waits_is_drawn_again_after_a_resumption():
+def test_a_batch_that_waits_is_drawn_again_after_a_resumption(monkeypatch):
     "With helpers one batch is asked for ahead; the state is that before it was drawn."
     data = build_dataset(trainer().spec)
-    data.workers = 1
+    monkeypatch.setattr(data, "workers", 1, raising=False)  # these data are other tests', too
     domains = ["plain", "sketch"]
 
     def batches():

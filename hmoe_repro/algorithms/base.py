@@ -158,13 +158,10 @@ class Algorithm(Configured):
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.update_count, self.total_steps, self.optimizer = 0, 5001, None
-        self.clock = None  # while an update is recorded: a tensor () in place of `progress`
 
     @property
     def progress(self) -> float:
         """Fraction of the planned updates already made, 0 to 1."""
-        if self.clock is not None:
-            return self.clock
         return min(1.0, self.update_count / self.total_steps)
 
     def make_optimizer(self) -> torch.optim.Optimizer:

@@ -9,13 +9,15 @@ __all__ = ['CHANGE', 'UPDATES', 'PHASE_UNITS', 'random_batches', 'Trial', 'phase
 # %% ../../nbs/4_algorithms/04_conformance.ipynb #imports
 import copy
 import math
+import pickle
+import random
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from .base import SHARED_HPARAMS, Algorithm, as_floats
-from .tools import generator_states
 from ..core import HmoeError, one_of, seed_everything
 
 # %% ../../nbs/4_algorithms/04_conformance.ipynb #def-random-batches
@@ -134,10 +136,16 @@ def _same_tensors(first: dict, second: dict) -> bool:
     return all(torch.equal(first[name], tensor) for name, tensor in second.items())
 
 # %% ../../nbs/4_algorithms/04_conformance.ipynb #def-check-predictions
+def _generator_states() -> bytes:
+    """The states of the global generators, comparable with `==`."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()
+    return pickle.dumps(states)
+
+
 def _check_predictions(algorithm: Algorithm, trial: Trial):
     algorithm.eval()
     images = torch.rand(5, *trial.input_shape)
-    model, generators = copy.deepcopy(algorithm.state_dict()), generator_states()
+    model, generators = copy.deepcopy(algorithm.state_dict()), _generator_states()
     with torch.no_grad():
         outputs = algorithm.predict_modes(images) | {"predict": algorithm.predict(images)}
     assert set(algorithm.modes) <= set(outputs), f"predict_modes lacks one of {algorithm.modes}"
@@ -146,7 +154,7 @@ def _check_predictions(algorithm: Algorithm, trial: Trial):
             f"mode {mode}: logits {tuple(logits.shape)}"
         )
     assert _same_tensors(model, algorithm.state_dict()), "predicting changes the model"
-    assert generator_states() == generators, (
+    assert _generator_states() == generators, (
         "predicting draws from a global generator: use a torch.Generator of its own"
     )
     algorithm.train()

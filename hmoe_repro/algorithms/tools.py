@@ -5,13 +5,11 @@
 # %% auto #0
 __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain_labels', 'refuse_one_domain', 'live_batch_norm',
            'forward_parts', 'cyclic_pairs', 'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy', 'flat',
-           'unflat', 'step_on', 'stacked', 'to_floats', 'generator_states']
+           'unflat', 'step_on', 'to_floats']
 
 # %% ../../nbs/4_algorithms/02_tools.ipynb #imports
 import copy
-import random
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -191,21 +189,8 @@ def step_on(
     optimizer.step()
 
 # %% ../../nbs/4_algorithms/02_tools.ipynb #def-to-floats
-def stacked(losses: dict) -> torch.Tensor:
-    """Scalar tensors, or numbers, as one detached tensor (n,) on the device of the loss."""
-    device = next((v.device for v in losses.values() if isinstance(v, torch.Tensor)), None)
-    return torch.stack([torch.as_tensor(v, device=device).detach() for v in losses.values()])
-
-
 def to_floats(losses: dict) -> dict[str, float]:
-    """Scalar tensors, or numbers, as floats, in one transfer from the device."""
-    return dict(zip(losses, stacked(losses).tolist()))
-
-# %% ../../nbs/4_algorithms/02_tools.ipynb #def-generator-states
-def generator_states(device="cpu") -> list:
-    """The states of the global generators, and of a CUDA device's, comparable with `==`."""
-    name, keys, *rest = np.random.get_state()
-    state = [random.getstate(), name, keys.tobytes(), rest, torch.get_rng_state().numpy().tobytes()]
-    if torch.device(device).type == "cuda":
-        state.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return state
+    """Scalar tensors, or numbers, as floats, in one transfer from the device of the loss."""
+    device = next((v.device for v in losses.values() if isinstance(v, torch.Tensor)), None)
+    stacked = torch.stack([torch.as_tensor(v, device=device).detach() for v in losses.values()])
+    return dict(zip(losses, stacked.tolist()))

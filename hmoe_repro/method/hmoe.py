@@ -186,5 +186,4 @@ def total_loss(
         raise HmoeError("all loss weights are 0, so nothing would be learnt. Fix: set lambda_y=1.")
     if "L_en" in given:
         given["L_en"] *= entropy_weight(progress, ramp)
-    used = {name: w for name, w in given.items() if isinstance(w, Tensor) or w}
-    return sum(weight * losses[name] for name, weight in used.items())
+    return sum(weight * losses[name] for name, weight in given.items() if weight)

@@ -51,15 +51,12 @@ def entropy_loss(
 
 # %% ../../nbs/1_method/03_routing.ipynb #def-entropy-weight
 def entropy_weight(
-    progress: float,  # t / T, from 0 to 1; a tensor () gives a tensor, for a recorded update
+    progress: float,  # t / T, from 0 to 1
     ramp: float = 0.5,  # the share of training over which it rises; 0: it is 1 from the start
 ) -> float:
     """Ramp gamma_en of the entropy loss: 0 to 1 over the first half of training (HMOE,
     section 3.4.2)."""
-    if not ramp:
-        return 1.0
-    risen = progress / ramp
-    return risen.clamp(max=1.0) if isinstance(progress, Tensor) else min(1.0, risen)
+    return min(1.0, progress / ramp) if ramp else 1.0
 
 # %% ../../nbs/1_method/03_routing.ipynb #def-load-balance-loss
 def load_balance_loss(
@@ -91,11 +88,10 @@ def reverse_gradient(
 
 # %% ../../nbs/1_method/03_routing.ipynb #def-reversal-weight
 def reversal_weight(
-    progress: float,  # t / T, from 0 to 1; a tensor () gives a tensor, for a recorded update
+    progress: float,  # t / T, from 0 to 1
 ) -> float:
     "Weight lambda_grl of the gradient reversal, from 0 to almost 1 (HMOE, eq. 6)."
-    exp = torch.exp if isinstance(progress, Tensor) else math.exp
-    return 2.0 / (1.0 + exp(-10.0 * progress)) - 1.0
+    return 2.0 / (1.0 + math.exp(-10.0 * progress)) - 1.0
 
 # %% ../../nbs/1_method/03_routing.ipynb #def-domain-loss
 def domain_loss(

@@ -20,7 +20,6 @@ from .spec import RunSpec
 from .store import RunStore
 from .sweep import ENGINES, sweep
 from .train import run
-from .ways import best_way
 
 # %% ../../nbs/5_runs/21_batch.ipynb #def-run-display
 class RunDisplay:
@@ -99,8 +98,8 @@ class Outcomes(NamedTuple):
 class Batch:
     """Runs that are wanted, and where and how they are trained.
 
-    `jobs` runs side by side (None: `default_jobs`); `recorded` as in `sweep`. Raises `HmoeError`
-    for an unknown engine or a device that is not there."""
+    `jobs` runs side by side (None: `default_jobs`). Raises `HmoeError` for an unknown
+    engine or a device that is not there."""
 
     specs: list[RunSpec]
     store: RunStore
@@ -108,7 +107,6 @@ class Batch:
     data_dir: str | None = None
     jobs: int | None = None
     engine: str = "local"
-    recorded: bool = False
 
     def __post_init__(self):
         one_of(self.engine, ENGINES, "engine")
@@ -121,15 +119,6 @@ class Batch:
 
     def describe(self) -> str:
         return f"{len(self.specs)} runs, {len(self.missing)} to train on {self.device}"
-
-    def measure(self):
-        """Let the accelerator tell how many runs side by side are fastest (`best_way`)."""
-        if self.jobs:
-            raise HmoeError(
-                "--measure finds the number of jobs. Fix: leave out --jobs, or --measure."
-            )
-        found = best_way(self.missing, self.store, self.device, self.data_dir)
-        self.jobs, self.recorded = found
 
     def train(self, seconds: float | None = None, progress: Progress | None = None) -> Outcomes:
         """Train what is missing, for `seconds` at most, and show it on `progress` if there is one
@@ -144,7 +133,6 @@ class Batch:
                 RunDisplay(len(self.missing), progress),
                 self.engine,
                 seconds,
-                self.recorded,
             )
         return Outcomes(results)
 

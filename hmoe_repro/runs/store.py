@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -80,15 +79,17 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
     return record
 
 # %% ../../nbs/5_runs/07_store.ipynb #def-read-record
-def read_record(path: Path) -> dict:
-    """The record in the folder of its run; `HmoeError` if it is cut, another's or not there."""
+def read_record(path: Path, where: str = "") -> dict:
+    """The record in the folder of its run; `HmoeError`, which calls it `where`, if it is cut,
+    another's or not there."""
+    where = where or str(path)
     try:
         record = json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}. Fix: `hmoe runs` lists what there is.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HmoeError(f"{path} is cut or not JSON ({error}). {_MEND}") from None
-    return check_record(record, str(path), Path(path).parent.name)
+        raise HmoeError(f"{where} is cut or not JSON ({error}). {_MEND}") from None
+    return check_record(record, where, Path(path).parent.name)
 
 # %% ../../nbs/5_runs/07_store.ipynb #def-outcome
 CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
@@ -119,20 +120,10 @@ def outcome(record: dict) -> dict:
     return kept
 
 # %% ../../nbs/5_runs/07_store.ipynb #def-to-json
-def _without_nan(value):
-    """`value` with None for each float that is no finite number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(v) for v in value]
-    return value
-
-
 def to_json(value, indent: int | None = None) -> str:
     """JSON with `null` for NaN and infinities."""
-    return json.dumps(_without_nan(value), indent=indent, allow_nan=False)
+    finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    return json.dumps(finite, indent=indent, allow_nan=False)
 
 # %% ../../nbs/5_runs/07_store.ipynb #def-run-lock
 def run_lock(folder: Path):

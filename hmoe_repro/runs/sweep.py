@@ -239,11 +239,9 @@ def sweep(
     on_event=None,
     engine: str = "local",
     seconds: float | None = None,
-    recorded: bool = False,
 ) -> dict[str, tuple[str, str | None]]:
     """Run all specifications on `jobs` worker processes (default: `default_jobs`), or on Ray;
     run id -> (status, reason). After `seconds` it stops; statuses are then 'unfinished', too.
-    `recorded` as in `Trainer`.
 
     `on_event(kind, spec, *details)` hears ('start',), ('step', step, steps) and ('done', status,
     reason). Raises `HmoeError` for a damaged record or an unknown engine.
@@ -252,7 +250,7 @@ def sweep(
     work = _Work(specs, store or RunStore(), on_event)
     if not work.todo:
         return work.results
-    arguments = (str(work.store.folder), device, data_dir, recorded)
+    arguments = (str(work.store.folder), device, data_dir)
     if engine == "local":
         _drive_local(work, jobs or default_jobs(device), arguments, seconds)
     elif seconds:

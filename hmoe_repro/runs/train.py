@@ -121,9 +121,9 @@ def _followed_dmg(trainer: Trainer) -> dict:
     return {"protocol": followed, "in_domain": found, "in_domain_size": size}
 
 
-def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False) -> dict:
+def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
-    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device, recorded)
+    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
     check_version(spec, trainer.algorithm)
     check_measure(trainer)
     saved = _saved(_state_path(folder), spec.run_id)
@@ -134,22 +134,18 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: boo
     _train_to_end(trainer, folder, started, on_step)
     points, judge = trainer.checkpoints, trainer.rules.judge
     modes = trainer.algorithm.modes
-    measured = {
+    return {
         "checkpoints": points,
         "selected": training_domain_validation(points, spec.test_domains, modes, judge),
         **_described(trainer, folder),
         "test_size": sum(len(trainer.splits[d]["in"]) for d in spec.test_domains),
         "resumed": resumed,
         "wall_time_s": time.perf_counter() - started,
+        **_followed_dmg(trainer),
     }
-    if trainer.recording is not None:
-        measured["recorded"] = trainer.recording.reason or "yes"
-    return measured | _followed_dmg(trainer)
 
 # %% ../../nbs/5_runs/12_train.ipynb #def-train-toy
-def _train_toy(
-    spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool = False
-) -> dict:
+def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     """As `_train`, for the toy regression."""
     path = _state_path(folder)
     saved = _saved(path, spec.run_id)
@@ -233,11 +229,11 @@ def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu", data_d
     return _record(spec, "failed", reason, _measured_so_far(folder, spec.run_id), device)
 
 # %% ../../nbs/5_runs/12_train.ipynb #def-run
-def _attempt(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: bool) -> dict:
+def _attempt(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     """The record of a run, complete or failed."""
     train = _train_toy if spec.dataset == TOY else _train
     try:
-        measured = train(spec, folder, device, data_dir, on_step, recorded)
+        measured = train(spec, folder, device, data_dir, on_step)
         return _record(spec, "complete", None, measured, device)
     except (KeyboardInterrupt, BrokenPipeError):
         raise
@@ -248,15 +244,10 @@ def _attempt(spec: RunSpec, folder: Path, device, data_dir, on_step, recorded: b
 
 
 def run(
-    spec: RunSpec,
-    store: RunStore | None = None,
-    device="cpu",
-    data_dir=None,
-    on_step=None,
-    recorded: bool = False,
+    spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None
 ) -> dict | None:
     """Train what `spec` says, or go on with it, and return its record; None if another process is
-    at it. `on_step(step, steps)` is called after each update; `recorded` as in `Trainer`.
+    at it. `on_step(step, steps)` is called after each update.
 
     A run that fails returns a record with status 'failed' and its reason. Raises `HmoeError` for a
     damaged record or an unusable folder or device.
@@ -272,7 +263,7 @@ def run(
         done = store.read(spec.run_id)
         if done and done["status"] == "complete":
             return done
-        record = _attempt(spec, folder, device, data_dir, on_step, recorded)
+        record = _attempt(spec, folder, device, data_dir, on_step)
         record = store.write(record, mine=True)
         if record["status"] == "complete":
             _state_path(folder).unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from ..algorithms.base import as_floats
-from ..algorithms.recorded_updates import RecordedUpdate
 from ..core import HmoeError, random_state, restore_random_state, seed_everything
 from ..method.clusters import code_statistics
 from .dmg_protocol import EpochSampler, dmg_parts, is_epoch_checkpoint, splits_for
@@ -52,14 +51,10 @@ class LossSums:
             total, count = self.sums.get(name, (0.0, 0))
             self.sums[name] = (total + value, count + 1)
 
-    def means(self) -> dict[str, float]:
-        """name -> mean of what was entered."""
-        return {name: total / count for name, (total, count) in self.sums.items()}
-
     def take(self) -> dict[str, float]:
-        """The means; the sums begin again."""
-        means, self.sums = self.means(), {}
-        return means
+        """name -> mean of what was entered; the sums begin again."""
+        sums, self.sums = self.sums, {}
+        return {name: total / count for name, (total, count) in sums.items()}
 
 # %% ../../nbs/5_runs/10_trainer.ipynb #def-batches
 class WaitingBatch(NamedTuple):
@@ -203,9 +198,9 @@ class Rules:
 # %% ../../nbs/5_runs/10_trainer.ipynb #def-trainer
 class Trainer:
     """A run in progress on one device. `state()` and `load()` make it resumable to the bit on the
-    same machine. `recorded`: see `RecordedUpdate`."""
+    same machine."""
 
-    def __init__(self, spec: RunSpec, data, device, recorded: bool = False):
+    def __init__(self, spec: RunSpec, data, device):
         self.spec, self.data, self.device = spec, data, device
         self.evaluation = Evaluation(spec, data, device)
         self.domains, self.splits = self.evaluation.domains, self.evaluation.splits
@@ -217,9 +212,6 @@ class Trainer:
         inside = [self.splits[domain]["in"] for domain in self.domains]
         self.sampler = self.rules.sampler(inside, self.algorithm.hparams["batch_size"], seed)
         self.batches = Batches(data, self.domains, self.sampler, device)
-        self.recording = RecordedUpdate(self.algorithm, device) if recorded else None
-        if recorded and spec.protocol == "dmg":
-            self.recording.reason = "batches of an epoch differ in shape"
         h = self.algorithm.hparams
         self.labelled = labelled_images(h, self.domains, inside, spec.trial_seed)
         self.step, self.checkpoints, self.losses = 0, [], LossSums()
@@ -228,11 +220,10 @@ class Trainer:
     def update(self):
         """One update on one batch per training domain. `HmoeError` as soon as a loss is no finite
         number."""
-        update = self.recording or self.algorithm.update
         minibatches = self.batches.next()
         if self.labelled:
             self.algorithm.told = self.batches.among(self.labelled)
-        losses = as_floats(update(minibatches), self.spec.algorithm)
+        losses = as_floats(self.algorithm.update(minibatches), self.spec.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
         self._note_epoch()
