@@ -21,6 +21,15 @@ set_arithmetic("portable")
 from kernels import fresh_kernels, kernel_server, warm_kernels  # noqa: F401, E402
 
 FIRST = "test_notebooks_run.py"
+SLOW = {  # fixtures that build the book, train several runs, or render several pages
+    "site",
+    "class_slides",
+    "states",
+    "example",
+    "rendered",
+    "table1_page",
+    "pages_of_tables",
+}
 
 
 def is_worker(config):
@@ -45,9 +54,9 @@ def pytest_unconfigure(config):
 
 def pytest_collection_modifyitems(items):
     """Notebooks first, because they take longest; timing tests last; else the shuffled order.
-    Whatever needs the whole book is slow."""
+    Whatever needs one of the `SLOW` fixtures is slow."""
     for item in items:
-        if {"site", "class_slides"} & {*item.fixturenames}:
+        if SLOW & {*item.fixturenames}:
             item.add_marker("slow")
     items.sort(
         key=lambda item: (item.get_closest_marker("serial") is not None, item.path.name != FIRST)

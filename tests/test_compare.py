@@ -313,7 +313,7 @@ def study():
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory, root):
+def table1_page(tmp_path_factory, root):
     "The folder of the page of Table 1, rendered from invented records."
     from hmoe_repro.evidence.render import KINDS, render
 
@@ -323,18 +323,19 @@ def page(tmp_path_factory, root):
     return render("digits_table1", "quick", **folders, formats=KINDS).parent
 
 
-def test_the_page_leaves_what_a_page_leaves(page):
+@pytest.mark.slow
+def test_the_page_leaves_what_a_page_leaves(table1_page):
     kinds = ("csv", "md", "tex", "png", "pdf", "ipynb", "provenance.json")
     assert {
         *(f"digits_table1.{kind}" for kind in kinds),
         "digits_table1_resolvable.md",
         "digits_table1_paired.csv",
         "digits_table1_verdict.md",
-    } <= {p.name for p in page.iterdir()}
+    } <= {p.name for p in table1_page.iterdir()}
 
 
-def test_the_page_has_two_blocks_and_says_what_is_missing(page):
-    folder = page
+def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
+    folder = table1_page
     table = (folder / "digits_table1.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
     assert "not the paper's" in table.splitlines()[0] and len(rows) == 2 * 3 + 5

@@ -174,6 +174,7 @@ def test_augmentation_needs_no_global_generator(data, helped):
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_requests_in_advance_come_in_order(data, helped):
     parts = [(p, part) for p in range(3) for part in torch.arange(8).split(3)]
 
@@ -386,6 +387,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_no_helper_outlives_a_killed_training(whole):
     environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).resolve().parents[2])}

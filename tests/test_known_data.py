@@ -448,6 +448,7 @@ def test_a_folder_of_ones_own_keeps_its_names(name, tmp_path):
     assert os.environ["HMOE_FOLDERS"].split(os.pathsep) == [str(tmp_path / name)]
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_folder_by_name(tmp_path):
     folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"))
     own_folder(tmp_path / "pets")

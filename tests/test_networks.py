@@ -370,6 +370,7 @@ COMPILED = [(name, {}, 16) for name in algorithm_names()] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, hparams, side", COMPILED)
 def test_compiled_training_is_eager_training(name, hparams, side, monkeypatch):
     """Losses, gradients and parameters of an update, traced without the C++ compiler, which would
@@ -391,6 +392,7 @@ def test_compiled_training_is_eager_training(name, hparams, side, monkeypatch):
         torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_a_compiled_sparse_layer_keeps_its_auxiliary_loss():
     options = dict(num_experts=2, capacity_factor=0.0, gate_noise=0.0, dropout=0.0)
     net, x = Backbone(), torch.randn(9, 4)

@@ -226,6 +226,7 @@ def markdown_of(page):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_copy, tmp_path):
     store = tmp_path / "store"
@@ -375,6 +376,7 @@ def test_the_page_of_fig7_shows_the_arms_that_were_trained(weights, study_copy, 
     assert ("lambda_kl 3 instead of 1 in some runs" in text) == (1.0 in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page, study", [("colored_discovery", "colored"), ("rotated_discovery", "rotated")]
 )

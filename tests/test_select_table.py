@@ -141,6 +141,7 @@ NO_TABLE = {
 }
 
 
+@pytest.mark.slow
 def test_every_published_study_has_its_tables(hmoe, tmp_path):
     titles = {}
     for study in sorted(path.stem for path in results_dir().glob("*.jsonl")):
@@ -565,6 +566,7 @@ hparams.all.batch_size = 4
 """
 
 
+@pytest.mark.slow
 def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
     alone = make_spec("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id
     for name in ("shadow", "other", "else/shadow"):

@@ -474,7 +474,7 @@ def test_the_picture_has_the_panels_and_the_diamonds():
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def pages_of_tables(tmp_path_factory):
     """Table 4 from a study with one seed, a failed and a missing run; Table 5 from one that follows
     the paper's protocol."""
     base = tmp_path_factory.mktemp("tables45")
@@ -504,9 +504,9 @@ def pages(tmp_path_factory):
     return base
 
 
-def test_a_reduced_page_keeps_the_papers_numbers_apart(pages):
+def test_a_reduced_page_keeps_the_papers_numbers_apart(pages_of_tables):
     page, table, block = (
-        (pages / "mnist" / f"hmoe_table4{end}").read_text()
+        (pages_of_tables / "mnist" / f"hmoe_table4{end}").read_text()
         for end in (".ipynb", ".md", "_paper.md")
     )
     for said in (
@@ -539,7 +539,7 @@ def test_a_reduced_page_keeps_the_papers_numbers_apart(pages):
         and "| HMOE-ND | ood | 71.6 | 73.5 | 10.1 | 51.7 |" in block
         and "arXiv:2211.08253" in page
     )
-    facts = json.loads((pages / "mnist" / "hmoe_table4.provenance.json").read_text())
+    facts = json.loads((pages_of_tables / "mnist" / "hmoe_table4.provenance.json").read_text())
     assert (
         facts["precision"] == ["float32"]
         and facts["evaluate"] == ["selection:2000"]
@@ -548,8 +548,11 @@ def test_a_reduced_page_keeps_the_papers_numbers_apart(pages):
     )
 
 
-def test_a_page_of_the_papers_protocol_sets_them_side_by_side(pages):
-    page, table = ((pages / "paper" / f"hmoe_table5{end}").read_text() for end in (".ipynb", ".md"))
+@pytest.mark.slow
+def test_a_page_of_the_papers_protocol_sets_them_side_by_side(pages_of_tables):
+    page, table = (
+        (pages_of_tables / "paper" / f"hmoe_table5{end}").read_text() for end in (".ipynb", ".md")
+    )
     for said in (
         "The paper's protocol.",
         "Nothing differs.",
@@ -561,7 +564,10 @@ def test_a_page_of_the_papers_protocol_sets_them_side_by_side(pages):
         "| HMOE-DN | mix | 94.1 ± 0.2 \\[+0.0\\] |" in table
         and "in brackets the difference to the paper" in table
     )
-    assert "paper,difference" in (pages / "paper" / "hmoe_table5.csv").read_text().splitlines()[0]
+    assert (
+        "paper,difference"
+        in (pages_of_tables / "paper" / "hmoe_table5.csv").read_text().splitlines()[0]
+    )
     assert "validation on at most" not in page
 
 

@@ -241,6 +241,7 @@ def test_both_backends_begin_alike_and_leave_the_generator_alike(tutel):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_keeps_its_auxiliary_loss(tutel):
     _, layer = pair(gate_noise=0.0, loss="product", capacity_factor=0.0, auxiliary_weight=1.0)
     x, target = torch.randn(2, N, D)

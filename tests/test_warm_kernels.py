@@ -57,12 +57,14 @@ class TestForked:
         assert (forked.pop(1), fresh.pop(1)) == (["True\n"], ["False\n"])
         assert forked == fresh and str(root) in fresh[1][0] and "'MINE', '1'" in fresh[0][0]
 
+    @pytest.mark.slow
     def test_what_libraries_read_when_imported_makes_an_ordinary_kernel(
         self, warm_kernels, tmp_path
     ):
         shown = outputs(tmp_path, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2")
         assert shown[1] == ["False\n"] and shown[2][0].endswith(" 2)")
 
+    @pytest.mark.slow
     def test_what_libraries_set_themselves_makes_no_difference(self, warm_kernels, tmp_path):
         "scikit-learn sets this one to True where it is not set; a test may have imported it."
         assert outputs(tmp_path, KMP_DUPLICATE_LIB_OK="True")[1] == ["True\n"]

@@ -68,7 +68,9 @@ def test_text_of_cells():
     assert markdown_table(frame).splitlines()[1] == "|---|---:|---|"
 
 
-def test_figures_are_the_same_bytes_each_time(tmp_path):
+def test_figures_are_the_same_bytes_each_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_FORMATS", "png pdf")
+
     def draw():
         use_style()
         figure, axes = plt.subplots(1, 2, figsize=(3, 2))
