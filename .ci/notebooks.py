@@ -245,8 +245,13 @@ def main():
     )
     if options.changed:
         paths = [path for path in paths if is_stale(path)]
+    os.environ["PYTHONPATH"] = str(ROOT)  # of this checkout, whatever is installed
+    sys.path.insert(0, str(ROOT))
+    from hmoe_repro.arithmetic import starting
+    from hmoe_repro.warm_kernels import warm_kernels
+
     failed, entries = 0, {}
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with starting("portable"), warm_kernels(), ProcessPoolExecutor(options.jobs) as pool:
         for path, seconds, error, opened in pool.map(store, paths):
             print(
                 f"{'FAILED' if error else 'stored'}  {path.relative_to(ROOT)}  {seconds:.0f} s",
