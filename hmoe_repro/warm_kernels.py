@@ -75,11 +75,13 @@ def _become_kernel(request: dict, streams: list[int]):
 
     import matplotlib
     import numpy
+    import pandas
     import torch
     from ipykernel.kernelapp import IPKernelApp
 
     tempfile.tempdir = None  # looked up once in a process
     matplotlib.rcParams["backend"] = os.environ.get("MPLBACKEND", INLINE)
+    pandas.set_option("display.max_columns", 20)  # 0, for a terminal, where no kernel imported it
     numpy.random.seed(), torch.seed()
     # parent_handle=1: the launcher's connection ends this kernel, so it need not watch a parent.
     IPKernelApp.launch_instance(request["arguments"], parent_handle=1)
