@@ -264,7 +264,7 @@ def render(
     try:
         executed = staging / "executed.ipynb"
         try:
-            with variables(HMOE_FORMATS=" ".join(formats)):
+            with variables(HMOE_FORMATS=" ".join(formats), MPLBACKEND="Agg"):  # pictures are files
                 _execute(source, executed, given | {"output": str(staging)})
         except Exception as error:
             raise _failed(artefact, error, log) from None

@@ -156,7 +156,7 @@ def render_pages(
             say(f"[{done}/{len(pages)}] rendered {short_path(path)}")
 
     warm = warm_kernels(*_LIBRARY) if len(pages) > 1 else contextlib.nullcontext()
-    kinds = variables(HMOE_FORMATS=" ".join(formats))
+    kinds = variables(HMOE_FORMATS=" ".join(formats), MPLBACKEND="Agg")
     with starting("portable"), kinds, warm, Progress() as progress, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(one, *page) for page in pages]
         try:
