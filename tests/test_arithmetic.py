@@ -121,16 +121,7 @@ def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_
     environment = UNPINNED | {"ATEN_CPU_CAPABILITY": "default", "HMOE_RUNS": str(tmp_path)}
     command = [
         *COMMAND,
-        "sweep",
-        "digits_table",
-        "--profile",
-        "smoke",
-        "--algorithm",
-        "HMOE-DN",
-        "--device",
-        "cpu",
-        "--jobs",
-        "1",
+        *("sweep digits_table --profile smoke --algorithm HMOE-DN --device cpu --jobs 1").split(),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -150,22 +141,11 @@ def test_a_single_run_takes_the_arithmetic_it_is_told(tmp_path):
     for arithmetic in ("native", "portable"):
         command = [
             *COMMAND,
-            "train",
-            "--algorithm",
-            "ERM",
-            "--dataset",
-            "DigitDomainsTiny",
-            "--test-domain",
-            "photo",
-            "--network",
-            "small_cnn",
-            "--steps",
-            "2",
-            "--set",
-            "batch_size=4",
-            "--device",
-            "cpu",
-            "--arithmetic",
+            *(
+                "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo "
+                "--network small_cnn --steps 2 --set batch_size=4 --device cpu "
+                "--arithmetic"
+            ).split(),
             arithmetic,
         ]
         done = subprocess.run(

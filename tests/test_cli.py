@@ -15,22 +15,11 @@ from hmoe_repro.core import HmoeError
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
-TRAIN = (
-    "train",
-    "--algorithm",
-    "ERM",
-    "--dataset",
-    "DigitDomainsTiny",
-    "--test-domain",
-    "photo",
-    "--network",
-    "small_cnn",
-    "--steps",
-    "11",
-    "--checkpoint-frequency",
-    "5",
-    "--device",
-    "cpu",
+TRAIN = tuple(
+    (
+        "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo --network "
+        "small_cnn --steps 11 --checkpoint-frequency 5 --device cpu"
+    ).split()
 )
 
 

@@ -309,18 +309,7 @@ def invoke(*arguments):
 @pytest.mark.slow
 def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
-    said = invoke(
-        "sweep",
-        "hmoe_fig8",
-        "--profile",
-        "smoke",
-        "--minutes",
-        "0.05",
-        "--jobs",
-        "1",
-        "--device",
-        "cpu",
-    )
+    said = invoke(*"sweep hmoe_fig8 --profile smoke --minutes 0.05 --jobs 1 --device cpu".split())
     assert said.exit_code == 0 and "0 failed" in said.output and "of 4 runs complete" in said.output
     assert (
         "4 of 4 runs complete"
@@ -356,25 +345,10 @@ def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
 
 def test_train_takes_precision_and_parity(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
-    arguments = [
-        "train",
-        "--algorithm",
-        "ERM",
-        "--dataset",
-        "ColoredDigits",
-        "--test-domain",
-        "-90%",
-        "--network",
-        "small_cnn",
-        "--steps",
-        "2",
-        "--set",
-        "batch_size=4",
-        "--evaluate",
-        "selection:20",
-        "--device",
-        "cpu",
-    ]
+    arguments = (
+        "train --algorithm ERM --dataset ColoredDigits --test-domain -90% --network "
+        "small_cnn --steps 2 --set batch_size=4 --evaluate selection:20 --device cpu"
+    ).split()
     assert invoke(*arguments, "--parity").exit_code == 0
     (record,), _ = RunStore(tmp_path).scan()
     assert (

@@ -179,20 +179,10 @@ def test_what_is_repaired_is_said_in_lines_without_a_place_in_the_code(tmp_path)
         "ERM",
         "--dataset",
         str(tmp_path / "pets"),
-        "--test-domain",
-        "night",
-        "--network",
-        "image_cnn",
-        "--resolution",
-        "16",
-        "--steps",
-        "1",
-        "--device",
-        "cpu",
-        "--set",
-        "batch_size=2",
-        "--set",
-        "unreadable=skip",
+        *(
+            "--test-domain night --network image_cnn --resolution 16 --steps 1 --device "
+            "cpu --set batch_size=2 --set unreadable=skip"
+        ).split(),
     ]
     done = hmoe(*train, folder=tmp_path, HMOE_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr

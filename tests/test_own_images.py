@@ -41,18 +41,7 @@ ROOT_NAME = f"my <img src=x onerror={HACK}>"
 DOMAINS = ("\"'><svg onload=" + HACK + ">", "Füße 日本 &amp; [b]")
 CLASSES = (f"<iframe srcdoc=x onload={HACK}>", "$plain$")
 FILE = f'"><img src=x onerror={HACK}> {{:02d}}.png'
-SMALL = (
-    "--steps",
-    "3",
-    "--experts",
-    "3",
-    "--resolution",
-    "24",
-    "--set",
-    "batch_size=8",
-    "--device",
-    "cpu",
-)
+SMALL = tuple("--steps 3 --experts 3 --resolution 24 --set batch_size=8 --device cpu".split())
 
 
 def fill(root, domains=DOMAINS, classes=CLASSES, count=10, name=FILE):
@@ -471,16 +460,12 @@ BROWSER = next(
     ),
     None,
 )
-QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
+QUIET = tuple(
+    (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+        "--disable-background-networking --disable-component-update --disable-sync "
+        "--enable-logging=stderr"
+    ).split()
 )
 
 

@@ -345,13 +345,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
     )
     hmoe("select", "--algorithm", "HMOE", fails="Valid: ERM, HMOE-DN")
     hmoe(
-        "train",
-        "--algorithm",
-        "ERM",
-        "--test-domain",
-        "photo",
-        "--test-domain",
-        "plain",
+        *"train --algorithm ERM --test-domain photo --test-domain plain".split(),
         *TINY,
         "--n-hparams",
         2,
@@ -497,27 +491,14 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
         and {r["spec"]["trial_seed"] for r in old} == {0, 1}
     )
     train = (
-        "train",
-        "--algorithm",
-        "mine.py:Mine",
-        "--dataset",
-        "DigitDomainsTiny",
-        "--test-domain",
-        "photo",
-        "--network",
-        "small_cnn",
-        "--steps",
+        *(
+            "train --algorithm mine.py:Mine --dataset DigitDomainsTiny --test-domain "
+            "photo --network small_cnn --steps"
+        ).split(),
         11,
         "--checkpoint-frequency",
         5,
-        "--device",
-        "cpu",
-        "--set",
-        "lr=0.003",
-        "--set",
-        "batch_size=16",
-        "--arithmetic",
-        "portable",
+        *"--device cpu --set lr=0.003 --set batch_size=16 --arithmetic portable".split(),
     )
     hmoe(*train)
     assert "Mine" in hmoe("select") and len(RunStore().scan()[0]) == 4, (
