@@ -68,8 +68,8 @@ def set_environment(work, home=False):
 
 def ids_of(profile, step):
     "Ids of the runs of a step, in the order in which they are trained."
-    from hmoe_repro.runs.artefacts import artefact_studies
-    from hmoe_repro.runs.studies import study_specs
+    from hmoe_repro.studies.artefacts import artefact_studies
+    from hmoe_repro.studies.studies import study_specs
 
     studies = artefact_studies(TRAIN[step], profile)
     return list(dict.fromkeys(s.run_id for study in studies for s in study_specs(study)))
@@ -77,10 +77,10 @@ def ids_of(profile, step):
 
 def prepare(options):
     "MNIST, the commit, the records that there are (they need not be trained again), and states."
-    from hmoe_repro.core import git_commit
+    from hmoe_repro.core.environment import git_commit
     from hmoe_repro.data.mnist import mnist_files, verify_mnist
-    from hmoe_repro.runs.parcel import pack_parts
-    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.studies.export_import import pack_parts
+    from hmoe_repro.training.store import RunStore
 
     folder = options.work / "in"
     shutil.rmtree(folder, ignore_errors=True)
@@ -109,8 +109,8 @@ def prepare(options):
 
 def unpack_in(work):
     "Unpack what `prepare` made, each file once: a run that has gone on since is not set back."
-    from hmoe_repro.runs.parcel import unpack
-    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.studies.export_import import unpack
+    from hmoe_repro.training.store import RunStore
 
     said, marks, store = [], work / "unpacked", RunStore()
     marks.mkdir(parents=True, exist_ok=True)
@@ -137,8 +137,8 @@ def unpack_in(work):
 
 def specs_of(options, step):
     "The first run of each algorithm of a step, in order."
-    from hmoe_repro.runs.artefacts import artefact_studies
-    from hmoe_repro.runs.studies import study_specs
+    from hmoe_repro.studies.artefacts import artefact_studies
+    from hmoe_repro.studies.studies import study_specs
 
     first = {}
     for study in artefact_studies(TRAIN[step], options.profile):
@@ -149,7 +149,7 @@ def specs_of(options, step):
 
 def run_check(options, seconds):
     "Six algorithms against the CPU; then the tests that are marked `cuda`, where pytest is."
-    from hmoe_repro.speed.gpu import check_device
+    from hmoe_repro.bench.gpu import check_device
 
     try:
         import pytest
@@ -196,7 +196,7 @@ def run_training(options, seconds, step):
 
 def run_speed(options, seconds):
     "Every algorithm alone on both data sets, as far as the time goes."
-    from hmoe_repro.speed.gpu import algorithm_rates, product_rates
+    from hmoe_repro.bench.gpu import algorithm_rates, product_rates
 
     end, small = time.monotonic() + seconds, options.profile == "smoke"
     found = {"products": product_rates(options.device, 256 if small else 8192), "algorithms": []}
@@ -214,7 +214,7 @@ def run_speed(options, seconds):
 
 def furthest(store, ids, most):
     "Of these half-done runs those that are furthest along, as many as `most` bytes can hold."
-    from hmoe_repro.runs.states import load_state
+    from hmoe_repro.training.checkpoint_io import load_state
 
     steps = {i: load_state(store.path(i) / "state.safetensors")["trainer"]["step"] for i in ids}
     chosen = []
@@ -229,8 +229,8 @@ def furthest(store, ids, most):
 def bring_home(options, step):
     """Parcels of all records of a step that were made here, but for those that this call has packed
     already, and of the states of half-done runs while files are left."""
-    from hmoe_repro.runs.parcel import pack_parts
-    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.studies.export_import import pack_parts
+    from hmoe_repro.training.store import RunStore
 
     store, ids, limit = RunStore(), ids_of(options.profile, step), int(options.mib * 2**20)
     known = {*(options.work / "came").read_text().split(), *options.packed}
@@ -296,7 +296,7 @@ def call(command, seconds):
 
 def perform(options, step, seconds):
     "One step; an error ends it and not the others."
-    from hmoe_repro.core import HmoeError
+    from hmoe_repro.core.errors import HmoeError
 
     say(f"== {step}, {seconds:.0f} s")
     try:
@@ -340,7 +340,8 @@ def main():
     LOG = options.out / "gpu.log"
     for line in unpack_in(options.work):
         say(line)
-    from hmoe_repro.core import environment, resolve_device
+    from hmoe_repro.core.devices import resolve_device
+    from hmoe_repro.core.environment import environment
 
     options.device = str(resolve_device(options.device))
     path, asked = options.out / "gpu.json", STEPS if "all" in options.steps else options.steps

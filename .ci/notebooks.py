@@ -2,7 +2,7 @@
 
     python .ci/notebooks.py [--jobs N] [NAME ...]
 
-NAME is a notebook (01_toy), a part (1_method) or a path; without one all are executed. A notebook
+NAME is a notebook (01_toy), a part (01_method) or a path; without one all are executed. A notebook
 is written only when every cell has run; what is written is what `nbdev_clean` would leave. What its
 outputs were made of is entered in nbs/executed.json, so that the tests execute only what changed.
 """
@@ -27,7 +27,7 @@ KERNELSPEC = {"display_name": "python3", "language": "python", "name": "python3"
 
 def library_notebooks(root=ROOT):
     "The notebooks in the parts of `nbs/`, in reading order."
-    return sorted(p for p in (Path(root) / "nbs").glob("[0-9]_*/[0-9]*.ipynb"))
+    return sorted(p for p in (Path(root) / "nbs").glob("[0-9][0-9]_*/[0-9]*.ipynb"))
 
 
 def processors():
@@ -37,7 +37,7 @@ def processors():
 
 def kernel_environment():
     "This environment with one computing thread, portable arithmetic and inline figures."
-    from hmoe_repro.arithmetic import THREADS, with_arithmetic
+    from hmoe_repro.core.determinism import THREADS, with_arithmetic
 
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
     return with_arithmetic("portable", environment) | dict.fromkeys(THREADS, "1")
@@ -247,8 +247,8 @@ def main():
         paths = [path for path in paths if is_stale(path)]
     os.environ["PYTHONPATH"] = str(ROOT)  # of this checkout, whatever is installed
     sys.path.insert(0, str(ROOT))
-    from hmoe_repro.arithmetic import starting
-    from hmoe_repro.warm_kernels import warm_kernels
+    from hmoe_repro.core.determinism import starting
+    from hmoe_repro.core.warm_kernels import warm_kernels
 
     failed, entries = 0, {}
     with starting("portable"), warm_kernels(), ProcessPoolExecutor(options.jobs) as pool:

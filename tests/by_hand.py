@@ -6,7 +6,7 @@ import copy
 import torch
 from torch import nn
 
-from hmoe_repro.core import seed_everything
+from hmoe_repro.core.seeds import seed_everything
 
 SHAPE, CLASSES, FEATURES = (3, 8, 8), 4, 6
 
@@ -87,7 +87,7 @@ def assert_resumes(cls, tmp_path, shape=(3, 16, 16), domains=3, updates=4, more=
     """Saved to disk in mid-training and restored into another object, an algorithm goes on to
     the bit, and that matters: it moves."""
     from hmoe_repro.algorithms.conformance import random_batches
-    from hmoe_repro.runs.states import load_state, save_state
+    from hmoe_repro.training.checkpoint_io import load_state, save_state
 
     build = lambda: cls(shape, CLASSES, domains, {"network": "small_cnn", **hparams}).train()
     seed_everything(3)

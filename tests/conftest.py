@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hmoe_repro.arithmetic import THREADS, set_arithmetic
+from hmoe_repro.core.determinism import THREADS, set_arithmetic
 
 os.environ |= {"MPLBACKEND": "Agg", **dict.fromkeys(THREADS, "1")}
 set_arithmetic("portable")

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from hmoe_repro.runs.selection import (
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.selection import (
     differing_selection,
     in_domain_accuracy,
     training_domain_validation,
 )
-from hmoe_repro.runs.spec import RunSpec
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ALGORITHMS = ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("method", "data", "networks", "algorithms", "runs", "evidence", "speed", "apps", "cli")
+PARTS = [p.name[3:] for p in sorted((ROOT / "nbs").glob("[0-9]*"))]
 PACKAGES = ("hmoe_repro", *(f"hmoe_repro.{part}" for part in PARTS))
 DIRECTIVE = re.compile(r"^#\|\s*(\S+)\s*(.*)$", re.M)
 

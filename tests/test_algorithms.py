@@ -21,13 +21,14 @@ from hmoe_repro.algorithms.base import (
     register,
 )
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
-from hmoe_repro.algorithms.domain_experts import HMOE_DL, HMOE_DN, build_encoder
+from hmoe_repro.algorithms.hmoe import HMOE_DL, HMOE_DN, build_encoder
 from hmoe_repro.algorithms.hparams import parse_setting
 from hmoe_repro.algorithms.robustness import Stepwise
 from hmoe_repro.algorithms.tools import AnnealedPenalty, flat, unflat
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import DATASETS
-from hmoe_repro.runs.request import make_spec
+from hmoe_repro.training.run_request import make_spec
 
 SHAPE = dict(input_shape=(3, 16, 16), num_classes=4, num_domains=3)
 SMALL = {"network": "small_cnn"}

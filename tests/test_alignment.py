@@ -27,7 +27,8 @@ from hmoe_repro.algorithms.alignment import (
 )
 from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import check_algorithm
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 
 SIZES = pytest.mark.parametrize("sizes", [(5, 5, 5), (4, 7, 2)], ids=str)
 ADVERSARIES = pytest.mark.parametrize("cls", [DANN, CDANN], ids=lambda c: c.name)

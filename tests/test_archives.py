@@ -16,7 +16,7 @@ import zipfile
 import pytest
 from trees import folder_tree, packed, picture
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import archives
 from hmoe_repro.data.archives import alone, safe_name, unpack
 

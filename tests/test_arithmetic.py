@@ -9,7 +9,8 @@ import warnings
 
 import pytest
 
-from hmoe_repro.arithmetic import (
+from hmoe_repro.analysis.results import load_study
+from hmoe_repro.core.determinism import (
     PORTABLE,
     THREADS,
     arithmetic_in_use,
@@ -18,12 +19,12 @@ from hmoe_repro.arithmetic import (
     warn_of_arithmetic,
     with_arithmetic,
 )
-from hmoe_repro.core import HmoeError, results_dir
-from hmoe_repro.evidence.records import load_study
-from hmoe_repro.runs.request import make_toy_spec
-from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.studies import study_specs
-from hmoe_repro.runs.study_files import STUDIES, read_study
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import results_dir
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.study_file import STUDIES, read_study
+from hmoe_repro.training.run_request import make_toy_spec
+from hmoe_repro.training.store import RunStore, outcome
 
 UNPINNED = {name: value for name, value in os.environ.items() if name not in PORTABLE}
 UPDATES = """

@@ -23,8 +23,10 @@ from hmoe_repro.algorithms.averaging import (
 )
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
-from hmoe_repro.core import HmoeError, import_torchvision, seed_everything
-from hmoe_repro.runs.states import load_state, save_state
+from hmoe_repro.core.devices import import_torchvision
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
+from hmoe_repro.training.checkpoint_io import load_state, save_state
 
 SHAPE = dict(input_shape=(3, 16, 16), num_classes=4, num_domains=3)
 SMALL = {"network": "small_cnn"}

@@ -3,12 +3,12 @@ and the kept model gives the record's numbers."""
 
 import pytest
 
-from hmoe_repro.runs.model import build_dataset, load_model
-from hmoe_repro.runs.protocol import evaluate, make_splits
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.protocols import evaluate, make_splits
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.trainer import Trainer
 
 
 def spec(algorithm, **hparams):

@@ -11,11 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hmoe_repro.core import HmoeError, import_torchvision
-from hmoe_repro.networks.build import make_featurizer, network_names
-from hmoe_repro.networks.large import BACKBONES, LARGE, ImageBackbone, adapt_channels, make_backbone
+from hmoe_repro.core.devices import import_torchvision
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.networks.backbones import (
+    BACKBONES,
+    LARGE,
+    ImageBackbone,
+    adapt_channels,
+    make_backbone,
+)
 from hmoe_repro.networks.precision import Backbone, set_precision
-from hmoe_repro.networks.weights import keep_weights
+from hmoe_repro.networks.pretrained import keep_weights
+from hmoe_repro.networks.registry import make_featurizer, network_names
 
 COUNTS = {
     "resnet18": 11_689_512 - 513_000,
@@ -483,7 +490,7 @@ def test_stochastic_depth_rises_to_what_was_asked():
 def test_small_networks_import_neither_timm_nor_torchvision():
     code = """
 import sys
-from hmoe_repro.networks.build import make_featurizer
+from hmoe_repro.networks.registry import make_featurizer
 make_featurizer("image_cnn", (3, 32, 32))
 print(sorted({"timm", "torchvision"} & set(sys.modules)))
 """

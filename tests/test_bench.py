@@ -11,26 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.base import as_input
-from hmoe_repro.evidence.render import KINDS, render
-from hmoe_repro.networks.precision import PRECISIONS
-from hmoe_repro.runs.protocol import evaluate
-from hmoe_repro.speed import timing
-from hmoe_repro.speed.bench import BENCH_VERSION, WORKLOADS, read_bench, run_bench, write_bench
-from hmoe_repro.speed.bench_report import (
-    TARGETS,
-    bench_notes,
-    bench_table,
-    bench_targets,
-    best_path,
-    group_norm_notes,
-    group_norm_table,
-    speedups,
-    spread,
-    target_verdict,
-)
-from hmoe_repro.speed.timing import (
+from hmoe_repro.bench import timing
+from hmoe_repro.bench.timing import (
     PLAIN,
     SCALES,
     bf16_hardware,
@@ -43,6 +25,24 @@ from hmoe_repro.speed.timing import (
     random_images,
     timed_update,
 )
+from hmoe_repro.bench.updates import BENCH_VERSION, WORKLOADS, read_bench, run_bench, write_bench
+from hmoe_repro.bench.updates_report import (
+    TARGETS,
+    bench_notes,
+    bench_table,
+    bench_targets,
+    best_path,
+    group_norm_notes,
+    group_norm_table,
+    speedups,
+    spread,
+    target_verdict,
+)
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.base import as_input
+from hmoe_repro.networks.precision import PRECISIONS
+from hmoe_repro.report.render import KINDS, render
+from hmoe_repro.training.protocols import evaluate
 
 TINY = SCALES["tiny"]
 

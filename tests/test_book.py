@@ -16,7 +16,7 @@ import browser
 import pytest
 from notebooks import ROOT
 
-from hmoe_repro.runs import selection
+from hmoe_repro.training import selection
 
 BOOK = ROOT / "docs" / "book"
 sys.path.append(str(BOOK))
@@ -30,14 +30,14 @@ import prepare  # noqa: E402
 import slides  # noqa: E402
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design", "sphinx_revealjs")
-GATE = "hmoe_repro.method.routing.gate_values"
+GATE = "hmoe_repro.method.gating.gate_values"
 
 
 @pytest.fixture(scope="module")
 def book():
     "What links need to know, for the whole library."
     made = book_text.Book(ROOT, book_names.Index(book_names.library(ROOT)))
-    made.pages = {"nbs/1_method/03_routing.ipynb", "docs/results.md"}
+    made.pages = {"nbs/01_method/03_gating.ipynb", "docs/results.md"}
     made.anchors = {"hmoe-eq-4"}
     return made
 
@@ -51,7 +51,7 @@ def test_the_start_page_says_how_many_seeds_found_the_intervals():
 
 def test_names_are_read_with_shapes_and_sources(book):
     name = book.index.names[GATE]
-    assert (name.page, name.cell) == ("nbs/1_method/03_routing", "def-gate-values")
+    assert (name.page, name.cell) == ("nbs/01_method/03_gating", "def-gate-values")
     assert ("embeddings", "Tensor", "(..., K, D)") in name.notes
     assert name.returned == "(..., B, K), rows sum to 1" and name.equations == ["hmoe-eq-2"]
     assert name.signature.endswith("eps: float=1e-06) -> Tensor")
@@ -68,9 +68,9 @@ def test_every_exported_function_has_its_cell(book):
     "word, module, full",
     [
         ("gate_values", "", GATE),
-        ("method.routing.gate_values", "", GATE),
+        ("method.gating.gate_values", "", GATE),
         ("gate_values()", "", GATE),
-        ("entropy", "hmoe_repro.method.routing", "hmoe_repro.method.routing.entropy"),
+        ("entropy", "hmoe_repro.method.gating", "hmoe_repro.method.gating.entropy"),
         ("entropy", "", ""),  # elsewhere this may be a column
         ("no_such_name", "", ""),
     ],
@@ -82,7 +82,7 @@ def test_a_word_means_a_name_only_where_that_is_certain(book, word, module, full
 @pytest.mark.parametrize(
     "text, made",
     [
-        ("[r](03_routing.ipynb)", "[r](/nbs/1_method/03_routing.ipynb)"),
+        ("[r](03_gating.ipynb)", "[r](/nbs/01_method/03_gating.ipynb)"),
         ("[eq. 4](03_routing.ipynb#hmoe-eq-4)", "[eq. 4](#hmoe-eq-4)"),
         ("[t](../../docs/example_study.toml)", "{download}`t </files/docs/example_study.toml>`"),
         ("[gone](../nowhere.ipynb)", "gone"),
@@ -94,7 +94,7 @@ def test_a_word_means_a_name_only_where_that_is_certain(book, word, module, full
     ],
 )
 def test_links_and_names_of_a_text(book, text, made):
-    assert book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text) == made
+    assert book_text.markdown(book, "nbs/01_method/04_hmoe.ipynb", text) == made
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,21 @@ def test_settings_before_a_result_are_folded():
 
 def test_an_answer_is_folded(book):
     text = "<details><summary>Answer to 1</summary>\n\nIt is $3$.\n\n</details>"
-    made = book_text.markdown(book, "nbs/1_method/04_hmoe.ipynb", text)
+    made = book_text.markdown(book, "nbs/01_method/04_hmoe.ipynb", text)
     assert made.startswith(":::{dropdown} Answer to 1\n") and "details" not in made
 
 
 @pytest.fixture(scope="module")
 def routing(book):
     "The page of a notebook with everything: equations, exports, pictures, answers."
-    page = "nbs/1_method/03_routing.ipynb"
-    return book_cells.notebook(book, page, "hmoe_repro.method.routing")["cells"]
+    page = "nbs/01_method/03_gating.ipynb"
+    return book_cells.notebook(book, page, "hmoe_repro.method.gating")["cells"]
 
 
 def test_no_directive_is_left_and_nothing_is_lost(routing):
     code = "\n".join(c["source"] for c in routing if c["cell_type"] == "code")
     assert "#|" not in code and "default_exp" not in code
-    source = book_cells.read(ROOT / "nbs/1_method/03_routing.ipynb")
+    source = book_cells.read(ROOT / "nbs/01_method/03_gating.ipynb")
     for cell in (c for c in source if c["cell_type"] == "code"):
         assert book_cells.DIRECTIVE.sub("", cell["source"]).strip() in code, cell["id"]
 
@@ -166,7 +166,7 @@ def test_no_directive_is_left_and_nothing_is_lost(routing):
 def test_a_cell_says_where_it_is_exported_and_what_it_computes(routing):
     start = "(nbs-1-method-03-routing--def-load-balance-loss)="
     line = next(c["source"] for c in routing if c["source"].startswith(start))
-    assert "`load_balance_loss <hmoe_repro.method.routing.load_balance_loss>`" in line
+    assert "`load_balance_loss <hmoe_repro.method.gating.load_balance_loss>`" in line
     assert "[eq. 4 of HMOE](#hmoe-eq-4)" in line
 
 
@@ -286,14 +286,14 @@ def test_every_card_of_the_gallery_has_a_claim(book):
 
 def test_code_of_an_answer_is_folded(routing):
     source = {book_cells.DIRECTIVE.sub("", c["source"]).strip(): c for c in routing}
-    for cell in book_cells.read(ROOT / "nbs/1_method/03_routing.ipynb"):
+    for cell in book_cells.read(ROOT / "nbs/01_method/03_gating.ipynb"):
         if cell["id"].startswith("answer"):
             assert "hide-cell" in source[cell["source"].strip()]["metadata"]["tags"]
 
 
 def test_the_bar_at_the_left_leads_to_every_module(book):
     modules = list(book.index.modules.values())
-    parts = book_reference.by_part(modules, {"1_method": "The method", "2_data": "Data, read"})
+    parts = book_reference.by_part(modules, {"01_method": "The method", "02_data": "Data, read"})
     made = book_contents.reference_entry({"doc": "api/index", "title": "Reference"}, parts)
     method, data = made["children"]
     assert (method["doc"], method["anchor"]) == ("api/index", "#the-method")
@@ -302,7 +302,7 @@ def test_the_bar_at_the_left_leads_to_every_module(book):
     assert "api/hmoe_repro.method.routing" in method["inside"] and "doc" in made
     assert made["inside"] == method["inside"] + data["inside"]
     folders = [m.page.split("/")[1] for m in modules]
-    assert len(made["inside"]) == folders.count("1_method") + folders.count("2_data")
+    assert len(made["inside"]) == folders.count("01_method") + folders.count("02_data")
 
 
 def test_the_path_has_the_numbers_of_its_table_and_a_page_one_place():
@@ -464,7 +464,7 @@ def window(site):
 # One page of each kind: cards, a notebook, a page of results, the reference, commands, symbols.
 LOOKED_AT = [
     "index",
-    "nbs/1_method/03_routing",
+    "nbs/01_method/03_gating",
     "figures/quick/digits_table",
     "gallery/index",
     "api/index",
@@ -540,7 +540,7 @@ def test_text_can_be_read_on_its_ground(site, window, name, scheme):
 @pytest.mark.parametrize("width", [400, 800])
 def test_the_menus_open_where_the_bars_are_hidden(site, window, width):
     window.set_viewport_size({"width": width, "height": 900})
-    browser.opened(window, site / "nbs/0_start/00_start_here.html")
+    browser.opened(window, site / "nbs/00_core/00_start_here.html")
     for which in ("primary", "secondary"):
         menu = window.locator(f"#pst-{which}-sidebar-modal")
         assert not menu.is_visible()
@@ -559,7 +559,7 @@ def test_the_search_finds(site, window, words):
 
 
 def test_folded_answers_open(site, window):
-    browser.opened(window, site / "nbs/1_method/03_routing.html")
+    browser.opened(window, site / "nbs/01_method/03_gating.html")
     folds = window.locator("details", has_text="Answer to 1").first
     assert not folds.evaluate("e => e.open")
     folds.locator("summary").first.click()

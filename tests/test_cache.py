@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import cache as module
 from hmoe_repro.data.cache import cache_folder, cache_root, examine, open_cache, read_rows
-from hmoe_repro.data.image_data import ImageDataset
-from hmoe_repro.data.images import evaluation_transform, normalise, read_image
-from hmoe_repro.data.trees import scan_tree
+from hmoe_repro.data.image_folder import scan_tree
+from hmoe_repro.data.loader import ImageDataset
+from hmoe_repro.data.transforms import evaluation_transform, normalise, read_image
 
 SUFFIXES = (".jpg", ".png", ".webp", ".bmp")
 
@@ -213,7 +213,7 @@ def test_no_room_and_no_permission(root, monkeypatch, tmp_path):
 BUILD = """
 import sys, time
 from hmoe_repro.data.cache import open_cache
-from hmoe_repro.data.trees import scan_tree
+from hmoe_repro.data.image_folder import scan_tree
 import hmoe_repro.data.cache as cache
 slow = cache.as_bytes
 def as_bytes(image):

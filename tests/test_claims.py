@@ -11,9 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.core import HmoeError, repo_root
-from hmoe_repro.evidence.beside import trained_from
-from hmoe_repro.evidence.claims import (
+from hmoe_repro.analysis.claims import (
     CONTRADICTED,
     SCALE,
     SUPPORTED,
@@ -47,12 +45,15 @@ from hmoe_repro.evidence.claims import (
     weigh,
     within,
 )
-from hmoe_repro.evidence.claims_accuracy import ACCURACY_CLAIMS, all_modes
-from hmoe_repro.evidence.claims_experts import EXPERT_CLAIMS
-from hmoe_repro.evidence.claims_others import OTHER_CLAIMS
-from hmoe_repro.evidence.records import load_arrays
-from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.runs.study_files import STUDIES
+from hmoe_repro.analysis.claims_accuracy import ACCURACY_CLAIMS, all_modes
+from hmoe_repro.analysis.claims_experts import EXPERT_CLAIMS
+from hmoe_repro.analysis.claims_gmoe_dmg import OTHER_CLAIMS
+from hmoe_repro.analysis.published import trained_from
+from hmoe_repro.analysis.results import load_arrays
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
+from hmoe_repro.studies.study_file import STUDIES
 
 CLAIMS = EXPERT_CLAIMS + ACCURACY_CLAIMS + OTHER_CLAIMS
 RESULTS = repo_root() / "results"

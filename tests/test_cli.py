@@ -11,7 +11,7 @@ import warnings
 import pytest
 from commands import INSTALLED, hmoe, hmoe_process
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
-    from hmoe_repro.runs.studies import study_specs
+    from hmoe_repro.studies.studies import study_specs
 
     spec = study_specs("smoke-toy")[0]
     path = tmp_path / "runs" / spec.run_id / "record.json"
@@ -182,7 +182,7 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
-    from hmoe_repro.runs.studies import study_specs
+    from hmoe_repro.studies.studies import study_specs
 
     unique = {s.run_id for study in ("smoke-digits", "smoke-balance") for s in study_specs(study)}
     done = hmoe("sweep", "digits_table", "digits_balance", "--profile", "smoke", folder=tmp_path)
@@ -248,7 +248,7 @@ def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
 
 
 def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("hmoe_repro.runs.store.RunStore.scan", lambda self: 1 / 0)
+    monkeypatch.setattr("hmoe_repro.training.store.RunStore.scan", lambda self: 1 / 0)
     done = hmoe("runs", folder=tmp_path)
     assert (
         done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
@@ -257,8 +257,8 @@ def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypa
 
 def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
     "Records of a GPU are no estimate for a processor; the same records of a processor are."
-    from hmoe_repro.core import results_dir
-    from hmoe_repro.runs.store import write_study
+    from hmoe_repro.core.files import results_dir
+    from hmoe_repro.training.store import write_study
 
     lines = (results_dir() / "smoke-toy.jsonl").read_text().splitlines()
 
@@ -293,8 +293,8 @@ READERS = (
 @pytest.fixture
 def published(tmp_path):
     "A folder with two published studies."
-    from hmoe_repro.evidence.records import load_study
-    from hmoe_repro.runs.store import write_study
+    from hmoe_repro.analysis.results import load_study
+    from hmoe_repro.training.store import write_study
 
     results = tmp_path / "results"
     results.mkdir()
@@ -307,8 +307,8 @@ def published(tmp_path):
 def test_no_command_reads_a_study_that_is_not_as_it_was_published(
     published, tmp_path, monkeypatch, damage
 ):
-    from hmoe_repro.evidence.readme import readme_blocks
-    from hmoe_repro.evidence.without_records import load_studies
+    from hmoe_repro.analysis.results import load_studies
+    from hmoe_repro.report.readme import readme_blocks
 
     study, sums = published / "smoke-digits.jsonl", published / "SHA256SUMS"
     if damage == "edited":

@@ -12,12 +12,12 @@ import tarfile
 import pytest
 from commands import hmoe
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.parcel import pack, unpack
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore, outcome, run_lock
-from hmoe_repro.runs.sweep import JOBS_ON_GPU, default_jobs, sweep
-from hmoe_repro.runs.train import run
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.studies.export_import import pack, unpack
+from hmoe_repro.studies.sweep import JOBS_ON_GPU, default_jobs, sweep
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, outcome, run_lock
 
 OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.beside import label_block, label_blocks
-from hmoe_repro.evidence.paired import (
+from hmoe_repro.analysis.published import label_block, label_blocks
+from hmoe_repro.analysis.statistics import (
     bootstrap_table,
     crossed_bootstrap,
     noise_verdict,
     paired_bootstrap,
+    paired_difference,
     paired_grid,
     plot_differences,
 )
-from hmoe_repro.evidence.verdicts import paired_difference
+from hmoe_repro.core.errors import HmoeError
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -287,7 +287,7 @@ DIGITS = ("ERM", "CORAL", "GroupDRO", "MIRO", "SWAD", "HMOE-DL", "HMOE-DN")
 def study():
     """Invented records of a study of Table 1, with a failed run and one algorithm that lacks a test
     domain."""
-    from hmoe_repro.runs.spec import RunSpec
+    from hmoe_repro.training.run_config import RunSpec
 
     def renamed(record, name):
         for chosen in record["selected"].values():
@@ -315,7 +315,7 @@ def study():
 @pytest.fixture(scope="module")
 def table1_page(tmp_path_factory, root):
     "The folder of the page of Table 1, rendered from invented records."
-    from hmoe_repro.evidence.render import KINDS, render
+    from hmoe_repro.report.render import KINDS, render
 
     base = tmp_path_factory.mktemp("table1")
     invented.write_study(base / "store", "quick-table1", study())

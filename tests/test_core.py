@@ -11,46 +11,46 @@ import pytest
 import torch
 from commands import hmoe
 
-from hmoe_repro import core
 from hmoe_repro.cli.options import writable_file
+from hmoe_repro.core import devices, environment, errors, files, seeds
 
 
 def test_seed_hash_vectors():
-    assert [core.seed_hash(0, 0), core.seed_hash(0, 1), core.seed_hash(1, 3)] == [
+    assert [seeds.seed_hash(0, 0), seeds.seed_hash(0, 1), seeds.seed_hash(1, 3)] == [
         894182419,
         1514274641,
         1739848239,
     ]
     assert (
-        core.seed_hash("PACS", "ERM", [0], 0, 0)
+        seeds.seed_hash("PACS", "ERM", [0], 0, 0)
         == 94828300
-        != core.seed_hash("PACS", "ERM", (0,), 0, 0)
+        != seeds.seed_hash("PACS", "ERM", (0,), 0, 0)
     )
 
 
 def test_random_state_survives_json_and_tensors():
-    core.seed_everything(3)
+    seeds.seed_everything(3)
     import random
 
     import numpy as np
 
     random.gauss(0, 1), np.random.randn()  # leave a cached second gaussian behind in both
-    state = core.random_state()
+    state = seeds.random_state()
     first = [random.gauss(0, 1), np.random.randn(), torch.randn(2).tolist()]
-    core.restore_random_state(state)
+    seeds.restore_random_state(state)
     assert first == [random.gauss(0, 1), np.random.randn(), torch.randn(2).tolist()]
 
 
 def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
     target = tmp_path / "record.json"
-    core.write_atomic(target, "old")
+    files.write_atomic(target, "old")
 
     def broken(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(core.os, "fsync", broken)
+    monkeypatch.setattr(files.os, "fsync", broken)
     with pytest.raises(OSError):
-        core.write_atomic(target, "new")
+        files.write_atomic(target, "new")
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["record.json"]
 
 
@@ -69,39 +69,39 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, monkeypatch, kind, li
         (os.mkfifo if kind == "FIFO" else os.mkdir)("it")
     os.symlink("it", "link")
     target, before = "link" if link else "it", os.lstat("it")
-    for write in (core.write_atomic, writable_file):
-        with pytest.raises(core.HmoeError, match=f"cannot write .*{target}: it is a {kind}.*Fix"):
+    for write in (files.write_atomic, writable_file):
+        with pytest.raises(errors.HmoeError, match=f"cannot write .*{target}: it is a {kind}.*Fix"):
             write(target, "table")
     if kind != "folder":
         done = hmoe("pack", tmp_path / target, folder=tmp_path)
         assert done.returncode == 1 and f"it is a {kind}" in done.stderr
     assert os.lstat("it").st_mode == before.st_mode and os.path.islink("link")
-    core.write_atomic("new", "a file")
-    core.write_atomic("new", "another")
+    files.write_atomic("new", "a file")
+    files.write_atomic("new", "another")
     assert not [name for name in os.listdir() if name.startswith(".")]
 
 
 def test_unwritable_folder_is_one_clear_line(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(core.HmoeError, match="cannot write in .*Fix") as error:
-        core.ensure_writable(blocked / "runs")
+    with pytest.raises(errors.HmoeError, match="cannot write in .*Fix") as error:
+        files.ensure_writable(blocked / "runs")
     assert "\n" not in str(error.value)
 
 
 def test_folders_follow_the_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HMOE_RUNS", "here")
-    assert core.runs_dir() == tmp_path / "here" and core.runs_dir().is_absolute()
+    assert files.runs_dir() == tmp_path / "here" and files.runs_dir().is_absolute()
 
 
 def test_unknown_device_lists_the_way_out():
-    with pytest.raises(core.HmoeError, match="--device cpu"):
-        core.resolve_device("warp:3")
+    with pytest.raises(errors.HmoeError, match="--device cpu"):
+        devices.resolve_device("warp:3")
 
 
 def test_environment_names_no_machine():
-    text = json.dumps(core.environment())
+    text = json.dumps(environment.environment())
     import platform
 
     assert platform.node() not in text and os.path.expanduser("~") not in text and "torch" in text
@@ -119,10 +119,10 @@ class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         calls.append(1)
         if {condition}: raise RuntimeError({message!r})
 sys.meta_path.insert(0, Broken())
-from hmoe_repro import core
+from hmoe_repro.core import devices
 import torch
-try: core.import_torchvision(); print("imported", len(calls), len(core._declared))
-except RuntimeError as error: print("raised", len(calls), len(core._declared))
+try: devices.import_torchvision(); print("imported", len(calls), len(devices._declared))
+except RuntimeError as error: print("raised", len(calls), len(devices._declared))
 """
 
 
@@ -152,4 +152,4 @@ def test_guard_acts_on_that_one_error_only(condition, message, expected):
     [("", "ValueError"), ("\n  the cause \nmore", "the cause"), ("x" * 200, "x" * 160)],
 )
 def test_the_first_line_of_an_error(message, line):
-    assert core.first_line(ValueError(message)) == line
+    assert errors.first_line(ValueError(message)) == line

@@ -11,13 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.cli.evidence import bench_command
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.render import render
-from hmoe_repro.method.sparse_moe import SparseMoE
-from hmoe_repro.speed import costs
-from hmoe_repro.speed.bench import write_bench
-from hmoe_repro.speed.cost_report import (
+from hmoe_repro.bench import costs
+from hmoe_repro.bench.costs import (
+    COST_SCALES,
+    METHODS,
+    make_method,
+    method_peaks,
+    network_size,
+    random_minibatches,
+    run_algorithms,
+    tensor_peak,
+)
+from hmoe_repro.bench.costs_report import (
     LAYER_TARGETS,
     cost_notes,
     cost_table,
@@ -31,17 +36,7 @@ from hmoe_repro.speed.cost_report import (
     size_table,
     times_base,
 )
-from hmoe_repro.speed.costs import (
-    COST_SCALES,
-    METHODS,
-    make_method,
-    method_peaks,
-    network_size,
-    random_minibatches,
-    run_algorithms,
-    tensor_peak,
-)
-from hmoe_repro.speed.sparse import (
+from hmoe_repro.bench.layers import (
     DENSE,
     EVERY,
     SPARSE_SCALES,
@@ -53,6 +48,11 @@ from hmoe_repro.speed.sparse import (
     run_moe,
     saved_bytes,
 )
+from hmoe_repro.bench.updates import write_bench
+from hmoe_repro.cli.report import bench_command
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.method.sparse_moe import SparseMoE
+from hmoe_repro.report.render import render
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

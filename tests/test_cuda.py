@@ -12,18 +12,18 @@ import torch
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.conformance import small_network
-from hmoe_repro.arithmetic import device_arithmetic
-from hmoe_repro.core import random_state, restore_random_state, seed_everything
-from hmoe_repro.data.known import load_dataset
+from hmoe_repro.core.determinism import device_arithmetic
+from hmoe_repro.core.seeds import random_state, restore_random_state, seed_everything
+from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.networks.precision import set_precision
-from hmoe_repro.runs.model import load_model
-from hmoe_repro.runs.protocol import EVALUATION_BATCH, evaluate
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.states import load_state, save_state
-from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.sweep import sweep
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.training.checkpoint_io import load_state, save_state
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.protocols import EVALUATION_BATCH, evaluate
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.cuda,

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from hmoe_repro.cli.app import app
 from hmoe_repro.cli.options import print_table
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.known import KNOWN
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.registry import KNOWN
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HMOE_FOLDERS", "")
     from hmoe_repro.data.base import DATASETS
-    from hmoe_repro.data.known import _FOLDERS
+    from hmoe_repro.data.registry import _FOLDERS
 
     before = set(_FOLDERS)
     yield

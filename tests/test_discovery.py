@@ -8,35 +8,31 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.agreement import (
+from hmoe_repro.analysis.clusters import (
+    agreement,
     agreement_summary,
     agreement_verdict,
     closest_factor,
     closest_other,
-    discovery_lines,
-)
-from hmoe_repro.evidence.codes import overlap_counts, subset, tsne
-from hmoe_repro.evidence.collapse import (
     collapse_scores,
     collapse_verdict,
-    fresh_distance,
-    gate_table,
-    gate_verdict,
-    smallest_distance,
-)
-from hmoe_repro.evidence.discovery import (
-    agreement,
     confusion,
+    discovery_lines,
     discovery_table,
     factor_scores,
+    fresh_distance,
     gate_similarity,
+    gate_table,
+    gate_verdict,
     mean_gates,
     partitions,
     scored_runs,
     similarity_verdict,
+    smallest_distance,
 )
-from hmoe_repro.method.clusters import cluster_scores, gate_scores, score_discovery
+from hmoe_repro.analysis.embeddings import overlap_counts, subset, tsne
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.method.clustering import cluster_scores, gate_scores, score_discovery
 
 DOMAINS = np.repeat([0, 2, 3], 50)
 CLASSES = np.tile(np.arange(10), 15)

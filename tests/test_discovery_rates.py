@@ -13,11 +13,8 @@ import torch
 from scipy.stats import binom
 
 from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.core import HmoeError, seed_everything
-from hmoe_repro.data.simple_clusters import image_statistics, kmeans
-from hmoe_repro.evidence.collapse import gate_table, gate_verdict, has_diverged
-from hmoe_repro.evidence.compare import compare_records
-from hmoe_repro.evidence.discovery_rates import (
+from hmoe_repro.analysis.clusters import gate_table, gate_verdict, has_diverged
+from hmoe_repro.analysis.discovery_rates import (
     baseline_table,
     code_trace,
     discovery_rates,
@@ -27,19 +24,23 @@ from hmoe_repro.evidence.discovery_rates import (
     setting_runs,
     sign_line,
 )
-from hmoe_repro.evidence.paired import effect_lines, main_effects
-from hmoe_repro.method.clusters import code_statistics, is_diverged, purity
+from hmoe_repro.analysis.statistics import effect_lines, main_effects
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
+from hmoe_repro.data.kmeans_baseline import image_statistics, kmeans
+from hmoe_repro.method.clustering import code_statistics, is_diverged, purity
+from hmoe_repro.method.gating import entropy_weight
 from hmoe_repro.method.hmoe import HMOE
-from hmoe_repro.method.routing import entropy_weight
 from hmoe_repro.networks.encoders import SmallD2V
-from hmoe_repro.runs.arrays import check_measure, describe
-from hmoe_repro.runs.model import build_dataset
-from hmoe_repro.runs.protocol import labelled_images
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.report.comparison import compare_records
+from hmoe_repro.training.measurements import check_measure, describe
+from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.protocols import labelled_images
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.trainer import Trainer
 
 TINY = {"network": "small_cnn", "steps": 4, "checkpoint_frequency": 2}
 CPU = torch.device("cpu")

@@ -19,15 +19,16 @@ from hmoe_repro.algorithms.averaging import SMA, wrapped
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.dmg import DMG, PAIRS_EVERY, AggregateSGD, overlaps, pair_overlaps
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.method.masks import hard_iou, soft_iou
-from hmoe_repro.runs.arrays import describe, describe_masks
-from hmoe_repro.runs.model import build_dataset, load_model
-from hmoe_repro.runs.protocol import evaluate
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.training.measurements import describe, describe_masks
+from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.protocols import evaluate
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.trainer import Trainer
 
 SHAPE, CLASSES = (3, 16, 16), 4
 READINGS = ("released", "paper")

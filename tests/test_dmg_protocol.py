@@ -10,37 +10,44 @@ import torch
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM, register
-from hmoe_repro.core import HmoeError, seed_hash
-from hmoe_repro.data.image_data import ImageDataset
-from hmoe_repro.data.known import load_dataset, own_folder
-from hmoe_repro.data.trees import ImageTree, sample_tree
-from hmoe_repro.evidence.chosen import selected_table
-from hmoe_repro.evidence.provenance import DMG_RULE, header, rule_of
-from hmoe_repro.evidence.tables import accuracy_table, in_domain_results, run_results
-from hmoe_repro.runs.cost import estimate_seconds
-from hmoe_repro.runs.dmg_protocol import (
+from hmoe_repro.analysis.search_tables import selected_table
+from hmoe_repro.analysis.tables import accuracy_table, in_domain_results, run_results
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_hash
+from hmoe_repro.data.image_folder import ImageTree, sample_tree
+from hmoe_repro.data.loader import ImageDataset
+from hmoe_repro.data.registry import load_dataset, own_folder
+from hmoe_repro.report.provenance import DMG_RULE, header, rule_of
+from hmoe_repro.studies.domainbed_export import export_domainbed
+from hmoe_repro.studies.plan import estimate_seconds
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.study_file import check_study, read_study
+from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.protocols import (
     EpochSampler,
     describe_dmg,
     dmg_parts,
     dmg_splits,
     epoch_length,
+    evaluate,
     is_epoch_checkpoint,
+    make_splits,
+    split_indices,
     splits_for,
     three_parts,
     without_a_tenth,
 )
-from hmoe_repro.runs.domainbed import export_domainbed
-from hmoe_repro.runs.model import build_dataset, load_model
-from hmoe_repro.runs.protocol import evaluate, make_splits, split_indices
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.selection import in_domain_accuracy, select_model, training_domain_validation
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.split_lists import find_splits, lists_in, own_splits, read_split_lists
-from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.studies import study_specs
-from hmoe_repro.runs.study_files import check_study, read_study
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Batches, Trainer
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.selection import (
+    in_domain_accuracy,
+    select_model,
+    training_domain_validation,
+)
+from hmoe_repro.training.splits import find_splits, lists_in, own_splits, read_split_lists
+from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.trainer import Batches, Trainer
 
 DOMAINS = ["cartoon", "negative", "photo", "sketch"]  # of the sample tree, 12 images each
 CPU = torch.device("cpu")

@@ -5,8 +5,7 @@ import pytest
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import network_options
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.dmg_tables import (
+from hmoe_repro.analysis.dmg_tables import (
     by_network,
     departure_list,
     dmg_departures,
@@ -23,12 +22,13 @@ from hmoe_repro.evidence.dmg_tables import (
     own_mask_line,
     published_rows,
 )
-from hmoe_repro.evidence.reduced import hparam_departures
-from hmoe_repro.evidence.tables import accuracy_table, run_results
-from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies, artefact_study
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import count_runs
-from hmoe_repro.runs.study_files import check_study, read_study
+from hmoe_repro.analysis.protocol_diff import hparam_departures
+from hmoe_repro.analysis.tables import accuracy_table, run_results
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
+from hmoe_repro.studies.studies import count_runs
+from hmoe_repro.studies.study_file import check_study, read_study
+from hmoe_repro.training.run_config import RunSpec
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 

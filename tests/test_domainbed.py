@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.domainbed import export_domainbed
-from hmoe_repro.runs.selection import RULES, select_model
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.studies.domainbed_export import export_domainbed
+from hmoe_repro.training.selection import RULES, select_model
 
 DOMAINS = ["negative", "photo", "plain", "sketch"]
 

@@ -14,12 +14,21 @@ import time
 import pytest
 from trees import cct20, folder_tree, known_tree, packed, picture
 
-from hmoe_repro.core import HmoeError, sha256
-from hmoe_repro.data import downloads
-from hmoe_repro.data.downloads import SOURCES, Remote, Source, download_dataset, prepare_given
-from hmoe_repro.data.known import KNOWN, read_known
-from hmoe_repro.data.prepare import prepare_dataset, terra_plan
-from hmoe_repro.data.transfer import _mark, download
+import hmoe_repro.data.download as downloading
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import sha256
+from hmoe_repro.data.download import (
+    SOURCES,
+    Remote,
+    Source,
+    _mark,
+    download,
+    download_dataset,
+    prepare_dataset,
+    prepare_given,
+    terra_plan,
+)
+from hmoe_repro.data.registry import KNOWN, read_known
 
 CONTENT = os.urandom(3 * (1 << 20) + 17)
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -139,7 +148,7 @@ def test_a_killed_download_goes_on(server, tmp_path):
 
     server.behave = slowly
     code = (
-        "from hmoe_repro.data.transfer import download; "
+        "from hmoe_repro.data.download import download; "
         f"download({server.url!r}, {str(tmp_path / 'f')!r})"
     )
     process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
@@ -620,7 +629,7 @@ def test_what_was_fetched_stays_where_the_disk_is_at_fault(server, tmp_path, mon
         raise HmoeError("VLCS needs 9.0 GiB, here has 1.0 GiB free.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(downloads, "prepare_dataset", lambda *_: full())
+        patched.setattr(downloading, "prepare_dataset", lambda *_: full())
         with pytest.raises(HmoeError, match="GiB free"):
             download_dataset("VLCS", tmp_path / "data", (source(archive.name),), **QUICK)
     assert [p.name for p in (tmp_path / "data").rglob("*") if p.is_file()] == [archive.name]
@@ -630,7 +639,7 @@ def test_what_was_fetched_stays_where_the_disk_is_at_fault(server, tmp_path, mon
 def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(tmp_path):
     (archive,) = archives_of("VLCS", tmp_path)
     code = (
-        "import time; from hmoe_repro.data.prepare import prepare_dataset; "
+        "import time; from hmoe_repro.data.download import prepare_dataset; "
         f"prepare_dataset('VLCS', [{str(archive)!r}], {str(tmp_path / 'data')!r}, "
         "lambda n: time.sleep(0.05))"
     )

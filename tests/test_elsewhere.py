@@ -8,10 +8,10 @@ from elsewhere import elsewhere
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import small_network
-from hmoe_repro.data.known import load_dataset
-from hmoe_repro.runs.protocol import evaluate
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.training.protocols import evaluate
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
 NAMES = [name for name in FAMILIES if name != "GMoE"]  # it counts its experts' tokens

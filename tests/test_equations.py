@@ -32,7 +32,7 @@ def cells_of(path):
 def index_rows():
     "The rows of the index of the start page that have a link with an anchor: anchor -> row."
     (text,) = [
-        s for _, s in cells_of(NBS / "0_start/00_start_here.ipynb") if "| paper | meaning |" in s
+        s for _, s in cells_of(NBS / "00_core/00_start_here.ipynb") if "| paper | meaning |" in s
     ]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return {m[2]: (m[1], row) for row in rows if (m := re.search(r"\]\(([^)#]+)#([\w-]+)\)", row))}
@@ -56,7 +56,7 @@ def test_every_numbered_equation_has_a_link():
 @pytest.mark.parametrize("anchor", NUMBERED)
 def test_a_link_leads_to_the_cell_that_computes_the_equation(anchor):
     file, row = index_rows()[anchor]
-    code = below(cells_of(NBS / "0_start" / file), anchor)
+    code = below(cells_of(NBS / "00_core" / file), anchor)
     name = NUMBERED[anchor]
     assert re.search(rf"^(def|class) {name}\b", code, re.M), f"{file}: {name} is not below"
     assert re.search(rf"`[\w.]*\.{name}`", row), f"the row of {anchor} does not name {name}"

@@ -15,8 +15,7 @@ import tutel_standin
 from matplotlib.colors import to_rgb
 
 from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.expert_selection import (
+from hmoe_repro.analysis.experts import (
     choice_rows,
     choice_summary,
     choice_verdict,
@@ -30,9 +29,9 @@ from hmoe_repro.evidence.expert_selection import (
     stored_choices,
     tinted,
 )
-from hmoe_repro.evidence.records import load_arrays
-from hmoe_repro.evidence.render import render
-from hmoe_repro.method.expert_choices import (
+from hmoe_repro.analysis.results import load_arrays
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.method.routing_analysis import (
     against_chance,
     agreement,
     entropy,
@@ -49,7 +48,9 @@ from hmoe_repro.method.expert_choices import (
     shuffled_within,
 )
 from hmoe_repro.method.tutel_layer import with_backend
-from hmoe_repro.runs.arrays import (
+from hmoe_repro.report.render import render
+from hmoe_repro.training.checkpoint_io import sealed
+from hmoe_repro.training.measurements import (
     CHOICE_PANEL,
     DESCRIPTIONS,
     collect_choices,
@@ -58,12 +59,11 @@ from hmoe_repro.runs.arrays import (
     patch_experts,
     sparse_bodies,
 )
-from hmoe_repro.runs.model import build_dataset
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.states import sealed
-from hmoe_repro.runs.store import RunStore, publish_study
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, publish_study
+from hmoe_repro.training.trainer import Trainer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

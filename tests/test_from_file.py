@@ -11,7 +11,7 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 
 SHAPE = ((3, 16, 16), 4, 3, {"network": "small_cnn"})
 TWO = """

@@ -6,7 +6,7 @@ import shutil
 import jinja2
 import pytest
 
-from hmoe_repro.evidence.gallery import data_title, gallery, template, title_and_claim
+from hmoe_repro.report.gallery import data_title, gallery, template, title_and_claim
 
 
 @pytest.mark.parametrize("profile", ["bench", "mnist", "pacs", "quick"])

@@ -14,19 +14,20 @@ from hmoe_repro.algorithms.base import SHARED_HPARAMS, expert_options
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches, small_network
 from hmoe_repro.algorithms.hparams import HParam, merge_hparams, searches
 from hmoe_repro.apps.predict import load_trained, predict_folder
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import as_input
-from hmoe_repro.data.known import load_dataset
+from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.method.sparse_moe import balance_loss, choose, product_loss
-from hmoe_repro.networks.build import network_names
-from hmoe_repro.networks.large import LARGE
+from hmoe_repro.networks.backbones import LARGE
+from hmoe_repro.networks.registry import network_names
 from hmoe_repro.networks.sparse_vit import SPARSE, add_experts, expert_layers
-from hmoe_repro.runs.model import build_dataset, load_model, load_weights, save_model
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.studies import check_study, count_runs, read_study, study_specs
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_specs
+from hmoe_repro.training.model import build_dataset, load_model, load_weights, save_model
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.trainer import Trainer
 
 SHAPE = ((3, 16, 16), 4, 3)
 PAPER = {  # protocol.md 4.3: learning rate, weight decay

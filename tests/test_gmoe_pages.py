@@ -12,12 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.core import HmoeError, repo_root
-from hmoe_repro.data.facts import KNOWN
-from hmoe_repro.data.known import DATASETS
-from hmoe_repro.evidence.beside import CLASSES, trained_from, trained_verdict, untrained_rows
-from hmoe_repro.evidence.gallery import _caution, evidence_line
-from hmoe_repro.evidence.gmoe_pages import (
+from hmoe_repro.analysis.gmoe_tables import (
     MACS,
     PARAMETERS,
     accuracy_by_dataset,
@@ -36,29 +31,26 @@ from hmoe_repro.evidence.gmoe_pages import (
     paired_by_dataset,
     published_line,
     renamed,
+    resnet50_weights,
     single_source_results,
+    size_table,
     sized_averages,
 )
-from hmoe_repro.evidence.reduced import study_departures
-from hmoe_repro.evidence.render import page_texts, render
-from hmoe_repro.evidence.sizes import (
-    multiply_accumulates,
-    network_size,
-    parameters,
-    resnet50_weights,
-    size_table,
-)
-from hmoe_repro.evidence.tables import MODE_ORDER, run_results
-from hmoe_repro.evidence.verdicts import resolvable_difference
-from hmoe_repro.evidence.without_records import (
-    load_studies,
-    not_run,
-    not_run_line,
-    quoted_cost,
-    quoted_step,
-)
-from hmoe_repro.runs.artefacts import ARTEFACTS
-from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.analysis.protocol_diff import study_departures
+from hmoe_repro.analysis.published import CLASSES, trained_from, trained_verdict, untrained_rows
+from hmoe_repro.analysis.results import load_studies
+from hmoe_repro.analysis.statistics import resolvable_difference
+from hmoe_repro.analysis.tables import MODE_ORDER, run_results
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.data.benchmarks import KNOWN
+from hmoe_repro.data.registry import DATASETS
+from hmoe_repro.networks.model_size import multiply_accumulates, network_size, parameters
+from hmoe_repro.report.gallery import _caution, evidence_line
+from hmoe_repro.report.not_run import not_run, not_run_line, quoted_cost, quoted_step
+from hmoe_repro.report.render import page_texts, render
+from hmoe_repro.studies.artefacts import ARTEFACTS
+from hmoe_repro.training.run_config import RunSpec
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}

@@ -11,12 +11,12 @@ import sys
 import pytest
 from test_imports import BLOCKED
 
-from hmoe_repro.core import repo_root
-from hmoe_repro.runs.parcel import pack_parts, unpack
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.studies import study_specs
-from hmoe_repro.runs.train import run
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.studies.export_import import pack_parts, unpack
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore
 
 SCRIPT = repo_root() / ".ci" / "gpu.py"
 HOOK = f"""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.hmoe import HMOE, HMOE_MODES, total_loss
 from hmoe_repro.method.toy import MLP
 

@@ -18,8 +18,9 @@ from hmoe_repro.algorithms.hparams import (
     merge_hparams,
     searches,
 )
-from hmoe_repro.core import HmoeError, seed_hash
-from hmoe_repro.runs.request import make_spec
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_hash
+from hmoe_repro.training.run_request import make_spec
 
 LARGE_NETWORK = {"network": "resnet50", "weights": "random"}
 DEFAULTS = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.hypernetwork import HyperNetwork, group_by_expert, layer_slices
 
 

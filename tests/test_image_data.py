@@ -16,18 +16,18 @@ import pytest
 import torch
 from PIL import Image
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data import image_data as module
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data import loader as module
 from hmoe_repro.data.base import MultiDomainDataset
-from hmoe_repro.data.image_data import (
+from hmoe_repro.data.image_folder import scan_tree
+from hmoe_repro.data.loader import (
     IMAGE_OPTIONS,
     ImageDataset,
     checked_options,
     compare_loaders,
     in_advance,
 )
-from hmoe_repro.data.images import evaluation_transform, training_transform
-from hmoe_repro.data.trees import scan_tree
+from hmoe_repro.data.transforms import evaluation_transform, training_transform
 
 CACHE = {"source": "cache"}
 
@@ -370,8 +370,8 @@ def test_a_killed_helper_is_an_error_and_not_a_wait(whole):
 
 PARENT = """
 import sys, torch
-from hmoe_repro.data.image_data import ImageDataset
-from hmoe_repro.data.trees import scan_tree
+from hmoe_repro.data.loader import ImageDataset
+from hmoe_repro.data.image_folder import scan_tree
 data = ImageDataset(scan_tree(sys.argv[1]), 24, workers=1)
 data.inputs(0, torch.arange(2))
 print(data.helpers().free.get().process.pid, flush=True)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.trees import sample_tree
-from hmoe_repro.runs.model import build_dataset, load_model
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.store import RunStore, outcome
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_names")
 SMALL = dict(network="image_cnn", steps=6, checkpoint_frequency=3, resolution=32)
@@ -41,9 +41,9 @@ def spec(folder, algorithm="ERM", **options):
 
 CHILD = """
 import json, os, signal, sys
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.train import run
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.run import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
 run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
@@ -189,7 +189,7 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
 def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
-    from hmoe_repro.networks.large import make_backbone
+    from hmoe_repro.networks.backbones import make_backbone
 
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     torch.manual_seed(1)
@@ -240,7 +240,7 @@ def test_panels_hold_small_pictures(folder, tmp_path):
 
 
 def test_searched_hyper_parameters_are_those_of_domainbed(folder):
-    from hmoe_repro.core import seed_hash
+    from hmoe_repro.core.seeds import seed_hash
 
     made = make_spec(
         "ERM",
@@ -290,8 +290,8 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
     (tmp_path / "mine.py").write_text("raise SystemExit\n")
     child = """
 import json, sys
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.train import run
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run import run
 record = run(RunSpec.from_dict(json.loads(sys.argv[1])))
 print(record["status"], record["reason"])
 """

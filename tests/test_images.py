@@ -14,9 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hmoe_repro.core import HmoeError, import_torchvision
-from hmoe_repro.data import images
-from hmoe_repro.data.images import (
+from hmoe_repro.core.devices import import_torchvision
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data import transforms
+from hmoe_repro.data.image_folder import IMAGE_SUFFIXES, ImageTree, scan_tree, without
+from hmoe_repro.data.transforms import (
     as_bytes,
     augment,
     decode,
@@ -29,7 +31,6 @@ from hmoe_repro.data.images import (
     training_transform,
     why_unreadable,
 )
-from hmoe_repro.data.trees import IMAGE_SUFFIXES, ImageTree, scan_tree, without
 
 
 def picture(path, size=(12, 9), colour=(200, 30, 60), **options):
@@ -591,7 +592,9 @@ def test_normalising_a_batch_is_normalising_each(photograph):
     batch = torch.randint(0, 256, (5, 17, 17, 3), dtype=torch.uint8)
     expected = torch.stack(
         [
-            T.Normalize(images.MEAN, images.STD)(T.ToTensor()(Image.fromarray(image.numpy())))
+            T.Normalize(transforms.MEAN, transforms.STD)(
+                T.ToTensor()(Image.fromarray(image.numpy()))
+            )
             for image in batch
         ]
     )

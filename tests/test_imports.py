@@ -70,9 +70,10 @@ def test_the_order_has_something_to_order():
     assert len(PLACE) >= 5 and edges >= 5
     assert library_imports(
         ast.parse(
-            "def f():\n    from hmoe_repro.algorithms.base import ERM\nimport hmoe_repro.core as c"
+            "def f():\n    from hmoe_repro.algorithms.base import ERM\n"
+            "import hmoe_repro.core.errors as c"
         )
-    ) == {"algorithms.base", "core"}
+    ) == {"algorithms.base", "core.errors"}
     assert library_imports(ast.parse("from hmoe_repro.algorithms import base, get_algorithm")) == {
         "algorithms.base",
         "algorithms.get_algorithm",
@@ -80,14 +81,14 @@ def test_the_order_has_something_to_order():
     assert (
         place_imported("algorithms.get_algorithm")
         > place_imported("algorithms.base")
-        > place_imported("core")
+        > place_imported("core.errors")
         > place_imported("__version__")
     )
 
 
 def test_data_sets_are_looked_up_where_all_are_registered():
-    """The registry is whole once `data.known` is imported. Taken from `data.base` alone it depends
-    on what else was imported: a table would put the domains of PACS in another order."""
+    """The registry is whole once `data.registry` is imported. Taken from `data.base` alone it
+    depends on what else was imported: a table would put the domains of PACS in another order."""
     from_part = {
         name_of(path)
         for path in LIBRARY + PAPER
@@ -97,7 +98,7 @@ def test_data_sets_are_looked_up_where_all_are_registered():
         and node.module == "hmoe_repro.data.base"
         and {a.name for a in node.names} & {"DATASETS", "load_dataset"}
     }
-    assert from_part == {f"2_data/{n}" for n in ("02_digits", "03_mnist", "11_known")}
+    assert from_part == {f"02_data/{n}" for n in ("02_digits", "03_mnist", "09_registry")}
 
 
 @for_each(PAPER)

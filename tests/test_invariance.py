@@ -8,7 +8,7 @@ from written_out import CLASSES, SHAPE, SMALL, build, close, follow, random_doma
 from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import check_algorithm
 from hmoe_repro.algorithms.invariance import IRM, Fishr, VREx, gradient_variance
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 
 STEPS = {
     IRM: "irm_penalty_anneal_iters",

@@ -22,9 +22,9 @@ from trees import (
     put,
 )
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import DATASETS
-from hmoe_repro.data.known import (
+from hmoe_repro.data.registry import (
     _FOLDERS,
     KNOWN,
     count_notes,
@@ -453,7 +453,7 @@ def test_another_process_finds_the_folder_by_name(tmp_path):
     folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"))
     own_folder(tmp_path / "pets")
     code = (
-        "from hmoe_repro.data.known import DATASETS, own_folders; own_folders(); "
+        "from hmoe_repro.data.registry import DATASETS, own_folders; own_folders(); "
         "print(DATASETS['pets'].domain_names)"
     )
     assert (

@@ -14,7 +14,7 @@ from written_out import CLASSES, SHAPE, SMALL, follow, random_domains
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.tools import forward_parts, live_batch_norm
-from hmoe_repro.core import seed_everything
+from hmoe_repro.core.seeds import seed_everything
 
 SEPARATE = ("CORAL", "MMD", "MTL", "GroupDRO", "Mixup")
 FEATURES = 32  # of small_cnn, for which the classifiers are made

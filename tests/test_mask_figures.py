@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import save_file
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.mask_figures import (
+from hmoe_repro.analysis.mask_plots import (
     draw_kinds,
     draw_masks,
     draw_pair_curves,
@@ -23,7 +22,7 @@ from hmoe_repro.evidence.mask_figures import (
     weight_axis,
     weight_places,
 )
-from hmoe_repro.evidence.mask_scores import (
+from hmoe_repro.analysis.mask_scores import (
     against_reference,
     alike_line,
     by_weight,
@@ -44,11 +43,12 @@ from hmoe_repro.evidence.mask_scores import (
     weight_departures,
     weight_table,
 )
-from hmoe_repro.evidence.render import render
-from hmoe_repro.runs.artefacts import artefact_studies, artefact_study
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import count_runs
-from hmoe_repro.runs.study_files import read_study
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.report.render import render
+from hmoe_repro.studies.artefacts import artefact_studies, artefact_study
+from hmoe_repro.studies.studies import count_runs
+from hmoe_repro.studies.study_file import read_study
+from hmoe_repro.training.run_config import RunSpec
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ENVIRONMENT = {"versions": {}, "commit": "0", "device": "cpu", "device_name": "none", "threads": 1}

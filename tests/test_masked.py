@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.masks import applied
-from hmoe_repro.networks.build import make_classifier, make_featurizer, network_names
 from hmoe_repro.networks.masked import (
     NetworkMasks,
     choose_places,
@@ -20,6 +19,7 @@ from hmoe_repro.networks.masked import (
     width_of,
 )
 from hmoe_repro.networks.precision import set_precision
+from hmoe_repro.networks.registry import make_classifier, make_featurizer, network_names
 
 SIDES = {"alexnet": 63, "resnet18": 32, "resnet50": 32, "image_cnn": 16, "small_cnn": 16}
 WIDTHS = {  # protocol 5.1

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.masks import (
     MASK_MODES,
     DomainMasks,

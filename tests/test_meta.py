@@ -12,7 +12,8 @@ from torch import nn
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM
 from hmoe_repro.algorithms.conformance import check_algorithm
 from hmoe_repro.algorithms.meta import ARM, MLDG, Fish, MetaReg, context_network
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 
 ALL = (MLDG, ARM, Fish, MetaReg)
 EXTRA = {ARM: {"context_width": 4}}

@@ -12,9 +12,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import DATASETS, MultiDomainDataset
-from hmoe_repro.data.known import load_dataset
 from hmoe_repro.data.mnist import (
     ANGLES,
     MNIST_MD5,
@@ -24,8 +23,9 @@ from hmoe_repro.data.mnist import (
     rotated_domains,
     verify_mnist,
 )
-from hmoe_repro.runs.protocol import run_seed
-from hmoe_repro.runs.request import data_seed, make_spec
+from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.training.protocols import run_seed
+from hmoe_repro.training.run_request import data_seed, make_spec
 
 RAW = Path(os.environ.get("HMOE_DATA", "nowhere")).expanduser().absolute() / "MNIST" / "raw"
 needs_mnist = pytest.mark.skipif(

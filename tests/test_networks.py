@@ -15,15 +15,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import hmoe_repro.networks.precision as precision
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.conformance import random_batches, small_network
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.method.sparse_moe import SparseMoE
-from hmoe_repro.networks.build import (
-    ENCODERS,
-    FEATURIZERS,
-    make_classifier,
-    make_encoder,
-    make_featurizer,
-)
 from hmoe_repro.networks.encoders import ImageD2V, SmallD2V
 from hmoe_repro.networks.precision import (
     PRECISIONS,
@@ -31,6 +25,13 @@ from hmoe_repro.networks.precision import (
     Bf16GroupNorm,
     GroupNorm,
     set_precision,
+)
+from hmoe_repro.networks.registry import (
+    ENCODERS,
+    FEATURIZERS,
+    make_classifier,
+    make_encoder,
+    make_featurizer,
 )
 from hmoe_repro.networks.small import ConvNet, pool
 

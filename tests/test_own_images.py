@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from hmoe_repro.apps.discover_page import POLICY, Sample, page_groups
 from hmoe_repro.apps.findings import findings_verdict, found_domains
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
@@ -25,15 +26,14 @@ from hmoe_repro.apps.own_images import (
     image_files,
     read_pool,
 )
-from hmoe_repro.apps.page import POLICY, Sample, page_groups
 from hmoe_repro.apps.predict import load_trained, look_at_files
 from hmoe_repro.cli.app import app
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.images import decode
-from hmoe_repro.evidence.gallery import template
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.train import run
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.transforms import decode
+from hmoe_repro.report.gallery import template
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
 HACK = "document.title='hacked'"
@@ -234,7 +234,7 @@ def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line():
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "hmoe_repro.apps.page.samples", lambda f, k, root: [Sample("data:,", f"<{k}>")]
+            "hmoe_repro.apps.discover_page.samples", lambda f, k, root: [Sample("data:,", f"<{k}>")]
         )
         groups, empty = page_groups(None, None, rows)
     page = Page(template("discover_parts.html").module.panels(groups, empty))

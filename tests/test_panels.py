@@ -11,11 +11,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.factors import factor_style, heat_map, plot_factor_grid, runs_with_codes
-from hmoe_repro.evidence.panels import as_rgb, panel_groups, plot_panels, plot_strip, tiled
-from hmoe_repro.evidence.render import KINDS, render
-from hmoe_repro.runs.spec import RunSpec
+from hmoe_repro.analysis.embeddings import (
+    as_rgb,
+    factor_style,
+    heat_map,
+    panel_groups,
+    plot_factor_grid,
+    plot_panels,
+    plot_strip,
+    runs_with_codes,
+    tiled,
+)
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.report.render import KINDS, render
+from hmoe_repro.training.run_config import RunSpec
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -322,7 +331,7 @@ def test_an_unknown_test_domain_is_refused_with_the_valid_ones(study_copy, tmp_p
 
 
 def test_runs_with_codes_passes_over_runs_without(study_copy):
-    from hmoe_repro.evidence.records import load_study
+    from hmoe_repro.analysis.results import load_study
 
     records = load_study("quick-colored", study_copy)
     found = runs_with_codes(records, "quick-colored", study_copy, algorithm="HMOE-DN")

@@ -10,14 +10,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.gallery import (
-    fold_long_table,
-    gallery,
-    title_and_claim,
-    update_readme_block,
-)
-from hmoe_repro.evidence.render import (
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.report.gallery import fold_long_table, gallery, title_and_claim, update_readme_block
+from hmoe_repro.report.render import (
     KINDS,
     artefacts,
     check_parameters,
@@ -30,9 +25,9 @@ from hmoe_repro.evidence.render import (
     read_parameters,
     render,
 )
-from hmoe_repro.runs import studies
-from hmoe_repro.runs.artefacts import ARTEFACTS
-from hmoe_repro.runs.study_files import PROFILES
+from hmoe_repro.studies import studies
+from hmoe_repro.studies.artefacts import ARTEFACTS
+from hmoe_repro.studies.study_file import PROFILES
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 OURS = ("digits_table", "digits_fig5", "learning_curves", "digits_balance")
@@ -47,7 +42,7 @@ seeds: list = [0, 1]  # trial seeds
 fast: bool = False  # a switch
 count: int = 3  # how many"""
 WRITE = """\
-from hmoe_repro.evidence.provenance import output_folder
+from hmoe_repro.report.provenance import output_folder
 folder = output_folder(output, profile)
 (folder / 'page.csv').write_text(f'{profile} {rate} {seeds} {fast} {count}')
 (folder / 'page_more.md').write_text('**More**\\n\\n| a |\\n|---|\\n| 1 |\\n')"""

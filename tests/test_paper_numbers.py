@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.known import DATASETS
-from hmoe_repro.evidence.tables import paper_numbers, paper_setting, paper_table, published_table
+from hmoe_repro.analysis.tables import paper_numbers, paper_setting, paper_table, published_table
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.registry import DATASETS
 
 FILE = resources.files("hmoe_repro") / "paper_numbers.csv"
 COLUMNS = "source artefact dataset test_domain algorithm mode setting quantity unit value error"

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.render import KINDS, render
-from hmoe_repro.evidence.tables import run_results
-from hmoe_repro.evidence.verdicts import half_interval, t_quantile
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.speed.parity import (
+from hmoe_repro.analysis.statistics import half_interval, t_quantile
+from hmoe_repro.analysis.tables import run_results
+from hmoe_repro.bench.precision_parity import (
     ACCURACY,
     LOSS,
     NMI,
@@ -30,6 +27,9 @@ from hmoe_repro.speed.parity import (
     precision_pairs,
     unpaired_notes,
 )
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.report.render import KINDS, render
+from hmoe_repro.training.run_config import RunSpec
 
 DOMAINS = ("+90%", "+80%", "-90%")
 

@@ -6,10 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.progress import Progress
-from hmoe_repro.runs.batch import Batch, Outcomes, RunDisplay, drawn_specs, refuse_incomplete
-from hmoe_repro.runs.plan import (
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.progress import Progress
+from hmoe_repro.studies.plan import (
     Plan,
     StudyPlan,
     as_time,
@@ -19,13 +18,14 @@ from hmoe_repro.runs.plan import (
     requested_studies,
     runs_of,
 )
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.studies import count_runs, study_specs
+from hmoe_repro.studies.studies import count_runs, study_specs
+from hmoe_repro.studies.sweep import Batch, Outcomes, RunDisplay, drawn_specs, refuse_incomplete
+from hmoe_repro.training.store import RunStore
 
 
 def record(spec, status="complete", **more):
     "A record of a run, as far as a plan looks at it."
-    from hmoe_repro.runs.store import RECORD_VERSION
+    from hmoe_repro.training.store import RECORD_VERSION
 
     empty = {"checkpoints": [], "selected": {}, "record_version": RECORD_VERSION}
     return empty | {"run_id": spec.run_id, "spec": spec.to_dict(), "status": status} | more

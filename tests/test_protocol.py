@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError, seed_everything, seed_hash
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything, seed_hash
 from hmoe_repro.data.base import MultiDomainDataset, as_input
-from hmoe_repro.data.known import load_dataset
-from hmoe_repro.runs.protocol import (
+from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.training.protocols import (
     Sampler,
     evaluate,
     is_checkpoint,

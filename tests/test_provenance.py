@@ -8,16 +8,7 @@ import invented
 import numpy as np
 import pytest
 
-from hmoe_repro.core import HmoeError, repo_root
-from hmoe_repro.evidence.gallery import evidence_line
-from hmoe_repro.evidence.provenance import (
-    SELECTION_RULE,
-    TOY_RULE,
-    header,
-    output_folder,
-    provenance,
-)
-from hmoe_repro.evidence.records import (
+from hmoe_repro.analysis.results import (
     has_arrays,
     load_arrays,
     load_study,
@@ -25,6 +16,10 @@ from hmoe_repro.evidence.records import (
     short_path,
     study_file,
 )
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.report.gallery import evidence_line
+from hmoe_repro.report.provenance import SELECTION_RULE, TOY_RULE, header, output_folder, provenance
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from hmoe_repro.core import repo_root
-from hmoe_repro.evidence.readme import PAGES_WITH_BLOCKS, blocks_in, readme_blocks
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.report.readme import PAGES_WITH_BLOCKS, blocks_in, readme_blocks
 
 README = repo_root() / "README.md"
-NOTEBOOK = r"nbs/[0-9]_\w+/\d\d_\w+\.ipynb"
+NOTEBOOK = r"nbs/[0-9]{2}_\w+/\d\d_\w+\.ipynb"
 RESULTS = repo_root() / "docs" / "results.md"
 
 
@@ -26,7 +26,7 @@ def test_generated_blocks_are_those_of_the_published_records():
 
 
 def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):
-    from hmoe_repro.evidence import readme
+    from hmoe_repro.report import readme
 
     def rendered(profile, page, **facts):
         folder = tmp_path / "figures" / profile
@@ -61,7 +61,7 @@ def test_collected_deviations_point_at_nothing_that_stays_in_the_notebook():
 
 def test_deviations_are_collected_from_the_notebooks():
     collected = readme_blocks()["deviations"]
-    assert collected.count("### [") >= 30 and "(../nbs/1_method/04_hmoe.ipynb)" in collected
+    assert collected.count("### [") >= 30 and "(../nbs/01_method/04_hmoe.ipynb)" in collected
     assert "None:" not in collected
     of = {part.split("]")[0]: part for part in collected.split("### [")}
     assert "reported `loss` is the cross entropy alone" in of["GMoE and its dense twin"]
@@ -72,7 +72,7 @@ def test_the_table_in_the_readme_can_be_computed_from_the_records():
     """One cell by hand: mean and standard error of ERM on test domain photo."""
     import numpy as np
 
-    from hmoe_repro.evidence.records import load_study, select
+    from hmoe_repro.analysis.results import load_study, select
 
     values = [
         100 * r["selected"]["default"]["test_accuracy"]
@@ -138,8 +138,8 @@ def test_notebooks_that_are_named_in_prose_exist():
 def test_the_readme_calls_a_uniform_gate_uniform():
     import math
 
-    from hmoe_repro.evidence.discovery import domains_and_experts
-    from hmoe_repro.evidence.records import load_study, select
+    from hmoe_repro.analysis.clusters import domains_and_experts
+    from hmoe_repro.analysis.results import load_study, select
 
     said = (
         RESULTS.read_text(encoding="utf-8")

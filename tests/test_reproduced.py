@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES
-from hmoe_repro.evidence.compare import (
+from hmoe_repro.analysis.results import load_study
+from hmoe_repro.analysis.statistics import accuracy_verdict, resolvable_difference
+from hmoe_repro.analysis.tables import run_results
+from hmoe_repro.report.comparison import (
     added_up,
     by_chance,
     changed_sentences,
@@ -21,18 +24,15 @@ from hmoe_repro.evidence.compare import (
     describe,
     row_names,
 )
-from hmoe_repro.evidence.records import load_study
-from hmoe_repro.evidence.reproduce import (
+from hmoe_repro.report.reproduce import (
     changed_tables,
     published_pages,
     reproduce_published,
     sample_records,
 )
-from hmoe_repro.evidence.tables import run_results
-from hmoe_repro.evidence.verdicts import accuracy_verdict, resolvable_difference
-from hmoe_repro.runs.batch import Batch
-from hmoe_repro.runs.spec import TOY, RunSpec
-from hmoe_repro.runs.store import RunStore
+from hmoe_repro.studies.sweep import Batch
+from hmoe_repro.training.run_config import TOY, RunSpec
+from hmoe_repro.training.store import RunStore
 
 
 @pytest.fixture

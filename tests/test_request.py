@@ -8,12 +8,13 @@ import torch
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
-from hmoe_repro.core import HmoeError, random_state
-from hmoe_repro.data.known import DATASETS, load_dataset
-from hmoe_repro.networks.build import WITH_WEIGHTS
-from hmoe_repro.runs import request as planning
-from hmoe_repro.runs.model import build_algorithm
-from hmoe_repro.runs.request import RunRequest, data_seed, make_spec, make_toy_spec
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import random_state
+from hmoe_repro.data.registry import DATASETS, load_dataset
+from hmoe_repro.networks.registry import WITH_WEIGHTS
+from hmoe_repro.training import run_request as planning
+from hmoe_repro.training.model import build_algorithm
+from hmoe_repro.training.run_request import RunRequest, data_seed, make_spec, make_toy_spec
 
 
 def test_portable_arithmetic_is_not_promised_of_compiled_code():

@@ -20,7 +20,8 @@ from hmoe_repro.algorithms.robustness import (
     randomize_content,
     randomize_style,
 )
-from hmoe_repro.core import HmoeError, seed_everything
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything
 
 ALL = (Mixup, GroupDRO, RSC, SagNet)
 

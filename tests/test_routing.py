@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.method.routing import (
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.method.gating import (
     domain_loss,
     entropy_loss,
     entropy_weight,

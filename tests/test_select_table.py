@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ALGORITHMS
+from hmoe_repro.analysis.results import load_study
+from hmoe_repro.analysis.statistics import resolvable_in
 from hmoe_repro.cli.app import app
-from hmoe_repro.core import HmoeError, results_dir
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import results_dir
 from hmoe_repro.data.base import DATASETS
-from hmoe_repro.data.trees import sample_tree
-from hmoe_repro.evidence.records import load_study
-from hmoe_repro.evidence.search import (
+from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.studies.search import (
     choose,
     matching,
     only_algorithms,
@@ -27,13 +29,12 @@ from hmoe_repro.evidence.search import (
     settled_note,
     tables_of,
 )
-from hmoe_repro.evidence.verdicts import resolvable_in
-from hmoe_repro.runs.model import load_model
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.selection import RULES, select_model
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.studies import study_specs
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.selection import RULES, select_model
+from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
 PAIRS = [[a, b] for a in DOMAINS for b in DOMAINS if a < b]

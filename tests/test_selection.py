@@ -3,8 +3,8 @@
 import pytest
 from test_domainbed import record
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.selection import RULES, select_model
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.selection import RULES, select_model
 
 
 def constant(value, **spec):

@@ -5,12 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.core import HmoeError, import_torchvision
+from hmoe_repro.core.devices import import_torchvision
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import as_input
-from hmoe_repro.data.known import load_dataset
+from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.method.sparse_moe import SparseMoE
-from hmoe_repro.networks.build import WITH_WEIGHTS, make_featurizer, network_names, usual_weights
-from hmoe_repro.networks.large import TRANSFORMERS, Names, architecture_of, make_backbone
+from hmoe_repro.networks.backbones import TRANSFORMERS, Names, architecture_of, make_backbone
+from hmoe_repro.networks.pretrained import keep_weights, resolve_weights, timm_name, weights_for
+from hmoe_repro.networks.registry import WITH_WEIGHTS, make_featurizer, network_names, usual_weights
 from hmoe_repro.networks.sparse_vit import (
     SPARSE,
     SPARSE_NETWORKS,
@@ -21,7 +23,6 @@ from hmoe_repro.networks.sparse_vit import (
     make_sparse_vit,
     sparse_blocks,
 )
-from hmoe_repro.networks.weights import keep_weights, resolve_weights, timm_name, weights_for
 
 SMALL = (3, 16, 16)
 

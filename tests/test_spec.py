@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.spec import YOUNGER_FIELDS, RunSpec
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.run_config import YOUNGER_FIELDS, RunSpec
 
 SPEC = RunSpec(
     "ERM",
@@ -87,6 +87,6 @@ def test_foreign_and_missing_fields_are_named():
 def test_specification_and_store_import_nothing_large():
     "Listing what there is reads records, which need no tensors."
     large = {"torch", "pandas", "numpy", "safetensors"}
-    code = f"import hmoe_repro.runs.store, sys; print(sorted({large} & set(sys.modules)))"
+    code = f"import hmoe_repro.training.store, sys; print(sorted({large} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

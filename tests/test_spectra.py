@@ -10,11 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.images import STD
-from hmoe_repro.evidence.expert_selection import runs_with_choices, stored_choices
-from hmoe_repro.evidence.render import render
-from hmoe_repro.evidence.spectra import (
+from hmoe_repro.analysis.experts import runs_with_choices, stored_choices
+from hmoe_repro.analysis.spectra import (
     UNTRAINED,
     convolutional_baseline,
     measured_runs,
@@ -28,7 +25,9 @@ from hmoe_repro.evidence.spectra import (
     spectrum_rows,
     untrained_runs,
 )
-from hmoe_repro.networks.build import make_featurizer
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.transforms import STD
+from hmoe_repro.networks.registry import make_featurizer
 from hmoe_repro.networks.spectra import (
     BANDS,
     Spectra,
@@ -43,14 +42,15 @@ from hmoe_repro.networks.spectra import (
     log_amplitudes,
     relative_log_amplitude,
 )
-from hmoe_repro.runs import arrays as measuring
-from hmoe_repro.runs.arrays import accuracy_with_noise, check_measure, describe_spectra
-from hmoe_repro.runs.model import build_dataset
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore, publish_study
-from hmoe_repro.runs.studies import read_study, study_specs
-from hmoe_repro.runs.train import run
-from hmoe_repro.runs.trainer import Trainer
+from hmoe_repro.report.render import render
+from hmoe_repro.studies.studies import read_study, study_specs
+from hmoe_repro.training import measurements as measuring
+from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, describe_spectra
+from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.run import run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, publish_study
+from hmoe_repro.training.trainer import Trainer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.states import is_sealed, load_state, save_state, sealed
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.checkpoint_io import is_sealed, load_state, save_state, sealed
 
 
 def test_state_keeps_every_type_and_dtype(tmp_path):

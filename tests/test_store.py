@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from hmoe_repro.core import HmoeError, sha256, write_atomic
-from hmoe_repro.evidence.records import load_study
-from hmoe_repro.runs.parcel import pack
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.states import sealed
-from hmoe_repro.runs.store import (
+from hmoe_repro.analysis.results import load_study
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import sha256, write_atomic
+from hmoe_repro.studies.export_import import pack
+from hmoe_repro.training.checkpoint_io import sealed
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.store import (
     RunStore,
     outcome,
     publish_study,
@@ -225,7 +226,7 @@ def test_a_published_study_has_a_digest_that_sha256sum_knows(tmp_path, monkeypat
                 raise OSError(28, "No space left on device")
             return write_atomic(*given)
 
-        monkeypatch.setattr("hmoe_repro.runs.store.write_atomic", full)
+        monkeypatch.setattr("hmoe_repro.training.store.write_atomic", full)
         with pytest.raises(OSError):
             publish_study("b", changed, store, results)
         assert {p.name: p.read_bytes() for p in results.iterdir()} == written

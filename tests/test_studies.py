@@ -9,15 +9,16 @@ import sys
 import invented
 import pytest
 
-from hmoe_repro.core import HmoeError, results_dir
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import results_dir
+from hmoe_repro.core.toml import line_of
 from hmoe_repro.data.from_file import dataset_from_file
-from hmoe_repro.data.trees import sample_tree
-from hmoe_repro.evidence.report import chosen_records, report_study, table_records
-from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
-from hmoe_repro.runs.study_files import PROFILES, STUDIES, check_study, read_study
-from hmoe_repro.settings_file import line_of
+from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.report.study_report import chosen_records, report_study, table_records
+from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
+from hmoe_repro.studies.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
+from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
+from hmoe_repro.training.run_config import RunSpec
 
 PUBLISHED = {}  # profile and first word of a study -> the published studies that begin so
 for name in sorted(path.stem for path in results_dir().glob("*.jsonl")):
@@ -155,8 +156,8 @@ def test_runs_are_counted_without_data_or_torch():
     }
     code = f"""
 import sys
-from hmoe_repro.runs.studies import count_runs
-from hmoe_repro.runs.study_files import STUDIES, read_study
+from hmoe_repro.studies.studies import count_runs
+from hmoe_repro.studies.study_file import STUDIES, read_study
 print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES)))
 print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 """
@@ -173,7 +174,7 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
 
 def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("hmoe_repro.runs.studies._specs", lambda study: made.append(study) or ())
+    monkeypatch.setattr("hmoe_repro.studies.studies._specs", lambda study: made.append(study) or ())
     for folder in ("a", "b", "a"):
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
         study_specs("smoke-toy")
@@ -332,10 +333,10 @@ def test_files_and_names_that_are_no_studies(tmp_path, small):
 
 
 def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, monkeypatch):
-    from hmoe_repro.evidence.reproduce import publish_studies
+    from hmoe_repro.report.reproduce import publish_studies
 
-    monkeypatch.setattr("hmoe_repro.evidence.report.collect_study", lambda *_: ([], []))
-    monkeypatch.setattr("hmoe_repro.evidence.report.render", lambda *_, **__: "page")
+    monkeypatch.setattr("hmoe_repro.report.study_report.collect_study", lambda *_: ([], []))
+    monkeypatch.setattr("hmoe_repro.report.study_report.render", lambda *_, **__: "page")
     first, second, same = (tmp_path / folder / "small.toml" for folder in "abc")
     texts = small().read_text(), small(("steps = 5", "steps = 6")).read_text()
     for path, text in zip((first, second, same), (*texts, texts[0])):
@@ -444,9 +445,9 @@ def test_a_data_file_that_fails_says_where(tmp_path, body, message):
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_names")
 def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
-    from hmoe_repro.runs.request import make_spec
-    from hmoe_repro.runs.store import RunStore
-    from hmoe_repro.runs.sweep import sweep
+    from hmoe_repro.studies.sweep import sweep
+    from hmoe_repro.training.run_request import make_spec
+    from hmoe_repro.training.store import RunStore
 
     (tmp_path / "noise.py").write_text(DATA)
     options = {"network": "small_cnn", "steps": 2, "checkpoint_frequency": 1}
@@ -462,8 +463,8 @@ def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def example(root, tmp_path_factory, own_names_of_file):
     "The example study, trained; one run is taken away again and one fails."
-    from hmoe_repro.runs.store import RunStore
-    from hmoe_repro.runs.train import run
+    from hmoe_repro.training.run import run
+    from hmoe_repro.training.store import RunStore
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HMOE_RUNS", str(tmp_path_factory.mktemp("runs")))
@@ -507,7 +508,7 @@ def test_the_page_about_files_shows_the_table_of_the_example(example, root):
     def without_numbers(text):
         return re.sub(r"\d+\.\d", "#", text).split()
 
-    cells = json.loads((root / "nbs/4_algorithms/15_from_file.ipynb").read_text())["cells"]
+    cells = json.loads((root / "nbs/04_algorithms/15_from_file.ipynb").read_text())["cells"]
     shown = next("".join(c["source"]) for c in cells if c["id"] == "md-row").split("```\n")[3]
     said = CliRunner().invoke(app, ["select", str(example[0])])
     assert said.exit_code == 0, said.output
@@ -516,7 +517,7 @@ def test_the_page_about_files_shows_the_table_of_the_example(example, root):
 
 @pytest.mark.usefixtures("warm_kernels")
 def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
-    from hmoe_repro.runs.store import RunStore
+    from hmoe_repro.training.store import RunStore
 
     path, store = example
     part = RunStore(tmp_path / "runs")
@@ -535,8 +536,8 @@ def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
 
 
 def test_a_report_compares_trained_rows_and_names_the_others():
-    from hmoe_repro.evidence.records import load_study
-    from hmoe_repro.evidence.report import not_compared, verdict_line
+    from hmoe_repro.analysis.results import load_study
+    from hmoe_repro.report.study_report import not_compared, verdict_line
 
     records = load_study("quick-table1")
     low = {("MMD", "default"), ("Multi-Headed", "default")}

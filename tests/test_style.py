@@ -5,7 +5,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.style import as_text, latex_table, markdown_table, number_as_text, shared_legend
+from hmoe_repro.core.style import (
+    as_text,
+    latex_table,
+    markdown_table,
+    number_as_text,
+    shared_legend,
+)
 
 FRAME = pd.DataFrame(
     {"mean_accuracy": [51.234, np.nan], "note": ["A|B", "100 %"]},

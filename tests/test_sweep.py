@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.tables import paper_numbers
-from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies, artefact_study
-from hmoe_repro.runs.cost import estimate_seconds, on_device
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.store import RunStore, outcome, run_lock
-from hmoe_repro.runs.studies import study_specs
-from hmoe_repro.runs.study_files import PROFILES, STUDIES, read_study
-from hmoe_repro.runs.sweep import _feed, _Work, sweep
-from hmoe_repro.runs.train import failed_record, run
+from hmoe_repro.analysis.tables import paper_numbers
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
+from hmoe_repro.studies.plan import estimate_seconds, on_device
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
+from hmoe_repro.studies.sweep import _feed, _Work, sweep
+from hmoe_repro.training.run import failed_record, run
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.store import RunStore, outcome, run_lock
 
 
 def specs(steps=11, **hparams):
@@ -201,7 +201,7 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
         finished.append(run(spec, RunStore(tmp_path)))
         return failed_record(spec, *given)
 
-    monkeypatch.setattr("hmoe_repro.runs.sweep.failed_record", finish_meanwhile)
+    monkeypatch.setattr("hmoe_repro.studies.sweep.failed_record", finish_meanwhile)
     for spec in (first, second):
         work.hear("done", spec.run_id, "failed", "its worker died")
     results = work.settled()
@@ -230,7 +230,7 @@ def test_unknown_names_list_the_valid_ones():
 
 
 def test_every_artefact_has_its_notebook():
-    from hmoe_repro.core import repo_root
+    from hmoe_repro.core.files import repo_root
 
     assert {p.stem for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")} == {
         *ARTEFACTS,
@@ -300,9 +300,9 @@ def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wa
 
 def test_published_records_are_whole_and_tell_their_origin():
     "That they are the runs of their study's file is tested in test_studies."
-    from hmoe_repro.core import results_dir
-    from hmoe_repro.evidence.records import load_study
-    from hmoe_repro.runs.store import check_record
+    from hmoe_repro.analysis.results import load_study
+    from hmoe_repro.core.files import results_dir
+    from hmoe_repro.training.store import check_record
 
     published = {p.stem for p in results_dir().glob("*.jsonl")}
     assert (

@@ -4,10 +4,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from hmoe_repro.evidence.paired import crossed_bootstrap
-from hmoe_repro.evidence.verdicts import resolvable_difference
-from hmoe_repro.speed.systems import ENOUGH, plot_systems, systems_table, systems_verdict
-from hmoe_repro.style import use_style
+from hmoe_repro.analysis.statistics import crossed_bootstrap, resolvable_difference
+from hmoe_repro.bench.systems import ENOUGH, plot_systems, systems_table, systems_verdict
+from hmoe_repro.core.style import use_style
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 NAMES = ("ERM", "CORAL", "SWAD", "HMOE-DN", "DMG", "ERM-ViT", "GMoE")

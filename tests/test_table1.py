@@ -11,13 +11,14 @@ import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
-from hmoe_repro.core import HmoeError, seed_hash
-from hmoe_repro.evidence.chosen import settled_blocks, settled_draws
-from hmoe_repro.evidence.records import load_study
-from hmoe_repro.runs.artefacts import ARTEFACTS
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.studies import study_specs
-from hmoe_repro.runs.study_files import STUDIES, read_study
+from hmoe_repro.analysis.results import load_study
+from hmoe_repro.analysis.search_tables import settled_blocks, settled_draws
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_hash
+from hmoe_repro.studies.artefacts import ARTEFACTS
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.study_file import STUDIES, read_study
+from hmoe_repro.training.run_config import RunSpec
 
 # GMoE, its twin and DMG are of other papers, on networks of their own.
 TABLE_1 = tuple(name for name, family in FAMILIES.items() if family not in ("gmoe", "dmg"))
@@ -239,8 +240,8 @@ def test_a_search_that_cannot_be_settled_is_refused():
 
 
 def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
-    from hmoe_repro.runs.store import RunStore
-    from hmoe_repro.runs.train import run
+    from hmoe_repro.training.run import run
+    from hmoe_repro.training.store import RunStore
 
     specs = {s.algorithm: s for s in study_specs("smoke-table1")}
     benchmark = read_study("smoke-digits").runs[0].algorithms
@@ -256,14 +257,14 @@ def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(
 ):
     import nbformat
 
-    from hmoe_repro.evidence.search import choose, only_algorithms
-    from hmoe_repro.runs.store import RunStore
-    from hmoe_repro.runs.train import run
+    from hmoe_repro.studies.search import choose, only_algorithms
+    from hmoe_repro.training.run import run
+    from hmoe_repro.training.store import RunStore
 
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     shown = "\n".join(
         cell.source
-        for cell in nbformat.read(root / "nbs/4_algorithms/03_base.ipynb", 4).cells
+        for cell in nbformat.read(root / "nbs/04_algorithms/03_base.ipynb", 4).cells
         if cell.cell_type == "markdown"
     )
     (file,) = re.findall(r"```python\n(.*?)```", shown, re.S)

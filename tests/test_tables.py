@@ -7,24 +7,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.evidence.agreement import discovery_summary, discovery_verdict
-from hmoe_repro.evidence.curves import average_curve, curves, curves_verdict, selected_so_far
-from hmoe_repro.evidence.discovery import highest_nmi
-from hmoe_repro.evidence.tables import (
-    accuracy_table,
-    cell_statistics,
-    row_name,
-    run_results,
-    table_notes,
-)
-from hmoe_repro.evidence.verdicts import (
+from hmoe_repro.analysis.clusters import discovery_summary, discovery_verdict, highest_nmi
+from hmoe_repro.analysis.curves import average_curve, curves, curves_verdict, selected_so_far
+from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
     paired_difference,
     plot_results,
     resolvable_difference,
     row_places,
 )
+from hmoe_repro.analysis.tables import (
+    accuracy_table,
+    cell_statistics,
+    row_name,
+    run_results,
+    table_notes,
+)
+from hmoe_repro.core.errors import HmoeError
 
 
 @pytest.fixture

@@ -7,19 +7,7 @@ import invented
 import numpy as np
 import pytest
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.data.base import DATASETS
-from hmoe_repro.evidence.beside import (
-    against_paper,
-    average_cells,
-    beside_table,
-    draw_results,
-    paper_block,
-    paper_verdict,
-    study_verdict,
-    table1,
-)
-from hmoe_repro.evidence.paper import (
+from hmoe_repro.analysis.protocol_diff import (
     PAPER_RUN,
     PAPER_SEEDS,
     TABLES,
@@ -39,17 +27,29 @@ from hmoe_repro.evidence.paper import (
     setting_departures,
     without_nd,
 )
-from hmoe_repro.evidence.render import KINDS, render
-from hmoe_repro.evidence.tables import (
+from hmoe_repro.analysis.published import (
+    against_paper,
+    average_cells,
+    beside_table,
+    draw_results,
+    paper_block,
+    paper_verdict,
+    study_verdict,
+    table1,
+)
+from hmoe_repro.analysis.statistics import accuracy_verdict, resolvable_difference
+from hmoe_repro.analysis.tables import (
     accuracy_table,
     cell_statistics,
     paper_numbers,
     run_results,
     table_notes,
 )
-from hmoe_repro.evidence.verdicts import accuracy_verdict, resolvable_difference
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.study_files import read_study
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.base import DATASETS
+from hmoe_repro.report.render import KINDS, render
+from hmoe_repro.studies.study_file import read_study
+from hmoe_repro.training.run_config import RunSpec
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hmoe_repro.core import HmoeError, single_thread
+from hmoe_repro.core.devices import single_thread
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.hmoe import total_loss
 from hmoe_repro.method.toy import MLP, fit, sine_intervals
 from hmoe_repro.method.toy_hmoe import TOY_HPARAMS, intervals_found, toy_hparams, toy_model
-from hmoe_repro.method.toy_stack import ToyTrainer, run_toy, stack_models, unstack_model
+from hmoe_repro.method.toy_seeds import ToyTrainer, run_toy, stack_models, unstack_model
 
 
 @pytest.mark.parametrize("points", ["even", "random"])

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.model import build_dataset, load_model, selected_path
-from hmoe_repro.runs.protocol import evaluate, make_splits
-from hmoe_repro.runs.request import make_spec, make_toy_spec
-from hmoe_repro.runs.selection import training_domain_validation, validation_accuracy
-from hmoe_repro.runs.states import is_sealed, load_state, sealed
-from hmoe_repro.runs.store import RunStore, outcome, publish_study
-from hmoe_repro.runs.train import failed_record, run, without_paths
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.checkpoint_io import is_sealed, load_state, sealed
+from hmoe_repro.training.model import build_dataset, load_model, selected_path
+from hmoe_repro.training.protocols import evaluate, make_splits
+from hmoe_repro.training.run import failed_record, run, without_paths
+from hmoe_repro.training.run_request import make_spec, make_toy_spec
+from hmoe_repro.training.selection import training_domain_validation, validation_accuracy
+from hmoe_repro.training.store import RunStore, outcome, publish_study
 
 SHORT = dict(network="small_cnn", steps=23, checkpoint_frequency=6)
 
@@ -36,9 +36,9 @@ def short(algorithm="HMOE-DN", **more):
 
 CHILD = """
 import json, os, signal, sys
-from hmoe_repro.runs.spec import RunSpec
-from hmoe_repro.runs.store import RunStore
-from hmoe_repro.runs.train import run
+from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.run import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
 run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
@@ -93,7 +93,7 @@ def test_killed_twice_and_resumed_equals_undisturbed(tmp_path, spec):
 @pytest.mark.slow
 def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
     """Spoil the saved weights: the resumed run must then differ."""
-    from hmoe_repro.runs.states import save_state
+    from hmoe_repro.training.checkpoint_io import save_state
 
     spec, store = short("ERM"), RunStore(tmp_path)
     killed(spec, tmp_path, 15)
@@ -107,7 +107,7 @@ def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
 
 @pytest.mark.slow
 def test_a_state_of_another_library_is_not_continued(tmp_path):
-    from hmoe_repro.runs.states import save_state
+    from hmoe_repro.training.checkpoint_io import save_state
 
     spec, store = short("ERM"), RunStore(tmp_path)
     killed(spec, tmp_path, 15)
@@ -369,12 +369,12 @@ def test_reasons_without_absolute_paths(text, public):
 
 
 def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
-    from hmoe_repro.runs import train
+    from hmoe_repro.training import run
 
     def fail(*_):
         raise OSError(5, "Input/output error", str(tmp_path / "a b" / "secret.txt"))
 
-    monkeypatch.setattr(train, "_train", fail)
+    monkeypatch.setattr(run, "_train", fail)
     record = run(short("ERM"), RunStore(tmp_path / "runs"), data_dir=tmp_path)
     assert record["reason"] == "OSError: [Errno 5] Input/output error: '(data)/a b/secret.txt'"
     assert str(tmp_path) not in json.dumps(record)
@@ -388,7 +388,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
 
 
 def test_threads_are_put_back_and_a_second_owner_is_told(tmp_path):
-    from hmoe_repro.runs.store import run_lock
+    from hmoe_repro.training.store import run_lock
 
     spec, store = short("ERM"), RunStore(tmp_path)
     before = torch.get_num_threads()

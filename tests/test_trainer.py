@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from hmoe_repro.core import HmoeError
-from hmoe_repro.runs.model import build_dataset
-from hmoe_repro.runs.protocol import Sampler
-from hmoe_repro.runs.request import make_spec
-from hmoe_repro.runs.trainer import Batches, LossSums, Trainer
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.protocols import Sampler
+from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.trainer import Batches, LossSums, Trainer
 
 
 def trainer(**more):

@@ -12,7 +12,7 @@ import tutel_standin
 from torch import nn
 
 from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.core import HmoeError
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.method.tutel_layer import (
     BACKENDS,

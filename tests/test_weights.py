@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hmoe_repro.core import HmoeError, import_torchvision
-from hmoe_repro.networks.large import LARGE
-from hmoe_repro.networks.sparse_vit import SPARSE
-from hmoe_repro.networks.weights import (
+from hmoe_repro.core.devices import import_torchvision
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.networks.backbones import LARGE
+from hmoe_repro.networks.pretrained import (
     WEIGHTS,
     fetch_weights,
     find_weights,
@@ -29,6 +29,7 @@ from hmoe_repro.networks.weights import (
     strip_prefix,
     weights_for,
 )
+from hmoe_repro.networks.sparse_vit import SPARSE
 
 
 def state(seed=0):

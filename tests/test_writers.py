@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from hmoe_repro.style import (
+from hmoe_repro.core.style import (
     as_text,
     colours,
     escape_markdown,

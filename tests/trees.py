@@ -10,7 +10,7 @@ import zipfile
 import pandas as pd
 from PIL import Image
 
-from hmoe_repro.data.known import KNOWN
+from hmoe_repro.data.registry import KNOWN
 
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP"}
 

@@ -5,7 +5,7 @@ import copy
 
 import torch
 
-from hmoe_repro.core import seed_everything
+from hmoe_repro.core.seeds import seed_everything
 
 SHAPE, CLASSES = (3, 8, 8), 4
 SMALL = {"network": "small_cnn"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from book_names import Name
 from book_text import ANCHOR, Book, about_picture, distinct, download, markdown, plain, profiled
 
-from hmoe_repro.evidence.gallery import data_title
+from hmoe_repro.report.gallery import data_title
 
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)
 

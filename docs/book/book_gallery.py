@@ -8,11 +8,11 @@ from pathlib import Path
 from book_cells import read
 from book_text import Book, markdown, plain
 
-from hmoe_repro.evidence.gallery import index_entry, title_and_claim
-from hmoe_repro.evidence.readme import PUBLISHED, item_status
-from hmoe_repro.evidence.render import files_of
-from hmoe_repro.runs.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.runs.study_files import read_study
+from hmoe_repro.report.gallery import index_entry, title_and_claim
+from hmoe_repro.report.readme import PUBLISHED, item_status
+from hmoe_repro.report.render import files_of
+from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
+from hmoe_repro.studies.study_file import read_study
 
 PROFILES = {
     "quick": "embedded digits and the toy",
@@ -29,7 +29,7 @@ DATA = {
     "bench": "this machine",
 }
 # The cell whose picture stands for a notebook, where that is not the first one.
-STANDS_FOR = {"nbs/1_method/01_toy.ipynb": "figure-mixture-parts"}
+STANDS_FOR = {"nbs/01_method/01_toy.ipynb": "figure-mixture-parts"}
 COLOURS = {
     "full": "success",
     "reduced": "warning",

@@ -27,7 +27,7 @@ class Name:
     docstring: str
     notes: list = field(default_factory=list)  # (name, annotation, comment) of each parameter
     returned: str = ""  # the comment beside the return annotation
-    page: str = ""  # nbs/1_method/04_hmoe, without the suffix
+    page: str = ""  # nbs/01_method/04_hmoe, without the suffix
     cell: str = ""  # the id of the cell that defines it
     listed: list = field(default_factory=list)  # anchors of equations beside it in the index table
 

@@ -16,30 +16,32 @@ import book_names
 import book_reference
 from book_text import ANCHOR, Book, markdown
 
-from hmoe_repro.core import repo_root
-from hmoe_repro.evidence.gallery import title_and_claim
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.report.gallery import title_and_claim
 
 HERE = Path(__file__).resolve().parent
 PARTS = {
-    "0_start": "Foundations",
-    "1_method": "The method",
-    "2_data": "Data",
-    "3_networks": "Networks",
-    "4_algorithms": "Algorithms",
-    "5_runs": "Runs",
-    "6_evidence": "Evidence",
-    "7_speed": "Speed",
-    "8_apps": "Applications",
-    "9_cli": "Command line",
+    "00_core": "Foundations",
+    "01_method": "The method",
+    "02_data": "Data",
+    "03_networks": "Networks",
+    "04_algorithms": "Algorithms",
+    "05_training": "Training",
+    "06_studies": "Studies",
+    "07_analysis": "Analysis",
+    "08_report": "Reports",
+    "09_bench": "Benchmarks of speed",
+    "10_apps": "Applications",
+    "11_cli": "Command line",
 }
-START = "nbs/0_start/00_start_here.ipynb"
+START = "nbs/00_core/00_start_here.ipynb"
 DOCUMENTS = ("results", "deviations", "your_own_data", "commands", "class_plan")
 TOP = ("CONTRIBUTING", "CHANGELOG")
 
 
 def library_notebooks(root: Path) -> list[str]:
     """The notebooks of the library in the order in which it builds on itself."""
-    found = sorted((root / "nbs").glob("[0-9]_*/[0-9]*.ipynb"))
+    found = sorted((root / "nbs").glob("[0-9][0-9]_*/[0-9]*.ipynb"))
     return [p.relative_to(root).as_posix() for p in found]
 
 
