@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from notebooks import (
     LIBRARY,
     PAPER,
+    PARTS,
     ROOT,
     cells,
     for_each,
@@ -168,6 +170,20 @@ import hmoe_repro.cli.app
 print(sorted({"torch", "timm", "torchvision"} & set(sys.modules)))
 """
     assert in_a_new_process(code) == "[]"
+
+
+def test_determinism_is_chosen_before_torch_is_imported():
+    code = "import sys, hmoe_repro.core.determinism; print('torch' in sys.modules)"
+    assert in_a_new_process(code) == "False"
+
+
+def test_nobody_names_a_part_that_is_gone():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    texts = [ROOT / n for n in listed.splitlines() if n.endswith((".py", ".ipynb", ".md", ".toml"))]
+    assert len(texts) > 400
+    for path in filter(Path.is_file, texts):
+        named = re.findall(r"(?:from|import) hmoe_repro\.(\w+)", path.read_text(encoding="utf-8"))
+        assert not set(named) - set(PARTS), path.relative_to(ROOT)
 
 
 @pytest.mark.parametrize("command", ["list", "runs", "--help"])
