@@ -26,7 +26,7 @@ TRAIN = tuple(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    done = hmoe_process(*TRAIN, "--set", "batch_size=8", folder=folder)
+    done = hmoe(*TRAIN, "--set", "batch_size=8", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

@@ -11,9 +11,9 @@ import sys
 import pytest
 from test_imports import BLOCKED
 
+from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.studies.export_import import pack_parts, unpack
-from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
@@ -70,18 +70,9 @@ def test_a_smoke_pass_without_notebook_tools_and_without_a_home(first):
     assert all(c["gap"] == 0 and c["resumes"] for c in steps["check"]["checked"])
     assert steps["colored"]["complete"] == steps["colored"]["runs"] == 16
     assert "Traceback" not in done.stdout and "blocked" not in done.stdout + done.stderr
-
-
-def test_what_goes_home_fits_and_is_whole(first, tmp_path):
-    work, _ = first
-    files = [path for path in (work / "out").iterdir()]
-    assert len(files) <= 8 and max(path.stat().st_size for path in files) <= 16 << 20
-    assert {path.name for path in files} == {"gpu.json", "gpu.log", "colored-1.tar.gz"}
-    home = RunStore(tmp_path / "home")
-    assert unpack(home, work / "out" / "colored-1.tar.gz").startswith("16 runs added")
-    specs = study_specs("smoke-colored")
-    assert all(home.read(s.run_id)["status"] == "complete" for s in specs)
-    assert not list(home.folder.glob("*/selected-*"))
+    made = {path.name: path.stat().st_size for path in (work / "out").iterdir()}
+    assert set(made) == {"gpu.json", "gpu.log", "colored-1.tar.gz"}
+    assert max(made.values()) <= 16 << 20
 
 
 @pytest.mark.slow
@@ -106,12 +97,6 @@ def test_records_that_came_home_need_not_be_trained_on_another_machine(first, ba
     assert steps["colored"]["packed"] == 0 and steps["colored"]["complete"] == 16
 
 
-def test_a_step_for_which_there_is_no_time_says_so(bare, tmp_path):
-    done = gpu(bare, *there(tmp_path, "colored"), "--minutes", 0.01)
-    assert done.returncode == 1
-    assert report(tmp_path)["steps"]["colored"]["reason"] == "the time was up"
-
-
 # Pieces of it, in this process
 
 
@@ -124,6 +109,16 @@ def script(tmp_path, monkeypatch):
     module.LOG = tmp_path / "log"
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     return module
+
+
+def test_a_step_for_which_there_is_no_time_says_so(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "set_environment", lambda work, home: None)
+    call = ["gpu.py", *there(tmp_path, "colored"), "--minutes", 0.01, "--profile", "smoke"]
+    monkeypatch.setattr(script.sys, "argv", [*map(str, call)])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 1
+    assert report(tmp_path)["steps"]["colored"]["reason"] == "the time was up"
 
 
 class Stop(KeyboardInterrupt):
@@ -161,18 +156,31 @@ def begun(tmp_path):
     return specs
 
 
+def going_home(folder, **limits):
+    "Options of a call that works in `folder`, where nothing came from elsewhere."
+    (folder / "came").write_text("")
+    return argparse.Namespace(work=folder, out=folder / "out", profile="smoke", packed=[], **limits)
+
+
+def test_what_goes_home_is_whole_and_without_weights(script, tmp_path):
+    store, home = RunStore(tmp_path / "runs"), RunStore(tmp_path / "home")
+    records = load_study("smoke-colored")
+    for record in records:
+        store.write(record)
+        (store.path(record["run_id"]) / "selected-mix.safetensors").write_bytes(b"weights")
+    told = script.bring_home(going_home(tmp_path, files=8, mib=16), "colored")
+    assert told["runs"] == told["complete"] == told["packed"] == len(records) == 16
+    (parcel,) = (tmp_path / "out").iterdir()
+    assert parcel.name == "colored-1.tar.gz"
+    assert unpack(home, parcel).startswith("16 runs added")
+    assert all(home.read(r["run_id"]) == r for r in records)
+    assert not list(home.folder.glob("*/selected-*"))
+
+
 def test_states_travel_as_far_as_files_are_left(script, begun, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ids_of", lambda profile, step: [s.run_id for s in begun])
-    (tmp_path / "came").write_text("")
     size = next((tmp_path / "runs").glob("*/state.safetensors")).stat().st_size
-    options = argparse.Namespace(
-        work=tmp_path,
-        out=tmp_path / "out",
-        profile="smoke",
-        packed=[],
-        files=4,
-        mib=1.5 * size / 2**20,
-    )  # two are too large for one
+    options = going_home(tmp_path, files=4, mib=1.5 * size / 2**20)  # two are too large for one
     told = script.bring_home(options, "colored")
     assert told["half_done"] == 3 and told["complete"] == told["packed"] == 0
     parcels = sorted((tmp_path / "out").iterdir())

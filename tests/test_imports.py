@@ -146,7 +146,8 @@ def in_a_new_process(code):
 
 
 def test_the_library_stands_without_notebook_tools():
-    listed = in_a_new_process(f"""
+    "And neither it nor a small network imports timm or torchvision, which take seconds."
+    listed, large = in_a_new_process(f"""
 import importlib, pkgutil, sys
 class Block:
     def find_spec(self, name, path=None, target=None):
@@ -157,10 +158,12 @@ import hmoe_repro
 modules = pkgutil.walk_packages(hmoe_repro.__path__, "hmoe_repro.")
 names = [m.name for m in modules if not m.name.endswith("._modidx")]
 for name in names: importlib.import_module(name)
+importlib.import_module("hmoe_repro.networks.registry").make_featurizer("image_cnn", (3, 32, 32))
 try: import nbdev
 except ModuleNotFoundError: print(len(names))
-""")
-    assert int(listed) >= len(PLACE) >= 5
+print(sorted({{"timm", "torchvision"}} & set(sys.modules)))
+""").splitlines()
+    assert int(listed) >= len(PLACE) >= 5 and large == "[]"
 
 
 def test_importing_the_command_line_imports_no_torch():
