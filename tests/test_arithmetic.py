@@ -31,7 +31,7 @@ UPDATES = """
 import hashlib
 import torch
 from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.core import seed_everything
+from hmoe_repro.core.seeds import seed_everything
 torch.set_num_threads(1)
 seed_everything(0)
 for name, settings in (("ERM", {}), ("HMOE-DN", {"d2v_stride": 2})):

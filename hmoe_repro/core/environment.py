@@ -99,6 +99,7 @@ def _peak_memory_mb() -> float:
 def environment(device="cpu") -> dict:
     """Versions, commit, library hash, system, processor, cores, threads,
     device and this process's peak memory (MiB), for a record. No host name, no path."""
+    import torch
 
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
