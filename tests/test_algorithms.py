@@ -80,7 +80,7 @@ def test_conformance_catches_what_it_should():
         (Random, "same seed"),
         (Wide, "default: logits"),
         (Exploding, "finite"),
-        (Untracked, "restored state"),
+        (Untracked, "saved state"),
     ]:
         with pytest.raises(AssertionError, match=message):
             check_algorithm(cls)
