@@ -80,7 +80,7 @@ def test_conformance_catches_what_it_should():
         (Random, "same seed"),
         (Wide, "default: logits"),
         (Exploding, "finite"),
-        (Untracked, "restored state"),
+        (Untracked, "saved state"),
     ]:
         with pytest.raises(AssertionError, match=message):
             check_algorithm(cls)
@@ -187,7 +187,7 @@ SOUND = {Heads: {"taken": lambda self: list(self.parameters())}, Scaled: {"fixed
             {"weight": lambda self: 1.0 if self.annealed else 0.0},
             "does not move before the change of phase: .*classifier.bias",
         ),
-        (Phased, {"weight": forgotten_switch}, "a restored state does not continue"),
+        (Phased, {"weight": forgotten_switch}, "training resumed from a saved state is not"),
     ],
 )
 def test_conformance_names_parameters_and_phases(base, broken, said):
@@ -282,7 +282,7 @@ def test_conformance_catches_gradients_in_another_layout(monkeypatch):
     like."""
     check_algorithm(ByHand)
     monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {})
-    with pytest.raises(AssertionError, match="channels last move otherwise"):
+    with pytest.raises(AssertionError, match="channels-last order move otherwise"):
         check_algorithm(ByHand)
 
 

@@ -142,7 +142,7 @@ def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
 def test_foreign_members_are_refused(tmp_path, name):
     with tarfile.open(tmp_path / "f.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(HmoeError, match="not a parcel of runs"):
+    with pytest.raises(HmoeError, match="not an archive of runs"):
         unpack(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
 
 
@@ -154,8 +154,8 @@ def test_links_cut_files_and_empty_stores(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz")
     (tmp_path / "c.tar.gz").write_bytes((tmp_path / "p.tar.gz").read_bytes()[:3000])
     for name, said in (
-        ("l", "not a parcel"),
-        ("c", "cut or not a parcel"),
+        ("l", "not an archive"),
+        ("c", "cut or not an archive"),
         ("none", "does not exist"),
     ):
         with pytest.raises(HmoeError, match=said):
@@ -186,7 +186,7 @@ def test_parcels_are_added_all_or_none(store, home, tmp_path):
     before = contents(home.folder)
     (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "q.tar.gz").read_bytes()[:-100])
     rewritten(tmp_path / "p.tar.gz", tmp_path / "o.tar.gz", lambda r: r | {"test_size": 1})
-    for second, said in (("cut", "cut or not a parcel"), ("o", "different outcomes")):
+    for second, said in (("cut", "cut or not an archive"), ("o", "different outcomes")):
         files = tmp_path / "p.tar.gz", tmp_path / f"{second}.tar.gz"
         done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
         assert done.returncode == 1 and said in done.stderr and contents(home.folder) == before
@@ -282,7 +282,7 @@ def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
             content = bytearray(old.extractfile(member).read())
             content[-20] ^= 1
             new.addfile(member, io.BytesIO(content))
-    for name, said in (("bare", "carries no digest"), ("other", "is not what was packed")):
+    for name, said in (("bare", "has no digest"), ("other", "is not what was packed")):
         home = RunStore(tmp_path / "home")
         with pytest.raises(HmoeError, match=said):
             unpack(home, tmp_path / f"{name}.tar.gz")
@@ -336,7 +336,7 @@ def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     planned = invoke("plan", "hmoe_table4", "--profile", "paper")
     assert planned.exit_code == 0 and planned.output.count("hmoe data download MNIST") == 1
-    assert re.search(r"paper-colored +36 +\? +data not here", planned.output)
+    assert re.search(r"paper-colored +36 +\? +data not available", planned.output)
     for command in ("sweep", "reproduce"):
         refused = invoke(command, "hmoe_table4", "--profile", "paper")
         assert isinstance(refused.exception, HmoeError)

@@ -257,7 +257,7 @@ def test_batch_norm_trains_by_default_with_pretrained_weights_too():
     assert not torch.equal(before, model.featurizer.body.bn1.running_mean)
 
 
-# Ways to predict
+# Inference modes
 
 
 def spread(**hparams):

@@ -393,7 +393,7 @@ def test_the_test_list_of_pacs_is_for_targets(lists):
     "part, images, message",
     [
         ("train", "photo/none.png 1\n", "photo_train.txt names photo/none.png, which is not among"),
-        ("test", "FIRST 1\n", "FIRST stands in photo_train.txt and in photo_test.txt"),
+        ("test", "FIRST 1\n", "FIRST is in photo_train.txt and in photo_test.txt"),
         ("train", "FIRST 1\nFIRST 1\n", "photo_train.txt names FIRST twice"),
         ("train", "FIRST\n", "photo_train.txt, line 1: 'FIRST' is not a path and a label"),
         ("test", "\n \n", "photo_test.txt names no image"),

@@ -68,9 +68,9 @@ def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, mo
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     (planned,) = plan_studies(["paper-pacs"], RunStore(tmp_path / "runs"), [])
     assert (planned.runs, planned.missing, planned.seconds) == (count_runs("paper-pacs"), None, [])
-    assert planned.runs == 48 and planned.time() == "data not here"
+    assert planned.runs == 48 and planned.time() == "data not available"
     (line,) = Plan([planned], "cpu", 0).lines(jobs=2)
-    assert line.startswith("not here: ") and "hmoe data download PACS" in line
+    assert line.startswith("not available: ") and "hmoe data download PACS" in line
     with pytest.raises(HmoeError, match="unknown study"):
         plan_studies(["paper-pac"], RunStore(tmp_path / "runs"), [])
 
@@ -123,11 +123,11 @@ def test_outcomes_are_counted_and_refused(tmp_path):
             "begun": ("unfinished", "the time was up"),
             "waits": ("unfinished", "the time was up"),
             "bad": ("failed", "the loss is NaN"),
-            "theirs": ("elsewhere", "another process is at it"),
+            "theirs": ("elsewhere", "locked by another process"),
         }
     )
     assert mixed.summary(store) == (
-        "1 of 5 runs complete, 2 unfinished (1 begun), 1 in other hands, 1 failed"
+        "1 of 5 runs complete, 2 unfinished (1 begun), 1 locked by another process, 1 failed"
     )
     with pytest.raises(HmoeError, match="1 of 5 runs failed; the first is bad: the loss is NaN"):
         mixed.refuse_failed()

@@ -101,7 +101,7 @@ def test_a_complete_record_is_never_replaced(tmp_path):
     other = dataclasses.replace(SPEC, trial_seed=5)
     store.path(other.run_id).mkdir()
     with run_lock(store.path(other.run_id)):
-        with pytest.raises(HmoeError, match=f"{other.run_id} is in the hands of another process"):
+        with pytest.raises(HmoeError, match=f"{other.run_id} is locked by another process"):
             store.write(record(other))
         assert store.read(other.run_id) is None
         assert store.write(record(other), mine=True) == record(other)

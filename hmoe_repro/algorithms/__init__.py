@@ -54,8 +54,8 @@ def get_algorithm(name: str):
 
 # %% ../../nbs/04_algorithms/14_registry.ipynb #def-describe-hparam
 def describe_hparam(name: str, declared) -> str:
-    """`name=default [search]` of an `HParam`; what large images have of their own follows a
-    slash, and what data sets have stands in brackets."""
+    """`name=default [search]` of an `HParam`; values for large images follow a slash, those of
+    single data sets are in parentheses."""
     as_text = _module("hparams").as_text
     default = as_text(declared.default)
     if declared.follows:

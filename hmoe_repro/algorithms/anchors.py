@@ -104,7 +104,7 @@ class MIRO(ERM):
 
     @torch.no_grad()
     def anchors(self, x) -> list[torch.Tensor]:
-        """What the pretrained network makes of images, at each place."""
+        """Features of images x in the pretrained network, one tensor for each tap point."""
         _, features = tapped(self.pretrained, tap_points(self.pretrained), x)
         return features
 
@@ -122,7 +122,8 @@ class MIRO(ERM):
         return torch.optim.Adam(groups, lr=rate, weight_decay=decay, fused=True)
 
     def regulariser(self, features, anchors) -> torch.Tensor:
-        """How far the features are from their anchors, at the price of the variances."""
+        """Gaussian negative log-likelihood of the anchors given the features, without its constant,
+        summed over places (eq. 8)."""
         terms = []
         for f, f_0, b in zip(features, anchors, self.b):
             v = variance_of(b)
@@ -141,7 +142,7 @@ SCHEDULES = ("none", "exponential", "inverse")
 
 
 def decay(schedule: str, t: int) -> float:
-    """What a learning rate is multiplied by after t epochs or updates (DMG, appendix 7.5)."""
+    """The factor on a learning rate after t epochs or updates (DMG, appendix 7.5)."""
     if schedule == "exponential":
         return 0.99**t
     return (1 + 1e-4 * t) ** -0.75 if schedule == "inverse" else 1.0
@@ -155,12 +156,12 @@ class Scheduled(Algorithm):
         self.epochs_done = 0
 
     def on_epoch(self, epoch: int):
-        """`epoch` epochs are done: 1 after the first. A trainer that has epochs says so."""
+        """Called by the trainer after each epoch; `epoch`: how many are done."""
         self.epochs_done = epoch
 
     def rate_factor(self, epochs: bool = False) -> float:
-        """What a learning rate is multiplied by at the next update; `epochs`: 'inverse' counts
-        epochs instead of updates."""
+        """The factor on a learning rate at the next update; `epochs`: 'inverse' counts epochs
+        instead of updates."""
         schedule = self.hparams.get("schedule", "none")
         by_epochs = epochs or schedule == "exponential"
         return decay(schedule, self.epochs_done if by_epochs else self.update_count)
@@ -179,7 +180,7 @@ class Scheduled(Algorithm):
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-near-zero
 def start_near_zero(head: nn.Module):
-    """Let the last layer of a classifier begin with tiny weights and no bias."""
+    """Initialise the last layer of a classifier with tiny weights and no bias."""
     last = head if isinstance(head, nn.Linear) else head[-1]
     nn.init.normal_(last.weight, std=0.001)
     nn.init.zeros_(last.bias)

@@ -40,7 +40,7 @@ def _load_inner_state(algorithm: Algorithm, state: dict):
 class Averaging(Algorithm):
     """Trains `current`, an instance of `base`, and predicts with `result`, which has averaged
     weights. A subclass defines `average`, called after each update, and lists in `EXTRA_HPARAMS`
-    what it needs beside the hyper-parameters of `base`."""
+    what it needs besides the hyper-parameters of `base`."""
 
     base = ERM
     EXTRA_HPARAMS = {}
@@ -66,12 +66,12 @@ class Averaging(Algorithm):
         return losses
 
     def on_epoch(self, epoch: int):
-        """Pass on that `epoch` epochs are done."""
+        """Tell `current` that `epoch` epochs are done."""
         if hasattr(self.current, "on_epoch"):
             self.current.on_epoch(epoch)
 
     def average(self):
-        """Take the weights of `current` into account."""
+        """Update the average with the weights of `current`."""
         raise NotImplementedError
 
     def predict(self, x, *mode):
@@ -102,7 +102,7 @@ def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging
         "family": averaging.family,
         "version": max(averaging.version, base.version),
     }
-    for name in ("__module__", "__qualname__", "__firstlineno__"):  # where its source stands
+    for name in ("__module__", "__qualname__", "__firstlineno__"):  # where its source is
         if hasattr(base, name):
             attributes[name] = getattr(base, name)
     return type(f"{averaging.__name__}_{base.__name__}", (averaging,), attributes)
@@ -163,8 +163,8 @@ class EoA(Algorithm):
 class Valley(NamedTuple):
     """Which segments of a training run belong to its average."""
 
-    settled: list[int]  # for good
-    still_open: list[int]  # if training ended now
+    settled: list[int]  # in the average, whatever follows
+    still_open: list[int]  # in the average if training ended now
     ended: bool  # is the end of the valley found?
 
 
@@ -193,7 +193,7 @@ def loss_valley(
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-queue-ends
 def _after_last_high(segments: list[int], losses: list[float], threshold: float) -> list[int]:
-    """What is added at the beginning: all behind the last segment above the threshold, but one."""
+    """Segments added at the beginning: all but the first after the last one above the threshold."""
     begin = 0
     for k, segment in enumerate(segments):
         if losses[segment] > threshold:
@@ -202,7 +202,7 @@ def _after_last_high(segments: list[int], losses: list[float], threshold: float)
 
 
 def _until_last_low(segments: list[int], losses: list[float], threshold: float) -> list[int]:
-    """What is added when training ends: all up to the last segment below the threshold."""
+    """Segments added when training ends: all up to the last one at or below the threshold."""
     end = 0
     for k, segment in enumerate(segments):
         if losses[segment] <= threshold:
@@ -245,7 +245,7 @@ class WeightMean:
 
     @torch.no_grad()
     def add(self, tensors, weight: int = 1):
-        """Let `tensors` enter with `weight`."""
+        """Add `tensors` to the mean with `weight`."""
         self.count += weight
         if self.tensors:
             torch._foreach_lerp_(self.tensors, list(tensors), weight / self.count)
@@ -264,7 +264,7 @@ class Segmented(Averaging):
         self.losses = []  # the validation loss at each checkpoint
         self.segment = WeightMean()  # of the updates since the last one
         self.queue = []  # the means of the last segments
-        self.total, self.settled = WeightMean(), 0  # the mean for good, and of how many segments
+        self.total, self.settled = WeightMean(), 0  # the final mean, and of how many segments
 
     def average(self):
         self.segment.add(self.current.parameters())
@@ -273,7 +273,7 @@ class Segmented(Averaging):
 
     @torch.no_grad()
     def take_over(self, parameters):
-        """Let `result` have these parameters, and the buffers of `current`."""
+        """Copy these parameters, and the buffers of `current`, into `result`."""
         for kept, value in zip(self.result.parameters(), parameters):
             kept.copy_(value)
         for kept, value in zip(self.result.buffers(), self.current.buffers()):
@@ -374,7 +374,7 @@ class SWAD(Segmented):
         return rule(self.losses, **{name: self.hparams[name] for name in names})
 
     def _add(self, mean: WeightMean, segments: list[int]):
-        """Let the means of some segments enter, by their updates or, with `parity`, all alike."""
+        """Add the means of some segments, weighted by updates or, with `parity`, equally."""
         for i in segments:
             part = self.queue[i - len(self.losses)]
             mean.add(part.tensors, 1 if self.hparams["parity"] else part.count)

@@ -71,11 +71,11 @@ SHARED_HPARAMS = {
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-resumable
 class Resumable(nn.Module):
-    """A module with optimisers whose training goes on to the bit from its state. `make_optimizer`
-    makes the one called `optimizer`, where it is not there yet."""
+    """A module with optimisers whose training resumes bitwise identically from its state.
+    `make_optimizer` makes the one called `optimizer`, where there is none yet."""
 
     def training_state(self) -> dict:
-        """All that training needs to go on to the bit: tensors, optimisers and counters."""
+        """All that training needs to resume bitwise identically: tensors, optimisers, counters."""
         optimizers, counters = {}, {}
         for name, value in vars(self).items():
             if isinstance(value, torch.optim.Optimizer):
@@ -104,7 +104,7 @@ class Configured(Resumable):
 
     version = 1  # of the class's mathematics
     HPARAMS = SHARED_HPARAMS
-    modes = ("default",)  # ways to predict; the first one is `predict` without a mode
+    modes = ("default",)  # inference modes; the first one is `predict` without a mode
     domain_modes = ()  # further ones, for images whose training domain is known
     fixed = ()  # parameters, by prefix, that training leaves alone
     resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
@@ -191,7 +191,7 @@ class Algorithm(Configured):
         raise NotImplementedError
 
     def predict_modes(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Logits of every mode of prediction, from one pass where the algorithm can."""
+        """Logits (B, num_classes) of every inference mode, from one pass where possible."""
         return {self.modes[0]: self.predict(x)}
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-register
@@ -269,7 +269,10 @@ _EXPERTS = {
     "moe_capacity": (
         "capacity_factor",
         HParam(
-            1.5, "an expert's room in multiples of its fair share; 0: all", where=_SPARSE, least=0
+            1.5,
+            "an expert's capacity in multiples of an equal share; 0: no limit",
+            where=_SPARSE,
+            least=0,
         ),
     ),
     "moe_evaluation": (

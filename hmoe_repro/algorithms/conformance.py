@@ -133,7 +133,7 @@ def _check_parameters(trained: Algorithm):
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-same-tensors
 def _same_tensors(first: dict, second: dict) -> bool:
-    """Are two state dictionaries equal to the bit?"""
+    """Are two state dictionaries bitwise identical?"""
     return all(torch.equal(first[name], tensor) for name, tensor in second.items())
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-check-predictions
@@ -172,7 +172,7 @@ def _check_layout(trained: Algorithm, initial: dict, trial: Trial):
     plain, _ = train_briefly(trial, layout=torch.contiguous_format)
     expected = _movement(trained, initial)
     assert (expected - _movement(plain, initial)).norm() < 0.3 * expected.norm(), (
-        "weights laid out channels last move otherwise than the same weights in plain memory order"
+        "weights in channels-last order move otherwise than the same weights in plain memory order"
     )
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-as-from-disk
@@ -197,7 +197,7 @@ def _check_continuation(trained: Algorithm, trial: Trial):
         seed_everything(5)
         _train(algorithm, trial, (10, 11))
     assert _same_tensors(trained.state_dict(), restored.state_dict()), (
-        "a restored state does not continue to the bit"
+        "training resumed from a saved state is not bitwise identical"
     )
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-small-network
@@ -231,7 +231,7 @@ def check_algorithm(
     _check_predictions(trained, trial)
     again, _ = train_briefly(trial)
     assert _same_tensors(trained.state_dict(), again.state_dict()), (
-        "the same seed gives other parameters"
+        "the same seed gives different parameters"
     )
     _check_layout(trained, initial, trial)
     _check_continuation(before, trial)

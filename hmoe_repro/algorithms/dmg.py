@@ -86,11 +86,11 @@ _DMG = {
 }
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-masked-erm
-_OWN_MASK = {"kd": "softscale", "greedy": "greedy"}  # mode of prediction -> of `masks.applied`
+_OWN_MASK = {"kd": "softscale", "greedy": "greedy"}  # inference mode -> mode of `masks.applied`
 
 
 class MaskedERM(Scheduled, ERM):
-    """A network with the masks of its training domains, and the ways to predict with them.
+    """A network with the masks of its training domains, and the inference modes they give.
     `HmoeError` for one training domain and for places that the network lacks."""
 
     HPARAMS = Aggregate.HPARAMS | _DMG

@@ -74,7 +74,7 @@ def _name_and_file(full: str) -> tuple[str, str]:
 
 
 def explain_error(error: BaseException, name: str, key: str | None) -> str:
-    """One line about an error while algorithm `name` was at work; with file and line where it came
+    """One line about an error while algorithm `name` was running; with file and line where it came
     through the file whose hash is `key`."""
     if isinstance(error, HmoeError):
         return str(error)
@@ -143,13 +143,13 @@ def _refuse_namesake(path: Path, key: str):
         other = vars(cls).get("source_file", path)
         if cls.name.endswith(f" ({path.name})") and other != path and cls.source_hash != key:
             raise HmoeError(
-                f"{other} and {path} have the same name, by which a table tells their algorithms "
-                "apart. Fix: rename one of them."
+                f"{other} and {path} have the same name, by which a table distinguishes their "
+                "algorithms. Fix: rename one of them."
             )
 
 
 def algorithm_from_file(text: str) -> str:
-    """Register the algorithm of `path/file.py:Name` as 'Name (file.py)', beside any other of that
+    """Register the algorithm of `path/file.py:Name` as 'Name (file.py)', next to any other of that
     name, and return this. `HmoeError` for a missing file, a name that is not in it, a file that
     cannot be imported, or a second file of the same name."""
     path, _, name = text.rpartition(":")
@@ -181,7 +181,7 @@ def source_hash(cls) -> str | None:
 
 def restore_algorithm(name: str, key: str, trust_code: bool = True):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
-    to be had; without `trust_code` also if this process would have to run a kept source."""
+    available; without `trust_code` also if this process would have to run a kept source."""
     known = ALGORITHMS.get(name)
     known_hash = source_hash(known) if known else None
     if known and known_hash == key:
@@ -200,7 +200,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = True):
     own, file = _name_and_file(name)
     if not trust_code and _module_name(key, file) not in sys.modules:
         raise HmoeError(
-            f"algorithm {name} is code that lies beside the run, in {kept}, and would be run. "
+            f"algorithm {name} is code stored with the runs, in {kept}, and would be executed. "
             "Fix: read that file; if you trust it, --trust-code (in Python trust_code=True)."
         )
     return _enter(kept, key, file, own)

@@ -85,7 +85,7 @@ class GMoE(TransformerERM):
 
 @register("ERM-ViT", paper="Li et al., 2023", needs_domain_labels=False, family="sparse experts")
 class ERMViT(TransformerERM):
-    """GMoE without its experts: the dense twin. `HmoeError` for other networks."""
+    """GMoE without its experts, its dense twin. `HmoeError` for other networks."""
 
     HPARAMS = TransformerERM.HPARAMS | {
         "network": HParam("small_vit", "vision transformer by name", large="deit_small")

@@ -87,14 +87,14 @@ class HParam:
     search: object = None  # how a value is drawn; None: never
     search_large: object = None  # the same for large images; None: as `search`
     search_in: tuple = ()  # ((data set, how to draw there), ...) where a data set has its own
-    least: float | None = None  # the smallest value that makes sense
-    most: float | None = None  # the largest one
-    above: float | None = None  # a value that is too small by a hair
-    below: float | None = None  # one that is too large by a hair
+    least: float | None = None  # inclusive lower bound
+    most: float | None = None  # inclusive upper bound
+    above: float | None = None  # exclusive lower bound
+    below: float | None = None  # exclusive upper bound
     choices: object = ()  # the values there are; empty: any
-    follows: str = ""  # where it is not given, it is what this other hyper-parameter is
+    follows: str = ""  # where it is not given, it takes this hyper-parameter's value
     below_domains: bool = False  # at least 1 and below the number of training domains
-    younger: bool = False  # than the first records: its default is no part of a run's name
+    younger: bool = False  # omitted from the hash at its default
     phase: str = ""  # the unit of a time at which training changes, of `conformance.PHASE_UNITS`
 
 
@@ -136,7 +136,7 @@ def _checked(name: str, value, declared: HParam):
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-exists
 def _exists(declared: HParam, merged: dict) -> bool:
-    """Does a hyper-parameter mean anything beside the values of the others?"""
+    """Does a hyper-parameter exist, given the values of the others?"""
     if not declared.where:
         return True
     other, values = declared.where
@@ -187,7 +187,7 @@ def merge_hparams(
 
 
 def as_named(declared: dict[str, HParam], merged: dict) -> dict:
-    """What of `merged` is part of a run's name: all but `younger` ones at their default."""
+    """The part of `merged` that is hashed: all but `younger` ones at their default."""
     return {
         name: value
         for name, value in merged.items()
@@ -206,7 +206,7 @@ def _search_of(declared: HParam, large: bool, dataset: str | None):
 
 
 def searches(declared: dict[str, HParam], resolution: int = 28, dataset: str | None = None) -> dict:
-    """name -> how it is drawn for this size of images and data set; without what is never drawn."""
+    """name -> its distribution for this image size and data set; only of searched ones."""
     large = resolution >= LARGE_IMAGE
     found = {name: _search_of(h, large, dataset) for name, h in declared.items()}
     return {name: search for name, search in found.items() if search is not None}

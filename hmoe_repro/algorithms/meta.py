@@ -162,8 +162,8 @@ class ARM(ERM):
 @register("Fish", paper="Shi et al., 2022", needs_domain_labels=True, family="meta")
 class Fish(Stepwise):
     """Gradient matching for domain generalization (Shi et al., 2022, Algorithm 1): one inner step
-    of Adam for each domain, then part of the way there. With one domain nothing is matched: Adam,
-    slowed."""
+    of Adam for each domain, then part of the way there. With one domain nothing is matched, and it
+    is Adam with shorter steps."""
 
     HPARAMS = Stepwise.HPARAMS | {
         "meta_lr": HParam(
@@ -220,8 +220,8 @@ def present_domains(minibatches) -> list[int]:
 
 
 class LearntPenalty(Stepwise):
-    """A weighted L1 penalty on the classifier, and how it is learnt: networks psi and theta that
-    serve nothing else, their base steps, and the meta step of the weights phi."""
+    """A weighted L1 penalty on the classifier, and how it is learnt: networks psi and theta, used
+    for this alone, their base steps, and the meta step of the weights phi."""
 
     HPARAMS = Stepwise.HPARAMS | _METAREG
 

@@ -134,10 +134,7 @@ ARTEFACTS |= {
         beside=("encoder",),
     ),
     "hmoe_fig6": Artefact(
-        "HMOE Fig. 6: images by domain label beside images by expert, PACS",
-        "pacs",
-        _PACS,
-        ("paper",),
+        "HMOE Fig. 6: images by domain label and by expert, PACS", "pacs", _PACS, ("paper",)
     ),
 }
 
@@ -168,13 +165,13 @@ ARTEFACTS |= {
         ("bench",),
     ),
     "gmoe_selection": Artefact(
-        "GMoE: which expert a patch goes to, beside what chance would give",
+        "GMoE: which expert a patch goes to, compared with chance",
         "gmoe",
         ("quick", *_PACS),
         ("quick", *_PACS),
     ),
     "gmoe_fourier": Artefact(
-        "GMoE: which frequencies a network keeps and heeds, transformer beside convolution",
+        "GMoE: which frequencies a network keeps and uses, transformer and convolution",
         "gmoe",
         ("quick", *_PACS),
         ("quick", *_PACS),
@@ -208,7 +205,7 @@ _PAPER = ("paper",)
 
 ARTEFACTS |= {
     "gmoe_algorithms": Artefact(
-        "GMoE beside its dense twin, ERM and HMOE, on every data set of a profile",
+        "GMoE, its dense twin, ERM and HMOE, on every data set of a profile",
         "gmoe",
         ("smoke", "quick", "pacs", "paper"),
         ("smoke", "quick", "pacs", "paper"),
@@ -338,7 +335,7 @@ ARTEFACTS |= {
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-of-claims
 ARTEFACTS |= {
     "claims": Artefact(
-        "what of the three papers holds here: each claim, its evidence, its verdict",
+        "claims of the three papers: results and confidence of each",
         "digits",
         _QUICK,
         _QUICK,

@@ -103,7 +103,7 @@ DOMAINBED_DATASETS = (
 
 
 def _identity(spec: dict) -> tuple:
-    """What DomainBed's scripts tell runs apart by."""
+    """The fields by which DomainBed's scripts distinguish runs."""
     return (
         spec["algorithm"],
         spec["dataset"],
@@ -124,7 +124,7 @@ def _refuse_dmg(records: list[dict]):
 
 
 def _refuse_alike(records: list[dict]):
-    """`HmoeError` naming two runs that DomainBed's scripts could not tell apart, and what they
+    """`HmoeError` naming two runs that DomainBed's scripts could not distinguish, and what they
     differ in."""
     first_of: dict[tuple, dict] = {}
     for record in records:
@@ -158,10 +158,10 @@ def _refuse_strangers(folder: Path, ours):
 
 
 def export_domainbed(records: list[dict], folder) -> list[Path]:
-    """Write one sub-folder per run and mode of prediction; returns them.
+    """Write one sub-folder per run and inference mode; returns them.
 
     Raises `HmoeError`, before anything is written, for runs of DMG's protocol, that lack an
-    accuracy or that DomainBed could not tell apart, and for a folder that holds other things."""
+    accuracy or that DomainBed could not distinguish, and for a folder that holds other things."""
     folder = Path(folder)
     if not records:
         raise HmoeError(

@@ -114,7 +114,7 @@ class StudyPlan(NamedTuple):
     def time(self) -> str:
         """How long the missing runs take one after the other, as a cell of a table."""
         if self.missing is None:
-            return "data not here"
+            return "data not available"
         if self.missing and not self.seconds:
             return "not measured"
         return as_time(sum(self.seconds))
@@ -153,7 +153,7 @@ class Plan(NamedTuple):
     memory: float
 
     def lines(self, jobs: int) -> list[str]:
-        """What there is to say below the table, with `jobs` runs side by side."""
+        """The lines below the table, for `jobs` concurrent runs."""
         known = [s for s in self.studies if s.missing is not None]
         seconds = sum(sum(s.seconds) for s in known)
         unmeasured = sum(s.missing - len(s.seconds) for s in known)
@@ -170,15 +170,15 @@ class Plan(NamedTuple):
                 "no estimate."
             )
         reasons = {s.why.partition("Fix:")[2]: s.why for s in reversed(self.studies) if s.why}
-        lines += [f"not here: {why}" for why in reversed(reasons.values())]
+        lines += [f"not available: {why}" for why in reversed(reasons.values())]
         if self.memory:
             lines.append(f"A job needs up to {self.memory / 1024:.1f} GiB of memory.")
         return lines
 
 
 def make_plan(studies: list[str], store: RunStore, records: list[dict], device) -> Plan:
-    """The plan of some studies for a `torch.device`. Only records of the same kind of device tell
-    times and memory. Raises `HmoeError` as `plan_studies` does."""
+    """The plan of some studies for a `torch.device`. Times and memory come
+    from records of the same kind of device. Raises `HmoeError` as `plan_studies` does."""
     here = environment(device)
     alike = on_device(records, here)
     memory = max((r["environment"].get("peak_memory_mb", 0) for r in alike), default=0)

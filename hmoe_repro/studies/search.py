@@ -29,7 +29,7 @@ from ..training.selection import RULES, select_model
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-rank
 def rank(algorithm: str) -> tuple:
-    """Where an algorithm stands in a table: ERM, then other baselines, then HMOE."""
+    """The position of an algorithm in a table: ERM, then other baselines, then HMOE."""
     return algorithm != "ERM", algorithm.startswith("HMOE"), algorithm
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-drawn
@@ -244,7 +244,7 @@ def _varied(given: list[dict]) -> list[str]:
 
 
 def _parts(records: list[dict], marks: list[dict]) -> dict[str, list[dict]]:
-    """What sets it apart -> records with the same marks (name -> value), in words for `--where`."""
+    """label for `--where` -> the records with these marks (name -> value)."""
     names, parts = _varied(marks), {}
     for record, mine in zip(records, marks):
         texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in mine.items()}
@@ -267,8 +267,9 @@ def _variants(records: list[dict]) -> list[dict]:
 
 
 def tables_of(records: list[dict]) -> list[tuple[str, list[dict]]]:
-    """(data set and, in brackets, what sets it apart, records) of each table: records that agree in
-    all that a table must agree in, with one variant of each algorithm."""
+    """(title, records) of each table: records that agree in all that a table must agree in, with
+    one variant of each algorithm. The title is the data set and, in parentheses, the settings that
+    distinguish the table."""
     tables = []
     for dataset in dict.fromkeys(r["spec"]["dataset"] for r in records):
         mine = [r for r in records if r["spec"]["dataset"] == dataset]
@@ -290,7 +291,7 @@ def settled_note(records: list[dict]) -> list[str]:
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-judged
 def _judgeable(runs: list[dict], test_domain: str, rule: str, draws: int) -> tuple:
-    """(runs of the draws that `rule` can judge, why it cannot -> the other draws)."""
+    """(runs of the draws that `rule` can evaluate, why it cannot -> the other draws)."""
     usable, reasons = [], {}
     for draw in range(draws):
         mine = [r for r in runs if _draw(r) == draw]
@@ -345,7 +346,7 @@ def choose(
     """(what `rule` chooses, what is missing) among runs on one data set; rows like those of
     `tables.run_results`, with hparams_seed and validation. `n_hparams`: only the first draws.
 
-    Raises `HmoeError` if no run can be judged, or the runs are not of one kind (`check_kind`).
+    Raises `HmoeError` if no run can be evaluated, or the runs are not of one kind (`check_kind`).
     """
     one_of(rule, RULES, "selection rule")
     asked = [r for r in records if r["spec"]["test_domains"] and _draw(r) < (n_hparams or math.inf)]

@@ -74,7 +74,7 @@ def _evaluation(study: Study, runs: Runs) -> str:
 
 
 def _splits_folder(file, block: int, runs: Runs) -> Path | None:
-    """The folder of lists that runs name: beside the study's file, else in the folder of data.
+    """The folder of lists that runs name: next to the study's file, else in the folder of data.
     `HmoeError` with file and line where it holds none."""
     if runs.splits is None:
         return None

@@ -55,7 +55,7 @@ class Runs:
     parity: bool = False  # DomainBed's seeds
     measure: str = ""  # what is measured at the end besides accuracies, one of `MEASURES`
     protocol: str = "domainbed"  # or "dmg"
-    splits: str | None = None  # a folder of lists, beside the file or in the folder of data
+    splits: str | None = None  # a folder of lists, next to the file or in the folder of data
     hparams: tuple[dict, ...] = ()  # tables of algorithms: those above, then those of the block
     variants: tuple[dict, ...] = ({},)  # sets of changed hyper-parameters
 
@@ -82,7 +82,7 @@ class Study:
     arrays: object = "none"  # whose arrays are published: "all", or a table of algorithms and seeds
     n_hparams: int = 1  # draws of the hyper-parameters that the file does not give; 1: defaults
     ranges: dict = field(default_factory=dict)  # name -> (low, high): log-uniform, but in draw 0
-    rule: str = RULES[0]  # by which models are selected, see 04_selection
+    rule: str = RULES[0]  # by which models are selected, see 03_selection
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-keys
 def _read_seeds(value):
@@ -143,11 +143,11 @@ OF_SEARCH = {
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-read-block
 def _read_block(file: SettingsFile, top: dict, block: int, inside: dict) -> Runs:
-    """The runs number `block`: what stands above, and changed by what stands `inside`."""
+    """The runs number `block`: the settings of the whole file, changed by those `inside`."""
     inside = read_table(file, inside, {key: KEYS[key] for key in OF_RUNS}, "runs", block)
     merged = {key: top[key] for key in OF_RUNS if key in top} | inside
     for key, other in (("steps", "epochs"), ("epochs", "steps")):
-        if key in inside and other not in inside:  # what stands nearer says how long
+        if key in inside and other not in inside:  # the more specific entry says how long
             merged.pop(other, None)
     merged["hparams"] = (top.get("hparams", {}), inside.get("hparams", {}))
     needed = ["algorithms", "datasets", "seeds"]
@@ -220,7 +220,7 @@ _KEPT = "# the study file at "
 
 
 def kept_file(study: Study, folder: Path) -> dict[Path, str]:
-    """What to keep in `folder`, beside the records of a study of your own: path -> text of its
+    """What to keep in `folder`, with the records of a study of your own: path -> text of its
     file; nothing for a study of the library. `HmoeError`, naming both, if another file of the name
     has its records there."""
     kept, path = Path(folder) / f"{study.name}.toml", study.file.folder / f"{study.name}.toml"
@@ -267,7 +267,7 @@ def find_dataset(text: str, folder: Path) -> str:
         return dataset_from_file(str(path))
     if path.is_dir():
         return own_folder(path)
-    return one_of(text, (*DATASETS, TOY), "data set (nor is it a folder beside the study):")
+    return one_of(text, (*DATASETS, TOY), "data set (nor is it a folder next to the study):")
 
 
 def domain_names(dataset: str) -> tuple[str, ...]:
@@ -282,7 +282,7 @@ def domain_names(dataset: str) -> tuple[str, ...]:
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-check-choices
 def key_place(file: SettingsFile, block: int, key: str) -> tuple:
-    """Where a key of the runs number `block` stands: among them, or above."""
+    """The place of a key of the runs number `block`: among them, or above."""
     inside = ("runs", block, key)
     return inside if file.holds(*inside) else (key,)
 
@@ -301,7 +301,7 @@ def _check_domains(file: SettingsFile, block: int, runs: Runs, dataset: str, nam
 
 
 def _check_protocol(file: SettingsFile, block: int, runs: Runs):
-    """`HmoeError` for another protocol, or for what does not belong to the one that is followed."""
+    """`HmoeError` for an unknown protocol, or for what does not belong to the one followed."""
     from hmoe_repro.training.run_request import RunRequest, check_protocol
 
     asked = {key: getattr(runs, key) for key in ("protocol", "steps", "epochs", "splits", "parity")}
@@ -350,7 +350,7 @@ def _check_choices(study: Study, block: int, everyone: tuple[str, ...]):
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-check-settings
 def setting_place(file: SettingsFile, block: int, algorithm: str, variant: int, name: str) -> tuple:
-    """Where the value stands that an algorithm in a variant has for a hyper-parameter."""
+    """The place of the value that an algorithm in a variant has for a hyper-parameter."""
     places = [(*key_place(file, block, "variants"), variant, name)]
     for above in (("runs", block), ()):
         places += [(*above, "hparams", who, name) for who in (algorithm, "all")]
@@ -359,7 +359,7 @@ def setting_place(file: SettingsFile, block: int, algorithm: str, variant: int, 
 
 def _check_setting(algorithm: str, name: str, value):
     """`HmoeError` for a hyper-parameter that an algorithm does not have, or of another type.
-    Whether it exists beside the others is known when the data are."""
+    Whether it exists with the other settings is known only with the data."""
     from hmoe_repro.algorithms import get_algorithm
     from hmoe_repro.algorithms.hparams import merge_hparams
     from hmoe_repro.data.loader import IMAGE_OPTIONS, checked_options

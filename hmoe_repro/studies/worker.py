@@ -41,7 +41,7 @@ def run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
     except HmoeError as error:
         return ("done", spec.run_id, "failed", str(error))
     if record is None:
-        return ("done", spec.run_id, "elsewhere", "another process is at it")
+        return ("done", spec.run_id, "elsewhere", "locked by another process")
     return ("done", spec.run_id, record["status"], record["reason"])
 
 

@@ -79,7 +79,7 @@ def check_version(spec: RunSpec, algorithm):
 
 # %% ../../nbs/05_training/08_model.ipynb #def-save-model
 def selected_path(folder: Path, mode: str) -> Path:
-    """Where a run keeps the weights that a mode of prediction selected; 'last': after the last
+    """Where a run keeps the weights that an inference mode selected; 'last': after the last
     update."""
     return folder / f"selected-{mode}.safetensors"
 
@@ -146,7 +146,7 @@ def load_model(
     mode = _mode_of(record, mode)
     spec = RunSpec.from_dict(record["spec"])
     data = build_dataset(spec)
-    if spec.weights:  # the run's own come in a moment: those it started from need not be here
+    if spec.weights:  # replaced by the run's own below: its initial ones need not be here
         spec = replace(spec, weights="random")
     algorithm = build_algorithm(spec, data, trust_code)
     path = selected_path(store.path(record["run_id"]), mode)

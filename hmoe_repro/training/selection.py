@@ -94,13 +94,13 @@ def in_domain_accuracy(
 
 # %% ../../nbs/05_training/03_selection.ipynb #def-offer
 RULES = ("training-domain", "leave-one-domain-out", "oracle")
-GREEDY = "greedy"  # the mode that judges for all of a run of DMG's protocol, where it is there
+GREEDY = "greedy"  # the selection mode of a run of DMG's protocol, where it has one
 
 
 class Offer(NamedTuple):
     """What a run offers a rule: its checkpoint's score, and the accuracy to report there."""
 
-    validation: float  # what the rule judges by, 0 to 1
+    validation: float  # the score that the rule compares, 0 to 1
     step: int  # the update after which the checkpoint was made
     test_accuracy: float  # *in* part of the test domain, 0 to 1
 

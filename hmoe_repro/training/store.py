@@ -73,8 +73,8 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
 
 # %% ../../nbs/05_training/06_store.ipynb #def-read-record
 def read_record(path: Path, where: str = "") -> dict:
-    """The record in the folder of its run; `HmoeError`, which calls it `where`, if it is cut,
-    another's or not there."""
+    """The record in the folder of its run; `HmoeError`, which calls it `where`, if it is truncated,
+    another run's or missing."""
     where = where or str(path)
     try:
         record = json.loads(Path(path).read_text())
@@ -86,7 +86,7 @@ def read_record(path: Path, where: str = "") -> dict:
 
 # %% ../../nbs/05_training/06_store.ipynb #def-outcome
 CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
-# Where a record has something that older records have not: what it is called there.
+# Entries that older records do not have.
 YOUNGER_ENTRIES = {
     "masks": ("users",),
     "checkpoints": ("codes",),
@@ -127,7 +127,7 @@ def run_lock(folder: Path):
 
 def locked_elsewhere(run_id: str, what_then: str) -> HmoeError:
     """The error for a run that another process works on; `what_then` says what to do."""
-    return HmoeError(f"run {run_id} is in the hands of another process. Fix: {what_then}.")
+    return HmoeError(f"run {run_id} is locked by another process. Fix: {what_then}.")
 
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
 class RunStore:
@@ -150,7 +150,7 @@ class RunStore:
         return read_record(path) if path.exists() else None
 
     def write(self, record: dict, mine: bool = False) -> dict:
-        """Put a record in its place and return it; or the complete record that stands there, which
+        """Put a record in its place and return it; or the complete record that is there, which
         nothing replaces. `mine`: the caller holds the run's lock; otherwise it is taken, and
         `HmoeError` raised while another process works on the run."""
         run_id = record["run_id"]
@@ -209,7 +209,7 @@ class RunStore:
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-write-study
-DIGESTS = "SHA256SUMS"  # beside published studies: a line for each, as `sha256sum` writes it
+DIGESTS = "SHA256SUMS"  # next to published studies: a line for each, as `sha256sum` writes it
 
 
 def check_study_name(name: str) -> str:
@@ -264,7 +264,7 @@ def _digest(path: Path, size: int, changed: int) -> str:
 
 def verify_studies(folder: Path):
     """`HmoeError` naming the first study in a folder that is not as it was published: its SHA-256
-    is another one than `SHA256SUMS` has, or stands not there."""
+    differs from that in `SHA256SUMS`, or is not listed there."""
     folder = Path(folder).absolute()
     said = _digests(folder)
     for path in sorted(folder.glob("*.jsonl")):
@@ -348,7 +348,7 @@ def publish_study(
     without: str | None = None,
 ) -> Path:
     """Copy the named runs from the store to `results/<study>.jsonl`, with its digest, and the
-    arrays of `with_arrays` beside it, leaving out those whose name begins with `without`.
+    arrays of `with_arrays` next to it, leaving out those whose name begins with `without`.
 
     Raises `HmoeError` if a run is missing, damaged or (unless allowed) failed; nothing is written
     then."""
