@@ -144,8 +144,8 @@ def test_several_data_sets_are_columns_of_averages():
     assert table.DigitDomainsTiny.str[:4].tolist() == ["20.0", "40.0", "30.0"]
     limits = limits_by_dataset(records)
     assert limits.dataset.tolist() == ["DigitDomains", "DigitDomainsTiny"]
-    alone = resolvable_difference(study()).resolvable.iloc[-1]
-    assert limits.resolvable[0] == pytest.approx(alone)
+    alone = resolvable_difference(study()).detectable.iloc[-1]
+    assert limits.detectable[0] == pytest.approx(alone)
     figure = draw_accuracy(records)
     assert [axis.get_title() for axis in figure.axes] == ["DigitDomains", "DigitDomainsTiny"]
 
@@ -178,7 +178,7 @@ def test_named_pairs_are_set_beside_what_can_be_resolved():
     records = validated(study(levels=(0.50, 0.60, 0.62)), **{"ERM-ViT": 0.7})
     pairs = ("GMoE", "ERM-ViT"), ("ERM-ViT", "ERM"), ("MIRO", "ERM")
     (line,) = between_rows(records, *pairs)
-    limit = limits_by_dataset(records).resolvable.iloc[-1]
+    limit = limits_by_dataset(records).detectable.iloc[-1]
     assert 2 < limit < 10
     assert line == (
         f"GMoE less ERM-ViT +2.0 points in the average, within the {limit:.1f} that can be "
@@ -219,10 +219,10 @@ def test_nothing_is_decided_about_rows_that_hardly_trained():
     assert "told apart from ERM (more than" in line and "ERM-ViT (+10.0)" in line
     assert "GMoE (" not in line and "of 4 differences" in line
     assert line.endswith(" Left out, because they have hardly trained: GMoE.")
-    limit = limits_by_dataset(records).resolvable.iloc[-1]
+    limit = limits_by_dataset(records).detectable.iloc[-1]
     assert f"more than {limit:.1f} points" in line, "the limit of the table on the page"
     trained = [r for r in records if r["spec"]["algorithm"] != "GMoE"]
-    assert limit == resolvable_difference(trained).resolvable.iloc[-1], "of the compared rows"
+    assert limit == resolvable_difference(trained).detectable.iloc[-1], "of the compared rows"
     (whole,) = lines_against(validated(records), "ERM")
     assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Left out" not in whole
 
@@ -269,9 +269,9 @@ def test_a_mode_may_be_too_low_where_its_algorithm_has_learned():
     without = [copy.deepcopy(r) for r in records]
     for record in without:
         record["selected"].pop("ood", None)
-    limit = resolvable_difference(without).resolvable.iloc[-1]
-    assert resolvable_difference(records, untrained_rows(records)).resolvable.iloc[-1] == limit
-    assert resolvable_difference(records).resolvable.iloc[-1] > 3 * limit
+    limit = resolvable_difference(without).detectable.iloc[-1]
+    assert resolvable_difference(records, untrained_rows(records)).detectable.iloc[-1] == limit
+    assert resolvable_difference(records).detectable.iloc[-1] > 3 * limit
     assert trained_verdict(without, "ERM").split(" Accuracy on")[0] == apart
     young = learned_line(moded(copy.deepcopy(validated(study(), GMoE=0.9)), mix=0.9))
     assert "Too low" not in young
@@ -358,8 +358,8 @@ def test_only_whole_rows_are_set_beside_the_paper():
     )
     table = against_published(study(), numbers).set_index("algorithm")
     assert table.difference.round(6).to_dict() == {"ERM": 0.5, "GMoE": 10.0}
-    limit = resolvable_difference(study()).resolvable.iloc[-1]
-    assert table.resolvable["ERM"] == pytest.approx(limit) and 0.5 < limit < 10
+    limit = resolvable_difference(study()).detectable.iloc[-1]
+    assert table.detectable["ERM"] == pytest.approx(limit) and 0.5 < limit < 10
     line = published_line(table.reset_index())
     assert line.startswith("Against the paper: 1 of 2 averages") and "+10.0 points (GMoE" in line
     gone = [r for r in study() if (r["spec"]["algorithm"], r["spec"]["trial_seed"]) != ("GMoE", 2)]

@@ -99,13 +99,13 @@ def test_other_findings_are_named(there):
         "other findings: 2 of 91 cells of tables beyond what can be resolved; "
     )
     assert "say something else (page) (processor another processor" in lines[0]
-    assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (resolvable " in lines[3]
+    assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (detectable " in lines[3]
     assert any(line.startswith("  here:") and "ERM on" not in line for line in lines)
 
 
 def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
     "One row that falls everywhere is five cells of 91: chance allows that a little past the limit."
-    limit = resolvable_difference(there).resolvable.max()
+    limit = resolvable_difference(there).detectable.max()
 
     def first(points, **only):
         return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
@@ -129,7 +129,7 @@ def test_a_run_that_failed_here_is_another_finding(there):
 
 def test_limits_of_accuracy_are_those_of_the_study(there):
     cells = compare_tables(shifted(there, 1), there)
-    limits = resolvable_difference(there).set_index("test_domain").resolvable
+    limits = resolvable_difference(there).set_index("test_domain").detectable
     cells = cells[cells.table == "test accuracy, points"].set_index("cell")
     assert cells.limit["HMOE-DN OOD on sketch"] == limits["sketch"]
     assert cells.limit["ERM, average"] == limits["Average"]

@@ -40,7 +40,7 @@ def test_few_seeds_or_domains_give_no_interval(seeds, domains, interval):
         return
     assert line.startswith("In the average, told apart"), "the answer, before its reservation"
     assert f"No interval: {seeds} trial seeds and {domains} test domains are too" in line
-    limit = resolvable_difference(records).resolvable.iloc[-1]
+    limit = resolvable_difference(records).detectable.iloc[-1]
     assert (
         f"told apart from ERM (more than {limit:.1f} points, by Holm" in line
         and "CORAL (-10.0)" in line

@@ -96,7 +96,7 @@ def test_one_seed_has_no_standard_error():
     assert accuracy_table(runs).loc[0].tolist() == ["ERM", "default", "50.0", "70.0", "60.0"]
     assert "one trial seed: no standard errors" in table_notes(runs)
     limits = resolvable_difference(runs)
-    assert limits.by_seeds.isna().all() and np.allclose(limits.resolvable, limits.by_images)
+    assert limits.by_seeds.isna().all() and np.allclose(limits.detectable, limits.by_images)
 
 
 def test_two_runs_for_one_cell_are_refused(miniature):
@@ -118,12 +118,12 @@ def test_resolvable_difference_by_hand(miniature):
     ).set_index("test_domain")
     assert limits.loc["photo", "by_seeds"] == pytest.approx(200 * math.sqrt(2 * 0.01 / 3))
     assert limits.loc["photo", "by_images"] == pytest.approx(200 * math.sqrt(2 * 0.6 * 0.4 / 360))
-    assert limits.loc["photo", "resolvable"] == pytest.approx(
+    assert limits.loc["photo", "detectable"] == pytest.approx(
         200 * math.sqrt(2 * (0.01 / 3 + 0.24 / 360))
     )
     p = (0.80 + 0.82 + 0.90) / 3
     floor = (0.24 / 360 + p * (1 - p) / 360) / 4
-    assert limits.loc["Average", "resolvable"] == pytest.approx(
+    assert limits.loc["Average", "detectable"] == pytest.approx(
         200 * math.sqrt(2 * (np.var([0.65, 0.71, 0.80], ddof=1) / 3 + floor))
     )
 
@@ -183,7 +183,7 @@ def test_modes_share_the_row_of_their_algorithm(miniature):
 def test_the_band_is_the_baseline_and_what_can_be_resolved(miniature):
     figure, axes = plt.subplots(1, 3)
     plot_results(miniature, axes)
-    limits = resolvable_difference(miniature).set_index("test_domain").resolvable
+    limits = resolvable_difference(miniature).set_index("test_domain").detectable
     cells = cell_statistics(run_results(miniature)).set_index(["algorithm", "test_domain"])["mean"]
     for axis, domain in zip(axes, limits.index):
         band, mean = axis.patches[0], cells["ERM", domain]

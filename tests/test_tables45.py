@@ -319,7 +319,7 @@ def test_with_one_seed_the_images_alone_resolve_and_the_line_says_so():
     ]
     limits = resolvable_difference(runs).set_index("test_domain")
     p = np.mean([0.718 - 0.005, 0.80, 0.801, 0.802])
-    assert limits.by_seeds.isna().all() and limits.loc["+90%", "resolvable"] == pytest.approx(
+    assert limits.by_seeds.isna().all() and limits.loc["+90%", "detectable"] == pytest.approx(
         200 * np.sqrt(2 * p * (1 - p) / 9334)
     )
     line = accuracy_verdict(runs)
@@ -452,7 +452,7 @@ def test_differences_to_the_paper_by_hand():
     worse = [r for r in runs if r["spec"]["test_domains"] != ["0"]] + [
         run(a, "RotatedMNIST", "0", s, 0.5) for a in ("ERM", "HMOE-DN") for s in range(3)
     ]
-    assert "(HMOE-DN MIX, 0; resolvable: " in paper_verdict(
+    assert "(HMOE-DN MIX, 0; detectable: " in paper_verdict(
         worse
     ) and "-44.1 points" in paper_verdict(worse)
 
@@ -613,7 +613,7 @@ def test_with_one_seed_no_word_promises_an_error_over_seeds():
         "test_images",
         "seeds",
         "by_images_(lower_bound)",
-    ] and "resolvable" in limits_table(three)
+    ] and "detectable" in limits_table(three)
     narrow = draw_results(
         [run("ERM", "ColoredMNIST", d, 0, 0.10) for d in COLOURS]
         + [run("HMOE-DN", "ColoredMNIST", d, 0, 0.10) for d in COLOURS]
