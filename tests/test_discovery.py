@@ -453,7 +453,7 @@ def test_both_signs_of_a_collapse_are_told_apart():
     assert (
         line.startswith("the load collapsed in 1 of 2 runs (effective number 4.0 to 7.2 of 8")
         and "embeddings merged in 1 of 2 stored runs "
-        "(closest pair 0.5 to 5.9 apart at the end, 6.0 when drawn afresh)"
+        "(smallest distance 0.5 to 5.9 at the end, 6.0 at initialisation)"
         in line
     )
     assert collapse_verdict(gate_table(runs, lambda record: 8)).endswith("nats).")
@@ -473,7 +473,7 @@ def test_a_uniform_gate_names_nothing_and_says_why():
     for r in runs:
         r["spec"]["hparams"]["lambda_en"] = 0.0
     assert (
-        "no entropy loss asks it to decide"
+        "trained without an entropy loss"
         in discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)[0]
     )
     runs[0]["discovery"]["gate_entropy"] = 0.1

@@ -265,7 +265,7 @@ def test_the_overlap_of_the_last_place_falls_by_as_much_as_was_wanted():
     assert "(last) is 0.56 lower than at 0" in line and line.endswith("interval included.")
     assert "95 % CI ± 0.00 over 3 trial seeds; 6 pairs" in line
     alone = fall_line(place_scores(sweep(seeds=(0,))))
-    assert alone.endswith("(one trial seed, no interval).") and "at least the 0.2" in alone
+    assert alone.endswith("(one trial seed, no interval).") and "at least the required 0.2" in alone
     assert fall_line(places[places.weight < 1]).startswith("No verdict on the overlap")
     assert fall_line(place_scores([])).startswith("No verdict on the overlap")
 
@@ -344,7 +344,7 @@ def test_sparsity_is_set_beside_the_usual_penalty_in_pairs():
     assert np.allclose(rows["mean"], [0, -2]) and np.allclose(rows.errors, 0)
     line = reference_line(scores, usual, "out_of_domain", "On the target")
     assert "worse at lambda_S = 1 (-2.0 ± 0.0); not significantly worse at 0 (0.0 ± 0.0)" in line
-    assert "for lack of seeds" in reference_line(scores, usual[:0], "out_of_domain", "x")
+    assert "no seeds pair" in reference_line(scores, usual[:0], "out_of_domain", "x")
     said = sparsity_line(scores)
     assert said.startswith("The overlap is lowest at lambda_S = 1 (IoU 0.79") and "71 %" in said
     bare = scores.assign(empty=50.0 * (scores.weight == 1))

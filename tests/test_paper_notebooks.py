@@ -252,7 +252,7 @@ def test_the_discovery_page_shows_every_run(rendered):
         line for line in summary.splitlines() if line.startswith("| HMOE-ND")
     )
     assert (
-        "built in, for equally loaded experts reach at most 0.81"
+        "by construction: equally loaded experts reach at most 0.81"
         in (folder / "digits_fig5.ipynb").read_text()
     )
     assert "photo (test)" in (folder / "digits_fig5_confusion.csv").read_text()

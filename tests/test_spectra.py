@@ -567,4 +567,4 @@ def test_the_page_says_where_nothing_was_measured(tmp_path):
     run(spec, store)
     publish_study("quick-gmoe", [spec.run_id], store, tmp_path / "results")
     page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
-    assert "No run of this study was asked to measure its spectra." in page.read_text()
+    assert "No run of this study measured its spectra." in page.read_text()

@@ -234,7 +234,7 @@ def test_the_discovery_verdict_counts_runs_and_names_domains():
     five = invented.discovered("HMOE-ND", "photo", (0.8, 0.7))
     assert discovery_verdict(runs + five, "HMOE-ND") == (
         "HMOE-ND: NMI of 0.9 or more in 0 of 2 runs; "
-        "built in, for equally loaded experts reach at most 0.81"
+        "by construction: equally loaded experts reach at most 0.81"
     )
     table = discovery_summary(runs + five).set_index(["algorithm", "test_domain"])
     assert (

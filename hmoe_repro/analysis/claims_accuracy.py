@@ -270,8 +270,8 @@ def adversarial_aside(loaded: Loaded) -> str:
     rates = [rate_text(*pair) for pair in zip(hits, map(len, parts))]
     return (
         "In the study discovery-choose, whose seeds settings were chosen on, HMOE-DN "
-        f"with − without the loss: {paired_evidence(*parts, all_modes).text()}; domains found in {rates[0]} "
-        f"and in {rates[1]} runs."
+        f"with − without the loss: {paired_evidence(*parts, all_modes).text()}; domains found in "
+        f"{rates[0]} and in {rates[1]} runs."
     )
 
 
