@@ -43,9 +43,9 @@ def test_a_hole_that_nobody_fills_is_an_error():
         ("pacs/dmg_table2", "DMG Table 2: an unknown domain, PACS"),
         ("quick/hmoe_table5", "HMOE Table 5: RotatedMNIST · embedded digits"),
         ("mnist/hmoe_table5", "HMOE Table 5: RotatedMNIST"),
-        ("pacs/systems", "Three systems and strong baselines, side by side · PACS"),
+        ("pacs/systems", "Three systems and strong baselines · PACS"),
         ("pacs/hmoe_table3", "HMOE Table 3: the six data sets, with samples"),
-        ("quick/claims", "What holds of the three papers?"),
+        ("quick/claims", "Claims of the three papers"),
     ],
 )
 def test_a_title_names_the_data_of_its_page(root, page, title):

@@ -139,12 +139,12 @@ def mean_and_resolution(differences) -> tuple[float, float, float]:
 # %% ../../nbs/09_bench/04_precision_parity.ipynb #def-parity-summary
 def parity_summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Per measure and row of `paired_runs`: pairs, mean in the base precision, mean paired
-    difference, stderr, resolvable, seed_noise, rms."""
+    difference, stderr, detectable, seed_noise, rms."""
     rows = []
     for (measure, row), group in frame.groupby(["measure", "row"], sort=False):
         by_domain = group.groupby(["dataset", "test_domain"])
         variance = pooled_variance([part.base.to_numpy() for _, part in by_domain])
-        mean, error, resolvable = mean_and_resolution(group.difference)
+        mean, error, detectable = mean_and_resolution(group.difference)
         found = {
             "measure": measure,
             "row": row,
@@ -152,7 +152,7 @@ def parity_summary(frame: pd.DataFrame) -> pd.DataFrame:
             "base": group.base.mean(),
             "difference": mean,
             "stderr": error,
-            "resolvable": resolvable,
+            "detectable": detectable,
             "seed_noise": math.sqrt(variance),
             "rms": math.sqrt((group.difference**2).mean()),
         }
@@ -168,7 +168,7 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     """For each row of `parity_summary`: 'beyond seed noise', 'shifted', 'shifted, seed noise
     unknown', 'not told from zero', 'equal' (all pairs agree in every digit) or 'unknown' (one
     pair). A difference that these pairs resolve counts by Holm's correction for all rows."""
-    tested = summary[summary.rms.gt(0) & summary.resolvable.notna()]
+    tested = summary[summary.rms.gt(0) & summary.detectable.notna()]
     with np.errstate(divide="ignore"):
         distances = tested.difference / tested.stderr
     chances = [chance_of(t, n - 1) for t, n in zip(distances, tested.pairs)]
@@ -177,9 +177,9 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     def outcome(row):
         if not row.rms:
             return EQUAL
-        if math.isnan(row.resolvable):
+        if math.isnan(row.detectable):
             return UNKNOWN
-        if abs(row.difference) <= row.resolvable or not held[row.name]:
+        if abs(row.difference) <= row.detectable or not held[row.name]:
             return UNRESOLVED
         if math.isnan(row.seed_noise):
             return ONE_SEED
@@ -212,7 +212,7 @@ def _listed(rows: pd.DataFrame) -> str:
 def _close(rows: pd.DataFrame, within: float = 0.15) -> str:
     """Of rows that are not told from zero: those that exceed what the pairs of a single row
     resolve, and those whose mean difference is within 15 % of that."""
-    share, said = rows.difference.abs() / rows.resolvable, ""
+    share, said = rows.difference.abs() / rows.detectable, ""
     if len(beyond := rows[share > 1]):
         said += f" Taken alone, and not by Holm's correction, these would be: {_listed(beyond)}."
     if len(near := rows[share.between(1 - within, 1)]):
@@ -268,9 +268,9 @@ def _measure_line(measure: str, rows: pd.DataFrame) -> str:
     change = text(largest.difference, "+" if largest.difference > 0 else "")
     pairs = plural(largest.pairs, "pair")
     line = f"{name}: the largest mean change is {change}{unit} ({largest['row']}, {pairs})"
-    known = rows[rows.rms > 0].dropna(subset="resolvable")
+    known = rows[rows.rms > 0].dropna(subset="detectable")
     if len(known):
-        limits = _span(known.resolvable, text)
+        limits = _span(known.detectable, text)
         line += f"; a mean change of more than {limits}{unit} would have been told apart from zero"
     if len(known) > 1:
         line += ", depending on the row"
@@ -305,7 +305,7 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     if 0 < len(same) < len(summary):
         names = _row_names(same)
         lines.append(f"Equal in every pair, and so no evidence either way: {names}.")
-    blind = summary[(summary.resolvable > summary.seed_noise) & (outcome == UNRESOLVED)]
+    blind = summary[(summary.detectable > summary.seed_noise) & (outcome == UNRESOLVED)]
     if len(blind):
         names = _row_names(blind)
         lines.append(f"A shift as large as the seed noise could have been missed in {names}.")
@@ -325,12 +325,12 @@ def _draw_row(axis, at: int, row, pairs: pd.DataFrame, domains: list[str]):
         colour = PALETTE[number % len(PALETTE)]
         axis.plot(deltas, heights[deltas.index], "o", color=colour, label=domain, **dot)
     bar = {"fmt": "|", "ms": 7, "mew": 1.6, "elinewidth": 1.4, "capsize": 2, "color": "black"}
-    axis.errorbar(row.difference, at + 0.2, xerr=np.nan_to_num(row.resolvable), **bar)
+    axis.errorbar(row.difference, at + 0.2, xerr=np.nan_to_num(row.detectable), **bar)
 
 
 def plot_parity(frame: pd.DataFrame, axes):
     """Draw one panel per measure of `paired_runs` into `axes`: pairs as dots by test domain, mean ±
-    resolvable as a bar, ± seed noise as a band."""
+    detectable as a bar, ± seed noise as a band."""
     summary, domains = parity_summary(frame), domain_order(frame)
     for axis, (measure, rows) in zip(axes, summary.groupby("measure", sort=False)):
         for at, row in enumerate(rows.itertuples()):

@@ -124,7 +124,7 @@ def accuracy_cells(fresh: list[dict], published: list[dict]) -> pd.DataFrame:
     return found.assign(
         table="test accuracy, points",
         cell=[label + place for label, place in zip(labels, places)],
-        limit=found.test_domain.map(limits.resolvable),
+        limit=found.test_domain.map(limits.detectable),
         one_seed=found.test_domain.map(limits.by_seeds).isna(),
     )[_CELL]
 
@@ -337,7 +337,7 @@ def table_line(table: str, cells: pd.DataFrame) -> str:
         return "nothing" if math.isnan(value) else f"{value:.3g}"
 
     named = [
-        f"{c.cell} {number(c.published)} -> {number(c.fresh)} (resolvable {number(c.limit)})"
+        f"{c.cell} {number(c.published)} -> {number(c.fresh)} (detectable {number(c.limit)})"
         for c in off.itertuples()
     ]
     if named:

@@ -135,17 +135,17 @@ def _first_sentence(text: str, longest: int = 220) -> str:
 
 
 _TOO_LITTLE = {
-    "Not among them": "a mode that fails though its networks have learned",
-    "Too low there": "too low to be judged",
-    "Not yet trained": "not trained yet",
+    "Excluded, because the mode": "inference mode that fails although its networks are trained",
+    "Undertrained, so": "undertrained",
+    "Undertrained but included": "undertrained but included",
 }
 
 
 def _caution(verdict: str, said: str, shown: int = 4) -> str:
-    """A clause that names the rows which a verdict calls too low, or not trained (`learned_line`),
-    and modes that fail (`trained_verdict`); empty where there are none, or where what is `said`
-    tells it."""
-    if re.search(r"(not|hardly) trained", said):
+    """A clause that names the rows which a verdict calls undertrained (`learned_line`), and modes
+    that fail (`trained_verdict`); empty where there are none, or where what is `said` names
+    them."""
+    if "undertrained" in said.lower():
         return ""
     parts = []
     for start, word in _TOO_LITTLE.items():
