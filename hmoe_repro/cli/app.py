@@ -107,8 +107,7 @@ DATA_COMMANDS = {
         "Open and count every file of a data set; for MNIST, compare checksums.",
     ),
     "download": Entry(
-        "data.data_download_command",
-        "Download a data set into the data folder, and check it.",
+        "data.data_download_command", "Download a data set into the data folder, and check it."
     ),
 }
 

@@ -35,7 +35,9 @@ Labels = Annotated[
 HeldOutDomain = Annotated[
     str | None, typer.Option(help="Hold out this domain instead of a fifth of each class.")
 ]
-Experts = Annotated[int | None, typer.Option(min=1, help="Number of experts, the most domains to find; default: 5.")]
+Experts = Annotated[
+    int | None, typer.Option(min=1, help="Number of experts, the most domains to find; default: 5.")
+]
 GROUP_HEADER = (
     "group",
     "images",

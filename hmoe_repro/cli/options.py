@@ -55,9 +55,7 @@ ProfileName = Annotated[
 ]
 OnRequest = Annotated[
     bool,
-    typer.Option(
-        "--all", help="Without names: also the artefacts that are made only on request."
-    ),
+    typer.Option("--all", help="Without names: also the artefacts that are made only on request."),
 ]
 Rule = Annotated[str, typer.Option(help="training-domain, leave-one-domain-out or oracle.")]
 OnlyAlgorithms = Annotated[

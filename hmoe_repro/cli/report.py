@@ -109,7 +109,9 @@ def select_command(
     n_hparams: FirstDraws = None,
     study: PublishedStudy = None,
     where: Where = None,
-    output: Annotated[str | None, typer.Option(help="A CSV of the selected runs and steps.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="A CSV of the selected runs and steps.")
+    ] = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
     output = writable_file(output, "table") if output else None
@@ -197,7 +199,7 @@ BENCHES = {
 
 
 def _bench_file(what: str, scale: str) -> str:
-    """The file of a benchmark's record: named by its page's study; systems have one per scale."""
+    """The file of a benchmark's record, named by its page's study; one per scale for systems."""
     page = BENCHES[what].page
     return f"{ARTEFACTS[page].study}.json" if page else f"bench-{what}-{scale}.json"
 

@@ -69,7 +69,7 @@ def plan_command(
     print_table(
         f"{describe_request(artefacts, profile)} "
         "(a run that two studies share is counted as missing once)",
-        ["study", "runs", "missing", "time on one core"],
+        ["study", "runs", "missing", "sequential time"],
         rows,
     )
     for line in plan.lines(jobs or default_jobs(where)):
@@ -78,9 +78,7 @@ def plan_command(
 # %% ../../nbs/11_cli/03_runs.ipynb #def-reproduce
 Fresh = Annotated[
     bool,
-    typer.Option(
-        "--fresh", help="Discard these runs from the store, and train all of them again."
-    ),
+    typer.Option("--fresh", help="Discard these runs from the store, and train all of them again."),
 ]
 
 
@@ -167,6 +165,8 @@ def pack_command(
     print(pack(RunStore(), file, states, weights, arrays))
 
 
-def unpack_command(files: Annotated[list[str], typer.Argument(help="Archives written by `hmoe pack`.")]):
+def unpack_command(
+    files: Annotated[list[str], typer.Argument(help="Archives written by `hmoe pack`.")],
+):
     """Import the runs of archives into the store; if one of them conflicts, nothing is added."""
     print(unpack(RunStore(), *files))

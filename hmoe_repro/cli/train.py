@@ -76,7 +76,9 @@ Parity = Annotated[
 ]
 Arithmetic = Annotated[
     str,
-    typer.Option(help="native, or portable: bitwise identical on every x86-64 processor with AVX2."),
+    typer.Option(
+        help="native, or portable: bitwise identical on every x86-64 processor with AVX2."
+    ),
 ]
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
