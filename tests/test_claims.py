@@ -139,7 +139,7 @@ def test_invented_evidence_gets_every_verdict(rule):
     assert rule.judge(Evidence(*fails)) == CONTRADICTED
     for numbers in open_ones:
         assert rule.judge(Evidence(*numbers)) == UNDECIDED
-    assert rule.judge(Evidence(*holds, problem="hardly trained: A")) == UNDECIDED
+    assert rule.judge(Evidence(*holds, problem="undertrained: A")) == UNDECIDED
     assert rule.judge(Evidence(holds[0])) == UNDECIDED  # no interval
 
 
@@ -176,7 +176,7 @@ def test_what_has_hardly_trained_decides_nothing():
     )
     claim = Claim(**{**claim.__dict__, "rule": larger(1)})
     claim, found, verdict = weigh(claim, Loaded({"x": ours}))
-    assert verdict == UNDECIDED and found.problem == "hardly trained: B" and found.measured
+    assert verdict == UNDECIDED and found.problem == "undertrained: B" and found.measured
 
 
 def test_intervals_are_those_of_student_where_the_grid_is_small():
@@ -285,7 +285,7 @@ def test_ood_and_the_entropy_of_the_gate(weighed):
         assert found.runs == part.sum() and abs(found.value - gap[part].mean()) < 1e-9, key
         assert found.low < found.value < found.high
     said = weighed["OOD is safe"].evidence.more
-    assert young >= 60 and f"Left out: {young} runs not trained yet." in said
+    assert young >= 60 and f"Excluded: {young} undertrained runs." in said
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_a_verdict_that_hangs_on_the_kind_of_interval_is_named():
     row = weigh(Claim("P", "k", "a is better", "", ("x",), measure, larger(1)), loaded)
     line = student_line([row], loaded)
     assert row.verdict == SUPPORTED and "over trial seeds alone, none" in line
-    assert "over test domains alone, a is better becomes *not decided here*" in line
+    assert "over test domains alone, a is better becomes *inconclusive*" in line
 
 
 # The page
@@ -484,10 +484,10 @@ def test_sentences_give_number_rule_and_reason():
         "**A | b**: supported. +2.0 points (+1.0 to +3.0). Rule: above 0, and at least 1 (points)."
     )
     assert bad.startswith("**C**: contradicted. 1 of 12 (0 to 38 %). Rule: above 50 (% of runs)")
-    assert absent == "**D**: not decided here, for this reason: not run: quick-x."
+    assert absent == "**D**: inconclusive (not run: quick-x)."
     assert scale.startswith("**E**: needs paper scale, because weights are not here. 0.30 NMI")
     assert count_line(shown()).startswith("4 claims: supported 1, contradicted 1")
-    assert chance_line(shown()).startswith("2 intervals of 95 % were judged: about 0.1 would")
+    assert chance_line(shown()).startswith("2 intervals of 95 % were evaluated: about 0.1 would")
     assert wanted_lines(shown()) == ["**More seeds**: d (P); e (P)."]
 
 
@@ -506,7 +506,7 @@ def test_nothing_is_said_of_masks_in_a_network_that_is_not_trained():
     records = [copy.deepcopy(r) for r in loaded.records["pacs-dmg"]]
     (claim,) = (c for c in OTHER_CLAIMS if c.key == "right mask beats wrong")
     assert weigh(claim, loaded).verdict == UNDECIDED
-    assert weigh(claim, loaded).evidence.problem == "not trained: Aggregate, DMG, Multi-Headed"
+    assert weigh(claim, loaded).evidence.problem == "undertrained: Aggregate, DMG, Multi-Headed"
     for record in records:
         for chosen in record["selected"].values():
             chosen["validation_accuracy"] = 0.95

@@ -225,11 +225,11 @@ def test_the_table_agrees_with_the_paired_difference_and_tells_noise_apart():
 def test_the_verdict_names_rows_and_chance():
     line = noise_verdict(bootstrap_table(three()))
     assert (
-        line.startswith("The interval of 4 of 5 rows leaves out zero: HMOE-DN MIX (-")
-        and "CORAL (+2.0, +" in line
+        line.startswith("4 of 5 intervals exclude 0: HMOE-DN MIX -")
+        and "CORAL +2.0 (95 % CI +" in line
         and line.endswith("If none differed from ERM, about 0.2 would do so by chance.")
     )
-    assert "0 of 1 rows leaves out zero: none is told apart from ERM." in noise_verdict(
+    assert "0 of 1 intervals exclude 0: no algorithm differs from ERM." in noise_verdict(
         bootstrap_table([r for r in three() if r["spec"]["algorithm"] in ("ERM", "MMD")])
     )
     assert noise_verdict(bootstrap_table(pair(GRID[:1]))).startswith(
@@ -351,10 +351,10 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
         and "missing: SWAD on sketch" in text
         and "Holm's correction" in text
         and "not comparable" in text
-        and "differences exceed what can be resolved there" in text
+        and "differences exceed the minimum detectable difference there" in text
     )
     assert "–" in next(row for row in rows if "SWAD" in row)
     verdict, *more = (folder / "digits_table1_verdict.md").read_text().splitlines()
-    assert verdict.startswith("- ") and "can be resolved" in verdict
+    assert verdict.startswith("- ") and "minimum detectable difference" in verdict
     assert " Accuracy on validation images of the training domains: " in verdict
-    assert more[-1].startswith("- In pairs with ERM, the interval leaves out zero in ")
+    assert more[-1].startswith("- In pairs with ERM, the interval excludes 0 for ")

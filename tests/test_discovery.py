@@ -365,7 +365,7 @@ def test_the_sentence_names_the_nearest_domain_only_where_the_gate_tells_domains
     line = similarity_verdict(similarity([[0.5, 0.5], [0.52, 0.48], [0.5, 0.5]]))
     assert (
         line.startswith("75: equally like all training domains")
-        and "tells no domains apart" in line
+        and "does not separate domains" in line
     )
 
 
@@ -416,11 +416,11 @@ def test_the_table_of_gates_and_its_sentence():
     ] == pytest.approx(1)
     line = gate_verdict(table)
     assert line.startswith(
-        "3 runs: gate nearly uniform in 1, some experts idle in 1, all in use in 1"
+        "3 runs: gate nearly uniform in 1, idle experts in 1, all experts in use in 1"
     ) and line.endswith("2 to 3 of 3.")
     assert (
         gate_verdict(table[:1])
-        == "1 run: gate nearly uniform in 1, some experts idle in 0, all in use in 0."
+        == "1 run: gate nearly uniform in 1, idle experts in 0, all experts in use in 0."
     )
     with pytest.raises(HmoeError, match="Fix: choose runs of HMOE"):
         gate_table(runs[3:], lambda record: 3)
@@ -452,7 +452,7 @@ def test_both_signs_of_a_collapse_are_told_apart():
     line = collapse_verdict(gate_table(runs, lambda record: 8), [0.5, 5.9], fresh=6.0)
     assert (
         line.startswith("the load collapsed in 1 of 2 runs (effective number 4.0 to 7.2 of 8")
-        and "embeddings fell together in 1 of 2 stored runs "
+        and "embeddings merged in 1 of 2 stored runs "
         "(closest pair 0.5 to 5.9 apart at the end, 6.0 when drawn afresh)"
         in line
     )
@@ -466,7 +466,7 @@ def test_a_uniform_gate_names_nothing_and_says_why():
     (line,) = discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)
     assert (
         "still uniform in all of them after 200 updates "
-        "(entropy at least 99 % of log K; not trained yet)"
+        "(entropy at least 99 % of log K; undertrained)"
         in line
         and "class" not in line
     )

@@ -482,6 +482,6 @@ def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds(
     assert table.loc["late", "difference"] == pytest.approx(0) and (table.pairs == 6).all()
     lines = effect_lines(table.reset_index())
     assert lines[0].startswith("wide: 1 less 0 +3.2 points (+2.7 to +3.7")
-    assert lines[1].endswith("not decided here.")
+    assert lines[1].endswith("inconclusive.")
     single = main_effects([measured(w, 0, 0) for w in (0, 1)], {"wide": factors["wide"]})
     assert pd.isna(single.low[0]) and effect_lines(single) == []

@@ -107,8 +107,8 @@ def test_verdicts_are_against_aggregate_network_by_network():
     ]
     runs += [record("DMG", "photo", s, **{"pred-ens": 0.8 + s / 100}) for s in (0, 1)]
     first, line = network_lines(runs, "on the target domain")
-    assert first.startswith("On the target domain: DMG less Aggregate +50.0 points"), first
-    assert line.startswith("On the target domain, against Aggregate: In the average, told apart")
+    assert first.startswith("On the target domain: DMG − Aggregate: +50.0 points"), first
+    assert line.startswith("On the target domain, against Aggregate: Significantly different")
     assert "DMG PRED-ENS (+50.0)" in line
 
 
@@ -118,18 +118,18 @@ def test_ensembles_are_compared_model_by_model():
         for target, apart in (("photo", 0.02), ("plain", -0.04))
     ]
     outside, inside = ensemble_lines(runs)
-    assert "-1.00 points in the mean of 2 models (standard error 2.12), at most 4.00" in outside
+    assert "-1.00 points on average over 2 models (standard error 2.12), at most 4.00" in outside
     assert outside.split(":")[1] == inside.split(":")[1] and "on training domains" in inside
     assert ensemble_lines([record("Aggregate", "photo", 0, default=0.5)]) == []
-    assert "not trained" not in outside
+    assert "undertrained" not in outside
     for run in runs:
         for mode in run["selected"].values():
             mode["validation_accuracy"] = 0.79  # of ten classes, 80 % is trained
     for line in ensemble_lines(runs):
-        assert line.endswith("in one; these networks are not trained yet.")
+        assert line.endswith("in one; these networks are undertrained.")
     both = runs + [record("Aggregate", target, 0, default=0.5) for target in ("photo", "plain")]
     (line,) = network_lines(both, "on the target domain")
-    assert "no row but Aggregate is trained" in line, "and no pair is set beside its limit"
+    assert "every row but Aggregate is undertrained" in line, "and no pair is set beside its limit"
 
 
 def test_the_gain_of_the_right_mask_by_hand():
@@ -143,13 +143,13 @@ def test_the_gain_of_the_right_mask_by_hand():
     assert own_mask_gain(flat).gain.tolist() == pytest.approx(per_seed)
     mean, error = sum(per_seed) / 3, 1 / 3 / 3**0.5
     line = own_mask_line(own_mask_gain(flat))
-    assert f"{mean:+.2f} points" in line and f"trial seeds: ± {4.303 * error:.2f}" in line
+    assert f"{mean:+.2f} points" in line and f"± {4.303 * error:.2f} over" in line
     assert line.endswith("masks are specialised here.")
     wide = [masked("sketch", s, [(0.5 + s / 10, 0.5, 0.5)] + rows[1:2] * 3) for s in (0, 1, 2)]
     line = own_mask_line(own_mask_gain(wide))  # 5 points, 2.6 standard errors of three seeds
-    assert "+5.00 points" in line and line.endswith("not shown to be specialised here.")
+    assert "+5.00 points" in line and line.endswith("not significantly specialised here.")
     worse = [masked("sketch", s, [(0.5, 0.6 + s / 100, 0.5)] + rows[1:2] * 3) for s in (0, 1)]
-    assert own_mask_line(own_mask_gain(worse)).endswith("not shown to be specialised here.")
+    assert own_mask_line(own_mask_gain(worse)).endswith("not significantly specialised here.")
     assert own_mask_line(own_mask_gain([])).startswith("No verdict on masks")
 
 
@@ -160,9 +160,7 @@ def test_what_masks_of_untrained_networks_do_is_said_to_be_that():
         mode["validation_accuracy"] = 0.799  # of ten classes, 80 % is trained
     assert own_mask_gain(runs).trained.tolist() == [False, True, True]
     line = own_mask_line(own_mask_gain(runs))
-    assert line.endswith(
-        "masks are specialised here, in networks that are not trained yet (1 of 3)."
-    )
+    assert line.endswith("masks are specialised here, in undertrained networks (1 of 3).")
     runs[0]["selected"]["mask-ens"]["validation_accuracy"] = 0.8
     assert own_mask_line(own_mask_gain(runs)).endswith("masks are specialised here.")
 
@@ -257,8 +255,8 @@ def test_the_known_domains_mask_is_compared_in_pairs_over_seeds():
 
     (line,) = known_domain_lines(runs(0.01, 0.02, 0.03))
     # seeds 1, 2, 3: 4.303 / sqrt(3) = 2.48, so that 2 points are not enough
-    assert "+2.00 points (95 % interval over 3 trial seeds: ± 2.48; 6 models)" in line
-    assert line.endswith("DMG is not shown to be better here.")
+    assert "+2.00 points (95 % CI ± 2.48 over 3 trial seeds; 6 models)" in line
+    assert line.endswith("DMG is not significantly better here.")
     assert known_domain_lines(runs(0.03, 0.04, 0.05))[0].endswith("DMG is better here.")
     assert known_domain_lines(runs(-0.03, -0.04, -0.05))[0].endswith("DMG is worse here.")
     assert "2 models of one trial seed: no interval" in known_domain_lines(runs(0.02))[0]

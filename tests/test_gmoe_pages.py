@@ -144,8 +144,8 @@ def test_several_data_sets_are_columns_of_averages():
     assert table.DigitDomainsTiny.str[:4].tolist() == ["20.0", "40.0", "30.0"]
     limits = limits_by_dataset(records)
     assert limits.dataset.tolist() == ["DigitDomains", "DigitDomainsTiny"]
-    alone = resolvable_difference(study()).resolvable.iloc[-1]
-    assert limits.resolvable[0] == pytest.approx(alone)
+    alone = resolvable_difference(study()).detectable.iloc[-1]
+    assert limits.detectable[0] == pytest.approx(alone)
     figure = draw_accuracy(records)
     assert [axis.get_title() for axis in figure.axes] == ["DigitDomains", "DigitDomainsTiny"]
 
@@ -174,16 +174,16 @@ def test_sentences_are_about_each_data_set_and_each_baseline_that_was_run():
     assert lines_against(study(), "MIRO") == ["No verdict: no complete run of MIRO."]
 
 
-def test_named_pairs_are_set_beside_what_can_be_resolved():
+def test_named_pairs_are_compared_with_what_is_detectable():
     records = validated(study(levels=(0.50, 0.60, 0.62)), **{"ERM-ViT": 0.7})
     pairs = ("GMoE", "ERM-ViT"), ("ERM-ViT", "ERM"), ("MIRO", "ERM")
     (line,) = between_rows(records, *pairs)
-    limit = limits_by_dataset(records).resolvable.iloc[-1]
+    limit = limits_by_dataset(records).detectable.iloc[-1]
     assert 2 < limit < 10
     assert line == (
-        f"GMoE less ERM-ViT +2.0 points in the average, within the {limit:.1f} that can be "
-        f"resolved; ERM-ViT less ERM +10.0 points in the average, beyond the {limit:.1f} that can "
-        "be resolved; not trained yet: ERM-ViT."
+        "GMoE − ERM-ViT: +2.0 points in average accuracy, within the minimum detectable difference "
+        f"of {limit:.1f}; ERM-ViT − ERM: +10.0 points in average accuracy, above the minimum "
+        f"detectable difference of {limit:.1f}; undertrained: ERM-ViT."
     )
     assert between_rows(records, *pairs, strictly=True) == []
     assert between_rows(validated(study(), GMoE=0.1), ("GMoE", "ERM")) == []
@@ -194,9 +194,9 @@ def test_named_pairs_are_set_beside_what_can_be_resolved():
 
 def test_the_index_names_the_rows_that_have_learned_too_little():
     young = learned_line(validated(study(), GMoE=0.7, **{"ERM-ViT": 0.1}))
-    clause = " (too low to be judged: ERM-ViT; not trained yet: GMoE)"
+    clause = " (undertrained: ERM-ViT; undertrained but included: GMoE)"
     assert _caution(f"- {young}\n- Best: GMoE.", "Best: GMoE") == clause
-    assert _caution(young, "networks that are not trained") == ""
+    assert _caution(young, "undertrained networks") == ""
     assert _caution(learned_line(validated(study())), "Best: GMoE") == ""
     names = {row: 0.7 for row in ("ERM", "ERM-ViT", "GMoE")}
     line = learned_line(renamed(validated(study(), **names), name_by_network))
@@ -216,15 +216,15 @@ def test_nothing_is_decided_about_rows_that_hardly_trained():
     assert hardly_trained(records) == [("DigitDomains", "GMoE")]
     assert "about them: GMoE (under 45 %)" in learned_line(records)
     (line,) = lines_against(records, "ERM")
-    assert "told apart from ERM (more than" in line and "ERM-ViT (+10.0)" in line
+    assert "different from ERM in average accuracy (more than" in line and "ERM-ViT (+10.0)" in line
     assert "GMoE (" not in line and "of 4 differences" in line
-    assert line.endswith(" Left out, because they have hardly trained: GMoE.")
-    limit = limits_by_dataset(records).resolvable.iloc[-1]
+    assert line.endswith(" Excluded, because undertrained: GMoE.")
+    limit = limits_by_dataset(records).detectable.iloc[-1]
     assert f"more than {limit:.1f} points" in line, "the limit of the table on the page"
     trained = [r for r in records if r["spec"]["algorithm"] != "GMoE"]
-    assert limit == resolvable_difference(trained).resolvable.iloc[-1], "of the compared rows"
+    assert limit == resolvable_difference(trained).detectable.iloc[-1], "of the compared rows"
     (whole,) = lines_against(validated(records), "ERM")
-    assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Left out" not in whole
+    assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Excluded" not in whole
 
 
 def moded(records, **accuracies):
@@ -254,27 +254,27 @@ def test_a_mode_may_be_too_low_where_its_algorithm_has_learned():
     assert untrained_rows(records) == [("HMOE-DN", "ood")]
     line = trained_verdict(records, "ERM")
     assert line.endswith("so it is not compared: HMOE-DN OOD (under 80 %).")
-    assert "nothing is decided" not in line and "HMOE-DN 90 %" in line
-    apart, _, failing = line.split(" Accuracy on")[0].partition(
-        " Not among them, because the mode "
-    )
+    assert "nothing is concluded" not in line and "HMOE-DN 90 %" in line
+    apart, _, failing = line.split(" Accuracy on")[0].partition(" Excluded, because the mode ")
     means = {
         name: np.mean([r["selected"][mode]["test_accuracy"] for r in records if named(r, name)])
         for name, mode in (("HMOE-DN", "ood"), ("ERM", "default"))
     }
     gap = 100 * (means["HMOE-DN"] - means["ERM"])
-    assert failing.endswith(f"have learned: HMOE-DN OOD ({gap:+.1f}).") and "OOD" not in apart
-    clause = f" (a mode that fails though its networks have learned: HMOE-DN OOD ({gap:+.1f}))"
+    assert failing.endswith(f"are trained: HMOE-DN OOD ({gap:+.1f}).") and "OOD" not in apart
+    clause = (
+        f" (inference mode that fails although its networks are trained: HMOE-DN OOD ({gap:+.1f}))"
+    )
     assert _caution(line, "Best: ERM") == clause
     without = [copy.deepcopy(r) for r in records]
     for record in without:
         record["selected"].pop("ood", None)
-    limit = resolvable_difference(without).resolvable.iloc[-1]
-    assert resolvable_difference(records, untrained_rows(records)).resolvable.iloc[-1] == limit
-    assert resolvable_difference(records).resolvable.iloc[-1] > 3 * limit
+    limit = resolvable_difference(without).detectable.iloc[-1]
+    assert resolvable_difference(records, untrained_rows(records)).detectable.iloc[-1] == limit
+    assert resolvable_difference(records).detectable.iloc[-1] > 3 * limit
     assert trained_verdict(without, "ERM").split(" Accuracy on")[0] == apart
     young = learned_line(moded(copy.deepcopy(validated(study(), GMoE=0.9)), mix=0.9))
-    assert "Too low" not in young
+    assert "Undertrained" not in young
     everything = [(name, mode) for name in ("ERM", "ERM-ViT", "HMOE-DN") for mode in MODE_ORDER]
     whole = resolvable_difference(records, everything)
     assert whole.equals(resolvable_difference(records)), "of all rows, where none is compared"
@@ -287,7 +287,8 @@ def test_a_page_may_ask_for_a_least_accuracy():
     assert "about them: GMoE (under 80 %)" in learned_line(records, trained_from)
     line = learned_line(records)
     assert line.endswith(
-        " Not yet trained, so what is said holds for this length: GMoE (under 80 %)."
+        " Undertrained but included, so conclusions hold for this length of training only: "
+        "GMoE (under 80 %)."
     )
     enough = validated(study(), GMoE=0.8)
     assert hardly_trained(enough, trained_from) == [] and learned_line(enough).endswith(
@@ -313,18 +314,18 @@ def test_from_where_a_row_is_trained():
 def test_nothing_is_decided_against_a_baseline_that_hardly_trained():
     records = validated(study(), GMoE=0.4)
     lines = lines_against(records, "GMoE", "ERM")
-    assert lines[0] == "Against GMoE: nothing is decided, because GMoE has hardly trained."
-    assert lines[1].startswith("Against ERM: In the average, told apart")
+    assert lines[0] == "Against GMoE: nothing is compared, because GMoE is undertrained."
+    assert lines[1].startswith("Against ERM: Significantly different")
     alone = validated(records, GMoE=0.4, **{"ERM-ViT": 0.3})
     (line,) = lines_against(alone, "ERM")
-    wanted = "nothing is decided, because every other row has hardly trained (ERM-ViT, GMoE)."
+    wanted = "nothing is compared, because every other row is undertrained (ERM-ViT, GMoE)."
     assert line == f"Against ERM: {wanted}"
 
 
 def test_names_of_settings_are_those_of_the_rows_that_are_left_out():
     rows = renamed(validated(study(), GMoE=0.4), name_by_network)
     (line,) = lines_against(rows, "ERM on small_cnn")
-    assert line.endswith("hardly trained: GMoE on gmoe_small.")
+    assert line.endswith("undertrained: GMoE on gmoe_small.")
     assert "GMoE on gmoe_small (under 45 %)" in learned_line(rows)
 
 
@@ -334,7 +335,7 @@ def test_a_row_may_have_trained_on_one_data_set_alone():
     assert hardly_trained(records) == [("DigitDomainsTiny", "GMoE")]
     assert "about them: DigitDomainsTiny, GMoE (under 45 %)." in learned_line(records)
     lines = lines_against(records, "ERM")
-    assert "Left out" not in lines[0] and "Left out" in lines[1]
+    assert "Excluded" not in lines[0] and "Excluded" in lines[1]
 
 
 def test_pairs_to_a_baseline_of_each_data_set():
@@ -358,8 +359,8 @@ def test_only_whole_rows_are_set_beside_the_paper():
     )
     table = against_published(study(), numbers).set_index("algorithm")
     assert table.difference.round(6).to_dict() == {"ERM": 0.5, "GMoE": 10.0}
-    limit = resolvable_difference(study()).resolvable.iloc[-1]
-    assert table.resolvable["ERM"] == pytest.approx(limit) and 0.5 < limit < 10
+    limit = resolvable_difference(study()).detectable.iloc[-1]
+    assert table.detectable["ERM"] == pytest.approx(limit) and 0.5 < limit < 10
     line = published_line(table.reset_index())
     assert line.startswith("Against the paper: 1 of 2 averages") and "+10.0 points (GMoE" in line
     gone = [r for r in study() if (r["spec"]["algorithm"], r["spec"]["trial_seed"]) != ("GMoE", 2)]
@@ -567,12 +568,12 @@ def test_how_well_networks_learned_is_the_mean_over_runs_of_the_best_mode():
         {"spec": {"algorithm": "ERM", "dataset": "PACS"}, "status": "failed"},
     ]
     line = "Accuracy on validation images of the training domains: HMOE-DN 60 %; ERM 84 %."
-    young = " Not yet trained, so what is said holds for this length: "
+    young = " Undertrained but included, so conclusions hold for this length of training only: "
     assert learned_line(runs) == f"{line}{young}HMOE-DN (under 81 %)."
     runs[2]["spec"]["dataset"] = "VLCS"
     assert "PACS, HMOE-DN 60 %; VLCS, ERM 84 %." in learned_line(runs)
     runs[2]["spec"]["dataset"], runs[2]["selected"]["default"]["validation_accuracy"] = "PACS", 0.2
-    hardly = " Too low there, so nothing is decided about them: "
+    hardly = " Undertrained, so nothing is concluded about them: "
     assert f"ERM 20 %.{hardly}ERM (under 30 %).{young}HMOE" in learned_line(runs)
     runs[0]["selected"] = runs[1]["selected"] = {"mix": {"validation_accuracy": 0.28}}
     runs[2]["selected"]["default"]["validation_accuracy"] = 0.29

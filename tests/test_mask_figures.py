@@ -263,7 +263,7 @@ def test_the_overlap_of_the_last_place_falls_by_as_much_as_was_wanted():
     assert len(falls) == 6 and np.allclose(falls.difference, 1 - 4 / 9, atol=1e-4)
     line = fall_line(places)
     assert "(last) is 0.56 lower than at 0" in line and line.endswith("interval included.")
-    assert "95 % interval over 3 trial seeds: ± 0.00; 6 pairs" in line
+    assert "95 % CI ± 0.00 over 3 trial seeds; 6 pairs" in line
     alone = fall_line(place_scores(sweep(seeds=(0,))))
     assert alone.endswith("(one trial seed, no interval).") and "at least the 0.2" in alone
     assert fall_line(places[places.weight < 1]).startswith("No verdict on the overlap")
@@ -273,9 +273,9 @@ def test_the_overlap_of_the_last_place_falls_by_as_much_as_was_wanted():
 @pytest.mark.parametrize(
     "falls, said",
     [
-        ((0.24, 0.25, 0.26), "at least the 0.2 that were wanted, interval included."),
-        ((0.10, 0.25, 0.40), "the 0.2 that were wanted lie within the interval."),
-        ((0.10, 0.11, 0.12), "less than the 0.2 that were wanted."),
+        ((0.24, 0.25, 0.26), "at least the required 0.2, interval included."),
+        ((0.10, 0.25, 0.40), "the required 0.2 lies within the interval."),
+        ((0.10, 0.11, 0.12), "less than the required 0.2."),
     ],
 )
 def test_a_fall_is_judged_with_its_interval(falls, said):
@@ -291,26 +291,26 @@ def test_the_range_of_means_is_judged_by_the_spread_of_seeds():
     line = range_line(scores, "out_of_domain", "On the target")
     assert "highest at 0 (71.0) and lowest at 1 (69.0), 2.0 points apart" in line
     assert line.endswith(
-        ": more than the 2.0 that two weights named beforehand would resolve, "
+        ": more than the 2.0 detectable between two weights chosen in advance, "
         "but these two are the extremes of 3."
     )
     slightly = scores.assign(out_of_domain=scores.out_of_domain + 0.3 * (scores.weight == 1))
-    assert ": within the 2.0 that" in range_line(slightly, "out_of_domain", "x")
+    assert ": within the 2.0 detectable" in range_line(slightly, "out_of_domain", "x")
     near = scores.assign(out_of_domain=scores.out_of_domain + 1 * (scores.weight == 1))
-    assert ": within the 2.0 that" in range_line(near, "out_of_domain", "x")
+    assert ": within the 2.0 detectable" in range_line(near, "out_of_domain", "x")
     same = "On the training domains: the mean is the same at all weights."
     assert range_line(scores, "in_domain", "On the training domains") == same
     gone = scores.assign(in_domain=math.nan)
     assert "no verdict" in range_line(gone, "in_domain", "In domain")
     alone = range_line(mask_scores(sweep(seeds=(0,))), "out_of_domain", "x")
-    assert alone.endswith("(one seed: not to be judged).")
+    assert alone.endswith("(one seed: seed noise is unknown).")
 
 
 def test_the_right_mask_is_judged_at_each_weight():
     records = [run("photo", s, w, own=0.8 + 0.1 * w) for w in (0.0, 1.0) for s in range(3)]
     low, high = gain_lines(records)
     assert low.startswith("lambda_o = 0: ") and "+0.00 points" in low
-    assert "not shown to be specialised" in low
+    assert "not significantly specialised" in low
     assert "+10.00 points" in high and high.endswith("masks are specialised here.")
     assert gain_lines([]) == []
 
@@ -331,9 +331,9 @@ def test_masks_that_all_keep_everything_do_not_differ():
     young = [run("photo", s, 0.1, APART) for s in range(2)]
     for mode in (mode for record in young for mode in record["selected"].values()):
         mode["validation_accuracy"] = 0.5
-    assert pair_lines(young)[0].endswith("masks differ; these networks are not trained yet.")
+    assert pair_lines(young)[0].endswith("masks differ; these networks are undertrained.")
     same = pair_lines([run("photo", s, 0.1) for s in range(2)])
-    assert same[0].endswith("not shown to differ.")
+    assert same[0].endswith("not significantly different.")
     assert pair_lines([]) == ["No verdict on the masks: no complete run has any."]
 
 
@@ -343,7 +343,7 @@ def test_sparsity_is_set_beside_the_usual_penalty_in_pairs():
     rows = against_reference(scores, usual, "out_of_domain").set_index("weight")
     assert np.allclose(rows["mean"], [0, -2]) and np.allclose(rows.errors, 0)
     line = reference_line(scores, usual, "out_of_domain", "On the target")
-    assert "worse at lambda_S = 1 (-2.0 ± 0.0); not shown to be worse at 0 (0.0 ± 0.0)" in line
+    assert "worse at lambda_S = 1 (-2.0 ± 0.0); not significantly worse at 0 (0.0 ± 0.0)" in line
     assert "for lack of seeds" in reference_line(scores, usual[:0], "out_of_domain", "x")
     said = sparsity_line(scores)
     assert said.startswith("The overlap is lowest at lambda_S = 1 (IoU 0.79") and "71 %" in said
@@ -490,7 +490,7 @@ MADE = {
 }
 SAID = {
     "dmg_fig3": ("2.0 points apart", "(last) is 0.56 lower", "lambda_o = 1: On its own domain"),
-    "dmg_fig4": ("Mean IoU 1.000 ± 0.000", "| 48.70 |", "not shown to differ"),
+    "dmg_fig4": ("Mean IoU 1.000 ± 0.000", "| 48.70 |", "not significantly different"),
     "dmg_fig5": ("(last) is 0.56 lower", "first 1.00 &gt; last 0.44", "lambda_o: not run: 1e-05"),
     "dmg_fig6": (
         "worse at lambda_S = 1 (-2.0 ± 0.0)",

@@ -410,7 +410,7 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
     verdict = (tmp_path / "figures/quick" / f"{page}_verdict.md").read_text()
     assert (
         "HMOE-DN, 4 runs: the gate is still uniform in all of them after 11 updates "
-        "(entropy at least 100 % of log K; not trained yet)" in verdict
+        "(entropy at least 100 % of log K; undertrained)" in verdict
     )
     table = (tmp_path / "figures/quick" / f"{page}.md").read_text()
     assert (

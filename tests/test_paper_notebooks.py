@@ -330,7 +330,8 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
         and "below a tenth of its maximum in" in curves
         and "domain loss at the end" in curves
     )
-    assert "In the average, " in table and "differences exceed what can be resolved there" in table
+    assert "in average accuracy" in table
+    assert "differences exceed the minimum detectable difference there" in table
 
 
 @pytest.mark.slow

@@ -201,7 +201,7 @@ def test_differences_by_hand():
         and row.rms == pytest.approx(math.sqrt(5 / 3))
     )
     spread = np.std([2, 0, -1] * 3, ddof=1)
-    assert row.stderr == pytest.approx(spread / 3) and row.resolvable == pytest.approx(
+    assert row.stderr == pytest.approx(spread / 3) and row.detectable == pytest.approx(
         2.31 * spread / 3
     )
     loss = parity_summary(frame).set_index(["measure", "row"]).loc[(LOSS, "HMOE-DN, L_y")]
@@ -284,7 +284,7 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     summary = summary_of(study((0.011, -0.010, 0.001)))
     row = summary.index[(summary["row"] == "ERM") & (summary.measure == LOSS)][0]
     summary.loc[row, ["difference", "stderr", "rms"]] = 0.0002, 0.00007, 0.0003
-    summary.loc[row, ["resolvable", "seed_noise", "pairs"]] = 0.00018, 0.0001, 6
+    summary.loc[row, ["detectable", "seed_noise", "pairs"]] = 0.00018, 0.0001, 6
     assert outcomes(summary)[row] == "not told from zero"
     results, loss = parity_verdict(summary)[:2]
     assert results.startswith("No change beyond seed noise is seen") and "loss" not in results
@@ -362,7 +362,7 @@ def test_the_page(warm_kernels, tmp_path):
         assert said in page, said
     assert (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[
         2
-    ] == "| measure | row | pairs | float32 | difference | stderr | resolvable | seed noise | rms |"
+    ] == "| measure | row | pairs | float32 | difference | stderr | detectable | seed noise | rms |"
     assert len(
         (tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()
     ) == 1 + 3 * (2 + 1) + 2 * (2 * 3 + 2 + 2)
@@ -376,7 +376,7 @@ def test_the_page(warm_kernels, tmp_path):
 
 def test_a_row_just_short_of_its_limit_is_called_close():
     summary = summary_of(study((0.011, -0.010, 0.001))).iloc[:1]
-    near = summary.assign(difference=0.86, resolvable=1.0, rms=1.0)
+    near = summary.assign(difference=0.86, detectable=1.0, rms=1.0)
     assert (
         "Close to what these pairs resolve, so not settled: ERM (accuracy +0.9"
         in parity_verdict(near)[0]

@@ -86,8 +86,8 @@ def test_another_rounding_with_the_same_findings(there):
     assert [t.split(":")[0].strip() for t in tables] == ["test accuracy, points", "experts"]
     assert "35 of 35 cells lie within what the study can resolve." in tables[0]
     assert page == "page: 1 sentence of the verdict changed"
-    assert old.startswith("  published: In the average") and new.startswith(
-        "  here:      In the average"
+    assert old.startswith("  published: No algorithm") and new.startswith(
+        "  here:      No algorithm"
     )
     assert new.endswith("[other numbers only]") and old.split(":")[1] != new.split(":")[1]
 
@@ -99,13 +99,13 @@ def test_other_findings_are_named(there):
         "other findings: 2 of 91 cells of tables beyond what can be resolved; "
     )
     assert "say something else (page) (processor another processor" in lines[0]
-    assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (resolvable " in lines[3]
+    assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (detectable " in lines[3]
     assert any(line.startswith("  here:") and "ERM on" not in line for line in lines)
 
 
 def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
     "One row that falls everywhere is five cells of 91: chance allows that a little past the limit."
-    limit = resolvable_difference(there).resolvable.max()
+    limit = resolvable_difference(there).detectable.max()
 
     def first(points, **only):
         return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
@@ -129,7 +129,7 @@ def test_a_run_that_failed_here_is_another_finding(there):
 
 def test_limits_of_accuracy_are_those_of_the_study(there):
     cells = compare_tables(shifted(there, 1), there)
-    limits = resolvable_difference(there).set_index("test_domain").resolvable
+    limits = resolvable_difference(there).set_index("test_domain").detectable
     cells = cells[cells.table == "test accuracy, points"].set_index("cell")
     assert cells.limit["HMOE-DN OOD on sketch"] == limits["sketch"]
     assert cells.limit["ERM, average"] == limits["Average"]
@@ -208,14 +208,14 @@ def test_one_seed_resolves_nothing_beyond_the_images(there):
 
 
 def test_sentences_are_compared_without_numbers_and_order():
-    old = "- In 4 of 12 runs; never for plain, 75.\n- Told apart: IRM (-4.5), MMD (-3.1)."
+    old = "- In 4 of 12 runs; never for plain, 75.\n- Different: IRM (-4.5), MMD (-3.1)."
     assert changed_sentences(old, old) == []
-    new = "- In 5 of 12 runs; never for plain, 75.\n- Told apart: MMD (-4.5), IRM (-3.1)."
+    new = "- In 5 of 12 runs; never for plain, 75.\n- Different: MMD (-4.5), IRM (-3.1)."
     assert [other for *_, other in changed_sentences(old, new, {"75"})] == [False, False]
-    new = "- In 4 of 12 runs; never for plain, 30.\n- Told apart: IRM (-4.5)."
+    new = "- In 4 of 12 runs; never for plain, 30.\n- Different: IRM (-4.5)."
     assert [other for *_, other in changed_sentences(old, new, {"75", "30"})] == [True, True]
     (gone,) = changed_sentences(old, old.split("\n")[0])
-    assert gone == ("Told apart: IRM (-4.5), MMD (-3.1).", "", True)
+    assert gone == ("Different: IRM (-4.5), MMD (-3.1).", "", True)
 
 
 def test_what_differs_between_machines_is_said(there):

@@ -249,10 +249,10 @@ def test_the_resolvable_difference_counts_the_test_images_of_each_photograph_dom
     found = resolvable_in(rows).set_index("test_domain")
     for domain, n in sizes.items():
         assert (
-            found.resolvable[domain] == pytest.approx(200 * (2 * 0.25 / n) ** 0.5)
+            found.detectable[domain] == pytest.approx(200 * (2 * 0.25 / n) ** 0.5)
             and found.test_images[domain] == n
         )
-    assert found.resolvable["Average"] == pytest.approx(
+    assert found.detectable["Average"] == pytest.approx(
         200 * (2 * sum(0.25 / n for n in sizes.values())) ** 0.5 / 4
     ) and list(found.index) == [*sizes, "Average"]
 

@@ -501,7 +501,7 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
     assert "a change of +0.50 before training and of -1.00 after it" in lines[0]
     assert "Its untrained shape is not measured here" in lines[1]
     for line in spectra_verdict(study(), "ERM, small_cnn")[1:3]:
-        assert "the change may be the initialisation's" in line
+        assert "the change may be due to initialisation" in line
     axis = plt.figure().subplots()
     plot_high_frequencies(axis, spectrum_rows(study()), before)
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
@@ -517,7 +517,7 @@ def test_sentences_follow_the_records():
     )
     assert "rises from -4.00 in the first part to -2.00" in lines[1] and "has 3 points" in lines[1]
     assert "costs 1.0 points, 10.0 fewer than in ERM, small_cnn" in lines[2]
-    assert "which leaves out zero" in lines[2] and "90.0 % and 90.0 %" in lines[2]
+    assert "excludes 0" in lines[2] and "90.0 % and 90.0 %" in lines[2]
     assert "less to lose" not in lines[2] and len(lines) == 2 + 2
     turned = spectra_verdict(study(gap=-0.01), "ERM, small_cnn")[1:]
     assert "1.0 more than in ERM, small_cnn" in turned[2]

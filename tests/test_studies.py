@@ -544,7 +544,7 @@ def test_a_report_compares_trained_rows_and_names_the_others():
     assert set(not_compared(records)) == low
     compared, _, learned = verdict_line(records).partition("Accuracy on validation images")
     assert "MMD" not in compared and "Multi-Headed" not in compared
-    assert "nothing is decided about them: MMD (under 80 %), Multi-Headed (under 80 %)" in learned
+    assert "nothing is concluded about them: MMD (under 80 %), Multi-Headed (under 80 %)" in learned
     # Another rule validates on other images, so it says nothing about who is trained.
     assert not not_compared(records, "oracle")
     assert "MMD" in verdict_line(records, "oracle")

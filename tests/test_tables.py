@@ -96,7 +96,7 @@ def test_one_seed_has_no_standard_error():
     assert accuracy_table(runs).loc[0].tolist() == ["ERM", "default", "50.0", "70.0", "60.0"]
     assert "one trial seed: no standard errors" in table_notes(runs)
     limits = resolvable_difference(runs)
-    assert limits.by_seeds.isna().all() and np.allclose(limits.resolvable, limits.by_images)
+    assert limits.by_seeds.isna().all() and np.allclose(limits.detectable, limits.by_images)
 
 
 def test_two_runs_for_one_cell_are_refused(miniature):
@@ -118,12 +118,12 @@ def test_resolvable_difference_by_hand(miniature):
     ).set_index("test_domain")
     assert limits.loc["photo", "by_seeds"] == pytest.approx(200 * math.sqrt(2 * 0.01 / 3))
     assert limits.loc["photo", "by_images"] == pytest.approx(200 * math.sqrt(2 * 0.6 * 0.4 / 360))
-    assert limits.loc["photo", "resolvable"] == pytest.approx(
+    assert limits.loc["photo", "detectable"] == pytest.approx(
         200 * math.sqrt(2 * (0.01 / 3 + 0.24 / 360))
     )
     p = (0.80 + 0.82 + 0.90) / 3
     floor = (0.24 / 360 + p * (1 - p) / 360) / 4
-    assert limits.loc["Average", "resolvable"] == pytest.approx(
+    assert limits.loc["Average", "detectable"] == pytest.approx(
         200 * math.sqrt(2 * (np.var([0.65, 0.71, 0.80], ddof=1) / 3 + floor))
     )
 
@@ -180,10 +180,10 @@ def test_modes_share_the_row_of_their_algorithm(miniature):
     assert sum(place.height for place in modes) / len(modes) == pytest.approx(1)
 
 
-def test_the_band_is_the_baseline_and_what_can_be_resolved(miniature):
+def test_the_band_is_the_baseline_and_what_is_detectable(miniature):
     figure, axes = plt.subplots(1, 3)
     plot_results(miniature, axes)
-    limits = resolvable_difference(miniature).set_index("test_domain").resolvable
+    limits = resolvable_difference(miniature).set_index("test_domain").detectable
     cells = cell_statistics(run_results(miniature)).set_index(["algorithm", "test_domain"])["mean"]
     for axis, domain in zip(axes, limits.index):
         band, mean = axis.patches[0], cells["ERM", domain]
@@ -252,10 +252,10 @@ def test_the_accuracy_verdict(miniature):
         miniature + [invented.measured("HMOE-DN", "sketch", s, mix=0.85, max=0.80) for s in (1, 2)]
     )
     assert near.startswith(
-        "In the average, no row is told apart from ERM by this study: "
+        "No algorithm differs significantly from ERM in average accuracy: "
         "the largest difference, HMOE-DN MIX (+5.5), is within the "
     )
-    assert near.endswith("0 of 4 differences exceed what can be resolved there.")
+    assert near.endswith("0 of 4 differences exceed the minimum detectable difference there.")
     far = accuracy_verdict(
         [r for r in miniature if r["spec"]["algorithm"] == "ERM"]
         + [
@@ -264,13 +264,14 @@ def test_the_accuracy_verdict(miniature):
             for s in range(3)
         ]
     )
-    assert far.startswith("In the average, told apart from ERM (more than ")
+    assert far.startswith("Significantly different from ERM in average accuracy (more than ")
     assert "HMOE-DN MIX (-67.0)" in far
     assert far.endswith(
-        "2 of 2 differences exceed what can be resolved there, all of them by Holm's correction "
-        "for 2 comparisons: HMOE-DN MIX on sketch (-79.0), HMOE-DN MIX on photo (-55.0)."
+        "2 of 2 differences exceed the minimum detectable difference there, all of them "
+        "significant after Holm's correction for 2 comparisons: HMOE-DN MIX on sketch (-79.0), "
+        "HMOE-DN MIX on photo (-55.0)."
     )
-    assert "No row but ERM has a complete average." in accuracy_verdict(
+    assert "Only ERM has a complete average." in accuracy_verdict(
         miniature[:6] + [invented.measured("HMOE-DN", "photo", 0, mix=0.6)]
     )
     with pytest.raises(HmoeError, match="CORAL.*Valid: ERM, HMOE-DN"):
@@ -288,12 +289,12 @@ def test_a_row_that_fails_now_and_then_is_judged_by_its_own_spread():
     steady = [r for name in names for r in row(name, 0.9, 0.901, 0.902)]
     wild = steady + row("wild", 0.9, 0.6, 0.5)
     line = accuracy_verdict(wild)
-    assert "no row is told apart" in line and "wild (-23.4), exceeds" in line
-    own = "by Holm's correction for 10 comparisons, with each row's own spread"
-    assert f"but not {own}. In single" in line
+    assert "No algorithm differs" in line and "wild (-23.4), exceeds" in line
+    own = "after Holm's correction for 10 comparisons, with each row's own variance"
+    assert f"but is not significant {own}. In single" in line
     assert f"{own}): low (-23.1)." in accuracy_verdict(steady + row("low", 0.66, 0.67, 0.68))
     once = accuracy_verdict([r for r in wild if r["spec"]["trial_seed"] == 1])
-    assert "comparisons): wild (-30.1)" in once and "own spread" not in once
+    assert "comparisons): wild (-30.1)" in once and "own variance" not in once
 
 
 # Curves
@@ -321,7 +322,7 @@ def test_the_verdict_of_the_curves_counts_soft_gates_and_idle_experts():
     )
     assert lines[1] == (
         "HMOE-DN: gate entropy at the end 0.01 to 1.10 nats, "
-        "below a tenth of its maximum in 1 of 3 runs; all experts in use in 2 of 3; "
+        "below a tenth of its maximum in 1 of 3 runs; all experts in use in 2 of 3 runs; "
         "average test accuracies of the modes up to 6.0 points apart."
     )
 

@@ -48,7 +48,7 @@ DECIDED, UNIFORM = 0.5, 0.9  # entropy of the gate, as a share of log K
 
 
 def hmoe_runs(records: list[dict], *names: str) -> list[dict]:
-    """The complete runs of HMOE's variants, or of some, that looked at their gate."""
+    """The complete runs of HMOE's variants, or of some, that have discovery scores."""
     wanted = names or ("HMOE-DN", "HMOE-ND")
     return [r for r in scored_runs(records) if r["spec"]["algorithm"] in wanted]
 
@@ -135,7 +135,7 @@ def domains_found(loaded: Loaded) -> Evidence:
             name = others[0]["spec"]["dataset"]
             said.append(f"{name} {rate}, mean NMI {np.mean(scores):.2f}")
     default = [r for r in runs if is_default(r)]
-    more = f"Beside this default: {'; '.join(said)}." if said else ""
+    more = f"Other settings and data: {'; '.join(said)}." if said else ""
     return rate_evidence(hits, count, size_of(default or runs), more)
 
 
@@ -161,7 +161,7 @@ def at_the_papers_rate(loaded: Loaded) -> Evidence:
 
 
 def not_classes(loaded: Loaded) -> Evidence:
-    """Mean NMI of experts with classes over runs whose gate has decided."""
+    """Mean NMI of experts with classes over runs with a decided gate."""
     every = [*loaded.records["quick-digits"], *loaded.records["quick-discovery"]]
     runs = [r for r in hmoe_runs(every) if gate_share(r) < DECIDED and not has_our_codes(r)]
     values = [r["discovery"]["nmi_class"] for r in runs]
@@ -257,7 +257,7 @@ def eight_idle(loaded: Loaded) -> Evidence:
     for record in stored:
         embeddings = load_arrays(record, "quick-collapse", loaded.store)["embeddings"]
         near += smallest_distance(embeddings) < fresh_distance(*embeddings.shape) / 2
-    more = f"Of {len(stored)} stored runs two embeddings fell together in {near}." if stored else ""
+    more = f"Of {len(stored)} stored runs two embeddings merged in {near}." if stored else ""
     if pacs := hmoe_runs(loaded.records.get("pacs-collapse", [])):
         more += f" PACS: {rate_text(sum(has_idle(r) for r in pacs), len(pacs))}."
     return rate_evidence(hits, len(runs), size_of(runs) if runs else "", more)
@@ -269,7 +269,7 @@ def load_balance(record: dict) -> float:
 
 
 def eight_unbalanced(loaded: Loaded) -> Evidence:
-    """L_kl with eight experts less that with three, both at the paper's weight."""
+    """L_kl with eight experts minus that with three, both at the paper's weight."""
     choose = hmoe_runs(loaded.records["quick-discovery-choose"], "HMOE-DN")
     named = named_settings(choose)
     three = [r for r in choose if named[r["run_id"]] == "lambda_kl 1.0"]
@@ -277,7 +277,7 @@ def eight_unbalanced(loaded: Loaded) -> Evidence:
 
 
 def heavier_balance(loaded: Loaded) -> Evidence:
-    """Effective share of eight experts at weight 3 less that at weight 1."""
+    """Effective share of eight experts at weight 3 minus that at weight 1."""
     heavy, light = _eight(loaded, 3.0), _eight(loaded, 1.0)
     idle = sum(has_idle(r) for r in heavy)
     more = f"At the larger weight some expert is idle in {rate_text(idle, len(heavy) or 1)}."
@@ -290,7 +290,7 @@ def nmi_domain(record: dict) -> float:
 
 
 def class_loss_alone(loaded: Loaded) -> Evidence:
-    """NMI with domains of HMOE-DN with all losses less that with the class loss alone."""
+    """NMI with domains of HMOE-DN with all losses minus that with the class loss alone."""
     alone = hmoe_runs(loaded.records["quick-classloss"])
     whole = hmoe_runs(loaded.records["quick-digits"], "HMOE-DN")
     highest = max(map(nmi_domain, alone), default=math.nan)
@@ -370,7 +370,7 @@ DIVISION_CLAIMS = [
     ),
     hmoe_claim(
         "L_d stalls",
-        "told the domains, the domain loss stays high where labels do not fit the images",
+        "given domain labels, the domain loss stays high where labels do not fit the images",
         "quick/learning_curves",
         (*DIGITS, "quick-colored"),
         domain_loss,

@@ -131,8 +131,8 @@ def _final_losses(records: list[dict], name: str) -> list[float]:
 
 
 def _curve_facts(records: list[dict], averages: pd.Series) -> list[str]:
-    """What the runs of one algorithm came to; `averages`: its test accuracies in percent by mode,
-    over all test domains."""
+    """Final values of the runs of one algorithm in words; `averages`: its test accuracies in
+    percent by mode, over all test domains."""
     experts = [domains_and_experts(record)[1] for record in records]
     entropy, domain_loss = _final_losses(records, "L_en"), _final_losses(records, "L_d")
     facts = []
@@ -144,7 +144,7 @@ def _curve_facts(records: list[dict], averages: pd.Series) -> list[str]:
         )
     in_use = [record["discovery"]["experts_used"] for record in records]
     full = sum(used == k for used, k in zip(in_use, experts))
-    facts.append(f"all experts in use in {full} of {len(records)}")
+    facts.append(f"all experts in use in {full} of {len(records)} runs")
     if len(averages) > 1:
         apart = averages.max() - averages.min()
         facts.append(f"average test accuracies of the modes up to {apart:.1f} points apart")

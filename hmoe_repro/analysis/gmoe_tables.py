@@ -43,7 +43,7 @@ from ..networks.model_size import network_size
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-renamed
 def renamed(records: list[dict], name) -> list[dict]:
     """Copies of records whose algorithm is called what `name(record)` says, for tables whose rows
-    are settings. Nothing else changes, and the records stay as they are."""
+    are settings. Nothing else changes; the records themselves are not modified."""
     return [record | {"spec": record["spec"] | {"algorithm": name(record)}} for record in records]
 
 
@@ -107,13 +107,13 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
 
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-limits-by-dataset
 def _limits(part: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` on one data set, of the rows that have trained."""
+    """`resolvable_difference` on one data set, without undertrained rows."""
     return resolvable_difference(part, [algorithm for _, algorithm in hardly_trained(part)])
 
 
 def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` of each data set without rows that `hardly_trained`; of several data
-    sets, the averages alone."""
+    """`resolvable_difference` of each data set without undertrained rows; of several data sets, the
+    averages alone."""
     parts = by_dataset(records)
     if len(parts) == 1:
         return _limits(records)
@@ -122,24 +122,25 @@ def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
 
 
 def _trained_verdict(part: list[dict], baseline: str, run: list[str]) -> str:
-    """`accuracy_verdict` on one data set about those of the algorithms `run` that have trained."""
+    """`accuracy_verdict` on one data set without those of the algorithms `run` that are
+    undertrained."""
     hardly = {algorithm for _, algorithm in hardly_trained(part)}
     idle = [name for name in run if name in hardly]
     if baseline in idle:
-        return f"nothing is decided, because {baseline} has hardly trained."
+        return f"nothing is compared, because {baseline} is undertrained."
     if len(idle) == len(run) - 1:
         names = ", ".join(idle)
-        return f"nothing is decided, because every other row has hardly trained ({names})."
+        return f"nothing is compared, because every other row is undertrained ({names})."
     said = accuracy_verdict(part, baseline, without=idle)
     if idle:
-        said += f" Left out, because they have hardly trained: {', '.join(idle)}."
+        said += f" Excluded, because undertrained: {', '.join(idle)}."
     return said
 
 
 def lines_against(records: list[dict], *baselines: str) -> list[str]:
     """One sentence for each data set and each of the baselines that were run: which rows differ
-    from it by more than can be resolved. Rows that `hardly_trained` are left out, by name, and
-    nothing is decided against such a baseline. A line says so where none was run."""
+    significantly from it. Undertrained rows (`hardly_trained`) are excluded by name, and nothing is
+    compared with such a baseline. A line says so where none was run."""
     parts, lines = by_dataset(records), []
     for name, part in parts.items():
         run = list(dict.fromkeys(run_results(part).algorithm))
@@ -151,9 +152,10 @@ def lines_against(records: list[dict], *baselines: str) -> list[str]:
 
 
 def between_rows(records: list[dict], *pairs: tuple[str, str], strictly: bool = False) -> list[str]:
-    """A sentence for each data set: in the average over test domains, by how many points the first
-    algorithm of each of the `pairs` exceeds the second, whether that can be resolved, and which of
-    them are not trained yet. Those that `hardly_trained`, `strictly` all of these, are left out."""
+    """A sentence for each data set: by how many points the average accuracy of the first algorithm
+    of each of the `pairs` exceeds that of the second, whether that is within the minimum detectable
+    difference, and which of them are undertrained. Those that `hardly_trained`, `strictly` all
+    below `trained_from`, are excluded."""
     parts, lines = by_dataset(records), []
     for name, part in parts.items():
         young = {row for _, row in hardly_trained(part, trained_from)}
@@ -163,16 +165,17 @@ def between_rows(records: list[dict], *pairs: tuple[str, str], strictly: bool = 
         run = [pair for pair in pairs if set(pair) <= set(means.index)]
         if not run:
             continue
-        limit, said = resolvable_difference(part, idle).resolvable.iloc[-1], []
+        limit, said = resolvable_difference(part, idle).detectable.iloc[-1], []
         for one, other in run:
             gap = means[one] - means[other]
-            where = f"{'beyond' if abs(gap) > limit else 'within'} the {limit:.1f}"
+            where = "above" if abs(gap) > limit else "within"
             text = (
-                f"{one} less {other} {gap:+.1f} points in the average, {where} that can be resolved"
+                f"{one} − {other}: {gap:+.1f} points in average accuracy, {where} the minimum "
+                f"detectable difference of {limit:.1f}"
             )
             said.append(text)
         shown = [row for row in means.index if row in young and row in {n for p in run for n in p}]
-        said += [f"not trained yet: {', '.join(shown)}"] if shown else []
+        said += [f"undertrained: {', '.join(shown)}"] if shown else []
         lines.append(f"{name}: " * (len(parts) > 1) + "; ".join(said) + ".")
     return lines
 
@@ -202,7 +205,7 @@ def _draw_averages(records: list[dict], baseline: str):
         at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
         centre = mine[mine.algorithm == baseline]["mean"]
         if len(centre):
-            limit = _limits(part).resolvable.iloc[-1]
+            limit = _limits(part).detectable.iloc[-1]
             low, high = centre.iloc[0] - limit, centre.iloc[0] + limit
             axis.axvspan(low, high, color="#E4E4E4", lw=0, zorder=0)
         axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)
@@ -214,7 +217,7 @@ def _draw_averages(records: list[dict], baseline: str):
 
 def draw_accuracy(records: list[dict], baseline: str = "ERM-ViT", per_row: int = 5):
     """A figure: `plot_results` of one data set, at most `per_row` panels in a row, or the averages
-    of several. Grey: what is not told apart from `baseline`."""
+    of several. Grey: `baseline` ± the minimum detectable difference."""
     if len(by_dataset(records)) > 1:
         return _draw_averages(records, baseline)
     results = run_results(records)
@@ -233,31 +236,32 @@ def draw_accuracy(records: list[dict], baseline: str = "ERM-ViT", per_row: int =
 
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-against-published
 def against_published(records: list[dict], numbers: pd.DataFrame) -> pd.DataFrame:
-    """Our averages beside published ones (rows of `paper_numbers`, matched by dataset, algorithm
-    and mode): mean, stderr, n, published, difference, resolvable, in percent and points; rows whose
+    """Our averages with published ones (rows of `paper_numbers`, matched by dataset, algorithm
+    and mode): mean, stderr, n, published, difference, detectable, in percent and points; rows whose
     seeds are not complete are left out."""
     ours = _averages(records).rename(columns={"test_domain": "dataset"})
     ours = ours[ours.n == ours.expected]
     parts = by_dataset(records)
-    limits = {name: _limits(part).resolvable.iloc[-1] for name, part in parts.items()}
+    limits = {name: _limits(part).detectable.iloc[-1] for name, part in parts.items()}
     rows = ["dataset", "algorithm", "mode"]
     published = numbers.set_index(rows).value.rename("published").reset_index()
     table = ours.merge(published, on=rows)[[*rows, "mean", "stderr", "n", "published"]]
     return table.assign(
-        difference=table["mean"] - table.published, resolvable=table.dataset.map(limits)
+        difference=table["mean"] - table.published, detectable=table.dataset.map(limits)
     )
 
 
 def published_line(table: pd.DataFrame) -> str:
-    """How many rows of `against_published` differ by more than can be resolved."""
+    """How many rows of `against_published` differ by more than the minimum detectable
+    difference."""
     if table.empty:
         return "No row can be compared with the paper."
-    beyond = table[table.difference.abs() > table.resolvable]
+    beyond = table[table.difference.abs() > table.detectable]
     largest = table.loc[table.difference.abs().idxmax()]
     return (
-        f"Against the paper: {len(beyond)} of {len(table)} averages differ by more than can be "
-        f"resolved; the largest difference is {largest.difference:+.1f} points "
-        f"({largest.algorithm}, {largest.dataset}; resolvable: {largest.resolvable:.1f})."
+        f"Against the paper: {len(beyond)} of {len(table)} averages differ by more than the "
+        f"minimum detectable difference; the largest difference is {largest.difference:+.1f} "
+        f"points ({largest.algorithm}, {largest.dataset}; detectable: {largest.detectable:.1f})."
     )
 
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-sized-averages
@@ -377,7 +381,8 @@ def _with_interval(values: pd.Series) -> str:
     if len(values) < 2:
         return f"{values.mean():+.1f} % (one seed, no interval)"
     half = half_interval(values)
-    return f"{values.mean():+.1f} % ({values.mean() - half:+.1f} to {values.mean() + half:+.1f})"
+    low, high = values.mean() - half, values.mean() + half
+    return f"{values.mean():+.1f} % (95 % CI {low:+.1f} to {high:+.1f})"
 
 
 def improvement_lines(results: pd.DataFrame, baseline: str, twins=()) -> list[str]:
@@ -391,12 +396,12 @@ def improvement_lines(results: pd.DataFrame, baseline: str, twins=()) -> list[st
         name = algorithm if mode == "default" else f"{algorithm}, {mode}"
         lines.append(
             f"{name} against {baseline}: {_with_interval(part.IID)} in domain, "
-            f"{_with_interval(part.OOD)} out of domain; the second less the first "
+            f"{_with_interval(part.OOD)} out of domain; out of domain − in domain: "
             f"{_with_interval(part.OOD - part.IID)}."
         )
     for first, second in twins:
         ood = [gains.loc[name].droplevel("mode").OOD for name in (first, second)]
-        lines.append(f"{first} less {second}, out of domain: {_with_interval(ood[0] - ood[1])}.")
+        lines.append(f"{first} − {second}, out of domain: {_with_interval(ood[0] - ood[1])}.")
     return lines
 
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-size-table

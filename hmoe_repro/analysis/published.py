@@ -107,18 +107,18 @@ def beside_table(records: list[dict]) -> pd.DataFrame:
 # %% ../../nbs/07_analysis/10_published.ipynb #def-paper-verdict
 def paper_verdict(records: list[dict]) -> str:
     """One line for runs of the paper's protocol: in how many cells our mean differs from the
-    paper's by more than the study can resolve, and the largest difference."""
+    paper's by more than the minimum detectable difference, and the largest difference."""
     cells = against_paper(records).dropna(subset="difference")
     if cells.empty:
         return "No cell can be compared with the paper."
-    limits = resolvable_difference(records).set_index("test_domain").resolvable
+    limits = resolvable_difference(records).set_index("test_domain").detectable
     beyond = cells[cells.difference.abs() > cells.test_domain.map(limits)]
     largest = cells.loc[cells.difference.abs().round(9).idxmax()]
     row, domain = row_name(largest.algorithm, largest["mode"]), largest.test_domain
     return (
-        f"Against the paper: {len(beyond)} of {len(cells)} cells differ from it by more than can "
-        f"be resolved; the largest difference is {largest.difference:+.1f} points "
-        f"({row}, {domain}; resolvable: {limits[domain]:.1f})."
+        f"Against the paper: {len(beyond)} of {len(cells)} cells differ from it by more than the "
+        f"minimum detectable difference; the largest difference is {largest.difference:+.1f} "
+        f"points ({row}, {domain}; detectable: {limits[domain]:.1f})."
     )
 
 # %% ../../nbs/07_analysis/10_published.ipynb #def-trained-from
@@ -151,8 +151,8 @@ def trained_from(dataset: str) -> float:
 
 def _validated(records: list[dict], least: Callable[[str], float]) -> pd.DataFrame:
     """(dataset, algorithm, mode) -> `accuracy`, percent: the mean on validation images of the
-    training domains; and `floor`, at least `least` of the data set, below which a row is too low
-    to be compared."""
+    training domains; and `floor`, at least `least` of the data set, below which a row is
+    undertrained."""
     rows = [
         (r["spec"]["dataset"], r["spec"]["algorithm"], mode, chosen["validation_accuracy"])
         for r in records
@@ -192,8 +192,8 @@ def hardly_trained(
 def untrained_rows(
     records: list[dict], least: Callable[[str], float] = trained_from
 ) -> list[tuple[str, str]]:
-    """(algorithm, mode) of the rows that `hardly_trained` would name if each mode of inference were
-    an algorithm: OOD can be near guessing while MIX has learned. `HmoeError` where no run is
+    """(algorithm, mode) of the undertrained rows: `hardly_trained` for each inference mode by
+    itself, since OOD can be near guessing while MIX is trained. `HmoeError` where no run is
     complete."""
     found = _validated(records, least)
     return [row[1:] for row in found.index[found.accuracy < found.floor]]
@@ -214,10 +214,9 @@ def _with_floors(found: pd.DataFrame, low: pd.Series, floors: pd.Series, several
 
 def learned_line(records: list[dict], least: Callable[[str], float] = _anything) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
-    domains, at the checkpoint that was chosen, percent; of several modes the best. Others name
-    the algorithms that are too low (`untrained_rows`), the modes that are too low while another
-    has learned, and the rows that are not trained yet (`trained_from`). `HmoeError` where no run
-    is complete."""
+    domains, at the checkpoint that was chosen, percent; of several modes the best. Further
+    sentences name undertrained algorithms (`untrained_rows`), undertrained modes of a trained
+    algorithm, and rows below `trained_from`. `HmoeError` where no run is complete."""
     found = _validated(records, least)
     several = found.index.get_level_values("dataset").nunique() > 1
     best = _best_mode(found).accuracy
@@ -227,18 +226,21 @@ def learned_line(records: list[dict], least: Callable[[str], float] = _anything)
     whole = low.groupby(level=["dataset", "algorithm"]).transform("all")
     if whole.any():
         named = _with_floors(found, whole, found.floor, several)
-        line += f" Too low there, so nothing is decided about them: {named}."
+        line += f" Undertrained, so nothing is concluded about them: {named}."
     if (failing := low & ~whole).any():
         named = _with_floors(found, failing, found.floor, several)
         line += (
-            " A mode of inference that fails there though its networks have learned, so it is not "
+            " Inference mode that fails there although its networks are trained, so it is not "
             f"compared: {named}."
         )
     trained = pd.Series([trained_from(row[0]) for row in found.index], index=found.index)
     young = (found.accuracy < trained) & ~low
     if young.any():
         named = _with_floors(found, young, trained, several)
-        line += f" Not yet trained, so what is said holds for this length: {named}."
+        line += (
+            " Undertrained but included, so conclusions hold for this length of training only: "
+            f"{named}."
+        )
     return line
 
 # %% ../../nbs/07_analysis/10_published.ipynb #def-study-verdict
@@ -254,23 +256,23 @@ def _failing_modes(results: pd.DataFrame, low: set, base: tuple[str, str] | None
     if not named:
         return ""
     return (
-        " Not among them, because the mode fails on the training domains themselves though its "
-        f"networks have learned: {', '.join(named)}."
+        " Excluded, because the mode fails on the training domains although its networks are "
+        f"trained: {', '.join(named)}."
     )
 
 
 def trained_verdict(records: list[dict], baseline: str) -> str:
     """`accuracy_verdict` against `baseline` on one data set, about the rows that are trained
-    (`untrained_rows`); an untrained baseline is compared with nothing. Then what every row reached
-    on validation images. `HmoeError` without the baseline."""
+    (`untrained_rows`); nothing is compared with an undertrained baseline. Then the accuracy of
+    every row on validation images. `HmoeError` without the baseline."""
     results, low = run_results(records), set(untrained_rows(records))
     rows = list(dict.fromkeys(zip(results.algorithm, results["mode"])))
     others = {row for row in rows if row[0] != baseline}
     base = next((row for row in rows if row[0] == baseline), None)  # its first mode
     if base in low:
-        verdict = f"Nothing is compared, because {baseline} itself is not trained."
+        verdict = f"Nothing is compared, because {baseline} itself is undertrained."
     elif base and others and others <= low:
-        verdict = f"Nothing is compared, because no row but {baseline} is trained."
+        verdict = f"Nothing is compared, because every row but {baseline} is undertrained."
     else:
         verdict = accuracy_verdict(records, baseline, without=low & others)
         verdict += _failing_modes(results, low & others, base)
@@ -286,7 +288,7 @@ def study_verdict(records: list[dict]) -> str:
 
 # %% ../../nbs/07_analysis/10_published.ipynb #def-draw-results
 def _in_the_papers_protocol(records: list[dict]) -> bool:
-    """May the paper's numbers stand beside these runs'?"""
+    """Are these runs comparable with the paper's numbers?"""
     try:
         return not setting_departures(records)
     except HmoeError:  # data that the paper does not have
@@ -361,7 +363,7 @@ def draw_table1(records: list[dict]):
         mine = cells[cells.dataset == name]
         at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
         limits, middle = resolvable_difference(part, untrained_rows(part)), mine["mean"].median()
-        limit = limits.resolvable.iloc[-1]
+        limit = limits.detectable.iloc[-1]
         axis.axvspan(middle - limit / 2, middle + limit / 2, color="#E8E8E8", lw=0)
         axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)
         axis.plot(mine.paper, at, "D", ms=5.5, mfc="none", mec="black", mew=0.8)

@@ -139,12 +139,12 @@ def mean_and_resolution(differences) -> tuple[float, float, float]:
 # %% ../../nbs/09_bench/04_precision_parity.ipynb #def-parity-summary
 def parity_summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Per measure and row of `paired_runs`: pairs, mean in the base precision, mean paired
-    difference, stderr, resolvable, seed_noise, rms."""
+    difference, stderr, detectable, seed_noise, rms."""
     rows = []
     for (measure, row), group in frame.groupby(["measure", "row"], sort=False):
         by_domain = group.groupby(["dataset", "test_domain"])
         variance = pooled_variance([part.base.to_numpy() for _, part in by_domain])
-        mean, error, resolvable = mean_and_resolution(group.difference)
+        mean, error, detectable = mean_and_resolution(group.difference)
         found = {
             "measure": measure,
             "row": row,
@@ -152,7 +152,7 @@ def parity_summary(frame: pd.DataFrame) -> pd.DataFrame:
             "base": group.base.mean(),
             "difference": mean,
             "stderr": error,
-            "resolvable": resolvable,
+            "detectable": detectable,
             "seed_noise": math.sqrt(variance),
             "rms": math.sqrt((group.difference**2).mean()),
         }
@@ -177,9 +177,9 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     def outcome(row):
         if not row.rms:
             return EQUAL
-        if math.isnan(row.resolvable):
+        if math.isnan(row.detectable):
             return UNKNOWN
-        if abs(row.difference) <= row.resolvable or not held[row.name]:
+        if abs(row.difference) <= row.detectable or not held[row.name]:
             return UNRESOLVED
         if math.isnan(row.seed_noise):
             return ONE_SEED
@@ -268,7 +268,7 @@ def _measure_line(measure: str, rows: pd.DataFrame) -> str:
     change = text(largest.difference, "+" if largest.difference > 0 else "")
     pairs = plural(largest.pairs, "pair")
     line = f"{name}: the largest mean change is {change}{unit} ({largest['row']}, {pairs})"
-    known = rows[rows.rms > 0].dropna(subset="resolvable")
+    known = rows[rows.rms > 0].dropna(subset="detectable")
     if len(known):
         limits = _span(known.resolvable, text)
         line += f"; minimum detectable change {limits}{unit}"
@@ -303,7 +303,7 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     if 0 < len(same) < len(summary):
         names = _row_names(same)
         lines.append(f"Equal in every pair, and so no evidence either way: {names}.")
-    blind = summary[(summary.resolvable > summary.seed_noise) & (outcome == UNRESOLVED)]
+    blind = summary[(summary.detectable > summary.seed_noise) & (outcome == UNRESOLVED)]
     if len(blind):
         names = _row_names(blind)
         lines.append(f"A shift as large as the seed noise was not detectable in {names}.")
@@ -323,7 +323,7 @@ def _draw_row(axis, at: int, row, pairs: pd.DataFrame, domains: list[str]):
         colour = PALETTE[number % len(PALETTE)]
         axis.plot(deltas, heights[deltas.index], "o", color=colour, label=domain, **dot)
     bar = {"fmt": "|", "ms": 7, "mew": 1.6, "elinewidth": 1.4, "capsize": 2, "color": "black"}
-    axis.errorbar(row.difference, at + 0.2, xerr=np.nan_to_num(row.resolvable), **bar)
+    axis.errorbar(row.difference, at + 0.2, xerr=np.nan_to_num(row.detectable), **bar)
 
 
 def plot_parity(frame: pd.DataFrame, axes):

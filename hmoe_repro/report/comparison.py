@@ -124,7 +124,7 @@ def accuracy_cells(fresh: list[dict], published: list[dict]) -> pd.DataFrame:
     return found.assign(
         table="test accuracy, points",
         cell=[label + place for label, place in zip(labels, places)],
-        limit=found.test_domain.map(limits.resolvable),
+        limit=found.test_domain.map(limits.detectable),
         one_seed=found.test_domain.map(limits.by_seeds).isna(),
     )[_CELL]
 

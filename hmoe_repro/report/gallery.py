@@ -136,9 +136,9 @@ def _first_sentence(text: str, longest: int = 220) -> str:
 
 
 _TOO_LITTLE = {
-    "Not among them": "a mode that fails though its networks have learned",
-    "Too low there": "too low to be judged",
-    "Not yet trained": "not trained yet",
+    "Excluded, because the mode": "inference mode that fails although its networks are trained",
+    "Undertrained, so": "undertrained",
+    "Undertrained but included": "undertrained but included",
 }
 
 
