@@ -155,8 +155,8 @@ def inputs_digest(path, reads):
 
 
 def executed(path, opened=(), many=8):
-    """The entry of `EXECUTED` for a notebook and the files it opened when executed; more than `many`
-    files of one kind in one folder become a pattern."""
+    """The entry of `EXECUTED` for a notebook and the files it opened when executed; more than
+    `many` files of one kind in one folder become a pattern."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
     tracked = {ROOT / name for name in listed.splitlines()} - {path, *behind(path)}
     files = [f for f in tracked & {*opened} if f.name not in ("__init__.py", "settings.ini")]

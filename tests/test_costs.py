@@ -423,10 +423,10 @@ def test_a_damaged_record_is_one_line_with_the_fix(moe, tmp_path, change, compla
 
 
 def test_a_missing_or_cut_record_says_how_to_make_one(moe, tmp_path):
-    with pytest.raises(HmoeError, match="no record of costs at .*Fix: `hmoe bench --what alg"):
+    with pytest.raises(HmoeError, match="no cost record at .*Fix: `hmoe bench --what alg"):
         read_cost(tmp_path / "bench-algorithms.json", "algorithms")
     (tmp_path / "cut.json").write_text(json.dumps(moe)[:200])
-    with pytest.raises(HmoeError, match="is cut or not JSON"):
+    with pytest.raises(HmoeError, match="is truncated or not JSON"):
         read_cost(tmp_path / "cut.json", "moe")
 
 

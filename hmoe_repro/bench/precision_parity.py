@@ -168,7 +168,7 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     """For each row of `parity_summary`: 'beyond seed noise', 'shifted', 'shifted, seed noise
     unknown', 'not significant', 'equal' (all pairs agree in every digit) or 'unknown' (one
     pair). Significance is at 5 % with Holm's correction over all rows."""
-    tested = summary[summary.rms.gt(0) & summary.resolvable.notna()]
+    tested = summary[summary.rms.gt(0) & summary.detectable.notna()]
     with np.errstate(divide="ignore"):
         distances = tested.difference / tested.stderr
     chances = [chance_of(t, n - 1) for t, n in zip(distances, tested.pairs)]
@@ -212,7 +212,7 @@ def _listed(rows: pd.DataFrame) -> str:
 def _close(rows: pd.DataFrame, within: float = 0.15) -> str:
     """Of rows that are not significant: those that would be without Holm's correction, and those
     whose mean difference is within 15 % of their detectable difference."""
-    share, said = rows.difference.abs() / rows.resolvable, ""
+    share, said = rows.difference.abs() / rows.detectable, ""
     if len(beyond := rows[share > 1]):
         said += f" Significant only without Holm's correction: {_listed(beyond)}."
     if len(near := rows[share.between(1 - within, 1)]):
@@ -270,7 +270,7 @@ def _measure_line(measure: str, rows: pd.DataFrame) -> str:
     line = f"{name}: the largest mean change is {change}{unit} ({largest['row']}, {pairs})"
     known = rows[rows.rms > 0].dropna(subset="detectable")
     if len(known):
-        limits = _span(known.resolvable, text)
+        limits = _span(known.detectable, text)
         line += f"; minimum detectable change {limits}{unit}"
     if len(known) > 1:
         line += ", depending on the row"

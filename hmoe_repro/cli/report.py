@@ -222,7 +222,7 @@ What = Annotated[
 BenchScale = Annotated[
     str,
     typer.Option(
-        help="full, tiny (a quick test), gpu (algorithms at the paper's batch); systems: quick, pacs."
+        help="full, tiny (a test), gpu (algorithms at the paper's batch); systems: quick, pacs."
     ),
 ]
 
