@@ -249,7 +249,7 @@ def test_seed_noise_is_taken_within_domains():
         (
             (0, 0, 0),
             "equal",
-            "No comparison: all pairs are bitwise identical, so bf16 had no effect on these numbers.",
+            "No comparison: all pairs are bitwise identical, so bf16 had no effect",
         ),
     ],
 )
@@ -301,8 +301,9 @@ def test_what_could_have_been_seen_is_said():
     )
     spread = np.std([6, -6, 1], ddof=1) / math.sqrt(3)
     assert (
-        f"(ERM, 3 pairs); minimum detectable change {4.30 * spread:.1f} points; in a single run the "
-        f"precision has {math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed."
+        f"(ERM, 3 pairs); minimum detectable change {4.30 * spread:.1f} points; in a single run "
+        "the precision has "
+        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed."
         in lines[2]
     )
     assert lines[-1] == "A shift as large as the seed noise was not detectable in ERM (accuracy)."
