@@ -1,4 +1,4 @@
-# Everything is a command of the package; this file only sees to it that the package is installed.
+# Every target runs a command of the package, after installing it into .venv.
 PYTHON ?= python3
 JOBS   ?= auto
 BIN    := .venv/bin
@@ -13,13 +13,13 @@ CHECKED := $(addprefix tests/test_,sync.py lines.py notebook_shape.py imports.py
 
 .PHONY: help reproduce test test-slow check figures notebooks book clean
 help:
-	@echo "make reproduce   train a sample of the published runs afresh, render all published pages, compare both"
-	@echo "make test        run the tests that a change needs"
-	@echo "make test-slow   run the others: all notebooks, renders, sweeps, kills, the book"
-	@echo "make check       while editing: sync, shape, imports, numerics and one tiny run, in about a minute"
+	@echo "make reproduce   train a sample of the published runs again, render all published pages, compare both"
+	@echo "make test        run the fast tests"
+	@echo "make test-slow   run the slow tests: all notebooks, rendering, sweeps, killed runs, the book"
+	@echo "make check       a quick check while editing: sync, shape, imports, numerics, one tiny run (about a minute)"
 	@echo "make figures     render every published profile from the committed records, and the README"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
-	@echo "make book        make the notebooks a site that is read in a browser, offline: build/book/html"
+	@echo "make book        build the notebooks as an offline site: build/book/html"
 	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
 
 reproduce: $(READY)
@@ -41,12 +41,12 @@ figures: $(READY)
 notebooks: $(READY)
 	$(call timed,$(BIN)/python .ci/notebooks.py)
 
-# Sphinx is installed for the book alone. The stamp is as old as its install; a new .venv has none.
+# Sphinx is installed for the book only. The stamp marks its install; a new .venv has none.
 book: .venv/.book
 	$(call timed,$(BIN)/python docs/book/build.py)
 
 .venv/.book: $(READY)
-	@echo "Installing what the book needs into .venv"
+	@echo "Installing the book's dependencies into .venv"
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
 	@touch $@
 

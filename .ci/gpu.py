@@ -1,20 +1,20 @@
-"""What to do with a GPU that is there for minutes: steps that each stop in time and go on later.
+"""Train on a GPU that is available for minutes: steps that stop in time and resume later.
 
-    python .ci/gpu.py prepare                            here: what has to travel, into .gpu/in
+    python .ci/gpu.py prepare                            here: write the inputs to .gpu/in
     python .ci/gpu.py check colored --minutes 9          there: steps, in this order, for 9 minutes
-    python .ci/gpu.py all --minutes 600                  or, on a GPU of one's own, everything
+    python .ci/gpu.py all --minutes 600                  or, on your own GPU, everything
 
-    check       does the GPU compute what the CPU computes?
+    check       compare the GPU's losses with the CPU's
     colored     Table 4: ERM, HMOE-DL, -DN and -ND on ColoredMNIST
     rotated     Table 5: ERM, HMOE-DL and -DN on RotatedMNIST
     baselines   Table 1: the other 13 algorithms, on ColoredMNIST first
-    speed       each algorithm alone, beside the rate of a matrix product
+    speed       each algorithm alone, and the rate of a matrix product
 
 It needs Python 3.11 or newer, PyTorch and the library's own dependencies; no network, no notebook
 tools and no home folder. It works in .gpu and leaves in --out (or OUT, or .gpu/out) gpu.json,
-gpu.log and parcels of at most --mib, --files files in all, for `hmoe unpack`. Runs that a step did
-not finish stay in .gpu/runs and go on when it is called again; where the machine does not stay,
-their states travel in parcels, as far as they fit: unpack them, `prepare` again, go on elsewhere.
+gpu.log and archives of at most --mib, --files files in all, for `hmoe unpack`. Runs that a step did
+not finish stay in .gpu/runs and are resumed when it is called again; if the machine is not kept,
+their checkpoints are in the archives, as far as they fit: unpack, `prepare` again, resume there.
 """
 
 import argparse
@@ -45,7 +45,7 @@ CACHES = {
 
 
 def set_environment(work, home=False):
-    "Let everything be read and written below `work`; with `home` runs and data are the usual ones."
+    "Keep all files below `work`; with `home`, use the usual folders of runs and data."
     for name, folder in CACHES.items():
         os.environ[name] = str(work / "cache" / folder)
         Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def set_environment(work, home=False):
     sys.path.insert(0, str(ROOT))
 
 
-# Here: what has to travel
+# Here: the inputs
 
 
 def ids_of(profile, step):
@@ -76,7 +76,7 @@ def ids_of(profile, step):
 
 
 def prepare(options):
-    "MNIST, the commit, the records that there are (they need not be trained again), and states."
+    "Write MNIST, the commit, existing records (not to be trained again) and checkpoints."
     from hmoe_repro.core.environment import git_commit
     from hmoe_repro.data.mnist import mnist_files, verify_mnist
     from hmoe_repro.studies.export_import import pack_parts
@@ -101,14 +101,14 @@ def prepare(options):
         pack_parts(store, folder, "states", begun, int(options.mib * 2**20))
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
-    print(f"{len(done)} finished and {len(begun)} begun runs travel; carry {folder}")
+    print(f"{len(done)} finished and {len(begun)} unfinished runs included; copy {folder}")
 
 
-# There: what has come
+# There: unpack the inputs
 
 
 def unpack_in(work):
-    "Unpack what `prepare` made, each file once: a run that has gone on since is not set back."
+    "Unpack the files of `prepare`, each once, so that a run resumed since is not overwritten."
     from hmoe_repro.studies.export_import import unpack
     from hmoe_repro.training.store import RunStore
 
@@ -132,7 +132,7 @@ def unpack_in(work):
     return said
 
 
-# There: the steps. Each takes options and the seconds that are left, and returns plain JSON
+# There: the steps. Each takes options and the remaining seconds, and returns plain JSON
 
 
 def specs_of(options, step):
@@ -184,7 +184,7 @@ def run_check(options, seconds):
 
 
 def run_training(options, seconds, step):
-    "`hmoe sweep` for the time there is."
+    "`hmoe sweep` for the remaining time."
     command = [sys.executable, "-m", "hmoe_repro.cli.app", "sweep", TRAIN[step]]
     command += ["--profile", options.profile, "--device", options.device]
     command += ["--minutes", f"{seconds / 60:.3f}"]
@@ -195,7 +195,7 @@ def run_training(options, seconds, step):
 
 
 def run_speed(options, seconds):
-    "Every algorithm alone on both data sets, as far as the time goes."
+    "Every algorithm alone on both data sets, within the remaining time."
     from hmoe_repro.bench.gpu import algorithm_rates, product_rates
 
     end, small = time.monotonic() + seconds, options.profile == "smoke"
@@ -209,11 +209,11 @@ def run_speed(options, seconds):
     return {"ok": True, "not_reached": len(specs) - len(found["algorithms"]), **found}
 
 
-# There: what goes home
+# There: the outputs
 
 
 def furthest(store, ids, most):
-    "Of these half-done runs those that are furthest along, as many as `most` bytes can hold."
+    "The unfinished runs with the most updates whose checkpoints fit into `most` bytes."
     from hmoe_repro.training.checkpoint_io import load_state
 
     steps = {i: load_state(store.path(i) / "state.safetensors")["trainer"]["step"] for i in ids}
@@ -227,8 +227,8 @@ def furthest(store, ids, most):
 
 
 def bring_home(options, step):
-    """Parcels of all records of a step that were made here, but for those that this call has packed
-    already, and of the states of half-done runs while files are left."""
+    """Write archives of all records of a step that were made here and not yet packed by this call,
+    and of the checkpoints of unfinished runs, within the limit of files."""
     from hmoe_repro.studies.export_import import pack_parts
     from hmoe_repro.training.store import RunStore
 
@@ -260,7 +260,7 @@ def bring_home(options, step):
     )
     say(
         f"{complete} of {len(ids)} runs of {step} complete, {len(new)} packed; "
-        f"{len(begun)} half-done, of which at most {len(chosen)} in {kept} parcels"
+        f"{len(begun)} unfinished, of which at most {len(chosen)} in {kept} archives"
     )
     return {
         "runs": len(ids),
@@ -272,14 +272,14 @@ def bring_home(options, step):
 
 
 def say(line):
-    "Print a line, and keep it in gpu.log."
+    "Print a line, and append it to gpu.log."
     print(line, flush=True)
     with open(LOG, "a") as log:
         log.write(line + "\n")
 
 
 def call(command, seconds):
-    "Run a command with its output in gpu.log, too; its exit status, or 'out of time'."
+    "Run a command, copying its output to gpu.log; returns its status, or 'out of time'."
     import threading
 
     with subprocess.Popen(
@@ -295,7 +295,7 @@ def call(command, seconds):
 
 
 def perform(options, step, seconds):
-    "One step; an error ends it and not the others."
+    "Run one step; an error does not stop the others."
     from hmoe_repro.core.errors import HmoeError
 
     say(f"== {step}, {seconds:.0f} s")
@@ -321,11 +321,11 @@ def main():
     )
     parser.add_argument("steps", nargs="+", choices=("prepare", "all", *STEPS), metavar="STEP")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all steps of this call")
-    parser.add_argument("--out", type=Path, default=None, help="folder for what goes home")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the outputs")
     parser.add_argument("--work", type=Path, default=ROOT / ".gpu", help="folder to work in")
     parser.add_argument("--profile", choices=("paper", "smoke"), default="paper")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--jobs", type=int, default=None, help="runs side by side")
+    parser.add_argument("--jobs", type=int, default=None, help="concurrent runs")
     parser.add_argument("--files", type=int, default=8, help="most files in --out")
     parser.add_argument("--mib", type=float, default=16, help="most MiB of each of them")
     options = parser.parse_args()
@@ -359,7 +359,7 @@ def main():
             done = perform(options, step, left)
         report["steps"][step] = done | {"seconds": round(time.monotonic() - started, 1)}
         path.write_text(json.dumps(report, indent=1))
-    say(f"{time.monotonic() - begun:.0f} s in all; to carry home: {options.out}")
+    say(f"{time.monotonic() - begun:.0f} s in all; outputs: {options.out}")
     sys.exit(0 if all(report["steps"][step]["ok"] for step in asked) else 1)
 
 

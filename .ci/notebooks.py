@@ -3,8 +3,8 @@
     python .ci/notebooks.py [--jobs N] [NAME ...]
 
 NAME is a notebook (01_toy), a part (01_method) or a path; without one all are executed. A notebook
-is written only when every cell has run; what is written is what `nbdev_clean` would leave. What its
-outputs were made of is entered in nbs/executed.json, so that the tests execute only what changed.
+is written only when every cell has run, cleaned as by `nbdev_clean`. The digests of its inputs are
+stored in nbs/executed.json, so that the tests execute only notebooks whose inputs changed.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def cleaned(notebook):
     return notebook
 
 
-# What the stored outputs were made of: the source of the code, and whatever it imported and read.
+# The inputs of the stored outputs: the source of the code, and all that it imported and read.
 EXECUTED = ROOT / "nbs" / "executed.json"
 
 
@@ -109,7 +109,7 @@ def name_of(path):
 
 
 def source_digest(path):
-    "Of the code cells of a notebook."
+    "Digest of the code cells of a notebook."
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     return digest(*("".join(c["source"]).encode() for c in cells if c["cell_type"] == "code"))
 
@@ -146,7 +146,7 @@ def behind(*paths):
 
 
 def inputs_digest(path, reads):
-    "Of the versions, the modules behind a notebook, and the files that the patterns `reads` name."
+    "Digest of versions, modules behind a notebook, and files that match the patterns `reads`."
     read = {file for pattern in reads for file in ROOT.glob(pattern)}
     files = read | behind(path, *(f for f in read if f.suffix == ".py"))
     contents = {f.relative_to(ROOT).as_posix().encode(): f.read_bytes() for f in files}
@@ -155,8 +155,8 @@ def inputs_digest(path, reads):
 
 
 def executed(path, opened=(), many=8):
-    """What `EXECUTED` says of a notebook that opened some files when it was executed; files of one
-    kind in one folder become a pattern where they are `many`."""
+    """The entry of `EXECUTED` for a notebook and the files it opened when executed; more than
+    `many` files of one kind in one folder become a pattern."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
     tracked = {ROOT / name for name in listed.splitlines()} - {path, *behind(path)}
     files = [f for f in tracked & {*opened} if f.name not in ("__init__.py", "settings.ini")]
@@ -177,13 +177,13 @@ def is_edited(path):
 
 
 def is_stale(path):
-    "Has anything changed that the stored outputs of a notebook were made of?"
+    "Have the inputs of the stored outputs of a notebook changed?"
     known = all_executed().get(name_of(path))
     return not known or is_edited(path) or known["inputs"] != inputs_digest(path, known["reads"])
 
 
 def write_executed(entries):
-    "Enter notebooks in `EXECUTED`, a line each, and drop those that are gone."
+    "Write entries to `EXECUTED`, a line each, and drop notebooks that no longer exist."
     names = {name_of(path) for path in library_notebooks()}
     known = {n: e for n, e in (all_executed() | entries).items() if n in names}
     lines = [f" {json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known)]
@@ -216,8 +216,8 @@ def names_of(path):
 
 
 def chosen(names):
-    """Paths of the notebooks that the command line names, a part standing for all of its own;
-    all without a name."""
+    """Paths of the notebooks named on the command line, a part meaning all its notebooks; all
+    notebooks if none is named."""
     existing, paths = library_notebooks(), []
     for name in names:
         wanted = Path(name).with_suffix("").parts[-2:]
@@ -235,7 +235,9 @@ def main():
     )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=min(4, processors()))
-    parser.add_argument("--changed", action="store_true", help="only what the tests would execute")
+    parser.add_argument(
+        "--changed", action="store_true", help="only notebooks whose inputs changed"
+    )
     options = parser.parse_args()
     paths = chosen(options.names)
     subprocess.run(

@@ -234,10 +234,10 @@ def without(record, *keys):
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        (json.dumps(invented())[:500], "cut or not JSON"),
-        ("", "cut or not JSON"),
-        ("[1]", "no bench record of version 1"),
-        (json.dumps(invented(bench_version=0)), "no bench record of version 1"),
+        (json.dumps(invented())[:500], "truncated or not JSON"),
+        ("", "truncated or not JSON"),
+        ("[1]", "not a benchmark record of version 1"),
+        (json.dumps(invented(bench_version=0)), "not a benchmark record of version 1"),
         (json.dumps(without(invented(), "gflop")), "not whole (missing or wrong: gflop)"),
         (json.dumps(invented(outside=[])), "not whole (missing or wrong: outside)"),
         (json.dumps(without(invented(), "seconds", "evaluation")), "missing or wrong: evaluation"),
@@ -259,7 +259,7 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
 
 
 def test_a_missing_record_says_how_to_make_one(tmp_path):
-    with pytest.raises(HmoeError, match="no bench record at .*Fix: `hmoe bench --publish`"):
+    with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --publish`"):
         read_bench(tmp_path / "bench.json")
 
 

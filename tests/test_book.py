@@ -16,6 +16,7 @@ import browser
 import pytest
 from notebooks import ROOT
 
+from hmoe_repro.report.readme import item_status
 from hmoe_repro.training import selection
 
 BOOK = ROOT / "docs" / "book"
@@ -109,7 +110,7 @@ def test_links_and_names_of_a_text(book, text, made):
     ],
 )
 def test_what_was_run_on_other_data_alone_is_a_stand_in(pages, status):
-    assert book_gallery.status_of(ROOT, pages)[0] == status
+    assert item_status(pages)[0] == status
 
 
 def test_the_title_of_a_page_of_evidence_names_its_data(book):

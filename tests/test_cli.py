@@ -176,7 +176,7 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
     assert (
         process.returncode == 130
         and said.strip()
-        == "hmoe: stopped; what was done is kept, and the same command goes on from there."
+        == "hmoe: stopped; finished work is kept, and the same command resumes from there."
     )
 
 

@@ -430,10 +430,10 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, change, complaint):
 
 
 def test_a_missing_or_cut_record_says_how_to_make_one(tmp_path):
-    with pytest.raises(HmoeError, match="no record of costs at .*Fix: `hmoe bench --what alg"):
+    with pytest.raises(HmoeError, match="no cost record at .*Fix: `hmoe bench --what alg"):
         read_cost(tmp_path / "bench-algorithms.json", "algorithms")
     (tmp_path / "cut.json").write_text(json.dumps(recorded("moe"))[:200])
-    with pytest.raises(HmoeError, match="is cut or not JSON"):
+    with pytest.raises(HmoeError, match="is truncated or not JSON"):
         read_cost(tmp_path / "cut.json", "moe")
 
 

@@ -265,11 +265,14 @@ def test_what_can_be_seen_comes_before_the_numbers(place):
             'class="panel"',
             'class="maps"',
             "<table>",
-            ">Numbers<",
-            "Where this comes from",
+            ">Scores<",
+            "Provenance",
         )
     ]
-    assert order == sorted(order) and "their most frequent class alone gives 50.0%" in place["page"]
+    assert (
+        order == sorted(order)
+        and "predicting their most frequent class gives 50.0%" in place["page"]
+    )
 
 
 def verdict_of(place):
@@ -324,16 +327,16 @@ def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1, plain=0.2):
         (
             {},
             True,
-            "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). They "
-            "agree with the known domains with NMI 0.60",
+            "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). The "
+            "groups agree with the known domains with NMI 0.60",
         ),
         ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
         ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
         ({"origin": None}, True, "No origin is known"),
-        ({"origin": 0.1, "of_class": 0.5}, True, "mostly a division by class"),
+        ({"origin": 0.1, "of_class": 0.5}, True, "mostly a partition by class"),
         ({"plain": 0.69}, True, "not those of colour and brightness: k-means on colour"),
-        ({"plain": 0.7}, True, "gives them with NMI 0.70 and the known domains with NMI 0.30"),
-        ({"plain": 0.7, "origin": None}, True, "hardly more than colour and brightness"),
+        ({"plain": 0.7}, True, "agrees with NMI 0.70, and with the known domains with NMI 0.30"),
+        ({"plain": 0.7, "origin": None}, True, "mostly those of colour and brightness"),
     ],
 )
 def test_the_sentence(changes, found, said):
@@ -404,7 +407,7 @@ def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path)
     with pytest.raises(HmoeError, match=r"1 of 4 images cannot be read: cut\.png \(truncated"):
         hmoe(*command)
     assert not (tmp_path / "p.csv").exists()
-    assert "left out: cut.png" in hmoe(*command, "--skip-unreadable") and [
+    assert "skipped: cut.png" in hmoe(*command, "--skip-unreadable") and [
         r["file"] for r in predictions(tmp_path / "p.csv")
     ] == ["x/0.png", "x/1.png", "x/2.png"]
 
@@ -503,7 +506,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
         document, console = browse(path, tmp_path, "--dump-dom")
         assert (
             "<title>Domains found in my &lt;img" in document
-            and "Where this comes from" in document
+            and "Provenance" in document
             and "hacked</title>" not in document
             and not console
         )

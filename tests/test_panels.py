@@ -282,7 +282,7 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     made = {path.name for path in folder.iterdir()}
     assert {
         f"{page}.{kind}" for kind in ("png", "pdf", "csv", "md", "tex", "ipynb", "provenance.json")
-    } <= made and "reduced study" in text
+    } <= made and "stand-in study" in text
     assert json.loads((folder / f"{page}.provenance.json").read_text())["study"] == f"quick-{study}"
     expected = {
         "colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)",
@@ -414,7 +414,7 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
     )
     table = (tmp_path / "figures/quick" / f"{page}.md").read_text()
     assert (
-        f"{'Colored' if study == 'colored' else 'Rotated'}Digits, reduced: 11 updates, 2 seeds"
+        f"{'Colored' if study == 'colored' else 'Rotated'}Digits, stand-in: 11 updates, 2 seeds"
         in table
         and "gate entropy / log K" in table
     )

@@ -349,7 +349,7 @@ def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, mo
     )
     page = (tmp_path / "plain.ipynb").read_text()
     assert (
-        "Profile `smoke` is a reduced study" in page
+        "Profile `smoke` is a stand-in study" in page
         and "injected-parameters" not in page
         and list(tmp_path.glob("hmoe-*/digits_table.csv"))
     )

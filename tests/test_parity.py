@@ -231,14 +231,14 @@ def test_seed_noise_is_taken_within_domains():
     [
         (
             (0.011, -0.010, 0.001),
-            "not told from zero",
-            "No change beyond seed noise is seen: no mean paired difference is told apart from "
-            "zero in any of 10 rows.",
+            "not significant",
+            "No change beyond seed noise: no mean paired difference is significant in any of 10 "
+            "rows.",
         ),
         (
             (0.020, 0.021, 0.019),
             "shifted",
-            "Not beyond seed noise, but there is a shift: ERM (accuracy +2.0 ± 0.0)",
+            "Shifted, but not beyond seed noise: ERM (accuracy +2.0 ± 0.0)",
         ),
         (
             (-0.090, -0.091, -0.089),
@@ -249,8 +249,7 @@ def test_seed_noise_is_taken_within_domains():
         (
             (0, 0, 0),
             "equal",
-            "Nothing was compared: all pairs are equal in every digit, so bf16 had no effect on "
-            "these numbers.",
+            "No comparison: all pairs are bitwise identical, so bf16 had no effect",
         ),
     ],
 )
@@ -264,7 +263,7 @@ def test_the_answer_follows_the_records(shifts, outcome, said):
 def test_one_seed_and_one_pair_decide_nothing_about_noise():
     one = summary_of(study((0.03,), noise=(0.0,), domains=("+90%",)))
     assert (
-        parity_verdict(one)[0] == "Not decided: one pair for each row says nothing about chance."
+        parity_verdict(one)[0] == "Inconclusive: one pair for each row gives no standard error."
         and parity_verdict(one)[2]
         == "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
     )
@@ -273,10 +272,7 @@ def test_one_seed_and_one_pair_decide_nothing_about_noise():
     ]
     assert outcomes(summary_of(runs)).iloc[0] == "shifted, seed noise unknown" and parity_verdict(
         summary_of(runs)
-    )[0].startswith(
-        "A shift that cannot be held against seed noise, for there is one seed: ERM (accuracy "
-        "+3.1 ± 0.1)"
-    )
+    )[0].startswith("Shifted; seed noise is unknown (one seed): ERM (accuracy +3.1 ± 0.1)")
 
 
 def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart():
@@ -285,12 +281,12 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     row = summary.index[(summary["row"] == "ERM") & (summary.measure == LOSS)][0]
     summary.loc[row, ["difference", "stderr", "rms"]] = 0.0002, 0.00007, 0.0003
     summary.loc[row, ["detectable", "seed_noise", "pairs"]] = 0.00018, 0.0001, 6
-    assert outcomes(summary)[row] == "not told from zero"
+    assert outcomes(summary)[row] == "not significant"
     results, loss = parity_verdict(summary)[:2]
-    assert results.startswith("No change beyond seed noise is seen") and "loss" not in results
-    assert loss.startswith("Of the final loss of training: No change beyond seed noise is seen")
+    assert results.startswith("No change beyond seed noise:") and "loss" not in results
+    assert loss.startswith("Of the final loss of training: No change beyond seed noise:")
     assert loss.endswith(
-        "not by Holm's correction, these would be: ERM (final loss +0.0002 ± 7e-05)."
+        "Significant only without Holm's correction: ERM (final loss +0.0002 ± 7e-05)."
     )
     summary.loc[row, "stderr"] = 0.00001
     assert outcomes(summary)[row] == "beyond seed noise"
@@ -305,16 +301,14 @@ def test_what_could_have_been_seen_is_said():
     )
     spread = np.std([6, -6, 1], ddof=1) / math.sqrt(3)
     assert (
-        f"(ERM, 3 pairs); a mean change of more than {4.30 * spread:.1f} points would have been "
-        f"told apart from zero; in a single run the precision changes "
-        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times as much as another seed does."
+        f"(ERM, 3 pairs); minimum detectable change {4.30 * spread:.1f} points; in a single run "
+        "the precision has "
+        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed."
         in lines[2]
     )
-    assert (
-        lines[-1] == "A shift as large as the seed noise could have been missed in ERM (accuracy)."
-    )
+    assert lines[-1] == "A shift as large as the seed noise was not detectable in ERM (accuracy)."
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))
-    assert not any("could have been missed" in line for line in sharp)
+    assert not any("was not detectable" in line for line in sharp)
 
 
 def test_the_picture_shows_every_pair():
@@ -355,9 +349,9 @@ def test_the_page(warm_kernels, tmp_path):
         "5 pairs of runs that differ in nothing but the precision",
         "failed in bf16: HMOE-DN on -90%, seed 2",
         "its twin in float32: complete",
-        "No change beyond seed noise is seen",
-        "would have been told apart from zero",
-        "could have been missed",
+        "No change beyond seed noise",
+        "minimum detectable change",
+        "was not detectable",
     ):
         assert said in page, said
     assert (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[
@@ -378,7 +372,7 @@ def test_a_row_just_short_of_its_limit_is_called_close():
     summary = summary_of(study((0.011, -0.010, 0.001))).iloc[:1]
     near = summary.assign(difference=0.86, detectable=1.0, rms=1.0)
     assert (
-        "Close to what these pairs resolve, so not settled: ERM (accuracy +0.9"
+        "Close to the detectable difference, so inconclusive: ERM (accuracy +0.9"
         in parity_verdict(near)[0]
     )
     assert (

@@ -237,7 +237,7 @@ def test_the_header_tells_precision_and_caps(miniature):
     assert (
         "precision: bf16, float32; validation on at most 2,000 images of each training domain\n"
         in header("mnist", capped)
-        and "reduced study" in header("mnist", capped)
+        and "stand-in study" in header("mnist", capped)
     )
     capped[0]["spec"]["evaluate"], capped[1]["spec"]["evaluate"] = "all", "selection:500"
     assert "validation on at most 500 images of each training domain (all in some runs)" in header(

@@ -67,7 +67,7 @@ def report(here, there):
 def test_records_that_are_equal_are_the_same_to_the_bit(there):
     slower = [r | {"wall_time_s": 1.0, "finished": "later"} for r in shifted(there, 0)]
     assert report(slower, there) == [
-        "same to the bit",
+        "bitwise identical",
         "36 of 36 records equal the published ones.",
     ]
 
@@ -77,28 +77,28 @@ def test_another_rounding_with_the_same_findings(there):
         shifted(there, 0.4, algorithm="ERM"), there
     )
     assert first == (
-        "same findings, other rounding (processor another processor instead of "
+        "same findings, different rounding (processor another processor instead of "
         "an invented processor)"
     )
     assert (
         total == "24 of 36 records equal the published ones." and study == f"quick-digits: {total}"
     )
     assert [t.split(":")[0].strip() for t in tables] == ["test accuracy, points", "experts"]
-    assert "35 of 35 cells lie within what the study can resolve." in tables[0]
+    assert "35 of 35 cells are within the detectable difference." in tables[0]
     assert page == "page: 1 sentence of the verdict changed"
     assert old.startswith("  published: No algorithm") and new.startswith(
         "  here:      No algorithm"
     )
-    assert new.endswith("[other numbers only]") and old.split(":")[1] != new.split(":")[1]
+    assert new.endswith("[only numbers changed]") and old.split(":")[1] != new.split(":")[1]
 
 
 def test_other_findings_are_named(there):
     "ERM falls by forty points on one test domain: two cells, and what the verdict says."
     lines = report(shifted(there, -40, algorithm="ERM", test_domains=["photo"]), there)
     assert lines[0].startswith(
-        "other findings: 2 of 91 cells of tables beyond what can be resolved; "
+        "different findings: 2 of 91 table cells beyond the detectable difference; "
     )
-    assert "say something else (page) (processor another processor" in lines[0]
+    assert "changed their statement (page) (processor another processor" in lines[0]
     assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (detectable " in lines[3]
     assert any(line.startswith("  here:") and "ERM on" not in line for line in lines)
 
@@ -111,9 +111,13 @@ def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
         return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
 
     near = first(-1.2 * limit, algorithm="ERM")
-    assert near.startswith("same findings") and "5 of 91 cells" in near and "allows 8" in near
-    assert re.match("other findings: 5 of 91 cells", first(-4 * limit, algorithm="ERM"))
-    assert re.match(r"other findings: \d\d of 91 cells", first(-1.2 * limit))
+    assert (
+        near.startswith("same findings")
+        and "5 of 91 table cells" in near
+        and "up to 8 are expected" in near
+    )
+    assert re.match("different findings: 5 of 91 table cells", first(-4 * limit, algorithm="ERM"))
+    assert re.match(r"different findings: \d\d of 91 table cells", first(-1.2 * limit))
     assert [by_chance(n) for n in (1, 4, 20, 100, 638)] == [0, 1, 2, 9, 42]
 
 
@@ -122,7 +126,7 @@ def test_a_run_that_failed_here_is_another_finding(there):
     here[0] |= {"status": "failed", "selected": {}, "checkpoints": []}
     lines = compare_studies({"s": (here, there)}, {})
     assert (
-        lines[0].startswith("other findings: 1 run failed on one side only")
+        lines[0].startswith("different findings: 1 run failed on one side only")
         and "35 of 36" in lines[1]
     )
 
@@ -201,10 +205,10 @@ def test_one_seed_resolves_nothing_beyond_the_images(there):
     single = [r for r in there if r["spec"]["trial_seed"] == 0]
     lines = compare_studies({"s": (shifted(single, 20), single)}, {})
     assert (
-        lines[0].startswith("same findings, other rounding")
-        and "cells cannot be judged by one seed" in lines[0]
+        lines[0].startswith("same findings, different rounding")
+        and "cells cannot be judged from one seed" in lines[0]
     )
-    assert "differ and cannot be judged by one seed" in lines[3]
+    assert "differ and cannot be judged from one seed" in lines[3]
 
 
 def test_sentences_are_compared_without_numbers_and_order():
@@ -232,11 +236,11 @@ def test_what_differs_between_machines_is_said(there):
     portable = made(arithmetic="portable")
     assert (
         circumstances(made(arithmetic="native"), portable)
-        == "portable arithmetic was asked for and native was used"
+        == "portable arithmetic was requested and native was used"
     )
     gpu = circumstances(made(arithmetic="cuda", device="cuda", device_name="a GPU"), portable)
     assert gpu == (
-        "portable arithmetic was asked for and cuda was used, "
+        "portable arithmetic was requested and cuda was used, "
         "a GPU instead of processor an invented processor"
     )
     assert (
@@ -258,7 +262,7 @@ def test_studies_are_added_up_and_new_ones_named(there):
         {"a": (there, there), "b": (there[:3], there[:3]), "c": (there[:1], [])}, {}
     )
     assert lines == [
-        "same to the bit",
+        "bitwise identical",
         "39 of 39 records equal the published ones.",
         "c: nothing is published to compare with.",
     ]

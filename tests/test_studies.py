@@ -488,7 +488,7 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
     text = page.read_text()
     for said in (
         "ERM against a loss that listens to the worst domain",
-        "Reduced, against the scale of the papers: 60 updates instead of 5,001",
+        "Smaller than the papers' studies: 60 updates instead of 5,001",
         "No run is missing, none failed.",
         "WorstDomain (example\\\\_algorithm.py) | default",
     ):

@@ -1,7 +1,6 @@
 """The gallery: every figure and table of the three papers, and every page of every profile."""
 
 import base64
-import json
 import re
 from pathlib import Path
 
@@ -9,10 +8,8 @@ from book_cells import read
 from book_text import Book, markdown, plain
 
 from hmoe_repro.report.gallery import index_entry, title_and_claim
-from hmoe_repro.report.readme import PUBLISHED, item_status
+from hmoe_repro.report.readme import PUBLISHED, item_status, status_words
 from hmoe_repro.report.render import files_of
-from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.studies.study_file import read_study
 
 PROFILES = {
     "quick": "embedded digits and the toy",
@@ -20,7 +17,7 @@ PROFILES = {
     "pacs": "PACS at low resolution",
     "bench": "time and memory",
 }
-# What the runs of a profile are on, where a card has a line for each; the paper's own scale first.
+# The data of a profile, for cards with a line for each; the paper's own scale first.
 DATA = {
     "paper": "the paper's data",
     "mnist": "MNIST",
@@ -28,7 +25,7 @@ DATA = {
     "quick": "digits",
     "bench": "this machine",
 }
-# The cell whose picture stands for a notebook, where that is not the first one.
+# The cell whose picture represents a notebook, where that is not the first one.
 STANDS_FOR = {"nbs/01_method/01_toy.ipynb": "figure-mixture-parts"}
 COLOURS = {
     "full": "success",
@@ -53,7 +50,7 @@ def pages_of(root: Path) -> dict[str, dict]:
 def saved_pictures(root: Path, page: str, files: list[str], cells: list[dict]) -> dict:
     """cell id -> pictures: each file goes to the cell that names it, else to the last that saves.
 
-    Executed pages hold no pictures of their own: they are saved beside them as files.
+    Executed pages hold no pictures of their own: these are saved next to them as files.
     """
     folder, placed = page.rpartition("/")[0], {}
     code = [c for c in cells if c["cell_type"] == "code"]
@@ -68,7 +65,7 @@ def saved_pictures(root: Path, page: str, files: list[str], cells: list[dict]) -
 
 
 def picture_alts(root: Path) -> dict[str, str]:
-    """Saved picture -> what its gallery says of it, with the words that its name adds to that of
+    """Saved picture -> its caption in the gallery, with the words that its name adds to that of
     its page: 'hmoe_fig3_errors.png' is 'Figure 3: … (errors). Data: …'."""
     found = {}
     for path in sorted((root / "figures").glob("*/README.md")):
@@ -91,7 +88,7 @@ def explaining() -> list[str]:
 
 
 def stored_picture(root: Path, page: str) -> bytes:
-    """The picture of a notebook that stands for it, as a rule the first; empty without one."""
+    """The picture that represents a notebook, as a rule the first; empty without one."""
     chosen = STANDS_FOR.get(page)
     for cell in (c for c in read(root / page) if chosen in (None, c["id"])):
         for output in cell.get("outputs", []):
@@ -111,30 +108,6 @@ def card(title: str, status: str, text: str, links: str, picture: str = "", alt:
 def links_of(book: Book, markdown_links: str) -> str:
     """Links of the status table as links of the book."""
     return markdown(book, "README.md", markdown_links) if markdown_links != "–" else ""
-
-
-def data_of(root: Path, artefact: str) -> set[str]:
-    """The data sets of the runs behind the executed pages of an artefact."""
-    pages = root.glob(f"figures/*/{artefact}.provenance.json")
-    facts = [json.loads(page.read_text(encoding="utf-8")) for page in pages]
-    return {name for found in facts for name in found.get("dataset") or []}
-
-
-def status_of(root: Path, artefacts: tuple[str, ...]) -> tuple[str, str]:
-    """`item_status`, but 'stand-in' where nothing was run on data of the paper's own study."""
-    status, links = item_status(artefacts)
-    known = [name for name in artefacts if "paper" in getattr(ARTEFACTS.get(name), "profiles", ())]
-    used = set().union(*(data_of(root, name) for name in artefacts))
-    if status != "reduced" or not (known and used):
-        return status, links
-    wanted = {
-        data
-        for name in known
-        for study in artefact_studies(name, "paper")
-        for runs in read_study(study).runs
-        for data in runs.datasets
-    }
-    return ("reduced" if used & wanted else "stand-in"), links
 
 
 def words_of(book: Book, page: str, text: str) -> str:
@@ -158,7 +131,7 @@ def found_here(book: Book, entries: dict[str, dict]) -> str:
 def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> str:
     """The card of a figure or table of a paper."""
     shows, *artefacts = shown
-    status, links = status_of(book.root, tuple(artefacts))
+    status, links = item_status(tuple(artefacts))
     entries = {}
     for profile in DATA:
         made = [f"figures/{profile}/{a}.ipynb" for a in artefacts]
@@ -184,8 +157,8 @@ def item_card(book: Book, pages: dict, paper: str, item: str, shown: tuple) -> s
 
 
 def across(book: Book, pages: dict) -> dict[str, str]:
-    """Page of evidence -> what stands under its title: its finding, so that nobody need scroll to
-    the verdict, and the ways to the same figure or table on other data and in the gallery."""
+    """Page of evidence -> the lines under its title: its finding, and links to the same figure or
+    table on other data and in the gallery."""
     placed = {}
     for paper, items in PUBLISHED.items():
         for item, (_, *artefacts) in items.items():
@@ -212,25 +185,23 @@ def gallery_page(book: Book, pages: dict, paper: str) -> str:
 
 
 def overview(book: Book) -> str:
-    """The first page of the gallery: the state of every figure and table in one table."""
+    """The first page of the gallery: the status of every figure and table in one table."""
     text = [
         "# Is it reproduced?\n",
-        "Every figure and table of the three papers, with what became of it here. *Full* is at "
-        "the paper's own scale. *Reduced* was trained here on less, and its numbers must not be "
-        "set beside the paper's. A *stand-in* is reduced, too, and none of its data are the "
-        "paper's: it has the shape of the figure or table alone. *Explained* is a notebook about "
+        f"Every figure and table of the three papers, with its status: {status_words()} Only "
+        "*full* results may be compared with the paper's numbers. *Explained* is a notebook about "
         "it. What is *not run* needs pretrained weights, large image sets or a GPU.\n",
     ]
     if "figures/quick/claims.ipynb" in book.pages:
         text.append(
-            "What these pages add up to, claim by claim and with a verdict for each, stands on the "
-            "page of the [claims](/figures/quick/claims.ipynb).\n"
+            "The page of [claims](/figures/quick/claims.ipynb) summarises them, with a verdict for "
+            "each claim of the papers.\n"
         )
     for paper, items in PUBLISHED.items():
         text.append(f"## {paper}\n\n[Pictures and claims](/gallery/{paper.lower()}.md)\n")
         text.append("| | shows | status | where |\n|---|---|---|---|")
         for item, (shows, *artefacts) in items.items():
-            status, links = status_of(book.root, tuple(artefacts))
+            status, links = item_status(tuple(artefacts))
             badge = f"{{bdg-{COLOURS[status]}}}`{status}`"
             text.append(f"| {item} | {shows} | {badge} | {links_of(book, links)} |")
         text.append("")

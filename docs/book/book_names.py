@@ -26,10 +26,10 @@ class Name:
     signature: str
     docstring: str
     notes: list = field(default_factory=list)  # (name, annotation, comment) of each parameter
-    returned: str = ""  # the comment beside the return annotation
+    returned: str = ""  # the comment after the return annotation
     page: str = ""  # nbs/01_method/04_hmoe, without the suffix
     cell: str = ""  # the id of the cell that defines it
-    listed: list = field(default_factory=list)  # anchors of equations beside it in the index table
+    listed: list = field(default_factory=list)  # anchors of its equations in the index table
 
     @property
     def module(self) -> str:
@@ -39,7 +39,7 @@ class Name:
     @property
     def equations(self) -> list[str]:
         """Anchors of the equations that it computes, such as 'hmoe-eq-4': those that its docstring
-        names, and those beside it in the table that leads from the papers to the code."""
+        names, and those of its row in the index from equations to code."""
         found = []
         for paper, numbers in CITED.findall(" ".join(self.docstring.split())):
             found += [f"{paper.lower()}-eq-{n}" for n in numbers_in(numbers)]
@@ -199,7 +199,7 @@ class Index:
         return found[0].full if len(found) == 1 and (called or not plain) else ""
 
     def list_equations(self, table: str) -> None:
-        """Note beside each name the equations of its row in a table of Markdown, whose last column
+        """Note for each name the equations of its row in a table of Markdown, whose last column
         is the code. Raises `KeyError` for a name that the library lacks."""
         for row in (r for r in table.splitlines() if r.startswith("|")):
             anchors = re.findall(r"#(\w+-eq-\d+)\)", row)

@@ -83,13 +83,13 @@ def overview(modules: list[Module], parts: dict[str, str]) -> str:
     text = ["# Reference of the library\n"]
     text.append(
         "Each module is made from one notebook, so each name here leads to the cell that defines "
-        "it. Shapes stand beside the parameters, with the letters of [](/symbols.md).\n"
+        "it. Shapes are given with the parameters, in the letters of [](/symbols.md).\n"
     )
     for folder, title in parts.items():
         inside = [m for m in modules if m.page.split("/")[1] == folder]
         if not inside:
             continue
-        text.append(f"## {title}\n\n| module | what it holds |\n|---|---|")
+        text.append(f"## {title}\n\n| module | content |\n|---|---|")
         for m in inside:
             short = m.name.removeprefix("hmoe_repro.")
             words = safe(plain(m.docstring)).replace("\n", " ")

@@ -39,7 +39,7 @@ def outside_fences(text: str, change) -> str:
 
 
 def download(book: Book, source: str, words: str) -> str:
-    """A link that hands out the file `source` of the project as it is."""
+    """A link that downloads the file `source` of the project."""
     book.downloads.add(source)
     return f"{{download}}`{words.replace('`', '')} </files/{source}>`"
 

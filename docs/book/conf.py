@@ -78,7 +78,7 @@ class Python(PythonDomain):
 
 
 def copy_mathjax(app, error):
-    """MathJax stands beside the pages. The package's own hook would forbid reading in parallel."""
+    """Use the local MathJax. The package's own hook would forbid reading in parallel."""
     package = Path(find_spec("sphinx-mathjax-offline").submodule_search_locations[0])
     if error is None:
         copy_asset(package / "static" / "mathjax", app.outdir / "_static" / "mathjax")

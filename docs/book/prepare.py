@@ -30,7 +30,7 @@ PARTS = {
     "06_studies": "Studies",
     "07_analysis": "Analysis",
     "08_report": "Reports",
-    "09_bench": "Benchmarks of speed",
+    "09_bench": "Benchmarks",
     "10_apps": "Applications",
     "11_cli": "Command line",
 }
@@ -86,7 +86,7 @@ def unexecuted(root: Path, executed: dict) -> tuple[list[str], dict[str, str]]:
 
 
 def make_book(root: Path) -> tuple[Book, dict, list[str]]:
-    """(what links need to know, the executed pages, the pages that were never run)."""
+    """(the data that links need, the executed pages, the pages that were never run)."""
     book = Book(root, book_names.Index(book_names.library(root)))
     book.index.list_equations(cell_text(root, START, "md-index"))
     executed = book_gallery.pages_of(root)
@@ -126,7 +126,7 @@ def write_notebooks(book: Book, executed: dict, source: Path) -> None:
 
 
 def write_slides(book: Book, executed: dict, site: Path) -> None:
-    """Add the slides to the built site, with reveal.js beside them."""
+    """Add the slides to the built site, with reveal.js."""
     import slides
 
     pictures = {
@@ -196,9 +196,9 @@ def write_gallery(book: Book, executed: dict, source: Path) -> None:
 
 
 def part_page(book: Book, folder: str, path: list[str]) -> str:
-    """The first page of a part: what each of its notebooks holds."""
+    """The first page of a part: a table of its notebooks."""
     inside = [p for p in sorted(book.pages) if p.startswith(f"nbs/{folder}/")]
-    lines = [f"# {PARTS[folder]}\n", "| notebook | what it holds |\n|---|---|"]
+    lines = [f"# {PARTS[folder]}\n", "| notebook | content |\n|---|---|"]
     for page in inside:
         title, claim = title_and_claim(book.root / page)
         claim = markdown(book, page, claim).replace("|", "\\|")
@@ -208,15 +208,15 @@ def part_page(book: Book, folder: str, path: list[str]) -> str:
 
 
 def write_contents(book: Book, alone: list[str], source: Path) -> None:
-    """The chapters: what stands in the bar at the left."""
+    """The chapters of the bar at the left."""
     path = reading_path(book.root)
     for folder in PARTS:
         write(source / f"parts/{folder}.md", part_page(book, folder, path))
-    own = "nbs/paper/study.ipynb"  # the page of any study: nothing of a paper waits there
+    own = "nbs/paper/study.ipynb"  # the page of any study, not of a paper
     waiting = "\n".join(f"/{p.removesuffix('.ipynb')}" for p in alone if p != own)
     text = (
-        "# Pages that were not run\n\nThe notebooks below wait for runs at a scale that was not at "
-        "hand. They show the paper's numbers and say what running them would take.\n\n"
+        "# Pages that are not run\n\nThe notebooks below need data or a scale that was not "
+        "available. They show the paper's numbers and the estimated cost of running them.\n\n"
     )
     write(source / "gallery/waiting.md", f"{text}```{{toctree}}\n:titlesonly:\n\n{waiting}\n```\n")
     claims = ["figures/quick/claims"] if "figures/quick/claims.ipynb" in book.pages else []

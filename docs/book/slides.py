@@ -44,7 +44,7 @@ class Part:
 
 @dataclass
 class Slide:
-    """What stands on a slide."""
+    """The content of a slide."""
 
     title: str
     cells: list[dict]
@@ -71,7 +71,7 @@ def planned(root: Path) -> list[str]:
 
 
 def tags_of(root: Path, page: str) -> dict[str, list[str]]:
-    """Cell id -> tags. Those of an executed page stand in the notebook that it was made from."""
+    """Cell id -> tags. Those of an executed page are in the notebook that it was made from."""
     source = root / page
     if page.startswith("figures/"):
         source = root / "nbs/paper" / Path(page).name
@@ -198,7 +198,7 @@ def exporter() -> HTMLExporter:
 
 
 def fullness(body: str, code: bool) -> str:
-    """What the style sheet makes larger: 'picture' ('alone') with little text (none) beside it,
+    """What the style sheet makes larger: 'picture' ('alone') with little (no) text,
     'few' words and no code, or 'none', so that only a question is there."""
     words = len(re.sub(r"<[^>]*>|\s+", " ", body).strip())
     if "<img" in body:

@@ -83,7 +83,7 @@ def _list_datasets():
 
 # %% ../../nbs/11_cli/02_lists.ipynb #def-runs
 def _run_row(record: dict) -> list:
-    """What a line of `hmoe runs` says of a run: its accuracies, or why it failed."""
+    """A row of `hmoe runs`: the run with its accuracies, or the reason why it failed."""
     spec = record["spec"]
     accuracies = [
         f"{mode} {selected['test_accuracy']:.3f}" for mode, selected in record["selected"].items()

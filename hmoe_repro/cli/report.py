@@ -97,7 +97,7 @@ StudysRule = Annotated[
     ),
 ]
 FirstDraws = Annotated[
-    int | None, typer.Option(min=1, help="Only the draws 0 to N-1; default: all there are.")
+    int | None, typer.Option(min=1, help="Only the hyper-parameter trials 0 to N-1; default: all.")
 ]
 
 
@@ -109,9 +109,11 @@ def select_command(
     n_hparams: FirstDraws = None,
     study: PublishedStudy = None,
     where: Where = None,
-    output: Annotated[str | None, typer.Option(help="A CSV of the chosen runs and steps.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="A CSV of the selected runs and steps.")
+    ] = None,
 ):
-    """Print the tables that a selection rule makes of the runs, and name what they lack."""
+    """Print the tables of the runs by a selection rule, and name the missing runs."""
     output = writable_file(output, "table") if output else None
     records = _records(study_in_store, study, algorithm, dataset, where)
     if rule is None:
@@ -141,7 +143,7 @@ def report_command(
     output: Annotated[str, typer.Option(help="Folder of the page.")] = "reports",
     formats: Formats = None,
 ):
-    """Write a page about a study from its runs: table, resolvable differences, curves."""
+    """Write the page of a study from its runs: table, detectable differences, curves."""
     page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
     print(f"rendered {short_path(page)}")
 
@@ -172,8 +174,8 @@ def export_domainbed_command(
 
 # %% ../../nbs/11_cli/06_report.ipynb #def-bench
 class Bench(NamedTuple):
-    """What `hmoe bench` can measure: how, for which page of its own, and which tables it
-    prints."""
+    """A benchmark of `hmoe bench`: its function, the page of its record, and the printed
+    tables."""
 
     run: Callable
     page: str
@@ -197,13 +199,13 @@ BENCHES = {
 
 
 def _bench_file(what: str, scale: str) -> str:
-    """The name of a bench's record: that of its page's study; systems have one for each scale."""
+    """The file of a benchmark's record, named by its page's study; one per scale for systems."""
     page = BENCHES[what].page
     return f"{ARTEFACTS[page].study}.json" if page else f"bench-{what}-{scale}.json"
 
 
 def _published_benches(names, profile: str) -> list[str]:
-    """`names`, or the pages of all benches that are published."""
+    """`names`, or the pages of all published benchmarks."""
     pages = [bench.page for bench in BENCHES.values() if bench.page]
     for name in names or []:
         one_of(name, pages, f"artefact of the profile {profile}")
@@ -220,7 +222,7 @@ What = Annotated[
 BenchScale = Annotated[
     str,
     typer.Option(
-        help="full, tiny for a try, gpu (algorithms at the paper's batch); systems: quick, pacs."
+        help="full, tiny (a test), gpu (algorithms at the paper's batch); systems: quick, pacs."
     ),
 ]
 

@@ -36,11 +36,11 @@ Workers = Annotated[int, typer.Option(min=0, help="Processes that decode image f
 HparamsSeed = Annotated[
     int,
     typer.Option(
-        min=0, help="0: default hyper-parameters; otherwise DomainBed's random draw with this seed."
+        min=0, help="0: default hyper-parameters; otherwise DomainBed's random trial of this seed."
     ),
 ]
 SearchDraws = Annotated[
-    int | None, typer.Option(min=1, help="Train the draws 0 to N-1 and choose among them.")
+    int | None, typer.Option(min=1, help="Train the trials 0 to N-1 and select among them.")
 ]
 
 # %% ../../nbs/11_cli/04_train.ipynb #options-how
@@ -70,13 +70,15 @@ Parity = Annotated[
     bool,
     typer.Option(
         "--parity",
-        help="Generated data from DomainBed's run seed instead of the trial seed; GMoE's capacity "
-        "in evaluation, too.",
+        help="As DomainBed: generated data depend on the run seed instead of the trial seed; "
+        "GMoE's capacity also applies in evaluation.",
     ),
 ]
 Arithmetic = Annotated[
     str,
-    typer.Option(help="native, or portable: the same bits on every x86-64 processor with AVX2."),
+    typer.Option(
+        help="native, or portable: bitwise identical on every x86-64 processor with AVX2."
+    ),
 ]
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
@@ -104,8 +106,8 @@ def train_command(
     device: Device = "auto",
     data_dir: DataDir = None,
 ):
-    """Train one algorithm with one domain held out, or several draws of its hyper-parameters,
-    and print what was selected."""
+    """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
+    print the selected accuracies."""
     settings = dict(trial_seed=seed, network=network, resolution=resolution, precision=precision)
     settings |= dict(protocol=protocol, steps=steps, epochs=epochs, splits=splits, parity=parity)
     settings |= dict(checkpoint_frequency=checkpoint_frequency, sampler=sampler, evaluate=evaluate)
@@ -129,7 +131,7 @@ def _train(algorithm, dataset, test_domains, n_hparams, hparams, device, setting
     complete = sum(record["status"] == "complete" for record in records)
     if n_hparams and complete:
         chosen = search_table([r for r in records if "spec" in r], n_hparams)
-        print_frame(f"chosen among {complete} of {n_hparams} draws", chosen)
+        print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
     refuse_incomplete(specs, records)
     if n_hparams:
         return

@@ -17,11 +17,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from ..analysis.results import short_path
 from ..core.errors import HmoeError
 from ..core.files import repo_root, write_atomic
+from .provenance import STATUS
 from .render import files_of, page_texts
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-template
 def _printable(value):
-    """What a template prints for a value: text without what UTF-8 cannot hold."""
+    """A value as a template prints it: characters that UTF-8 cannot encode become '?'."""
     if type(value) is str:  # and not markup, which is text that a template has made
         return value.encode("utf-8", "replace").decode("utf-8")
     return value
@@ -57,8 +58,8 @@ _DATA = {"Digit": "embedded digits", "MNIST": "MNIST", "PACS": "PACS"}
 
 
 def data_title(title: str, page: Path) -> str:
-    """The title of an executed page with the data of its runs, where it does not name them, so
-    that a stand-in does not bear the name of what it stands for alone."""
+    """The title of an executed page, with the data of its runs appended where it does not name
+    them, so that stand-in data cannot be mistaken for the paper's."""
     provenance = Path(page).with_name(f"{Path(page).stem}.provenance.json")
     facts = json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {}
     names = facts.get("dataset") or []
@@ -70,7 +71,7 @@ def data_title(title: str, page: Path) -> str:
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-fold-long-table
 def fold_long_table(table: str, limit: int = 10) -> str:
-    """A Markdown table with its title line, behind a fold if it has more than `limit` rows."""
+    """A Markdown table with its title line, collapsed if it has more than `limit` rows."""
     title, _, body = table.partition("\n\n")
     rows = body.count("\n") - 1
     if rows <= limit:
@@ -80,12 +81,12 @@ def fold_long_table(table: str, limit: int = 10) -> str:
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-evidence-line
 def evidence_line(facts: dict) -> str:
-    """What a page is made of: its record, the runs of its study or studies and how many failed, or
-    nothing that was run."""
+    """The records behind a page: its single record, the runs of its study or studies and how many
+    failed, or none."""
     if "record_sha256" in facts:
         return f"From one record of `{facts['study']}`, finished {facts['finished']}."
     if not facts["records"]:
-        return "From no run: its numbers are the paper's own."
+        return "From no run: the numbers are the paper's."
     studies = [f"`{name}`" for name in (facts["study"], *facts.get("beside", {}))]
     named = f"studies {', '.join(studies)}" if len(studies) > 1 else f"study {studies[0]}"
     if len(studies) > 12:
@@ -124,8 +125,8 @@ _LEARNED = "Accuracy on validation images"
 
 
 def _first_sentence(text: str, longest: int = 220) -> str:
-    """The first sentence of a Markdown list, cut at a word where it is long. How far the networks
-    have learned is said first in some verdicts, but it is not what they found."""
+    """The first sentence of a Markdown list, cut at a word if it is long. Some verdicts begin with
+    the validation accuracy, which is not their finding and is skipped."""
     lines = [line.removeprefix("- ") for line in text.strip().splitlines()]
     line = next((line for line in lines if line and not line.startswith(_LEARNED)), text.strip())
     sentence = re.split(r"(?<=[a-z0-9)%])[.] (?=[A-Z*])", line)[0].rstrip(".")
@@ -142,9 +143,8 @@ _TOO_LITTLE = {
 
 
 def _caution(verdict: str, said: str, shown: int = 4) -> str:
-    """A clause that names the rows which a verdict calls undertrained (`learned_line`), and modes
-    that fail (`trained_verdict`); empty where there are none, or where what is `said` names
-    them."""
+    """A clause that names the rows which a verdict calls undertrained (`learned_line`) and the
+    modes that fail (`trained_verdict`); empty where there are none, or where `said` names them."""
     if "undertrained" in said.lower():
         return ""
     parts = []
@@ -159,7 +159,7 @@ def _caution(verdict: str, said: str, shown: int = 4) -> str:
 
 def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     """What the index says about an artefact: name, `data_title`, claim, picture ('' without) and
-    the first sentence of its verdict, with the rows that have learned too little for one."""
+    the first sentence of its verdict, with the undertrained rows."""
     page = folder / f"{artefact}.ipynb"
     title, claim = title_and_claim(page)
     verdict = page_texts(page).get(f"{artefact}_verdict.md", "")
@@ -173,7 +173,7 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
 def _origin(profile: str, store: str) -> str:
     """Where the records of a gallery come from, in words."""
     if profile == "bench":
-        return "from the benches in `results/` by `hmoe figures --profile bench`"
+        return "from the benchmark records in `results/` by `hmoe figures --profile bench`"
     if str(store):
         return "from the runs of `hmoe reproduce` on this machine"
     return "from `results/` by `make figures`"
@@ -192,6 +192,7 @@ def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     sections = [gallery_section(folder, name, files) for name, files in pages.items()]
     page = template("gallery.md").render(
         profile=profile,
+        status=STATUS,
         made=_origin(profile, store),
         index=[index_entry(folder, name, files) for name, files in pages.items()],
         sections=sections,
@@ -218,7 +219,7 @@ def browsable(output, profiles: list[str]) -> Path:
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-update-readme-block
 def update_readme_block(path: Path, name: str, text: str) -> bool:
-    """Replace what stands between the two markers of a block. Returns whether the file changed;
+    """Replace the text between the two markers of a block. Returns whether the file changed;
     `HmoeError` unless the block is there once."""
     path = Path(path)
     page = path.read_text(encoding="utf-8")
