@@ -313,7 +313,7 @@ def test_what_never_ends_behind_the_end_is_refused(folder, monkeypatch):
     monkeypatch.setattr(archives, "MOST_BEHIND", 1 << 20)
     plain = tar_of(folder / "x", ("a", b"1")).read_bytes()
     (folder / "x").write_bytes(gzip.compress(plain + b"\0" * (3 << 20)))
-    refused(folder / "x", folder, "goes on behind its end")
+    refused(folder / "x", folder, "continues after its end")
     (folder / "x").write_bytes(gzip.compress(plain + b"\0" * 500_000))
     assert (unpack(folder / "x", folder / "target") / "a").read_bytes() == b"1"
 
