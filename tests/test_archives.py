@@ -223,7 +223,7 @@ def test_a_copied_link_counts_as_what_it_holds(folder, monkeypatch):
 
 def test_a_full_disk_is_said_before_writing(folder, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    refused(tar_of(folder / "x", ("big", b"x" * 2000)), folder, "GiB free. Fix: make room")
+    refused(tar_of(folder / "x", ("big", b"x" * 2000)), folder, "GiB free. Fix: free disk space")
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
@@ -257,7 +257,7 @@ def test_one_flipped_bit_is_refused_or_changes_nothing(made_of, folder):
         try:
             unpack(folder / "x", folder / "target")
         except HmoeError as error:
-            assert "Fix: room and permissions" not in str(error), (bit, str(error))
+            assert "Fix: free space and permissions" not in str(error), (bit, str(error))
             refusals += 1
         else:
             assert tree_of(folder / "target") == content, bit
@@ -313,7 +313,7 @@ def test_what_never_ends_behind_the_end_is_refused(folder, monkeypatch):
     monkeypatch.setattr(archives, "MOST_BEHIND", 1 << 20)
     plain = tar_of(folder / "x", ("a", b"1")).read_bytes()
     (folder / "x").write_bytes(gzip.compress(plain + b"\0" * (3 << 20)))
-    refused(folder / "x", folder, "goes on behind its end")
+    refused(folder / "x", folder, "continues after its end")
     (folder / "x").write_bytes(gzip.compress(plain + b"\0" * 500_000))
     assert (unpack(folder / "x", folder / "target") / "a").read_bytes() == b"1"
 

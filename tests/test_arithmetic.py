@@ -84,7 +84,7 @@ def test_what_starts_inside_has_the_variables_and_what_starts_afterwards_has_not
 def test_too_late_changes_nothing_and_says_so(monkeypatch):
     monkeypatch.delenv("MKL_CBWR", raising=False)
     before = dict(os.environ)
-    with pytest.warns(UserWarning, match="torch was imported before it was set.*Fix"):
+    with pytest.warns(UserWarning, match="requested after torch was imported.*Fix"):
         set_arithmetic("portable")
     assert dict(os.environ) == before and arithmetic_in_use() == "native"
     with warnings.catch_warnings():

@@ -571,7 +571,7 @@ QUESTIONS = {
     "What is HMOE?": (["What is HMOE?"], "Start here", "An image goes down two paths."),
     "Where is equation 4 computed?": (
         ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
-        "Routing",
+        "Gating",
         "log(p.shape[-1]) - entropy(p.mean(-2))",
     ),
     "Is Table 5 reproduced?": (["Is it reproduced?"], "Is it reproduced?", "RotatedMNIST"),

@@ -164,7 +164,7 @@ def test_a_damaged_cache_is_built_again_and_says_so(root, damage):
     if damage == "other manifest":
         manifest.write_text(json.dumps({"shape": [12, 4, 16, 3]}))
     again = open_cache(tree, 8)
-    assert torch.equal(normalise(pixels(again)), direct(tree, 8)) and "not whole" in again.notes[0]
+    assert torch.equal(normalise(pixels(again)), direct(tree, 8)) and "incomplete" in again.notes[0]
     assert not open_cache(tree, 8).notes
 
 

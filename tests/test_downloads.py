@@ -342,7 +342,7 @@ def test_only_the_web_is_asked(server, tmp_path):
 
 def test_a_full_disk_is_said_before_writing(server, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(HmoeError, match="Fix: make room"):
+    with pytest.raises(HmoeError, match="Fix: free disk space"):
         download(server.url, tmp_path / "f", **QUICK)
     assert not list(tmp_path.iterdir())
 

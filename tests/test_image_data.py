@@ -334,7 +334,7 @@ def test_damaged_files_are_refused_or_skipped(root, source):
 
 def test_a_damaged_cache_is_built_again_and_warned_of(root):
     ImageDataset(scan_tree(root), 24, CACHE).cache.file.write_bytes(b"cut")
-    with pytest.warns(UserWarning, match="24 pixels was not whole and has been built anew"):
+    with pytest.warns(UserWarning, match="24 pixels was incomplete and has been rebuilt"):
         made = ImageDataset(scan_tree(root), 24, CACHE).pictures(0, torch.arange(8))
     assert torch.equal(made, ImageDataset(scan_tree(root), 24).pictures(0, torch.arange(8)))
 

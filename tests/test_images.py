@@ -173,7 +173,7 @@ def test_a_missing_domain_is_named(tmp_path):
 
 def test_a_folder_that_is_not_there_or_empty(tmp_path):
     refused(tmp_path / "nowhere", "there is no folder", "HMOE_DATA")
-    refused(tmp_path, "nothing to be seen")
+    refused(tmp_path, "nothing visible")
     (tmp_path / "a").mkdir()
     refused(tmp_path, "no image in them")
     (tmp_path / "file").write_text("x")

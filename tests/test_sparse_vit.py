@@ -268,7 +268,7 @@ def test_any_plain_transformer_takes_experts():
         (lambda: make_sparse_vit("gmoe_small", SMALL, k=7), "cannot go to 7 of 6 experts"),
         (
             lambda: make_sparse_vit("gmoe_small", SMALL, capacity_factor=-1.0),
-            "a capacity of -1.0 times the fair share is none",
+            "capacity_factor must not be negative, got -1.0",
         ),
         (
             lambda: make_sparse_vit("gmoe_small", SMALL, capacity_factor=0.0, gate_noise=0.0),
@@ -276,7 +276,7 @@ def test_any_plain_transformer_takes_experts():
         ),
         (
             lambda: make_sparse_vit("gmoe_small", SMALL, capacity_factor=-1.0, gate_noise=0.0),
-            "a capacity of -1.0 times",
+            "capacity_factor must not be negative, got -1.0",
         ),
         (lambda: make_sparse_vit("gmoe_small", SMALL, router="dot"), "unknown router 'dot'"),
         (lambda: make_sparse_vit("gmoe_small", SMALL, dropout=1.0), "a probability below 1"),

@@ -367,7 +367,7 @@ def test_settings_are_refused_as_in_the_other_layer(monkeypatch, wrong, said):
 def test_a_capacity_without_a_place_is_refused_as_in_the_other_layer(monkeypatch):
     tutel_standin.install(monkeypatch)
     layer = TutelMoE(D, H, num_experts=E, capacity_factor=0.01)
-    with pytest.raises(HmoeError, match="leaves no place for any of 30 tokens at 4 experts"):
+    with pytest.raises(HmoeError, match="leaves no capacity for 30 tokens and 4 experts"):
         layer(torch.randn(30, D))
     assert layer.eval()(torch.randn(30, D)).any()
 

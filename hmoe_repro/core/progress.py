@@ -11,10 +11,10 @@ import time
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-progress
 class Progress:
-    """Shows how far each named task is; `console` is a `rich` console (default: standard output).
+    """Progress display of named tasks; `console` is a `rich` console (default: standard output).
 
     Call it with (what, done, total, unit); `total` may be None while it is unknown. A unit of 'B'
-    is shown as kB, MB and so on. Use it as a context: its end removes all bars."""
+    is shown as kB, MB and so on. Use it as a context manager: its exit removes all bars."""
 
     def __init__(self, console=None):
         from rich import progress
@@ -62,7 +62,7 @@ class Progress:
         return time.monotonic() - self.begun.pop(what, time.monotonic())
 
     def say(self, line: str):
-        """Print a line as it is, above the bars."""
+        """Print a line above the bars."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-amount

@@ -27,8 +27,8 @@ def seed_everything(seed: int):
 
 # %% ../../nbs/00_core/03_seeds.ipynb #def-random-state
 def random_state(device="cpu") -> dict:
-    """The state of the three global generators, and of that of a CUDA `device`, as numbers, lists
-    and tensors."""
+    """The state of Python's, NumPy's and PyTorch's global generators, and of that of a CUDA
+    `device`, as numbers, lists and tensors."""
     import numpy as np
     import torch
 
@@ -51,7 +51,7 @@ def random_state(device="cpu") -> dict:
 
 # %% ../../nbs/00_core/03_seeds.ipynb #def-restore-random-state
 def restore_random_state(state: dict, device="cpu"):
-    """Put back what `random_state` returned."""
+    """Restore the state that `random_state` returned."""
     import numpy as np
     import torch
 

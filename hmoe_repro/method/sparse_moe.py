@@ -59,7 +59,7 @@ class Choice(NamedTuple):
     experts: Tensor  # (n, k) integers
     weights: Tensor  # (n, k), differentiable
     logits: Tensor  # (n, k): the chosen experts' logits, noise included
-    best: Tensor | None = None  # (n,): the largest score, undivided: who is served first
+    best: Tensor | None = None  # (n,): the largest score, not normalised: the token's priority
 
 
 def choose(logits: Tensor, k: int = 1) -> Choice:
@@ -78,18 +78,18 @@ def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
 
 
 def positive_capacity(tokens: int, num_experts: int, k: int, factor: float) -> int:
-    "`capacity_of`; `HmoeError` where it is 0, for then every token would be dropped."
+    "`capacity_of`; `HmoeError` where it is 0, which would drop every token."
     capacity = capacity_of(tokens, num_experts, k, factor)
     if tokens and not capacity:
         raise HmoeError(
-            f"a capacity_factor of {factor} leaves no place for any of {tokens} tokens at "
+            f"a capacity_factor of {factor} leaves no capacity for {tokens} tokens and "
             f"{num_experts} experts. Fix: at least 1, or 0 for a layer that drops nothing."
         )
     return capacity
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-kept
 def kept_tokens(choice: Choice, num_experts: int, capacity: int, by_score: bool = True) -> Tensor:
-    "Which of the (n, k) choices find a place: boolean (n, k). `by_score`: batch priority."
+    "Which of the (n, k) choices fit the capacity: boolean (n, k). `by_score`: batch-prioritised."
     n, k = choice.experts.shape
     rank = torch.arange(n, device=choice.experts.device)
     if by_score:
@@ -107,15 +107,15 @@ def squared_variation(amounts: Tensor) -> Tensor:
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-importance-loss
 def importance_loss(logits: Tensor) -> Tensor:
-    "Inequality of the experts' summed scores, from logits without noise (n, E)."
+    "Squared variation of the experts' summed scores, from logits without noise (n, E)."
     return squared_variation(logits.softmax(-1).sum(0))
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-load-loss
 def load_loss(logits: Tensor, choice: Choice, noise: float = 1.0) -> Tensor:
-    """Inequality of the loads to be expected (n, E), smooth in the logits without noise.
+    """Squared variation of the expected loads, differentiable in logits without noise (n, E).
 
     The threshold is the last chosen expert's noisy logit, as in Tutel, although it is compared with
-    a probability. Raises `HmoeError` without noise, for then the load has no gradient."""
+    a probability. Raises `HmoeError` without noise, where the load has no gradient."""
     if noise <= 0:
         raise HmoeError(
             "the load loss needs gate noise: without it a load is a count, and has no gradient. "
@@ -165,7 +165,7 @@ class Experts(nn.Module):
         return F.linear(self.dropout(F.gelu(F.linear(x, w1, b1))), w2, b2)
 
     def each(self, parts) -> list[Tensor]:
-        "Expert e of the e-th part, for all experts; nothing for parts without rows."
+        "Expert e of the e-th part, for all experts; empty parts are left out."
         weights = zip(*(w.unbind() for w in (self.w1, self.b1, self.w2, self.b2)))
         return [self._mlp(x, *own) for x, own in zip(parts, weights) if len(x)]
 
@@ -185,7 +185,7 @@ class Experts(nn.Module):
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-traffic
 class Traffic(NamedTuple):
-    "Which row of the sorted tokens belongs to which token, and how many each expert has."
+    "Token of each sorted row, sorted row of each choice, and rows of each expert."
 
     choices: Tensor  # (m,): which of the n * k choices each sorted row is; m are kept
     rows: Tensor  # (m,): its token
@@ -210,7 +210,7 @@ def plan_traffic(choice: Choice, num_experts: int, kept: Tensor | None = None) -
 def _gathered(sorted_rows: Tensor, places: Tensor) -> Tensor:
     "Sum over each token's k places of the sorted rows (m, D); a place m counts as zero."
     n, k = places.shape
-    if len(sorted_rows) < n * k:  # somebody was dropped
+    if len(sorted_rows) < n * k:  # tokens were dropped
         sorted_rows = torch.cat([sorted_rows, sorted_rows.new_zeros(1, sorted_rows.shape[1])])
     found = sorted_rows.index_select(0, places.flatten())
     return found if k == 1 else found.view(n, k, -1).sum(1)
@@ -273,10 +273,9 @@ ROUTERS = {"cosine": CosineRouter, "linear": LinearRouter}
 class SparseMoE(nn.Module):
     """A sparse mixture of MLPs in the place of one: x (..., D) -> (..., D) (GMoE, section 3).
 
-    Its auxiliary loss needs no adding: it is carried by the output (`AddAuxLoss`). What the last
-    pass did stands, without gradients, in `auxiliary_loss` and `choice`. The router computes in
-    float32, or in float64 for x of that type. Raises `HmoeError` for settings that contradict each
-    other."""
+    The auxiliary loss is added by the backward pass of the output (`AddAuxLoss`). `auxiliary_loss`
+    and `choice` of the last pass are kept, without gradients. The router computes in float32, or in
+    float64 for x of that type. Raises `HmoeError` for settings that contradict each other."""
 
     def __init__(
         self,
@@ -288,7 +287,7 @@ class SparseMoE(nn.Module):
         capacity_factor: float = 1.5,  # while training; 0: dropless
         evaluation: str = "dropless",  # or 'capacity': the same limit in evaluation, as released
         gate_noise: float = 1.0,  # standard deviation, divided by the number of experts
-        by_score: bool = True,  # batch priority: who is certain is served first
+        by_score: bool = True,  # batch-prioritised routing
         dropout: float = 0.1,
         loss: str = "balance",  # or 'product'
         auxiliary_weight: float = 0.01,
@@ -365,7 +364,7 @@ def check_settings(
             raise HmoeError(f"{name} must be a finite number, got {value}. Fix: such as 1.0.")
     if capacity_factor < 0:
         raise HmoeError(
-            f"a capacity of {capacity_factor} times the fair share is none. "
+            f"capacity_factor must not be negative, got {capacity_factor}. "
             "Fix: capacity_factor above 0, or 0 for a layer that drops nothing."
         )
     if gate_noise < 0 or (gate_noise == 0 and loss == "balance"):

@@ -215,7 +215,7 @@ def run_toy(
     state: dict | None = None,  # from `ToyTrainer.state`: continue there
     on_checkpoint=None,  # called with the trainer after every checkpoint
 ) -> tuple[dict, list, dict[str, Tensor]]:  # result, checkpoints, arrays
-    """Train the toy for all seeds and describe the outcome (HMOE, section 4.1).
+    """Train the toy for all seeds; returns its record and arrays (HMOE, section 4.1).
     HmoeError if a loss stops being finite."""
     trainer = ToyTrainer(hparams, steps)
     if state is not None:

@@ -21,15 +21,15 @@ from .pretrained import find_weights, fit_weights, timm_name, weights_for
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-architecture
 @dataclass(frozen=True)
 class Architecture:
-    """What `make_backbone` needs to know of a network."""
+    """The architecture of a network, for `make_backbone`."""
 
-    title: str  # what torchvision or timm calls it
+    title: str  # its name in torchvision or timm
     num_features: int
     stem: str  # the first convolution
     head: str  # the classifier
     smallest: int  # pixels a side
     patch: int = 1  # sides must be multiples of this
-    options: dict = field(default_factory=dict)  # in which it differs from what is called so
+    options: dict = field(default_factory=dict)  # arguments other than those of `title`
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #backbones-by-name
 def _transformer(title: str, width: int, patch: int = 16, smallest: int = 16, **options):
@@ -60,7 +60,7 @@ BACKBONES |= {name: _small_transformer(*sizes) for name, sizes in SMALL_TRANSFOR
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-names
 @dataclass(frozen=True)
 class Names:
-    """Names that are listed, and all that begin with one of `prefixes`."""
+    """A list of names, and all names that begin with one of `prefixes`."""
 
     listed: tuple[str, ...]
     prefixes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class ImageBackbone(Backbone):
         super().__init__()
         self.body, self.dropout = body, nn.Dropout(dropout)
         self.num_features, self.freeze_bn, self.loaded = num_features, freeze_bn, loaded
-        embed = getattr(body, "patch_embed", None)  # of a transformer that takes one size alone
+        embed = getattr(body, "patch_embed", None)  # of a transformer for one size only
         self.sides = embed.img_size if getattr(embed, "strict_img_size", False) else None
         self.train()
 
@@ -129,7 +129,7 @@ def adapt_channels(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-adapt-positions
 def _timm():
-    """timm, which must not be imported before torchvision's guard has run."""
+    """The module timm, imported after `import_torchvision`."""
     import_torchvision()
     import timm
 
@@ -137,8 +137,8 @@ def _timm():
 
 
 def _adapt_positions(grid, others: int = 1):
-    """A repair for position embeddings (1, others + n * n, D), `others` being those of the class
-    token and its like: resampled to the map `grid` = (rows, columns), the others kept."""
+    """A repair of position embeddings (1, others + n * n, D): those of the patches are resampled to
+    `grid` = (rows, columns), the `others` (class token, distillation token) are kept."""
 
     def adapt(given, wanted):
         patches = given.shape[1] - others if given.dim() == 3 else 0
@@ -153,7 +153,7 @@ def _adapt_positions(grid, others: int = 1):
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-architecture-of
 @functools.lru_cache
 def _architecture_in_timm(name: str) -> Architecture:
-    """What is known of a network of timm. `HmoeError` if it is no vision transformer."""
+    """The architecture of a network of timm. `HmoeError` if it is no vision transformer."""
     with torch.device("meta"):
         body = _timm().create_model(name, num_classes=0)
     embed = getattr(body, "patch_embed", None)
@@ -168,7 +168,7 @@ def _architecture_in_timm(name: str) -> Architecture:
 
 
 def architecture_of(name: str) -> Architecture:
-    """What is known of a network of `BACKBONES` or of 'timm:<name>'. `HmoeError` for others."""
+    """The architecture of a network of `BACKBONES` or 'timm:<name>'. `HmoeError` for others."""
     called = timm_name(name)
     if called:
         return _architecture_in_timm(called)
@@ -240,8 +240,8 @@ def build_body(info: Architecture, input_shape, drop_path: float = 0.0) -> nn.Mo
 
 
 def load_body(body: nn.Module, state: dict, info: Architecture, input_shape, name: str) -> dict:
-    """Load the weights of a whole network `name` into `body`, adapted to the images; what was done
-    with them, as `fit_weights` says it. `HmoeError` if they do not fit."""
+    """Load the weights of a whole network `name` into `body`, adapted to the images; returns the
+    report of `fit_weights`. `HmoeError` if they do not fit."""
     grid = [side // info.patch for side in input_shape[1:]]
     others = 0 if getattr(body, "no_embed_class", False) else getattr(body, "num_prefix_tokens", 1)
     repairs = {f"{info.stem}.weight": adapt_channels, "pos_embed": _adapt_positions(grid, others)}
@@ -257,12 +257,12 @@ def make_backbone(
     drop_path: float = 0.0,
     folder=None,
 ) -> ImageBackbone:
-    """A network of `BACKBONES`, or 'timm:<name>', as a featurizer for images `input_shape` =
-    (C, H, W). `weights` as in `weights.find_weights`, kept files from `folder`; `freeze_bn` None
+    """A network of `BACKBONES`, or 'timm:<name>', as a featurizer for images `input_shape` = (C, H,
+    W). `weights` as in `pretrained.find_weights`, stored files from `folder`; `freeze_bn` None
     freezes batch norm when they are pretrained.
 
-    Raises `HmoeError` for unknown names, images the network cannot take,
-    and weights that cannot be had or do not fit."""
+    Raises `HmoeError` for unknown names, images the network cannot take, and weights that are not
+    available or do not fit."""
     info = architecture_of(name)
     check_request(name, info, input_shape, dropout, drop_path)
     state, loaded = find_weights(weights, name, folder), None

@@ -20,16 +20,16 @@ PRECISIONS = ("float32", "bf16", "float32-compile", "bf16-compile", "tf32")
 
 # %% ../../nbs/03_networks/01_precision.ipynb #def-cache-of-its-own
 def _cache_of_its_own():
-    """Keep compiled code apart for each instruction set, unless somebody chose the folder:
-    PyTorch's cache takes code made for AVX-512 in a process that is held to AVX2, and that code
-    gives wrong numbers there."""
+    """Use one folder of compiled code per instruction set, unless the user chose a folder:
+    PyTorch's cache would use code made for AVX-512 in a process limited to AVX2, where it
+    gives wrong numbers."""
     name = f"torchinductor_{getpass.getuser()}_{torch.backends.cpu.get_cpu_capability()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), name))
 
 # %% ../../nbs/03_networks/01_precision.ipynb #def-backbone
 class Backbone(nn.Module):
     """A network whose `features` run in `precision`; its output is float32.
-    `HmoeError` where a '-compile' precision finds no compiler."""
+    `HmoeError` for a '-compile' precision without a compiler."""
 
     precision = "float32"
 
@@ -137,8 +137,8 @@ class Bf16GroupNorm(torch.autograd.Function):
 
 # %% ../../nbs/03_networks/01_precision.ipynb #def-groupnorm
 class GroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm`, the same to the bit but for bf16 input on a CPU with narrow groups,
-    where `Bf16GroupNorm` computes it."""
+    """`nn.GroupNorm`, bitwise identical except for bf16 input on a CPU with fewer than 16 channels
+    a group, where `Bf16GroupNorm` computes it."""
 
     def forward(self, x):
         narrow = (

@@ -53,7 +53,8 @@ def draw_linear(module: nn.Module):
 
 
 def draw_experts(experts: nn.Module, dense: nn.Module):
-    """Draw the experts apart from each other, with the spread of the MLP `dense`, biases zero."""
+    """Draw the weights of each expert independently, with the standard deviation of the MLP
+    `dense`; biases are zero."""
     own = ((experts.w1, experts.b1), (experts.w2, experts.b2))
     for (weight, bias), given in zip(own, (dense.fc1.weight, dense.fc2.weight)):
         spread = 0.02 if given.is_meta else given.detach().std().item()
@@ -134,8 +135,8 @@ def dense_twin(name: str) -> str:
 def check_experts(
     placement: str = "last-two", backend: str = "torch", dropout: float = 0.1, **settings
 ):
-    """Raise `HmoeError` for settings of `add_experts` that do not exist or contradict each other:
-    what can be known before a network is built."""
+    """Raise `HmoeError` for settings of `add_experts` that do not exist or contradict each other,
+    as far as can be checked before a network is built."""
     one_of(placement, PLACEMENTS, "placement of experts")
     one_of(backend, BACKENDS, "backend of the experts")
     if not 0 <= dropout < 1:
@@ -163,9 +164,10 @@ def make_sparse_vit(
 ) -> ImageBackbone:
     """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
 
-    `weights` as in `weights.find_weights`, kept files from `folder`, under our names or Tutel's;
-    `backend` and `experts` are the options of `add_experts`. Raises `HmoeError` for unknown names
-    and settings, images the network cannot take, and weights that cannot be had or do not fit."""
+    `weights` as in `pretrained.find_weights`, stored files from `folder`, under our names or
+    Tutel's; `backend` and `experts` are the options of `add_experts`. Raises `HmoeError` for
+    unknown names and settings, images the network cannot take, and weights that are not available
+    or do not fit."""
     info = architecture_of(dense_twin(name))
     check_request(name, info, input_shape, drop_path=drop_path)
     check_experts(backend=backend, **experts)
