@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from hmoe_repro.core.determinism import THREADS, set_arithmetic
+from hmoe_repro.core.determinism import THREADS, set_determinism
 
 os.environ |= {"MPLBACKEND": "Agg", **dict.fromkeys(THREADS, "1")}
-set_arithmetic("portable")
+set_determinism("portable")
 from kernels import fresh_kernels, kernel_server, warm_kernels  # noqa: F401, E402
 
 FIRST = "test_notebooks_run.py"

@@ -487,7 +487,7 @@ def test_variants_have_the_papers_settings():
 
 def test_hparams_are_checked_by_name_and_type():
     declared = {
-        "lr": HParam(1e-3, "rate", large=5e-5),
+        "lr": HParam(1e-3, "rate", large_image_default=5e-5),
         "flag": HParam(False, "switch"),
         "n": HParam(3, "number"),
     }

@@ -13,11 +13,11 @@ from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.determinism import (
     PORTABLE,
     THREADS,
-    arithmetic_in_use,
-    set_arithmetic,
+    determinism_in_use,
+    set_determinism,
     starting,
-    warn_of_arithmetic,
-    with_arithmetic,
+    warn_of_determinism,
+    with_determinism,
 )
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
@@ -42,7 +42,7 @@ for name, settings in (("ERM", {}), ("HMOE-DN", {"d2v_stride": 2})):
 """
 COMMAND = [sys.executable, "-m", "hmoe_repro.cli.app"]
 pinnable = pytest.mark.skipif(
-    arithmetic_in_use() != "portable",
+    determinism_in_use() != "portable",
     reason="this processor cannot compute portably: no AVX2, or no MKL",
 )
 
@@ -54,15 +54,15 @@ def test_the_tests_compute_portably_wherever_the_processor_can():
         torch.backends.cpu.get_cpu_capability().startswith("AVX")
         and torch.backends.mkl.is_available()
     )
-    assert arithmetic_in_use() == ("portable" if can else "native")
+    assert determinism_in_use() == ("portable" if can else "native")
 
 
 def test_an_environment_gets_the_variables_and_keeps_the_others():
     given = {"HOME": "here", "ATEN_CPU_CAPABILITY": "avx512"}
-    assert with_arithmetic("portable", given) == {"HOME": "here", **PORTABLE}
-    assert with_arithmetic("native", given) == given and given["ATEN_CPU_CAPABILITY"] == "avx512"
+    assert with_determinism("portable", given) == {"HOME": "here", **PORTABLE}
+    assert with_determinism("native", given) == given and given["ATEN_CPU_CAPABILITY"] == "avx512"
     with pytest.raises(HmoeError, match="unknown arithmetic 'exact'. Valid: native, portable"):
-        with_arithmetic("exact", given)
+        with_determinism("exact", given)
 
 
 def test_what_starts_inside_has_the_variables_and_what_starts_afterwards_has_not(monkeypatch):
@@ -85,20 +85,20 @@ def test_too_late_changes_nothing_and_says_so(monkeypatch):
     monkeypatch.delenv("MKL_CBWR", raising=False)
     before = dict(os.environ)
     with pytest.warns(UserWarning, match="requested after torch was imported.*Fix"):
-        set_arithmetic("portable")
-    assert dict(os.environ) == before and arithmetic_in_use() == "native"
+        set_determinism("portable")
+    assert dict(os.environ) == before and determinism_in_use() == "native"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        set_arithmetic("native")
-        warn_of_arithmetic("native")
-        warn_of_arithmetic("portable", "meta")
+        set_determinism("native")
+        warn_of_determinism("native")
+        warn_of_determinism("portable", "meta")
 
 
 @pinnable
 def test_a_process_that_could_be_portable_and_is_not_is_warned(monkeypatch):
     monkeypatch.delenv("MKL_CBWR")
-    with pytest.warns(UserWarning, match="set_arithmetic"):
-        warn_of_arithmetic("portable")
+    with pytest.warns(UserWarning, match="set_determinism"):
+        warn_of_determinism("portable")
 
 
 def test_small_profiles_ask_for_it_and_the_others_do_not():

@@ -18,14 +18,15 @@ from hmoe_repro.analysis.claims import (
     UNDECIDED,
     VERDICTS,
     Claim,
+    ClaimResult,
     Evidence,
     Loaded,
-    Weighed,
-    because,
     chance_line,
     claims_markdown,
     claims_table,
     count_line,
+    evaluate_claim,
+    explanation,
     larger,
     less_than,
     load_claims,
@@ -42,13 +43,12 @@ from hmoe_repro.analysis.claims import (
     student_along,
     student_line,
     wanted_lines,
-    weigh,
     within,
 )
 from hmoe_repro.analysis.claims_accuracy import ACCURACY_CLAIMS, all_modes
 from hmoe_repro.analysis.claims_experts import EXPERT_CLAIMS
 from hmoe_repro.analysis.claims_gmoe_dmg import OTHER_CLAIMS
-from hmoe_repro.analysis.published import trained_from
+from hmoe_repro.analysis.published import min_validation_accuracy
 from hmoe_repro.analysis.results import load_arrays
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
@@ -67,7 +67,7 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def weighed(loaded):
-    return {claim.key: weigh(claim, loaded) for claim in CLAIMS}
+    return {claim.key: evaluate_claim(claim, loaded) for claim in CLAIMS}
 
 
 def lines(study):
@@ -175,7 +175,7 @@ def test_what_has_hardly_trained_decides_nothing():
         "P", "k", "a is better", "", ("x",), lambda _: paired_evidence(ours, theirs, modes)
     )
     claim = Claim(**{**claim.__dict__, "rule": larger(1)})
-    claim, found, verdict = weigh(claim, Loaded({"x": ours}))
+    claim, found, verdict = evaluate_claim(claim, Loaded({"x": ours}))
     assert verdict == UNDECIDED and found.problem == "undertrained: B" and found.measured
 
 
@@ -205,7 +205,7 @@ def test_groups_are_drawn_whole():
 def test_missing_records_decide_nothing_and_say_so(loaded):
     empty = Loaded({study: [] for study in loaded.records})
     for claim in CLAIMS:
-        _, found, verdict = weigh(claim, empty)
+        _, found, verdict = evaluate_claim(claim, empty)
         assert verdict == (SCALE if claim.scale else UNDECIDED), claim.key
         assert not found.measured and not found.runs
         if claim.needs:
@@ -220,7 +220,7 @@ def test_the_adversarial_loss_is_weighed_once_its_study_is_there():
             runs += grid_of(name, accuracy, lambda_ad=used)
     for run in runs:
         run["discovery"] = {"nmi_domain": 0.5}
-    _, found, verdict = weigh(claim, Loaded({"quick-adversarial": runs}))
+    _, found, verdict = evaluate_claim(claim, Loaded({"quick-adversarial": runs}))
     assert verdict == SUPPORTED and found.runs == 24 and abs(found.value - 5) < 1e-9
     assert found.more == "HMOE-DN +5.0, HMOE-ND +5.0."
 
@@ -270,7 +270,7 @@ def test_ood_and_the_entropy_of_the_gate(weighed):
             experts = h.get("num_experts") or len(trained_on)
             share = r["discovery"]["gate_entropy"] / math.log(experts)
             best = max(mode["validation_accuracy"] for mode in r["selected"].values())
-            if 100 * best < trained_from(r["spec"]["dataset"]):
+            if 100 * best < min_validation_accuracy(r["spec"]["dataset"]):
                 young += 1
                 continue
             ood, mix = (r["selected"][m]["test_accuracy"] for m in ("ood", "mix"))
@@ -438,7 +438,7 @@ def test_a_verdict_that_hangs_on_the_kind_of_interval_is_named():
         return paired_evidence(of(records, "A"), of(records, "B"), modes)
 
     loaded = Loaded({"x": runs})
-    row = weigh(Claim("P", "k", "a is better", "", ("x",), measure, larger(1)), loaded)
+    row = evaluate_claim(Claim("P", "k", "a is better", "", ("x",), measure, larger(1)), loaded)
     line = student_line([row], loaded)
     assert row.verdict == SUPPORTED and "over trial seeds alone, none" in line
     assert "over test domains alone, a is better becomes *inconclusive*" in line
@@ -463,7 +463,7 @@ def shown():
     for text, evidence, page, rule, verdict in zip(texts, found, pages, rules, VERDICTS):
         scale = "weights are not here" if verdict == SCALE else ""
         claim = Claim("P", text, text, page, rule=rule, wanted="more seeds", scale=scale)
-        rows.append(Weighed(claim, evidence, verdict))
+        rows.append(ClaimResult(claim, evidence, verdict))
     return rows
 
 
@@ -479,7 +479,7 @@ def test_the_table_links_each_row_and_keeps_pipes_from_splitting_it():
 
 
 def test_sentences_give_number_rule_and_reason():
-    good, bad, absent, scale = map(because, shown())
+    good, bad, absent, scale = map(explanation, shown())
     assert good == (
         "**A | b**: supported. +2.0 points (+1.0 to +3.0). Rule: above 0, and at least 1 (points)."
     )
@@ -493,7 +493,7 @@ def test_sentences_give_number_rule_and_reason():
 
 def test_findings_of_ours_are_not_counted_among_the_papers_claims():
     rows = [
-        Weighed(Claim("P", str(k), text, rule=larger(1)), Evidence(2, 1, 3), SUPPORTED)
+        ClaimResult(Claim("P", str(k), text, rule=larger(1)), Evidence(2, 1, 3), SUPPORTED)
         for k, text in enumerate(("a", "ours: b", "ours and theirs"))
     ]
     said = "2 claims: supported 2. Of these, P: supported 2."
@@ -505,21 +505,24 @@ def test_nothing_is_said_of_masks_in_a_network_that_is_not_trained():
     loaded = load_claims([c for c in OTHER_CLAIMS if c.key == "right mask beats wrong"])
     records = [copy.deepcopy(r) for r in loaded.records["pacs-dmg"]]
     (claim,) = (c for c in OTHER_CLAIMS if c.key == "right mask beats wrong")
-    assert weigh(claim, loaded).verdict == UNDECIDED
-    assert weigh(claim, loaded).evidence.problem == "undertrained: Aggregate, DMG, Multi-Headed"
+    assert evaluate_claim(claim, loaded).verdict == UNDECIDED
+    assert (
+        evaluate_claim(claim, loaded).evidence.problem
+        == "undertrained: Aggregate, DMG, Multi-Headed"
+    )
     for record in records:
         for chosen in record["selected"].values():
             chosen["validation_accuracy"] = 0.95
-    trained = weigh(claim, Loaded(loaded.records | {"pacs-dmg": records}))
+    trained = evaluate_claim(claim, Loaded(loaded.records | {"pacs-dmg": records}))
     assert trained.verdict == SUPPORTED and trained.evidence.value > 1
 
 
 def test_a_supported_equality_says_that_a_difference_was_seen():
     rows = [
-        Weighed(Claim("P", "k", "as good", rule=rule), Evidence(-1, -1.5, -0.5), SUPPORTED)
+        ClaimResult(Claim("P", "k", "as good", rule=rule), Evidence(-1, -1.5, -0.5), SUPPORTED)
         for rule in (not_worse(2), smaller(1))
     ]
-    assert ["within the margin" in because(row) for row in rows] == [True, False]
+    assert ["within the margin" in explanation(row) for row in rows] == [True, False]
 
 
 def test_the_picture_has_a_panel_for_each_kind_of_unit():

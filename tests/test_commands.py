@@ -206,10 +206,10 @@ def moves(act, at):
     "Functions in the place of `os.replace` and `os.rename` that `act` instead of the call `at`."
     calls = iter(range(10**6))
 
-    def instead(move):
+    def study_overrides(move):
         return lambda *given: act() if next(calls) == at else move(*given)
 
-    return instead(os.replace), instead(os.rename)
+    return study_overrides(os.replace), study_overrides(os.rename)
 
 
 def test_an_error_in_unpacking_takes_back_what_was_added(home, store, tmp_path, monkeypatch):

@@ -210,7 +210,7 @@ def test_the_table_agrees_with_the_paired_difference_and_tells_noise_apart():
         ("HMOE-DN", "max"),
         ("HMOE-DN", "ood"),
     ]
-    assert table.told_apart.to_dict() == {
+    assert table.significant.to_dict() == {
         ("CORAL", "default"): True,
         ("MMD", "default"): False,
         ("HMOE-DN", "mix"): True,

@@ -48,7 +48,7 @@ from hmoe_repro.bench.layers import (
     saved_bytes,
 )
 from hmoe_repro.bench.updates import write_bench
-from hmoe_repro.cli.report import bench_command
+from hmoe_repro.cli.select_report import bench_command
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.method.sparse_moe import SparseMoE

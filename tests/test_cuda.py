@@ -12,7 +12,7 @@ import torch
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.conformance import small_network
-from hmoe_repro.core.determinism import device_arithmetic
+from hmoe_repro.core.determinism import device_determinism
 from hmoe_repro.core.seeds import random_state, restore_random_state, seed_everything
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.networks.precision import set_precision
@@ -37,7 +37,7 @@ every_algorithm = pytest.mark.parametrize("name", FAMILIES)
 @pytest.fixture(autouse=True)
 def not_rounded():
     "As in a run of precision float32: no TF32, and cuDNN repeats itself."
-    with device_arithmetic("float32", DEVICE):
+    with device_determinism("float32", DEVICE):
         yield
 
 
@@ -96,7 +96,7 @@ def test_20_updates_are_those_of_the_cpu(name):
 @pytest.mark.parametrize("precision, most", [("bf16", 0.1), ("tf32", 0.02)])
 def test_lower_precision_trains_alike_and_not_the_same(name, precision, most):
     exact = losses(name, DEVICE)
-    with device_arithmetic(precision, DEVICE):
+    with device_determinism(precision, DEVICE):
         rounded = losses(name, DEVICE, precision)
     near(rounded, exact, most)
     if precision == "bf16":
@@ -135,7 +135,7 @@ def same(ours, theirs):
 )
 def test_a_run_goes_on_to_the_bit(name, precision, tmp_path):
     asked = spec(name, precision=precision)
-    with device_arithmetic(precision, DEVICE):
+    with device_determinism(precision, DEVICE):
         first = trainer(asked)
         for _ in range(6):
             first.update()
@@ -248,8 +248,8 @@ def test_tf32_is_used_only_where_it_is_asked_for():
     def error():
         return ((a.float().to(DEVICE) @ b.float().to(DEVICE)).double().cpu() - a @ b).abs().max()
 
-    with device_arithmetic("float32", DEVICE):
+    with device_determinism("float32", DEVICE):
         exact = error()
-    with device_arithmetic("tf32", DEVICE):
+    with device_determinism("tf32", DEVICE):
         rounded = error()
     assert exact < 1e-3 < rounded

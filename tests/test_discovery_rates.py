@@ -33,7 +33,7 @@ from hmoe_repro.method.gating import entropy_weight
 from hmoe_repro.method.hmoe import HMOE
 from hmoe_repro.networks.encoders import SmallD2V
 from hmoe_repro.report.comparison import compare_records
-from hmoe_repro.training.measurements import check_measure, describe
+from hmoe_repro.training.measurements import check_measure, measure_run
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.protocols import labelled_images
 from hmoe_repro.training.run import run
@@ -180,10 +180,10 @@ def test_a_checkpoint_says_how_long_the_codes_are_and_training_does_not_notice()
 def test_a_run_that_diverged_says_so_and_one_that_did_not_as_well(tmp_path):
     trainer = trainer_of(plan())
     trainer.update()
-    assert describe(trainer)[0]["discovery"]["diverged"] is False
+    assert measure_run(trainer)[0]["discovery"]["diverged"] is False
     with torch.no_grad():
         trainer.algorithm.model.encoder.output.bias.add_(100)
-    scores, arrays = describe(trainer)
+    scores, arrays = measure_run(trainer)
     assert scores["discovery"]["diverged"] is True
     older = {"discovery": {"nmi_domain": 0.1}}
     kept = {name: array.numpy() for name, array in arrays.items()}
@@ -191,7 +191,7 @@ def test_a_run_that_diverged_says_so_and_one_that_did_not_as_well(tmp_path):
     trainer.checkpoints.append({"codes": statistics(50)})
     with torch.no_grad():
         trainer.algorithm.model.encoder.output.bias.sub_(100)
-    assert describe(trainer)[0]["discovery"]["diverged"] is True
+    assert measure_run(trainer)[0]["discovery"]["diverged"] is True
 
 
 def record(setting, domain="ink", seed=0, nmi=0.95, diverged=False, **more):

@@ -22,7 +22,7 @@ from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.method.masks import hard_iou, soft_iou
-from hmoe_repro.training.measurements import describe, describe_masks
+from hmoe_repro.training.measurements import measure_masks, measure_run
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.protocols import evaluate
 from hmoe_repro.training.run import run
@@ -487,7 +487,7 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
     trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
     while trainer.step < spec.steps:
         trainer.update()
-    scores, arrays = describe_masks(trainer)
+    scores, arrays = measure_masks(trainer)
     real, sizes = arrays["masks"].float(), arrays["mask_sizes"].tolist()
     assert sizes == [64, 128, 256] and real.shape == (3, 448)
     parts = dict(zip(("conv3", "conv4", "fc"), (real > 0).split(sizes, 1)), overall=real > 0)
@@ -521,10 +521,10 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
             for d in range(3):
                 right = (algorithm.predict(x, f"mask-{d}").argmax(1) == y).float().mean()
                 assert found["by_mask"][d] == pytest.approx(right.item(), abs=1e-4)
-    assert describe(trainer)[0]["masks"] == scores
+    assert measure_run(trainer)[0]["masks"] == scores
 
 
 def test_a_run_without_masks_keeps_none():
     spec = make_spec("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=1)
     trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
-    assert "masks" not in describe(trainer)[0]
+    assert "masks" not in measure_run(trainer)[0]

@@ -25,8 +25,8 @@ from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.protocols import (
     EpochSampler,
-    describe_dmg,
     dmg_parts,
+    dmg_protocol_record,
     dmg_splits,
     epoch_length,
     evaluate,
@@ -642,7 +642,7 @@ def test_a_repeated_run_has_the_same_record(two, tmp_path):
 
 def test_description_counts_epochs():
     cut = {"a": {"in": range(70), "out": range(5)}, "t": {"in": range(9)}}
-    said = describe_dmg(cut, 64, steps=3, test_domains=["t"], digest="abc")
+    said = dmg_protocol_record(cut, 64, steps=3, test_domains=["t"], digest="abc")
     assert (said["updates_per_epoch"], said["epochs"], said["splits"]) == (2, 1.5, "lists abc")
     assert said["images"] == {"a": {"in": 70, "out": 5}, "t": {"in": 9}}
 

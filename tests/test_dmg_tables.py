@@ -8,7 +8,7 @@ from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.analysis.dmg_tables import (
     by_network,
     departure_list,
-    dmg_departures,
+    dmg_diff,
     ensemble_lines,
     in_domain_view,
     known_domain_lines,
@@ -22,7 +22,7 @@ from hmoe_repro.analysis.dmg_tables import (
     own_mask_line,
     published_rows,
 )
-from hmoe_repro.analysis.protocol_diff import hparam_departures
+from hmoe_repro.analysis.protocol_diff import hparam_diff
 from hmoe_repro.analysis.tables import accuracy_table, run_results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
@@ -200,12 +200,12 @@ def test_published_rows_say_what_became_of_them():
 
 
 def test_what_differs_from_the_papers_protocol_is_computed():
-    lines = dmg_departures([record("DMG", "photo", 0, **{"pred-ens": 0.5})], "paper-dmg-pacs")
+    lines = dmg_diff([record("DMG", "photo", 0, **{"pred-ens": 0.5})], "paper-dmg-pacs")
     assert "epochs: 20 instead of 50" in lines
     assert "splits: 72/8/20 by trial seed instead of the authors' lists" in lines
     assert "data: DigitDomains instead of PACS" in lines
     other = [record("DMG", "photo", 0, protocol=False, **{"pred-ens": 0.5})]
-    assert "protocol: DomainBed's instead of DMG's" in dmg_departures(other, "paper-dmg-pacs")
+    assert "protocol: DomainBed's instead of DMG's" in dmg_diff(other, "paper-dmg-pacs")
 
 
 def test_hyper_parameters_are_compared_with_the_papers_study():
@@ -219,18 +219,18 @@ def test_hyper_parameters_are_compared_with_the_papers_study():
         made["spec"]["hparams"] = settings(**changed)
         return made
 
-    assert hparam_departures([run("DMG"), run("Aggregate")], "paper-dmg-pacs") == []
+    assert hparam_diff([run("DMG"), run("Aggregate")], "paper-dmg-pacs") == []
     some = [run("DMG", lr=0.003, mask_lr=0.01), run("Aggregate", lr=0.003, batch_size=16)]
-    lines = dmg_departures(some, "paper-dmg-pacs")
+    lines = dmg_diff(some, "paper-dmg-pacs")
     assert "lr: 0.003 instead of 0.0001" in lines
     assert "mask_lr: 0.01 instead of 0.0001 (DMG)" in lines
     assert "batch_size: 16 instead of 64 (Aggregate)" in lines
     plain = run("Aggregate")
     del plain["spec"]["hparams"]["schedule"]  # a small network has none
-    (line,) = hparam_departures([plain], "paper-dmg-pacs")
+    (line,) = hparam_diff([plain], "paper-dmg-pacs")
     assert line == "schedule: none instead of exponential"
     swept = [run("DMG", schedule="inverse", weight_decay=0.0, near_zero=True, lambda_o=0.01)]
-    assert hparam_departures(swept, "paper-dmg-overlap") == []  # one of the weights of the sweep
+    assert hparam_diff(swept, "paper-dmg-overlap") == []  # one of the weights of the sweep
 
 
 def test_augmentation_is_said_whatever_differs():

@@ -52,10 +52,10 @@ from hmoe_repro.report.render import render
 from hmoe_repro.training.checkpoint_io import sealed
 from hmoe_repro.training.measurements import (
     CHOICE_PANEL,
-    DESCRIPTIONS,
+    MEASUREMENTS,
     collect_choices,
-    describe,
-    describe_choices,
+    measure_choices,
+    measure_run,
     patch_experts,
     sparse_bodies,
 )
@@ -329,7 +329,7 @@ def test_choices_of_a_split_are_even_and_in_order(trainer):
 
 
 def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
-    scores, arrays = describe_choices(trainer)
+    scores, arrays = measure_choices(trainer)
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
     kept = stored_choices(
@@ -371,10 +371,10 @@ def test_experts_are_measured_under_any_algorithm_and_leave_arrays(tmp_path):
 def test_experts_and_codes_are_measured_together():
     spec = make_spec("HMOE-DN", "DigitDomainsTiny", ["photo"], **SPARSE)
     both = Trainer(spec, build_dataset(spec), torch.device("cpu"))
-    scores, arrays = describe(both)
+    scores, arrays = measure_run(both)
     assert set(scores) == {"discovery", "expert_choices"} and scores["discovery"]
     assert {"code_out", "panel_images", "choice_experts"} <= set(arrays)
-    alone, _ = DESCRIPTIONS["discovery"].describe(both)
+    alone, _ = MEASUREMENTS["discovery"].measure_run(both)
     assert alone == scores["discovery"]
 
 
@@ -406,7 +406,7 @@ def test_layers_of_the_other_backend_are_heard_alike(trainer, monkeypatch):
         assert torch.equal(patch_experts(theirs, x), ours)
     made = Trainer(trainer.spec, trainer.data, torch.device("cpu"))
     made.algorithm = theirs
-    scores, _ = describe_choices(made)
+    scores, _ = measure_choices(made)
     assert scores["experts"] == 6 and scores["blocks"] == [2, 4]
 
 

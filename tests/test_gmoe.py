@@ -109,7 +109,7 @@ def test_a_spec_of_an_older_network_has_no_new_setting():
 
 def test_defaults_by_data_set_and_parity():
     declared = {
-        "a": HParam(1.0, "one", large=2.0, default_in=(("There", 3.0),)),
+        "a": HParam(1.0, "one", large_image_default=2.0, default_in=(("There", 3.0),)),
         "b": HParam(0.0, "two", follows="a"),
         "c": HParam("x", "three", with_parity="y"),
     }

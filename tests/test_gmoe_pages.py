@@ -21,7 +21,6 @@ from hmoe_repro.analysis.gmoe_tables import (
     draw_accuracy,
     draw_sizes,
     family,
-    hardly_trained,
     improvements,
     learned_line,
     limits_by_dataset,
@@ -35,11 +34,17 @@ from hmoe_repro.analysis.gmoe_tables import (
     single_source_results,
     size_table,
     sized_averages,
+    undertrained,
 )
-from hmoe_repro.analysis.protocol_diff import study_departures
-from hmoe_repro.analysis.published import CLASSES, trained_from, trained_verdict, untrained_rows
+from hmoe_repro.analysis.protocol_diff import study_diff
+from hmoe_repro.analysis.published import (
+    CLASSES,
+    min_validation_accuracy,
+    trained_verdict,
+    undertrained_rows,
+)
 from hmoe_repro.analysis.results import load_studies
-from hmoe_repro.analysis.statistics import resolvable_difference
+from hmoe_repro.analysis.statistics import minimum_detectable_difference
 from hmoe_repro.analysis.tables import MODE_ORDER, run_results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
@@ -144,7 +149,7 @@ def test_several_data_sets_are_columns_of_averages():
     assert table.DigitDomainsTiny.str[:4].tolist() == ["20.0", "40.0", "30.0"]
     limits = limits_by_dataset(records)
     assert limits.dataset.tolist() == ["DigitDomains", "DigitDomainsTiny"]
-    alone = resolvable_difference(study()).detectable.iloc[-1]
+    alone = minimum_detectable_difference(study()).detectable.iloc[-1]
     assert limits.detectable[0] == pytest.approx(alone)
     figure = draw_accuracy(records)
     assert [axis.get_title() for axis in figure.axes] == ["DigitDomains", "DigitDomainsTiny"]
@@ -213,7 +218,7 @@ def validated(records, **accuracies):
 
 def test_nothing_is_decided_about_rows_that_hardly_trained():
     records = validated(study(), GMoE=0.4)
-    assert hardly_trained(records) == [("DigitDomains", "GMoE")]
+    assert undertrained(records) == [("DigitDomains", "GMoE")]
     assert "about them: GMoE (under 45 %)" in learned_line(records)
     (line,) = lines_against(records, "ERM")
     assert "different from ERM in average accuracy (more than" in line and "ERM-ViT (+10.0)" in line
@@ -222,7 +227,9 @@ def test_nothing_is_decided_about_rows_that_hardly_trained():
     limit = limits_by_dataset(records).detectable.iloc[-1]
     assert f"more than {limit:.1f} points" in line, "the limit of the table on the page"
     trained = [r for r in records if r["spec"]["algorithm"] != "GMoE"]
-    assert limit == resolvable_difference(trained).detectable.iloc[-1], "of the compared rows"
+    assert limit == minimum_detectable_difference(trained).detectable.iloc[-1], (
+        "of the compared rows"
+    )
     (whole,) = lines_against(validated(records), "ERM")
     assert "GMoE (+12.0)" in whole and "of 8 differences" in whole and "Excluded" not in whole
 
@@ -250,8 +257,8 @@ def test_a_mode_may_be_too_low_where_its_algorithm_has_learned():
     for record in records:  # what OOD reaches scatters over seeds, the other modes do not
         if record["spec"]["algorithm"] == "HMOE-DN":
             record["selected"]["ood"]["test_accuracy"] = 0.1 + 0.3 * record["spec"]["trial_seed"]
-    assert hardly_trained(records, trained_from) == []
-    assert untrained_rows(records) == [("HMOE-DN", "ood")]
+    assert undertrained(records, min_validation_accuracy) == []
+    assert undertrained_rows(records) == [("HMOE-DN", "ood")]
     line = trained_verdict(records, "ERM")
     assert line.endswith("so it is not compared: HMOE-DN OOD (under 80 %).")
     assert "nothing is concluded" not in line and "HMOE-DN 90 %" in line
@@ -269,44 +276,53 @@ def test_a_mode_may_be_too_low_where_its_algorithm_has_learned():
     without = [copy.deepcopy(r) for r in records]
     for record in without:
         record["selected"].pop("ood", None)
-    limit = resolvable_difference(without).detectable.iloc[-1]
-    assert resolvable_difference(records, untrained_rows(records)).detectable.iloc[-1] == limit
-    assert resolvable_difference(records).detectable.iloc[-1] > 3 * limit
+    limit = minimum_detectable_difference(without).detectable.iloc[-1]
+    assert (
+        minimum_detectable_difference(records, undertrained_rows(records)).detectable.iloc[-1]
+        == limit
+    )
+    assert minimum_detectable_difference(records).detectable.iloc[-1] > 3 * limit
     assert trained_verdict(without, "ERM").split(" Accuracy on")[0] == apart
     young = learned_line(moded(copy.deepcopy(validated(study(), GMoE=0.9)), mix=0.9))
     assert "Undertrained" not in young
     everything = [(name, mode) for name in ("ERM", "ERM-ViT", "HMOE-DN") for mode in MODE_ORDER]
-    whole = resolvable_difference(records, everything)
-    assert whole.equals(resolvable_difference(records)), "of all rows, where none is compared"
+    whole = minimum_detectable_difference(records, everything)
+    assert whole.equals(minimum_detectable_difference(records)), (
+        "of all rows, where none is compared"
+    )
 
 
 def test_a_page_may_ask_for_a_least_accuracy():
     records = validated(study(), GMoE=0.79)
-    assert hardly_trained(records) == [] == hardly_trained(records, lambda dataset: 79)
-    assert hardly_trained(records, trained_from) == [("DigitDomains", "GMoE")]
-    assert "about them: GMoE (under 80 %)" in learned_line(records, trained_from)
+    assert undertrained(records) == [] == undertrained(records, lambda dataset: 79)
+    assert undertrained(records, min_validation_accuracy) == [("DigitDomains", "GMoE")]
+    assert "about them: GMoE (under 80 %)" in learned_line(records, min_validation_accuracy)
     line = learned_line(records)
     assert line.endswith(
         " Undertrained but included, so conclusions hold for this length of training only: "
         "GMoE (under 80 %)."
     )
     enough = validated(study(), GMoE=0.8)
-    assert hardly_trained(enough, trained_from) == [] and learned_line(enough).endswith(
+    assert undertrained(enough, min_validation_accuracy) == [] and learned_line(enough).endswith(
         "GMoE 80 %."
     )
-    assert hardly_trained(validated(study("mine"), GMoE=0.46), trained_from) == []
+    assert undertrained(validated(study("mine"), GMoE=0.46), min_validation_accuracy) == []
 
 
 def test_from_where_a_row_is_trained():
     "Seven ninths of the way from guessing to all true labels, of which colour has three of four."
-    assert trained_from("PACS") == pytest.approx(100 / 7 + (100 - 100 / 7) * 7 / 9)
+    assert min_validation_accuracy("PACS") == pytest.approx(100 / 7 + (100 - 100 / 7) * 7 / 9)
     assert (
-        trained_from("ColoredMNIST")
-        == trained_from("ColoredDigits")
+        min_validation_accuracy("ColoredMNIST")
+        == min_validation_accuracy("ColoredDigits")
         == pytest.approx(69.4444, abs=1e-4)
     )
-    assert trained_from("RotatedDigits") == trained_from("DigitDomains") == pytest.approx(80)
-    assert trained_from("a folder of one's own") == 0
+    assert (
+        min_validation_accuracy("RotatedDigits")
+        == min_validation_accuracy("DigitDomains")
+        == pytest.approx(80)
+    )
+    assert min_validation_accuracy("a folder of one's own") == 0
     made_of_digits = {name for name in DATASETS if name not in KNOWN}
     assert made_of_digits and made_of_digits <= {*CLASSES}
 
@@ -332,7 +348,7 @@ def test_names_of_settings_are_those_of_the_rows_that_are_left_out():
 def test_a_row_may_have_trained_on_one_data_set_alone():
     poor = validated(study("DigitDomainsTiny"), GMoE=0.4)
     records = validated(study()) + poor
-    assert hardly_trained(records) == [("DigitDomainsTiny", "GMoE")]
+    assert undertrained(records) == [("DigitDomainsTiny", "GMoE")]
     assert "about them: DigitDomainsTiny, GMoE (under 45 %)." in learned_line(records)
     lines = lines_against(records, "ERM")
     assert "Excluded" not in lines[0] and "Excluded" in lines[1]
@@ -359,7 +375,7 @@ def test_only_whole_rows_are_set_beside_the_paper():
     )
     table = against_published(study(), numbers).set_index("algorithm")
     assert table.difference.round(6).to_dict() == {"ERM": 0.5, "GMoE": 10.0}
-    limit = resolvable_difference(study()).detectable.iloc[-1]
+    limit = minimum_detectable_difference(study()).detectable.iloc[-1]
     assert table.detectable["ERM"] == pytest.approx(limit) and 0.5 < limit < 10
     line = published_line(table.reset_index())
     assert line.startswith("Against the paper: 1 of 2 averages") and "+10.0 points (GMoE" in line
@@ -374,15 +390,15 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
         for r in study(domains=("photo",), seeds=2)
         if r["spec"]["algorithm"] == "ERM"
     ]
-    lines = study_departures(records, "paper-pacs")
+    lines = study_diff(records, "paper-pacs")
     assert "trial seeds: 2 instead of 3" in lines and "not run: HMOE-DL, HMOE-DN, HMOE-ND" in lines
     assert "initial weights: random instead of pretrained" in lines
     assert "test domains of PACS not run: art_painting, cartoon, sketch" in lines
     assert not any(line.startswith(("updates:", "network:", "data:")) for line in lines)
     other = [changed(r, algorithm="GMoE", steps=7) for r in records[:1]] + records[1:]
-    assert "not in the paper's table: GMoE" in study_departures(other, "paper-pacs")
+    assert "not in the paper's table: GMoE" in study_diff(other, "paper-pacs")
     with pytest.raises(HmoeError, match="unknown study"):
-        study_departures(records, "paper-nothing")
+        study_diff(records, "paper-nothing")
 
 
 def test_a_part_of_the_data_sets_takes_the_place_of_none():
@@ -392,14 +408,14 @@ def test_a_part_of_the_data_sets_takes_the_place_of_none():
         )
         for r in study(domains=("photo",))[:3]
     ]
-    lines = study_departures(records, "paper-gmoe")
+    lines = study_diff(records, "paper-gmoe")
     (line,) = [line for line in lines if line.startswith("data: ")]
     assert line == "data: PACS alone, without DomainNet, OfficeHome, TerraIncognita and VLCS"
     both = records + [changed(r, dataset="VLCS") for r in records]
-    (line,) = [line for line in study_departures(both, "paper-gmoe") if line.startswith("data: ")]
+    (line,) = [line for line in study_diff(both, "paper-gmoe") if line.startswith("data: ")]
     assert line == "data: PACS and VLCS alone, without DomainNet, OfficeHome and TerraIncognita"
     digits = [changed(r, dataset="DigitDomains") for r in records]
-    (line,) = [line for line in study_departures(digits, "paper-gmoe") if line.startswith("data: ")]
+    (line,) = [line for line in study_diff(digits, "paper-gmoe") if line.startswith("data: ")]
     assert line.startswith("data: DigitDomains instead of DomainNet or OfficeHome or PACS")
 
 

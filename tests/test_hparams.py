@@ -122,7 +122,7 @@ def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
     declared = {
         "a": HParam(0.0, "one", search=Uniform(0, 1)),
         "b": HParam(
-            1, "two", search=LogUniform(0, 3, 2, whole=True), search_in=(("There", Choice((7,))),)
+            1, "two", search=LogUniform(0, 3, 2, integer=True), search_in=(("There", Choice((7,))),)
         ),
     }
     here, there = (
@@ -167,7 +167,10 @@ def test_arm_and_the_rest_refuse_batches_of_nothing():
 
 
 def test_a_hyper_parameter_that_follows_another_is_written_down_as_what_it_is():
-    declared = {"a": HParam(1.0, "one", large=2.0), "b": HParam(0.0, "two", follows="a")}
+    declared = {
+        "a": HParam(1.0, "one", large_image_default=2.0),
+        "b": HParam(0.0, "two", follows="a"),
+    }
     assert [
         merge_hparams(declared, given, size)["b"]
         for given, size in (({}, 28), ({}, 224), ({"a": 3}, 28), ({"b": 0}, 28))

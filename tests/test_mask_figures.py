@@ -40,7 +40,7 @@ from hmoe_repro.analysis.mask_scores import (
     range_line,
     reference_line,
     sparsity_line,
-    weight_departures,
+    weight_diff,
     weight_table,
 )
 from hmoe_repro.core.errors import HmoeError
@@ -373,10 +373,10 @@ def test_the_table_has_intervals_and_departures_name_missing_weights():
     assert table["target, %"]["1"] == f"69.0 ± {4.303 / math.sqrt(3):.1f}" and table.runs["1"] == 6
     assert table["own mask − others"]["0"] == "10.00 ± 0.00"
     assert weight_table(mask_scores(sweep(seeds=(0,))))["target, %"][0] == "70.0"
-    missing = weight_departures(mask_scores(sweep()), "paper-dmg-overlap", "lambda_o")
+    missing = weight_diff(mask_scores(sweep()), "paper-dmg-overlap", "lambda_o")
     assert missing == ["lambda_o: not run: 1e-05, 0.0001, 0.001, 0.01"]
     everything = pd.DataFrame({"weight": [0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1]})
-    assert weight_departures(everything, "paper-dmg-sparsity", "lambda_s") == []
+    assert weight_diff(everything, "paper-dmg-sparsity", "lambda_s") == []
 
 
 # Pictures

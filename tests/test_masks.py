@@ -16,19 +16,19 @@ from hmoe_repro.method.masks import (
     neuron_kinds,
     neuron_users,
     soft_iou,
-    toss,
+    straight_through_bernoulli,
 )
 
 
 def test_a_toss_is_zero_or_one_and_its_gradient_that_of_the_probability():
     m = torch.rand(2000, requires_grad=True)
-    sample = toss(m)
+    sample = straight_through_bernoulli(m)
     assert set(sample.round().tolist()) == {0.0, 1.0}
     assert torch.allclose(sample, sample.round(), atol=1e-6)
     weight = torch.randn(2000)
     (sample * weight).sum().backward()
     assert torch.equal(m.grad, weight)
-    many = torch.stack([toss(torch.full((100,), 0.3)) for _ in range(400)])
+    many = torch.stack([straight_through_bernoulli(torch.full((100,), 0.3)) for _ in range(400)])
     assert abs(many.mean() - 0.3) < 0.02
 
 
@@ -129,7 +129,7 @@ def test_the_straight_through_gradient_is_its_definition_image_by_image():
 
 def test_a_dropped_neuron_still_teaches_its_mask():
     m = torch.zeros(5, requires_grad=True)  # never kept
-    (toss(m) * torch.arange(5.0)).sum().backward()
+    (straight_through_bernoulli(m) * torch.arange(5.0)).sum().backward()
     assert m.grad.tolist() == [0, 1, 2, 3, 4]
 
 

@@ -55,7 +55,7 @@ def test_registered_with_the_published_defaults():
         "ARM": {"batch_size": 64, "context_width": 64, "parity": False},
         "Fish": {"meta_lr": 0.5},
     }
-    assert ARM.HPARAMS["batch_size"].large == 8
+    assert ARM.HPARAMS["batch_size"].large_image_default == 8
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hmoe_repro.analysis.statistics import half_interval, t_quantile
+from hmoe_repro.analysis.statistics import ci_halfwidth, t_quantile
 from hmoe_repro.analysis.tables import run_results
 from hmoe_repro.bench.precision_parity import (
     ACCURACY,
@@ -165,9 +165,9 @@ def test_quantiles_are_students():
 def test_intervals_over_seeds_are_students():
     found = [t_quantile(n) for n in (*range(1, 40), 1000)]
     assert np.allclose(found, [t.ppf(0.975, n) for n in (*range(1, 40), 1000)], atol=1e-3)
-    assert math.isnan(t_quantile(0)) and math.isnan(half_interval([1.0]))
+    assert math.isnan(t_quantile(0)) and math.isnan(ci_halfwidth([1.0]))
     low, high = t.interval(0.95, 2, loc=71, scale=1 / math.sqrt(3))
-    assert half_interval([70, 71, 72]) == pytest.approx((high - low) / 2, abs=1e-3)
+    assert ci_halfwidth([70, 71, 72]) == pytest.approx((high - low) / 2, abs=1e-3)
 
 
 def test_differences_by_hand():
@@ -303,8 +303,7 @@ def test_what_could_have_been_seen_is_said():
     assert (
         f"(ERM, 3 pairs); minimum detectable change {4.30 * spread:.1f} points; in a single run "
         "the precision has "
-        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed."
-        in lines[2]
+        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed." in lines[2]
     )
     assert lines[-1] == "A shift as large as the seed noise was not detectable in ERM (accuracy)."
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))

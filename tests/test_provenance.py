@@ -205,8 +205,8 @@ def test_a_page_of_several_studies_names_them_all(miniature, tmp_path):
     for name in ("quick-digits", "quick-toy"):
         (tmp_path / f"{name}.jsonl").write_text(name)
     given = ("page", "quick", miniature, tmp_path, "quick-digits", tmp_path)
-    assert "beside" not in provenance(*given, beside=["quick-digits"])
-    said = provenance(*given, beside=["quick-toy", "quick-digits"])
+    assert "beside" not in provenance(*given, extra_studies=["quick-digits"])
+    said = provenance(*given, extra_studies=["quick-toy", "quick-digits"])
     assert said["beside"] == {"quick-toy": hashlib.sha256(b"quick-toy").hexdigest()}
     line = evidence_line(said)
     assert (

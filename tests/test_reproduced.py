@@ -11,10 +11,9 @@ import pytest
 
 from hmoe_repro.algorithms import FAMILIES
 from hmoe_repro.analysis.results import load_study
-from hmoe_repro.analysis.statistics import accuracy_verdict, resolvable_difference
+from hmoe_repro.analysis.statistics import accuracy_verdict, minimum_detectable_difference
 from hmoe_repro.analysis.tables import run_results
 from hmoe_repro.report.comparison import (
-    added_up,
     by_chance,
     changed_sentences,
     circumstances,
@@ -22,6 +21,7 @@ from hmoe_repro.report.comparison import (
     compare_studies,
     compare_tables,
     describe,
+    merge_counts,
     row_names,
 )
 from hmoe_repro.report.reproduce import (
@@ -105,7 +105,7 @@ def test_other_findings_are_named(there):
 
 def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
     "One row that falls everywhere is five cells of 91: chance allows that a little past the limit."
-    limit = resolvable_difference(there).detectable.max()
+    limit = minimum_detectable_difference(there).detectable.max()
 
     def first(points, **only):
         return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
@@ -133,7 +133,7 @@ def test_a_run_that_failed_here_is_another_finding(there):
 
 def test_limits_of_accuracy_are_those_of_the_study(there):
     cells = compare_tables(shifted(there, 1), there)
-    limits = resolvable_difference(there).set_index("test_domain").detectable
+    limits = minimum_detectable_difference(there).set_index("test_domain").detectable
     cells = cells[cells.table == "test accuracy, points"].set_index("cell")
     assert cells.limit["HMOE-DN OOD on sketch"] == limits["sketch"]
     assert cells.limit["ERM, average"] == limits["Average"]
@@ -289,7 +289,7 @@ def test_only_the_outcome_is_counted(there):
     nan = copy.deepcopy(there)
     nan[0]["checkpoints"][0]["losses"]["loss"] = math.nan
     assert compare_records(nan, copy.deepcopy(nan))["equal"] == len(there)
-    assert describe(added_up([result, result])).startswith("68 of 70 records equal")
+    assert describe(merge_counts([result, result])).startswith("68 of 70 records equal")
 
 
 def test_a_difference_that_no_page_prints_is_none():

@@ -161,7 +161,7 @@ def test_any_value_is_refused_in_planning_or_can_be_built(name):
         if setting in ("network", "weights") or SHARED_HPARAMS.get(setting) is declared:
             if name not in ("ERM", "GMoE"):
                 continue
-        needs, values = declared.where or ("", ())
+        needs, values = declared.requires or ("", ())
         for value in (-1, 0, 2, 1e9, 10**9, math.nan, math.inf, "x"):
             given = {setting: value} | ({} if needs in ("", "network") else {needs: [*values][0]})
             where = {} if name in ("GMoE", "ERM-ViT") or needs == "network" else network

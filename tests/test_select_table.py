@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ALGORITHMS
 from hmoe_repro.analysis.results import load_study
-from hmoe_repro.analysis.statistics import resolvable_in
+from hmoe_repro.analysis.statistics import detectable_in
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
@@ -23,10 +23,10 @@ from hmoe_repro.data.base import DATASETS
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.studies.search import (
     choose,
+    hparams_note,
     matching,
     only_algorithms,
     search_specs,
-    settled_note,
     tables_of,
 )
 from hmoe_repro.studies.studies import study_specs
@@ -167,7 +167,7 @@ def test_every_published_study_has_its_tables(hmoe, tmp_path):
 def test_settings_of_a_test_domain_make_no_variant_and_are_named():
     settled = [full(["sketch"]), full(["photo"], hparams={"lr": 0.5})]
     assert [title for title, _ in tables_of(settled)] == ["DigitDomains"]
-    assert settled_note(settled) == ["settings differ between test domains: ERM (lr)"]
+    assert hparams_note(settled) == ["settings differ between test domains: ERM (lr)"]
     pairs = [full(pair, hparams={"lr": 0.5}) for pair in PAIRS]
     with pytest.raises(HmoeError, match="differ in lr"):  # that rule compares them
         choose([full(["sketch"]), *pairs], "leave-one-domain-out")
@@ -246,7 +246,7 @@ def test_the_resolvable_difference_counts_the_test_images_of_each_photograph_dom
             for d, n in sizes.items()
         ]
     )
-    found = resolvable_in(rows).set_index("test_domain")
+    found = detectable_in(rows).set_index("test_domain")
     for domain, n in sizes.items():
         assert (
             found.detectable[domain] == pytest.approx(200 * (2 * 0.25 / n) ** 0.5)

@@ -15,12 +15,12 @@ from hmoe_repro.method.sparse_moe import (
     CosineRouter,
     Experts,
     SparseMoE,
+    apply_capacity,
     balance_loss,
     capacity_of,
     choose,
     dispatch,
     importance_loss,
-    kept_tokens,
     load_loss,
     plan_traffic,
     product_loss,
@@ -62,7 +62,8 @@ def test_queues_are_those_of_a_loop(k, capacity, by_score):
     logits = torch.randn(23, E)
     choice, scores = choose(logits, k), logits.softmax(-1)
     assert torch.equal(
-        kept_tokens(choice, E, capacity, by_score), kept_by_loop(choice, scores, capacity, by_score)
+        apply_capacity(choice, E, capacity, by_score),
+        kept_by_loop(choice, scores, capacity, by_score),
     )
 
 
@@ -80,7 +81,7 @@ def test_dispatch_agrees_with_the_loop_in_values_and_gradients(case, n, k):
         given = [t.clone().requires_grad_() for t in (x, logits)]
         choice, kept = choose(given[1], k), None
         if case == "drops":
-            kept = kept_tokens(choice, E, capacity_of(n, E, k, 0.7))
+            kept = apply_capacity(choice, E, capacity_of(n, E, k, 0.7))
         if case == "nobody kept":
             kept = torch.zeros(n, k, dtype=torch.bool)
         y = (dispatch if fast else by_loop)(given[0], experts, choice, kept)
@@ -99,7 +100,7 @@ def test_gradients_pass_gradcheck_where_some_are_dropped():
     x = torch.randn(7, 3, dtype=torch.double, requires_grad=True)
     logits = torch.randn(7, E, dtype=torch.double)
     choice = choose(logits, 2)
-    kept = kept_tokens(choice, E, 2)
+    kept = apply_capacity(choice, E, 2)
     assert not kept.all()
     assert torch.autograd.gradcheck(lambda z: dispatch(z, experts, choice, kept), x)
 

@@ -45,7 +45,7 @@ from hmoe_repro.networks.spectra import (
 from hmoe_repro.report.render import render
 from hmoe_repro.studies.studies import read_study, study_specs
 from hmoe_repro.training import measurements as measuring
-from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, describe_spectra
+from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, measure_spectra
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_request import make_spec
@@ -322,7 +322,7 @@ def test_the_same_images_get_the_same_noise_in_every_network(monkeypatch):
 
     monkeypatch.setattr(measuring, "band_noise", note)
     for name in ("small_cnn", "small_vit"):
-        describe_spectra(trainer_of(spec_of(network=name)))
+        measure_spectra(trainer_of(spec_of(network=name)))
     half = len(seen) // 2
     assert half == 10 * 4 and all(map(torch.equal, seen[:half], seen[half:]))
 
@@ -412,10 +412,10 @@ def test_differences_are_formed_in_pairs():
     assert np.allclose(table["mean"], [0, -10, -10])
     # seeds differ by two points and the pairs by nothing, so the intervals are points
     assert np.allclose(table["to"] - table["from"], 0)
-    assert table.told_apart.tolist() == [False, True, True]
+    assert table.significant.tolist() == [False, True, True]
     single = [r for r in study() if r["spec"]["trial_seed"] == 0]
     alone = noise_differences(noise_rows(single), "ERM, small_cnn")
-    assert alone["from"].isna().all() and not alone.told_apart.any()
+    assert alone["from"].isna().all() and not alone.significant.any()
 
 
 def test_the_baseline_is_erm_on_a_convolutional_network():

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from hmoe_repro.analysis.statistics import crossed_bootstrap, resolvable_difference
+from hmoe_repro.analysis.statistics import crossed_bootstrap, minimum_detectable_difference
 from hmoe_repro.bench.systems import ENOUGH, plot_systems, systems_table, systems_verdict
 from hmoe_repro.core.style import use_style
 
@@ -43,7 +43,7 @@ def test_few_seeds_or_domains_give_no_interval(seeds, domains, interval):
         return
     assert line.startswith("Significantly different"), "the answer, before its reservation"
     assert f"No interval: {seeds} trial seeds and {domains} test domains are too" in line
-    limit = resolvable_difference(records).detectable.iloc[-1]
+    limit = minimum_detectable_difference(records).detectable.iloc[-1]
     assert (
         f"from ERM in average accuracy (more than {limit:.1f} points, after Holm" in line
         and "CORAL (-10.0)" in line

@@ -12,7 +12,7 @@ import pytest
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
 from hmoe_repro.analysis.results import load_study
-from hmoe_repro.analysis.search_tables import settled_blocks, settled_draws
+from hmoe_repro.analysis.search_tables import best_hparams, best_hparams_blocks
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.studies.artefacts import ARTEFACTS
@@ -163,7 +163,7 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
     budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in tried}
     assert len(budget) == len(tried) == 4 * 4 * (len(TABLE_1) - 3)
     first, second = (load_study(f"quick-table1-search{end}") for end in ("", "-2"))
-    settled = settled_draws(first + second)
+    settled = best_hparams(first + second)
     start = {(s.algorithm, *s.test_domains): s.hparams for s in tried if not s.hparams_seed}
     due = {
         (row.algorithm, row.test_domain): start[row.algorithm, row.test_domain] | row.changed
@@ -175,7 +175,7 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
             assert spec.hparams == due[spec.algorithm, spec.test_domains[0]], str(spec)
     for end, part in (("", first), ("-2", second)):
         file = read_study(f"quick-table1{end}").file.text
-        assert file.rstrip().endswith(settled_blocks(settled_draws(part)).rstrip())
+        assert file.rstrip().endswith(best_hparams_blocks(best_hparams(part)).rstrip())
 
 
 RATES = (0.003, 0.0012345678, 0.007)
@@ -206,7 +206,7 @@ def searched(seed=3):
 
 
 def test_a_search_settles_by_hand_computed_validation_for_each_test_domain():
-    settled = settled_draws(searched()).set_index(["algorithm", "test_domain"])
+    settled = best_hparams(searched()).set_index(["algorithm", "test_domain"])
     assert settled.draw.to_dict() == {
         ("ERM", "photo"): 1,
         ("ERM", "sketch"): 0,
@@ -216,7 +216,7 @@ def test_a_search_settles_by_hand_computed_validation_for_each_test_domain():
     assert settled.validation.tolist() == pytest.approx([90, 90, 70, 65])
     assert settled.default.tolist() == pytest.approx([80, 90, 60, 60])
     assert settled.changed.tolist() == [{"lr": 0.001235}, {}, {"lr": 0.007}, {"lr": 0.001235}]
-    runs = tomllib.loads(settled_blocks(settled.reset_index()))["runs"]
+    runs = tomllib.loads(best_hparams_blocks(settled.reset_index()))["runs"]
     assert runs == [
         {"test_domains": ["photo"], "hparams": {"ERM": {"lr": 0.001235}, "HMOE-DN": {"lr": 0.007}}},
         {"test_domains": ["sketch"], "hparams": {"HMOE-DN": {"lr": 0.001235}}},
@@ -226,7 +226,9 @@ def test_a_search_settles_by_hand_computed_validation_for_each_test_domain():
 def test_many_settings_stand_in_lines_of_their_own():
     values = {f"a_long_name_{i}": i / 7 for i in range(9)}
     row = {"algorithm": "DANN", "test_domain": "photo", "draw": 1, "changed": values}
-    blocks = settled_blocks(pd.DataFrame([row, row | {"algorithm": "ERM", "changed": {"lr": 0.1}}]))
+    blocks = best_hparams_blocks(
+        pd.DataFrame([row, row | {"algorithm": "ERM", "changed": {"lr": 0.1}}])
+    )
     assert max(map(len, blocks.splitlines())) <= 100
     (runs,) = tomllib.loads(blocks)["runs"]
     assert runs["hparams"] == {"DANN": values, "ERM": {"lr": 0.1}}
@@ -234,9 +236,9 @@ def test_many_settings_stand_in_lines_of_their_own():
 
 def test_a_search_that_cannot_be_settled_is_refused():
     with pytest.raises(HmoeError, match="not finished, missing: ERM on photo.*draw 0"):
-        settled_draws(searched()[1:])
+        best_hparams(searched()[1:])
     with pytest.raises(HmoeError, match="several trial seeds"):
-        settled_draws(searched() + searched(seed=4))
+        best_hparams(searched() + searched(seed=4))
 
 
 def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):

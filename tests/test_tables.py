@@ -11,9 +11,9 @@ from hmoe_repro.analysis.clusters import discovery_summary, discovery_verdict, h
 from hmoe_repro.analysis.curves import average_curve, curves, curves_verdict, selected_so_far
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
+    minimum_detectable_difference,
     paired_difference,
     plot_results,
-    resolvable_difference,
     row_places,
 )
 from hmoe_repro.analysis.tables import (
@@ -95,7 +95,7 @@ def test_one_seed_has_no_standard_error():
     ]
     assert accuracy_table(runs).loc[0].tolist() == ["ERM", "default", "50.0", "70.0", "60.0"]
     assert "one trial seed: no standard errors" in table_notes(runs)
-    limits = resolvable_difference(runs)
+    limits = minimum_detectable_difference(runs)
     assert limits.by_seeds.isna().all() and np.allclose(limits.detectable, limits.by_images)
 
 
@@ -113,7 +113,7 @@ def test_pairs_of_test_domains_stay_out_of_the_table(miniature):
 
 
 def test_resolvable_difference_by_hand(miniature):
-    limits = resolvable_difference(
+    limits = minimum_detectable_difference(
         [r for r in miniature if r["spec"]["algorithm"] == "ERM"]
     ).set_index("test_domain")
     assert limits.loc["photo", "by_seeds"] == pytest.approx(200 * math.sqrt(2 * 0.01 / 3))
@@ -183,7 +183,7 @@ def test_modes_share_the_row_of_their_algorithm(miniature):
 def test_the_band_is_the_baseline_and_what_is_detectable(miniature):
     figure, axes = plt.subplots(1, 3)
     plot_results(miniature, axes)
-    limits = resolvable_difference(miniature).set_index("test_domain").detectable
+    limits = minimum_detectable_difference(miniature).set_index("test_domain").detectable
     cells = cell_statistics(run_results(miniature)).set_index(["algorithm", "test_domain"])["mean"]
     for axis, domain in zip(axes, limits.index):
         band, mean = axis.patches[0], cells["ERM", domain]

@@ -15,7 +15,6 @@ from hmoe_repro.analysis.protocol_diff import (
     average_name,
     colour_lines,
     colour_table,
-    departures,
     error_words,
     incomplete_cells,
     limit_words,
@@ -24,7 +23,8 @@ from hmoe_repro.analysis.protocol_diff import (
     paper_dataset,
     paper_hparams,
     paper_run,
-    setting_departures,
+    protocol_diff,
+    setting_diff,
     without_nd,
 )
 from hmoe_repro.analysis.published import (
@@ -37,7 +37,7 @@ from hmoe_repro.analysis.published import (
     study_verdict,
     table1,
 )
-from hmoe_repro.analysis.statistics import accuracy_verdict, resolvable_difference
+from hmoe_repro.analysis.statistics import accuracy_verdict, minimum_detectable_difference
 from hmoe_repro.analysis.tables import (
     accuracy_table,
     cell_statistics,
@@ -157,7 +157,7 @@ def test_the_papers_protocol_is_what_the_paper_says():
 
 @pytest.mark.parametrize("dataset", TABLES)
 def test_nothing_differs_in_a_whole_study(dataset):
-    assert departures(whole(dataset)) == [] and paper_dataset(whole(dataset)) == dataset
+    assert protocol_diff(whole(dataset)) == [] and paper_dataset(whole(dataset)) == dataset
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_nothing_differs_in_a_whole_study(dataset):
     ],
 )
 def test_each_difference_is_named_and_nothing_else(change, line):
-    assert departures(whole(**change)) == [line]
+    assert protocol_diff(whole(**change)) == [line]
 
 
 @pytest.mark.parametrize(
@@ -205,21 +205,21 @@ def test_each_difference_is_named_and_nothing_else(change, line):
     ],
 )
 def test_each_difference_on_photographs_is_named_and_nothing_else(change, line):
-    assert departures(whole("PACS", **change)) == [line]
+    assert protocol_diff(whole("PACS", **change)) == [line]
 
 
 def test_a_difference_of_some_algorithms_names_them_and_of_some_runs_counts():
     runs = whole(algorithms=("ERM", "HMOE-DL")) + whole(
         algorithms=("HMOE-ND", "HMOE-DN"), hparams={"lambda_kl": 3.0}
     )
-    assert departures(runs) == ["lambda_kl: 3.0 instead of 1.0 (HMOE-DN, HMOE-ND)"]
-    assert departures(whole()[1:] + [run("ERM", "ColoredMNIST", "+90%", 0, steps=4000)]) == [
+    assert protocol_diff(runs) == ["lambda_kl: 3.0 instead of 1.0 (HMOE-DN, HMOE-ND)"]
+    assert protocol_diff(whole()[1:] + [run("ERM", "ColoredMNIST", "+90%", 0, steps=4000)]) == [
         "updates: 4,000 instead of 5,001"
     ]
 
 
 def test_a_twin_is_never_the_papers_data():
-    lines = departures(whole("RotatedDigits"))
+    lines = protocol_diff(whole("RotatedDigits"))
     assert (
         len(lines) == 1
         and lines[0].startswith("data: RotatedMNIST's twin from 1,797 embedded digits")
@@ -251,10 +251,10 @@ def runs_of(study):
 def test_the_profiles_are_as_reduced_as_they_say():
     "The reduced profiles differ from the paper, and profile paper in nothing."
     for name in ("colored", "rotated"):
-        assert departures(runs_of(f"paper-{name}")) == []
+        assert protocol_diff(runs_of(f"paper-{name}")) == []
     for profile in ("smoke", "quick", "mnist"):
         runs = runs_of(f"{profile}-rotated")
-        assert any(line.startswith("updates: ") for line in departures(runs)), profile
+        assert any(line.startswith("updates: ") for line in protocol_diff(runs)), profile
         assert without_nd(runs), profile
 
 
@@ -284,7 +284,7 @@ def test_domains_stand_in_the_order_of_the_data_set_even_if_one_lacks_the_first(
     for columns in (
         accuracy_table(runs).columns[2:],
         beside_table(runs).columns[2:],
-        resolvable_difference(runs).test_domain,
+        minimum_detectable_difference(runs).test_domain,
     ):
         assert list(columns) == [*ANGLES, "Average"]
     assert (
@@ -317,7 +317,7 @@ def test_with_one_seed_the_images_alone_resolve_and_the_line_says_so():
     runs = whole(algorithms=("ERM",), seeds=(0,)) + [
         run("HMOE-DN", "ColoredMNIST", d, 0, a) for d, a in zip(COLOURS, (0.80, 0.72, 0.10))
     ]
-    limits = resolvable_difference(runs).set_index("test_domain")
+    limits = minimum_detectable_difference(runs).set_index("test_domain")
     p = np.mean([0.718 - 0.005, 0.80, 0.801, 0.802])
     assert limits.by_seeds.isna().all() and limits.loc["+90%", "detectable"] == pytest.approx(
         200 * np.sqrt(2 * p * (1 - p) / 9334)
@@ -582,7 +582,7 @@ def test_each_cell_must_be_whole_and_only_whole_cells_are_compared():
         not in (("ERM", ["30"], 0), ("HMOE-DN", ["75"], 2))
     ]
     runs.append(run("HMOE-DN", "RotatedMNIST", "75", 2, status="failed"))
-    assert setting_departures(runs) == [] and departures(runs) == incomplete_cells(runs) == [
+    assert setting_diff(runs) == [] and protocol_diff(runs) == incomplete_cells(runs) == [
         "incomplete: ERM on 30 (2 of 3 seeds), HMOE-DN on 75 (2 of 3 seeds)"
     ]
     gaps = against_paper(runs).set_index(["algorithm", "mode", "test_domain"]).difference
@@ -598,7 +598,7 @@ def test_each_cell_must_be_whole_and_only_whole_cells_are_compared():
     alone = [
         r for r in whole("RotatedMNIST", algorithms=("ERM",)) if r["spec"]["test_domains"] != ["30"]
     ] + whole("RotatedMNIST", algorithms=("HMOE-DN",))
-    assert departures(alone) == ["incomplete: ERM on 30 (0 of 3 seeds)"]
+    assert protocol_diff(alone) == ["incomplete: ERM on 30 (0 of 3 seeds)"]
 
 
 def test_with_one_seed_no_word_promises_an_error_over_seeds():

@@ -13,7 +13,7 @@ class RotationPretrained(ERM):
     ERM, with a new optimiser. No image of the held-out domain is seen in either part."""
 
     HPARAMS = ERM.HPARAMS | {
-        "pretraining_updates": HParam(1000, "updates that predict rotations, before ERM's", least=0)
+        "pretraining_updates": HParam(1000, "updates that predict rotations, before ERM's", min=0)
     }
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):

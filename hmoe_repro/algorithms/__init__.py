@@ -8,7 +8,7 @@ __all__ = ['FAMILIES', 'WRAPPERS', 'algorithm_names', 'get_algorithm', 'describe
 # %% ../../nbs/04_algorithms/14_registry.ipynb #imports
 import importlib
 
-from ..core.errors import one_of
+from ..core.errors import check_choice
 
 # %% ../../nbs/04_algorithms/14_registry.ipynb #families-by-name
 _MEMBERS = {
@@ -48,7 +48,7 @@ def get_algorithm(name: str):
     wrapper, dash, inner = name.partition("-")
     if dash and wrapper in WRAPPERS:
         return _module("averaging").wrapped(get_algorithm(wrapper), get_algorithm(inner))
-    one_of(name, algorithm_names(), "algorithm")
+    check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])
     return registered[name]
 
@@ -60,8 +60,8 @@ def describe_hparam(name: str, declared) -> str:
     default = as_text(declared.default)
     if declared.follows:
         default = declared.follows
-    elif declared.large is not None:
-        default += f" / {as_text(declared.large)}"
+    elif declared.large_image_default is not None:
+        default += f" / {as_text(declared.large_image_default)}"
     if declared.default_in:
         default += f" ({', '.join(f'{name} {as_text(v)}' for name, v in declared.default_in)})"
     search = declared.search

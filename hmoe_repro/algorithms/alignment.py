@@ -44,7 +44,7 @@ class Alignment(ERM):
     version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | {
         "mmd_gamma": HParam(
-            1.0, "weight of the distance between domains", search=LogUniform(-1, 1), least=0
+            1.0, "weight of the distance between domains", search=LogUniform(-1, 1), min=0
         )
     }
 
@@ -113,57 +113,54 @@ def make_discriminator(num_features: int, num_domains: int, hparams: dict) -> ML
 _RATE = ERM.HPARAMS["lr"]
 _ADVERSARY = {
     "lambda": HParam(
-        1.0,
-        "weight of the adversary's gradient in the featurizer",
-        search=LogUniform(-2, 2),
-        least=0,
+        1.0, "weight of the adversary's gradient in the featurizer", search=LogUniform(-2, 2), min=0
     ),
     "lr_g": HParam(
         0.0,
         "learning rate of featurizer and classifier",
         search=_RATE.search,
         search_large=_RATE.search_large,
-        least=0,
+        min=0,
         follows="lr",
     ),
     "weight_decay_g": HParam(
-        0.0, "their weight decay", search_large=LogUniform(-6, -2), least=0, follows="weight_decay"
+        0.0, "their weight decay", search_large=LogUniform(-6, -2), min=0, follows="weight_decay"
     ),
     "lr_d": HParam(
         0.0,
         "learning rate of the discriminator",
         search=_RATE.search,
         search_large=_RATE.search_large,
-        least=0,
+        min=0,
         follows="lr",
     ),
     "weight_decay_d": HParam(
-        0.0, "its weight decay", search=LogUniform(-6, -2), least=0, follows="weight_decay"
+        0.0, "its weight decay", search=LogUniform(-6, -2), min=0, follows="weight_decay"
     ),
     "beta1": HParam(
-        0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5)), least=0, below=1
+        0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5)), min=0, below=1
     ),
     "d_steps_per_g_step": HParam(
         1,
         "steps of the discriminator for each of the featurizer",
-        search=LogUniform(0, 3, 2, whole=True),
-        least=1,
+        search=LogUniform(0, 3, 2, integer=True),
+        min=1,
     ),
     "grad_penalty": HParam(
         0.0,
         "weight of the squared gradient at the discriminator's input",
         search=LogUniform(-2, 1),
-        least=0,
+        min=0,
     ),
     "mlp_width": HParam(
         256,
         "width of the discriminator",
-        search=LogUniform(6, 10, 2, whole=True),
-        least=1,
-        most=65536,
+        search=LogUniform(6, 10, 2, integer=True),
+        min=1,
+        max=65536,
     ),
-    "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5)), most=100),
-    "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5)), least=0, below=1),
+    "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5)), max=100),
+    "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5)), min=0, below=1),
 }
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-adversarial
@@ -290,8 +287,8 @@ class MTL(ERM):
             0.99,
             "weight of the newest mean in the running average",
             search=Choice((0.5, 0.9, 0.99, 1.0)),
-            least=0,
-            most=1,
+            min=0,
+            max=1,
         ),
         "parity": HParam(False, "DomainBed's noise in place of the domain's mean"),
     }

@@ -89,8 +89,8 @@ class MIRO(ERM):
     `HmoeError` for a network of unknown build."""
 
     HPARAMS = ERM.HPARAMS | {
-        "ld": HParam(0.1, "weight lambda of the regulariser", least=0),
-        "lr_mult": HParam(10.0, "learning rate of the variances, in multiples of lr", least=0),
+        "ld": HParam(0.1, "weight lambda of the regulariser", min=0),
+        "lr_mult": HParam(10.0, "learning rate of the variances, in multiples of lr", min=0),
     }
     fixed = ("pretrained.",)
 
@@ -187,13 +187,13 @@ def start_near_zero(head: nn.Module):
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-aggregate
 _DMG = ERM.HPARAMS | {
-    "lr": HParam(1e-3, "learning rate of Adam", large=1e-4, least=0),
-    "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", large=1e-5, least=0),
+    "lr": HParam(1e-3, "learning rate of Adam", large_image_default=1e-4, min=0),
+    "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", large_image_default=1e-5, min=0),
     "freeze_bn": replace(ERM.HPARAMS["freeze_bn"], default="no"),
     "schedule": HParam(
         "none",
         f"learning rate over time: {', '.join(SCHEDULES)}",
-        where=("network", LARGE),
+        requires=("network", LARGE),
         choices=SCHEDULES,
     ),
 }
@@ -207,7 +207,7 @@ class Aggregate(Scheduled, ERM):
     proportions under the sampler 'pooled'."""
 
     HPARAMS = _DMG | {
-        "near_zero": HParam(False, "the last layer starts near zero", where=("network", LARGE))
+        "near_zero": HParam(False, "the last layer starts near zero", requires=("network", LARGE))
     }
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):

@@ -113,7 +113,7 @@ class SMA(Averaging):
     """Simple moving average of all weights since update `sma_start` (section 3 of the paper)."""
 
     EXTRA_HPARAMS = {
-        "sma_start": HParam(100, "updates t_0 before the average begins", least=0, phase="updates")
+        "sma_start": HParam(100, "updates t_0 before the average begins", min=0, phase="updates")
     }
     HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
 
@@ -131,7 +131,7 @@ class EoA(Algorithm):
 
     HPARAMS = SMA.HPARAMS | {
         "num_models": HParam(
-            6, "models E in the ensemble; the cost of training grows with it", least=1, most=100
+            6, "models E in the ensemble; the cost of training grows with it", min=1, max=100
         )
     }
 
@@ -321,7 +321,7 @@ _SWAD = {
     ),
     "n_tolerance": HParam(6, "checkpoints N_e above the threshold that mark the end"),
     "tolerance_ratio": HParam(
-        0.3, "how far above the mean loss of the beginning the threshold lies", least=0
+        0.3, "how far above the mean loss of the beginning the threshold lies", min=0
     ),
     "parity": HParam(False, "segments and their weights as in the released code"),
 }

@@ -17,7 +17,7 @@ from torch import nn
 
 from .hparams import Choice, HParam, LogUniform, merge_hparams
 from .tools import to_floats
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..method.sparse_moe import ROUTERS
 from ..networks.backbones import LARGE
 from ..networks.registry import WITH_WEIGHTS, make_classifier, make_featurizer
@@ -28,43 +28,43 @@ SHARED_HPARAMS = {
     "lr": HParam(
         1e-3,
         "learning rate of Adam",
-        large=5e-5,
+        large_image_default=5e-5,
         search=LogUniform(-4.5, -2.5),
         search_large=LogUniform(-5, -3.5),
-        least=0,
+        min=0,
     ),
     "batch_size": HParam(
         64,
         "images of each training domain in a batch",
-        large=32,
-        search=LogUniform(3, 9, 2, whole=True),
-        search_large=LogUniform(3, 5.5, 2, whole=True),
-        search_in=(("DomainNet", LogUniform(3, 5, 2, whole=True)),),
-        least=1,
-        most=65536,
+        large_image_default=32,
+        search=LogUniform(3, 9, 2, integer=True),
+        search_large=LogUniform(3, 5.5, 2, integer=True),
+        search_in=(("DomainNet", LogUniform(3, 5, 2, integer=True)),),
+        min=1,
+        max=65536,
     ),
     "weight_decay": HParam(
-        0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2), least=0
+        0.0, "coupled L2 weight decay of Adam", search_large=LogUniform(-6, -2), min=0
     ),
     "network": HParam("mnist_cnn", "featurizer by name"),
     "nonlinear_classifier": HParam(False, "three linear layers instead of one"),
     "weights": HParam(
         "",
         "first weights of a large network: 'random', a published name, or a local file",
-        where=("network", WITH_WEIGHTS),
+        requires=("network", WITH_WEIGHTS),
     ),
     "freeze_bn": HParam(
         "auto",
         "keep batch norm in evaluation mode: 'yes', 'no', or 'auto', with pretrained weights only",
-        where=("network", LARGE),
+        requires=("network", LARGE),
         choices=("auto", "yes", "no"),
     ),
     "resnet_dropout": HParam(
         0.0,
         "dropout after a large network",
-        where=("network", LARGE),
+        requires=("network", LARGE),
         search_large=Choice((0.0, 0.1, 0.5)),
-        least=0,
+        min=0,
         below=1,
     ),
 }
@@ -253,26 +253,26 @@ _EXPERTS = {
         HParam(
             "last-two",
             "which blocks get experts: 'last-two' or 'every-two'",
-            where=_SPARSE,
+            requires=_SPARSE,
             choices=PLACEMENTS,
         ),
     ),
     "moe_experts": (
         "num_experts",
-        HParam(6, "experts in a block", where=_SPARSE, least=1, most=1024),
+        HParam(6, "experts in a block", requires=_SPARSE, min=1, max=1024),
     ),
-    "moe_k": ("k", HParam(1, "experts that a token visits", where=_SPARSE, least=1)),
+    "moe_k": ("k", HParam(1, "experts that a token visits", requires=_SPARSE, min=1)),
     "moe_router": (
         "router",
-        HParam("cosine", "'cosine' or 'linear'", where=_SPARSE, choices=tuple(ROUTERS)),
+        HParam("cosine", "'cosine' or 'linear'", requires=_SPARSE, choices=tuple(ROUTERS)),
     ),
     "moe_capacity": (
         "capacity_factor",
         HParam(
             1.5,
             "an expert's capacity in multiples of an equal share; 0: no limit",
-            where=_SPARSE,
-            least=0,
+            requires=_SPARSE,
+            min=0,
         ),
     ),
     "moe_evaluation": (
@@ -281,44 +281,44 @@ _EXPERTS = {
             "dropless",
             "in evaluation: 'dropless', or the same 'capacity' as in training",
             with_parity="capacity",
-            where=_SPARSE,
+            requires=_SPARSE,
             choices=("dropless", "capacity"),
         ),
     ),
     "moe_noise": (
         "gate_noise",
         HParam(
-            1.0, "noise of the logits in training, divided by the experts", where=_SPARSE, least=0
+            1.0, "noise of the logits in training, divided by the experts", requires=_SPARSE, min=0
         ),
     ),
     "moe_dropout": (
         "dropout",
-        HParam(0.1, "dropout inside the experts", where=_SPARSE, least=0, below=1),
+        HParam(0.1, "dropout inside the experts", requires=_SPARSE, min=0, below=1),
     ),
     "moe_loss": (
         "loss",
         HParam(
             "balance",
             "auxiliary loss: 'balance', 'product'",
-            where=_SPARSE,
+            requires=_SPARSE,
             choices=("balance", "product"),
         ),
     ),
     "moe_weight": (
         "auxiliary_weight",
-        HParam(0.01, "weight of the auxiliary loss of each block", where=_SPARSE, least=0),
+        HParam(0.01, "weight of the auxiliary loss of each block", requires=_SPARSE, min=0),
     ),
     "moe_backend": (
         "backend",
-        HParam("torch", "implementation of the layer", where=_SPARSE, choices=BACKENDS),
+        HParam("torch", "implementation of the layer", requires=_SPARSE, choices=BACKENDS),
     ),
 }
 SHARED_HPARAMS |= {name: declared for name, (_, declared) in _EXPERTS.items()} | {
     "drop_path": HParam(
         0.1,
         "stochastic depth, rising from 0 in the first block to this",
-        where=_SPARSE,
-        least=0,
+        requires=_SPARSE,
+        min=0,
         below=1,
     )
 }
@@ -343,7 +343,7 @@ def network_options(hparams: dict) -> dict:
     if hparams["network"] in SPARSE_NETWORKS:
         return options | {"experts": expert_options(hparams)}
     if hparams["network"] in LARGE:
-        options["freeze_bn"] = FREEZE_BN[one_of(hparams["freeze_bn"], FREEZE_BN, "freeze_bn")]
+        options["freeze_bn"] = FREEZE_BN[check_choice(hparams["freeze_bn"], FREEZE_BN, "freeze_bn")]
         options["dropout"] = hparams["resnet_dropout"]
     return options
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .base import SHARED_HPARAMS, Algorithm, as_floats
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.seeds import seed_everything
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-random-batches
@@ -57,7 +57,7 @@ def phase_hparams(algorithm: Algorithm) -> dict:
     """Values for which every phase of an algorithm's training begins after `CHANGE` updates."""
     declared = {name: algorithm.HPARAMS[name].phase for name in algorithm.hparams}
     return {
-        name: PHASE_UNITS[one_of(unit, PHASE_UNITS, f"phase of {name}")]
+        name: PHASE_UNITS[check_choice(unit, PHASE_UNITS, f"phase of {name}")]
         for name, unit in declared.items()
         if unit
     }

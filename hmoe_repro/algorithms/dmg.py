@@ -18,7 +18,7 @@ from .base import ERM, HParam, concatenate, register
 from .hparams import Choice
 from .meta import MetaReg
 from .tools import domain_labels, refuse_one_domain
-from ..core.errors import one_of
+from ..core.errors import check_choice
 from ..method.masks import applied, known_domains, mask_sum
 from ..networks.masked import READINGS, NetworkMasks, choose_places, passes, sampled
 
@@ -71,9 +71,9 @@ def pair_overlaps(m: Tensor) -> dict[str, Tensor]:
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #dmg-hparams
 _LAMBDAS = Choice((0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))  # that the paper sweeps
 _DMG = {
-    "lambda_o": HParam(0.1, "weight of the overlap, eq. 2", search_large=_LAMBDAS, least=0),
-    "lambda_s": HParam(0.0, "weight of sparsity, appendix 7.2", least=0),
-    "mask_lr": HParam(1e-4, "learning rate of Adam on the masks", least=0),
+    "lambda_o": HParam(0.1, "weight of the overlap, eq. 2", search_large=_LAMBDAS, min=0),
+    "lambda_s": HParam(0.0, "weight of sparsity, appendix 7.2", min=0),
+    "mask_lr": HParam(1e-4, "learning rate of Adam on the masks", min=0),
     "places": HParam((), "where masks are, by name; empty: where `reading` has them"),
     "reading": HParam(
         "released", "'released' code or 'paper', where the two differ", choices=READINGS
@@ -122,7 +122,7 @@ class MaskedERM(Scheduled, ERM):
         for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain,
         one that was not trained on, or something that is no index."""
         single = [f"mask-{d}" for d in range(self.num_domains)]
-        one_of(mode, (*self.modes, *self.domain_modes, *single), "mode of DMG")
+        check_choice(mode, (*self.modes, *self.domain_modes, *single), "mode of DMG")
         real = self.masks.real
         if mode in _OWN_MASK:
             with self.masks.applied(applied(real, _OWN_MASK[mode], domain, len(x))):

@@ -21,12 +21,12 @@ _SETTINGS = {
     "lr": HParam(
         1e-3,
         "learning rate of Adam",
-        large=3e-5,
+        large_image_default=3e-5,
         default_in=tuple(_RATES.items()),
         search=LogUniform(-4.5, -2.5),
         search_large=LogUniform(-5, -3.5),
         search_in=tuple((name, LogUniform(-4.5, -2.5)) for name in _RATES),
-        least=0,
+        min=0,
     ),
     "weight_decay": HParam(
         0.0,
@@ -34,13 +34,13 @@ _SETTINGS = {
         default_in=tuple(_DECAYS.items()),
         search_large=LogUniform(-6, -2),
         search_in=tuple((name, Choice((0.0,))) for name in _RATES),
-        least=0,
+        min=0,
     ),
     "drop_path": HParam(
         0.1,
         "stochastic depth, rising from 0 in the first block to this",
-        where=("network", TRANSFORMERS + SPARSE_NETWORKS),
-        least=0,
+        requires=("network", TRANSFORMERS + SPARSE_NETWORKS),
+        min=0,
         below=1,
     ),
 }
@@ -73,7 +73,9 @@ class GMoE(TransformerERM):
     experts; 'auxiliary' is the sum of their balance losses. `HmoeError` for other networks."""
 
     HPARAMS = TransformerERM.HPARAMS | {
-        "network": HParam("gmoe_small", "featurizer with experts, by name", large="gmoe_s16")
+        "network": HParam(
+            "gmoe_small", "featurizer with experts, by name", large_image_default="gmoe_s16"
+        )
     }
     networks, otherwise = SPARSE_NETWORKS, "ERM-ViT (transformers) or ERM"
 
@@ -88,6 +90,8 @@ class ERMViT(TransformerERM):
     """GMoE without its experts, its dense twin. `HmoeError` for other networks."""
 
     HPARAMS = TransformerERM.HPARAMS | {
-        "network": HParam("small_vit", "vision transformer by name", large="deit_small")
+        "network": HParam(
+            "small_vit", "vision transformer by name", large_image_default="deit_small"
+        )
     }
     networks, otherwise = TRANSFORMERS, "GMoE (networks with experts) or ERM"

@@ -21,74 +21,88 @@ from ..networks.registry import ENCODERS, make_encoder
 def loss_weights(y=1.0, en=0.0, kl=0.0, ad=0.0, d=0.0) -> dict[str, HParam]:
     """The hyper-parameters of eq. 9 with these defaults."""
     return {
-        "lambda_y": HParam(y, "weight of the classification loss, eq. 8", least=0),
-        "lambda_en": HParam(en, "weight of the entropy loss, eq. 3", least=0),
-        "lambda_kl": HParam(kl, "weight of the load balance, eq. 4", least=0),
-        "lambda_ad": HParam(ad, "weight of the class-adversarial loss, eq. 5", least=0),
-        "lambda_d": HParam(d, "weight of the domain supervision, eq. 7", least=0),
+        "lambda_y": HParam(y, "weight of the classification loss, eq. 8", min=0),
+        "lambda_en": HParam(en, "weight of the entropy loss, eq. 3", min=0),
+        "lambda_kl": HParam(kl, "weight of the load balance, eq. 4", min=0),
+        "lambda_ad": HParam(ad, "weight of the class-adversarial loss, eq. 5", min=0),
+        "lambda_d": HParam(d, "weight of the domain supervision, eq. 7", min=0),
     }
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #model-hparams
 _IMAGE_ENCODER = ("d2v_encoder", ("image",))
 _MODEL = {
     "num_experts": HParam(
-        0, "number of experts K; 0 means one for each training domain", least=0, most=1024
+        0, "number of experts K; 0 means one for each training domain", min=0, max=1024
     ),
-    "embedding_dim": HParam(32, "width D of codes and embeddings", least=1, most=65536),
-    "eps": HParam(1e-6, "added to squared distances in eq. 2b", least=0),
+    "embedding_dim": HParam(32, "width D of codes and embeddings", min=1, max=65536),
+    "eps": HParam(1e-6, "added to squared distances in eq. 2b", min=0),
     "mix": HParam(
         "logits", "what MIX averages: 'logits' (eq. 1) or 'prob'", choices=("logits", "prob")
     ),
-    "d2v_encoder": HParam("small", "D2V encoder by name", large="image", choices=tuple(ENCODERS)),
-    "d2v_stride": HParam(1, "stride of the small D2V encoder's first convolution", least=1),
+    "d2v_encoder": HParam(
+        "small", "D2V encoder by name", large_image_default="image", choices=tuple(ENCODERS)
+    ),
+    "d2v_stride": HParam(1, "stride of the small D2V encoder's first convolution", min=1),
     "d2v_norm": HParam(
         "instance",
         "norm in the image D2V encoder: 'instance' or 'none'",
-        where=_IMAGE_ENCODER,
+        requires=_IMAGE_ENCODER,
         choices=tuple(NORMS),
     ),
     "d2v_block": HParam(
         "post",
         "residual block of the image D2V encoder: 'post', 'pre' or 'stargan'",
-        where=_IMAGE_ENCODER,
+        requires=_IMAGE_ENCODER,
         choices=BLOCKS,
     ),
     "d2v_scale": HParam(
         1.0,
         "factor on the initial weights of the image D2V encoder's last layer",
-        where=_IMAGE_ENCODER,
+        requires=_IMAGE_ENCODER,
     ),
 }
 _OPTIONS = {
     "code_norm": HParam(
-        "none", "norm of the codes: 'none' or 'batch'", younger=True, choices=tuple(CODE_NORMS)
+        "none",
+        "norm of the codes: 'none' or 'batch'",
+        omitted_at_default=True,
+        choices=tuple(CODE_NORMS),
     ),
     "embedding_scale": HParam(
-        1.0, "standard deviation of embeddings when drawn", younger=True, above=0
+        1.0, "standard deviation of embeddings when drawn", omitted_at_default=True, above=0
     ),
     "entropy_ramp": HParam(
         0.5,
         "share of training over which lambda_en rises; 0: constant",
-        least=0,
-        younger=True,
+        min=0,
+        omitted_at_default=True,
         phase="fraction",
-        most=1,
+        max=1,
     ),
     "d2v_small_norm": HParam(
         "none",
         "norm in the small D2V encoder: 'none' or 'instance'",
-        where=("d2v_encoder", ("small",)),
-        younger=True,
+        requires=("d2v_encoder", ("small",)),
+        omitted_at_default=True,
         choices=tuple(NORMS),
     ),
     "d2v_lr": HParam(
-        0.0, "learning rate of the D2V encoder; 0: that of everything else", least=0, younger=True
+        0.0,
+        "learning rate of the D2V encoder; 0: that of everything else",
+        min=0,
+        omitted_at_default=True,
     ),
     "labelled_fraction": HParam(
-        1.0, "fraction of the training images with a domain label", least=0, younger=True, most=1
+        1.0,
+        "fraction of the training images with a domain label",
+        min=0,
+        omitted_at_default=True,
+        max=1,
     ),
     "labelled_domains": HParam(
-        "", "training domains with domain labels, comma-separated; empty: all", younger=True
+        "",
+        "training domains with domain labels, comma-separated; empty: all",
+        omitted_at_default=True,
     ),
 }
 
@@ -222,6 +236,6 @@ class HMOE_ND(DomainExperts):
 
     HPARAMS = HMOE_DN.HPARAMS | {
         "num_experts": HParam(
-            5, "number of experts K; 0 means one for each training domain", least=0, most=1024
+            5, "number of experts K; 0 means one for each training domain", min=0, max=1024
         )
     }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.seeds import seed_hash
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-as-text
@@ -31,13 +31,13 @@ class Uniform:
 
     low: float
     high: float
-    whole: bool = False
+    integer: bool = False
 
     def __call__(self, rng: np.random.RandomState) -> float:
-        return (int if self.whole else float)(rng.uniform(self.low, self.high))
+        return (int if self.integer else float)(rng.uniform(self.low, self.high))
 
     def __str__(self):
-        return f"{'floor ' if self.whole else ''}U({self.low:g}, {self.high:g})"
+        return f"{'floor ' if self.integer else ''}U({self.low:g}, {self.high:g})"
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-loguniform
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class LogUniform:
     low: float
     high: float
     base: int = 10
-    whole: bool = False
+    integer: bool = False
 
     def __call__(self, rng: np.random.RandomState) -> float:
         value = self.base ** rng.uniform(self.low, self.high)
-        return int(value) if self.whole else float(value)
+        return int(value) if self.integer else float(value)
 
     def __str__(self):
-        return f"{'floor ' if self.whole else ''}{self.base}^U({self.low:g}, {self.high:g})"
+        return f"{'floor ' if self.integer else ''}{self.base}^U({self.low:g}, {self.high:g})"
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-choice
 @dataclass(frozen=True)
@@ -80,21 +80,21 @@ class HParam:
 
     default: object
     doc: str
-    large: object = None  # the default for large images; None: as `default`
+    large_image_default: object = None  # the default for large images; None: as `default`
     default_in: tuple = ()  # ((data set, its default), ...) where a data set has its own
     with_parity: object = None  # the default in a run with `parity`; None: as in others
-    where: tuple = ()  # (name of another hyper-parameter, its values); empty: it always exists
+    requires: tuple = ()  # (name of another hyper-parameter, its values); empty: it always exists
     search: object = None  # how a value is drawn; None: never
     search_large: object = None  # the same for large images; None: as `search`
     search_in: tuple = ()  # ((data set, how to draw there), ...) where a data set has its own
-    least: float | None = None  # inclusive lower bound
-    most: float | None = None  # inclusive upper bound
+    min: float | None = None  # inclusive lower bound
+    max: float | None = None  # inclusive upper bound
     above: float | None = None  # exclusive lower bound
     below: float | None = None  # exclusive upper bound
     choices: object = ()  # the values there are; empty: any
     follows: str = ""  # where it is not given, it takes this hyper-parameter's value
     below_domains: bool = False  # at least 1 and below the number of training domains
-    younger: bool = False  # omitted from the hash at its default
+    omitted_at_default: bool = False  # omitted from the hash at its default
     phase: str = ""  # the unit of a time at which training changes, of `conformance.PHASE_UNITS`
 
 
@@ -102,9 +102,9 @@ LARGE_IMAGE = 64
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-checked
 _BOUNDS = {  # field of `HParam` -> in words, and what must hold
-    "least": ("at least", operator.ge),
+    "min": ("at least", operator.ge),
     "above": ("above", operator.gt),
-    "most": ("at most", operator.le),
+    "max": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
 
@@ -132,20 +132,20 @@ def _checked(name: str, value, declared: HParam):
         return float(value)
     if type(value) is not kind:
         refuse(kind.__name__, f"{value!r} ({type(value).__name__})")
-    return one_of(value, declared.choices, name) if declared.choices else value
+    return check_choice(value, declared.choices, name) if declared.choices else value
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-exists
 def _exists(declared: HParam, merged: dict) -> bool:
     """Does a hyper-parameter exist, given the values of the others?"""
-    if not declared.where:
+    if not declared.requires:
         return True
-    other, values = declared.where
+    other, values = declared.requires
     return merged[other] in values
 
 
 def _refuse_absent(name: str, declared: HParam, merged: dict):
     """`HmoeError` for a hyper-parameter that is set where it does not exist."""
-    other, values = declared.where
+    other, values = declared.requires
     raise HmoeError(
         f"hyper-parameter {name} exists only where {other} is {' or '.join(map(str, values))}; "
         f"here it is {merged[other]}. Fix: leave {name} out."
@@ -159,8 +159,8 @@ def _default(declared: HParam, resolution: int, dataset: str | None, parity: boo
     for name, default in declared.default_in:
         if name == dataset:
             return default
-    large = resolution >= LARGE_IMAGE and declared.large is not None
-    return declared.large if large else declared.default
+    large = resolution >= LARGE_IMAGE and declared.large_image_default is not None
+    return declared.large_image_default if large else declared.default
 
 
 def merge_hparams(
@@ -173,7 +173,7 @@ def merge_hparams(
     """Defaults overridden by `given`, which is checked by name and type. Raises `HmoeError`, for a
     misspelt name with the list of the valid ones."""
     for name in given:
-        one_of(name, declared, "hyper-parameter")
+        check_choice(name, declared, "hyper-parameter")
     merged = {name: _default(h, resolution, dataset, parity) for name, h in declared.items()}
     for name, value in given.items():
         merged[name] = _checked(name, value, declared[name])
@@ -191,7 +191,7 @@ def as_named(declared: dict[str, HParam], merged: dict) -> dict:
     return {
         name: value
         for name, value in merged.items()
-        if not (declared[name].younger and value == declared[name].default)
+        if not (declared[name].omitted_at_default and value == declared[name].default)
     }
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-searches

@@ -33,13 +33,13 @@ class IRM(AnnealedPenalty, ERM):
     `HmoeError` for fewer than 2 images of a domain."""
 
     HPARAMS = ERM.HPARAMS | {
-        "irm_lambda": HParam(100.0, "weight of the penalty", search=LogUniform(-1, 5), least=0),
+        "irm_lambda": HParam(100.0, "weight of the penalty", search=LogUniform(-1, 5), min=0),
         "irm_penalty_anneal_iters": HParam(
             500,
             "updates with weight 1; then irm_lambda and a new Adam",
-            search=LogUniform(0, 4, whole=True),
+            search=LogUniform(0, 4, integer=True),
             phase="updates",
-            least=0,
+            min=0,
         ),
     }
     penalty_hparams = ("irm_lambda", "irm_penalty_anneal_iters")
@@ -59,13 +59,13 @@ class VREx(AnnealedPenalty, ERM):
     """Variance of the domains' risks as a penalty (Krueger et al., 2021)."""
 
     HPARAMS = ERM.HPARAMS | {
-        "vrex_lambda": HParam(10.0, "weight of the penalty", search=LogUniform(-1, 5), least=0),
+        "vrex_lambda": HParam(10.0, "weight of the penalty", search=LogUniform(-1, 5), min=0),
         "vrex_penalty_anneal_iters": HParam(
             500,
             "updates with weight 1; then vrex_lambda and a new Adam",
-            search=LogUniform(0, 4, whole=True),
+            search=LogUniform(0, 4, integer=True),
             phase="updates",
-            least=0,
+            min=0,
         ),
     }
     penalty_hparams = ("vrex_lambda", "vrex_penalty_anneal_iters")
@@ -89,20 +89,20 @@ class Fishr(AnnealedPenalty, ERM):
     `HmoeError` for a classifier that is not linear."""
 
     HPARAMS = ERM.HPARAMS | {
-        "lambda": HParam(1000.0, "weight of the penalty", search=LogUniform(1, 4), least=0),
+        "lambda": HParam(1000.0, "weight of the penalty", search=LogUniform(1, 4), min=0),
         "ema": HParam(
             0.95,
             "weight of the past in the average of the variances, below 1",
             search=Uniform(0.90, 0.99),
-            least=0,
+            min=0,
             below=1,
         ),
         "penalty_anneal_iters": HParam(
             1500,
             "updates without penalty; then a new Adam",
-            search=Uniform(0, 5000, whole=True),
+            search=Uniform(0, 5000, integer=True),
             phase="updates",
-            least=0,
+            min=0,
         ),
     }
     penalty_before = 0.0

@@ -37,12 +37,12 @@ class MLDG(Stepwise):
 
     HPARAMS = Stepwise.HPARAMS | {
         "mldg_beta": HParam(
-            1.0, "weight beta of the meta-test gradient", search=LogUniform(-1, 1), least=0
+            1.0, "weight beta of the meta-test gradient", search=LogUniform(-1, 1), min=0
         ),
         "n_meta_test": HParam(
             2,
             "number of domains kept for meta-test",
-            where=("parity", (True,)),
+            requires=("parity", (True,)),
             search=Choice((1, 2)),
             below_domains=True,
         ),
@@ -120,13 +120,13 @@ class ARM(ERM):
         "batch_size": HParam(
             64,
             "images of each training domain in a batch, and of a group at test time",
-            large=8,
+            large_image_default=8,
             search=ERM.HPARAMS["batch_size"].search,
             search_large=Choice((8,)),
-            least=1,
-            most=65536,
+            min=1,
+            max=65536,
         ),
-        "context_width": HParam(64, "channels inside the context network", least=1, most=65536),
+        "context_width": HParam(64, "channels inside the context network", min=1, max=65536),
         "parity": HParam(
             False,
             "as DomainBed: the context network is left out of the optimiser and keeps its "
@@ -196,21 +196,18 @@ def inner_steps(parameters, objective, lr: float, number: int) -> list[torch.Ten
 # %% ../../nbs/04_algorithms/09_meta.ipynb #metareg-hparams
 _METAREG = {
     "lr": HParam(
-        0.05, "learning rate alpha of SGD, for networks and inner steps", large=1e-3, least=0
+        0.05,
+        "learning rate alpha of SGD, for networks and inner steps",
+        large_image_default=1e-3,
+        min=0,
     ),
-    "momentum": HParam(0.9, "momentum of SGD on the networks", least=0, below=1),
+    "momentum": HParam(0.9, "momentum of SGD on the networks", min=0, below=1),
     "meta_fraction": HParam(
-        0.4,
-        "fraction of all updates spent on learning the penalty",
-        least=0,
-        most=1,
-        phase="fraction",
+        0.4, "fraction of all updates spent on learning the penalty", min=0, max=1, phase="fraction"
     ),
-    "base_steps": HParam(1, "updates n between two meta steps", least=1),
-    "inner_steps": HParam(
-        20, "inner steps l that the meta step looks through", least=1, most=10000
-    ),
-    "meta_lr": HParam(0.01, "learning rate alpha_phi of the penalty's weights", least=0),
+    "base_steps": HParam(1, "updates n between two meta steps", min=1),
+    "inner_steps": HParam(20, "inner steps l that the meta step looks through", min=1, max=10000),
+    "meta_lr": HParam(0.01, "learning rate alpha_phi of the penalty's weights", min=0),
 }
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-learnt-penalty

@@ -100,7 +100,7 @@ class GroupDRO(ERM):
             0.01,
             "step size of the ascent of the domains' weights q",
             search=LogUniform(-3, -1),
-            least=0,
+            min=0,
         )
     }
 
@@ -139,18 +139,10 @@ class RSC(ERM):
 
     HPARAMS = ERM.HPARAMS | {
         "rsc_f_drop_factor": HParam(
-            1 / 3,
-            "fraction of an image's features to mute",
-            search=Uniform(0, 0.5),
-            least=0,
-            most=1,
+            1 / 3, "fraction of an image's features to mute", search=Uniform(0, 0.5), min=0, max=1
         ),
         "rsc_b_drop_factor": HParam(
-            1 / 3,
-            "fraction of a batch's images to challenge",
-            search=Uniform(0, 0.5),
-            least=0,
-            most=1,
+            1 / 3, "fraction of a batch's images to challenge", search=Uniform(0, 0.5), min=0, max=1
         ),
     }
 
@@ -222,7 +214,7 @@ class SagNet(Stepwise):
 
     HPARAMS = Stepwise.HPARAMS | {
         "sag_w_adv": HParam(
-            0.1, "weight lambda_adv of the adversarial loss", search=LogUniform(-2, 1), least=0
+            0.1, "weight lambda_adv of the adversarial loss", search=LogUniform(-2, 1), min=0
         )
     }
 

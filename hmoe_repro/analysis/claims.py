@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['POINTS', 'RUNS', 'VERDICTS', 'VERDICT_COLOURS', 'Evidence', 'size_of', 'run_grid', 'student_along', 'over_grid',
            'over_groups', 'training_problem', 'paired_evidence', 'rate_evidence', 'Rule', 'larger', 'smaller',
-           'more_than', 'less_than', 'within', 'not_worse', 'Loaded', 'Claim', 'Weighed', 'load_claims', 'weigh',
-           'claims_table', 'page_link', 'claims_markdown', 'because', 'count_line', 'chance_line', 'student_line',
-           'wanted_lines', 'plot_claims']
+           'more_than', 'less_than', 'within', 'not_worse', 'Loaded', 'Claim', 'ClaimResult', 'load_claims',
+           'evaluate_claim', 'claims_table', 'page_link', 'claims_markdown', 'explanation', 'count_line', 'chance_line',
+           'student_line', 'wanted_lines', 'plot_claims']
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #imports
 import math
@@ -24,10 +24,10 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from .discovery_rates import rate_interval
-from .gmoe_tables import hardly_trained
+from .gmoe_tables import undertrained
 from .results import distinct, load_studies
-from .statistics import crossed_bootstrap, half_interval
-from ..core.errors import HmoeError, one_of, plural
+from .statistics import ci_halfwidth, crossed_bootstrap
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import escape_markdown, number_as_text
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-evidence
@@ -107,7 +107,7 @@ _ALONG = ContextVar("along", default="")
 def student_along(side: str):
     """Within this context all grids get Student's t over one side, 'seeds' or 'domains', instead of
     the bootstrap over both."""
-    token = _ALONG.set(one_of(side, ("seeds", "domains"), "side of a grid"))
+    token = _ALONG.set(check_choice(side, ("seeds", "domains"), "side of a grid"))
     try:
         yield
     finally:
@@ -126,7 +126,7 @@ def over_grid(grid: pd.DataFrame) -> tuple[float, float, float]:
         low, high = np.nanquantile(crossed_bootstrap(grid.to_numpy()), [0.025, 0.975])
         return mean, float(low), float(high)
     side = side or ("domains" if domains > seeds else "seeds")
-    half = half_interval(grid.mean(axis=0 if side == "domains" else 1))
+    half = ci_halfwidth(grid.mean(axis=0 if side == "domains" else 1))
     return mean, mean - half, mean + half
 
 
@@ -145,9 +145,9 @@ def over_groups(values, groups, resamples: int = 10_000) -> tuple[float, float, 
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-from-runs
 def training_problem(records: list[dict], least=lambda dataset: 0.0) -> str:
-    """'undertrained: ERM-ViT' of records with an undertrained algorithm (`hardly_trained`); else
+    """'undertrained: ERM-ViT' of records with an undertrained algorithm (`undertrained`); else
     ''."""
-    names = sorted({algorithm for _, algorithm in hardly_trained(records, least)})
+    names = sorted({algorithm for _, algorithm in undertrained(records, least)})
     return f"undertrained: {', '.join(names)}" if names else ""
 
 
@@ -283,7 +283,7 @@ class Claim:
     scale: str = ""
 
 
-class Weighed(NamedTuple):
+class ClaimResult(NamedTuple):
     """A claim, its evidence and its verdict."""
 
     claim: Claim
@@ -310,21 +310,21 @@ def _evidence(claim: Claim, loaded: Loaded) -> Evidence:
         return Evidence(problem=str(error).partition(" Fix:")[0])
 
 
-def weigh(claim: Claim, loaded: Loaded) -> Weighed:
+def evaluate_claim(claim: Claim, loaded: Loaded) -> ClaimResult:
     """The evidence for a claim and its verdict: one of `VERDICTS`."""
     evidence = _evidence(claim, loaded)
     if claim.aside and (said := claim.aside(loaded)):
         evidence = replace(evidence, more=f"{evidence.more} {said}".strip())
     if claim.scale:
-        return Weighed(claim, evidence, SCALE)
+        return ClaimResult(claim, evidence, SCALE)
     verdict = claim.rule.judge(evidence) if claim.rule else UNDECIDED
-    return Weighed(claim, evidence, verdict)
+    return ClaimResult(claim, evidence, verdict)
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-table
 _COLUMNS = ("paper", "claim", "verdict", "number (95 % interval)", "study and size")
 
 
-def claims_table(weighed: list[Weighed]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def claims_table(weighed: list[ClaimResult]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A text table (paper, claim, verdict, number with interval, study and size) and the numbers
     behind it with the rule, a row for each claim."""
     texts, numbers = [], []
@@ -338,7 +338,7 @@ def claims_table(weighed: list[Weighed]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(texts, columns=list(_COLUMNS)), pd.DataFrame(numbers)
 
 
-def page_link(weighed: Weighed) -> str:
+def page_link(weighed: ClaimResult) -> str:
     """The Markdown link to a claim's page, as it can be followed from `figures/quick` and from
     `nbs/paper`; '' without a page."""
     folder, _, page = weighed.claim.page.rpartition("/")
@@ -351,7 +351,7 @@ def page_link(weighed: Weighed) -> str:
     return f"[{page}]({folder}{page}.ipynb)"
 
 
-def claims_markdown(weighed: list[Weighed]) -> str:
+def claims_markdown(weighed: list[ClaimResult]) -> str:
     """The table for reading: a block for each paper, a link in each row, verdicts in bold."""
     lines = []
     for paper in dict.fromkeys(w.claim.paper for w in weighed):
@@ -366,7 +366,7 @@ def claims_markdown(weighed: list[Weighed]) -> str:
     return "\n".join(lines)
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-lines
-def because(weighed: Weighed) -> str:
+def explanation(weighed: ClaimResult) -> str:
     """The explanation of a verdict in a sentence or two, with further results of its records."""
     claim, found, verdict = weighed
     parts = [f"**{claim.text[0].upper()}{claim.text[1:]}**: {verdict}"]
@@ -384,7 +384,7 @@ def because(weighed: Weighed) -> str:
     return f"{'. '.join(parts)}. {found.more}".rstrip()
 
 
-def count_line(weighed: list[Weighed]) -> str:
+def count_line(weighed: list[ClaimResult]) -> str:
     """How many claims have each verdict, in all and by paper; findings of ours are counted
     separately."""
 
@@ -400,7 +400,7 @@ def count_line(weighed: list[Weighed]) -> str:
     return f"{said} And {plural(len(ours), 'finding')} of ours: {counted(ours)}." if ours else said
 
 
-def chance_line(weighed: list[Weighed]) -> str:
+def chance_line(weighed: list[ClaimResult]) -> str:
     """How many of the intervals would miss the truth by chance."""
     tested = [w for w in weighed if w.evidence.measured and w.verdict != SCALE]
     decided = sum(w.verdict != UNDECIDED for w in tested)
@@ -412,12 +412,12 @@ def chance_line(weighed: list[Weighed]) -> str:
     )
 
 
-def student_line(weighed: list[Weighed], loaded: Loaded) -> str:
+def student_line(weighed: list[ClaimResult], loaded: Loaded) -> str:
     """Which verdicts change with Student's t over seeds alone, or over test domains alone."""
     said = []
     for side, word in (("seeds", "trial seeds"), ("domains", "test domains")):
         with student_along(side):
-            others = [weigh(row.claim, loaded) for row in weighed]
+            others = [evaluate_claim(row.claim, loaded) for row in weighed]
         changed = [
             f"{old.claim.text} becomes *{new.verdict}*, {new.evidence.text()}"
             for old, new in zip(weighed, others)
@@ -430,7 +430,7 @@ def student_line(weighed: list[Weighed], loaded: Loaded) -> str:
     )
 
 
-def wanted_lines(weighed: list[Weighed]) -> list[str]:
+def wanted_lines(weighed: list[ClaimResult]) -> list[str]:
     """What would decide the inconclusive claims, with the claims it concerns."""
     waiting = {}
     for claim, _, verdict in weighed:
@@ -456,7 +456,7 @@ def _in_tex(found: re.Match) -> str:
     return f"${letter}_{{{found[2]}}}$"
 
 
-def _draw_claim(axis, row: int, weighed: Weighed):
+def _draw_claim(axis, row: int, weighed: ClaimResult):
     """One claim in a row of a panel."""
     claim, found, verdict = weighed
     colour = VERDICT_COLOURS[verdict]
@@ -468,7 +468,7 @@ def _draw_claim(axis, row: int, weighed: Weighed):
     axis.plot(found.value, row, "o", ms=5, color=colour, mfc=inside)
 
 
-def plot_claims(weighed: list[Weighed]):
+def plot_claims(weighed: list[ClaimResult]):
     """A figure with a panel for accuracy, one for rates and one for other scores: a row for each
     claim with a number. `HmoeError` if none has one."""
     parts = {kind: [] for kind in _PANELS}

@@ -52,7 +52,7 @@ from hmoe_repro.analysis.claims_experts import (
     toy_size,
 )
 from .discovery_rates import FOUND, named_settings, rate_text
-from .published import trained_from
+from .published import min_validation_accuracy
 from .results import load_arrays
 from ..core.errors import plural
 
@@ -115,9 +115,9 @@ def _trained_as(record: dict) -> str:
 def gated_runs(loaded: Loaded, ours: bool = False) -> pd.DataFrame:
     """A row for each published run of HMOE-DN and HMOE-ND without domain labels, once where two
     studies trained it in the same way: its gate entropy as a `share` of log K, OOD minus MIX and
-    MAX minus MIX in points, whether it is `trained` (`trained_from`, by its best mode), its `cell`
-    (data set, test domain, seed) and the record. `ours`: the runs with normalised codes instead of
-    the others."""
+    MAX minus MIX in points, whether it is `trained` (`min_validation_accuracy`, by its best mode),
+    its `cell` (data set, test domain, seed) and the record. `ours`: the runs with normalised codes
+    instead of the others."""
     rows = {}
     for study in (*GATED, *GATED_ELSEWHERE):
         for record in hmoe_runs(loaded.records.get(study, [])):
@@ -128,7 +128,7 @@ def gated_runs(loaded: Loaded, ours: bool = False) -> pd.DataFrame:
             mix, largest, ood = (100 * chosen[m]["test_accuracy"] for m in ("mix", "max", "ood"))
             best = 100 * max(mode["validation_accuracy"] for mode in chosen.values())
             row = {"share": gate_share(record), "ood": ood - mix, "max": largest - mix}
-            row["trained"] = best >= trained_from(record["spec"]["dataset"])
+            row["trained"] = best >= min_validation_accuracy(record["spec"]["dataset"])
             rows.setdefault(_trained_as(record), row | {"cell": cell_of(record), "record": record})
     columns = ["share", "ood", "max", "trained", "cell", "record"]
     return pd.DataFrame(list(rows.values()), columns=columns)
@@ -186,7 +186,7 @@ def mix(record: dict) -> float:
 
 def _on_pacs(runs: list[dict]) -> str:
     """'PACS, reduced', and whether runs there are undertrained."""
-    young = training_problem(runs, trained_from)
+    young = training_problem(runs, min_validation_accuracy)
     return "PACS, reduced, undertrained" if young else "PACS, reduced"
 
 

@@ -27,7 +27,7 @@ from hmoe_repro.analysis.claims import (
 from .claims_experts import LEAST, MARGIN, runs_of
 from .dmg_tables import mask_runs, own_mask_gain
 from .experts import choice_rows
-from .published import hardly_trained, trained_from
+from .published import min_validation_accuracy, undertrained
 from .results import select
 from .statistics import main_effects
 from ..core.errors import HmoeError
@@ -86,7 +86,7 @@ cosine_less_linear = _setting("router", "cosine")
 def other_losses(loaded: Loaded) -> Evidence:
     """Other losses on the network with experts; the dense twin under them was not trained."""
     records = select(loaded.records["quick-gmoe-losses"], status="complete")
-    idle = {name for _, name in hardly_trained(records)}
+    idle = {name for _, name in undertrained(records)}
     names = sorted({r["spec"]["algorithm"] for r in records} - idle - {"GMoE"})
     plain = run_grid(select(records, algorithm="GMoE"), first_mode)
     said = []
@@ -138,7 +138,7 @@ def right_mask(loaded: Loaded) -> Evidence:
     if digits := mask_runs(loaded.records.get("quick-dmg", [])):
         value, low, high = over_grid(_gains(digits))
         more = f"On the digits: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
-    problem = training_problem(loaded.records["pacs-dmg"], trained_from)
+    problem = training_problem(loaded.records["pacs-dmg"], min_validation_accuracy)
     numbers = over_grid(_gains(runs))
     return Evidence(*numbers, POINTS, len(runs), size_of(runs), None, more, problem)
 
@@ -174,7 +174,7 @@ def averaged_masks(loaded: Loaded) -> Evidence:
     runs, more = mask_runs(loaded.records["quick-dmg"]), ""
     if pacs := mask_runs(loaded.records.get("pacs-dmg", [])):
         value, low, high = over_grid(run_grid(pacs, gap))
-        young = training_problem(pacs, trained_from)
+        young = training_problem(pacs, min_validation_accuracy)
         word = ", in undertrained networks" if young else ""
         more = f"On PACS{word}: {value:+.1f} points ({low:+.1f} to {high:+.1f})."
     numbers = over_grid(run_grid(runs, gap))

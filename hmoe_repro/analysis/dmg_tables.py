@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BASELINE', 'in_domain_view', 'only_modes', 'by_network', 'network_table', 'network_limits', 'network_lines',
-           'of_young', 'ensemble_lines', 'known_domain_lines', 'dmg_departures', 'departure_list', 'published_rows',
+           'of_young', 'ensemble_lines', 'known_domain_lines', 'dmg_diff', 'departure_list', 'published_rows',
            'mask_runs', 'mask_table', 'own_mask_gain', 'own_mask_line']
 
 # %% ../../nbs/07_analysis/12_dmg_tables.ipynb #imports
@@ -14,15 +14,15 @@ import numpy as np
 import pandas as pd
 
 from .gmoe_tables import between_rows
-from .protocol_diff import study_departures
+from .protocol_diff import study_diff
 from hmoe_repro.analysis.published import (
-    hardly_trained,
-    trained_from,
+    min_validation_accuracy,
     trained_verdict,
-    untrained_rows,
+    undertrained,
+    undertrained_rows,
 )
 from .results import distinct, select
-from .statistics import half_interval, resolvable_difference
+from .statistics import ci_halfwidth, minimum_detectable_difference
 from hmoe_repro.analysis.tables import (
     accuracy_table,
     cell_statistics,
@@ -94,11 +94,11 @@ BASELINE = "Aggregate"
 
 
 def network_limits(records: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` of each network without undertrained rows, with its name in front
-    where there are several."""
+    """`minimum_detectable_difference` of each network without undertrained rows, with its name in
+    front where there are several."""
     parts = {n: part for n, part in by_network(records).items() if _complete(part)}
     frames = [
-        resolvable_difference(part, untrained_rows(part)).assign(network=name)
+        minimum_detectable_difference(part, undertrained_rows(part)).assign(network=name)
         for name, part in parts.items()
     ]
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
@@ -125,8 +125,9 @@ def network_lines(records: list[dict], what: str) -> list[str]:
 
 # %% ../../nbs/07_analysis/12_dmg_tables.ipynb #def-ensemble-lines
 def of_young(records: list[dict]) -> str:
-    """A clause if runs of DMG are, on average, undertrained (`trained_from`); else empty."""
-    low = [name for _, name in hardly_trained(records, trained_from)]
+    """A clause if runs of DMG are, on average, undertrained (`min_validation_accuracy`); else
+    empty."""
+    low = [name for _, name in undertrained(records, min_validation_accuracy)]
     return "; these networks are undertrained" if "DMG" in low else ""
 
 
@@ -168,7 +169,7 @@ def _known_domain_line(records: list[dict], where: str) -> str:
         return f"No verdict on known domains ({where}): no run has both inference modes."
     gains = pd.DataFrame(rows, columns=["trial_seed", "gain"])
     per_seed = gains.groupby("trial_seed").gain.mean()
-    mean, half = per_seed.mean(), half_interval(per_seed)
+    mean, half = per_seed.mean(), ci_halfwidth(per_seed)
     text = f"KD − PRED-ENS on the training domains ({where}), paired by model: {mean:+.2f} points"
     if math.isnan(half):
         return f"{text} ({len(rows)} models of one trial seed: no interval)."
@@ -186,8 +187,8 @@ def known_domain_lines(records: list[dict]) -> list[str]:
     return [_known_domain_line(part, name) for name, part in networks.items()]
 
 # %% ../../nbs/07_analysis/12_dmg_tables.ipynb #def-dmg-departures
-def dmg_departures(records: list[dict], study: str) -> list[str]:
-    """`study_departures`, and a line each for epochs and for splits that are not those of the file
+def dmg_diff(records: list[dict], study: str) -> list[str]:
+    """`study_diff`, and a line each for epochs and for splits that are not those of the file
     of a `study` of DMG's protocol; runs of another protocol are one."""
     full, lines = read_study(study).runs[0], []
     followed = [r["protocol"] for r in records if isinstance(r.get("protocol"), dict)]
@@ -198,7 +199,7 @@ def dmg_departures(records: list[dict], study: str) -> list[str]:
         lines.append(f"epochs: {' or '.join(f'{n:g}' for n in epochs)} instead of {full.epochs}")
     if full.splits and any(not said["splits"].startswith("lists") for said in followed):
         lines.append("splits: 72/8/20 by trial seed instead of the authors' lists")
-    return [*study_departures(records, study), *lines]
+    return [*study_diff(records, study), *lines]
 
 
 _AUGMENTED = (
@@ -288,7 +289,8 @@ def mask_table(records: list[dict], target: str) -> pd.DataFrame:
 def own_mask_gain(records: list[dict]) -> pd.DataFrame:
     """Per run with masks: test_domain, trial_seed, by how many points the mask of a training
     domain is better on that domain than the mean of the other masks (`gain`), averaged over the
-    training domains that have test images, and whether the network is `trained` (`trained_from`).
+    training domains that have test images, and whether the network is `trained`
+    (`min_validation_accuracy`).
     """
     rows = []
     for record in mask_runs(records):
@@ -302,7 +304,7 @@ def own_mask_gain(records: list[dict]) -> pd.DataFrame:
         if gains:
             spec = record["spec"]
             best = max(chosen["validation_accuracy"] for chosen in record["selected"].values())
-            trained = 100 * best >= trained_from(spec["dataset"])
+            trained = 100 * best >= min_validation_accuracy(spec["dataset"])
             gain = float(np.mean(gains))
             rows.append((spec["test_domains"][0], spec["trial_seed"], gain, trained))
     return pd.DataFrame(rows, columns=["test_domain", "trial_seed", "gain", "trained"])
@@ -325,7 +327,7 @@ def own_mask_line(gains: pd.DataFrame) -> str:
     text = f"On its own domain a mask is {mean:+.2f} points better than the mean of the others"
     if n < 2:
         return f"{text} ({len(gains)} runs of one trial seed: no interval)."
-    half = half_interval(per_seed)
+    half = ci_halfwidth(per_seed)
     found = "specialised" if mean > half else "not significantly specialised"
     return (
         f"{text} (95 % CI ± {half:.2f} over {n} trial seeds; {len(gains)} runs): masks are "

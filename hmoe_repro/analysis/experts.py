@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 
 from .embeddings import as_rgb, frame_only, tiled
 from .results import has_arrays, load_arrays, record_field
-from ..core.errors import HmoeError, one_of, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import PALETTE
 from ..method.routing_analysis import label_table, position_table
 
@@ -143,7 +143,7 @@ def expert_shares(kept: StoredChoices, by: str = "class", block: int | None = No
     """Share of each expert (columns) in the patches of each value (rows) of `by`: 'class' or
     'domain'. Rows sum to 1; values without images are left out."""
     known = {"class": (kept.label, kept.class_names), "domain": (kept.domain, kept.domain_names)}
-    labels, names = known[one_of(by, known, "thing that is known")]
+    labels, names = known[check_choice(by, known, "thing that is known")]
     table = label_table(kept.layer(block), labels, kept.num_experts)
     present = np.flatnonzero(table.sum(1))
     shares = table[present] / table[present].sum(1, keepdims=True)

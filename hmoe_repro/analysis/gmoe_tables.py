@@ -15,15 +15,20 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from .protocol_diff import average_name, named_table
-from .published import by_dataset, hardly_trained, learned_line, trained_from
+from hmoe_repro.analysis.published import (
+    by_dataset,
+    learned_line,
+    min_validation_accuracy,
+    undertrained,
+)
 from .results import select
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
-    half_interval,
+    ci_halfwidth,
+    minimum_detectable_difference,
     mode_legend,
     paired_difference,
     plot_results,
-    resolvable_difference,
 )
 from hmoe_repro.analysis.tables import (
     cell_statistics,
@@ -107,13 +112,13 @@ def accuracy_by_dataset(records: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame
 
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-limits-by-dataset
 def _limits(part: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` on one data set, without undertrained rows."""
-    return resolvable_difference(part, [algorithm for _, algorithm in hardly_trained(part)])
+    """`minimum_detectable_difference` on one data set, without undertrained rows."""
+    return minimum_detectable_difference(part, [algorithm for _, algorithm in undertrained(part)])
 
 
 def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
-    """`resolvable_difference` of each data set without undertrained rows; of several data sets, the
-    averages alone."""
+    """`minimum_detectable_difference` of each data set without undertrained rows; of several data
+    sets, the averages alone."""
     parts = by_dataset(records)
     if len(parts) == 1:
         return _limits(records)
@@ -124,7 +129,7 @@ def limits_by_dataset(records: list[dict]) -> pd.DataFrame:
 def _trained_verdict(part: list[dict], baseline: str, run: list[str]) -> str:
     """`accuracy_verdict` on one data set without those of the algorithms `run` that are
     undertrained."""
-    hardly = {algorithm for _, algorithm in hardly_trained(part)}
+    hardly = {algorithm for _, algorithm in undertrained(part)}
     idle = [name for name in run if name in hardly]
     if baseline in idle:
         return f"nothing is compared, because {baseline} is undertrained."
@@ -139,7 +144,7 @@ def _trained_verdict(part: list[dict], baseline: str, run: list[str]) -> str:
 
 def lines_against(records: list[dict], *baselines: str) -> list[str]:
     """One sentence for each data set and each of the baselines that were run: which rows differ
-    significantly from it. Undertrained rows (`hardly_trained`) are excluded by name, and nothing is
+    significantly from it. Undertrained rows (`undertrained`) are excluded by name, and nothing is
     compared with such a baseline. A line says so where none was run."""
     parts, lines = by_dataset(records), []
     for name, part in parts.items():
@@ -154,18 +159,18 @@ def lines_against(records: list[dict], *baselines: str) -> list[str]:
 def between_rows(records: list[dict], *pairs: tuple[str, str], strictly: bool = False) -> list[str]:
     """A sentence for each data set: by how many points the average accuracy of the first algorithm
     of each of the `pairs` exceeds that of the second, whether that is within the minimum detectable
-    difference, and which of them are undertrained. Those that `hardly_trained`, `strictly` all
-    below `trained_from`, are excluded."""
+    difference, and which of them are undertrained. Those that `undertrained`, `strictly` all
+    below `min_validation_accuracy`, are excluded."""
     parts, lines = by_dataset(records), []
     for name, part in parts.items():
-        young = {row for _, row in hardly_trained(part, trained_from)}
-        idle = young if strictly else {row for _, row in hardly_trained(part)}
+        young = {row for _, row in undertrained(part, min_validation_accuracy)}
+        idle = young if strictly else {row for _, row in undertrained(part)}
         means = _averages(part).drop_duplicates("algorithm").dropna(subset="mean")
         means = means.set_index("algorithm")["mean"].drop(index=idle, errors="ignore")
         run = [pair for pair in pairs if set(pair) <= set(means.index)]
         if not run:
             continue
-        limit, said = resolvable_difference(part, idle).detectable.iloc[-1], []
+        limit, said = minimum_detectable_difference(part, idle).detectable.iloc[-1], []
         for one, other in run:
             gap = means[one] - means[other]
             where = "above" if abs(gap) > limit else "within"
@@ -226,7 +231,7 @@ def draw_accuracy(records: list[dict], baseline: str = "ERM-ViT", per_row: int =
     height = 0.5 if results["mode"].nunique() > 1 else 0.24
     size = (1.75 * columns + 0.9, (height * names + 1.0) * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
-    idle = [algorithm for _, algorithm in hardly_trained(records)]
+    idle = [algorithm for _, algorithm in undertrained(records)]
     plot_results(records, axes.flat, baseline, without=idle)
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
@@ -380,7 +385,7 @@ def _with_interval(values: pd.Series) -> str:
     values = values.dropna()
     if len(values) < 2:
         return f"{values.mean():+.1f} % (one seed, no interval)"
-    half = half_interval(values)
+    half = ci_halfwidth(values)
     low, high = values.mean() - half, values.mean() + half
     return f"{values.mean():+.1f} % (95 % CI {low:+.1f} to {high:+.1f})"
 

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from .mask_scores import NEURON_KINDS, by_weight, kind_table
-from .statistics import half_interval
+from .statistics import ci_halfwidth
 from ..core.errors import HmoeError, plural
 from ..core.style import PALETTE, colours, shared_legend
 
@@ -170,7 +170,7 @@ def draw_kinds(places: pd.DataFrame, knob: str = "lambda_o"):
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-pairs
 def _mean_and_bar(values) -> tuple[float, float]:
     """Mean, and half its 95 % interval (NaN for one value)."""
-    return np.mean(values), half_interval(values)
+    return np.mean(values), ci_halfwidth(values)
 
 
 def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):

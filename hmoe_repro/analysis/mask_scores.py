@@ -6,7 +6,7 @@
 __all__ = ['NEURON_KINDS', 'WANTED_FALL', 'SPARSE', 'mask_scores', 'over_seeds', 'by_weight', 'place_scores', 'kind_table',
            'pair_scores', 'pair_curves', 'pair_lines', 'paired_weights', 'fall_line', 'range_line', 'gain_lines',
            'order_lines', 'against_reference', 'reference_line', 'sparsity_line', 'alike_line', 'weight_table',
-           'weight_departures']
+           'weight_diff']
 
 # %% ../../nbs/07_analysis/13_mask_scores.ipynb #imports
 import math
@@ -16,7 +16,7 @@ import pandas as pd
 
 from .dmg_tables import mask_runs, of_young, own_mask_gain, own_mask_line
 from .results import one_protocol
-from .statistics import half_interval, pooled_variance, t_quantile
+from .statistics import ci_halfwidth, pooled_variance, t_quantile
 from ..core.errors import HmoeError, plural
 from ..core.style import number_as_text
 from ..studies.study_file import read_study
@@ -74,7 +74,7 @@ def over_seeds(frame: pd.DataFrame, value: str) -> tuple[float, float, int]:
     that have every test domain (Student's t; NaN for fewer than two), and how many those are."""
     grid = frame.pivot(index="trial_seed", columns="test_domain", values=value)
     seeds = grid.dropna().mean(axis=1)
-    return grid.mean().mean(), half_interval(seeds), len(seeds)
+    return grid.mean().mean(), ci_halfwidth(seeds), len(seeds)
 
 
 def by_weight(frame: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -370,7 +370,7 @@ def weight_table(scores: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def weight_departures(scores: pd.DataFrame, study: str, knob: str) -> list[str]:
+def weight_diff(scores: pd.DataFrame, study: str, knob: str) -> list[str]:
     """A line naming the weights of the file of a `study` that no run has; nothing if all are
     there."""
     wanted = {v[knob] for runs in read_study(study).runs for v in runs.variants if knob in v}

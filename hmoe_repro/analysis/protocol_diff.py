@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TWINS', 'TABLES', 'PAPER_SEEDS', 'PAPER_RUN', 'LARGE_RUN', 'KNOWN_COPIES', 'SHAPE_CEILING', 'paper_run',
-           'paper_hparams', 'paper_dataset', 'setting_departures', 'incomplete_cells', 'departures', 'error_words',
+           'paper_hparams', 'paper_dataset', 'setting_diff', 'incomplete_cells', 'protocol_diff', 'error_words',
            'limit_words', 'limits_table', 'average_name', 'named_table', 'without_nd', 'colour_table', 'colour_lines',
-           'hparam_departures', 'study_departures']
+           'hparam_diff', 'study_diff']
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #imports
 from itertools import product
@@ -17,7 +17,7 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from ..algorithms.hparams import as_text, merge_hparams
 from .results import distinct, validation_cap
-from .statistics import resolvable_difference
+from .statistics import minimum_detectable_difference
 from hmoe_repro.analysis.tables import (
     MODE_ORDER,
     accuracy_table,
@@ -88,7 +88,7 @@ def paper_dataset(records: list[dict]) -> str:
     return TWINS.get(names[0], names[0])
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-hparam-departures
-def _hparam_departures(records: list[dict]) -> list[str]:
+def _hparam_diff(records: list[dict]) -> list[str]:
     """One line for each hyper-parameter and value that is not the paper's, with the algorithms that
     have it if not all do."""
     found, algorithms, dataset = {}, distinct(records, "algorithm"), paper_dataset(records)
@@ -110,7 +110,7 @@ def _hparam_departures(records: list[dict]) -> list[str]:
 KNOWN_COPIES = {"10135109ea86": "the images of PACS, re-encoded from JPEG to WebP at quality 75"}
 
 
-def _image_departures(records: list[dict]) -> list[str]:
+def _image_diff(records: list[dict]) -> list[str]:
     """One line for each known copy that is not the original, and for each option of image data that
     is not the default."""
     copies = [
@@ -137,7 +137,7 @@ def _test_domains(records: list[dict]) -> list[str]:
     return domain_order(pd.DataFrame({"test_domain": held_out, "dataset": paper_dataset(records)}))
 
 
-def _shape_departures(records: list[dict]) -> list[str]:
+def _shape_diff(records: list[dict]) -> list[str]:
     """One line each if the data are a twin, seeds are fewer than the paper's, or test domains are
     not run."""
     name, paper, lines = distinct(records, "dataset")[0], paper_dataset(records), []
@@ -153,7 +153,7 @@ def _shape_departures(records: list[dict]) -> list[str]:
     return lines
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-setting-departures
-def _run_departures(records: list[dict]) -> list[str]:
+def _run_diff(records: list[dict]) -> list[str]:
     """One line for each field of the specifications that is not as in `paper_run`."""
 
     def text(value):
@@ -172,10 +172,10 @@ def _run_departures(records: list[dict]) -> list[str]:
     return lines
 
 
-def setting_departures(records: list[dict]) -> list[str]:
+def setting_diff(records: list[dict]) -> list[str]:
     """One line for each setting in which these runs, failed ones included, differ from the paper's
     protocol for Tables 4 to 9; an empty list if none does."""
-    kinds = (_shape_departures, _run_departures, _image_departures, _hparam_departures)
+    kinds = (_shape_diff, _run_diff, _image_diff, _hparam_diff)
     return [line for kind in kinds for line in kind(records)]
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-incomplete-cells
@@ -194,10 +194,10 @@ def incomplete_cells(records: list[dict]) -> list[str]:
     return [f"incomplete: {', '.join(short)}"] if short else []
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-departures
-def departures(records: list[dict]) -> list[str]:
+def protocol_diff(records: list[dict]) -> list[str]:
     """One line for each thing in which these runs differ from the paper's protocol for Tables 4 to
     9: settings, then cells that lack seeds; an empty list if nothing does."""
-    return setting_departures(records) + incomplete_cells(records)
+    return setting_diff(records) + incomplete_cells(records)
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-error-words
 def _one_seed(records: list[dict]) -> bool:
@@ -221,9 +221,9 @@ def limit_words(records: list[dict]) -> str:
 
 
 def limits_table(records: list[dict], without=()) -> pd.DataFrame:
-    """`resolvable_difference` for readers: with one seed, the limit by images alone, named a lower
-    bound."""
-    limits = resolvable_difference(records, without)
+    """`minimum_detectable_difference` for readers: with one seed, the limit by images alone, named
+    a lower bound."""
+    limits = minimum_detectable_difference(records, without)
     if not _one_seed(records):
         return limits
     return limits.drop(columns=["by_seeds", "detectable"]).rename(
@@ -324,7 +324,7 @@ def _of_study(study: str) -> dict[tuple[str, str], set]:
     for runs in read_study(study).runs:
         for algorithm in runs.algorithms:
             given = runs.settings(algorithm, runs.variants[0])
-            usual = get_algorithm(algorithm).HPARAMS["network"].large or "resnet50"
+            usual = get_algorithm(algorithm).HPARAMS["network"].large_image_default or "resnet50"
             values = {
                 "dataset": runs.datasets,
                 "trial_seed": runs.seeds,
@@ -366,7 +366,9 @@ def _study_hparams(study: str) -> dict[tuple[str, str], set]:
         for who, variant, data in product(runs.algorithms, runs.variants, runs.datasets):
             declared, given = get_algorithm(who).HPARAMS, runs.settings(who, variant)
             given = {name: v for name, v in given.items() if name not in IMAGE_OPTIONS}
-            usual = {"network": runs.network or declared["network"].large or "resnet50"}
+            usual = {
+                "network": runs.network or declared["network"].large_image_default or "resnet50"
+            }
             usual |= {"batch_size": DMG_BATCH} if runs.protocol == "dmg" else {}
             merged = merge_hparams(declared, usual | given, resolution, data, runs.parity)
             for name, value in merged.items():
@@ -385,7 +387,7 @@ def _run_hparams(records: list[dict]) -> dict[tuple[str, str], set]:
     return found
 
 
-def hparam_departures(records: list[dict], study: str) -> list[str]:
+def hparam_diff(records: list[dict], study: str) -> list[str]:
     """One line for each hyper-parameter of which these runs, failed ones included, have a value
     that no run of the file of a `study` has; algorithms are named where not all differ alike.
     Raises `HmoeError` for an unknown study."""
@@ -437,15 +439,15 @@ def _setting_lines(name: str, ours: dict, full: dict, algorithms: list[str]) -> 
     return lines
 
 
-def study_departures(records: list[dict], study: str) -> list[str]:
+def study_diff(records: list[dict], study: str) -> list[str]:
     """One line for each setting in which these runs, failed ones included, differ from those of
-    the file of a `study` of the paper's protocol, those of `hparam_departures` among them; an empty
+    the file of a `study` of the paper's protocol, those of `hparam_diff` among them; an empty
     list if none does. Raises `HmoeError` for an unknown study."""
     ours, full = _of_records(records), _of_study(study)
     run, wanted = {name for name, _ in ours}, {name for name, _ in full}
     common = sorted(run & wanted, key=rank)
     lines = [line for name in _SETTINGS for line in _setting_lines(name, ours, full, common)]
-    lines += [*hparam_departures(records, study), *_domain_lines(records)]
+    lines += [*hparam_diff(records, study), *_domain_lines(records)]
     cap = validation_cap(records)
     if cap:
         lines.append(f"validation: {cap} instead of all")

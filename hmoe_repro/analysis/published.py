@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLASSES', 'TRUE_LABELS', 'BLOCKS', 'paper_block', 'against_paper', 'compared_text', 'beside_table', 'paper_verdict',
-           'trained_from', 'hardly_trained', 'untrained_rows', 'learned_line', 'trained_verdict', 'study_verdict',
-           'draw_results', 'by_dataset', 'average_cells', 'table1', 'draw_table1', 'label_block', 'label_blocks']
+           'min_validation_accuracy', 'undertrained', 'undertrained_rows', 'learned_line', 'trained_verdict',
+           'study_verdict', 'draw_results', 'by_dataset', 'average_cells', 'table1', 'draw_table1', 'label_block',
+           'label_blocks']
 
 # %% ../../nbs/07_analysis/10_published.ipynb #imports
 from collections.abc import Callable
@@ -20,14 +21,14 @@ from hmoe_repro.analysis.protocol_diff import (
     TABLES,
     average_name,
     paper_dataset,
-    setting_departures,
+    setting_diff,
 )
 from .results import distinct, select
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
+    minimum_detectable_difference,
     mode_legend,
     plot_results,
-    resolvable_difference,
     row_places,
 )
 from hmoe_repro.analysis.tables import (
@@ -66,7 +67,7 @@ def against_paper(records: list[dict]) -> pd.DataFrame:
     """Per row and test domain and for the average: mean, stderr, n, expected, the paper's accuracy,
     and for complete cells the difference. `HmoeError` unless the runs follow the paper's
     protocol."""
-    differing = setting_departures(records)
+    differing = setting_diff(records)
     if differing:
         raise HmoeError(
             f"these runs are not the paper's protocol ({differing[0]}), so no difference to it is "
@@ -111,7 +112,7 @@ def paper_verdict(records: list[dict]) -> str:
     cells = against_paper(records).dropna(subset="difference")
     if cells.empty:
         return "No cell can be compared with the paper."
-    limits = resolvable_difference(records).set_index("test_domain").detectable
+    limits = minimum_detectable_difference(records).set_index("test_domain").detectable
     beyond = cells[cells.difference.abs() > cells.test_domain.map(limits)]
     largest = cells.loc[cells.difference.abs().round(9).idxmax()]
     row, domain = row_name(largest.algorithm, largest["mode"]), largest.test_domain
@@ -142,7 +143,7 @@ def _share_of_the_way(dataset: str, share: float) -> float:
     return guessing + share * (TRUE_LABELS.get(dataset, 100.0) - guessing)
 
 
-def trained_from(dataset: str) -> float:
+def min_validation_accuracy(dataset: str) -> float:
     """Percent of the validation images from which a row of a table counts as trained: seven ninths
     of the way from guessing to no error on the true labels, so 80 with ten classes, 81 with the
     seven of PACS, and 69 where a quarter of two labels is flipped; 0 for unknown classes."""
@@ -178,21 +179,21 @@ def _anything(dataset: str) -> float:
     return 0.0
 
 
-def hardly_trained(
+def undertrained(
     records: list[dict], least: Callable[[str], float] = _anything
 ) -> list[tuple[str, str]]:
     """(dataset, algorithm) of the rows that reach less than half of the best row of their data set
     on validation images of the training domains, or less than a sixth of the way from guessing to
-    no error on the true labels, or less than `least` of the data set, percent (`trained_from`).
-    `HmoeError` where no run is complete."""
+    no error on the true labels, or less than `least` of the data set, percent
+    (`min_validation_accuracy`). `HmoeError` where no run is complete."""
     found = _best_mode(_validated(records, least))
     return list(found.index[found.accuracy < found.floor])
 
 
-def untrained_rows(
-    records: list[dict], least: Callable[[str], float] = trained_from
+def undertrained_rows(
+    records: list[dict], least: Callable[[str], float] = min_validation_accuracy
 ) -> list[tuple[str, str]]:
-    """(algorithm, mode) of the undertrained rows: `hardly_trained` for each inference mode by
+    """(algorithm, mode) of the undertrained rows: `undertrained` for each inference mode by
     itself, since OOD can be near guessing while MIX is trained. `HmoeError` where no run is
     complete."""
     found = _validated(records, least)
@@ -215,8 +216,8 @@ def _with_floors(found: pd.DataFrame, low: pd.Series, floors: pd.Series, several
 def learned_line(records: list[dict], least: Callable[[str], float] = _anything) -> str:
     """One sentence: the mean accuracy of each algorithm on the validation images of its training
     domains, at the checkpoint that was chosen, percent; of several modes the best. Further
-    sentences name undertrained algorithms (`untrained_rows`), undertrained modes of a trained
-    algorithm, and rows below `trained_from`. `HmoeError` where no run is complete."""
+    sentences name undertrained algorithms (`undertrained_rows`), undertrained modes of a trained
+    algorithm, and rows below `min_validation_accuracy`. `HmoeError` where no run is complete."""
     found = _validated(records, least)
     several = found.index.get_level_values("dataset").nunique() > 1
     best = _best_mode(found).accuracy
@@ -233,7 +234,7 @@ def learned_line(records: list[dict], least: Callable[[str], float] = _anything)
             " Inference mode that fails there although its networks are trained, so it is not "
             f"compared: {named}."
         )
-    trained = pd.Series([trained_from(row[0]) for row in found.index], index=found.index)
+    trained = pd.Series([min_validation_accuracy(row[0]) for row in found.index], index=found.index)
     young = (found.accuracy < trained) & ~low
     if young.any():
         named = _with_floors(found, young, trained, several)
@@ -263,9 +264,9 @@ def _failing_modes(results: pd.DataFrame, low: set, base: tuple[str, str] | None
 
 def trained_verdict(records: list[dict], baseline: str) -> str:
     """`accuracy_verdict` against `baseline` on one data set, about the rows that are trained
-    (`untrained_rows`); nothing is compared with an undertrained baseline. Then the accuracy of
+    (`undertrained_rows`); nothing is compared with an undertrained baseline. Then the accuracy of
     every row on validation images. `HmoeError` without the baseline."""
-    results, low = run_results(records), set(untrained_rows(records))
+    results, low = run_results(records), set(undertrained_rows(records))
     rows = list(dict.fromkeys(zip(results.algorithm, results["mode"])))
     others = {row for row in rows if row[0] != baseline}
     base = next((row for row in rows if row[0] == baseline), None)  # its first mode
@@ -276,7 +277,7 @@ def trained_verdict(records: list[dict], baseline: str) -> str:
     else:
         verdict = accuracy_verdict(records, baseline, without=low & others)
         verdict += _failing_modes(results, low & others, base)
-    return f"{verdict} {learned_line(records, trained_from)}"
+    return f"{verdict} {learned_line(records, min_validation_accuracy)}"
 
 
 def study_verdict(records: list[dict]) -> str:
@@ -290,7 +291,7 @@ def study_verdict(records: list[dict]) -> str:
 def _in_the_papers_protocol(records: list[dict]) -> bool:
     """Are these runs comparable with the paper's numbers?"""
     try:
-        return not setting_departures(records)
+        return not setting_diff(records)
     except HmoeError:  # data that the paper does not have
         return False
 
@@ -305,7 +306,7 @@ def draw_results(records: list[dict], per_row: int = 4):
     names, several = results.algorithm.nunique(), results["mode"].nunique() > 1
     size = (1.75 * columns + 0.9, ((0.5 if several else 0.24) * names + 1.0) * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
-    plot_results(records, axes.flat, without=untrained_rows(records))
+    plot_results(records, axes.flat, without=undertrained_rows(records))
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
     if _in_the_papers_protocol(records):
@@ -330,7 +331,7 @@ def average_cells(records: list[dict]) -> pd.DataFrame:
     protocol."""
 
     def cells(part):
-        if setting_departures(part):
+        if setting_diff(part):
             return cell_statistics(run_results(part)).assign(paper=np.nan, difference=np.nan)
         return against_paper(part)
 
@@ -362,7 +363,10 @@ def draw_table1(records: list[dict]):
     for axis, (name, part) in zip(axes.flat, parts.items()):
         mine = cells[cells.dataset == name]
         at = [rows.index(key) for key in zip(mine.algorithm, mine["mode"])]
-        limits, middle = resolvable_difference(part, untrained_rows(part)), mine["mean"].median()
+        limits, middle = (
+            minimum_detectable_difference(part, undertrained_rows(part)),
+            mine["mean"].median(),
+        )
         limit = limits.detectable.iloc[-1]
         axis.axvspan(middle - limit / 2, middle + limit / 2, color="#E8E8E8", lw=0)
         axis.errorbar(mine["mean"], at, xerr=np.nan_to_num(mine.stderr), fmt="o", ms=4, capsize=2)

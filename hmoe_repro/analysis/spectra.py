@@ -21,7 +21,7 @@ from matplotlib import colormaps
 from .experts import StoredChoices, stored_choices
 from .results import record_field
 from .statistics import crossed_bootstrap
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.style import PALETTE
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
@@ -215,7 +215,7 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Drop of each other model minus that of the `baseline` on equal seeds and test domains, in
     points; below 0: less sensitive. `HmoeError` for an unknown baseline and without pairs."""
     models = list(dict.fromkeys(rows.model))
-    one_of(baseline, models, "model")
+    check_choice(baseline, models, "model")
     found = []
     for keys, mine in rows.groupby(["model", "part", "low", "high"], sort=False):
         place = dict(zip(("model", "part", "low", "high"), keys))
@@ -231,7 +231,7 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
             "common. Fix: train both on the same ones."
         )
     table = pd.DataFrame(found)
-    return table.assign(told_apart=(table["from"] > 0) | (table["to"] < 0))
+    return table.assign(significant=(table["from"] > 0) | (table["to"] < 0))
 
 # %% ../../nbs/07_analysis/16_spectra.ipynb #def-plot-noise
 def _draw_line(axis, table: pd.DataFrame, colour: str, label: str):
@@ -348,7 +348,7 @@ def spectra_verdict(
     networks `untrained`, and about noise of high frequencies for each model against the `baseline`.
     `HmoeError` for an unknown baseline."""
     curves, noise = spectrum_rows(records), noise_rows(records)
-    one_of(baseline, list(dict.fromkeys(noise.model)), "model")
+    check_choice(baseline, list(dict.fromkeys(noise.model)), "model")
     models = dict.fromkeys(curves.model)
     lines = [_short_sentence(models, curves, untrained)]
     lines += [_depth_sentence(model, curves, untrained) for model in models]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.errors import HmoeError, one_of, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_hash
 from ..data.base import register_dataset
 from ..data.image_folder import IMAGE_SUFFIXES, LEFT_BEHIND, ImageTree
@@ -200,7 +200,7 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
     if test_domain is None:
         held = _a_fifth(pool, trial_seed)
     else:
-        one_of(test_domain, pool.origin_names, f"domain of {pool.root.name}")
+        check_choice(test_domain, pool.origin_names, f"domain of {pool.root.name}")
         held = np.array([origin == test_domain for origin in pool.origins])
     classes, left = set(np.array(pool.labels)[~held].tolist()), (~held).sum()
     if len(classes) < 2 or left < 15 or held.sum() < 5:

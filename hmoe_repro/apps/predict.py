@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .own_images import image_files
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..data.base import as_input
 from ..data.image_folder import IMAGE_SUFFIXES
 from ..data.kmeans_baseline import image_statistics
@@ -130,7 +130,7 @@ def load_trained(
     choices = list(record["selected"])
     if record["discovery"]:
         choices.insert(0, "last")
-    weights = one_of(weights or choices[0], choices, f"weights of run {run_id}")
+    weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = store.path(run_id) / f"selected-{weights}.safetensors"
     names, spec = _header(path, run_id), RunSpec.from_dict(record["spec"])
     shape = tuple(names["input_shape"])
@@ -192,7 +192,7 @@ def look_at_files(
     """The outputs of `model` for the files below `root`. `HmoeError` for an unknown mode, and for
     files that cannot be read unless `skip`."""
     modes = model.algorithm.modes
-    one_of(mode or modes[0], modes, f"mode of {model.record['spec']['algorithm']}")
+    check_choice(mode or modes[0], modes, f"mode of {model.record['spec']['algorithm']}")
     kept, unreadable, parts = [], [], []
     for start in range(0, len(files), at_once):
         names = files[start : start + at_once]

@@ -29,7 +29,7 @@ from ..algorithms.base import Algorithm
 from .gpu import finish
 from .layers import CLASSES, busily_measured, finished_now, made_now
 from ..core.devices import import_torchvision, resolve_device, single_thread
-from ..core.errors import one_of
+from ..core.errors import check_choice
 from ..core.seeds import seed_everything
 from ..networks.registry import make_featurizer
 
@@ -66,7 +66,7 @@ METHODS = {
 # %% ../../nbs/09_bench/07_costs.ipynb #def-make-method
 def make_method(name: str, scale: CostScale, device="cpu") -> Algorithm:
     "The algorithm of a row of `METHODS`, ready to be trained."
-    algorithm, kind = METHODS[one_of(name, METHODS, "method")]
+    algorithm, kind = METHODS[check_choice(name, METHODS, "method")]
     network = getattr(scale, kind)
     hparams = {"network": network, "weights": "random", "batch_size": scale.batch}
     if kind == "convolutional":
@@ -205,7 +205,7 @@ def run_algorithms(
 ) -> dict:
     """Measure some `methods` in one run; the record, plain JSON. `full` takes about five minutes on
     one core. `HmoeError` for an unknown scale or fewer than three rounds."""
-    size = COST_SCALES[one_of(scale, COST_SCALES, "scale")]
+    size = COST_SCALES[check_choice(scale, COST_SCALES, "scale")]
     record = made_now("algorithms", scale, rounds) | {"sizes": asdict(size)}
     device, peaks = resolve_device(device), {"training": {}, "inference": {}}
     with single_thread():

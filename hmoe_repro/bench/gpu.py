@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from .timing import gflop
-from ..core.determinism import device_arithmetic
+from ..core.determinism import device_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.seeds import random_state, restore_random_state
 from ..training.checkpoint_io import load_state, save_state
@@ -60,7 +60,7 @@ def check_device(
 
     half = updates // 2
     alone = single_thread() if device.type == "cpu" else contextlib.nullcontext()  # bits, or speed
-    exact = device_arithmetic("float32", device)
+    exact = device_determinism("float32", device)
     with alone, exact, _generators_kept(device), tempfile.TemporaryDirectory() as folder:
         here, there = (_losses(trainer(where), updates) for where in (torch.device("cpu"), device))
         begun, path = trainer(device), Path(folder) / "state.safetensors"

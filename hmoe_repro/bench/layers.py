@@ -21,7 +21,7 @@ from ..algorithms import get_algorithm
 from .timing import bf16_hardware, measure
 from ..core.devices import single_thread
 from ..core.environment import environment
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.seeds import seed_everything
 from ..method.sparse_moe import SparseMoE
 
@@ -220,7 +220,7 @@ def _layer_jobs(scale: SparseScale, found: dict, x: Tensor) -> dict:
 def run_moe(rounds: int = 7, scale: str = "full", say=print) -> dict:
     """Measure the layer, updates and masks in one run; the record, plain JSON. `full` takes about
     three minutes on one core. `HmoeError` for an unknown scale or fewer than three rounds."""
-    size = SPARSE_SCALES[one_of(scale, SPARSE_SCALES, "scale")]
+    size = SPARSE_SCALES[check_choice(scale, SPARSE_SCALES, "scale")]
     record = made_now("moe", scale, rounds) | {"sizes": asdict(size)}
     with single_thread():
         seed_everything(0)

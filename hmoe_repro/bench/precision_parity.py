@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.results import select
-from ..analysis.statistics import chance_of, holm, pooled_variance
+from ..analysis.statistics import holm, p_value, pooled_variance
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
 from ..core.errors import HmoeError, plural
 from ..core.style import PALETTE
@@ -171,7 +171,7 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     tested = summary[summary.rms.gt(0) & summary.detectable.notna()]
     with np.errstate(divide="ignore"):
         distances = tested.difference / tested.stderr
-    chances = [chance_of(t, n - 1) for t, n in zip(distances, tested.pairs)]
+    chances = [p_value(t, n - 1) for t, n in zip(distances, tested.pairs)]
     held = dict(zip(tested.index, holm(chances) < 0.05))
 
     def outcome(row):

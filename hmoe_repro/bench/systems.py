@@ -24,7 +24,7 @@ from .costs import tensor_peak, update_seconds
 from .costs_report import read_cost, times_base
 from .layers import busily_measured, finished_now, made_now
 from ..core.devices import resolve_device, single_thread
-from ..core.errors import HmoeError, one_of, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_everything
 from ..core.style import colours, shared_legend
 from ..studies.studies import study_specs
@@ -55,7 +55,7 @@ def run_systems(rounds: int = 7, scale: str = "quick", say=print, device: str = 
     """Measure one run of each system of a study of `SYSTEMS` in one run; the record, plain JSON:
     seconds of updates in each round, peak of tensors in bytes, parameters. `HmoeError` for an
     unknown scale, data that are not available, or fewer than three rounds."""
-    specs = one_of_each(SYSTEMS[one_of(scale, SYSTEMS, "scale")])
+    specs = one_of_each(SYSTEMS[check_choice(scale, SYSTEMS, "scale")])
     record, device = made_now("systems", scale, rounds), resolve_device(device)
     datasets = {name: build_dataset(spec) for name, spec in specs.items()}
     with single_thread():
@@ -218,7 +218,7 @@ def read_systems(profile: str, folder: Path) -> dict | None:
     return read_cost(path, "systems") if path.exists() else None
 
 
-def _told_apart(records: list[dict], baseline: str) -> str:
+def _significant(records: list[dict], baseline: str) -> str:
     """One line: which systems differ significantly from `baseline`, by intervals if all systems
     have one, else by the minimum detectable difference."""
     results, apart = run_results(records), []
@@ -243,7 +243,7 @@ def _told_apart(records: list[dict], baseline: str) -> str:
 
 def systems_verdict(records: list[dict], cost: dict | None, baseline: str = "ERM") -> list[str]:
     """Sentences: which systems differ significantly from `baseline`, and their relative times."""
-    lines = [_told_apart(records, baseline)]
+    lines = [_significant(records, baseline)]
     if cost:
         ratios = times_base(cost, "update", baseline)
         times = [f"{n} {np.median(t):.2f}" for n, t in ratios.items()]

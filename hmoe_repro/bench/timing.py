@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..algorithms import get_algorithm
 from ..algorithms.base import concatenate, merge_hparams
-from ..core.determinism import ARITHMETICS, PORTABLE, THREADS, arithmetic_in_use
+from ..core.determinism import DETERMINISM_MODES, PORTABLE, THREADS, determinism_in_use
 from ..core.errors import HmoeError
 from ..data.base import MultiDomainDataset, as_input
 from ..method.hmoe import HMOE, total_loss
@@ -327,7 +327,7 @@ SMALL = Scale(16, 3, 16, 200, 16, 16, ("float32",), 64)  # as in the profile qui
 def _serve_updates(updates: int = 20):
     """In a child process: print its arithmetic, then mean seconds per update for each line read."""
     trainer = our_trainer("HMOE-DN", "float32", random_images(SMALL), SMALL)
-    print(arithmetic_in_use(), flush=True)
+    print(determinism_in_use(), flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
         for _ in range(updates):
@@ -363,7 +363,7 @@ def arithmetic_cost(rounds: int) -> dict[str, list[float]]:
     """Arithmetic -> seconds of an update in each round; empty where it cannot be portable."""
     with ExitStack() as stack:
         try:
-            jobs = {a: stack.enter_context(updates_in(a)) for a in ARITHMETICS}
+            jobs = {a: stack.enter_context(updates_in(a)) for a in DETERMINISM_MODES}
         except HmoeError:
             return {}
         return measure(jobs, rounds, lambda line: None)[0]

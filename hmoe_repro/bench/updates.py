@@ -32,7 +32,7 @@ from hmoe_repro.bench.timing import (
 )
 from ..core.devices import single_thread
 from ..core.environment import environment
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
 from ..core.seeds import seed_everything
 from ..data.base import MultiDomainDataset
@@ -117,7 +117,7 @@ def _yardsticks(scale: Scale) -> dict:
 def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
     """Measure everything and return the record, plain JSON. `full` takes about six minutes on one
     core. `HmoeError` for an unknown scale or fewer than three rounds."""
-    size = SCALES[one_of(scale, SCALES, "scale")]
+    size = SCALES[check_choice(scale, SCALES, "scale")]
     if rounds < 3:
         raise HmoeError(f"quartiles need at least 3 rounds, got {rounds}. Fix: --rounds 7.")
     with single_thread():

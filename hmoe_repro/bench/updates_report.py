@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TARGETS', 'speedups', 'spread', 'bench_table', 'best_path', 'target_verdict', 'bench_targets', 'machine_notes',
-           'arithmetic_notes', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench', 'bench_evidence']
+           'determinism_notes', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench', 'bench_evidence']
 
 # %% ../../nbs/09_bench/03_updates_report.ipynb #imports
 import json
@@ -172,7 +172,7 @@ def _norm_notes(record: dict) -> list[str]:
     return notes
 
 # %% ../../nbs/09_bench/03_updates_report.ipynb #def-arithmetic-notes
-def arithmetic_notes(record: dict) -> list[str]:
+def determinism_notes(record: dict) -> list[str]:
     """[one sentence on the cost of portable arithmetic]; [] if the record has not measured it."""
     seconds = record.get("arithmetic") or {}
     if len(seconds) < 2:
@@ -188,7 +188,7 @@ def bench_notes(record: dict) -> list[str]:
     """Notes on the machine, its load, the share of its peak rate, group norm, and the skipped
     paths."""
     notes = machine_notes(record) + _work_notes(record) + _norm_notes(record)
-    notes += arithmetic_notes(record)
+    notes += determinism_notes(record)
     compiled = [
         f"{workload} {path} {seconds:.0f} s"
         for workload, paths in record["first_call"].items()

@@ -27,14 +27,14 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "list": Entry(
-        "lists.list_command",
+        "listings.list_command",
         "List artefacts and profiles; with an option, algorithms or data sets.",
     ),
     "runs": Entry(
-        "lists.runs_command", "List the runs in the store: finished, failed and damaged ones."
+        "listings.runs_command", "List the runs in the store: finished, failed and damaged ones."
     ),
     "plan": Entry(
-        "runs.plan_command",
+        "plan_sweep.plan_command",
         "Show which runs are missing, and an estimate of their time on this device.",
     ),
     "train": Entry(
@@ -43,21 +43,21 @@ COMMANDS = {
         "and print the selected accuracies.",
     ),
     "reproduce": Entry(
-        "runs.reproduce_command",
+        "plan_sweep.reproduce_command",
         "Train a sample of the published runs afresh, render all published pages, and compare "
         "both; of named artefacts or a profile, train what is missing.",
     ),
     "sweep": Entry(
-        "runs.sweep_command",
+        "plan_sweep.sweep_command",
         "Train the missing runs of some artefacts and render nothing; the same command resumes a "
         "stopped sweep.",
     ),
     "pack": Entry(
-        "runs.pack_command",
+        "plan_sweep.pack_command",
         "Export all runs of the store to one archive, to move them to another machine.",
     ),
     "unpack": Entry(
-        "runs.unpack_command",
+        "plan_sweep.unpack_command",
         "Import the runs of archives into the store; if one of them conflicts, nothing is added.",
     ),
 }
@@ -65,34 +65,34 @@ COMMANDS = {
 # %% ../../nbs/11_cli/08_app.ipynb #command-map-of-evidence
 COMMANDS |= {
     "publish": Entry(
-        "report.publish_command", "Copy finished studies from the store to `results/`."
+        "select_report.publish_command", "Copy finished studies from the store to `results/`."
     ),
     "figures": Entry(
-        "report.figures_command",
+        "select_report.figures_command",
         "Render figures and tables from the published records; without names, every artefact "
         "whose study is published.",
     ),
     "select": Entry(
-        "report.select_command",
+        "select_report.select_command",
         "Print the tables of the runs by a selection rule, and name the missing runs.",
     ),
     "report": Entry(
-        "report.report_command",
+        "select_report.report_command",
         "Write the page of a study from its runs: table, detectable differences, curves.",
     ),
     "export-domainbed": Entry(
-        "report.export_domainbed_command", "Write runs as a sweep folder of DomainBed."
+        "select_report.export_domainbed_command", "Write runs as a sweep folder of DomainBed."
     ),
     "bench": Entry(
-        "report.bench_command",
+        "select_report.bench_command",
         "Measure updates, experts and masks, whole algorithms, or the systems of a study.",
     ),
     "discover": Entry(
-        "images.discover_command",
+        "discover_predict.discover_command",
         "Find domains in a folder of your own images; writes one HTML page.",
     ),
     "predict": Entry(
-        "images.predict_command",
+        "discover_predict.predict_command",
         "Write class, probability, nearest domain and gate value of each image of a "
         "folder to a CSV file.",
     ),

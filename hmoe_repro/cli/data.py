@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .options import DataDir, data_folder, print_frame, print_table
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import data_dir
 from ..core.progress import Progress
 from ..data.download import download_dataset, prepare_given
@@ -91,7 +91,7 @@ def data_download_command(
     folder, name, archives = data_folder(data_dir), data_with_files(name), archive or []
     if name == MNIST:
         return print("\n".join(download_mnist(folder)))
-    one_of(name, KNOWN, "data set to download")
+    check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         raise HmoeError(
             f"{len(sha256)} checksums for {len(archives)} archives. "

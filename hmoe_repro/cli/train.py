@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from .options import DataDir, Device, Seed, Settings, data_folder, print_frame
-from ..core.determinism import set_arithmetic
+from ..core.determinism import set_determinism
 
 # %% ../../nbs/11_cli/04_train.ipynb #options-what
 AlgorithmName = Annotated[str, typer.Option(help="`hmoe list --algorithms`, or file.py:Name.")]
@@ -120,7 +120,7 @@ def train_command(
 
 def _train(algorithm, dataset, test_domains, n_hparams, hparams, device, settings):
     """Train and print; the library is imported when the arithmetic is set, not before."""
-    set_arithmetic(settings["arithmetic"])
+    set_determinism(settings["arithmetic"])
     from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.analysis.search_tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_specs, refuse_incomplete, train_here

@@ -14,7 +14,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import HmoeError, one_of
+from .errors import HmoeError, check_choice
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-line-of
 def _holds(content, keys) -> bool:
@@ -151,7 +151,7 @@ def read_table(file: SettingsFile, table: dict, keys: dict, *above) -> dict:
     found = {}
     for key, value in table.items():
         with file.at(*above, key):
-            read, kind = keys[one_of(key, keys, "key")]
+            read, kind = keys[check_choice(key, keys, "key")]
         found[key] = read(value)
         if found[key] is None:
             raise file.refuse(f"{key} must be {kind}, not {value!r}.", *above, key)

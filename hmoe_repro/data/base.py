@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import data_dir as default_data_dir
 
 # %% ../../nbs/02_data/01_base.ipynb #def-domains
@@ -34,7 +34,7 @@ class Domains:
     def domain_index(self, domain: str) -> int:
         """Position of a domain's name; `HmoeError` lists the valid ones."""
         what = f"domain of {self.name}"
-        return self.domain_names.index(one_of(str(domain), self.domain_names, what))
+        return self.domain_names.index(check_choice(str(domain), self.domain_names, what))
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-domains
 def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor]):
@@ -250,7 +250,7 @@ def _loaded(name: str, trial_seed: int, data_dir) -> MultiDomainDataset:
 def load_dataset(name: str, trial_seed: int = 0, data_dir=None) -> MultiDomainDataset:
     """The data set registered as `name`; kept in memory for the next call, and the same for every
     `trial_seed` unless it is `seeded`. Raises `HmoeError` naming the valid ones."""
-    seeded = DATASETS[one_of(name, DATASETS, "data set")].seeded
+    seeded = DATASETS[check_choice(name, DATASETS, "data set")].seeded
     return _loaded(name, trial_seed if seeded else 0, str(data_dir or default_data_dir()))
 
 

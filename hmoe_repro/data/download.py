@@ -22,7 +22,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, sha256
 from .archives import CHUNK, alone, enough_space, safe_name, unpack
@@ -371,7 +371,7 @@ def _arrange_terra(name: str, parts: list[Path], out: Path):
 def refuse_existing(name: str, data_dir=None):
     """`HmoeError` if the folder of a known data set already exists."""
     folder = Path(data_dir or default_data_dir()).absolute()
-    target = folder / KNOWN[one_of(name, KNOWN, "image data set")].folder
+    target = folder / KNOWN[check_choice(name, KNOWN, "image data set")].folder
     if target.exists():
         raise HmoeError(
             f"{target} exists already. Fix: `hmoe data verify {name}`, or move it away."
@@ -536,7 +536,7 @@ def download_dataset(
     """Download a known data set into its folder under `data_dir`, unless it exists; sources are
     tried in order. Returns notes. `on_progress(what, bytes, total or None, "B")`;
     `options` go to `download`. `HmoeError` with the reason of each source if all fail."""
-    known = KNOWN[one_of(name, KNOWN, "image data set")]
+    known = KNOWN[check_choice(name, KNOWN, "image data set")]
     folder = Path(data_dir or default_data_dir()).absolute()
     if (folder / known.folder).exists():
         return [f"{name} is there already", *read_known(name, folder).notes]

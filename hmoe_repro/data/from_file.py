@@ -13,7 +13,7 @@ import runpy
 import traceback
 from pathlib import Path
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from .base import MultiDomainDataset, register_dataset
 from .registry import DATASETS, own_folders
 
@@ -46,7 +46,7 @@ def _read_function(path: Path, name: str):
         raise HmoeError(f"{path.name} has no function {name!r}. Fix: its name, in file.py:Name.")
     takes = set(inspect.signature(found).parameters)
     for other in takes:
-        one_of(other, ("trial_seed", "data_dir"), f"argument of {name} in {path.name}:")
+        check_choice(other, ("trial_seed", "data_dir"), f"argument of {name} in {path.name}:")
 
     def build(trial_seed, data_dir):
         given = {"trial_seed": trial_seed, "data_dir": data_dir}

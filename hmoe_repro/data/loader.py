@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 
 from ..core.devices import import_torchvision, on_device
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
 from .base import Domains
 from hmoe_repro.data.cache import (
@@ -232,9 +232,9 @@ def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
     """All options: `base`, overridden by `given`. `HmoeError` for a name or value that does not
     exist."""
     for name, value in (given or {}).items():
-        one_of(name, IMAGE_OPTIONS, "option of image data")
+        check_choice(name, IMAGE_OPTIONS, "option of image data")
         if name in _CHOICES:
-            one_of(value, _CHOICES[name], f"value of {name}")
+            check_choice(value, _CHOICES[name], f"value of {name}")
         elif not isinstance(value, bool):
             raise HmoeError(f"option {name} is true or false, got {value!r}.")
     return {**base, **(given or {})}

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import HmoeError, one_of, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import data_dir as default_data_dir
 from . import digits, mnist  # noqa: F401  (they register themselves)
 from hmoe_repro.data.base import (
@@ -26,7 +26,7 @@ from .loader import ImageDataset
 # %% ../../nbs/02_data/09_registry.ipynb #def-known-root
 def known_root(name: str, data_dir=None) -> Path:
     """The folder of a known data set. `HmoeError` if it does not exist, or the name is unknown."""
-    known = KNOWN[one_of(name, KNOWN, "image data set")]
+    known = KNOWN[check_choice(name, KNOWN, "image data set")]
     root = Path(data_dir or default_data_dir()).absolute() / known.folder
     if not root.is_dir():
         raise HmoeError(

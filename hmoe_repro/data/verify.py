@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from hmoe_repro.data.benchmarks import (
     KNOWN,
     READERS,
@@ -229,7 +229,7 @@ def data_with_files(name: str) -> str:
     valid = [MNIST, *KNOWN, *own]
     if name not in valid and os.path.isdir(os.path.expanduser(name)):
         return own_folder(name)
-    return one_of(name, valid, "data set with files (nor is it the path of a folder):")
+    return check_choice(name, valid, "data set with files (nor is it the path of a folder):")
 
 
 def terms(name: str) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from hmoe_repro.method.gating import (
     domain_loss,
     entropy_loss,
@@ -66,7 +66,9 @@ def hmoe_losses(
 ) -> dict[str, Tensor]:  # L_y, L_en, L_kl, and where they apply L_ad and L_d
     "Unweighted losses (HMOE, eqs. 3 to 8). HmoeError for an unknown target loss."
     losses = {
-        "L_y": TARGET_LOSSES[one_of(target_loss, TARGET_LOSSES, "target loss")](output.y, targets),
+        "L_y": TARGET_LOSSES[check_choice(target_loss, TARGET_LOSSES, "target loss")](
+            output.y, targets
+        ),
         "L_en": entropy_loss(output.p),
         "L_kl": load_balance_loss(output.p),
     }
@@ -109,8 +111,8 @@ class HMOE(nn.Module):
                 f"an HMOE needs at least one expert, got {num_experts}. Fix: num_experts=1 or more."
             )
         self.featurizer, self.encoder, self.eps = featurizer, encoder, eps
-        self.mix = one_of(mix, ("logits", "prob"), "mix")
-        self.code_norm = CODE_NORMS[one_of(code_norm, CODE_NORMS, "code norm")](embedding_dim)
+        self.mix = check_choice(mix, ("logits", "prob"), "mix")
+        self.code_norm = CODE_NORMS[check_choice(code_norm, CODE_NORMS, "code norm")](embedding_dim)
         self.embeddings = nn.Parameter(embedding_scale * torch.randn(num_experts, embedding_dim))
         self.hypernetwork = HyperNetwork(
             embedding_dim, (feature_dim, *classifier_hidden, num_outputs), hidden
@@ -144,7 +146,7 @@ class HMOE(nn.Module):
 
     def predict(self, x: Tensor, mode: str = "mix") -> Tensor:
         "Outputs (B, C) in one of HMOE_MODES (HMOE, section 3.8). HmoeError for any other."
-        if one_of(mode, HMOE_MODES, "inference mode") == "mix":
+        if check_choice(mode, HMOE_MODES, "inference mode") == "mix":
             return self(x).y
         z, v, log_p = self.route(x)
         if mode == "max":

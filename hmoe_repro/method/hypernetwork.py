@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from .toy import MLP
 
 # %% ../../nbs/01_method/02_hypernetwork.ipynb #def-layer-slices
@@ -151,7 +151,10 @@ class HyperNetwork(nn.Module):
                 "a hypernetwork needs two classifier sizes and a hidden size. "
                 "Fix: for example (128, 10) and (256, 32)."
             )
-        self.gain, self.slices = one_of(gain, HIDDEN_GAINS, "gain"), layer_slices(classifier_sizes)
+        self.gain, self.slices = (
+            check_choice(gain, HIDDEN_GAINS, "gain"),
+            layer_slices(classifier_sizes),
+        )
         self.body = nn.Sequential(MLP((embedding_dim, *hidden)), nn.SiLU())
         self.head = nn.Linear(hidden[-1], self.slices[-1].biases.stop)
         self.init_hyperfan()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/01_method/01_toy.ipynb #def-sine-intervals
 def sine_intervals(
@@ -18,7 +18,7 @@ def sine_intervals(
     seed: int = 0,  # used by "random" only
 ) -> tuple[Tensor, Tensor, Tensor]:  # x (60, 1), y (60, 1), interval index (60,)
     "Points of y = sin(4 pi x) on three intervals, 10, 20 and 30 of them (HMOE, section 4.1)."
-    even = one_of(points, ("even", "random"), "spacing of the points") == "even"
+    even = check_choice(points, ("even", "random"), "spacing of the points") == "even"
     generator = torch.Generator().manual_seed(seed)
     pieces = []
     for start, count in zip((0.0, 1.0, 2.0), (10, 20, 30)):

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from hmoe_repro.method.sparse_moe import (
     AddAuxLoss,
     LinearRouter,
@@ -197,11 +197,11 @@ BACKENDS = ("torch", "tutel")
 
 def with_backend(layer: SparseMoE, backend: str = "torch") -> nn.Module:
     "`layer` itself ('torch'), or Tutel's with its settings and parameters. `HmoeError` as there."
-    one_of(backend, BACKENDS, "backend of the experts")
+    check_choice(backend, BACKENDS, "backend of the experts")
     return layer if backend == "torch" else TutelMoE.like(layer)
 
 
 def make_layer(backend: str, dim: int, hidden: int, **settings) -> nn.Module:
     "A sparse mixture D -> H -> D by a backend of `BACKENDS`; settings of `SparseMoE`."
-    one_of(backend, BACKENDS, "backend of the experts")
+    check_choice(backend, BACKENDS, "backend of the experts")
     return with_backend(SparseMoE(dim, hidden, **settings), backend)

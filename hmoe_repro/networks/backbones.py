@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..core.devices import import_torchvision
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from .precision import Backbone
 from .pretrained import find_weights, fit_weights, timm_name, weights_for
 
@@ -172,7 +172,7 @@ def architecture_of(name: str) -> Architecture:
     called = timm_name(name)
     if called:
         return _architecture_in_timm(called)
-    return BACKBONES[one_of(name, BACKBONES, "backbone")]
+    return BACKBONES[check_choice(name, BACKBONES, "backbone")]
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-convolutional-body
 def _convolutional_body(info: Architecture, channels: int) -> nn.Module:

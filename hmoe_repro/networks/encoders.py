@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..core.errors import one_of
+from ..core.errors import check_choice
 from .precision import Backbone
 from .small import pool
 
@@ -22,7 +22,7 @@ NORMS = {
 
 
 def _norm(name: str, width: int) -> nn.Module:
-    return NORMS[one_of(name, NORMS, "norm of a D2V encoder")](width)
+    return NORMS[check_choice(name, NORMS, "norm of a D2V encoder")](width)
 
 # %% ../../nbs/03_networks/03_encoders.ipynb #def-smalld2v
 class SmallD2V(Backbone):
@@ -57,7 +57,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int, norm: str = "instance", block: str = "post"):
         super().__init__()
-        self.block = one_of(block, BLOCKS, "residual block")
+        self.block = check_choice(block, BLOCKS, "residual block")
         self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
         self.norms = nn.ModuleList(_norm(norm, width) for _ in range(2))
 

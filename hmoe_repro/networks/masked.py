@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..method.masks import initial_masks
 from .registry import FEATURIZERS, network_names
 
@@ -27,7 +27,9 @@ _PLACES |= {name: _CONVNET for name in FEATURIZERS}
 def place_names(network: str) -> tuple[str, ...]:
     """The places where a network can have masks, from input to output. `HmoeError` for a network
     that does not exist."""
-    return tuple(_PLACES.get(one_of(network, network_names(), "network"), {"fc": _CLASSIFIER}))
+    return tuple(
+        _PLACES.get(check_choice(network, network_names(), "network"), {"fc": _CLASSIFIER})
+    )
 
 # %% ../../nbs/03_networks/08_masked.ipynb #def-choose-places
 READINGS = ("released", "paper")
@@ -37,12 +39,12 @@ def choose_places(network: str, places=(), reading: str = "released") -> tuple[s
     """The named places in their order from input to output; without names those of a reading of
     DMG (protocol 5.1). `HmoeError` for an unknown reading, for a place that the network lacks, and
     for one that is named twice."""
-    one_of(reading, READINGS, "reading of DMG")
+    check_choice(reading, READINGS, "reading of DMG")
     here = place_names(network)
     if not places:
         return here[-2:] if reading == "paper" and network != "alexnet" else here[-3:]
     for place in places:
-        one_of(place, here, f"place for masks in the network {network}")
+        check_choice(place, here, f"place for masks in the network {network}")
     if len(set(places)) != len(places):
         raise HmoeError(
             f"places for masks must be different, got {', '.join(places)}. "

@@ -13,7 +13,7 @@ import tempfile
 import torch
 from torch import nn
 
-from ..core.errors import HmoeError, first_line, one_of
+from ..core.errors import HmoeError, check_choice, first_line
 
 # %% ../../nbs/03_networks/01_precision.ipynb #precisions
 PRECISIONS = ("float32", "bf16", "float32-compile", "bf16-compile", "tf32")
@@ -62,7 +62,7 @@ class Backbone(nn.Module):
 # %% ../../nbs/03_networks/01_precision.ipynb #def-set-precision
 def set_precision(module: nn.Module, precision: str):
     """Set the precision of every backbone inside `module`. `HmoeError` lists the valid ones."""
-    one_of(precision, PRECISIONS, "precision")
+    check_choice(precision, PRECISIONS, "precision")
     for part in module.modules():
         if isinstance(part, Backbone):
             part.precision = precision

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from ..core.devices import import_torchvision
-from ..core.errors import HmoeError, first_line, one_of
+from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, runs_dir, write_atomic
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-weightsinfo
@@ -312,7 +312,7 @@ def _source(name: str, network: str) -> str:
 def fetch_weights(name: str, network: str) -> dict[str, torch.Tensor]:
     """Published weights of a network, downloaded at first use.
     Raises `HmoeError` if they belong to another network or are not available."""
-    one_of(name, weights_for(network)[1:], f"published weights of {network}")
+    check_choice(name, weights_for(network)[1:], f"published weights of {network}")
     fetch = _from_torchvision if name.startswith("IMAGENET") else _from_timm
     try:
         return fetch(name, network)
@@ -331,7 +331,7 @@ def resolve_weights(weights, network: str, folder: Path | None = None) -> str:
     if KEPT.fullmatch(weights):
         return weights
     if weights in WEIGHTS or weights in weights_for(network):
-        return one_of(weights, weights_for(network), f"weights of {network}")
+        return check_choice(weights, weights_for(network), f"weights of {network}")
     if Path(weights).exists():
         return keep_weights(weights, folder)
     raise HmoeError(

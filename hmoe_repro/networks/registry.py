@@ -10,7 +10,7 @@ __all__ = ['FEATURIZERS', 'WITH_WEIGHTS', 'ENCODERS', 'make_classifier', 'networ
 import torch
 from torch import nn
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..method.toy import MLP
 from .backbones import BACKBONES, Names, make_backbone
 from .encoders import BLOCKS, ImageD2V, SmallD2V
@@ -78,7 +78,7 @@ def make_featurizer(
 
     Raises `HmoeError` for an unknown name, for a large network whose weights are not named,
     and for an option that the network does not have."""
-    if one_of(network, network_names(), "network") in WITH_WEIGHTS:
+    if check_choice(network, network_names(), "network") in WITH_WEIGHTS:
         weights = usual_weights(network, weights)
     if network in SPARSE_NETWORKS:
         body = make_sparse_vit(network, input_shape, weights, drop_path, **experts or {})
@@ -104,13 +104,13 @@ def make_encoder(
     """D2V encoder by name, x (B, *input_shape) -> v (B, dim). `stride` applies to the first
     convolution of 'small', `block` to the residual blocks of 'image'; `norm` None is the encoder's
     own default."""
-    build = ENCODERS[one_of(encoder, ENCODERS, "D2V encoder")]
+    build = ENCODERS[check_choice(encoder, ENCODERS, "D2V encoder")]
     if encoder == "image" and min(input_shape[1:]) < 16:
         raise HmoeError(
             f"the D2V encoder 'image' needs 16 pixels a side, got {tuple(input_shape[1:])}. "
             "Fix: encoder 'small'."
         )
-    if encoder == "small" and one_of(block, BLOCKS, "residual block") != "post":
+    if encoder == "small" and check_choice(block, BLOCKS, "residual block") != "post":
         raise HmoeError(
             f"the D2V encoder 'small' has no residual blocks to order as {block!r}. "
             "Fix: encoder 'image', or block 'post'."

@@ -9,7 +9,7 @@ __all__ = ['PLACEMENTS', 'SPARSE', 'SPARSE_NETWORKS', 'sparse_blocks', 'draw_lin
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #imports
 from torch import nn
 
-from ..core.errors import HmoeError, one_of, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..method.sparse_moe import SparseMoE, check_settings
 from ..method.tutel_layer import BACKENDS, TutelMoE, from_tutel_state, with_backend
 from hmoe_repro.networks.backbones import (
@@ -29,7 +29,7 @@ PLACEMENTS = ("last-two", "every-two")
 def sparse_blocks(depth: int, placement: str = "last-two") -> tuple[int, ...]:
     """Indices, from 0, of the blocks that get experts: 8 and 10 of 12, or every second one
     (GMoE, section 4). Raises `HmoeError` for an unknown placement and for fewer than 4 blocks."""
-    one_of(placement, PLACEMENTS, "placement of experts")
+    check_choice(placement, PLACEMENTS, "placement of experts")
     if depth < 4:
         raise HmoeError(
             f"a transformer of {plural(depth, 'block')} has no last two of every other one. "
@@ -128,7 +128,7 @@ SPARSE_NETWORKS = Names(tuple(SPARSE), ("gmoe:",))
 
 def dense_twin(name: str) -> str:
     """The dense network that a network with experts is made from. `HmoeError` for other names."""
-    one_of(name, SPARSE_NETWORKS, "network with experts")
+    check_choice(name, SPARSE_NETWORKS, "network with experts")
     return SPARSE.get(name) or "timm:" + name.removeprefix("gmoe:")
 
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #def-check-experts
@@ -137,8 +137,8 @@ def check_experts(
 ):
     """Raise `HmoeError` for settings of `add_experts` that do not exist or contradict each other,
     as far as can be checked before a network is built."""
-    one_of(placement, PLACEMENTS, "placement of experts")
-    one_of(backend, BACKENDS, "backend of the experts")
+    check_choice(placement, PLACEMENTS, "placement of experts")
+    check_choice(backend, BACKENDS, "backend of the experts")
     if not 0 <= dropout < 1:
         raise HmoeError(f"dropout in the experts is a probability below 1, got {dropout}.")
     defaults = {

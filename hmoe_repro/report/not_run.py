@@ -75,7 +75,7 @@ def _run_cost(runs: Runs, algorithm: str, dataset: str) -> tuple[float, float] |
     if dataset not in KNOWN:
         return None
     given = runs.settings(algorithm, runs.variants[0])
-    usual = get_algorithm(algorithm).HPARAMS["network"].large or "resnet50"
+    usual = get_algorithm(algorithm).HPARAMS["network"].large_image_default or "resnet50"
     network = runs.network or given.get("network") or usual
     if not runs.steps or (runs.resolution or _PIXELS) != _PIXELS:
         return None

@@ -261,11 +261,12 @@ def provenance(
     study: str = "",
     store: str = "",
     selection_rule: str = "",
-    beside: Sequence[str] = (),
+    extra_studies: Sequence[str] = (),
 ) -> dict:
     """Write `<artefact>.provenance.json`: runs, `selection_rule` (empty: `rule_of` the records),
     seeds, steps, data, commits, devices, versions and, if `study` is named, its file's digest.
-    `beside`: further studies whose runs are among the records; their digests are written too."""
+    `extra_studies`: further studies whose runs are among the records; their digests are written
+    too."""
     evidence = {
         "artefact": artefact,
         "profile": profile,
@@ -280,7 +281,7 @@ def provenance(
         "rendered_with": versions(),
         "run_ids": sorted(r["run_id"] for r in records),
     }
-    others = [name for name in beside if name != study]
+    others = [name for name in extra_studies if name != study]
     if others:
         evidence["beside"] = {name: sha256(study_file(name, store)) for name in others}
     text = json.dumps(evidence, indent=1, ensure_ascii=False) + "\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..analysis.clusters import discovery_verdict
 from ..analysis.results import load_study
 from ..analysis.tables import cost_table
-from ..core.errors import one_of, plural
+from ..core.errors import check_choice, plural
 from ..core.files import repo_root
 from ..core.style import markdown_table
 from .gallery import update_readme_block
@@ -277,7 +277,7 @@ def update_readme() -> str:
     for name in PAGES_WITH_BLOCKS:
         page = repo_root() / name
         for block in blocks_in(page.read_text(encoding="utf-8")):
-            text = blocks[one_of(block, blocks, f"block of {name}")]
+            text = blocks[check_choice(block, blocks, f"block of {name}")]
             if update_readme_block(page, block, text):
                 changed.append(f"{name}: {block}")
     return f"blocks changed: {', '.join(changed) or 'none'}"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..analysis.results import short_path
 from ..core.determinism import variables
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable, repo_root, write_atomic
 
 # %% ../../nbs/08_report/02_render.ipynb #def-artefacts
@@ -33,7 +33,7 @@ def artefacts(notebooks: str = "nbs/paper") -> list[str]:
 
 def paper_notebook(artefact: str, notebooks: str = "nbs/paper") -> Path:
     """The notebook of an artefact. `HmoeError` lists the valid ids."""
-    name = one_of(str(artefact), artefacts(notebooks), "artefact")
+    name = check_choice(str(artefact), artefacts(notebooks), "artefact")
     return repo_root() / notebooks / f"{name}.ipynb"
 
 # %% ../../nbs/08_report/02_render.ipynb #def-parameters-cell
@@ -120,7 +120,7 @@ def check_parameters(notebook: Path, given: dict) -> dict:
                 f"{type(value).__name__} ({value!r}). Valid: {valid}."
             )
         listed = choices(known[name].help) if kind is str else []
-        checked[name] = one_of(value, listed, name) if listed else value
+        checked[name] = check_choice(value, listed, name) if listed else value
     return checked
 
 # %% ../../nbs/08_report/02_render.ipynb #def-tidy
@@ -254,7 +254,7 @@ def render(
     `<output>/<profile>/`, pictures and tables in the `formats` (of `KINDS`). Returns the executed
     copy. Raises `HmoeError` for invalid parameters and if the notebook fails."""
     for kind in formats:
-        one_of(kind, KINDS, "format")
+        check_choice(kind, KINDS, "format")
     source = paper_notebook(artefact, notebooks)
     paths = {"store": from_root(store), "output": from_root(output)}
     given = check_parameters(source, {"profile": profile, **paths, **more})

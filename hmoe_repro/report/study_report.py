@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 
 from ..algorithms import algorithm_names
 from ..analysis.curves import curves, plot_curves
-from ..analysis.protocol_diff import setting_departures
-from ..analysis.published import trained_verdict, untrained_rows
+from ..analysis.protocol_diff import setting_diff
+from ..analysis.published import trained_verdict, undertrained_rows
 from ..analysis.results import distinct, select
 from ..analysis.statistics import accuracy_verdict, mode_legend, plot_results
 from ..analysis.tables import domain_order, run_results
@@ -89,7 +89,7 @@ def scale_lines(records: list[dict]) -> list[str]:
     names = distinct(records, "dataset")
     known = [r for r in records if r["spec"]["algorithm"] in algorithm_names()]
     try:
-        differing = setting_departures(known)
+        differing = setting_diff(known)
     except HmoeError:
         return [_own_scale(records, names)]
     if not differing:
@@ -156,11 +156,11 @@ def draw_curves(records: list[dict], most_losses: int = 6):
 
 # %% ../../nbs/08_report/07_study_report.ipynb #def-verdict
 def not_compared(records: list[dict], rule: str = RULES[0]) -> list[tuple[str, str]]:
-    """(algorithm, mode) of the undertrained rows of one data set (`untrained_rows`). Empty for a
+    """(algorithm, mode) of the undertrained rows of one data set (`undertrained_rows`). Empty for a
     `rule` other than the first, which does not validate on the training domains."""
     if rule != RULES[0] or not select(records, status="complete"):
         return []
-    return untrained_rows(records)
+    return undertrained_rows(records)
 
 
 def verdict_line(records: list[dict], rule: str = RULES[0]) -> str:

@@ -8,26 +8,26 @@ __all__ = ['ARTEFACTS', 'Artefact', 'artefact_study', 'artefact_studies']
 # %% ../../nbs/06_studies/03_artefacts.ipynb #imports
 from dataclasses import dataclass, field
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from .study_file import PROFILES, STUDIES
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #def-artefact
 @dataclass(frozen=True)
 class Artefact:
     """A figure or table: what it shows, the study it is made of, the profiles it exists in, those
-    where it is made only when asked for by name, the studies it reads `beside` its own, and
+    where it is made only when asked for by name, the studies it reads `extra_studies` its own, and
     profiles whose study has another name."""
 
     title: str
     study: str
     profiles: tuple[str, ...] = ("smoke", "quick")
     optional: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    instead: dict[str, str] = field(default_factory=dict)  # profile -> its study there
+    extra_studies: tuple[str, ...] = ()
+    study_overrides: dict[str, str] = field(default_factory=dict)  # profile -> its study there
 
     def study_at(self, profile: str) -> str:
         """The study that it is made of at a profile."""
-        return f"{profile}-{self.instead.get(profile, self.study)}"
+        return f"{profile}-{self.study_overrides.get(profile, self.study)}"
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-by-name
 _QUICK, _EVERY = ("quick",), ("smoke", "quick", "mnist", "paper")
@@ -45,7 +45,7 @@ ARTEFACTS = {
         "with and without domain labels",
         "table1",
         optional=("smoke", "quick"),
-        beside=("table1-2", "table1-search", "table1-search-2"),
+        extra_studies=("table1-2", "table1-search", "table1-search-2"),
     ),
     "digits_fig5": Artefact(
         "t-SNE of D2V codes in the style of HMOE Fig. 5, with NMI and ARI", "digits"
@@ -69,7 +69,7 @@ ARTEFACTS |= {
         "colored-baselines",
         ("smoke", "mnist", "paper"),
         ("smoke", "mnist"),
-        beside=(
+        extra_studies=(
             "colored",
             "rotated",
             "colored-baselines-2",
@@ -94,14 +94,14 @@ ARTEFACTS |= {
         "collapse",
         ("smoke", "quick", "pacs"),
         ("quick", "pacs"),
-        beside=("pacs",),
+        extra_studies=("pacs",),
     ),
     "hmoe_fig8": Artefact(
         "HMOE Fig. 8: codes when the class loss is the only loss",
         "classloss",
         ("smoke", "quick", "pacs"),
         ("quick", "pacs"),
-        beside=("pacs",),
+        extra_studies=("pacs",),
     ),
     "hmoe_sensitivity": Artefact(
         "HMOE-DN against the number of experts K and eps of the gate",
@@ -131,7 +131,7 @@ ARTEFACTS |= {
         "pacs",
         _PACS,
         ("paper",),
-        beside=("encoder",),
+        extra_studies=("encoder",),
     ),
     "hmoe_fig6": Artefact(
         "HMOE Fig. 6: images by domain label and by expert, PACS", "pacs", _PACS, ("paper",)
@@ -145,7 +145,7 @@ ARTEFACTS |= {
         "discovery",
         _QUICK,
         _QUICK,
-        beside=(
+        extra_studies=(
             "discovery-choose",
             "discovery-labels",
             "discovery-long",
@@ -157,7 +157,7 @@ ARTEFACTS |= {
         "what limits the discovery of domains on PACS: encoder, norm, scale of the codes, updates",
         "limits",
         ("pacs",),
-        beside=("limits-rates",),
+        extra_studies=("limits-rates",),
     ),
     "speed": Artefact(
         "updates and evaluation against a plain loop and against the machine; made by `hmoe bench`",
@@ -261,42 +261,42 @@ ARTEFACTS |= {
         "dmg",
         _OF_DMG,
         _OF_DMG,
-        instead={"paper": "dmg-domainnet"},
+        study_overrides={"paper": "dmg-domainnet"},
     ),
     "dmg_table2": Artefact(
         "DMG Table 2: accuracy on a target domain, PACS or embedded digits",
         "dmg",
         _OF_DMG_PACS,
         _OF_DMG_PACS,
-        instead={"paper": "dmg-pacs"},
+        study_overrides={"paper": "dmg-pacs"},
     ),
     "dmg_table3": Artefact(
         "DMG Table 3: accuracy on the training domains, with and without knowing which it is",
         "dmg",
         _OF_DMG_PACS,
         _OF_DMG_PACS,
-        instead={"paper": "dmg-domainnet"},
+        study_overrides={"paper": "dmg-domainnet"},
     ),
     "dmg_table4": Artefact(
         "DMG Table 4: each single mask on every domain",
         "dmg",
         _OF_DMG_PACS,
         _OF_DMG_PACS,
-        instead={"paper": "dmg-domainnet"},
+        study_overrides={"paper": "dmg-domainnet"},
     ),
     "dmg_table5": Artefact(
         "DMG Table 5: averaged predictions against an averaged mask",
         "dmg",
         _OF_DMG_PACS,
         _OF_DMG_PACS,
-        instead={"paper": "dmg-domainnet"},
+        study_overrides={"paper": "dmg-domainnet"},
     ),
     "dmg_table6": Artefact(
         "DMG Table 6: Table 2 with more methods, most of them quoted",
         "dmg",
         _OF_DMG_PACS,
         _OF_DMG_PACS,
-        instead={"paper": "dmg-pacs"},
+        study_overrides={"paper": "dmg-pacs"},
     ),
 }
 
@@ -315,7 +315,7 @@ ARTEFACTS |= {
         "dmg",
         ("smoke", "quick", *_PACS),
         ("smoke", "quick", *_PACS),
-        instead={"paper": "dmg-overlap"},
+        study_overrides={"paper": "dmg-overlap"},
     ),
     "dmg_fig5": Artefact(
         "DMG Fig. 5: overlap of masks by place, and neurons that are useless, shared or specific",
@@ -328,7 +328,7 @@ ARTEFACTS |= {
         "dmg-sparsity",
         _SWEPT,
         _SWEPT,
-        beside=("dmg-overlap",),
+        extra_studies=("dmg-overlap",),
     ),
 }
 
@@ -339,7 +339,7 @@ ARTEFACTS |= {
         "digits",
         _QUICK,
         _QUICK,
-        beside=(
+        extra_studies=(
             "toy",
             "colored",
             "rotated",
@@ -372,15 +372,15 @@ ARTEFACTS |= {
 def artefact_study(artefact: str, profile: str) -> str:
     """The study of an artefact at a profile. Raises `HmoeError` naming the valid artefacts and
     profiles."""
-    described = ARTEFACTS[one_of(artefact, ARTEFACTS, "artefact")]
-    one_of(profile, PROFILES, "profile")
-    one_of(profile, described.profiles, f"profile of {artefact}")
+    described = ARTEFACTS[check_choice(artefact, ARTEFACTS, "artefact")]
+    check_choice(profile, PROFILES, "profile")
+    check_choice(profile, described.profiles, f"profile of {artefact}")
     return described.study_at(profile)
 
 
 def artefact_studies(artefact: str, profile: str) -> list[str]:
-    """All studies that an artefact reads, those `beside` its own too, in the order in which to
-    train them. Raises `HmoeError` as `artefact_study` does."""
+    """All studies that an artefact reads, those `extra_studies` its own too, in the order in which
+    to train them. Raises `HmoeError` as `artefact_study` does."""
     needed = {artefact_study(artefact, profile)}
-    needed |= {f"{profile}-{name}" for name in ARTEFACTS[artefact].beside}
+    needed |= {f"{profile}-{name}" for name in ARTEFACTS[artefact].extra_studies}
     return [study for study in STUDIES if study in needed]

@@ -11,7 +11,7 @@ import statistics
 from typing import NamedTuple
 
 from ..core.environment import environment
-from ..core.errors import one_of, plural
+from ..core.errors import check_choice, plural
 from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs
 from .study_file import PROFILES, STUDIES
@@ -55,7 +55,7 @@ def estimate_seconds(spec: RunSpec, records: list[dict]) -> float | None:
 def requested_artefacts(names: list[str] | None, profile: str, on_request: bool = False) -> list:
     """`names`, or without any the artefacts that the profile makes by itself; with `on_request`
     also those that it makes only when asked. Raises `HmoeError` for an unknown profile."""
-    one_of(profile, PROFILES, "profile")
+    check_choice(profile, PROFILES, "profile")
     if names:
         return list(names)
     return [

@@ -80,9 +80,9 @@ def _splits_folder(file, block: int, runs: Runs) -> Path | None:
         return None
     from hmoe_repro.training.splits import own_splits
 
-    beside = file.folder / Path(runs.splits).expanduser()
+    extra_studies = file.folder / Path(runs.splits).expanduser()
     with file.at(*key_place(file, block, "splits")):
-        return own_splits(beside if beside.is_dir() else data_dir() / runs.splits)
+        return own_splits(extra_studies if extra_studies.is_dir() else data_dir() / runs.splits)
 
 
 def _in_ranges(study: Study, algorithm: str, draw: int, seed: int) -> dict:

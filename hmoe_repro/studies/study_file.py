@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 
-from ..core.determinism import ARITHMETICS
-from ..core.errors import HmoeError, one_of
+from ..core.determinism import DETERMINISM_MODES
+from ..core.errors import HmoeError, check_choice
 from hmoe_repro.core.toml import (
     SettingsFile,
     a_count,
@@ -168,7 +168,7 @@ def _study_path(study: str) -> Path:
         return _FOLDER / f"{study}.toml"
     if str(study).endswith(".toml"):
         return Path(study).expanduser()
-    return one_of(study, STUDIES, "study (nor is it a file that ends in .toml)")
+    return check_choice(study, STUDIES, "study (nor is it a file that ends in .toml)")
 
 
 def read_study(study) -> Study:
@@ -267,7 +267,7 @@ def find_dataset(text: str, folder: Path) -> str:
         return dataset_from_file(str(path))
     if path.is_dir():
         return own_folder(path)
-    return one_of(text, (*DATASETS, TOY), "data set (nor is it a folder next to the study):")
+    return check_choice(text, (*DATASETS, TOY), "data set (nor is it a folder next to the study):")
 
 
 def domain_names(dataset: str) -> tuple[str, ...]:
@@ -292,12 +292,12 @@ def _check_domains(file: SettingsFile, block: int, runs: Runs, dataset: str, nam
     place, said = key_place(file, block, "test_domains"), runs.test_domains
     if isinstance(said, dict):
         with file.at(*place):
-            said = said[one_of(dataset, said, "data set in test_domains")]
+            said = said[check_choice(dataset, said, "data set in test_domains")]
         place = (*place, dataset)
     for i, together in enumerate(() if said == "all" else said):
         for domain in together:
             with file.at(*place, i):
-                one_of(domain, domain_names(name), f"domain of {name}")
+                check_choice(domain, domain_names(name), f"domain of {name}")
 
 
 def _check_protocol(file: SettingsFile, block: int, runs: Runs):
@@ -326,11 +326,11 @@ def _check_choices(study: Study, block: int, everyone: tuple[str, ...]):
 
     def check(key, value, valid, *inside):
         with file.at(*key_place(file, block, key), *inside):
-            one_of(value, valid, key)
+            check_choice(value, valid, key)
 
     with file.at(*key_place(file, block, "evaluate")):
         parse_policy(runs.evaluate)
-    check("arithmetic", runs.arithmetic, ARITHMETICS)
+    check("arithmetic", runs.arithmetic, DETERMINISM_MODES)
     if runs.measure:
         check("measure", runs.measure, MEASURES)
     _check_protocol(file, block, runs)
@@ -368,7 +368,7 @@ def _check_setting(algorithm: str, name: str, value):
         checked_options({name: value})
         return
     declared = get_algorithm(algorithm).HPARAMS
-    alone = {other: replace(h, where=(), follows="") for other, h in declared.items()}
+    alone = {other: replace(h, requires=(), follows="") for other, h in declared.items()}
     merge_hparams(alone, {name: value})
 
 
@@ -379,7 +379,7 @@ def _check_settings(
     for above, table in zip(((), ("runs", block)), runs.hparams):
         for who in table:
             with file.at(*above, "hparams", who):
-                one_of(who, ("all", *everyone), "algorithm in hparams")
+                check_choice(who, ("all", *everyone), "algorithm in hparams")
     for algorithm, variant in itertools.product(runs.algorithms, range(len(runs.variants))):
         for name, value in runs.settings(algorithm, runs.variants[variant]).items():
             with file.at(*setting_place(file, block, algorithm, variant, name)):
@@ -427,7 +427,7 @@ def check_study(study) -> dict[str, str]:
         _check_settings(file, block, runs, names, everyone)
     for i, text in enumerate(study.arrays["algorithms"] if "algorithms" in study.arrays else ()):
         with file.at("arrays", "algorithms", i):
-            one_of(text, names, "algorithm in arrays")
+            check_choice(text, names, "algorithm in arrays")
     if study.ranges:
         from hmoe_repro.algorithms import get_algorithm
 
@@ -436,5 +436,5 @@ def check_study(study) -> dict[str, str]:
         }
         for name in study.ranges:
             with file.at("search", "ranges", name):
-                one_of(name, sorted(declared), "hyper-parameter of these algorithms")
+                check_choice(name, sorted(declared), "hyper-parameter of these algorithms")
     return names

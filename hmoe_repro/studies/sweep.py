@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..core.determinism import PORTABLE, starting
 from ..core.devices import resolve_device
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable
 from ..core.progress import Progress
 from .plan import missing_runs
@@ -254,7 +254,7 @@ def sweep(
     `on_event(kind, spec, *details)` hears ('start',), ('step', step, steps) and ('done', status,
     reason). Raises `HmoeError` for a damaged record or an unknown engine.
     """
-    one_of(engine, ENGINES, "engine")
+    check_choice(engine, ENGINES, "engine")
     work = _Work(specs, store or RunStore(), on_event)
     if not work.todo:
         return work.results
@@ -355,7 +355,7 @@ class Batch:
     engine: str = "local"
 
     def __post_init__(self):
-        one_of(self.engine, ENGINES, "engine")
+        check_choice(self.engine, ENGINES, "engine")
         self.device = str(resolve_device(self.device))
 
     @functools.cached_property

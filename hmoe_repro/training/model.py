@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
 from ..data.from_file import own_datasets
 from ..data.registry import load_dataset
@@ -131,7 +131,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     modes = list(record["selected"] | record.get("in_domain", {}))
     if record["discovery"]:
         modes.append("last")
-    return one_of(mode or modes[0], modes, f"mode of run {record['run_id']}")
+    return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
 def load_model(

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SAMPLERS', 'EVALUATION_BATCH', 'POLICIES', 'PROTOCOLS', 'DMG_BATCH', 'DMG_EPOCHS', 'split_indices', 'make_splits',
-           'training_domains', 'told_domains', 'labelled_images', 'Sampler', 'request_batch', 'make_batch',
+           'training_domains', 'domains_with_labels', 'labelled_images', 'Sampler', 'request_batch', 'make_batch',
            'validation_seeds', 'is_checkpoint', 'run_seed', 'evaluate', 'parse_policy', 'parts_to_evaluate',
            'three_parts', 'without_a_tenth', 'dmg_splits', 'splits_for', 'epoch_length', 'is_epoch_checkpoint',
-           'EpochSampler', 'dmg_parts', 'describe_dmg']
+           'EpochSampler', 'dmg_parts', 'dmg_protocol_record']
 
 # %% ../../nbs/05_training/02_protocols.ipynb #imports
 import math
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..core.devices import on_device
-from ..core.errors import HmoeError, one_of, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_hash
 from ..data.base import MultiDomainDataset
 from .splits import SplitLists, find_splits
@@ -68,12 +68,14 @@ def training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
     return left
 
 # %% ../../nbs/05_training/02_protocols.ipynb #def-labelled-images
-def told_domains(hparams: dict, domains: list[str]) -> list[str]:
+def domains_with_labels(hparams: dict, domains: list[str]) -> list[str]:
     """The training domains that `labelled_domains` names; all of them where it is empty.
     `HmoeError` for one that is none of the training domains."""
     named = hparams.get("labelled_domains", "")
     told = [name.strip() for name in named.split(",") if name.strip()]
-    return [one_of(name, domains, "training domain to be labelled") for name in told] or domains
+    return [
+        check_choice(name, domains, "training domain to be labelled") for name in told
+    ] or domains
 
 
 def labelled_images(
@@ -82,7 +84,7 @@ def labelled_images(
     """Per training domain, the indices of those of its images (`inside`) that have a domain label
     by `labelled_fraction` and `labelled_domains`; None where all have one, or no setting says it.
     `HmoeError` for a domain that is none of the training domains."""
-    share, told = hparams.get("labelled_fraction", 1.0), told_domains(hparams, domains)
+    share, told = hparams.get("labelled_fraction", 1.0), domains_with_labels(hparams, domains)
     if share >= 1 and set(told) == set(domains):
         return None
     chosen = []
@@ -106,7 +108,7 @@ class Sampler:
         self, splits: list[torch.Tensor], batch_size: int, seed: int, kind: str = "domain"
     ):
         self.splits, self.batch_size = splits, batch_size
-        self.kind = one_of(kind, SAMPLERS, "sampler")
+        self.kind = check_choice(kind, SAMPLERS, "sampler")
         if batch_size < 1:
             raise HmoeError(f"batch_size must be at least 1, got {batch_size}.")
         if any(len(s) == 0 for s in splits):
@@ -257,7 +259,7 @@ def parse_policy(text: str) -> tuple[str, int | None]:
     """('selection' or 'all', most validation images of each training domain or None) of
     'selection', 'all:500', ... `HmoeError` for anything else."""
     name, colon, cap = text.partition(":")
-    one_of(name, POLICIES, "evaluation policy")
+    check_choice(name, POLICIES, "evaluation policy")
     if not colon:
         return name, None
     if not cap.isdecimal() or int(cap) == 0:
@@ -434,7 +436,9 @@ def dmg_parts(
     return parts
 
 # %% ../../nbs/05_training/02_protocols.ipynb #def-describe-dmg
-def describe_dmg(splits: dict, batch_size: int, steps: int, test_domains, digest: str | None):
+def dmg_protocol_record(
+    splits: dict, batch_size: int, steps: int, test_domains, digest: str | None
+):
     """What a record says of the protocol it followed: where the split is from, epochs, updates in
     an epoch, and images of every part."""
     images = {d: {part: len(found) for part, found in p.items()} for d, p in splits.items()}

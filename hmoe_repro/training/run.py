@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path, PureWindowsPath
 
 from ..algorithms.from_file import explain_error
-from ..core.determinism import arithmetic_in_use, device_arithmetic, warn_of_arithmetic
+from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment, library_hash
 from ..core.errors import HmoeError
@@ -22,9 +22,9 @@ from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..method.toy_seeds import run_toy
 from .checkpoint_io import load_state, save_state, sealed
-from .measurements import check_measure, describe
+from .measurements import check_measure, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
-from .protocols import describe_dmg
+from .protocols import dmg_protocol_record
 from .run_config import TOY, RunSpec
 from .selection import in_domain_accuracy, training_domain_validation
 from .store import RECORD_VERSION, RunStore, run_lock
@@ -92,9 +92,9 @@ def _train_to_end(trainer: Trainer, folder: Path, started: float, on_step):
 
 
 def _described(trainer: Trainer, folder: Path) -> dict:
-    """What `describe` found out for the record; arrays are kept, and of an algorithm with codes the
-    last weights."""
-    scores, arrays = describe(trainer)
+    """What `measure_run` found out for the record; arrays are kept, and of an algorithm with codes
+    the last weights."""
+    scores, arrays = measure_run(trainer)
     if arrays:
         write_atomic(folder / "arrays.safetensors", sealed(arrays))
     if scores["discovery"]:
@@ -108,9 +108,11 @@ def _followed_dmg(trainer: Trainer) -> dict:
     if spec.protocol != "dmg":
         return {}
     batch_size = trainer.sampler.batch_size
-    followed = describe_dmg(splits, batch_size, spec.steps, spec.test_domains, spec.splits)
+    followed = dmg_protocol_record(splits, batch_size, spec.steps, spec.test_domains, spec.splits)
     rules = trainer.rules
-    found = in_domain_accuracy(trainer.checkpoints, spec.test_domains, rules.modes, rules.judge)
+    found = in_domain_accuracy(
+        trainer.checkpoints, spec.test_domains, rules.modes, rules.selection_mode
+    )
     size = sum(len(parts["test"]) for parts in splits.values() if "test" in parts)
     return {"protocol": followed, "in_domain": found, "in_domain_size": size}
 
@@ -126,11 +128,11 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
         trainer.load(saved["trainer"])
     resumed = trainer.step > 0
     _train_to_end(trainer, folder, started, on_step)
-    points, judge = trainer.checkpoints, trainer.rules.judge
+    points, selection_mode = trainer.checkpoints, trainer.rules.selection_mode
     modes = trainer.algorithm.modes
     return {
         "checkpoints": points,
-        "selected": training_domain_validation(points, spec.test_domains, modes, judge),
+        "selected": training_domain_validation(points, spec.test_domains, modes, selection_mode),
         **_described(trainer, folder),
         "test_size": sum(len(trainer.splits[d]["in"]) for d in spec.test_domains),
         "resumed": resumed,
@@ -171,7 +173,7 @@ def _record(spec: RunSpec, status: str, reason: str | None, measured: dict, devi
         "checkpoints": [],
         "selected": {},
         **measured,
-        "environment": environment(device) | {"arithmetic": arithmetic_in_use(device)},
+        "environment": environment(device) | {"arithmetic": determinism_in_use(device)},
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -249,8 +251,8 @@ def run(
     store = store or RunStore()
     device = resolve_device("cpu" if spec.dataset == TOY else str(device))
     folder = ensure_writable(store.path(spec.run_id))
-    warn_of_arithmetic(spec.arithmetic, device)
-    precise = device_arithmetic(spec.precision, device)
+    warn_of_determinism(spec.arithmetic, device)
+    precise = device_determinism(spec.precision, device)
     with run_lock(folder) as mine, single_thread(), precise:
         if not mine:
             return None

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
 from ..algorithms.hparams import HParam, as_named, draw_hparams, merge_hparams
-from ..core.determinism import ARITHMETICS
-from ..core.errors import HmoeError, one_of
+from ..core.determinism import DETERMINISM_MODES
+from ..core.errors import HmoeError, check_choice
 from ..core.seeds import random_state, restore_random_state
 from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
 from ..data.loader import IMAGE_OPTIONS
@@ -34,11 +34,11 @@ from hmoe_repro.training.protocols import (
     DMG_EPOCHS,
     PROTOCOLS,
     SAMPLERS,
+    domains_with_labels,
     epoch_length,
     parse_policy,
     run_seed,
     splits_for,
-    told_domains,
     training_domains,
 )
 from .run_config import MEASURES, TOY, RunSpec
@@ -58,7 +58,7 @@ def data_seed(
 
     Raises `HmoeError` for test domains that the data set does not have."""
     names = DATASETS[dataset].domain_names
-    positions = [names.index(one_of(d, names, f"domain of {dataset}")) for d in test_domains]
+    positions = [names.index(check_choice(d, names, f"domain of {dataset}")) for d in test_domains]
     if not parity:
         return trial_seed
     return run_seed(dataset, algorithm, sorted(positions), trial_seed, hparams_seed)
@@ -138,14 +138,14 @@ def _known_names(request: RunRequest) -> RunRequest:
         dataset = dataset_from_file(dataset)
     elif dataset not in DATASETS and Path(dataset).is_dir():
         dataset = own_folder(dataset)
-    one_of(dataset, DATASETS, "data set (nor is it the path of a folder):")
+    check_choice(dataset, DATASETS, "data set (nor is it the path of a folder):")
     test_domains = tuple(str(domain) for domain in request.test_domains)
     return replace(request, algorithm=algorithm, dataset=dataset, test_domains=test_domains)
 
 # %% ../../nbs/05_training/07_run_request.ipynb #def-check-choices
 def check_protocol(request: RunRequest):
     """Raises `HmoeError` for what does not belong to the protocol that was asked for."""
-    if one_of(request.protocol, PROTOCOLS, "protocol") == "domainbed":
+    if check_choice(request.protocol, PROTOCOLS, "protocol") == "domainbed":
         for name in ("epochs", "splits"):
             if getattr(request, name) is not None:
                 raise HmoeError(
@@ -168,12 +168,12 @@ def check_protocol(request: RunRequest):
 
 def _check_choices(request: RunRequest):
     """Raises `HmoeError` for what is not among the choices, or excludes another one."""
-    one_of(request.sampler, SAMPLERS, "sampler")
-    one_of(request.precision, PRECISIONS, "precision")
+    check_choice(request.sampler, SAMPLERS, "sampler")
+    check_choice(request.precision, PRECISIONS, "precision")
     parse_policy(request.evaluate)
-    one_of(request.arithmetic, ARITHMETICS, "arithmetic")
+    check_choice(request.arithmetic, DETERMINISM_MODES, "arithmetic")
     if request.measure:
-        one_of(request.measure, MEASURES, "measure")
+        check_choice(request.measure, MEASURES, "measure")
     if request.arithmetic == "portable" and request.precision.endswith("-compile"):
         plain = request.precision.removesuffix("-compile")
         raise HmoeError(
@@ -187,7 +187,7 @@ def _check_choices(request: RunRequest):
     check_protocol(request)
     for domain in request.test_domains:
         valid = DATASETS[request.dataset].domain_names
-        one_of(domain, valid, f"domain of {request.dataset}")
+        check_choice(domain, valid, f"domain of {request.dataset}")
 
 # %% ../../nbs/05_training/07_run_request.ipynb #def-resolved-hparams
 def _prepared_data(request: RunRequest):
@@ -210,7 +210,7 @@ def _prepared_data(request: RunRequest):
 def _usual_network(declared: HParam, data) -> str:
     """The network of an algorithm on a data set: for photographs its large one, or the papers'."""
     photographs = hasattr(data, "options")
-    return (declared.large or "resnet50") if photographs else declared.default
+    return (declared.large_image_default or "resnet50") if photographs else declared.default
 
 
 def _resolved_hparams(request: RunRequest, data) -> dict:
@@ -235,7 +235,7 @@ def _resolved_hparams(request: RunRequest, data) -> dict:
     drawn = {name: value for name, value in drawn.items() if name in exist}
     resolved = merge_hparams(declared, drawn | given, *where)
     get_algorithm(request.algorithm).check_domains(num_domains, resolved)
-    told_domains(resolved, domains)
+    domains_with_labels(resolved, domains)
     return as_named(declared, resolved)
 
 # %% ../../nbs/05_training/07_run_request.ipynb #def-resolved-weights
@@ -351,5 +351,5 @@ def make_toy_spec(steps: int = 20_000, arithmetic: str = "native", **hparams) ->
         resolution=1,
         steps=steps,
         checkpoint_frequency=max(1, steps // 40),
-        arithmetic=one_of(arithmetic, ARITHMETICS, "arithmetic"),
+        arithmetic=check_choice(arithmetic, DETERMINISM_MODES, "arithmetic"),
     )

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['RULES', 'GREEDY', 'validation_accuracy', 'test_accuracy', 'training_domain_validation', 'in_domain_accuracy', 'Offer',
-           'protocol_of', 'judge_of', 'differing_selection', 'select_model']
+           'protocol_of', 'selection_mode_of', 'differing_selection', 'select_model']
 
 # %% ../../nbs/05_training/03_selection.ipynb #imports
 import functools
 import operator
 from typing import NamedTuple
 
-from ..core.errors import HmoeError, one_of
+from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/05_training/03_selection.ipynb #def-validation-accuracy
 def _mean(scores) -> float:
@@ -47,17 +47,17 @@ def _winner(checkpoints: list[dict], test_domains, mode: str) -> tuple[dict, flo
 
 
 def training_domain_validation(
-    checkpoints: list[dict], test_domains, modes, judge: str | None = None
+    checkpoints: list[dict], test_domains, modes, selection_mode: str | None = None
 ) -> dict[str, dict]:
     """mode -> {step, validation_accuracy, test_accuracy} at the checkpoint with the best
     validation accuracy of the mode (DomainBed's IIDAccuracySelectionMethod), or of the mode
-    `judge` (DMG).
+    `selection_mode` (DMG).
 
     Raises `HmoeError` if there is no checkpoint, or the winner was not tested.
     """
     selected = {}
     for mode in modes:
-        winner, best = _winner(checkpoints, test_domains, judge or mode)
+        winner, best = _winner(checkpoints, test_domains, selection_mode or mode)
         test = test_accuracy(winner["accuracies"], test_domains, mode)
         if test is None:
             raise HmoeError(
@@ -73,7 +73,7 @@ def training_domain_validation(
 
 # %% ../../nbs/05_training/03_selection.ipynb #def-in-domain
 def in_domain_accuracy(
-    checkpoints: list[dict], test_domains, modes, judge: str | None = None
+    checkpoints: list[dict], test_domains, modes, selection_mode: str | None = None
 ) -> dict[str, dict]:
     """mode -> {step, validation_accuracy, accuracy, domains} on the *test* parts of the training
     domains, at the checkpoint that `training_domain_validation` selects; {} where there are none.
@@ -81,7 +81,7 @@ def in_domain_accuracy(
     `accuracy` is the unweighted mean over `domains` (domain -> accuracy; DMG, section 4.1)."""
     found = {}
     for mode in modes:
-        winner, best = _winner(checkpoints, test_domains, judge or mode)
+        winner, best = _winner(checkpoints, test_domains, selection_mode or mode)
         domains = {d: s["test"][mode] for d, s in winner["accuracies"].items() if "test" in s}
         if domains:
             found[mode] = {
@@ -110,7 +110,7 @@ def protocol_of(record: dict) -> str:
     return record["spec"].get("protocol", "domainbed")
 
 
-def judge_of(run: dict) -> str | None:
+def selection_mode_of(run: dict) -> str | None:
     """The mode whose validation accuracy selects for all modes of a run (DMG's protocol, where the
     algorithm has greedy masks); None where each mode selects for itself."""
     if protocol_of(run) != "dmg":
@@ -145,9 +145,9 @@ def differing_selection(record: dict) -> str | None:
         return None
     try:
         tested = [{"accuracies": {d: p["accuracies"].get(d, {}) for d in test}} for p in points]
-        judge = judge_of(record) if points else None
-        selected = training_domain_validation(points, test, _modes(tested, "in"), judge)
-        inside = in_domain_accuracy(points, test, _modes(points, "test"), judge)
+        selection_mode = selection_mode_of(record) if points else None
+        selected = training_domain_validation(points, test, _modes(tested, "in"), selection_mode)
+        inside = in_domain_accuracy(points, test, _modes(points, "test"), selection_mode)
     except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError):
         return "selected"
     if selected != record["selected"]:
@@ -163,8 +163,8 @@ def _best_checkpoint(run: dict, checkpoints: list[dict], scores: list[float], te
 
 # %% ../../nbs/05_training/03_selection.ipynb #def-offer-training-domain
 def _training_domain_offer(run: dict, runs: list[dict], test: str, mode: str) -> Offer:
-    points, judge = run["checkpoints"], judge_of(run) or mode
-    scores = [validation_accuracy(point["accuracies"], [test], judge) for point in points]
+    points, selection_mode = run["checkpoints"], selection_mode_of(run) or mode
+    scores = [validation_accuracy(point["accuracies"], [test], selection_mode) for point in points]
     return _best_checkpoint(run, points, scores, test, mode)
 
 
@@ -246,7 +246,7 @@ def select_model(
     hyper-parameter seeds. Raises `HmoeError` for an unknown rule, for runs of two protocols, and
     naming the runs or accuracies that the rule lacks.
     """
-    offer_of = _OFFERS[one_of(rule, RULES, "selection rule")]
+    offer_of = _OFFERS[check_choice(rule, RULES, "selection rule")]
     _refuse_protocols(records, rule)
     runs_of_seed: dict[int, list[dict]] = {}
     for record in records:
