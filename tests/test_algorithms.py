@@ -75,6 +75,10 @@ def test_conformance_catches_what_it_should():
                 * (1 + 0.1 * float(torch.empty(1).uniform_(generator=GENERATOR)))
             }
 
+    class Paired(ERM):  # fails on one domain, and does not say so
+        def loss(self, minibatches):
+            return super().loss([minibatches[0], minibatches[1], *minibatches[2:]])
+
     for cls, message in [
         (Noisy, "global generator"),
         (Random, "same seed"),
@@ -86,6 +90,8 @@ def test_conformance_catches_what_it_should():
             check_algorithm(cls)
     with pytest.raises(HmoeError, match="loss of Silent must return a dictionary"):
         check_algorithm(Silent)
+    with pytest.raises(IndexError):
+        check_algorithm(Paired)
 
 
 GENERATOR = torch.Generator()

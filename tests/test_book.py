@@ -84,7 +84,7 @@ def test_a_word_means_a_name_only_where_that_is_certain(book, word, module, full
     "text, made",
     [
         ("[r](03_gating.ipynb)", "[r](/nbs/01_method/03_gating.ipynb)"),
-        ("[eq. 4](03_routing.ipynb#hmoe-eq-4)", "[eq. 4](#hmoe-eq-4)"),
+        ("[eq. 4](03_gating.ipynb#hmoe-eq-4)", "[eq. 4](#hmoe-eq-4)"),
         ("[t](../../docs/example_study.toml)", "{download}`t </files/docs/example_study.toml>`"),
         ("[gone](../nowhere.ipynb)", "gone"),
         ("[out](https://example.org)", "[out](https://example.org)"),
@@ -165,7 +165,7 @@ def test_no_directive_is_left_and_nothing_is_lost(routing):
 
 
 def test_a_cell_says_where_it_is_exported_and_what_it_computes(routing):
-    start = "(nbs-1-method-03-routing--def-load-balance-loss)="
+    start = "(nbs-01-method-03-gating--def-load-balance-loss)="
     line = next(c["source"] for c in routing if c["source"].startswith(start))
     assert "`load_balance_loss <hmoe_repro.method.gating.load_balance_loss>`" in line
     assert "[eq. 4 of HMOE](#hmoe-eq-4)" in line
@@ -173,7 +173,7 @@ def test_a_cell_says_where_it_is_exported_and_what_it_computes(routing):
 
 def test_an_equation_leads_to_its_cell(routing):
     text = next(c["source"] for c in routing if "(hmoe-eq-4)=" in c["source"])
-    assert "[`load_balance_loss`](#nbs-1-method-03-routing--def-load-balance-loss)" in text
+    assert "[`load_balance_loss`](#nbs-01-method-03-gating--def-load-balance-loss)" in text
 
 
 def test_the_lines_of_the_page_on_installing_run():
@@ -300,7 +300,7 @@ def test_the_bar_at_the_left_leads_to_every_module(book):
     assert (method["doc"], method["anchor"]) == ("api/index", "#the-method")
     assert data["anchor"] == "#data-read" and data["children"]
     assert {"doc", "title", "children", "inside"} <= set(method["children"][0])
-    assert "api/hmoe_repro.method.routing" in method["inside"] and "doc" in made
+    assert "api/hmoe_repro.method.gating" in method["inside"] and "doc" in made
     assert made["inside"] == method["inside"] + data["inside"]
     folders = [m.page.split("/")[1] for m in modules]
     assert len(made["inside"]) == folders.count("01_method") + folders.count("02_data")
@@ -469,7 +469,7 @@ LOOKED_AT = [
     "figures/quick/digits_table",
     "gallery/index",
     "api/index",
-    "api/hmoe_repro.method.routing",
+    "api/hmoe_repro.method.gating",
     "every_command",
     "symbols",
     "search",

@@ -132,6 +132,11 @@ RULES = {
 }
 
 
+def test_a_rule_names_the_numbers_that_it_judges_by():
+    words = "above 0, and at least 1|below 0, and at most -1|above 50|below 0.1|within ±2|above -2"
+    assert "|".join(rule.text for rule in RULES) == words
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.text)
 def test_invented_evidence_gets_every_verdict(rule):
     holds, fails, open_ones = RULES[rule]

@@ -278,6 +278,7 @@ def test_the_closest_factor_is_judged_by_what_is_possible():
     assert closest_factor(scores) == ("class", 0.40)
     assert closest_factor(scores, {"class": 1.0, "digit": 0.46}) == ("digit", 0.36)
     assert closest_factor(scores | {"nmi_class": 0.0, "nmi_digit": 0.09}) == ("nothing", 0.09)
+    assert closest_factor(scores | {"nmi_class": 0.0, "nmi_digit": 0.1}) == ("digit", 0.1)
 
 
 def test_the_verdict_counts_runs_and_follows_the_records():
@@ -313,6 +314,7 @@ def test_the_summary_has_a_row_for_each_algorithm_and_factor():
         ],
         {"HMOE-DN": {"domain": 0.8}},
     ).set_index(["algorithm", "factor"])
+    assert [f for _, f in table.index] == ["domain", "class"] * 2  # in the order of the records
     row = table.loc["HMOE-DN", "domain"]
     assert (
         row.runs,

@@ -254,6 +254,14 @@ def test_rates_count_every_run_once():
     assert "2 pairs: found by the first alone in 1, by the second alone in 0" in line
 
 
+def test_the_chance_of_a_split_is_that_of_a_fair_coin():
+    found = lambda seed, first: 0.95 if (seed == 0) == first else 0.5
+    records = [record({}, "ink", s, found(s, True)) for s in range(6)]
+    records += [record({"code_norm": "batch"}, "ink", s, found(s, False)) for s in range(6)]
+    line = sign_line(setting_runs(records), "code_norm batch", "default")
+    assert "first alone in 5, by the second alone in 1 (by chance with probability 0.22)" in line
+
+
 def test_without_discordant_pairs_nothing_is_said_of_chance():
     runs = setting_runs([record({}), record({"code_norm": "batch"})])
     assert sign_line(runs, "default", "code_norm batch").endswith("second alone in 0.")

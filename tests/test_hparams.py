@@ -101,6 +101,55 @@ def test_hmoe_searches_what_all_share_and_nothing_else(name):
         )
 
 
+PENALTY = {"lambda": "10^U(-1, 5)", "penalty_anneal_iters": "floor 10^U(0, 4)"}
+ADVERSARY = {
+    "lambda": "10^U(-2, 2)",
+    "lr_g": "10^U(-4.5, -2.5)",
+    "lr_d": "10^U(-4.5, -2.5)",
+    "weight_decay_d": "10^U(-6, -2)",
+    "beta1": "one of 0, 0.5",
+    "d_steps_per_g_step": "floor 2^U(0, 3)",
+    "grad_penalty": "10^U(-2, 1)",
+    "mlp_width": "floor 2^U(6, 10)",
+    "mlp_depth": "one of 3, 4, 5",
+    "mlp_dropout": "one of 0, 0.1, 0.5",
+}
+OWN = {
+    "IRM": {f"irm_{name}": search for name, search in PENALTY.items()},
+    "VREx": {f"vrex_{name}": search for name, search in PENALTY.items()},
+    "Fishr": {
+        "lambda": "10^U(1, 4)",
+        "ema": "U(0.9, 0.99)",
+        "penalty_anneal_iters": "floor U(0, 5000)",
+    },
+    "CORAL": {"mmd_gamma": "10^U(-1, 1)"},
+    "MMD": {"mmd_gamma": "10^U(-1, 1)"},
+    "DANN": ADVERSARY,
+    "CDANN": ADVERSARY,
+    "MTL": {"mtl_ema": "one of 0.5, 0.9, 0.99, 1"},
+    "Mixup": {"mixup_alpha": "10^U(-1, 1)"},
+    "GroupDRO": {"groupdro_eta": "10^U(-3, -1)"},
+    "RSC": {"rsc_f_drop_factor": "U(0, 0.5)", "rsc_b_drop_factor": "U(0, 0.5)"},
+    "SagNet": {"sag_w_adv": "10^U(-2, 1)"},
+    "MLDG": {"mldg_beta": "10^U(-1, 1)", "n_meta_test": "one of 1, 2"},
+    "Fish": {"meta_lr": "one of 0.05, 0.1, 0.5"},
+}
+FIXED = ("MetaReg", "Aggregate", "Multi-Headed", "DMG", "Aggregate-SGD")  # rates of their papers
+LARGE = dict.fromkeys(
+    ("DANN", "CDANN"),
+    {"lr_g": "10^U(-5, -3.5)", "lr_d": "10^U(-5, -3.5)", "weight_decay_g": "10^U(-6, -2)"},
+) | {"ARM": {"batch_size": "one of 8"}}
+
+
+@pytest.mark.parametrize("resolution, larger", [(28, {}), (224, LARGE)])
+def test_an_algorithms_own_searches_are_those_of_domainbed(resolution, larger):
+    text = lambda declared: {n: str(s) for n, s in searches(declared, resolution).items()}
+    names = [n for n in algorithm_names() if n not in FIXED]
+    found = {name: text(get_algorithm(name).HPARAMS) for name in names}
+    own = {name: OWN.get(name, {}) | larger.get(name, {}) for name in names}
+    assert found == {name: text(SHARED_HPARAMS) | own[name] for name in names}
+
+
 def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():
     for name in algorithm_names():
         declared = get_algorithm(name).HPARAMS

@@ -126,7 +126,7 @@ def test_studies_are_whole_and_distinct():
 def test_every_file_is_a_study_of_a_profile_and_says_what_it_is_for():
     from importlib import resources
 
-    folder = resources.files("hmoe_repro") / "studies"
+    folder = resources.files("hmoe_repro") / "study_files"
     files = {file.name for file in folder.iterdir() if file.name.endswith(".toml")}
     assert files == {f"{study}.toml" for study in STUDIES} | {"profiles.toml"}
     assert list(PROFILES) == ["smoke", "quick", "mnist", "pacs", "paper"]
@@ -324,7 +324,7 @@ def test_files_and_names_that_are_no_studies(tmp_path, small):
     (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'")
     with pytest.raises(HmoeError, match="not UTF-8"):
         read_study(tmp_path / "latin.toml")
-    with pytest.raises(HmoeError, match="/quick-digits.toml: the library .*/studies/quick-digits"):
+    with pytest.raises(HmoeError, match="/quick-digits.toml: the library .*_files/quick-digits"):
         read_study(small(name="quick-digits.toml"))
     for name in ("...toml", "-x.toml", "a b.toml"):
         with pytest.raises(HmoeError, match="cannot be the name of a study.*Fix: letters"):
