@@ -124,7 +124,7 @@ class NetworkMasks(nn.Module):
 # %% ../../nbs/03_networks/08_masked.ipynb #def-sampled
 def sampled(m: Tensor, domain: Tensor) -> Tensor:
     """Bernoulli samples (B, N) for images of training domains `domain` (B,) from probabilities m
-    (M, N), with the straight-through gradient of `method.masks.toss`."""
+    (M, N), with the straight-through gradient of `method.masks.straight_through_bernoulli`."""
     own = m[domain]
     kept = torch.rand_like(own).lt_(own.detach())  # a quarter of the time of torch.bernoulli
     return own + (kept - own).detach()
