@@ -204,7 +204,7 @@ def test_sentences_are_computed():
         "fastest in bf16: blockwise" in notes
         and "multiplies bf16 in hardware (AMX)" in notes
         and "bf16-compile 31 s" in notes
-        and "Left out: float32-compile: no compiler" in notes
+        and "Skipped: float32-compile: no compiler" in notes
         and "others used" not in notes
     )
     loaded = "\n".join(bench_notes(invented(busy=0.6, bf16="emulated")))
@@ -238,8 +238,8 @@ def without(record, *keys):
         ("", "truncated or not JSON"),
         ("[1]", "not a benchmark record of version 1"),
         (json.dumps(invented(bench_version=0)), "not a benchmark record of version 1"),
-        (json.dumps(without(invented(), "gflop")), "not whole (missing or wrong: gflop)"),
-        (json.dumps(invented(outside=[])), "not whole (missing or wrong: outside)"),
+        (json.dumps(without(invented(), "gflop")), "is incomplete (missing or wrong: gflop)"),
+        (json.dumps(invented(outside=[])), "is incomplete (missing or wrong: outside)"),
         (json.dumps(without(invented(), "seconds", "evaluation")), "missing or wrong: evaluation"),
         (
             json.dumps(without(invented(), "seconds", "ERM update", "plain")),

@@ -127,7 +127,7 @@ def test_a_column_on_a_page_of_evidence_is_no_name(book):
     for word, linked in (
         ("gate_values", True),
         ("gate_logits", False),  # not imported there: a column, for all that is known
-        ("routing.gate_logits", True),
+        ("gating.gate_logits", True),
         ("GaussianBlur", False),
         ("RunSpec", True),
     ):

@@ -412,8 +412,8 @@ def test_multiples_of_an_update_are_those_of_one_round():
 @pytest.mark.parametrize(
     "change, complaint",
     [
-        (lambda r: r.update(what="algorithms"), "no record 'moe' of version 1"),
-        (lambda r: r.update(cost_version=0), "no record 'moe' of version 1"),
+        (lambda r: r.update(what="algorithms"), "not a record 'moe' of version 1"),
+        (lambda r: r.update(cost_version=0), "not a record 'moe' of version 1"),
         (lambda r: r.pop("saved_bytes"), "missing or wrong: saved_bytes"),
         (lambda r: r["seconds"]["bf16"]["cosine"].pop(), "missing or wrong: bf16"),
         (lambda r: r["seconds"].pop("update"), "missing or wrong: update"),

@@ -259,7 +259,7 @@ def test_the_chance_of_a_split_is_that_of_a_fair_coin():
     records = [record({}, "ink", s, found(s, True)) for s in range(6)]
     records += [record({"code_norm": "batch"}, "ink", s, found(s, False)) for s in range(6)]
     line = sign_line(setting_runs(records), "code_norm batch", "default")
-    assert "first alone in 5, by the second alone in 1 (by chance with probability 0.22)" in line
+    assert "first alone in 5, by the second alone in 1 (sign test, p = 0.22)" in line
 
 
 def test_without_discordant_pairs_nothing_is_said_of_chance():

@@ -560,7 +560,7 @@ def test_a_page_without_records_says_what_it_would_take(tmp_path, monkeypatch):
 
 
 def test_the_gallery_says_that_nothing_was_run():
-    assert evidence_line({"records": 0}) == "From no run: its numbers are the paper's own."
+    assert evidence_line({"records": 0}) == "From no run: the numbers are the paper's."
 
 
 PAGES = [name for name in ARTEFACTS if name.startswith("gmoe_")]

@@ -305,15 +305,17 @@ def test_the_gallery_says_what_kind_of_study_each_profile_is(tmp_path):
         for profile in PROFILES
     }
     assert all(
-        f"Profile `{p}` is **not the papers' protocol**" in notes[p] for p in ("smoke", "quick")
+        f"Profile `{p}` is a **stand-in**" in notes[p] and "not the papers' protocol" in notes[p]
+        for p in ("smoke", "quick")
     )
     for p in ("mnist", "pacs"):
         assert (
-            "**the papers' data, but not the papers' protocol**" in notes[p]
+            f"Profile `{p}` is **reduced**" in notes[p]
+            and "not the papers' protocol" in notes[p]
             and "must not be compared with published ones" in notes[p]
         )
     assert (
-        notes["paper"].startswith("These pages follow the papers' protocol")
+        notes["paper"].startswith("Profile `paper` is **full**")
         and "not be compared" not in notes["paper"]
         and set(notes) == {"smoke", "quick", "mnist", "pacs", "paper"}
     )

@@ -73,7 +73,7 @@ def line_with(**fields):
             ),
             "line 2: its specification cannot be read",
         ),
-        ("SAME", "line 2: run [0-9a-f]{12} again, it stands in line 1"),
+        ("SAME", "line 2: run [0-9a-f]{12} again, already in line 1"),
     ],
 )
 def test_a_bad_line_is_named_with_the_way_out(tmp_path, line, complaint):

@@ -369,12 +369,10 @@ def test_reasons_without_absolute_paths(text, public):
 
 
 def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
-    from hmoe_repro.training import run
-
     def fail(*_):
         raise OSError(5, "Input/output error", str(tmp_path / "a b" / "secret.txt"))
 
-    monkeypatch.setattr(run, "_train", fail)
+    monkeypatch.setattr("hmoe_repro.training.run._train", fail)
     record = run(short("ERM"), RunStore(tmp_path / "runs"), data_dir=tmp_path)
     assert record["reason"] == "OSError: [Errno 5] Input/output error: '(data)/a b/secret.txt'"
     assert str(tmp_path) not in json.dumps(record)
