@@ -205,11 +205,11 @@ def test_sentences_are_computed():
         and "multiplies bf16 in hardware (AMX)" in notes
         and "bf16-compile 31 s" in notes
         and "Skipped: float32-compile: no compiler" in notes
-        and "others used" not in notes
+        and "other processes used" not in notes
     )
     loaded = "\n".join(bench_notes(invented(busy=0.6, bf16="emulated")))
     assert (
-        "got 60% of a core: **others used the machine" in loaded
+        "got 60% of a core: **other processes used the machine" in loaded
         and "bf16 products are emulated" in loaded
     )
 
