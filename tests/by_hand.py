@@ -84,8 +84,8 @@ def assert_same_parameters(algorithm, other, tolerance=1e-9):
 
 
 def assert_resumes(cls, tmp_path, shape=(3, 16, 16), domains=3, updates=4, more=3, **hparams):
-    """Saved to disk in mid-training and restored into another object, an algorithm goes on to
-    the bit, and that matters: it moves."""
+    """Saved to disk in mid-training and restored into another object, an algorithm resumes
+    bitwise, and that matters: it moves."""
     from hmoe_repro.algorithms.conformance import random_batches
     from hmoe_repro.training.checkpoint_io import load_state, save_state
 

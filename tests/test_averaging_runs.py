@@ -1,4 +1,4 @@
-"""SWAD in real runs: the trainer tells it the validation loss, a killed run goes on to the bit,
+"""SWAD in real runs: the trainer tells it the validation loss, a killed run resumes bitwise,
 and the kept model gives the record's numbers."""
 
 import pytest

@@ -1,5 +1,5 @@
 """An algorithm in a file of one's own: which class is meant, what is said where it is wrong, and
-which version of the file a run goes on with."""
+with which version of the file a run resumes."""
 
 import pytest
 
