@@ -415,7 +415,7 @@ def test_the_problem_and_the_rules_are_named(class_slides):
     texts = [words(s) for s in class_slides]
     first = texts[0]
     assert "Domain generalization asks" in first and "test domain" in first and "ERM" in first
-    part = " ".join(t for t, s in zip(texts, class_slides) if s.page.endswith("04_selection.ipynb"))
+    part = " ".join(t for t, s in zip(texts, class_slides) if s.page.endswith("03_selection.ipynb"))
     assert all(rule in part for rule in ("training-domain validation", *selection.RULES[1:]))
 
 

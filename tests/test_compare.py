@@ -210,7 +210,7 @@ def test_the_table_agrees_with_the_paired_difference_and_tells_noise_apart():
         ("HMOE-DN", "max"),
         ("HMOE-DN", "ood"),
     ]
-    assert table.significant.to_dict() == {
+    assert table.excludes_0.to_dict() == {
         ("CORAL", "default"): True,
         ("MMD", "default"): False,
         ("HMOE-DN", "mix"): True,
@@ -351,7 +351,7 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
         and "missing: SWAD on sketch" in text
         and "Holm's correction" in text
         and "not comparable" in text
-        and "differences exceed the minimum detectable difference there" in text
+        and "differences exceed two standard errors" in text
     )
     assert "–" in next(row for row in rows if "SWAD" in row)
     verdict, *more = (folder / "digits_table1_verdict.md").read_text().splitlines()

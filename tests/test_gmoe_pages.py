@@ -187,8 +187,9 @@ def test_named_pairs_are_compared_with_what_is_detectable():
     assert 2 < limit < 10
     assert line == (
         "GMoE − ERM-ViT: +2.0 points in average accuracy, within the minimum detectable difference "
-        f"of {limit:.1f}; ERM-ViT − ERM: +10.0 points in average accuracy, above the minimum "
-        f"detectable difference of {limit:.1f}; undertrained: ERM-ViT."
+        f"of {limit:.1f}; ERM-ViT − ERM: +10.0 points in average accuracy, larger in "
+        f"size than the minimum detectable difference of {limit:.1f}; "
+        "undertrained but included: ERM-ViT."
     )
     assert between_rows(records, *pairs, strictly=True) == []
     assert between_rows(validated(study(), GMoE=0.1), ("GMoE", "ERM")) == []

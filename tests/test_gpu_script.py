@@ -89,7 +89,7 @@ def test_records_that_came_home_need_not_be_trained_on_another_machine(first, ba
     unpack(RunStore(tmp_path / "runs"), work / "out" / "colored-1.tar.gz")
     second = tmp_path / "second"
     made = gpu(bare, "prepare", "--work", second, HMOE_RUNS=str(tmp_path / "runs"))
-    assert made.returncode == 0 and "16 finished and 0 begun" in made.stdout, made.stderr
+    assert made.returncode == 0 and "16 finished and 0 unfinished" in made.stdout, made.stderr
     assert sum(p.stat().st_size for p in (second / "in").iterdir()) < 200_000  # without arrays
     done = gpu(bare, *there(second, "colored"))
     assert done.returncode == 0 and "16 runs, 0 to train" in done.stdout, done.stdout

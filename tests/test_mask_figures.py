@@ -333,7 +333,7 @@ def test_masks_that_all_keep_everything_do_not_differ():
         mode["validation_accuracy"] = 0.5
     assert pair_lines(young)[0].endswith("masks differ; these networks are undertrained.")
     same = pair_lines([run("photo", s, 0.1) for s in range(2)])
-    assert same[0].endswith("not significantly different.")
+    assert same[0].endswith("masks are not shown to differ.")
     assert pair_lines([]) == ["No verdict on the masks: no complete run has any."]
 
 
@@ -490,7 +490,7 @@ MADE = {
 }
 SAID = {
     "dmg_fig3": ("2.0 points apart", "(last) is 0.56 lower", "lambda_o = 1: On its own domain"),
-    "dmg_fig4": ("Mean IoU 1.000 ± 0.000", "| 48.70 |", "not significantly different"),
+    "dmg_fig4": ("Mean IoU 1.000 ± 0.000", "| 48.70 |", "masks are not shown to differ"),
     "dmg_fig5": ("(last) is 0.56 lower", "first 1.00 &gt; last 0.44", "lambda_o: not run: 1e-05"),
     "dmg_fig6": (
         "worse at lambda_S = 1 (-2.0 ± 0.0)",

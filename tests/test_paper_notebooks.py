@@ -333,7 +333,7 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
         and "domain loss at the end" in curves
     )
     assert "in average accuracy" in table
-    assert "differences exceed the minimum detectable difference there" in table
+    assert "differences exceed two standard errors" in table
 
 
 @pytest.mark.slow

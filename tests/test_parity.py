@@ -232,7 +232,7 @@ def test_seed_noise_is_taken_within_domains():
         (
             (0.011, -0.010, 0.001),
             "not significant",
-            "No change beyond seed noise: no mean paired difference is significant in any of 10 "
+            "No change beyond seed noise was detected: no mean paired difference is significant in any of 10 "
             "rows.",
         ),
         (
@@ -283,8 +283,10 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     summary.loc[row, ["detectable", "seed_noise", "pairs"]] = 0.00018, 0.0001, 6
     assert outcomes(summary)[row] == "not significant"
     results, loss = parity_verdict(summary)[:2]
-    assert results.startswith("No change beyond seed noise:") and "loss" not in results
-    assert loss.startswith("Of the final loss of training: No change beyond seed noise:")
+    assert results.startswith("No change beyond seed noise was detected:") and "loss" not in results
+    assert loss.startswith(
+        "Of the final loss of training: No change beyond seed noise was detected:"
+    )
     assert loss.endswith(
         "Significant only without Holm's correction: ERM (final loss +0.0002 ± 7e-05)."
     )

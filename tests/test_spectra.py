@@ -412,10 +412,10 @@ def test_differences_are_formed_in_pairs():
     assert np.allclose(table["mean"], [0, -10, -10])
     # seeds differ by two points and the pairs by nothing, so the intervals are points
     assert np.allclose(table["to"] - table["from"], 0)
-    assert table.significant.tolist() == [False, True, True]
+    assert table.excludes_0.tolist() == [False, True, True]
     single = [r for r in study() if r["spec"]["trial_seed"] == 0]
     alone = noise_differences(noise_rows(single), "ERM, small_cnn")
-    assert alone["from"].isna().all() and not alone.significant.any()
+    assert alone["from"].isna().all() and not alone.excludes_0.any()
 
 
 def test_the_baseline_is_erm_on_a_convolutional_network():

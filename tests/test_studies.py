@@ -487,7 +487,7 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
     assert {f"{stem}.png" for stem in stems - {"study_resolvable"}} <= made
     text = page.read_text()
     for said in (
-        "ERM against a loss that listens to the worst domain",
+        "ERM against a loss that weights the worst domain",
         "Smaller than the papers' studies: 60 updates instead of 5,001",
         "No run is missing, none failed.",
         "WorstDomain (example\\\\_algorithm.py) | default",

@@ -255,7 +255,7 @@ def test_the_accuracy_verdict(miniature):
         "No algorithm differs significantly from ERM in average accuracy: "
         "the largest difference, HMOE-DN MIX (+5.5), is within the "
     )
-    assert near.endswith("0 of 4 differences exceed the minimum detectable difference there.")
+    assert near.endswith("0 of 4 differences exceed two standard errors.")
     far = accuracy_verdict(
         [r for r in miniature if r["spec"]["algorithm"] == "ERM"]
         + [
@@ -267,7 +267,7 @@ def test_the_accuracy_verdict(miniature):
     assert far.startswith("Significantly different from ERM in average accuracy (more than ")
     assert "HMOE-DN MIX (-67.0)" in far
     assert far.endswith(
-        "2 of 2 differences exceed the minimum detectable difference there, all of them "
+        "2 of 2 differences exceed two standard errors, all of them "
         "significant after Holm's correction for 2 comparisons: HMOE-DN MIX on sketch (-79.0), "
         "HMOE-DN MIX on photo (-55.0)."
     )
@@ -290,11 +290,11 @@ def test_a_row_that_fails_now_and_then_is_judged_by_its_own_spread():
     wild = steady + row("wild", 0.9, 0.6, 0.5)
     line = accuracy_verdict(wild)
     assert "No algorithm differs" in line and "wild (-23.4), exceeds" in line
-    own = "after Holm's correction for 10 comparisons, with each row's own variance"
+    own = "after Holm's correction for 10 comparisons, with unequal variances (Welch)"
     assert f"but is not significant {own}. In single" in line
     assert f"{own}): low (-23.1)." in accuracy_verdict(steady + row("low", 0.66, 0.67, 0.68))
     once = accuracy_verdict([r for r in wild if r["spec"]["trial_seed"] == 1])
-    assert "comparisons): wild (-30.1)" in once and "own variance" not in once
+    assert "comparisons): wild (-30.1)" in once and "Welch" not in once
 
 
 # Curves

@@ -173,14 +173,14 @@ def between_rows(records: list[dict], *pairs: tuple[str, str], strictly: bool = 
         limit, said = minimum_detectable_difference(part, idle).detectable.iloc[-1], []
         for one, other in run:
             gap = means[one] - means[other]
-            where = "above" if abs(gap) > limit else "within"
+            where = "larger in size than" if abs(gap) > limit else "within"
             text = (
                 f"{one} − {other}: {gap:+.1f} points in average accuracy, {where} the minimum "
                 f"detectable difference of {limit:.1f}"
             )
             said.append(text)
         shown = [row for row in means.index if row in young and row in {n for p in run for n in p}]
-        said += [f"undertrained: {', '.join(shown)}"] if shown else []
+        said += [f"undertrained but included: {', '.join(shown)}"] if shown else []
         lines.append(f"{name}: " * (len(parts) > 1) + "; ".join(said) + ".")
     return lines
 

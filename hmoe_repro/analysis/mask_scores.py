@@ -186,7 +186,7 @@ def pair_lines(records: list[dict], knob: str = "lambda_o") -> list[str]:
     iou, error, n = over_seeds(scores, "iou")
     kept, _, _ = over_seeds(scores, "kept")
     spread = f" ± {error:.3f} (95 % interval over {n} trial seeds)" if n > 1 else ""
-    emerged = "masks differ" if n > 1 and iou + error < 1 else "not significantly different"
+    emerged = "masks differ" if n > 1 and iou + error < 1 else "masks are not shown to differ"
     mean = f"Mean IoU {iou:.3f}{spread}; a mask keeps {kept:.0f} % of the neurons: {emerged}"
     return [f"{mean}{of_young(records)}.", *lines]
 

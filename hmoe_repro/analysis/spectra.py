@@ -231,7 +231,7 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
             "common. Fix: train both on the same ones."
         )
     table = pd.DataFrame(found)
-    return table.assign(significant=(table["from"] > 0) | (table["to"] < 0))
+    return table.assign(excludes_0=(table["from"] > 0) | (table["to"] < 0))
 
 # %% ../../nbs/07_analysis/16_spectra.ipynb #def-plot-noise
 def _draw_line(axis, table: pd.DataFrame, colour: str, label: str):

@@ -209,7 +209,7 @@ def _significant(gaps: pd.DataFrame) -> np.ndarray:
 
 def _holm(gaps: pd.DataFrame, spread: bool = False) -> str:
     """The correction in words; with `spread` it mentions Welch's variances where they were used."""
-    own = ", with each row's own variance" if spread and gaps.own.any() else ""
+    own = ", with unequal variances (Welch)" if spread and gaps.own.any() else ""
     return f"after Holm's correction for {plural(len(gaps), 'comparison')}{own}"
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-own-chances
@@ -271,7 +271,7 @@ def _domains_sentence(gaps: pd.DataFrame) -> str:
     sure = gaps[_significant(gaps)]
     text = (
         f"In single test domains, {int(gaps.beyond.sum())} of {len(gaps)} differences "
-        "exceed the minimum detectable difference there"
+        "exceed two standard errors"
     )
     if gaps.beyond.any():
         share = "all" if len(sure) == gaps.beyond.sum() else len(sure) or "none"
@@ -511,7 +511,7 @@ def bootstrap_table(
     records: list[dict], baseline: str = "ERM", resamples: int = 10_000
 ) -> pd.DataFrame:
     """`paired_bootstrap` of every algorithm and mode against `baseline`: a row each, in the order
-    of tables, with `significant`. `HmoeError` if there is nothing but the baseline."""
+    of tables, with `excludes_0`. `HmoeError` if there is nothing but the baseline."""
     found = run_results(records)[["algorithm", "mode"]].drop_duplicates()
     rows = [
         {"algorithm": a, "mode": m} | paired_bootstrap(records, a, baseline, m, resamples)
@@ -523,7 +523,7 @@ def bootstrap_table(
             f"nothing to compare {baseline} with: no other algorithm has a complete run."
         )
     table = pd.DataFrame(rows)
-    return table.assign(significant=(table.low > 0) | (table.high < 0))
+    return table.assign(excludes_0=(table.low > 0) | (table.high < 0))
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-noise-verdict
 def noise_verdict(table: pd.DataFrame, baseline: str = "ERM") -> str:
@@ -532,13 +532,13 @@ def noise_verdict(table: pd.DataFrame, baseline: str = "ERM") -> str:
     known = table.dropna(subset="low")
     if known.empty:
         return "No intervals: they need at least two trial seeds and two test domains."
-    apart = known[known.significant].sort_values("difference", key=abs, ascending=False)
+    apart = known[known.excludes_0].sort_values("difference", key=abs, ascending=False)
     named = [
         f"{row_name(r.algorithm, r.mode)} {r.difference:+.1f} "
         f"(95 % CI {r.low:+.1f} to {r.high:+.1f})"
         for r in apart.itertuples()
     ]
-    found = ", ".join(named) if named else f"no algorithm differs from {baseline}"
+    found = ", ".join(named) if named else f"no difference to {baseline} was detected"
     return (
         f"{len(apart)} of {len(known)} intervals exclude 0: {found}."
         f" If none differed from {baseline}, about {0.05 * len(known):.1f} would do so by chance."
@@ -552,7 +552,7 @@ def plot_differences(table: pd.DataFrame, axis, colour_of=None):
         colour = colour_of(cell.algorithm) if colour_of else "#0072B2"
         if not math.isnan(cell.low):
             axis.plot([cell.low, cell.high], [row, row], color=colour, lw=1.4)
-        inside = colour if cell.significant else "white"
+        inside = colour if cell.excludes_0 else "white"
         axis.plot(cell.difference, row, "o", ms=4.5, color=colour, mfc=inside)
     axis.axvline(0, color="#7F7F7F", lw=0.8)
     axis.set(

@@ -244,7 +244,7 @@ def _answer(summary: pd.DataFrame, outcome: pd.Series, other: str) -> str:
     if not (outcome == UNRESOLVED).any():
         return "Inconclusive: one pair for each row gives no standard error."
     return (
-        "No change beyond seed noise: no mean paired difference is significant "
+        "No change beyond seed noise was detected: no mean paired difference is significant "
         f"in any of {plural(len(summary), 'row')}.{_close(summary[outcome == UNRESOLVED])}"
     )
 

@@ -218,8 +218,8 @@ def read_systems(profile: str, folder: Path) -> dict | None:
     return read_cost(path, "systems") if path.exists() else None
 
 
-def _significant(records: list[dict], baseline: str) -> str:
-    """One line: which systems differ significantly from `baseline`, by intervals if all systems
+def _differing(records: list[dict], baseline: str) -> str:
+    """One line: which systems differ from `baseline`, by intervals if all systems
     have one, else by the minimum detectable difference."""
     results, apart = run_results(records), []
     others = [name for name in dict.fromkeys(results.algorithm) if name != baseline]
@@ -235,15 +235,16 @@ def _significant(records: list[dict], baseline: str) -> str:
             interval = f"{pairs['low']:+.1f} to {pairs['high']:+.1f}"
             apart.append(f"{name} ({pairs['difference']:+.1f}, {interval})")
     return (
-        f"Significantly different from {baseline} (the 95 % CI over seeds and domains excludes 0): "
-        f"{', '.join(apart) or 'none'}, of {len(others)}; about {0.05 * len(others):.1f} would "
-        "be by chance if none differed."
+        f"{len(apart)} of {len(others)} systems differ from {baseline} (the 95 % CI over seeds and "
+        f"test domains excludes 0; not corrected for {len(others)} comparisons)"
+        f"{': ' * bool(apart)}{', '.join(apart)}. If none differed, about "
+        f"{0.05 * len(others):.1f} would by chance."
     )
 
 
 def systems_verdict(records: list[dict], cost: dict | None, baseline: str = "ERM") -> list[str]:
-    """Sentences: which systems differ significantly from `baseline`, and their relative times."""
-    lines = [_significant(records, baseline)]
+    """Sentences: which systems differ from `baseline`, and their relative times."""
+    lines = [_differing(records, baseline)]
     if cost:
         ratios = times_base(cost, "update", baseline)
         times = [f"{n} {np.median(t):.2f}" for n, t in ratios.items()]
