@@ -229,7 +229,7 @@ def test_the_verdict_names_rows_and_chance():
         and "CORAL +2.0 (95 % CI +" in line
         and line.endswith("If none differed from ERM, about 0.2 would do so by chance.")
     )
-    assert "0 of 1 intervals exclude 0: no algorithm differs from ERM." in noise_verdict(
+    assert "0 of 1 intervals exclude 0: no difference to ERM was detected." in noise_verdict(
         bootstrap_table([r for r in three() if r["spec"]["algorithm"] in ("ERM", "MMD")])
     )
     assert noise_verdict(bootstrap_table(pair(GRID[:1]))).startswith(

@@ -232,8 +232,8 @@ def test_seed_noise_is_taken_within_domains():
         (
             (0.011, -0.010, 0.001),
             "not significant",
-            "No change beyond seed noise was detected: no mean paired difference is significant in any of 10 "
-            "rows.",
+            "No change beyond seed noise was detected: no mean paired difference is significant "
+            "in any of 10 rows.",
         ),
         (
             (0.020, 0.021, 0.019),

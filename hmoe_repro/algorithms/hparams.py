@@ -27,7 +27,7 @@ def as_text(value) -> str:
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-uniform
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between `low` and `high`; rounded down to an integer if `integer`."""
+    """Uniform between `low` and `high`; rounded down to an integer if `whole`."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class Uniform:
 @dataclass(frozen=True)
 class LogUniform:
     """`base` to the power of a uniform number between `low` and `high`; rounded down to an
-    integer if `integer`."""
+    integer if `whole`."""
 
     low: float
     high: float
@@ -187,7 +187,7 @@ def merge_hparams(
 
 
 def as_named(declared: dict[str, HParam], merged: dict) -> dict:
-    """The part of `merged` that is hashed: all but those with `omitted_at_default`, at their default."""
+    """The part of `merged` that is hashed: all but `younger` ones at their default."""
     return {
         name: value
         for name, value in merged.items()
