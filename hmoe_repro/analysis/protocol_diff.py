@@ -14,7 +14,8 @@ import pandas as pd
 
 from ..algorithms import get_algorithm
 from ..algorithms.hparams import as_text, merge_hparams
-from .results import as_frame, mode_rank, runs
+from .results import as_frame, runs
+from .tables import domain_order
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
@@ -205,29 +206,12 @@ def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-incomplete-cells
 def complete_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of complete runs with one test domain and an accuracy, in the order of tables.
-    `HmoeError` where two runs claim a cell, or followed two protocols."""
+    """The rows of complete runs with one test domain and an accuracy."""
     rows = as_frame(frame)
     if rows.empty:
         return rows
-    rows = rows[(rows.status == "complete") & rows.accuracy.notna()]
-    rows = rows[~rows.test_domain.str.contains(",")]
-    if rows.protocol.nunique() > 1:
-        raise HmoeError(
-            "these runs followed two protocols: their accuracies are of different images, and one "
-            "table would compare the protocols. Fix: a table for each."
-        )
-    cell = ["dataset", "network", "algorithm", "mode", "test_domain", "trial_seed"]
-    if len(twice := rows[rows.duplicated(cell)]):
-        _, _, who, _, domain, seed = twice[cell].iloc[0]
-        raise HmoeError(
-            f"two runs are both {who} on {domain} with seed {seed}. Fix: choose one kind."
-        )
-    keys = {"algorithm": rank, "mode": mode_rank}
-    order = ["algorithm", "mode", "test_domain", "trial_seed"]
-    return rows.sort_values(
-        order, key=lambda column: column.map(keys[column.name]) if column.name in keys else column
-    )
+    single = ~rows.test_domain.str.contains(",")
+    return rows[single & (rows.status == "complete") & rows.accuracy.notna()]
 
 
 def incomplete_cells(frame: pd.DataFrame) -> list[str]:
@@ -272,7 +256,6 @@ def average_name(frame: pd.DataFrame) -> str:
     """'Average' if every domain of the data set is a test domain of the study, else 'Average of …'
     with their names."""
     rows = complete_rows(frame)
-    domains, dataset = set(rows.test_domain), rows.dataset.iloc[0]
-    known = DATASETS[dataset].domain_names if dataset in DATASETS else sorted(domains)
-    ordered = [name for name in known if name in domains] + sorted(domains - set(known))
-    return "Average" if ordered == list(known) else f"Average of {', '.join(ordered)}"
+    domains, dataset = domain_order(rows), rows.dataset.iloc[0]
+    known = DATASETS[dataset].domain_names if dataset in DATASETS else domains
+    return "Average" if set(domains) == set(known) else f"Average of {', '.join(domains)}"

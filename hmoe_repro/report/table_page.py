@@ -9,7 +9,6 @@ __all__ = ['TablePage']
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from ..analysis import statistics
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from hmoe_repro.analysis.published import (
     accuracy_block,
@@ -22,6 +21,7 @@ from hmoe_repro.analysis.published import (
     verdict_lines,
 )
 from ..analysis.results import as_records, results, study_file
+from ..analysis.statistics import contrast_table, plot_contrasts
 from ..analysis.tables import table_notes
 from ..core.style import markdown_table, save_figure, save_table, use_style
 from .not_run import not_run, not_run_line
@@ -80,7 +80,7 @@ class TablePage:
         table = block(table) if block else table
         title = f"{label} in percent, {error_words(frame)}; profile {self.profile} ({self.kind})"
         save_table(table, self.folder, stem, title, numbers=numbers)
-        notes = [n for part in frame_parts(frame).values() for n in table_notes(as_records(part))]
+        notes = [n for part in frame_parts(frame).values() for n in table_notes(part)]
         self.show(markdown_table(table), "\n".join(f"- {note}" for note in dict.fromkeys(notes)))
         for name, part in frame_parts(frame).items():
             figure = draw_results(part, **options)
@@ -100,8 +100,8 @@ class TablePage:
         save_table(table, self.folder, stem, title)
         for baseline in baselines:
             for name, part in compared_parts(frame, baseline).items():
-                self.show(markdown_table(statistics.contrast_table(part, baseline)))
-                found = statistics.contrasts(part, baseline)
+                self.show(markdown_table(contrast_table(part, baseline)))
+                found = table[(table.part == name) & (table.baseline == baseline)]
                 domains = list(dict.fromkeys(found.test_domain))
                 rows = found[["algorithm", "mode"]].drop_duplicates()
                 size = (1.6 * len(domains) + 1.4, 0.22 * len(rows) + 1.0)
@@ -109,8 +109,8 @@ class TablePage:
                     1, len(domains), figsize=size, sharey=True, squeeze=False
                 )
                 for axis, domain in zip(axes.flat, domains):
-                    statistics.plot_contrasts(found[found.test_domain == domain], axis)
-                    axis.set_title(domain)
+                    plot_contrasts(found[found.test_domain == domain], axis)
+                    axis.set(title=domain, xlabel="points")
                 figure.suptitle(
                     f"{name}{': ' if name else ''}accuracy − {baseline}, points", size=9
                 )
