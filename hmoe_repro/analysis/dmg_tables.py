@@ -88,7 +88,7 @@ def mask_runs(frame: pd.DataFrame, target: str = "") -> pd.DataFrame:
     frame = runs(as_frame(frame)) if len(frame) else as_frame(frame)
     if frame.empty:
         return frame
-    masked = [r["status"] == "complete" and "masks" in r for r in frame.record]
+    masked = frame.record.map(lambda r: r["status"] == "complete" and "masks" in r)
     wanted = frame.test_domain.eq(target) if target else ~frame.test_domain.str.contains(",")
     return frame[masked & wanted]
 
