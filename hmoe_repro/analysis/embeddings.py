@@ -5,14 +5,20 @@
 # %% auto #0
 __all__ = ['COLOUR_NAMES', 'tsne', 'subset', 'overlap_counts', 'frame_only', 'plot_codes', 'as_rgb', 'tiled', 'panel_groups',
            'plot_strip', 'plot_panels', 'panels_figure', 'factor_style', 'place_codes', 'codes_figure',
-           'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'plot_settings']
+           'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'factor_maps', 'plot_settings']
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #imports
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .clusters import array_scores, partitions, scored_runs
+from hmoe_repro.analysis.clusters import (
+    agreement,
+    array_scores,
+    partitions,
+    run_confusion,
+    scored_runs,
+)
 from .results import arrays as stored_arrays
 from .results import has_arrays
 from ..core.errors import HmoeError
@@ -191,7 +197,9 @@ def panels_figure(run, arrays: dict, names, scale: str):
     share = 100 * scores["gate_entropy"] / np.log(experts)
     title = f"{run.algorithm}, test: {run.test_domain}, trial seed {run.trial_seed}"
     title += f". NMI with domains {scores['nmi_domain']:.2f}; gate entropy {share:.0f} % of log K"
-    figure.suptitle(f"{scale}\n{title}{', experts hardly differ' * (share >= 90)}", fontsize=9)
+    if share >= 90:
+        title += ", experts hardly differ"
+    figure.suptitle(f"{scale}\n{title}", fontsize=9)
     return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-factor-style
@@ -326,6 +334,29 @@ def heat_maps(tables: dict[str, pd.DataFrame], columns: int, size, **options):
     for axis, (title, table) in zip(grid.flat, tables.items()):
         heat_map(axis, table, **options)
         axis.set_title(title)
+    return figure
+
+# %% ../../nbs/07_analysis/06_embeddings.ipynb #def-factor-maps
+def factor_maps(
+    stored: list[tuple], scores: pd.DataFrame, domain_names, factor_names=None, value_names=None
+):
+    """A figure with a row for each (run, arrays): agreement of all partitions of its stored images,
+    and these by expert and domain, and by expert and the other factor with the largest share in
+    `scores` (`factor_scores`); names as in `plot_factor_grid`."""
+    words = factor_names or {}
+    figure, grid = plt.subplots(len(stored), 3, figsize=(8.6, 2.7 * len(stored)), squeeze=False)
+    for row, (run, arrays) in zip(grid, stored):
+        parts = partitions(arrays)
+        heat_map(row[0], agreement(parts).rename(index=words, columns=words))
+        images = f"NMI over {len(arrays['gate_out'])} stored images"
+        row[0].set_title(f"{run.algorithm}, test: {run.test_domain}\n{images}")
+        others = scores[(scores.run_id == run.run_id) & (scores.factor != "domain")]
+        for axis, factor in zip(row[1:], ("domain", others.factor[others.share.idxmax()])):
+            names, _ = factor_style(factor, parts[factor], domain_names, value_names)
+            title = words.get(factor, factor)
+            table = run_confusion(arrays, domain_names, factor, names).rename_axis(title)
+            heat_map(axis, table, by_row=True)
+            axis.set_title(f"images by {title} and expert")
     return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-settings
