@@ -14,7 +14,7 @@ import pandas as pd
 
 from .clusters import FOUND, run_gates, scored_runs
 from .results import as_frame, available_results
-from .statistics import contrast, rate, rate_text
+from .statistics import contrast, holm, rate, rate_text
 from ..core.style import PALETTE
 
 # %% ../../nbs/07_analysis/07_discovery_rates.ipynb #def-rate
@@ -60,8 +60,8 @@ def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:
         found=("found", "sum"),
         decided=("decided", "sum"),
         diverged=("diverged", "sum"),
-        mean_nmi=("nmi_domain", "mean"),
-        mean_purity=("purity", "mean"),
+        mean_nmi=("nmi_domain", pd.Series.mean),
+        mean_purity=("purity", pd.Series.mean),
     )
     ends = [rate(hits, n)[1:] for hits, n in zip(rates.found, rates.runs)]
     rates.insert(4, "low", [100 * low for low, _ in ends])
@@ -115,21 +115,22 @@ def kmeans_comparison(
 
 
 def kmeans_lines(compared: pd.DataFrame) -> list[str]:
-    """A sentence for each first cell of `kmeans_comparison`: runs above the better baseline with
-    the exact interval, and mean NMI by held-out domain, HMOE's and that of both baselines."""
-    lines, names = [], [name for name in BASELINES.values() if name in compared]
+    """A sentence for each first cell of `kmeans_comparison`, with the rate of runs above the better
+    baseline and the mean NMI by held-out domain, and one with that of each baseline."""
+
+    def means(part, column):
+        return ", ".join(f"{d} {nmi:.2f}" for d, nmi in zip(part.test_domain, part[column]))
+
+    lines = []
     for name, part in compared.groupby(compared.columns[0], sort=False):
-        means = [
-            f"{column}: "
-            + ", ".join(f"{d} {value:.2f}" for d, value in zip(part.test_domain, part[column]))
-            for column in ("mean_nmi", *names)
-        ]
         rates = rate_text(int(part.above.sum()), int(part.runs.sum()))
-        said = "; ".join(means).replace("mean_nmi", name, 1)
         lines.append(
-            f"{name}: runs that agree with the domains more than the better k-means: {rates}. "
-            f"Mean NMI by held-out domain, {said}."
+            f"{name}: above the better k-means in {rates} runs; mean NMI by held-out domain: "
+            f"{means(part, 'mean_nmi')}."
         )
+    domains = compared.drop_duplicates("test_domain")
+    for name in [name for name in BASELINES.values() if name in compared and len(compared)]:
+        lines.append(f"{name}: mean NMI by held-out domain: {means(domains, name)}.")
     return lines
 
 # %% ../../nbs/07_analysis/07_discovery_rates.ipynb #def-plot
@@ -203,7 +204,7 @@ def plot_code_trace(axis, trace: pd.DataFrame, column: str = "relative"):
 def sign_tests(table: pd.DataFrame, score: str = "found") -> pd.DataFrame:
     """Each further setting of `setting_runs` against the first, over pairs of equal seed and test
     domain: setting, against, score, pairs, in how many its score is higher and lower, and p of the
-    exact two-sided sign test (NaN where no pair differs)."""
+    exact two-sided sign test (NaN where no pair differs), and p_holm over these."""
     from scipy.stats import binomtest
 
     wide = table.pivot(index=["test_domain", "trial_seed"], columns="setting", values=score)
@@ -215,13 +216,15 @@ def sign_tests(table: pd.DataFrame, score: str = "found") -> pd.DataFrame:
         p = binomtest(up, up + down).pvalue if up + down else np.nan
         rows.append((name, first, score, len(gap), up, down, p))
     columns = ["setting", "against", "score", "pairs", "higher", "lower", "p"]
-    return pd.DataFrame(rows, columns=columns)
+    tests = pd.DataFrame(rows, columns=columns)
+    return tests.assign(p_holm=holm(tests.p))
 
 
 def accuracy_by_found(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """For each setting of `setting_runs` and test domain, and on average: MIX minus ERM
     (`contrast`), and by test domain the runs that found the domains and the mean accuracy, in
-    percent, of those that did and did not; averages of these two would compare test domains."""
+    percent, of those that did and did not; averages of these two would compare test domains.
+    `p_holm`: over the averages, and over all single test domains."""
     named, parts = frame.run_id.map(table.set_index("run_id").setting), []
     frame = frame.assign(setting=named)
     for name, mine in table.groupby("setting", sort=False):
@@ -233,4 +236,7 @@ def accuracy_by_found(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         part = part.join(means, on="test_domain").astype({"found": "Int64"})
         parts.append(part.assign(setting=name))
     found = pd.concat(parts, ignore_index=True)
+    average = found.test_domain == "Average"
+    for family in (average, ~average):
+        found.loc[family, "p_holm"] = holm(found.p[family])
     return found[["setting", *found.columns.drop("setting")]]
