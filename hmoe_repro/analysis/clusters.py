@@ -206,17 +206,13 @@ def similarity_lines(table: pd.DataFrame, alike: float = 0.9) -> list[str]:
     """A sentence for each row of `similarity_table`: which training domain the test domain is most
     and least like, or that the gate does not separate the training domains."""
     lines = []
-    for row in table.to_dict("records"):
-        said = f"{row.pop('algorithm')}, test domain {row.pop('test_domain')}:"
-        lowest, like = row.pop("lowest_in_training"), pd.Series(row, dtype=float).dropna()
+    for _, row in table.iterrows():
+        like, lowest = row[table.columns[2:-1]].dropna().astype(float), row.lowest_in_training
+        text = f"most like {like.idxmax()} ({like.max():.2f}), "
+        text += f"least like {like.idxmin()} ({like.min():.2f})"
         if lowest >= alike:
-            text = (
-                f"the gate does not separate the training domains (similarity {lowest:.2f} or more)"
-            )
-        else:
-            text = f"most like {like.idxmax()} ({like.max():.2f}), "
-            text += f"least like {like.idxmin()} ({like.min():.2f})"
-        lines.append(f"{said} {text}.")
+            text = f"the gate does not separate the training domains (similarity at least {lowest:.2f})"
+        lines.append(f"{row.algorithm}, test domain {row.test_domain}: {text}.")
     return lines
 
 # %% ../../nbs/07_analysis/05_clusters.ipynb #def-collapse-scores
@@ -415,19 +411,6 @@ def _span(values, digits: int = 2) -> str:
     return " to ".join(dict.fromkeys(f"{x:.{digits}f}" for x in (min(values), max(values))))
 
 
-def _undecided_line(mine: pd.DataFrame, gates: pd.DataFrame) -> str:
-    """The sentence about an algorithm whose gate is still uniform in every run."""
-    updates = " or ".join(f"{n:,}" for n in sorted(set(mine.steps)))
-    asked = any(r["spec"].get("hparams", {}).get("lambda_en", 1) for r in mine.record)
-    why = "undertrained" if asked else "trained without an entropy loss"
-    entropy = np.floor(100 * gates.share_of_log_K.min() + 1e-6)
-    return (
-        f"the gate is still uniform in {'all of them' if len(mine) > 1 else 'it'} after {updates} "
-        f"updates (entropy at least {entropy:.0f} % of log K; {why}), so the partition by its "
-        "largest value is not meaningful."
-    )
-
-
 def discovery_lines(
     frame: pd.DataFrame, values: dict | None = None, factor_names: dict | None = None
 ) -> list[str]:
@@ -439,7 +422,13 @@ def discovery_lines(
         mine = found[found.algorithm == algorithm]
         gates, who = gate_table(mine), f"{algorithm}, {plural(len(mine), 'run')}"
         if (gates.share_of_log_K >= UNIFORM).all():
-            lines.append(f"{who}: {_undecided_line(mine, gates)}")
+            entropy = math.floor(100 * gates.share_of_log_K.min() + 1e-6)
+            without = mine.get("hparams.lambda_en", pd.Series(dtype=float)).eq(0).all()
+            why = "trained without an entropy loss" if without and len(mine) else "undertrained"
+            lines.append(
+                f"{who}: the gate is still uniform in every run (entropy at least {entropy} % of "
+                f"log K; {why}), so the partition by its largest value is not meaningful."
+            )
             continue
         scores, said = factor_scores(mine, values), []
         best = closest_factors(scores).groupby("factor", sort=False).nmi.agg(list)
@@ -486,10 +475,8 @@ def plot_found_right(axis, table: pd.DataFrame):
     of its test domain."""
     import seaborn as sns
 
-    palette = colours(table.algorithm)
-    sns.scatterplot(
-        table, x="nmi_domain", y="above_mean", hue="algorithm", palette=palette, ax=axis
+    look = {"hue": "algorithm", "palette": colours(table.algorithm), "ax": axis}
+    sns.scatterplot(table, x="nmi_domain", y="above_mean", **look)
+    axis.set(
+        xlabel="NMI of experts and domains", ylabel="accuracy, points above\nits domain's mean"
     )
-    axis.axhline(0, color="#BBBBBB", lw=0.8, zorder=0)
-    axis.set(xlabel="NMI of experts and domains")
-    axis.set(ylabel="test accuracy, points\nabove its domain's mean")

@@ -8,6 +8,8 @@ __all__ = ['COLOUR_NAMES', 'tsne', 'subset', 'overlap_counts', 'frame_only', 'pl
            'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'factor_maps', 'plot_settings']
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #imports
+import itertools
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -56,15 +58,10 @@ def subset(count: int, limit: int, seed: int = 0) -> np.ndarray:
 def overlap_counts(points, extent, share: float = 0.02) -> list[tuple[np.ndarray, int]]:
     """(a point, how many lie there) for the points (n, 2) of a picture of that `extent` (2,):
     points closer than `share` of it in both directions cover each other."""
-    places, counts = [], []
-    for point in np.asarray(points, dtype=float):
-        near = [(np.abs(point - place) <= share * np.asarray(extent)).all() for place in places]
-        if any(near):
-            counts[near.index(True)] += 1
-        else:
-            places.append(point)
-            counts.append(1)
-    return list(zip(places, counts))
+    p = np.asarray(points, dtype=float)
+    near = (np.abs(p[:, None] - p) <= share * np.asarray(extent)).all(-1)
+    first, counts = np.unique(near.argmax(1), return_counts=True)  # who covers a point first
+    return list(zip(p[first], counts.tolist()))
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-frame-only
 def frame_only(axis, framed: bool = True):
@@ -121,14 +118,11 @@ def as_rgb(images) -> np.ndarray:
 def tiled(images, columns: int, lines: int = 1) -> np.ndarray:
     """One image made of RGB images (n, H, W, 3) in `lines` x `columns` fields with white gaps of
     one pixel; fields without an image stay white."""
-    n, height, width, _ = images.shape
-    shape = (lines * (height + 1) - 1, columns * (width + 1) - 1, 3)
-    sheet = np.full(shape, 255, np.uint8)
-    for i in range(min(n, lines * columns)):
-        line, column = divmod(i, columns)
-        top, left = line * (height + 1), column * (width + 1)
-        sheet[top : top + height, left : left + width] = images[i]
-    return sheet
+    h, w, fields = *images.shape[1:3], lines * columns
+    sheet = np.full((fields, h + 1, w + 1, 3), 255, np.uint8)
+    sheet[: len(images), :h, :w] = images[:fields]
+    grid = sheet.reshape(lines, columns, h + 1, w + 1, 3).swapaxes(1, 2)
+    return grid.reshape(lines * (h + 1), columns * (w + 1), 3)[:-1, :-1]
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-panel-groups
 def panel_groups(arrays: dict, names) -> dict[str, dict[str, tuple[np.ndarray, float]]]:
@@ -142,19 +136,19 @@ def panel_groups(arrays: dict, names) -> dict[str, dict[str, tuple[np.ndarray, f
         )
     parts, index = partitions(arrays), np.asarray(arrays["panel_index"]).astype(int)
     unseen = np.asarray(arrays["gate_test"]).argmax(1)
-    domains = {d: names[d] for d in np.unique(parts["domain"])}
     experts = {k: f"expert {k}" for k in range(arrays["gate_out"].shape[1])}
-    blocks = {
-        "domain": (parts["domain"], parts["domain"][index], domains),
-        "expert": (parts["expert"], parts["expert"][index], experts),
-        "test": (unseen, unseen[: len(arrays["panel_test"])], experts),
-    }
-    return {
-        block: {
+
+    def groups(labels, panel, members):
+        return {
             name: (np.flatnonzero(panel == value), float((labels == value).mean()))
             for value, name in members.items()
         }
-        for block, (labels, panel, members) in blocks.items()
+
+    domain, expert = parts["domain"], parts["expert"]
+    return {
+        "domain": groups(domain, domain[index], {d: names[d] for d in np.unique(domain)}),
+        "expert": groups(expert, expert[index], experts),
+        "test": groups(unseen, unseen[: len(arrays["panel_test"])], experts),
     }
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-strip
@@ -215,10 +209,7 @@ def factor_style(
         return list(COLOUR_NAMES[factor]), COLOUR_NAMES[factor]
     known = {"domain": domain_names} | (value_names or {})
     names = [str(value) for value in known.get(factor, range(int(np.max(labels)) + 1))]
-    if len(names) <= len(PALETTE):
-        return names, colours(names)
-    longer = [*PALETTE, "#332288", "#882255"]
-    return names, {name: longer[i % len(longer)] for i, name in enumerate(names)}
+    return names, dict(zip(names, itertools.cycle([*PALETTE, "#332288", "#882255"])))
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-place-codes
 def place_codes(arrays: dict, unseen: int = 20) -> dict[str, np.ndarray]:
@@ -262,17 +253,6 @@ def runs_with_codes(frame: pd.DataFrame, store: str = "") -> list[tuple[pd.Serie
     return [(run, stored_arrays(run, store)) for run in sorted(found, key=place)]
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-factor-grid
-def _legend_of_row(axes, names: list[str]):
-    """A legend right of the last of the axes: those of the names that were drawn in any of them."""
-    handle_of = {}
-    for axis in axes:
-        handle_of |= {label: h for h, label in zip(*axis.get_legend_handles_labels())}
-    order = [name for name in names if name in handle_of]
-    look = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "markerscale": 1.5}
-    look |= {"fontsize": 7.5, "handletextpad": 0.2, "labelspacing": 0.3}
-    axes[-1].legend([handle_of[name] for name in order], order, **look)
-
-
 def plot_factor_grid(
     runs: list[tuple],
     domain_names,
@@ -300,10 +280,12 @@ def plot_factor_grid(
         title = f"{run.algorithm}, test: {run.test_domain}"
         column[0].set_title(f"{title}\n{column[0].get_title()}")
     for factor, row in zip(factors, grid):
-        drawn, _ = factor_style(factor, [9], domain_names, value_names)
-        _legend_of_row(
-            row, [*drawn, "test samples", "embeddings"][: None if factor == factors[0] else -2]
-        )
+        names = list(factor_style(factor, [9], domain_names, value_names)[0])
+        names += ["test samples", "embeddings"] if factor == factors[0] else []
+        drawn = {label: h for a in row for h, label in zip(*a.get_legend_handles_labels())}
+        drawn = {name: drawn[name] for name in names if name in drawn}
+        look = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "fontsize": 7.5}
+        row[-1].legend(drawn.values(), drawn.keys(), markerscale=1.5, labelspacing=0.3, **look)
     return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-heat-map

@@ -225,7 +225,7 @@ def frame_of(records: list[dict], study: str = "", store: str = "") -> pd.DataFr
     frame = pd.DataFrame(rows)
     frame = frame.reindex(columns=[*columns, *frame.columns.difference(columns, sort=False)])
     if not rows:
-        return frame
+        return frame.reindex(columns=[*columns, "record"])
     measured = ["accuracy", "accuracy_in_domain", "validation_accuracy"]
     frame = frame.reindex(columns=frame.columns.union(measured, sort=False))
     frame = frame.astype(dict.fromkeys(measured, float))
