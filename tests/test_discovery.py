@@ -4,6 +4,7 @@ repeats."""
 import json
 import math
 
+import invented
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,26 +12,33 @@ import pytest
 from hmoe_repro.analysis.clusters import (
     agreement,
     agreement_summary,
-    agreement_verdict,
-    closest_factor,
-    closest_other,
+    array_scores,
+    closest_factors,
     collapse_scores,
-    collapse_verdict,
     confusion,
     discovery_lines,
+    discovery_summary,
     discovery_table,
+    discovery_verdict,
     factor_scores,
+    found_and_right,
+    found_right_table,
     fresh_distance,
     gate_similarity,
+    gate_summary,
     gate_table,
     gate_verdict,
     mean_gates,
     partitions,
+    run_confusion,
     scored_runs,
-    similarity_verdict,
+    similarity_lines,
+    similarity_table,
     smallest_distance,
 )
+from hmoe_repro.analysis.curves import average_curve, curves_verdict, seed_curves
 from hmoe_repro.analysis.embeddings import overlap_counts, subset, tsne
+from hmoe_repro.analysis.results import checkpoints, frame_of, selected_so_far
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.clustering import cluster_scores, gate_scores, score_discovery
 
@@ -172,24 +180,16 @@ def test_subsets_are_seeded_and_distinct():
 
 def test_the_table_of_discovery_passes_over_what_has_none():
     runs = [
-        {
-            "status": "complete",
-            "spec": {"algorithm": a, "test_domains": ["photo"], "trial_seed": s},
-            "discovery": d,
-        }
-        for a, s, d in (
-            ("HMOE-DN", 1, {"nmi_domain": 0.5}),
-            ("HMOE-DN", 0, {"nmi_domain": 0.9}),
-            ("ERM", 0, None),
-        )
+        run(seed, **{"nmi_domain": nmi}) | ({} if nmi else {"discovery": None})
+        for seed, nmi in ((1, 0.5), (0, 0.9), (2, None))
     ]
-    table = discovery_table(runs + [{"status": "failed", "spec": {}, "discovery": None}])
+    table = discovery_table(frame_of(runs + [run(3) | {"status": "failed"}]))
     assert table.trial_seed.tolist() == [0, 1] and table.nmi_domain.tolist() == [0.9, 0.5]
     assert "code_length" not in table
     far = [{"code_length": None, "embedding_length": 5.0}]
     for codes in ({"code_length": 10.0, "embedding_length": 5.0}, *far):
-        runs[0]["checkpoints"] = [{"codes": {}}, {"codes": codes}]
-        lengths = discovery_table(runs).code_length.tolist()
+        runs[0]["checkpoints"] = [{"accuracies": {}}, {"accuracies": {}, "codes": codes}]
+        lengths = discovery_table(frame_of(runs)).code_length.tolist()
         assert lengths[1] == (2.0 if codes["code_length"] else math.inf) and math.isnan(lengths[0])
 
 
@@ -209,7 +209,7 @@ STORED = {
 }
 
 
-def run(seed=0, algorithm="HMOE-DN", **discovery):
+def run(seed=0, algorithm="HMOE-DN", experts=3, **discovery):
     whole = {
         "experts_used": 2,
         "gate_entropy": 0.0,
@@ -219,10 +219,15 @@ def run(seed=0, algorithm="HMOE-DN", **discovery):
         "nmi_class": 0.0,
         "ari_class": 0.0,
     } | discovery
+    looks = {name: {"out": {"mix": 0.9}} for name in ("ink", "oil", "pen")}
+    spec = {"algorithm": algorithm, "dataset": "Invented", "test_domains": ["photo"], "steps": 200}
+    hparams = {"num_experts": experts, "lambda_en": 1.0}
     return {
-        "run_id": f"{seed:012x}",
+        "run_id": f"{seed:08x}{algorithm[-4:]}",
         "status": "complete",
-        "spec": {"algorithm": algorithm, "test_domains": ["photo"], "trial_seed": seed},
+        "spec": spec | {"trial_seed": seed, "hparams": hparams},
+        "checkpoints": [{"step": 10, "accuracies": looks}],
+        "selected": {"mix": {"step": 10, "validation_accuracy": 0.9, "test_accuracy": 0.5}},
         "discovery": whole,
     }
 
@@ -253,15 +258,15 @@ def test_agreement_is_symmetric_and_sees_the_colour():
     )
 
 
-def test_factor_scores_of_arrays_and_of_their_record_are_the_same():
+def test_scores_of_arrays_are_those_of_their_record():
     known = score_discovery(STORED["gate_out"], DOMAINS, CLASSES, colour=COLOURS)
-    from_arrays, from_record = factor_scores(STORED), factor_scores(run(**known))
-    pd.testing.assert_frame_equal(from_arrays, from_record)
-    assert list(from_arrays.index) == ["domain", "class", "colour"] and from_arrays.nmi[
-        "colour"
-    ] == pytest.approx(1)
-    with pytest.raises(HmoeError, match="no discovery scores"):
-        factor_scores({"run_id": "0" * 12, "discovery": None})
+    scores = array_scores(STORED)
+    assert scores == {name: known[name] for name in scores} and scores["nmi_colour"] == 1
+    table = factor_scores(frame_of([run(**known)]), {"class": 10}).set_index("factor")
+    assert list(table.index) == ["domain", "class", "colour"] and table.nmi["colour"] == 1
+    assert table.nmi_at_equal_load["domain"] == 1 and math.isnan(table.nmi_at_equal_load["colour"])
+    with pytest.raises(HmoeError, match="no complete run has discovery scores"):
+        factor_scores(frame_of([run() | {"discovery": None}]))
 
 
 def test_confusion_with_another_factor():
@@ -273,60 +278,49 @@ def test_confusion_with_another_factor():
     )
 
 
-def test_the_closest_factor_is_judged_by_what_is_possible():
-    scores = {"nmi_domain": 0.05, "ari_domain": 0.9, "nmi_class": 0.40, "nmi_digit": 0.36}
-    assert closest_factor(scores) == ("class", 0.40)
-    assert closest_factor(scores, {"class": 1.0, "digit": 0.46}) == ("digit", 0.36)
-    assert closest_factor(scores | {"nmi_class": 0.0, "nmi_digit": 0.09}) == ("nothing", 0.09)
-    assert closest_factor(scores | {"nmi_class": 0.0, "nmi_digit": 0.1}) == ("digit", 0.1)
+@pytest.mark.parametrize(
+    "scores, values, closest",
+    [
+        ({"class": 0.40, "digit": 0.36}, {}, ("class", 0.40)),
+        ({"class": 0.40, "digit": 0.36}, {"class": 3, "digit": 50}, ("digit", 0.36)),
+        ({"class": 0.0, "digit": 0.09}, {}, ("nothing", 0.09)),
+        ({"class": 0.0, "digit": 0.1}, {}, ("digit", 0.1)),
+    ],
+)
+def test_the_closest_factor_is_judged_by_what_is_possible(scores, values, closest):
+    scores = {f"{kind}_{n}": v for n, v in scores.items() for kind in ("nmi", "ari")}
+    table = factor_scores(frame_of([run(nmi_domain=0.05, **scores)]), values)
+    best = closest_factors(table).iloc[0]
+    assert (best.factor, best.nmi) == closest
 
 
-def test_the_verdict_counts_runs_and_follows_the_records():
+def test_the_lines_count_runs_and_follow_the_records():
     runs = [
-        run(0, nmi_colour=1.0),
-        run(1, nmi_colour=0.9),
-        run(2, nmi_domain=0.7),
-        run(3),
-        run(4, "HMOE-ND", nmi_class=1.0),
+        run(0, nmi_colour=1.0, ari_colour=1.0),
+        run(1, nmi_colour=0.9, ari_colour=1.0),
+        run(2, nmi_domain=0.7, nmi_colour=0.0, ari_colour=0.0),
+        run(3, nmi_colour=0.0, ari_colour=0.0),
+        run(4, "HMOE-DL", nmi_class=1.0),
         run(5) | {"status": "failed"},
     ]
-    line = agreement_verdict(runs, "HMOE-DN", {"colour": 1.0}, {"domain": "angle"})
-    assert (
-        line.startswith("HMOE-DN, 4 runs")
-        and "with the colour in 2 (NMI 0.90 to 1.00)" in line
-        and "with the angle in 1 (NMI 0.70)" in line
-        and "with nothing in 1" in line
-    )
-    assert "colour 0.95" in line and "angle 0.17" in line and "class 0.00" in line
-    assert "with the class in 1 (NMI 1.00, of 0.60 at equal load)" in agreement_verdict(
-        runs, "HMOE-ND", {"class": 0.6}
-    )
-    with pytest.raises(HmoeError, match="no complete run of 'HMOE-DL'"):
-        agreement_verdict(runs, "HMOE-DL")
+    lines = discovery_lines(frame_of(runs), {"colour": 3}, {"domain": "angle"})
+    assert [line[:7] for line in lines] == ["HMOE-DN"] * 2 + ["HMOE-DL"] * 2
+    assert lines[0].startswith("HMOE-DN, 4 runs: the experts agree most")
+    assert "with the colour in 2 (NMI 0.90 to 1.00)" in lines[0]
+    assert "with the angle in 1 (NMI 0.70)" in lines[0] and "with nothing in 1" in lines[0]
+    assert lines[0].endswith("Mean NMI: colour 0.47, angle 0.17, class 0.00.")
+    assert lines[1] == "HMOE-DN, all 4 runs had idle experts."
 
 
 def test_the_summary_has_a_row_for_each_algorithm_and_factor():
-    table = agreement_summary(
-        [
-            run(0, nmi_domain=0.2),
-            run(1, nmi_domain=0.4, ari_domain=0.5),
-            run(2, "HMOE-DL", nmi_domain=1.0),
-        ],
-        {"HMOE-DN": {"domain": 0.8}},
-    ).set_index(["algorithm", "factor"])
-    assert [f for _, f in table.index] == ["domain", "class"] * 2  # in the order of the records
-    row = table.loc["HMOE-DN", "domain"]
-    assert (
-        row.runs,
-        row.mean_nmi,
-        row.lowest_nmi,
-        row.highest_nmi,
-        row.mean_ari,
-        row.nmi_at_equal_load,
-    ) == pytest.approx((2, 0.3, 0.2, 0.4, 0.25, 0.8))
-    assert len(table) == 4 and math.isnan(table.loc[("HMOE-DL", "domain"), "nmi_at_equal_load"])
-    with pytest.raises(HmoeError, match="no complete run has discovery scores"):
-        agreement_summary([run(0) | {"status": "failed"}])
+    runs = [run(0, nmi_domain=0.2), run(1, nmi_domain=0.4, ari_domain=0.5, gate_entropy=1.0)]
+    runs.append(run(2, "HMOE-DL", nmi_domain=1.0))
+    table = agreement_summary(frame_of(runs), {"class": 10}).set_index(["algorithm", "factor"])
+    assert [f for _, f in table.index] == ["domain", "class"] * 2
+    row = table.loc["HMOE-DN", "domain"].drop("nmi_at_equal_load")
+    assert row.tolist() == pytest.approx([2, 0.3, 0.2, 0.4, 0.25, 0.5 / math.log(3)])
+    possible = table.nmi_at_equal_load["HMOE-DN"]
+    assert possible.tolist() == pytest.approx([1, 2 * math.log(3) / math.log(30)])
 
 
 # The unseen domain
@@ -353,22 +347,21 @@ def test_similarity_by_hand():
     assert table.iloc[1, 3] == pytest.approx(1 - (mixture - 0.5 * 1 - 0.5 * 2))
 
 
-def similarity(rows, names=("0", "15", "75 (test)")):
-    return gate_similarity(pd.DataFrame(rows, index=names))
+def similar(gates):
+    "`similarity_table` of a run with these mean gates, of which the last is the test domain's."
+    gates = np.array(gates, float)
+    arrays = {"gate_out": gates[:-1], "domain_out": np.arange(len(gates) - 1)}
+    arrays |= {"gate_test": gates[-1:], "domain_test": np.array([len(gates) - 1])}
+    return similarity_table([(frame_of([run()]).iloc[0], arrays)], ["0", "15", "75"])
 
 
 def test_the_sentence_names_the_nearest_domain_only_where_the_gate_tells_domains_apart():
-    assert similarity_verdict(similarity([[1, 0], [0, 1], [0.1, 0.9]])).startswith(
-        "75: most like 15 (0.9"
-    )
-    assert "alike among themselves" not in similarity_verdict(
-        similarity([[1, 0], [0, 1], [0.1, 0.9]])
-    )
-    line = similarity_verdict(similarity([[0.5, 0.5], [0.52, 0.48], [0.5, 0.5]]))
-    assert (
-        line.startswith("75: equally like all training domains")
-        and "does not separate domains" in line
-    )
+    table = similar([[1, 0], [0, 1], [0.1, 0.9]])
+    assert list(table) == ["algorithm", "test_domain", "0", "15", "lowest_in_training"]
+    assert table.lowest_in_training[0] == 0
+    assert "photo: most like 15 (0.9" in similarity_lines(table)[0]
+    line = similarity_lines(similar([[0.5, 0.5], [0.52, 0.48], [0.5, 0.5]]))[0]
+    assert line.endswith("does not separate the training domains (similarity at least 1.00).")
 
 
 # Collapse
@@ -412,32 +405,17 @@ def test_the_table_of_gates_and_its_sentence():
         run(2, gate_entropy=0.1, experts_used=3),
         run(3) | {"discovery": None},
     ]
-    table = gate_table(runs, lambda record: 3)
-    assert table.effective_experts.tolist() == pytest.approx([3, 2, 3]) and table.share_of_log_K[
-        0
-    ] == pytest.approx(1)
-    line = gate_verdict(table)
-    assert line.startswith(
-        "3 runs: gate nearly uniform in 1, idle experts in 1, all experts in use in 1"
-    ) and line.endswith("2 to 3 of 3.")
-    assert (
-        gate_verdict(table[:1])
-        == "1 run: gate nearly uniform in 1, idle experts in 0, all experts in use in 0."
+    table = gate_table(frame_of(runs))
+    assert table.effective_experts.tolist() == pytest.approx([3, 2, 3])
+    assert table.share_of_log_K[0] == pytest.approx(1) and table.K.tolist() == [3, 3, 3]
+    counted = gate_summary(table).iloc[0]
+    assert counted[["runs", "uniform", "idle", "all_used"]].tolist() == [3, 1, 1, 1]
+    assert gate_verdict(table) == (
+        "3 runs: gate nearly uniform in 1, idle experts in 1, all experts in use in 1."
     )
+    assert gate_verdict(table[:1]).startswith("1 run: gate nearly uniform in 1, idle experts in 0")
     with pytest.raises(HmoeError, match="Fix: choose runs of HMOE"):
-        gate_table(runs[3:], lambda record: 3)
-
-
-def test_the_next_best_factor_is_never_the_domain():
-    zero = {"nmi_domain": 0.0, "nmi_class": 0.0, "nmi_colour": 0.0, "experts_used": 1}
-    assert (
-        closest_other(zero) == "class"
-        and closest_other(zero | {"nmi_domain": 1.0, "nmi_colour": 0.01}) == "colour"
-    )
-    assert (
-        closest_other(zero | {"nmi_class": 0.3, "nmi_colour": 0.4}, {"class": 0.5, "colour": 1.0})
-        == "class"
-    )
+        gate_table(frame_of(runs[3:]))
 
 
 def test_embeddings_that_cover_each_other_are_counted():
@@ -446,47 +424,131 @@ def test_embeddings_that_cover_each_other_are_counted():
     ] == [3, 1] and [c for _, c in overlap_counts([[0, 0], [0, 5]], [100, 100])] == [1, 1]
 
 
-def test_both_signs_of_a_collapse_are_told_apart():
-    runs = [
-        run(s, gate_entropy=0.1, load_balance=l, experts_used=2)
-        for s, l in enumerate((math.log(2), 0.1))
-    ]
-    line = collapse_verdict(gate_table(runs, lambda record: 8), [0.5, 5.9], fresh=6.0)
-    assert (
-        line.startswith("the load collapsed in 1 of 2 runs (effective number 4.0 to 7.2 of 8")
-        and "embeddings merged in 1 of 2 stored runs "
-        "(smallest distance 0.5 to 5.9 at the end, 6.0 at initialisation)"
-        in line
-    )
-    assert collapse_verdict(gate_table(runs, lambda record: 8)).endswith("nats).")
+def test_a_collapse_is_half_of_the_effective_number():
+    balances = (math.log(2) + 1e-9, 0.1)
+    runs = [run(s, experts=8, gate_entropy=0.1, load_balance=l) for s, l in enumerate(balances)]
+    counted = gate_summary(gate_table(frame_of(runs))).iloc[0]
+    assert (counted.runs, counted.collapsed, counted.idle) == (2, 1, 2)
 
 
 def test_a_uniform_gate_names_nothing_and_says_why():
-    runs = [run(s, gate_entropy=0.99 * math.log(2), nmi_class=0.8) for s in range(2)]
-    for r in runs:
-        r["spec"] |= {"steps": 200, "hparams": {"lambda_en": 1.0}}
-    (line,) = discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)
-    assert (
-        "still uniform in all of them after 200 updates "
-        "(entropy at least 99 % of log K; undertrained)"
-        in line
-        and "class" not in line
-    )
+    runs = [run(s, gate_entropy=0.99 * math.log(3), nmi_class=0.8) for s in range(2)]
+    (line,) = discovery_lines(frame_of(runs))
+    assert "uniform in every run (entropy at least 99 % of log K; undertrained)" in line
+    assert "class" not in line
     for r in runs:
         r["spec"]["hparams"]["lambda_en"] = 0.0
-    assert (
-        "trained without an entropy loss"
-        in discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)[0]
-    )
+    assert "trained without an entropy loss" in discovery_lines(frame_of(runs))[0]
     runs[0]["discovery"]["gate_entropy"] = 0.1
-    assert len(discovery_lines(runs, {"HMOE-DN": {}}, lambda record: 2)) == 2
-    told = [r | {"spec": r["spec"] | {"algorithm": "HMOE-DL"}} for r in runs]
-    lines = discovery_lines(told + runs, {"HMOE-DL": {}, "HMOE-DN": {}}, lambda record: 2)
-    assert [line[:7] for line in lines] == ["HMOE-DN"] * 2 + ["HMOE-DL"] * 2
+    assert len(discovery_lines(frame_of(runs))) == 2
 
 
 def test_only_complete_runs_with_scores_are_scored():
     runs = [run(0), run(1) | {"status": "failed"}, run(2) | {"discovery": None}]
-    assert scored_runs(runs) == runs[:1] and scored_runs(runs[1:]) == []
+    found = scored_runs(frame_of(runs))
+    assert found.trial_seed.tolist() == [0] and found[["domains", "K"]].values.tolist() == [[3, 3]]
+    assert scored_runs(frame_of(runs[1:])).empty and scored_runs(frame_of([])).empty
     with pytest.raises(HmoeError, match="no complete run has discovery scores. Fix"):
-        scored_runs(runs[1:], required=True)
+        scored_runs(frame_of(runs[1:]), required=True)
+
+
+def test_the_confusion_of_a_run_ends_with_its_test_domain():
+    table = run_confusion(STORED, ["a", "unseen", "c", "d"])
+    assert list(table.index) == ["a", "c", "d", "unseen (test)"]
+    assert table.loc["unseen (test)"].tolist() == [3, 1]
+    assert run_confusion(STORED, [], "colour", ["red", "green"]).values.tolist() == [
+        [75, 0],
+        [0, 75],
+    ]
+
+
+def test_finding_the_domains_is_compared_within_a_test_domain():
+    "The correlation is that of NMI and accuracy after both lost the mean of their test domain."
+    runs = []
+    for seed, (domain, base) in enumerate([("photo", 0.2), ("ink", 0.8)] * 6):
+        made = run(seed, nmi_domain=0.1 * (seed // 2))
+        made["spec"]["test_domains"] = [domain]
+        made["selected"]["mix"]["test_accuracy"] = base + 0.01 * (seed // 2)
+        runs.append(made)
+    table = found_and_right(frame_of(runs))
+    assert table.above_mean.max() == pytest.approx(2.5)
+    row = found_right_table(table).iloc[0]
+    assert row.runs == 12 and row.correlation == pytest.approx(1, abs=1e-5) and row.low > 0.9
+    assert math.isnan(found_right_table(table[:8]).correlation[0])
+    with pytest.raises(HmoeError, match="mode 'best'. Valid: mix, max, ood"):
+        found_and_right(frame_of(runs), "best")
+
+
+def test_the_discovery_verdict_counts_runs_and_names_domains():
+    runs = (
+        invented.discovered("HMOE-DN", "photo", (1, 0.95, 0))
+        + invented.discovered("HMOE-DN", "plain", (0.9, 0.5, 0.2))
+        + invented.discovered("HMOE-DN", "sketch", (0.89, 0, 0))
+    )
+    domains = "by held-out domain: photo 2 of 3, plain 1 of 3, sketch 0 of 3"
+    found = "HMOE-DN: domains found (NMI of 0.9 or more) in 3 of 9 (95 % CI 7 to 70 %) runs"
+    assert discovery_verdict(frame_of(runs)) == f"{found}; {domains}"
+    assert "in 5 of 9" in discovery_verdict(frame_of(runs), threshold=0.5)
+    five = invented.discovered("HMOE-ND", "photo", (0.8, 0.7))
+    line = discovery_verdict(frame_of(runs + five), "HMOE-ND")
+    assert line.endswith("by construction: equally loaded experts reach at most 0.81")
+    table = discovery_summary(frame_of(runs + five)).set_index(["algorithm", "test_domain"])
+    highest = table.loc[("HMOE-ND", "photo"), "highest_possible_nmi"]
+    assert highest == pytest.approx(0.8113, abs=1e-4)
+    assert table.loc[("HMOE-DN", "photo"), "nmi_of_0.9_or_more"] == 2
+    missing = "no complete run of 'HMOE-DL' has discovery scores. Valid: HMOE-DN"
+    with pytest.raises(HmoeError, match=missing):
+        discovery_verdict(frame_of(runs), "HMOE-DL")
+
+
+# Curves
+
+
+def test_the_verdict_of_the_curves_counts_soft_gates_and_idle_experts():
+    runs = (
+        invented.discovered("HMOE-DN", "photo", (1, 1, 0))
+        + invented.discovered("HMOE-DL", "photo", (1,))
+        + [invented.measured("ERM", "photo", 0, default=0.5)]
+    )
+    for made, entropy, used in zip(runs, (0.01, 0.2, 1.0986), (3, 2, 3)):
+        made["checkpoints"][-1]["losses"]["L_en"] = entropy
+        made["discovery"]["experts_used"] = used
+    for made in runs[:3]:
+        made["selected"] = {
+            m: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": a}
+            for m, a in (("mix", 0.62), ("max", 0.61), ("ood", 0.56))
+        }
+    lines = curves_verdict(frame_of(runs))
+    assert [line.split(":")[0] for line in lines] == ["HMOE-DL", "HMOE-DN"]
+    assert "domain loss at the end 0." in lines[0] and "gate entropy" not in lines[0]
+    assert lines[1] == (
+        "HMOE-DN: gate entropy at the end 0.01 to 1.10 nats, "
+        "below a tenth of its maximum in 1 of 3 runs; all experts in use in 2 of 3 runs; "
+        "average test accuracies of the modes up to 6.0 points apart."
+    )
+
+
+def test_the_selected_curve_ends_at_the_tables_number():
+    runs = invented.digits(seeds=(0,), domains=("photo",))
+    for made in runs:
+        for mode, chosen in made["selected"].items():
+            curve = selected_so_far(made["checkpoints"], "photo", mode)
+            assert curve[-1] == chosen["test_accuracy"]
+    frame = frame_of(runs)
+    ends = checkpoints(frame).query("quantity == 'test_accuracy'").groupby(["algorithm", "mode"])
+    expected = frame.set_index(["algorithm", "mode"]).accuracy
+    assert ends.value.last().to_dict() == expected.to_dict()
+
+
+def test_curves_average_domains_before_seeds():
+    cells = [(d, s) for d in ("photo", "sketch") for s in (0, 1)]
+    runs = [invented.measured("ERM", d, s, default=0.5) for d, s in cells]
+    for made, loss in zip(runs, (1.0, 2.0, 3.0, 6.0)):
+        for point in made["checkpoints"]:
+            point["losses"] = {"loss": loss}
+    long = checkpoints(frame_of(runs))
+    curve = average_curve(long, "ERM", "loss")  # seeds: (1+3)/2 = 2 and (2+6)/2 = 4
+    assert np.allclose(curve["mean"], 3) and np.allclose(curve["spread"], 1)
+    assert average_curve(long, "ERM", "L_d").empty
+    cut = long[~((long.trial_seed == 1) & (long.step == long.step.max()))]
+    assert seed_curves(cut, "loss").step.max() < long.step.max()

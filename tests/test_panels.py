@@ -13,15 +13,18 @@ import pytest
 
 from hmoe_repro.analysis.embeddings import (
     as_rgb,
+    factor_maps,
     factor_style,
     heat_map,
     panel_groups,
     plot_factor_grid,
     plot_panels,
+    plot_settings,
     plot_strip,
     runs_with_codes,
     tiled,
 )
+from hmoe_repro.analysis.results import frame_of, results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.report.render import KINDS, render
 from hmoe_repro.training.run_config import RunSpec
@@ -155,23 +158,45 @@ def test_every_value_of_a_factor_has_its_own_colour():
     assert factor_style("colour", [0], NAMES)[0] == ["red", "green"]
 
 
+def a_run(**scores):
+    "A row of `results` with these scores of discovery."
+    spec = {"algorithm": "HMOE-DN", "dataset": "Invented", "test_domains": ["-90%"]}
+    spec |= {"trial_seed": 0, "hparams": {}}
+    record = {"run_id": "0", "status": "complete", "spec": spec, "discovery": scores}
+    return frame_of([record]).iloc[0]
+
+
 def test_the_grid_shows_the_scores_of_the_record_and_every_factor():
-    record = {
-        "spec": {"algorithm": "HMOE-DN", "test_domains": ["-90%"]},
-        "discovery": {"nmi_domain": 0.12, "nmi_class": 0.34, "nmi_colour": 0.56, "nmi_digit": 0.78},
-    }
-    figure = plot_factor_grid([(record, stored())] * 2, NAMES, {"digit": "numeral"})
-    assert figure.axes[0].get_title() == "HMOE-DN, test: -90%\ndomain: NMI 0.12" and [
-        axis.get_title() for axis in figure.axes[2::2]
-    ] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
+    run = a_run(nmi_domain=0.12, nmi_class=0.34, nmi_colour=0.56, nmi_digit=0.78)
+    figure = plot_factor_grid([(run, stored())] * 2, NAMES, {"digit": "numeral"})
+    titles = [axis.get_title() for axis in figure.axes[::2]]
+    assert titles[0] == "HMOE-DN, test: -90%\ndomain: NMI 0.12"
+    assert titles[1:] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
     legends = [[t.get_text() for t in axis.get_legend().get_texts()] for axis in figure.axes[1::2]]
-    assert (
-        legends[0] == ["+90%", "+80%", "test samples", "embeddings"]
-        and legends[2] == ["red", "green"]
-        and len(legends[3]) == 10
-    )
+    assert legends[0] == ["+90%", "+80%", "test samples", "embeddings"]
+    assert legends[2] == ["red", "green"] and len(legends[3]) == 10
     with pytest.raises(HmoeError, match="no run has stored codes"):
         plot_factor_grid([], NAMES)
+
+
+def test_the_maps_show_the_other_factor_that_the_experts_are_closest_to():
+    run = a_run(nmi_domain=0.9)
+    shares = {"domain": 0.9, "class": 0.1, "colour": 1.0, "digit": 0.1}
+    scores = pd.DataFrame({"run_id": "0", "factor": list(shares), "share": shares.values()})
+    figure = factor_maps([(run, stored())], scores, NAMES)
+    assert figure.axes[2].get_title() == "images by colour and expert"
+    assert [t.get_text() for t in figure.axes[2].get_yticklabels()] == ["red", "green"]
+    assert [t.get_text() for t in figure.axes[1].get_yticklabels()][-1] == "-90% (test)"
+
+
+def test_every_run_is_a_dot_at_its_setting():
+    rows = pd.DataFrame({"setting": ["a, b"] * 3 + ["c"] * 3, "K": 4, "experts_used": 3})
+    rows["nmi_domain"] = [0.0, 0.5, 1.0] * 2
+    panels = {"experts_used": "experts", "nmi_domain": "NMI"}
+    axes = plot_settings(rows, panels).axes
+    dots = [len(part.get_offsets()) for part in axes[1].collections]
+    assert sum(dots) == 6 and [t.get_text() for t in axes[0].get_xticklabels()] == ["a\nb", "c"]
+    assert axes[1].get_ylim() == (-0.03, 1.07)
 
 
 def test_a_heat_map_writes_every_number():
@@ -184,7 +209,7 @@ def test_a_heat_map_writes_every_number():
     heat_map(axes[0], table, by_row=True)
     assert (
         [t.get_text() for t in axes[0].texts] == ["30", "10", "0", "5"]
-        and np.allclose(axes[0].images[0].get_array(), [[0.75, 0.25], [0, 1]])
+        and np.allclose(axes[0].collections[0].get_array(), [[0.75, 0.25], [0, 1]])
         and axes[0].get_ylabel() == "domain"
     )
     heat_map(axes[1], table / 100)
@@ -287,8 +312,8 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     expected = {
         "colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)",
         "rotated": "HMOE-DN, 4 runs: the experts agree most with the angle in 4 (NMI 0.85)",
-        "collapse": "K = 8, weight 3: the load collapsed in 4 of 4 runs "
-        "(effective number 2.0 of 8, load balance 1.39 to 1.39 nats)",
+        "collapse": "K = 8, weight 3: the load collapsed in 4 of 4 (95 % CI 40 to 100 %) runs "
+        "(mean effective number 2.0 of 8)",
         "classloss": "Gate entropy 50 to 50 % of log K; mean NMI with domains 0.00",
         "sensitivity": "mean NMI with domains is largest at 1e-08 (0.90) "
         "and smallest at 0.01 (0.20)",
@@ -331,15 +356,10 @@ def test_an_unknown_test_domain_is_refused_with_the_valid_ones(study_copy, tmp_p
 
 
 def test_runs_with_codes_passes_over_runs_without(study_copy):
-    from hmoe_repro.analysis.results import load_study
-
-    records = load_study("quick-colored", study_copy)
-    found = runs_with_codes(records, "quick-colored", study_copy, algorithm="HMOE-DN")
-    assert (
-        {r["spec"]["trial_seed"] for r, _ in found} == {0}
-        and len(found) == 2
-        and all({"panel_images", "colour_out"} <= set(arrays) for _, arrays in found)
-    )
+    frame = results("quick-colored", study_copy)
+    found = runs_with_codes(frame[frame.algorithm == "HMOE-DN"], study_copy)
+    assert {run.trial_seed for run, _ in found} == {0} and len(found) == 2
+    assert all({"panel_images", "colour_out"} <= set(arrays) for _, arrays in found)
 
 
 def arm(record, weight, folder):
@@ -409,7 +429,7 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
     render(page, "quick", store=store, output=tmp_path / "figures", formats=KINDS)
     verdict = (tmp_path / "figures/quick" / f"{page}_verdict.md").read_text()
     assert (
-        "HMOE-DN, 4 runs: the gate is still uniform in all of them after 11 updates "
+        "HMOE-DN, 4 runs: the gate is still uniform in every run "
         "(entropy at least 100 % of log K; undertrained)" in verdict
     )
     table = (tmp_path / "figures/quick" / f"{page}.md").read_text()

@@ -1,4 +1,4 @@
-"""Tables, their errors and their verdicts by hand; curves: numbers against values computed here."""
+"""Tables, their errors and their verdicts by hand."""
 
 import math
 
@@ -7,8 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from hmoe_repro.analysis.clusters import discovery_summary, discovery_verdict, highest_nmi
-from hmoe_repro.analysis.curves import average_curve, curves, curves_verdict, selected_so_far
+from hmoe_repro.analysis.clusters import highest_nmi
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
     minimum_detectable_difference,
@@ -215,38 +214,6 @@ def test_the_ceiling_of_nmi_is_reached_by_the_best_balanced_experts():
         highest_nmi(0, 3)
 
 
-def test_the_discovery_verdict_counts_runs_and_names_domains():
-    runs = (
-        invented.discovered("HMOE-DN", "photo", (1, 0.95, 0))
-        + invented.discovered("HMOE-DN", "plain", (0.9, 0.5, 0.2))
-        + invented.discovered("HMOE-DN", "sketch", (0.89, 0, 0))
-    )
-    domains = "in most seeds for photo; in some for plain; never for sketch"
-    assert discovery_verdict(runs) == f"HMOE-DN: NMI of 0.9 or more in 3 of 9 runs; {domains}"
-    one_failed = runs[:-1] + [invented.failed("HMOE-DN", "sketch", 2)]
-    assert discovery_verdict(one_failed).endswith(
-        f"in 3 of 8 runs; {domains}; 1 more without scores"
-    )
-    assert discovery_verdict(runs, threshold=0.5).startswith(
-        "HMOE-DN: NMI of 0.5 or more in 5 of 9 runs; "
-        "in most seeds for photo, plain; in some for sketch"
-    )
-    five = invented.discovered("HMOE-ND", "photo", (0.8, 0.7))
-    assert discovery_verdict(runs + five, "HMOE-ND") == (
-        "HMOE-ND: NMI of 0.9 or more in 0 of 2 runs; "
-        "by construction: equally loaded experts reach at most 0.81"
-    )
-    table = discovery_summary(runs + five).set_index(["algorithm", "test_domain"])
-    assert (
-        table.loc[("HMOE-ND", "photo"), "highest_possible_nmi"] == pytest.approx(0.8113, abs=1e-4)
-        and table.loc[("HMOE-DN", "photo"), "nmi_of_0.9_or_more"] == 2
-    )
-    with pytest.raises(
-        HmoeError, match="no complete run of 'HMOE-DL' has discovery scores. Valid: HMOE-DN"
-    ):
-        discovery_verdict(runs, "HMOE-DL")
-
-
 def test_the_accuracy_verdict(miniature):
     near = accuracy_verdict(
         miniature + [invented.measured("HMOE-DN", "sketch", s, mix=0.85, max=0.80) for s in (1, 2)]
@@ -295,61 +262,6 @@ def test_a_row_that_fails_now_and_then_is_judged_by_its_own_spread():
     assert f"{own}): low (-23.1)." in accuracy_verdict(steady + row("low", 0.66, 0.67, 0.68))
     once = accuracy_verdict([r for r in wild if r["spec"]["trial_seed"] == 1])
     assert "comparisons): wild (-30.1)" in once and "Welch" not in once
-
-
-# Curves
-
-
-def test_the_verdict_of_the_curves_counts_soft_gates_and_idle_experts():
-    runs = (
-        invented.discovered("HMOE-DN", "photo", (1, 1, 0))
-        + invented.discovered("HMOE-DL", "photo", (1,))
-        + [invented.measured("ERM", "photo", 0, default=0.5)]
-    )
-    for made, entropy, used in zip(runs, (0.01, 0.2, 1.0986), (3, 2, 3)):
-        made["checkpoints"][-1]["losses"]["L_en"] = entropy
-        made["discovery"]["experts_used"] = used
-    for made in runs[:3]:
-        made["selected"] = {
-            m: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": a}
-            for m, a in (("mix", 0.62), ("max", 0.61), ("ood", 0.56))
-        }
-    lines = curves_verdict(runs)
-    assert (
-        [line.split(":")[0] for line in lines] == ["HMOE-DL", "HMOE-DN"]
-        and "domain loss at the end 0." in lines[0]
-        and "gate entropy" not in lines[0]
-    )
-    assert lines[1] == (
-        "HMOE-DN: gate entropy at the end 0.01 to 1.10 nats, "
-        "below a tenth of its maximum in 1 of 3 runs; all experts in use in 2 of 3 runs; "
-        "average test accuracies of the modes up to 6.0 points apart."
-    )
-
-
-def test_the_selected_curve_ends_at_the_tables_number():
-    for made in invented.digits(seeds=(0,), domains=("photo",)):
-        for mode, chosen in made["selected"].items():
-            assert (
-                selected_so_far(made["checkpoints"], "photo", mode)[-1] == chosen["test_accuracy"]
-            )
-
-
-def test_curves_average_domains_before_seeds():
-    runs = [
-        invented.measured(a, d, s, default=0.5)
-        for a in ("ERM",)
-        for d in ("photo", "sketch")
-        for s in (0, 1)
-    ]
-    for made, loss in zip(runs, (1.0, 2.0, 3.0, 6.0)):
-        for point in made["checkpoints"]:
-            point["losses"] = {"loss": loss}
-    curve = average_curve(curves(runs), "ERM", "loss")
-    assert np.allclose(curve["mean"], 3) and np.allclose(
-        curve["spread"], 1
-    )  # seeds: (1+3)/2 = 2 and (2+6)/2 = 4
-    assert average_curve(curves(runs), "ERM", "L_d").empty
 
 
 def test_a_row_is_called_by_its_algorithm_and_its_mode_if_it_has_a_choice():

@@ -4,19 +4,28 @@
 
 # %% auto #0
 __all__ = ['COLOUR_NAMES', 'tsne', 'subset', 'overlap_counts', 'frame_only', 'plot_codes', 'as_rgb', 'tiled', 'panel_groups',
-           'plot_strip', 'plot_panels', 'factor_style', 'place_codes', 'plot_factors', 'runs_with_codes',
-           'plot_factor_grid', 'heat_map', 'plot_settings']
+           'plot_strip', 'plot_panels', 'panels_figure', 'factor_style', 'place_codes', 'codes_figure',
+           'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'factor_maps', 'plot_settings']
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #imports
+import itertools
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .clusters import partitions, scored_runs
-from .results import has_arrays, load_arrays, record_field, select
+from hmoe_repro.analysis.clusters import (
+    agreement,
+    array_scores,
+    partitions,
+    run_confusion,
+    scored_runs,
+)
+from .results import arrays as stored_arrays
+from .results import has_arrays
 from ..core.errors import HmoeError
-from ..core.style import EMBEDDING_COLOUR, PALETTE, TEST_COLOUR, colours
-from ..method.clustering import cluster_scores
+from ..core.style import EMBEDDING_COLOUR, PALETTE, TEST_COLOUR, colours, shared_legend
+from ..data.registry import DATASETS
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-tsne
 def tsne(
@@ -49,16 +58,10 @@ def subset(count: int, limit: int, seed: int = 0) -> np.ndarray:
 def overlap_counts(points, extent, share: float = 0.02) -> list[tuple[np.ndarray, int]]:
     """(a point, how many lie there) for the points (n, 2) of a picture of that `extent` (2,):
     points closer than `share` of it in both directions cover each other."""
-    reach = share * np.asarray(extent)
-    places, counts = [], []
-    for point in np.asarray(points, dtype=float):
-        covered = [i for i, place in enumerate(places) if (np.abs(point - place) <= reach).all()]
-        if covered:
-            counts[covered[0]] += 1
-        else:
-            places.append(point)
-            counts.append(1)
-    return list(zip(places, counts))
+    p = np.asarray(points, dtype=float)
+    near = (np.abs(p[:, None] - p) <= share * np.asarray(extent)).all(-1)
+    first, counts = np.unique(near.argmax(1), return_counts=True)  # who covers a point first
+    return list(zip(p[first], counts.tolist()))
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-frame-only
 def frame_only(axis, framed: bool = True):
@@ -71,53 +74,24 @@ def frame_only(axis, framed: bool = True):
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-draw-embeddings
 def _draw_embeddings(axis, places: np.ndarray, extent: np.ndarray):
     """Red squares, with a number next to those that stand for several embeddings."""
-    axis.scatter(
-        *places.T,
-        s=34,
-        marker="s",
-        color=EMBEDDING_COLOUR,
-        edgecolors="white",
-        linewidths=0.6,
-        label="embeddings",
-        zorder=4,
-    )
-    for (x, y), count in overlap_counts(places, extent):
+    look = {"marker": "s", "color": EMBEDDING_COLOUR, "edgecolors": "white", "linewidths": 0.6}
+    axis.scatter(*places.T, s=34, label="embeddings", zorder=4, **look)
+    words = {"textcoords": "offset points", "fontsize": 7, "color": EMBEDDING_COLOUR, "zorder": 5}
+    for place, count in overlap_counts(places, extent):
         if count > 1:
-            axis.annotate(
-                f"{count} ×",
-                (x, y),
-                (6, -7),
-                textcoords="offset points",
-                fontsize=7,
-                color=EMBEDDING_COLOUR,
-                zorder=5,
-            )
+            axis.annotate(f"{count} ×", place, (6, -7), **words)
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-codes
-def plot_codes(axis, placed: dict[str, np.ndarray], domains, names, palette: dict | None = None):
-    """Draw what `tsne` placed under 'train' (with `domains`), 'test' and 'embeddings', the last
-    two optional. `names[d]` names domain d."""
-    palette, domains = palette or colours(names), np.asarray(domains)
-    for d in np.unique(domains):
-        axis.scatter(
-            *placed["train"][domains == d].T,
-            s=9,
-            color=palette[names[d]],
-            alpha=0.75,
-            linewidths=0,
-            label=names[d],
-        )
+def plot_codes(axis, placed: dict[str, np.ndarray], labels, names, palette: dict | None = None):
+    """Draw what `tsne` placed under 'train' (with `labels`), 'test' and 'embeddings', the last
+    two optional. `names[d]` names the value d of the labels."""
+    palette, labels = palette or colours(names), np.asarray(labels)
+    for d in np.unique(labels):
+        dots = {"s": 9, "alpha": 0.75, "linewidths": 0, "color": palette[names[d]]}
+        axis.scatter(*placed["train"][labels == d].T, label=names[d], **dots)
     if "test" in placed:
-        axis.scatter(
-            *placed["test"].T,
-            s=26,
-            marker="^",
-            color=TEST_COLOUR,
-            edgecolors="white",
-            linewidths=0.5,
-            label="test samples",
-            zorder=3,
-        )
+        look = {"marker": "^", "color": TEST_COLOUR, "edgecolors": "white", "linewidths": 0.5}
+        axis.scatter(*placed["test"].T, s=26, label="test samples", zorder=3, **look)
     if "embeddings" in placed:
         extent = np.ptp(np.concatenate(list(placed.values())), axis=0)
         _draw_embeddings(axis, placed["embeddings"], extent)
@@ -144,25 +118,13 @@ def as_rgb(images) -> np.ndarray:
 def tiled(images, columns: int, lines: int = 1) -> np.ndarray:
     """One image made of RGB images (n, H, W, 3) in `lines` x `columns` fields with white gaps of
     one pixel; fields without an image stay white."""
-    n, height, width, _ = images.shape
-    shape = (lines * (height + 1) - 1, columns * (width + 1) - 1, 3)
-    sheet = np.full(shape, 255, np.uint8)
-    for i in range(min(n, lines * columns)):
-        line, column = divmod(i, columns)
-        top, left = line * (height + 1), column * (width + 1)
-        sheet[top : top + height, left : left + width] = images[i]
-    return sheet
+    h, w, fields = *images.shape[1:3], lines * columns
+    sheet = np.full((fields, h + 1, w + 1, 3), 255, np.uint8)
+    sheet[: len(images), :h, :w] = images[:fields]
+    grid = sheet.reshape(lines, columns, h + 1, w + 1, 3).swapaxes(1, 2)
+    return grid.reshape(lines * (h + 1), columns * (w + 1), 3)[:-1, :-1]
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-panel-groups
-def _groups(labels, of_panel, names: dict) -> dict[str, tuple[np.ndarray, float]]:
-    """For each value in `names` (value -> name): the positions of the panel images that have it,
-    and its share of all `labels` (n,). `of_panel`: the labels of the panel images."""
-    return {
-        name: (np.flatnonzero(of_panel == value), float((labels == value).mean()))
-        for value, name in names.items()
-    }
-
-
 def panel_groups(arrays: dict, names) -> dict[str, dict[str, tuple[np.ndarray, float]]]:
     """Positions of panel images and share of all images of the split, by group: 'domain' and
     'expert' for the training domains, 'test' for the test images by expert. `HmoeError` without
@@ -173,42 +135,34 @@ def panel_groups(arrays: dict, names) -> dict[str, dict[str, tuple[np.ndarray, f
             "Fix: choose a run whose arrays were published by this version."
         )
     parts, index = partitions(arrays), np.asarray(arrays["panel_index"]).astype(int)
-    domain, expert = parts["domain"], parts["expert"]
     unseen = np.asarray(arrays["gate_test"]).argmax(1)
-    domains = {d: names[d] for d in np.unique(domain)}
     experts = {k: f"expert {k}" for k in range(arrays["gate_out"].shape[1])}
+
+    def groups(labels, panel, members):
+        return {
+            name: (np.flatnonzero(panel == value), float((labels == value).mean()))
+            for value, name in members.items()
+        }
+
+    domain, expert = parts["domain"], parts["expert"]
     return {
-        "domain": _groups(domain, domain[index], domains),
-        "expert": _groups(expert, expert[index], experts),
-        "test": _groups(unseen, unseen[: len(arrays["panel_test"])], experts),
+        "domain": groups(domain, domain[index], {d: names[d] for d in np.unique(domain)}),
+        "expert": groups(expert, expert[index], experts),
+        "test": groups(unseen, unseen[: len(arrays["panel_test"])], experts),
     }
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-strip
-def _at_even_steps(positions: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of the positions, the first and the last among them."""
-    if not len(positions):
-        return positions
-    steps = np.linspace(0, len(positions) - 1, min(len(positions), count))
-    return positions[np.unique(steps.round().astype(int))]
-
-
 def plot_strip(axis, images, chosen, share: float, columns: int = 8, lines: int = 2):
-    """Draw at most `lines * columns` of the `chosen` images (n, C, H, W); a group without any says
-    whether it is empty or only absent from the panel."""
+    """Draw at most `lines * columns` of the `chosen` images (n, C, H, W), at even steps; a group
+    without any says whether it is empty or only absent from the panel."""
     frame_only(axis, framed=not len(chosen))
-    picked = np.asarray(images)[_at_even_steps(chosen, lines * columns)]
+    steps = np.linspace(0, max(len(chosen) - 1, 0), min(len(chosen), lines * columns))
+    picked = np.asarray(images)[chosen[np.unique(steps.round().astype(int))]]
     axis.imshow(tiled(as_rgb(picked), columns, lines), interpolation="nearest")
     if not len(chosen):
-        axis.text(
-            0.5,
-            0.5,
-            "empty" if share == 0 else "none among the stored images",
-            transform=axis.transAxes,
-            ha="center",
-            va="center",
-            color="#777777",
-            fontsize=8,
-        )
+        words = "empty" if share == 0 else "none among the stored images"
+        look = {"ha": "center", "va": "center", "color": "#777777", "fontsize": 8}
+        axis.text(0.5, 0.5, words, transform=axis.transAxes, **look)
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-panels
 def plot_panels(figure, arrays: dict, names, columns: int = 8, lines: int = 2):
@@ -216,20 +170,31 @@ def plot_panels(figure, arrays: dict, names, columns: int = 8, lines: int = 2):
     by the expert they are sent to; shares are of all stored images."""
     groups = panel_groups(arrays, names)
     unseen = " and ".join(names[d] for d in np.unique(arrays["domain_test"]))
-    titles = {
-        "domain": "by domain label",
-        "expert": "by expert",
-        "test": f"test domain {unseen}, by expert",
-    }
+    titles = ("by domain label", "by expert", f"test domain {unseen}, by expert")
     grid = figure.subplots(max(map(len, groups.values())), 3, squeeze=False)
-    for column, (block, members) in enumerate(groups.items()):
+    for column, title, (block, members) in zip(grid.T, titles, groups.items()):
         images = arrays["panel_test" if block == "test" else "panel_images"]
-        for axis in grid[len(members) :, column]:
+        for axis in column[len(members) :]:
             axis.set_visible(False)
-        for axis, (name, (chosen, share)) in zip(grid[:, column], members.items()):
+        for axis, (name, (chosen, share)) in zip(column, members.items()):
             plot_strip(axis, images, chosen, share, columns, lines)
             axis.set_ylabel(f"{name}\n{100 * share:.0f} %", rotation=0, ha="right", va="center")
-        grid[0, column].set_title(titles[block])
+        column[0].set_title(title)
+
+
+def panels_figure(run, arrays: dict, names, scale: str):
+    """`plot_panels` of a run as a figure; its title says how decided the gate is."""
+    experts = arrays["gate_out"].shape[1]
+    figure = plt.figure(figsize=(8.2, 0.62 * max(experts, len(names) - 1) + 0.7))
+    plot_panels(figure, arrays, names)
+    scores = run.record["discovery"]
+    share = 100 * scores["gate_entropy"] / np.log(experts)
+    title = f"{run.algorithm}, test: {run.test_domain}, trial seed {run.trial_seed}"
+    title += f". NMI with domains {scores['nmi_domain']:.2f}; gate entropy {share:.0f} % of log K"
+    if share >= 90:
+        title += ", experts hardly differ"
+    figure.suptitle(f"{scale}\n{title}", fontsize=9)
+    return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-factor-style
 COLOUR_NAMES = {"colour": {"red": "#E34A33", "green": "#2CA25F"}}
@@ -244,10 +209,7 @@ def factor_style(
         return list(COLOUR_NAMES[factor]), COLOUR_NAMES[factor]
     known = {"domain": domain_names} | (value_names or {})
     names = [str(value) for value in known.get(factor, range(int(np.max(labels)) + 1))]
-    if len(names) <= len(PALETTE):
-        return names, colours(names)
-    longer = [*PALETTE, "#332288", "#882255"]
-    return names, {name: longer[i % len(longer)] for i, name in enumerate(names)}
+    return names, dict(zip(names, itertools.cycle([*PALETTE, "#332288", "#882255"])))
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-place-codes
 def place_codes(arrays: dict, unseen: int = 20) -> dict[str, np.ndarray]:
@@ -262,139 +224,122 @@ def place_codes(arrays: dict, unseen: int = 20) -> dict[str, np.ndarray]:
         }
     )
 
-# %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-factors
-def plot_factors(
-    axes,
-    arrays: dict,
-    domain_names,
-    factor_names: dict | None = None,
-    scores: dict | None = None,
-    value_names: dict | None = None,
-):
-    """One panel for each factor in `axes`: the codes of a run coloured by domain, by class and by
-    every other stored factor. Titles give the NMI of the experts with it, from `scores` (a
-    record's discovery) where given. `factor_names` renames factors, `value_names` holds names of
-    their values, for example {"class": ("dog", "elephant")}."""
-    parts, placed = partitions(arrays), place_codes(arrays)
-    expert = parts.pop("expert")
-    if not scores:
-        others = {name: part for name, part in parts.items() if name not in ("domain", "class")}
-        scores = cluster_scores(expert, parts["domain"], parts["class"], **others)
-    for axis, (factor, labels) in zip(axes, parts.items()):
-        plot_codes(axis, placed, labels, *factor_style(factor, labels, domain_names, value_names))
-        name = (factor_names or {}).get(factor, factor)
-        axis.set_title(f"{name}: NMI {scores[f'nmi_{factor}']:.2f}")
+# %% ../../nbs/07_analysis/06_embeddings.ipynb #def-codes-figure
+def codes_figure(rows: list[list[tuple]], names, title_of, width: float = 2.15):
+    """A figure with a row of pictures of codes, coloured by domain, for each list of (run, arrays);
+    `title_of(run, arrays)` is the title of one."""
+    size = (width * max(map(len, rows)), 2.4 * len(rows) + 0.6)
+    figure, axes = plt.subplots(len(rows), max(map(len, rows)), figsize=size, squeeze=False)
+    for line, stored in zip(axes, rows):
+        for axis in line[len(stored) :]:
+            axis.set_visible(False)
+        for axis, (run, arrays) in zip(line, stored):
+            plot_codes(axis, place_codes(arrays), arrays["domain_out"], names)
+            axis.set_title(title_of(run, arrays), fontsize=8)
+    order = (*names, "test samples", "embeddings")
+    shared_legend(figure, axes.flat, order, ncols=3, markerscale=1.6)
+    return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-runs-with-codes
-def runs_with_codes(
-    records: list[dict], study: str, store: str = "", **conditions
-) -> list[tuple[dict, dict]]:
-    """(record, arrays) of the complete runs with stored codes that meet the conditions of
-    `select`, by algorithm, in the order of the records."""
-    scored = scored_runs(select(records, status="complete", **conditions))
-    stored = [record for record in scored if has_arrays(record, study, store)]
-    by_algorithm = sorted(stored, key=lambda record: record["spec"]["algorithm"])
-    return [(record, load_arrays(record, study, store)) for record in by_algorithm]
+def runs_with_codes(frame: pd.DataFrame, store: str = "") -> list[tuple[pd.Series, dict]]:
+    """(run, arrays) of the complete runs of `results` with stored codes, by algorithm and test
+    domain in the order of the data set."""
+    found = [run for _, run in scored_runs(frame).iterrows() if has_arrays(run, store)]
+
+    def place(run):
+        known = DATASETS[run.dataset].domain_names if run.dataset in DATASETS else [run.test_domain]
+        return run.algorithm, list(known).index(run.test_domain)
+
+    return [(run, stored_arrays(run, store)) for run in sorted(found, key=place)]
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-factor-grid
-def _legend_of_row(axes, names: list[str], signs: tuple = ()):
-    """A legend right of the last of the axes: those of the names that were drawn in any of them,
-    then the `signs`."""
-    handle_of = {}
-    for axis in axes:
-        handle_of |= {label: h for h, label in zip(*axis.get_legend_handles_labels())}
-    order = [name for name in names if name in handle_of] + list(signs)
-    axes[-1].legend(
-        [handle_of[name] for name in order],
-        order,
-        loc="center left",
-        bbox_to_anchor=(1.02, 0.5),
-        markerscale=1.5,
-        fontsize=7.5,
-        handletextpad=0.2,
-        labelspacing=0.3,
-    )
-
-
 def plot_factor_grid(
-    runs: list[tuple[dict, dict]],
+    runs: list[tuple],
     domain_names,
     factor_names: dict | None = None,
     width: float = 1.6,
     value_names: dict | None = None,
 ):
-    """A figure with a column for each (record, arrays) and a row for each factor, legends on the
-    right; NMI as in the records; names as in `plot_factors`. `HmoeError` without runs."""
+    """A figure with a column for each (run, arrays) and a row for each factor, the same codes
+    coloured by it; legends on the right; NMI of the experts with it as in the record.
+    `factor_names` renames factors, `value_names` holds names of their values, for example
+    {"class": ("dog", "elephant")}. `HmoeError` without runs."""
     if not runs:
         raise HmoeError("no run has stored codes to draw. Fix: publish the arrays of a run.")
     factors = [name for name in partitions(runs[0][1]) if name != "expert"]
     size = (width * len(runs) + 1.3, width * len(factors) + 0.5)
     figure, grid = plt.subplots(len(factors), len(runs), figsize=size, squeeze=False)
-    for column, (record, arrays) in zip(grid.T, runs):
-        plot_factors(column, arrays, domain_names, factor_names, record["discovery"], value_names)
-        run = f"{record['spec']['algorithm']}, test: {record_field(record, 'test_domain')}"
-        column[0].set_title(f"{run}\n{column[0].get_title()}")
+    for column, (run, arrays) in zip(grid.T, runs):
+        parts, placed = partitions(arrays), place_codes(arrays)
+        scores = run.record.get("discovery") or array_scores(arrays)
+        for axis, factor in zip(column, factors):
+            style = factor_style(factor, parts[factor], domain_names, value_names)
+            plot_codes(axis, placed, parts[factor], *style)
+            name = (factor_names or {}).get(factor, factor)
+            axis.set_title(f"{name}: NMI {scores[f'nmi_{factor}']:.2f}")
+        title = f"{run.algorithm}, test: {run.test_domain}"
+        column[0].set_title(f"{title}\n{column[0].get_title()}")
     for factor, row in zip(factors, grid):
-        signs = ("test samples", "embeddings") if factor == factors[0] else ()
-        drawn, _ = factor_style(factor, [9], domain_names, value_names)
-        _legend_of_row(row, drawn, signs)
+        names = list(factor_style(factor, [9], domain_names, value_names)[0])
+        names += ["test samples", "embeddings"] if factor == factors[0] else []
+        drawn = {label: h for a in row for h, label in zip(*a.get_legend_handles_labels())}
+        drawn = {name: drawn[name] for name in names if name in drawn}
+        look = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "fontsize": 7.5}
+        row[-1].legend(drawn.values(), drawn.keys(), markerscale=1.5, labelspacing=0.3, **look)
     return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-heat-map
 def heat_map(axis, table: pd.DataFrame, decimals: int = 2, by_row: bool = False):
     """Draw a table of values from 0 to 1, or of counts (`by_row`: shade is the share of the row),
     with its numbers in the cells."""
-    values = table.to_numpy(dtype=float)
-    shade = values / np.maximum(values.sum(1, keepdims=True), 1) if by_row else values
-    axis.imshow(shade, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    decimals = 0 if by_row else decimals
-    for (i, j), value in np.ndenumerate(values):
-        ink = "white" if shade[i, j] > 0.55 else "#222222"
-        style = {"ha": "center", "va": "center", "fontsize": 7.5, "color": ink}
-        axis.text(j, i, f"{value:.{decimals}f}", **style)
-    rows, columns = values.shape
-    axis.set(xticks=range(columns), yticks=range(rows))
-    if max(len(str(name)) for name in table.columns) > 4:
-        axis.set_xticklabels(table.columns, rotation=45, ha="right")
-    else:
-        axis.set_xticklabels(table.columns, rotation=0, ha="center")
-    axis.set_yticklabels(table.index)
+    import seaborn as sns
+
+    shade = table.div(table.sum(axis=1).clip(lower=1), axis=0) if by_row else table
+    style = {"vmin": 0, "vmax": 1, "cmap": "Blues", "cbar": False, "annot_kws": {"fontsize": 7.5}}
+    form = f".{0 if by_row else decimals}f"
+    sns.heatmap(shade.astype(float), annot=table.astype(float), fmt=form, ax=axis, **style)
+    long = max(len(str(name)) for name in table.columns) > 4
+    axis.set_xticklabels(table.columns, rotation=45 * long, ha="right" if long else "center")
+    axis.set_yticklabels(table.index, rotation=0)
     axis.set_ylabel("" if table.index.name == "partition" else table.index.name)
     axis.tick_params(length=0)
-    axis.grid(False)
-    for side in axis.spines.values():
-        side.set_visible(False)
-
-# %% ../../nbs/07_analysis/06_embeddings.ipynb #def-draw-setting
-def _draw_setting(axis, x: int, runs: pd.DataFrame, column: str, equal_use: bool):
-    """The runs of one setting at position `x`: dots, their mean and, for `equal_use`, K."""
-    colour = PALETTE[x % len(PALETTE)]
-    places = x + np.linspace(-0.15, 0.15, len(runs))
-    axis.scatter(places, runs[column], s=12, alpha=0.6, linewidths=0, color=colour)
-    axis.plot([x - 0.25, x + 0.25], [runs[column].mean()] * 2, color=colour, lw=1.6)
-    if equal_use:
-        axis.plot([x - 0.3, x + 0.3], [runs.K.iloc[0]] * 2, color="#888888", ls=":", lw=1.2)
 
 
-def _top_of_panel(rows: pd.DataFrame, column: str, equal_use: bool) -> float:
-    """Where the values of a panel end: at 1 for scores and shares, else at the largest."""
-    if column.startswith(("nmi", "share")):
-        return 1
-    largest = [rows[column].max(), 0.01]
-    if equal_use:
-        largest += list(rows.K)
-    return max(largest)
+def heat_maps(tables: dict[str, pd.DataFrame], columns: int, size, **options):
+    """A figure with a `heat_map` for each title -> table, in rows of `columns`; `size` of one."""
+    rows = -(-len(tables) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False
+    )
+    for axis in grid.flat[len(tables) :]:
+        axis.set_visible(False)
+    for axis, (title, table) in zip(grid.flat, tables.items()):
+        heat_map(axis, table, **options)
+        axis.set_title(title)
+    return figure
 
-
-def _legend_of_settings(figure):
-    """What a dot, a bar and a dotted line are, below the figure."""
-    signs = {
-        "a run": {"marker": "o", "ls": "", "ms": 4, "color": "#555555", "alpha": 0.6},
-        "mean of runs": {"color": "#555555", "lw": 1.6},
-        "all K experts in equal use": {"color": "#888888", "ls": ":", "lw": 1.2},
-    }
-    lines = [plt.Line2D([], [], **style) for style in signs.values()]
-    figure.legend(lines, list(signs), loc="outside lower center", ncols=3)
+# %% ../../nbs/07_analysis/06_embeddings.ipynb #def-factor-maps
+def factor_maps(
+    stored: list[tuple], scores: pd.DataFrame, domain_names, factor_names=None, value_names=None
+):
+    """A figure with a row for each (run, arrays): agreement of all partitions of its stored images,
+    and these by expert and domain, and by expert and the other factor with the largest share in
+    `scores` (`factor_scores`); names as in `plot_factor_grid`."""
+    words = factor_names or {}
+    figure, grid = plt.subplots(len(stored), 3, figsize=(8.6, 2.7 * len(stored)), squeeze=False)
+    for row, (run, arrays) in zip(grid, stored):
+        parts = partitions(arrays)
+        heat_map(row[0], agreement(parts).rename(index=words, columns=words))
+        images = f"NMI over {len(arrays['gate_out'])} stored images"
+        row[0].set_title(f"{run.algorithm}, test: {run.test_domain}\n{images}")
+        others = scores[(scores.run_id == run.run_id) & (scores.factor != "domain")]
+        for axis, factor in zip(row[1:], ("domain", others.factor[others.share.idxmax()])):
+            names, _ = factor_style(factor, parts[factor], domain_names, value_names)
+            title = words.get(factor, factor)
+            table = run_confusion(arrays, domain_names, factor, names).rename_axis(title)
+            heat_map(axis, table, by_row=True)
+            axis.set_title(f"images by {title} and expert")
+    return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-plot-settings
 def plot_settings(
@@ -403,18 +348,27 @@ def plot_settings(
     """A figure with a panel per column in `panels` (column -> title): a dot for each row at its
     'setting', a bar for the mean, and K as a dotted line in the columns named in `equal_use`.
     Columns nmi_* and share_* run from 0 to 1."""
-    settings = list(dict.fromkeys(rows.setting))
-    width = max(2.0, 0.74 * len(settings))
-    size = (width * len(panels), 2.75)
+    import seaborn as sns
+
+    rows = rows.assign(setting=rows.setting.str.replace(", ", "\n"))
+    names = list(dict.fromkeys(rows.setting))
+    size = (max(2.0, 0.74 * len(names)) * len(panels), 2.75)
     figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
     for axis, (column, title) in zip(axes.flat, panels.items()):
-        for x, setting in enumerate(settings):
-            runs = rows[rows.setting == setting]
-            _draw_setting(axis, x, runs, column, column in equal_use)
-        top = _top_of_panel(rows, column, column in equal_use)
-        axis.set(title=title, xticks=range(len(settings)))
-        axis.set(xlim=(-0.6, len(settings) - 0.4), ylim=(-0.03 * top, 1.07 * top))
-        axis.set_xticklabels([setting.replace(", ", "\n") for setting in settings])
+        of_setting = {"data": rows, "x": "setting", "y": column, "hue": "setting", "legend": False}
+        of_setting |= {
+            "palette": list(PALETTE[: len(names)]) if len(names) <= len(PALETTE) else None
+        }
+        sns.swarmplot(**of_setting, size=3.5, alpha=0.6, warn_thresh=1, ax=axis)
+        bars = {"estimator": "mean", "errorbar": None, "marker": "_", "markersize": 22}
+        sns.pointplot(**of_setting, **bars, linestyle="none", ax=axis)
+        if column in equal_use:
+            equal = rows.groupby("setting", sort=False).K.first()
+            axis.hlines(equal, *(np.arange(len(names)) + s for s in (-0.3, 0.3)), "#888888", ":")
+        top = 1 if column.startswith(("nmi", "share")) else axis.dataLim.y1
+        axis.set(title=title, xlabel="", ylabel="", ylim=(-0.03 * top, 1.07 * top))
         axis.grid(axis="x", visible=False)
-    _legend_of_settings(figure)
+    figure.supxlabel(
+        "dot: a run; bar: mean of runs; dotted: all K experts in equal use", fontsize=8
+    )
     return figure
