@@ -85,6 +85,11 @@ def _trained(frame: pd.DataFrame) -> pd.Series:
     return (100 * chosen.validation_accuracy >= least).groupby(chosen.run_id).any()
 
 
+def _mean(values: pd.Series) -> float:
+    """The mean as numpy adds it, which differs from pandas' in the last bit."""
+    return np.mean(values.to_numpy())
+
+
 def own_mask_gain(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     """A row for each run with masks and test images of its training domains: columns of the run,
     test_domain, trial_seed, `gain` (points by which the mask of a training domain is better on that
@@ -93,11 +98,11 @@ def own_mask_gain(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     rows = mask_rows(frame, knob)
     rows = rows[(rows.quantity == "accuracy") & (rows.place == "test") & (rows.other != "combined")]
     own, by = rows.domain == rows.other, ["run_id", "domain"]
-    gain = 100 * (rows[own].groupby(by).value.mean() - rows[~own].groupby(by).value.mean())
+    gain = 100 * (rows[own].groupby(by).value.mean() - rows[~own].groupby(by).value.agg(_mean))
     gains = rows[_RUN].drop_duplicates("run_id").set_index("run_id", drop=False)
-    return gains.assign(gain=gain.groupby("run_id").mean(), trained=_trained(frame)).reset_index(
-        drop=True
-    )
+    return gains.assign(
+        gain=gain.groupby("run_id").agg(_mean), trained=_trained(frame)
+    ).reset_index(drop=True)
 
 
 def own_mask_line(gains: pd.DataFrame) -> str:
@@ -108,7 +113,7 @@ def own_mask_line(gains: pd.DataFrame) -> str:
     found, young = mean_interval(value_grid(gains, "gain")), int((~gains.trained).sum())
     verdict = "significant" if found.p < 0.05 else "not significant"
     verdict = "" if math.isnan(found.low) else f", {verdict}"
-    caveat = f"; caution: {young} of the {len(gains)} networks are undertrained" if young else ""
+    caveat = f"; caution: {young} of {len(gains)} networks are undertrained" if young else ""
     return (
         f"Own mask − mean of the others on a training domain, points: {_interval_text(found)}"
         f"{verdict} ({len(gains)} runs, {plural(found.seeds, 'trial seed')}){caveat}."
@@ -129,7 +134,7 @@ def mask_scores(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     one_protocol(as_records(frame) if len(frame) else [])
     rows = mask_rows(frame, knob)
     overall = rows[rows.place == OVERALL].groupby(["quantity", "run_id"]).value
-    means = overall.mean().unstack("quantity").reindex(columns=["mean_iou", "kept"])
+    means = overall.agg(_mean).unstack("quantity").reindex(columns=["mean_iou", "kept"])
     empty = overall.agg(lambda shares: (shares == 0).mean()).unstack("quantity")
 
     def percent(mode, column):
@@ -255,17 +260,16 @@ def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) 
 
     def named(part):
         rows = [f"{row.weight:g}: {_interval_text(row, decimals)}" for row in part.itertuples()]
-        return "; ".join(rows) or "none"
+        return "; ".join(rows)
 
     if changes.empty:
         return f"{what}: no verdict, for no two runs pair."
     if changes.low.isna().all():
         return f"{what}, by {knob}: {named(changes)}."
-    apart = changes.significant
-    return (
-        f"{what}: significant at {knob} = {named(changes[apart])}. "
-        f"Not significant at {knob} = {named(changes[~apart])}."
-    )
+    parts = {"Significant": changes[changes.significant]}
+    parts["Not significant"] = changes[~changes.significant]
+    told = [f"{found} at {knob} = {named(part)}" for found, part in parts.items() if len(part)]
+    return f"{what}: {'. '.join(told)}."
 
 
 def later_places(places: pd.DataFrame) -> tuple[pd.DataFrame, str]:
