@@ -110,6 +110,7 @@ def plot_high_frequencies(axis, rows: pd.DataFrame, untrained: pd.DataFrame | No
         dashed = {"ls": "--", "lw": 1, "legend": False, "errorbar": None}
         sns.lineplot(untrained[untrained.frequency == 1], ax=axis, **dashed, **style)
         axis.plot([], [], ls="--", lw=1, color="#555555", label=UNTRAINED)
+    axis.get_legend().remove()
     axis.set(xlabel="depth, first to last part", ylabel="Δ log amplitude at π")
 
 # %% ../../nbs/07_analysis/16_spectra.ipynb #def-untrained-runs
