@@ -53,6 +53,12 @@ def title_and_claim(notebook: Path) -> tuple[str, str]:
     return title[1] if title else Path(notebook).stem, " ".join(claim)
 
 
+def _facts(page: Path) -> dict:
+    """The provenance next to an executed page; {} without."""
+    path = page.with_name(f"{page.stem}.provenance.json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 _ABOUT_ALL = ("hmoe_table3",)  # pages about data of which their own runs are a part
 _DATA = {"Digit": "embedded digits", "MNIST": "MNIST", "PACS": "PACS"}
 
@@ -60,9 +66,7 @@ _DATA = {"Digit": "embedded digits", "MNIST": "MNIST", "PACS": "PACS"}
 def data_title(title: str, page: Path) -> str:
     """The title of an executed page, with the data of its runs appended where it does not name
     them, so that stand-in data cannot be mistaken for the paper's."""
-    provenance = Path(page).with_name(f"{Path(page).stem}.provenance.json")
-    facts = json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {}
-    names = facts.get("dataset") or []
+    names = _facts(Path(page)).get("dataset") or []
     words = [word for part, word in _DATA.items() if any(part in name for name in names)]
     if len(words) != 1 or Path(page).stem in _ABOUT_ALL:
         return title
@@ -88,25 +92,20 @@ def evidence_line(facts: dict) -> str:
     if not facts["records"]:
         return "From no run: the numbers are the paper's."
     studies = [f"`{name}`" for name in (facts["study"], *facts.get("beside", {}))]
-    named = f"studies {', '.join(studies)}" if len(studies) > 1 else f"study {studies[0]}"
+    named = f"stud{'ies' if len(studies) > 1 else 'y'} {', '.join(studies)}"
     if len(studies) > 12:
         named = f"{len(studies)} studies, which its provenance names"
-    line = f"From {facts['records']} runs of {named}"
-    if facts["failed"]:
-        line += f", {len(facts['failed'])} of which failed"
-    return f"{line}."
+    failed = f", {len(facts['failed'])} of which failed" if facts["failed"] else ""
+    return f"From {facts['records']} runs of {named}{failed}."
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-gallery-section
 def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
     """Markdown of one artefact: heading, claim, verdict, pictures, tables, a line about its runs,
     and links. `files`: the names of its files in `folder`. Its anchor is its name."""
-    page, provenance = folder / f"{artefact}.ipynb", folder / f"{artefact}.provenance.json"
-    title, claim = title_and_claim(page)
+    page = folder / f"{artefact}.ipynb"
+    (title, claim), facts = title_and_claim(page), _facts(page)
     tables = page_texts(page)
     verdict = tables.pop(f"{artefact}_verdict.md", "")
-    facts = {}
-    if provenance.exists():
-        facts = json.loads(provenance.read_text(encoding="utf-8"))
     return template("gallery_section.md").render(
         name=artefact,
         title=title,
@@ -121,53 +120,20 @@ def gallery_section(folder: Path, artefact: str, files: list[str]) -> str:
     )
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-index-entry
-_LEARNED = "Accuracy on validation images"
-
-
-def _first_sentence(text: str, longest: int = 220) -> str:
-    """The first sentence of a Markdown list, cut at a word if it is long. Some verdicts begin with
-    the validation accuracy, which is not their finding and is skipped."""
-    lines = [line.removeprefix("- ") for line in text.strip().splitlines()]
-    line = next((line for line in lines if line and not line.startswith(_LEARNED)), text.strip())
-    sentence = re.split(r"(?<=[a-z0-9)%])[.] (?=[A-Z*])", line)[0].rstrip(".")
-    if len(sentence) > longest:
-        sentence = sentence[:longest].rpartition(" ")[0] + " …"
-    return sentence.replace("|", "\\|")
-
-
-_TOO_LITTLE = {
-    "Excluded, because the mode": "inference mode that fails although its networks are trained",
-    "Undertrained, so": "undertrained",
-    "Undertrained but included": "undertrained but included",
-}
-
-
-def _caution(verdict: str, said: str, shown: int = 4) -> str:
-    """A clause that names the rows which a verdict calls undertrained (`learned_line`) and the
-    modes that fail (`trained_verdict`); empty where there are none, or where `said` names them."""
-    if "undertrained" in said.lower():
-        return ""
-    parts = []
-    for start, word in _TOO_LITTLE.items():
-        lists = re.findall(rf"{start}[^:]*: (.*?)\.(?:\s|$)", verdict)
-        rows = [name for named in lists for name in re.split(r" \(under \d+ %\)(?:, )?", named)]
-        rows = list(dict.fromkeys(filter(None, rows)))
-        more = f" and {len(rows) - shown} more" if len(rows) > shown else ""
-        parts += [f"{word}: {', '.join(rows[:shown])}{more}"] if rows else []
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
 def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     """What the index says about an artefact: name, `data_title`, claim, picture ('' without) and
-    the first sentence of its verdict, with the undertrained rows."""
+    the first sentence of its verdict, which is the answer."""
     page = folder / f"{artefact}.ipynb"
     title, claim = title_and_claim(page)
-    verdict = page_texts(page).get(f"{artefact}_verdict.md", "")
-    picture = next((name for name in files if name.endswith(".png")), "")
-    said = _first_sentence(verdict)
-    said += _caution(verdict, said).replace("|", "\\|")
-    title = data_title(title, page)
-    return dict(name=artefact, title=title, claim=claim, picture=picture, said=said)
+    verdict = page_texts(page).get(f"{artefact}_verdict.md", "").strip().partition("\n")[0]
+    said = re.split(r"(?<=[a-z0-9)%])[.] (?=[A-Z*])", verdict.removeprefix("- "))[0].rstrip(".")
+    return {
+        "name": artefact,
+        "title": data_title(title, page),
+        "claim": claim,
+        "picture": next((name for name in files if name.endswith(".png")), ""),
+        "said": said.replace("|", "\\|"),
+    }
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-gallery
 def _origin(profile: str, store: str) -> str:
