@@ -25,7 +25,7 @@ from ..core.errors import HmoeError, plural
 from ..core.files import figures_dir, repo_root, results_dir, runs_dir, write_atomic
 from ..core.progress import Progress
 from ..core.warm_kernels import warm_kernels
-from .comparison import compare_records, compare_studies
+from .comparison import compare_runs, compare_studies
 from .gallery import browsable, gallery
 from .render import KEPT, files_of, page_texts, render
 from ..studies.artefacts import ARTEFACTS, artefact_study
@@ -280,12 +280,13 @@ def reproduce_published(
     outcomes.refuse_elsewhere()
     outcomes.refuse_failed()
     fresh = [batch.store.read(record["run_id"]) for record in published]
-    found = compare_records(fresh, published)
+    found = compare_runs(fresh, published)
     tables, changed = changed_tables(pages, output)
     seconds = round(time.monotonic() - started)
     say(f"{len(pages)} of {len(pages)} pages rendered")
     say(f"{tables - len(changed)} of {tables} tables equal the committed ones")
-    say(f"{found['equal']} of {found['fresh']} records bitwise identical to the published ones")
+    equal = len(found) - found.different.sum()
+    say(f"{equal} of {len(found)} records bitwise identical to the published ones")
     index = browsable(output, list(dict.fromkeys(profile for profile, _ in pages)))
     say(f"gallery as HTML: {short_path(index)}")
     took = {"seconds": seconds, "cores": os.cpu_count(), "processor": processor()}
