@@ -20,7 +20,7 @@ from ..analysis.tables import cost_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root
 from ..core.style import markdown_table
-from .gallery import update_readme_block
+from .gallery import facts_of, update_readme_block
 from .provenance import STATUS
 from .render import page_texts
 from ..studies.artefacts import ARTEFACTS, artefact_studies
@@ -63,10 +63,7 @@ def all_deviations() -> str:
 # %% ../../nbs/08_report/08_readme.ipynb #def-status
 def _provenance_of(profile: str, artefact: str) -> dict:
     """The provenance of an artefact's page at a profile; {} if it is not rendered from runs."""
-    path = repo_root() / "figures" / profile / f"{artefact}.provenance.json"
-    if not path.exists():
-        return {}
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = facts_of(repo_root() / "figures" / profile / f"{artefact}.ipynb")
     return facts if facts.get("records") or "record_sha256" in facts else {}
 
 
