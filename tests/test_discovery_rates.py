@@ -33,7 +33,7 @@ from hmoe_repro.method.clustering import code_statistics, is_diverged, purity
 from hmoe_repro.method.gating import entropy_weight
 from hmoe_repro.method.hmoe import HMOE
 from hmoe_repro.networks.encoders import SmallD2V
-from hmoe_repro.report.comparison import compare_records
+from hmoe_repro.report.comparison import compare_runs
 from hmoe_repro.training.measurements import check_measure, measure_run
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.protocols import labelled_images
@@ -482,9 +482,9 @@ def test_a_repeated_run_equals_a_record_from_before_the_new_entries(tmp_path):
     for name in ("purity", "diverged"):
         del older["discovery"][name]
     assert fresh["discovery"]["purity"] > 0 and outcome(fresh) == outcome(older)
-    assert compare_records([fresh], [older])["equal"] == 1
+    assert compare_runs([fresh], [older]).different.tolist() == [False]
     older["checkpoints"][0]["losses"]["L_y"] += 0.1
-    assert compare_records([fresh], [older])["different"] == [fresh["run_id"]]
+    assert compare_runs([fresh], [older]).different.tolist() == [True]
 
 
 def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds():

@@ -51,7 +51,7 @@ from hmoe_repro.core.files import repo_root
 from hmoe_repro.data.benchmarks import KNOWN
 from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.networks.model_size import multiply_accumulates, network_size, parameters
-from hmoe_repro.report.gallery import _caution, evidence_line
+from hmoe_repro.report.gallery import evidence_line
 from hmoe_repro.report.not_run import not_run, not_run_line, quoted_cost, quoted_step
 from hmoe_repro.report.render import page_texts, render
 from hmoe_repro.studies.artefacts import ARTEFACTS
@@ -198,17 +198,6 @@ def test_named_pairs_are_compared_with_what_is_detectable():
     assert [line.split(": ")[0] for line in found] == ["DigitDomains", "DigitDomainsTiny"]
 
 
-def test_the_index_names_the_rows_that_have_learned_too_little():
-    young = learned_line(validated(study(), GMoE=0.7, **{"ERM-ViT": 0.1}))
-    clause = " (undertrained: ERM-ViT; undertrained but included: GMoE)"
-    assert _caution(f"- {young}\n- Best: GMoE.", "Best: GMoE") == clause
-    assert _caution(young, "undertrained networks") == ""
-    assert _caution(learned_line(validated(study())), "Best: GMoE") == ""
-    names = {row: 0.7 for row in ("ERM", "ERM-ViT", "GMoE")}
-    line = learned_line(renamed(validated(study(), **names), name_by_network))
-    assert _caution(line, "", shown=1).endswith("ERM on small_cnn and 2 more)")
-
-
 def validated(records, **accuracies):
     "The same runs with these accuracies on validation images, by algorithm."
     for record in records:
@@ -270,10 +259,6 @@ def test_a_mode_may_be_too_low_where_its_algorithm_has_learned():
     }
     gap = 100 * (means["HMOE-DN"] - means["ERM"])
     assert failing.endswith(f"are trained: HMOE-DN OOD ({gap:+.1f}).") and "OOD" not in apart
-    clause = (
-        f" (inference mode that fails although its networks are trained: HMOE-DN OOD ({gap:+.1f}))"
-    )
-    assert _caution(line, "Best: ERM") == clause
     without = [copy.deepcopy(r) for r in records]
     for record in without:
         record["selected"].pop("ood", None)

@@ -135,6 +135,19 @@ def test_notebooks_that_are_named_in_prose_exist():
     assert len(named) >= 5 and not missing, missing
 
 
+def test_the_lines_for_researchers_draw_every_run():
+    import matplotlib.pyplot as plt
+
+    text = README.read_text(encoding="utf-8").split("## For researchers")[1]
+    plt.figure()
+    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], {})
+    points = sum(len(dots.get_offsets()) for dots in plt.gca().collections)
+    plt.close()
+    from hmoe_repro.analysis.results import results
+
+    assert points == results("quick-digits").accuracy.notna().sum()
+
+
 def test_the_readme_calls_a_uniform_gate_uniform():
     import math
 

@@ -7,28 +7,26 @@ import shutil
 
 import invented
 import numpy as np
+import pandas as pd
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES
-from hmoe_repro.analysis.results import load_study
-from hmoe_repro.analysis.statistics import accuracy_verdict, minimum_detectable_difference
-from hmoe_repro.analysis.tables import run_results
+from hmoe_repro.analysis.results import frame_of, load_study
 from hmoe_repro.report.comparison import (
     by_chance,
-    changed_sentences,
+    changed_verdict,
     circumstances,
-    compare_records,
+    compare_cells,
+    compare_runs,
     compare_studies,
-    compare_tables,
     describe,
-    merge_counts,
     row_names,
 )
 from hmoe_repro.report.reproduce import (
     changed_tables,
     published_pages,
     reproduce_published,
-    sample_records,
+    sample_runs,
 )
 from hmoe_repro.studies.sweep import Batch
 from hmoe_repro.training.run_config import TOY, RunSpec
@@ -54,7 +52,10 @@ def shifted(records, points, processor="another processor", **only):
 
 
 def verdict(records):
-    return f"- {accuracy_verdict(records)}\n"
+    "The largest mean accuracy, and whose it is."
+    means = frame_of(records).groupby("algorithm").accuracy.mean()
+    best, last = means.idxmax(), means.idxmin()
+    return f"- Best on average: {best} ({100 * means.max():.2f}); {last} ({means.min()}) is last.\n"
 
 
 def report(here, there):
@@ -77,35 +78,31 @@ def test_another_rounding_with_the_same_findings(there):
         shifted(there, 0.4, algorithm="ERM"), there
     )
     assert first == (
-        "same findings, different rounding (processor another processor instead of "
-        "an invented processor)"
+        "same findings, different rounding (on another processor instead of an invented processor)"
     )
     assert (
         total == "24 of 36 records equal the published ones." and study == f"quick-digits: {total}"
     )
     assert [t.split(":")[0].strip() for t in tables] == ["test accuracy, points", "experts"]
-    assert "35 of 35 cells are within the detectable difference." in tables[0]
-    assert page == "page: 1 sentence of the verdict changed"
-    assert old.startswith("  published: No algorithm") and new.startswith(
-        "  here:      No algorithm"
-    )
-    assert new.endswith("[only numbers changed]") and old.split(":")[1] != new.split(":")[1]
+    assert "28 of 28 cells are within the detectable difference." in tables[0]
+    assert page == "page: the verdict has other numbers"
+    assert old.startswith("  - - Best") and new.startswith("  + - Best")
 
 
 def test_other_findings_are_named(there):
-    "ERM falls by forty points on one test domain: two cells, and what the verdict says."
+    "ERM falls by forty points on one test domain: one cell, and what the verdict says."
     lines = report(shifted(there, -40, algorithm="ERM", test_domains=["photo"]), there)
     assert lines[0].startswith(
-        "different findings: 2 of 91 table cells beyond the detectable difference; "
+        "different findings: 1 of 84 table cells beyond the detectable difference; "
     )
-    assert "changed their statement (page) (processor another processor" in lines[0]
-    assert "33 of 35 cells" in lines[3] and "not: ERM on photo 61 -> 21 (detectable " in lines[3]
-    assert any(line.startswith("  here:") and "ERM on" not in line for line in lines)
+    assert "the verdict of page has other words (on another processor instead" in lines[0]
+    assert "27 of 28 cells" in lines[3] and "not: ERM on photo 61 -> 21 (detectable " in lines[3]
+    assert any(line.startswith("  + - Best") and line.endswith(") is last.") for line in lines)
 
 
 def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
-    "One row that falls everywhere is five cells of 91: chance allows that a little past the limit."
-    limit = minimum_detectable_difference(there).detectable.max()
+    "One row that falls everywhere is four cells of 84: chance allows that a little past the limit."
+    limit = compare_cells(there, there).query("table == 'test accuracy, points'").limit.max()
 
     def first(points, **only):
         return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
@@ -113,11 +110,11 @@ def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
     near = first(-1.2 * limit, algorithm="ERM")
     assert (
         near.startswith("same findings")
-        and "5 of 91 table cells" in near
+        and "4 of 84 table cells" in near
         and "up to 8 are expected" in near
     )
-    assert re.match("different findings: 5 of 91 table cells", first(-4 * limit, algorithm="ERM"))
-    assert re.match(r"different findings: \d\d of 91 table cells", first(-1.2 * limit))
+    assert re.match("different findings: 4 of 84 table cells", first(-4 * limit, algorithm="ERM"))
+    assert re.match(r"different findings: \d\d of 84 table cells", first(-1.2 * limit))
     assert [by_chance(n) for n in (1, 4, 20, 100, 638)] == [0, 1, 2, 9, 42]
 
 
@@ -131,24 +128,20 @@ def test_a_run_that_failed_here_is_another_finding(there):
     )
 
 
-def test_limits_of_accuracy_are_those_of_the_study(there):
-    cells = compare_tables(shifted(there, 1), there)
-    limits = minimum_detectable_difference(there).set_index("test_domain").detectable
-    cells = cells[cells.table == "test accuracy, points"].set_index("cell")
-    assert cells.limit["HMOE-DN OOD on sketch"] == limits["sketch"]
-    assert cells.limit["ERM, average"] == limits["Average"]
-    mean = (
-        100
-        * run_results(there).query("algorithm == 'ERM' and test_domain == 'plain'").accuracy.mean()
-    )
-    assert cells.published["ERM on plain"] == pytest.approx(mean)
-    assert cells.fresh["ERM on plain"] == pytest.approx(mean + 1)
-    edge = limits["photo"]
+def test_limits_of_accuracy_by_hand(there):
+    "The variance between seeds, pooled over the rows of a test domain, and that of the images."
+    cells = compare_cells(shifted(there, 1), there).set_index("cell")
+    frame = frame_of(there).query("test_domain == 'photo'")
+    rows = frame.groupby(["algorithm", "mode"]).accuracy
+    erm = 100 * rows.get_group(("ERM", "default"))
+    images = erm.mean() * (100 - erm.mean()) / frame.test_size.iloc[0]
+    limit = 2 * math.sqrt(2 * (1e4 * rows.var().mean() / 3 + images))
+    assert cells.limit["ERM on photo"] == pytest.approx(limit)
+    assert cells.published["ERM on photo"] == pytest.approx(erm.mean())
+    assert cells.fresh["ERM on photo"] == pytest.approx(erm.mean() + 1)
     for beyond, expected in ((1.01, "beyond"), (0.99, "within")):
-        judged = compare_tables(shifted(there, edge * beyond, algorithm="ERM"), there).set_index(
-            "cell"
-        )
-        assert judged.verdict["ERM on photo"] == expected
+        judged = compare_cells(shifted(there, limit * beyond, algorithm="ERM"), there)
+        assert judged.set_index("cell").verdict["ERM on photo"] == expected
 
 
 def test_limits_of_other_scores_by_hand():
@@ -162,7 +155,7 @@ def test_limits_of_other_scores_by_hand():
         here = copy.deepcopy(there)
         for record in here[:3]:
             record["discovery"]["nmi_domain"] += gap
-        cells = compare_tables(here, there).set_index("cell")
+        cells = compare_cells(here, there).set_index("cell")
         cell = cells.loc["HMOE-DN, lambda_kl 1.0: nmi_domain on photo"]
         assert cell.limit == pytest.approx(limit) and cell.verdict == expected
 
@@ -191,13 +184,13 @@ def toy(errors, found):
 
 def test_the_toy_is_compared_in_powers_of_ten():
     there = [toy([1e-5, 1e-4, 1e-3], [True, True, False])]
-    near = compare_tables([toy([2e-5, 2e-4, 1e-3], [True, True, False])], there).set_index("cell")
+    near = compare_cells([toy([2e-5, 2e-4, 1e-3], [True, True, False])], there).set_index("cell")
     assert near.verdict.to_dict() == {
         "HMOE: log10 mse mix": "within",
         "HMOE: intervals_found": "within",
     }
     assert near.published["HMOE: log10 mse mix"] == pytest.approx(-4)
-    far = compare_tables([toy([1.0, 1.0, 1.0], [False] * 3)], there).set_index("cell")
+    far = compare_cells([toy([1.0, 1.0, 1.0], [False] * 3)], there).set_index("cell")
     assert far.verdict["HMOE: log10 mse mix"] == "beyond"
 
 
@@ -211,15 +204,14 @@ def test_one_seed_resolves_nothing_beyond_the_images(there):
     assert "differ and cannot be judged from one seed" in lines[3]
 
 
-def test_sentences_are_compared_without_numbers_and_order():
+def test_verdicts_are_compared_without_numbers_and_order():
     old = "- In 4 of 12 runs; never for plain, 75.\n- Different: IRM (-4.5), MMD (-3.1)."
-    assert changed_sentences(old, old) == []
+    assert changed_verdict(old, old) == ([], False)
     new = "- In 5 of 12 runs; never for plain, 75.\n- Different: MMD (-4.5), IRM (-3.1)."
-    assert [other for *_, other in changed_sentences(old, new, {"75"})] == [False, False]
-    new = "- In 4 of 12 runs; never for plain, 30.\n- Different: IRM (-4.5)."
-    assert [other for *_, other in changed_sentences(old, new, {"75", "30"})] == [True, True]
-    (gone,) = changed_sentences(old, old.split("\n")[0])
-    assert gone == ("Different: IRM (-4.5), MMD (-3.1).", "", True)
+    lines, other = changed_verdict(old, new)
+    assert [line[0] for line in lines] == ["-", "+", "-", "+"] and not other
+    assert changed_verdict(old, old.replace("plain", "photo"))[1]
+    assert changed_verdict(old, old.split("\n")[0])[1]
 
 
 def test_what_differs_between_machines_is_said(there):
@@ -241,7 +233,7 @@ def test_what_differs_between_machines_is_said(there):
     gpu = circumstances(made(arithmetic="cuda", device="cuda", device_name="a GPU"), portable)
     assert gpu == (
         "portable arithmetic was requested and cuda was used, "
-        "a GPU instead of processor an invented processor"
+        "on a GPU instead of an invented processor"
     )
     assert (
         circumstances(made("native", arithmetic="cuda"), made("native", arithmetic="native"))
@@ -270,26 +262,24 @@ def test_studies_are_added_up_and_new_ones_named(there):
         "nothing published to compare with",
         "c: nothing is published to compare with.",
     ]
-    alone = compare_studies({"a": (shifted(there, 1), there)}, {"page": (None, "- New.")})
-    assert alone[-1] == "No published verdict to compare with: page."
 
 
 def test_only_the_outcome_is_counted(there):
     broken = copy.deepcopy(there)
     broken[0]["checkpoints"][0]["losses"]["loss"] += 1e-9
-    result = compare_records(
-        broken[:-1] + [invented.record("HMOE-ND", "photo", 0, np.random.default_rng(0))], there
-    )
-    assert (result["equal"], len(result["different"]), result["failed"]) == (34, 1, [])
-    assert result["not_repeated"] == [there[-1]["run_id"]]
+    stranger = invented.record("HMOE-ND", "photo", 0, np.random.default_rng(0))
+    result = compare_runs(broken[:-1] + [stranger], there)
+    assert result.different.sum() == 1 and not result.failed.any()
+    absent = result.run_id[result.side == "published"]
+    assert absent.tolist() == [there[-1]["run_id"]]
     assert (
         describe(result) == "34 of 35 records equal the published ones; 1 are not published; "
         "1 published ones were not repeated."
     )
     nan = copy.deepcopy(there)
     nan[0]["checkpoints"][0]["losses"]["loss"] = math.nan
-    assert compare_records(nan, copy.deepcopy(nan))["equal"] == len(there)
-    assert describe(merge_counts([result, result])).startswith("68 of 70 records equal")
+    assert not compare_runs(nan, copy.deepcopy(nan)).different.any()
+    assert describe(pd.concat([result, result])).startswith("68 of 70 records equal")
 
 
 def test_a_difference_that_no_page_prints_is_none():
@@ -298,7 +288,7 @@ def test_a_difference_that_no_page_prints_is_none():
     for name, gap, expected in (("gate_entropy", 1e-6, "within"), ("experts_used", 1, "beyond")):
         here = copy.deepcopy(there)
         here[0]["discovery"][name] += gap
-        judged = compare_tables(here, there).set_index("cell").verdict
+        judged = compare_cells(here, there).set_index("cell").verdict
         assert judged[f"HMOE-DN, lambda_kl 1.0: {name} on photo"] == expected
 
 
@@ -308,7 +298,7 @@ def test_the_published_pages_are_those_of_the_committed_figures(root):
 
 
 def test_the_sample_has_the_toy_and_every_family():
-    specs = [record["spec"] for record in sample_records()]
+    specs = [record["spec"] for record in sample_runs().record]
     families = {FAMILIES[spec["algorithm"]] for spec in specs if spec["dataset"] != TOY}
     assert families == set(FAMILIES.values()) and any(spec["dataset"] == TOY for spec in specs)
     assert all(spec["arithmetic"] == "portable" for spec in specs)
@@ -322,8 +312,8 @@ def test_what_is_published_is_rendered_trained_and_compared(
     record = load_study("smoke-toy")[0]
     batch = Batch([RunSpec.from_dict(record["spec"])], RunStore(tmp_path / "runs"), jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
-    reproduce_published(pages, [record], batch, made, said.append)
-    assert said[0].startswith("renders 1 page and trains 1 run afresh; last time")
+    reproduce_published(pages, frame_of([record]), batch, made, said.append)
+    assert said[0].startswith("renders 1 page and trains 1 run afresh. The first picture")
     assert {
         "1 of 1 pages rendered",
         "3 of 3 tables equal the committed ones",

@@ -34,7 +34,7 @@ from hmoe_repro.report.reproduce import (
     published_records,
     reproduce,
     reproduce_published,
-    sample_records,
+    sample_runs,
 )
 from ..studies.export_import import pack, unpack
 from hmoe_repro.studies.plan import (
@@ -97,8 +97,8 @@ def reproduce_command(
     folder, output = data_folder(data_dir), own_figures()
     verify_studies(results_dir())
     if not (artefacts or profile or everything or fresh):
-        published = sample_records()
-        specs = [RunSpec.from_dict(record["spec"]) for record in published]
+        published = sample_runs()
+        specs = [RunSpec.from_dict(record["spec"]) for record in published.record]
         batch = Batch(specs, RunStore(runs_dir() / "sample"), device, folder, jobs, engine)
         batch.store.discard_all([spec.run_id for spec in specs])
         return reproduce_published(published_pages(), published, batch, output, say)

@@ -7,6 +7,7 @@ __all__ = ['quoted_step', 'QuotedCost', 'quoted_cost', 'not_run', 'not_run_line'
 
 # %% ../../nbs/08_report/06_not_run.ipynb #imports
 import functools
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,24 +33,24 @@ _IMAGES, _PIXELS = 160, 224  # of an update in GMoE's Table 16
 
 
 @functools.cache
-def _quoted(quantity: str) -> dict[str, float]:
-    """Algorithm -> its value in GMoE's Table 16."""
-    numbers = paper_numbers(artefact="GMoE Table 16", quantity=quantity)
-    return dict(zip(numbers.algorithm, numbers.value))
+def _quoted() -> pd.DataFrame:
+    """GMoE's Table 16: algorithms by seconds and GB of an update."""
+    numbers = paper_numbers(artefact="GMoE Table 16").pivot_table(
+        index="algorithm", columns="quantity", values="value"
+    )
+    return numbers[["training step time", "training run-time memory"]].dropna()
 
 
-def quoted_step(network: str, algorithm: str, images: int) -> tuple[float, float] | None:
+def quoted_step(network: str, algorithm: str, images: float) -> tuple[float, float] | None:
     """Seconds and GB that an update on `images` images takes on a V100, by GMoE's Table 16; None
     for a network that it lacks."""
     if network not in _MODELS:
         return None
-    share = images / _IMAGES
-    seconds, memory = _quoted("training step time"), _quoted("training run-time memory")
-    model = _MODELS[network]
-    stretch = seconds.get(algorithm, seconds["ERM"]) / seconds["ERM"]
-    if algorithm == model or algorithm not in seconds:
-        stretch = 1.0
-    return seconds[model] * stretch * share, memory[model] * share
+    model, quoted, share = _MODELS[network], _quoted(), images / _IMAGES
+    seconds, memory = quoted.loc[model]
+    if algorithm != model and algorithm in quoted.index:
+        seconds *= quoted.iloc[:, 0][algorithm] / quoted.iloc[:, 0]["ERM"]
+    return float(seconds * share), float(memory * share)
 
 # %% ../../nbs/08_report/06_not_run.ipynb #def-quoted-cost
 class QuotedCost(NamedTuple):
@@ -62,24 +63,17 @@ class QuotedCost(NamedTuple):
     memory: float
 
 
-def _training_counts(runs: Runs, dataset: str) -> list[int]:
-    """The number of training domains for each set of test domains."""
-    names, said = DATASETS[dataset].domain_names, runs.test_domains
-    said = said[dataset] if isinstance(said, dict) else said
-    sizes = [1] * len(names) if said == "all" else map(len, said)
-    return [len(names) - size for size in sizes]
-
-
 def _run_cost(runs: Runs, algorithm: str, dataset: str) -> tuple[float, float] | None:
     """Mean seconds of a run on photographs, and GB; None where Table 16 has no value."""
-    if dataset not in KNOWN:
+    if dataset not in KNOWN or not runs.steps or (runs.resolution or _PIXELS) != _PIXELS:
         return None
     given = runs.settings(algorithm, runs.variants[0])
     usual = get_algorithm(algorithm).HPARAMS["network"].large_image_default or "resnet50"
     network = runs.network or given.get("network") or usual
-    if not runs.steps or (runs.resolution or _PIXELS) != _PIXELS:
-        return None
-    images = [given.get("batch_size", 32) * n for n in _training_counts(runs, dataset)]
+    names, said = DATASETS[dataset].domain_names, runs.test_domains
+    said = said[dataset] if isinstance(said, dict) else said
+    held_out = [1] * len(names) if said == "all" else map(len, said)
+    images = [given.get("batch_size", 32) * (len(names) - n) for n in held_out]
     steps = [quoted_step(network, algorithm, n) for n in images]
     if None in steps:
         return None
@@ -91,17 +85,15 @@ def quoted_cost(study: str) -> QuotedCost:
     """Hours and memory of a study by the times that GMoE's Table 16 prints. Raises `HmoeError` for
     an unknown study."""
     study = read_study(study)
-    runs, timed, hours, largest = count_runs(study), 0, 0.0, 0.0
+    timed, hours, largest = 0, 0.0, 0.0
     for block in study.runs:
-        for algorithm in block.algorithms:
-            for dataset in block.datasets:
-                part = replace(block, algorithms=(algorithm,), datasets=(dataset,))
-                found = _run_cost(part, algorithm, dataset)
-                if found:
-                    count = count_runs(replace(study, runs=(part,)))
-                    timed, hours = timed + count, hours + count * found[0] / 3600
-                    largest = max(largest, found[1])
-    return QuotedCost(runs, timed, hours, largest)
+        for algorithm, dataset in itertools.product(block.algorithms, block.datasets):
+            part = replace(block, algorithms=(algorithm,), datasets=(dataset,))
+            if found := _run_cost(part, algorithm, dataset):
+                count = count_runs(replace(study, runs=(part,)))
+                timed, hours = timed + count, hours + count * found[0] / 3600
+                largest = max(largest, found[1])
+    return QuotedCost(count_runs(study), timed, hours, largest)
 
 # %% ../../nbs/08_report/06_not_run.ipynb #def-not-run
 def _row(study: str) -> dict:
