@@ -28,6 +28,7 @@ from ..studies.study_file import read_study
 # %% ../../nbs/08_report/08_readme.ipynb #readme-pages
 README_PROFILES = ("quick", "mnist", "pacs")  # those with blocks
 README_PAGES = {
+    "claims-said": "quick/claims_verdict.md",
     "digits-table": "quick/digits_table.md",
     "discovery": "quick/digits_fig5.md",
     "toy": "quick/hmoe_fig3_summary.md",
@@ -258,7 +259,7 @@ def readme_blocks() -> dict[str, str]:
     return blocks
 
 # %% ../../nbs/08_report/08_readme.ipynb #def-update-readme
-PAGES_WITH_BLOCKS = ("README.md", "docs/results.md", "docs/deviations.md")
+PAGES_WITH_BLOCKS = ("README.md", "docs/results.md", "docs/deviations.md", "docs/book/index.md")
 
 
 def blocks_in(page: str) -> list[str]:
