@@ -322,7 +322,7 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
     near = {r["run_id"]: nearest_domain(r, stored[r["run_id"]]) for r in kept}
     frame = frame.join(scores.assign(nearest_domain=pd.Series(near, dtype=object)), on="run_id")
     frame = frame.reindex(columns=frame.columns.union([*_UNSET], sort=False))
-    return frame.fillna(_UNSET)
+    return frame.astype(dict.fromkeys(_UNSET, object)).fillna(_UNSET)
 
 
 def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame]:
