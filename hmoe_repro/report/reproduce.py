@@ -109,7 +109,7 @@ def note_of_versions(studies: list[str], folder: str) -> str | None:
     )
 
 # %% ../../nbs/08_report/05_reproduce.ipynb #def-render-pages
-_LIBRARY = ("hmoe_repro.analysis.claims_gmoe_dmg", "hmoe_repro.analysis.discovery_rates")
+_LIBRARY = ("hmoe_repro.analysis.claims", "hmoe_repro.analysis.discovery_rates")
 
 
 def own_figures() -> Path:
