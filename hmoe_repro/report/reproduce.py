@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import as_records, results, runs, short_path
+from ..analysis.results import load_study, results, runs, short_path
 from ..core.determinism import starting, variables
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
@@ -72,7 +72,8 @@ def write_beside_runs(studies: list[str], store: RunStore) -> str:
 # %% ../../nbs/08_report/05_reproduce.ipynb #def-published
 def published_records() -> list[dict]:
     """The records of all published studies."""
-    return as_records(results(sorted(path.stem for path in results_dir().glob("*.jsonl"))))
+    names = sorted(path.stem for path in results_dir().glob("*.jsonl"))
+    return [record for name in names for record in load_study(name)]
 
 
 def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
