@@ -74,7 +74,7 @@ def test_records_that_are_equal_are_the_same_to_the_bit(there):
 
 
 def test_another_rounding_with_the_same_findings(there):
-    first, total, study, *tables, page, old, new = report(
+    first, total, study, _, _, experts, accuracies, page, old, new = report(
         shifted(there, 0.4, algorithm="ERM"), there
     )
     assert first == (
@@ -83,8 +83,8 @@ def test_another_rounding_with_the_same_findings(there):
     assert (
         total == "24 of 36 records equal the published ones." and study == f"quick-digits: {total}"
     )
-    assert [t.split(":")[0].strip() for t in tables] == ["test accuracy, points", "experts"]
-    assert "28 of 28 cells are within the detectable difference." in tables[0]
+    assert experts.split() == ["quick-digits", "experts", "56"]
+    assert accuracies.split() == ["test", "accuracy,", "points", "28"]
     assert page == "page: the verdict has other numbers"
     assert old.startswith("  - - Best") and new.startswith("  + - Best")
 
@@ -96,7 +96,8 @@ def test_other_findings_are_named(there):
         "different findings: 1 of 84 table cells beyond the detectable difference; "
     )
     assert "the verdict of page has other words (on another processor instead" in lines[0]
-    assert "27 of 28 cells" in lines[3] and "not: ERM on photo 61 -> 21 (detectable " in lines[3]
+    off = next(line.split() for line in lines if line.lstrip().startswith("ERM on photo"))
+    assert float(off[4]) == pytest.approx(float(off[3]) - 40, abs=0.01) and "beyond" in off
     assert any(line.startswith("  + - Best") and line.endswith(") is last.") for line in lines)
 
 
@@ -201,7 +202,7 @@ def test_one_seed_resolves_nothing_beyond_the_images(there):
         lines[0].startswith("same findings, different rounding")
         and "cells cannot be judged from one seed" in lines[0]
     )
-    assert "differ and cannot be judged from one seed" in lines[3]
+    assert "unknown" in lines[3]
 
 
 def test_verdicts_are_compared_without_numbers_and_order():
@@ -226,27 +227,14 @@ def test_what_differs_between_machines_is_said(there):
         ]
 
     portable = made(arithmetic="portable")
-    assert (
-        circumstances(made(arithmetic="native"), portable)
-        == "portable arithmetic was requested and native was used"
-    )
     gpu = circumstances(made(arithmetic="cuda", device="cuda", device_name="a GPU"), portable)
-    assert gpu == (
-        "portable arithmetic was requested and cuda was used, "
-        "on a GPU instead of an invented processor"
-    )
-    assert (
-        circumstances(made("native", arithmetic="cuda"), made("native", arithmetic="native"))
-        == "arithmetic cuda instead of native"
-    )
+    assert gpu == ("arithmetic cuda instead of portable, on a GPU instead of an invented processor")
     assert (
         circumstances(there, portable) == "on an equal processor with equal versions"
     )  # not recorded then
-    assert (
-        circumstances(made(versions={"torch": "2.14.0"}), portable)
-        == "torch 2.14.0 instead of 2.13.0"
-    )
-    assert circumstances(made(library="x"), portable) == "another version of the library"
+    newer = made(versions={"torch": "2.14.0"}, library="x")
+    assert circumstances(newer, portable) == "torch 2.14.0 instead of 2.13.0"
+    assert circumstances(made(library="x"), made(library="y")) == "library x instead of y"
 
 
 def test_studies_are_added_up_and_new_ones_named(there):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['outcome_text', 'compare_runs', 'describe', 'row_names', 'score_rows', 'compare_cells', 'changed_verdict',
-           'circumstances', 'by_chance', 'headline', 'table_line', 'compare_studies']
+           'circumstances', 'by_chance', 'headline', 'compare_studies']
 
 # %% ../../nbs/08_report/03_comparison.ipynb #imports
 import difflib
@@ -18,7 +18,7 @@ import pandas as pd
 from ..analysis.results import as_frame, runs
 from ..analysis.tables import row_name
 from ..core.errors import plural
-from .provenance import values_of
+from .provenance import listed
 from ..training.store import outcome
 
 # %% ../../nbs/08_report/03_comparison.ipynb #def-outcome-text
@@ -76,15 +76,14 @@ def row_names(frame: pd.DataFrame) -> dict[str, str]:
 _TOY_SCORES = ("intervals_found", "majority_found", "experts_used", "entropy", "load_balance")
 
 
-def _toy_scores(record: dict) -> list[dict]:
-    """Score and value for every seed of a toy's record; errors as logarithms."""
-    rows = []
-    for seed in (record.get("toy") or {}).get("per_seed", []):
-        found = {name: seed.get(name) for name in _TOY_SCORES}
-        for mode, error in seed["mse"].items():
-            found[f"log10 mse {mode}"] = None if error is None else math.log10(max(error, 1e-12))
-        rows += [{"score": name, "value": value} for name, value in found.items()]
-    return rows
+def _toy_scores(record: dict) -> pd.DataFrame:
+    """score and value for every seed of a toy's record; errors as logarithms."""
+    seeds = pd.json_normalize((record.get("toy") or {}).get("per_seed", []))
+    scores = seeds.reindex(columns=[name for name in _TOY_SCORES if name in seeds])
+    for name in (name for name in seeds if name.startswith("mse.")):
+        errors = seeds[name].astype(float).clip(lower=1e-12)
+        scores[f"log10 mse {name.removeprefix('mse.')}"] = np.log10(errors)
+    return scores.astype(float).melt(var_name="score")
 
 
 def score_rows(frame: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
@@ -101,12 +100,8 @@ def score_rows(frame: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
         name = column.removeprefix("discovery.")
         parts.append(once.assign(table="experts", score=name, value=value, test_size=np.nan))
     for i, record in enumerate(once.record):
-        scores = pd.DataFrame(_toy_scores(record), columns=["score", "value"]).astype(
-            {"value": float}
-        )
-        parts.append(
-            scores.assign(table="toy", row=once.row.iloc[i], test_domain="", test_size=np.nan)
-        )
+        toy = {"table": "toy", "row": once.row.iloc[i], "test_domain": "", "test_size": np.nan}
+        parts.append(_toy_scores(record).assign(**toy))
     columns = ["table", "row", "score", "test_domain", "value", "test_size"]
     rows = pd.concat([part[columns] for part in parts if len(part)] or [accuracy[columns]])
     return rows.dropna(subset="value")
@@ -161,25 +156,16 @@ def changed_verdict(published: str, fresh: str) -> tuple[list[str], bool]:
 # %% ../../nbs/08_report/03_comparison.ipynb #def-circumstances
 def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
     """The differences between the environments of two frames of `results`, in a few words."""
-    here, there = map(as_frame, (fresh, published))
-
-    def instead(name, fact):
-        new, old = (values_of(side, f"environment.{fact}") for side in (here, there))
-        if not new or not old or new == old:
-            return []
-        return [f"{name} {', '.join(map(str, new))} instead of {', '.join(map(str, old))}"]
-
-    used = [a for a in values_of(here, "environment.arithmetic") if a != "portable"]
-    if used and "portable" in values_of(here, "arithmetic"):
-        parts = [f"portable arithmetic was requested and {' and '.join(used)} was used"]
-    else:
-        parts = instead("arithmetic", "arithmetic")
-    parts += instead("on", "device_name")
-    for column in (name for name in here if name.startswith("environment.versions.")):
-        fact = column.removeprefix("environment.")
-        parts += instead(fact.removeprefix("versions."), fact)
-    if not parts and instead("", "library"):
-        parts = ["another version of the library"]
+    here, there, parts = as_frame(fresh), as_frame(published), []
+    facts = ["arithmetic", "device_name"]
+    facts += [name[12:] for name in here if name.startswith("environment.versions.")]
+    for fact in [*facts, "library"]:
+        new, old = (listed(side, f"environment.{fact}", "") for side in (here, there))
+        if new and old and new != old:
+            name = fact.removeprefix("versions.").replace("device_name", "on")
+            parts.append(f"{name} {new} instead of {old}")
+    if len(parts) > 1:  # another version of the library explains what nothing else does
+        parts = [part for part in parts if not part.startswith("library ")]
     return ", ".join(parts) or "on an equal processor with equal versions"
 
 # %% ../../nbs/08_report/03_comparison.ipynb #def-by-chance
@@ -217,20 +203,6 @@ def headline(total: pd.DataFrame, cells: pd.DataFrame, reworded: list[str], why:
         start = f"different findings: {'; '.join(findings)}"
     return f"{start} ({why}){''.join(remarks)}"
 
-# %% ../../nbs/08_report/03_comparison.ipynb #def-report-lines
-def table_line(table: str, cells: pd.DataFrame) -> str:
-    """How many cells of a table are within the detectable difference, and which are not."""
-    count = cells.verdict.value_counts()
-    line = f"  {table}: {count.get('within', 0)} of {len(cells)} cells are within the detectable"
-    line += " difference"
-    if "unknown" in count:
-        line += f"; {count['unknown']} differ and cannot be judged from one seed"
-    named = [
-        f"{c.cell} {c.published:.3g} -> {c.fresh:.3g} (detectable {c.limit:.3g})"
-        for c in cells[cells.verdict.isin(["beyond", "missing"])].itertuples()
-    ]
-    return line + (f"; not: {', '.join(named)}." if named else ".")
-
 # %% ../../nbs/08_report/03_comparison.ipynb #def-compare-studies
 def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[str]:
     """The comparison that `hmoe reproduce` prints at its end, the headline first.
@@ -242,7 +214,11 @@ def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[
     compared = {s: compare_runs(*sides) for s, sides in studies.items() if len(sides[1])}
     total = pd.concat([compare_runs([], []), *compared.values()])
     apart = total.run_id[total.different]
-    tables = {s: compare_cells(*studies[s]) for s in compared if compared[s].different.any()}
+    tables = {
+        s: compare_cells(*studies[s]).assign(study=s)
+        for s in compared
+        if compared[s].different.any()
+    }
     cells = pd.concat([compare_cells([], []), *tables.values()])
     changed = {page: changed_verdict(*texts) for page, texts in pages.items()}
     reworded = [page for page, (_, other) in changed.items() if other]
@@ -253,9 +229,11 @@ def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[
     lines = [headline(total, cells, reworded, why)]
     lines += [describe(total)] if compared else []
     lines += [f"{s}: nothing is published to compare with." for s in studies if s not in compared]
-    for study, found in tables.items():
-        lines.append(f"{study}: {describe(compared[study])}")
-        lines += [table_line(table, part) for table, part in found.groupby("table", sort=False)]
+    lines += [f"{study}: {describe(compared[study])}" for study in tables]
+    if len(cells):
+        lines += pd.crosstab([cells.study, cells.table], cells.verdict).to_string().splitlines()
+    off = cells[cells.verdict.isin(["beyond", "missing"])].drop(columns="table")
+    lines += off.round(3).to_string(index=False).splitlines() if len(off) else []
     for page, (found, other) in changed.items():
         if found:
             lines.append(f"{page}: the verdict has other {'words' if other else 'numbers'}")

@@ -126,7 +126,7 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     page = folder / f"{artefact}.ipynb"
     title, claim = title_and_claim(page)
     verdict = page_texts(page).get(f"{artefact}_verdict.md", "").strip().partition("\n")[0]
-    said = re.split(r"(?<=[a-z0-9)%])[.] (?=[A-Z*])", verdict.removeprefix("- "))[0].rstrip(".")
+    said = re.split(r"(?<=[\w)%])[.] (?=[A-Z*])", verdict.removeprefix("- "))[0].rstrip(".")
     return {
         "name": artefact,
         "title": data_title(title, page),

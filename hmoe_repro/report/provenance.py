@@ -104,9 +104,8 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
     its values, the default, and the algorithms if not all."""
     trained, in_use, texts = runs(as_frame(frame)), {}, []
     everyone = values_of(trained, "algorithm")
-    trained = trained[trained.dataset != TOY].assign(
-        resolution=lambda kept: kept.get("resolution", pd.Series(dtype=float))
-    )
+    trained = trained[trained.dataset != TOY]
+    trained = trained.reindex(columns=trained.columns.union(["resolution"], sort=False))
     for group, part in trained.groupby(["algorithm", "resolution"], dropna=False):
         for name, default in _defaults(*group).items():
             for value in values_of(part, f"hparams.{name}"):
@@ -120,9 +119,8 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
         values = " or ".join(_value_text(name, value) for value in changed)
         text = f"{name} {values} instead of {_value_text(name, default)}"
         text += " in some runs" if users.get(default, set()) & changers else ""
-        texts.append(
-            text + (f" ({', '.join(sorted(changers))})" if len(changers) < len(everyone) else "")
-        )
+        named = f" ({', '.join(sorted(changers))})" if len(changers) < len(everyone) else ""
+        texts.append(text + named)
     return texts
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import as_records, results, runs, short_path
+from ..analysis.results import load_study, results, runs, short_path
 from ..core.determinism import starting, variables
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
@@ -42,23 +42,21 @@ def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
 
     Raises `HmoeError` for an unknown study, for two of one name, and where a run of one is missing
     or failed."""
-    runs = {study: [s.run_id for s in study_specs(study)] for study in studies}
-    written, file_of = {}, {}
-    for study in runs:
-        name, file = read_study(study).name, read_study(study).file
-        other = file_of.setdefault(name, file)
-        if other.folder != file.folder:
+    runs = {study: [spec.run_id for spec in study_specs(study)] for study in studies}
+    read, written, file_of = {study: read_study(study) for study in runs}, {}, {}
+    for study in read.values():
+        other = file_of.setdefault(study.name, study.file)
+        if other.folder != study.file.folder:
             raise HmoeError(
-                f"{file.name} and {other.name} are two studies of one name. Fix: rename one."
+                f"{study.file.name} and {other.name} are two studies of one name. Fix: rename one."
             )
-    for study, run_ids in runs.items():
-        name, arrays = read_study(study).name, runs_with_arrays(study)
-        without = "panel_" if name.endswith("-limits") else None
-        kept = kept_file(read_study(study), results_dir())
-        file = publish_study(name, run_ids, store, results_dir(), arrays, without=without)
+    for named, study in read.items():
+        without = "panel_" if study.name.endswith("-limits") else None
+        kept, arrays = kept_file(study, results_dir()), runs_with_arrays(named)
+        given = (study.name, runs[named], store, results_dir(), arrays)
+        written[publish_study(*given, without=without)] = len(runs[named])
         for path, text in kept.items():
             write_atomic(path, text)
-        written[file] = len(run_ids)
     return written
 
 
@@ -74,7 +72,8 @@ def write_beside_runs(studies: list[str], store: RunStore) -> str:
 # %% ../../nbs/08_report/05_reproduce.ipynb #def-published
 def published_records() -> list[dict]:
     """The records of all published studies."""
-    return as_records(results(sorted(path.stem for path in results_dir().glob("*.jsonl"))))
+    names = sorted(path.stem for path in results_dir().glob("*.jsonl"))
+    return [record for name in names for record in load_study(name)]
 
 
 def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
