@@ -16,6 +16,7 @@ from matplotlib.colors import to_rgb
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.analysis.experts import (
+    StoredChoices,
     choice_rows,
     choice_summary,
     choice_verdict,
@@ -26,10 +27,9 @@ from hmoe_repro.analysis.experts import (
     plot_selection,
     position_shares,
     runs_with_choices,
-    stored_choices,
     tinted,
 )
-from hmoe_repro.analysis.results import load_arrays
+from hmoe_repro.analysis.results import frame_of, load_arrays
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.routing_analysis import (
     against_chance,
@@ -332,7 +332,7 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
     scores, arrays = measure_choices(trainer)
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
-    kept = stored_choices(
+    kept = StoredChoices(
         {"run_id": "0", "spec": trainer.spec.to_dict(), "expert_choices": scores}, arrays
     )
     assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
@@ -441,6 +441,7 @@ def invented(seed=0, network="gmoe_small", chance=0.01):
     for part in ("out", "test"):
         found[part] = {"layers": [layer(0.4), layer(0.0)], "between": between}
     spec = {"algorithm": "GMoE", "network": network, "test_domains": ["sand"], "trial_seed": seed}
+    spec["dataset"] = "Invented"
     return {"status": "complete", "run_id": str(seed), "spec": spec, "expert_choices": found}
 
 
@@ -478,17 +479,17 @@ def test_six_experts_are_told_apart_on_dark_and_on_light_pictures():
 
 
 def test_stored_choices_know_their_blocks():
-    kept = stored_choices(invented(), arrays_by_hand())
+    kept = StoredChoices(invented(), arrays_by_hand())
     assert kept.layer().tolist() == [[2, 2, 1, 0]] * 4
     assert kept.layer(2).tolist() == [[0, 1, 2, 2]] * 4
-    with pytest.raises(HmoeError, match="block 3 has no experts. Valid: 2, 4."):
+    with pytest.raises(HmoeError, match="unknown block with experts 3. Valid: 2, 4."):
         kept.layer(3)
     with pytest.raises(HmoeError, match="run 7 kept no experts of patches"):
-        stored_choices({"run_id": "7"}, arrays_by_hand())
+        StoredChoices({"run_id": "7"}, arrays_by_hand())
 
 
 def test_shares_are_counted_by_hand():
-    kept = stored_choices(invented(), arrays_by_hand())
+    kept = StoredChoices(invented(), arrays_by_hand())
     shares = expert_shares(kept, "class", 2)
     assert shares.index.tolist() == ["b", "f"] and (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
     maps = position_shares(kept)
@@ -496,7 +497,7 @@ def test_shares_are_counted_by_hand():
 
 
 def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
-    kept, figure = stored_choices(invented(), arrays_by_hand()), plt.figure()
+    kept, figure = StoredChoices(invented(), arrays_by_hand()), plt.figure()
     plot_selection(figure, kept, columns=3)
     assert [axis.get_ylabel() for axis in figure.axes] == ["ink", "sand\n(test)"]
     (legend,) = figure.legends
@@ -511,8 +512,10 @@ def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
 
 
 def test_rows_and_their_means():
-    records = [invented(0), invented(1, chance=0.3), {"status": "failed", "spec": {}}]
-    rows = choice_rows(records)
+    failed = invented(2) | {"status": "failed", "expert_choices": None}
+    records = [invented(0), invented(1, chance=0.3), failed]
+    rows = choice_rows(frame_of(records))
+    assert rows.equals(choice_rows(records))
     assert set(rows.known) == {"class", "domain", "position", "layer before"}
     assert rows[(rows.block == 4) & (rows.known == "domain")].empty
     summary = choice_summary(rows)
@@ -531,21 +534,27 @@ def test_rows_and_their_means():
         "block 2: position",
     ]
     with pytest.raises(HmoeError, match="no complete run has scores of experts"):
-        choice_rows(records[2:])
+        choice_rows(frame_of(records[2:]))
 
 
-def test_sentences_say_what_the_records_say():
-    lines = choice_verdict([invented(0), invented(1, chance=0.3)])
-    assert "the busiest of 3 experts has 70.0 % of the patches, 1.0 experts have" in lines[-1]
-    assert lines[0].startswith("gmoe") and ": the choice of expert is explained by" in lines[0]
-    assert "the class of a picture 20.0 % (chance 15.5 %)" in lines[0]  # of two layers
-    assert "block 2, validation" in lines[1]
-    assert (
-        "the class of a picture 40.0 % (chance 15.5 %, above its interval in 1 of 2 runs)"
-        in (lines[1])
+def test_the_sentence_of_a_network_contrasts_the_class_with_the_domain():
+    records = [invented(seed) for seed in range(3)]
+    for seed, record in enumerate(records):
+        for layer in record["expert_choices"]["out"]["layers"]:
+            layer["domain"] = {"explained": {"value": 0.1 + seed / 100, **CHANCE}}
+    (line,) = choice_verdict(frame_of(records))
+    # the class explains 40 and 0 % in the two layers; the domain 10, 11 and 12 %
+    assert line.startswith(
+        "gmoe_small: experts follow the class of a picture more: class − domain +9.0 (95 % CI +6.5 "
+        "to +11.5) points of the choice of expert explained, significant (3 runs). Explained: "
     )
-    assert "agree at 60.0 % of the places, any two of a domain at 15.5 %" in lines[1]
-    assert len(lines) == 1 + 4 + 1
+    assert "class 20.0 % (chance 1.0 %)" in line and "domain 11.0 % (chance 1.0 %)" in line
+    assert line.endswith("The busiest of 3 experts has 70 % of the patches.")
+    (alone,) = choice_verdict(frame_of(records[:1]))
+    assert "+10.0 (one seed) points of the choice of expert explained (1 runs)" in alone
+
+
+CHANCE = {"chance": 0.01, "low": 0.0, "high": 0.02}
 
 
 def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
@@ -554,9 +563,9 @@ def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
     folder = tmp_path / "some-study"
     folder.mkdir()
     save_file(arrays_by_hand(), folder / "0.safetensors")
-    records = [invented(0), invented(1), invented(0) | {"expert_choices": None}]
-    ((record, arrays),) = runs_with_choices(records, "some-study", tmp_path)
-    assert record is records[0] and arrays["choice_shown"].tolist() == [1, 3]
+    records = [invented(0), invented(1), invented(2) | {"expert_choices": None}]
+    (kept,) = runs_with_choices(frame_of(records, "some-study"), tmp_path)
+    assert kept.record is records[0] and kept.shown.tolist() == [1, 3]
 
 
 # The page
@@ -584,11 +593,11 @@ def test_the_page_of_trained_runs(tmp_path):
     ]
     one = table[(table.part == "validation") & (table.block == 4) & (table.known == "class")]
     assert math.isclose(one.value.item(), np.mean(values)) and one.runs.item() == 2
-    kept = stored_choices(records[1], load_arrays(records[1], "quick-gmoe", results))
+    kept = StoredChoices(records[1], load_arrays(records[1], "quick-gmoe", results))
     assert kept.test_domains == ["sketch"]
     shares = pd.read_csv(page.parent / "gmoe_selection_domains.csv", index_col=0)
     assert np.allclose(shares, expert_shares(kept, "domain"))
-    assert "above its interval in" in page.read_text()
+    assert "of a picture more: class − domain" in page.read_text()
 
 
 @pytest.mark.slow

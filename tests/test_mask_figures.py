@@ -18,31 +18,29 @@ from hmoe_repro.analysis.mask_plots import (
     draw_places,
     draw_sensitivity,
     ordered_masks,
-    plot_line,
-    weight_axis,
-    weight_places,
+    plot_weights,
 )
 from hmoe_repro.analysis.mask_scores import (
-    against_reference,
-    alike_line,
     by_weight,
-    fall_line,
-    gain_lines,
+    change_line,
     kind_table,
+    later_places,
+    mask_rows,
+    mask_runs,
     mask_scores,
-    order_lines,
-    over_seeds,
+    mask_table,
+    overlap_line,
+    own_mask_gain,
+    own_mask_line,
     pair_curves,
-    pair_lines,
     pair_scores,
-    paired_weights,
     place_scores,
-    range_line,
-    reference_line,
-    sparsity_line,
+    sparse_line,
+    weight_changes,
     weight_diff,
     weight_table,
 )
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.report.render import render
 from hmoe_repro.studies.artefacts import artefact_studies, artefact_study
@@ -135,14 +133,27 @@ def sweep(weights=(0.0, 0.1, 1.0), targets=("photo", "sketch"), seeds=(0, 1, 2),
 # Frames
 
 
+def framed(*records):
+    return frame_of(list(records))
+
+
+def test_rows_hold_everything_that_a_run_measured_of_its_masks():
+    rows = mask_rows(framed(run("photo", 3, 0.1, APART)))
+    assert set(rows.place) == {"first", "last", "all places", "test", "in"}
+    last = rows[rows.place == "last"].set_index(["quantity", "domain"]).value
+    assert last["kept"].tolist() == [0.5, 0.5, 0.25]
+    assert last["iou"].tolist() == [0.3333, 0.5, 0.5] and last["shared"].item() == 0.25
+    tested = rows[(rows.quantity == "accuracy") & (rows.place == "test")]
+    own = tested[tested.domain == tested.other]
+    assert own.value.tolist() == [0.9] * 3 and set(rows.weight) == {0.1}
+
+
 def test_a_row_holds_what_a_run_measured_in_percent():
-    scores = mask_scores([run("photo", 3, 0.1, APART, 0.625, 0.875, 0.95)])
+    scores = mask_scores(framed(run("photo", 3, 0.1, APART, 0.625, 0.875, 0.95)))
     (row,) = scores.to_dict("records")
     assert (row["weight"], row["test_domain"], row["trial_seed"]) == (0.1, "photo", 3)
     assert (row["out_of_domain"], row["in_domain"], row["known_domain"]) == (62.5, 87.5, 95.0)
     assert row["gain"] == pytest.approx(15)  # 0.95 on the own domain, 0.8 elsewhere
-    overall = kept([a + b for a, b in zip(ALL, APART)])
-    assert overall["iou"] == [0.7143, 0.8333, 0.8333]  # 5/7, 5/6, 5/6
     assert row["iou"] == pytest.approx((5 / 7 + 5 / 6 + 5 / 6) / 3, abs=1e-4)
     assert row["kept"] == pytest.approx(100 * (6 + 6 + 5) / 24, abs=0.01) and row["empty"] == 0
 
@@ -153,50 +164,51 @@ def test_empty_masks_and_missing_measures_are_told():
     del empty["in_domain"]
     for measured in empty["masks"]["accuracy"].values():
         measured["split"] = "out"
-    (row,) = mask_scores([empty]).to_dict("records")
+    (row,) = mask_scores(framed(empty)).to_dict("records")
     assert row["empty"] == 100 and row["iou"] == 1 and row["kept"] == 0
     assert all(math.isnan(row[name]) for name in ("in_domain", "known_domain", "gain"))
 
 
 def test_other_runs_are_left_out_and_two_of_a_cell_refused():
-    failed = run("photo", 1, 0.1) | {"status": "failed"}
+    failed = run("photo", 1, 0.1) | {"status": "failed", "selected": {}, "in_domain": {}}
     plain = {name: v for name, v in run("photo", 2, 0.1).items() if name != "masks"}
-    assert len(mask_scores([run("photo", 0, 0.1), failed, plain])) == 1
-    assert mask_scores([]).empty and place_scores([]).empty and pair_scores([]).empty
-    twice = [run("photo", 0, 0.1), run("photo", 0, 0.1, mask_lr=1.0)]
-    with pytest.raises(HmoeError, match="two runs have lambda_o 0.1, test domain photo and seed 0"):
-        mask_scores(twice)
-
-
-def test_a_mean_is_over_domains_and_its_error_over_whole_seeds():
-    frame = pd.DataFrame(
-        [("photo", 0, 1.0), ("sketch", 0, 3.0), ("photo", 1, 3.0), ("sketch", 1, 5.0)]
-        + [("photo", 2, 5.0)],
-        columns=["test_domain", "trial_seed", "x"],
-    )
-    mean, error, n = over_seeds(frame, "x")
-    assert mean == pytest.approx((3 + 4) / 2)  # of photo 3, of sketch 4
-    # seeds 2 and 4: a standard error of 1, and 12.7 of them make 95 % of two values
-    assert (error, n) == (pytest.approx(12.706), 2)
-    one = over_seeds(frame[frame.trial_seed == 0], "x")
-    assert one[0] == 2 and math.isnan(one[1]) and one[2] == 1
+    frame = framed(run("photo", 0, 0.1), failed, plain, run("sketch", 0, 0.1))
+    assert len(mask_scores(frame)) == 2 and mask_runs(frame, "sketch").test_domain.tolist() == [
+        "sketch"
+    ]
+    for function in (mask_scores, place_scores, pair_scores, pair_curves, own_mask_gain):
+        assert function(framed()).empty
+    twice = mask_scores(framed(run("photo", 0, 0.1), run("photo", 0, 0.1, mask_lr=1.0)))
+    with pytest.raises(HmoeError, match="two of these runs hold out photo with seed 0"):
+        by_weight(twice, "iou")
+    other = run("sketch", 0, 0.1)
+    other["spec"] |= {"protocol": "domainbed"}
+    with pytest.raises(HmoeError, match="two protocols"):
+        mask_scores(framed(run("photo", 0, 0.1), other))
 
 
 def test_lines_are_of_each_domain_and_of_their_mean():
-    lines = by_weight(mask_scores(sweep()), "out_of_domain").set_index(["test_domain", "weight"])
-    assert lines["mean"]["average", 1.0] == pytest.approx(69)
-    assert lines["mean"]["photo", 0.0] == pytest.approx(71)
-    assert lines.errors["sketch", 0.1] == pytest.approx(4.303 / math.sqrt(3)) and len(lines) == 9
+    scores = mask_scores(framed(*sweep()))
+    lines = by_weight(scores, "out_of_domain").set_index(["test_domain", "weight"])
+    assert lines["mean"]["average", 1.0] == pytest.approx(69) and len(lines) == 9
+    half = lines.high - lines["mean"]
+    assert half["sketch", 0.1] == pytest.approx(4.3027 / math.sqrt(3), 1e-4)  # 2 degrees of freedom
+    # two domains of variance 1: half of sqrt(1/3 + 1/3), with 4 degrees of freedom
+    assert half["average", 0.1] == pytest.approx(2.7764 * math.sqrt(2 / 3) / 2, 1e-4)
+    one = by_weight(scores[scores.trial_seed == 0], "iou")
+    assert one.low.isna().all() and set(one.seeds) == {1}
+    places = place_scores(framed(*sweep()))
+    assert by_weight(places, "iou", "place").place.tolist() == ["first"] * 9 + ["last"] * 9
 
 
 def test_neurons_are_useless_shared_or_specific():
-    first, last = place_scores([run("photo", 0, 0.1, APART)]).to_dict("records")
+    first, last = place_scores(framed(run("photo", 0, 0.1, APART))).to_dict("records")
     names = ("useless", "one", "some", "shared")
     assert [first[n] for n in names] == [0, 0, 0, 100] and first["place"] == "first"
     assert [last[n] for n in names] == [25, 50, 0, 25]
     assert last["iou"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3, abs=1e-4)
-    pair = place_scores([run("photo", 0, 0.1, [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])])
-    assert pair.iloc[1][list(names)].tolist() == [25, 25, 25, 25]
+    two = run("photo", 0, 0.1, [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    assert place_scores(framed(two)).iloc[1][list(names)].tolist() == [25, 25, 25, 25]
 
 
 def test_shares_agree_with_counting_for_two_and_three_domains_and_are_not_made_up_for_four():
@@ -205,175 +217,154 @@ def test_shares_agree_with_counting_for_two_and_three_domains_and_are_not_made_u
         masks = (random.random((domains, 40)) < 0.6).astype(int)
         made = run("photo", 0, 0.1)
         made["masks"]["places"] = {"fc": kept(masks.tolist())}
-        row = place_scores([made]).iloc[0]
-        users = masks.sum(0)
+        row, users = place_scores(framed(made)).iloc[0], masks.sum(0)
         assert row.useless == pytest.approx(100 * (users == 0).mean(), abs=0.05)
         assert row.one == pytest.approx(100 * (users == 1).mean(), abs=0.05)
-        several = (users > 1).mean()
-        if domains < 4:
-            assert row.shared == pytest.approx(100 * (users == domains).mean(), abs=0.05)
-            several = several - (users == domains).mean()
+        if domains == 4:
+            assert math.isnan(row.shared) and math.isnan(row.some)
         else:
-            assert math.isnan(row.shared) and "shared" not in kind_table(place_scores([made]))
-        assert row.some == pytest.approx(100 * several, abs=0.05)
+            shared = (users == domains).mean()
+            assert row.shared == pytest.approx(100 * shared, abs=0.05)
+            assert row.some == pytest.approx(100 * ((users > 1).mean() - shared), abs=0.05)
 
 
 def test_counted_users_tell_the_kinds_of_five_domains():
-    "New records count them; beside an older one, which does not, nothing is made up."
     masks = [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0], *[[1, 1, 0, 0, 0, 0, 0, 0]] * 3]
-    place, old = kept(masks), run("photo", 1, 0.1)
-    old["masks"]["places"] = {"fc": place}
     new = run("photo", 0, 0.1)
-    new["masks"]["places"] = {"fc": place | {"users": [4, 2, 0, 0, 0, 2]}}
+    new["masks"]["places"] = {"fc": kept(masks) | {"users": [4, 2, 0, 0, 0, 2]}}
     names = ["shared", "some", "one", "useless"]
-    assert kind_table(place_scores([new]))[names].iloc[0].tolist() == [25, 0, 25, 50]
-    both = kind_table(place_scores([new, old]))
-    assert "shared" not in both and both[names[1:]].iloc[0].tolist() == [25, 25, 50]
-    three = kept(APART)
-    exact = {"useless": 25, "one": 50, "some": 0, "shared": 25}
-    for counted in (three, three | {"users": [1, 2, 0, 1]}):
-        new["masks"]["places"] = {"fc": counted}
-        assert place_scores([new]).iloc[0][list(exact)].to_dict() == exact
+    assert kind_table(place_scores(framed(new)))[names].iloc[0].tolist() == [25, 0, 25, 50]
 
 
 def test_kinds_are_means_over_runs_with_places_in_order():
-    table = kind_table(place_scores(sweep()))
+    table = kind_table(place_scores(framed(*sweep())))
     assert table.place.tolist() == ["first"] * 3 + ["last"] * 3
     assert table.weight.tolist() == [0, 0.1, 1] * 2
     assert table.iloc[-1][["shared", "some", "one", "useless"]].tolist() == [25, 0, 50, 25]
 
 
 def test_pairs_at_the_end_and_through_training():
-    records = [run("photo", 0, 0.1, APART)]
-    ends = pair_scores(records)
+    frame = framed(run("photo", 0, 0.1, APART))
+    ends = pair_scores(frame)
     assert ends.pair.tolist() == ["negative & plain", "negative & sketch", "plain & sketch"]
     assert ends.iou.tolist() == [0.7143, 0.8333, 0.8333]
-    curves = pair_curves(records)
+    curves = pair_curves(frame)
     assert len(curves) == 6 and set(curves.epoch) == {2, 4}  # `iou_fc` is of a place
     first = curves[curves.pair == "negative & plain"].set_index("epoch").iou
     assert first[4] == 0.7143 and first[2] == pytest.approx((1 + 0.7143) / 2)
 
 
+def test_the_table_of_masks_has_a_row_for_each_and_their_ensemble_last():
+    runs = [run("photo", s, 0.1, own=0.8 + s / 10) for s in (0, 1)]
+    for seed, record in enumerate(runs):
+        tested = record["masks"]["accuracy"]
+        record["checkpoints"][-1]["accuracies"] = {
+            domain: {measured["split"]: {"pred-ens": 0.5 + seed / 5}}
+            for domain, measured in tested.items()
+        }
+    table = mask_table(framed(*runs, run("sketch", 0, 0.1)), "photo")
+    assert table["chosen mask"].tolist() == ["negative", "plain", "sketch", "combined"]
+    assert table.plain.tolist() == ["80.0 ± 0.0", "85.0 ± 3.5", "80.0 ± 0.0", "60.0 ± 7.1"]
+    assert table.photo[0] == "50.0 ± 0.0"
+
+
 # Sentences
 
 
-def test_the_overlap_of_the_last_place_falls_by_as_much_as_was_wanted():
-    places = place_scores(sweep())
-    falls = paired_weights(places[places.place == "last"], "iou", 0.0, 1.0)
-    assert len(falls) == 6 and np.allclose(falls.difference, 1 - 4 / 9, atol=1e-4)
-    line = fall_line(places)
-    assert "(last) is 0.56 lower than at 0" in line and line.endswith("interval included.")
-    assert "95 % CI ± 0.00 over 3 trial seeds; 6 pairs" in line
-    alone = fall_line(place_scores(sweep(seeds=(0,))))
-    assert alone.endswith("(one trial seed, no interval).") and "at least the required 0.2" in alone
-    assert fall_line(places[places.weight < 1]).startswith("No verdict on the overlap")
-    assert fall_line(place_scores([])).startswith("No verdict on the overlap")
-
-
-@pytest.mark.parametrize(
-    "falls, said",
-    [
-        ((0.24, 0.25, 0.26), "at least the required 0.2, interval included."),
-        ((0.10, 0.25, 0.40), "the required 0.2 lies within the interval."),
-        ((0.10, 0.11, 0.12), "less than the required 0.2."),
-    ],
-)
-def test_a_fall_is_judged_with_its_interval(falls, said):
-    rows = [(w, "photo", s, "fc", 1 - f * w) for s, f in enumerate(falls) for w in (0.0, 1.0)]
-    columns = ["weight", "test_domain", "trial_seed", "place", "iou"]
-    assert fall_line(pd.DataFrame(rows, columns=columns)).endswith(said)
-
-
-def test_the_range_of_means_is_judged_by_the_spread_of_seeds():
-    scores = mask_scores(sweep())
-    # averages per seed: 70, 71, 72 and at the weight 1 two less: variance 1 with 6 degrees of
-    # freedom, 2.447 sqrt(2 / 3) = 1.998
-    line = range_line(scores, "out_of_domain", "On the target")
-    assert "highest at 0 (71.0) and lowest at 1 (69.0), 2.0 points apart" in line
-    assert line.endswith(
-        ": more than the 2.0 detectable between two weights chosen in advance, "
-        "but these two are the extremes of 3."
+def test_the_gain_of_the_right_mask_by_hand():
+    gains = own_mask_gain(framed(*(run("photo", s, 0.1, own=0.8 + s / 100) for s in range(3))))
+    assert gains.gain.tolist() == pytest.approx([0, 1, 2]) and gains.trained.all()
+    # a mean of 1 with a standard error of 1 / sqrt(3), and 4.30 of them
+    assert own_mask_line(gains) == (
+        "Own mask − mean of the others on a training domain, points: "
+        "+1.00 (95 % CI -1.48 to +3.48), not significant (3 runs, 3 trial seeds)."
     )
-    slightly = scores.assign(out_of_domain=scores.out_of_domain + 0.3 * (scores.weight == 1))
-    assert ": within the 2.0 detectable" in range_line(slightly, "out_of_domain", "x")
-    near = scores.assign(out_of_domain=scores.out_of_domain + 1 * (scores.weight == 1))
-    assert ": within the 2.0 detectable" in range_line(near, "out_of_domain", "x")
-    same = "On the training domains: the mean is the same at all weights."
-    assert range_line(scores, "in_domain", "On the training domains") == same
-    gone = scores.assign(in_domain=math.nan)
-    assert "no verdict" in range_line(gone, "in_domain", "In domain")
-    alone = range_line(mask_scores(sweep(seeds=(0,))), "out_of_domain", "x")
-    assert alone.endswith("(one seed: seed noise is unknown).")
+    wide = framed(*(run("photo", s, 0.1, own=0.94 + s / 100) for s in range(3)))
+    line = own_mask_line(own_mask_gain(wide))
+    assert "+15.00 (95 % CI +12.52 to +17.48), significant" in line
+    assert "(one seed) (1 runs" in own_mask_line(gains[:1])
+    assert own_mask_line(gains[:0]).startswith("No verdict on masks")
 
 
-def test_the_right_mask_is_judged_at_each_weight():
-    records = [run("photo", s, w, own=0.8 + 0.1 * w) for w in (0.0, 1.0) for s in range(3)]
-    low, high = gain_lines(records)
-    assert low.startswith("lambda_o = 0: ") and "+0.00 points" in low
-    assert "not significantly specialised" in low
-    assert "+10.00 points" in high and high.endswith("masks are specialised here.")
-    assert gain_lines([]) == []
+def test_what_masks_of_undertrained_networks_do_is_stated_with_the_caveat():
+    runs = [run("photo", s, 0.1, own=0.94 + s / 100) for s in range(3)]
+    runs[0]["selected"]["pred-ens"]["validation_accuracy"] = (
+        0.799  # of ten classes, 80 % is trained
+    )
+    frame = framed(*runs)
+    assert own_mask_gain(frame).trained.tolist() == [False, True, True]
+    line = own_mask_line(own_mask_gain(frame))
+    assert "+15.00" in line and line.endswith("caution: 1 of 3 networks are undertrained.")
+    assert overlap_line(frame).endswith("caution: 1 of these networks are undertrained.")
 
 
-def test_places_are_named_in_the_order_of_their_overlap():
-    lines = order_lines(place_scores(sweep()))
-    assert lines[-1] == "At 1: first 1.00 > last 0.44; each later place overlaps less."
-    assert lines[0].endswith("not in the order of the network.")
+def test_a_change_is_paired_and_has_its_own_variance():
+    scores = mask_scores(framed(*sweep()))
+    base, others = scores[scores.weight == 0], scores[scores.weight > 0]
+    shift = {(0.1, s): 0.1 * s for s in range(3)} | {(1.0, s): s - 1 for s in range(3)}
+    moved = [shift[w, s] for w, s in zip(others.weight, others.trial_seed)]
+    table = weight_changes(
+        others.assign(out_of_domain=others.out_of_domain + moved), "out_of_domain", base
+    ).set_index("weight")
+    assert table["mean"].tolist() == pytest.approx([0.1, -2])
+    # two domains, each of variance s^2: half of sqrt(2 s^2 / 3), 4 degrees of freedom
+    half = 2.7764 * np.array([0.1, 1]) * math.sqrt(2 / 3) / 2
+    assert (table.high - table["mean"]).tolist() == pytest.approx(half.tolist(), rel=1e-4)
+    assert table.significant.tolist() == [False, True] and set(table.pairs) == {6}
+    line = change_line(table.reset_index(), "On the target, points", "lambda_o")
+    assert line == (
+        "On the target, points: Significant at lambda_o = 1: -2.0 (95 % CI -3.1 to -0.9). "
+        "Not significant at lambda_o = 0.1: +0.1 (95 % CI -0.0 to +0.2)."
+    )
+    alone = weight_changes(others[others.trial_seed == 0], "out_of_domain", base)
+    assert "by lambda_o: 0.1: +0.0 (one seed); 1: -2.0 (one seed)." in change_line(
+        alone, "x", "lambda_o"
+    )
+    none = weight_changes(others, "out_of_domain", base.assign(trial_seed=base.trial_seed + 9))
+    assert "no two runs pair" in change_line(none, "x", "lambda_o")
+
+
+def test_the_last_place_is_compared_with_the_first():
+    later, name = later_places(place_scores(framed(*sweep())))
+    assert name == "last − first" and len(later) == 18
+    means = weight_changes(later, "later").set_index("weight")["mean"]
+    assert means.tolist() == pytest.approx([0, 0, 4 / 9 - 1], abs=1e-4)
 
 
 def test_masks_that_all_keep_everything_do_not_differ():
-    apart = pair_lines([run("photo", s, 0.1, APART) for s in range(2)])
-    assert apart[1] == (
-        "Target photo: negative & sketch 0.83, plain & sketch 0.83, negative & plain 0.71."
-    )
-    assert "Mean IoU 0.794 ± 0.000" in apart[0] and apart[0].endswith("masks differ.")
-    assert "keeps 71 % of the neurons" in apart[0]
-    young = [run("photo", s, 0.1, APART) for s in range(2)]
-    for mode in (mode for record in young for mode in record["selected"].values()):
-        mode["validation_accuracy"] = 0.5
-    assert pair_lines(young)[0].endswith("masks differ; these networks are undertrained.")
-    same = pair_lines([run("photo", s, 0.1) for s in range(2)])
-    assert same[0].endswith("masks are not shown to differ.")
-    assert pair_lines([]) == ["No verdict on the masks: no complete run has any."]
-
-
-def test_sparsity_is_set_beside_the_usual_penalty_in_pairs():
-    scores = mask_scores(sweep((0.0, 1.0), knob="lambda_s"), "lambda_s")
-    usual = mask_scores(sweep((0.1,)))
-    rows = against_reference(scores, usual, "out_of_domain").set_index("weight")
-    assert np.allclose(rows["mean"], [0, -2]) and np.allclose(rows.errors, 0)
-    line = reference_line(scores, usual, "out_of_domain", "On the target")
-    assert "worse at lambda_S = 1 (-2.0 ± 0.0); not significantly worse at 0 (0.0 ± 0.0)" in line
-    assert "no seeds pair" in reference_line(scores, usual[:0], "out_of_domain", "x")
-    said = sparsity_line(scores)
-    assert said.startswith("The overlap is lowest at lambda_S = 1 (IoU 0.79") and "71 %" in said
-    bare = scores.assign(empty=50.0 * (scores.weight == 1))
-    assert sparsity_line(bare).endswith("50 % of masks keep nothing, and two such overlap fully.")
-    assert sparsity_line(scores[:3]).startswith("No verdict")
+    apart = overlap_line(framed(*(run("photo", s, 0.1, APART) for s in range(2))))
+    assert apart.startswith("Masks differ: mean IoU 0.79 (95 % CI 0.79 to 0.79;")
+    assert "keeps 71 % of the neurons (2 runs)" in apart
+    same = overlap_line(framed(*(run("photo", s, 0.1) for s in range(2))))
+    assert same.startswith("Masks are not shown to differ")
+    assert overlap_line(framed()) == "No verdict on the masks: no complete run has any."
 
 
 def test_only_sparse_masks_that_keep_something_say_whether_they_are_alike():
-    scores = mask_scores(sweep((0.0, 0.01, 0.1, 1.0), knob="lambda_s"), "lambda_s")
-    assert alike_line(scores).startswith("Sparse and alike: at no weight do masks keep less than")
+    scores = mask_scores(framed(*sweep((0.0, 0.01, 0.1, 1.0), knob="lambda_s")), "lambda_s")
+    assert sparse_line(scores).startswith("Sparse masks: at no weight do masks keep less than 10 %")
     kept, iou = {0.01: 2.0, 0.1: 9.0, 1.0: 0.0}, {0.01: 0.13, 0.1: 0.6, 1.0: 1.0}
     thin = scores.assign(
         kept=scores.weight.map(kept).fillna(90.0),
         iou=scores.weight.map(iou).fillna(0.9),
         empty=50.0 * (scores.weight == 1),
     )
-    assert alike_line(thin) == (
-        "Sparse and alike: at 0.01 they keep 2 % and are not alike (IoU 0.13); at 0.1 they keep "
-        "9 % and are alike (IoU 0.60); at 1 some or all keep nothing, and an IoU of empty masks is "
-        "a convention."
+    assert sparse_line(thin) == (
+        "Sparse masks are not alike: IoU 0.13 at lambda_s = 0.01, where a mask keeps 2 % of the "
+        "neurons; IoU 0.60 at lambda_s = 0.1, where a mask keeps 9 % of the neurons; at 1 some "
+        "masks keep nothing, and the IoU of two such is 1 by definition."
     )
+    assert "are alike" in sparse_line(thin[thin.weight != 0.01])
+    assert "are inconclusive" in sparse_line(thin[thin.weight == 1])
 
 
 def test_the_table_has_intervals_and_departures_name_missing_weights():
-    table = weight_table(mask_scores(sweep())).set_index("lambda_o")
-    assert table["target, %"]["1"] == f"69.0 ± {4.303 / math.sqrt(3):.1f}" and table.runs["1"] == 6
+    scores = mask_scores(framed(*sweep()))
+    table = weight_table(scores).set_index("lambda_o")
+    assert table["target, %"]["1"] == "69.0 ± 1.1" and table.runs["1"] == 6
     assert table["own mask − others"]["0"] == "10.00 ± 0.00"
-    assert weight_table(mask_scores(sweep(seeds=(0,))))["target, %"][0] == "70.0"
-    missing = weight_diff(mask_scores(sweep()), "paper-dmg-overlap", "lambda_o")
+    assert weight_table(scores[scores.trial_seed == 0])["target, %"][0] == "70.0"
+    missing = weight_diff(scores, "paper-dmg-overlap", "lambda_o")
     assert missing == ["lambda_o: not run: 1e-05, 0.0001, 0.001, 0.01"]
     everything = pd.DataFrame({"weight": [0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1]})
     assert weight_diff(everything, "paper-dmg-sparsity", "lambda_s") == []
@@ -388,21 +379,21 @@ def closed():
     plt.close("all")
 
 
-def test_zero_stands_beside_the_axis_and_no_line_leads_to_it():
-    assert weight_places([1, 0, 0.01]) == {0: -3, 0.01: -2, 1: 0}
-    assert weight_places([0.0]) == {0.0: 0.0}
+def test_weights_are_categories_the_first_of_which_may_be_zero():
     axis = plt.figure().add_subplot()
-    plot_line(axis, [0, 0.01, 1], [5, 6, 7], [1, math.nan, 1], label="x")
-    drawn = sorted(line.lines[0].get_xdata().tolist() for line in axis.containers)
-    assert drawn == [[-3.0], [-2.0, 0.0]]
-    assert [line.get_label() for line in axis.containers].count("x") == 1
-    weight_axis(axis, [0, 0.01, 0.03, 1], "weight")
-    labels = [label.get_text() for label in axis.get_xticklabels()]
-    assert labels == ["0", "$10^{-2}$", "0.03", "$10^{0}$"]
+    lines = pd.DataFrame(
+        {"weight": [0, 1], "mean": [5.0, 7], "low": [4, math.nan], "high": [6, math.nan]}
+    )
+    plot_weights(axis, lines, [0, 0.01, 1], label="x")
+    (drawn,) = axis.containers
+    assert drawn.lines[0].get_xdata().tolist() == [0, 2]
+    segments = drawn.lines[2][0].get_segments()
+    assert [part[:, 1].tolist() for part in segments] == [[4, 6], [7, 7]]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "0.01", "1"]
 
 
 def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
-    scores = mask_scores(sweep())
+    scores = mask_scores(framed(*sweep()))
     panels = {"out_of_domain": "a", "in_domain": "b", "iou": "c"}
     figure = draw_sensitivity(scores, panels, "lambda_o", {"iou": 0.5})
     a, b, c, hidden = figure.axes
@@ -412,11 +403,11 @@ def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
     assert [line.get_ydata()[0] for line in dashed] == [0.5]
     bare = draw_sensitivity(scores.assign(empty=10.0 * (scores.weight == 1)), panels, "lambda_o")
     hollow = [x for x in bare.axes[2].lines if x.get_markerfacecolor() == "white"]
-    assert [x.get_xdata().tolist() for x in hollow] == [[0.0]]
+    assert [x.get_xdata().tolist() for x in hollow] == [[2]]
 
 
 def test_places_and_kinds_have_a_panel_each():
-    places = place_scores(sweep())
+    places = place_scores(framed(*sweep()))
     titles = [a.get_title() for a in draw_places(places).axes if a.get_visible()]
     assert titles == ["mean of all targets", "target photo", "target sketch"]
     figure = draw_kinds(places)
@@ -426,14 +417,15 @@ def test_places_and_kinds_have_a_panel_each():
 
 
 def test_pairs_have_a_bar_each_and_one_for_their_mean_and_for_the_neurons():
-    records = [run("photo", s, 0.1, APART) for s in range(2)]
-    (axis,) = draw_pairs(pair_scores(records), mask_scores(records)).axes
-    widths = [bar.get_width() for bar in axis.patches]
+    frame = framed(*(run("photo", s, 0.1, APART) for s in range(2)))
+    (axis,) = draw_pairs(pair_scores(frame), mask_scores(frame)).axes
+    widths = [bar.get_width() for bar in axis.patches if bar.get_width()]
     assert widths == pytest.approx([0.7143, 0.8333, 0.8333, 0.7936, 17 / 24], abs=1e-3)
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names[-2:] == ["all pairs", "neurons kept"]
-    (axis,) = draw_pair_curves(pair_curves(records)).axes
-    assert len(axis.lines) == 3 and axis.lines[0].get_xdata().tolist() == [2, 4]
+    (axis,) = draw_pair_curves(pair_curves(frame)).axes
+    drawn = [line for line in axis.lines if len(line.get_xdata())]
+    assert len(drawn) == 3 and drawn[0].get_xdata().tolist() == [2, 4]
 
 
 def test_masks_are_drawn_by_who_keeps_a_neuron():
@@ -489,13 +481,19 @@ MADE = {
     "dmg_fig6": {"dmg_fig6.csv", "dmg_fig6.png"},
 }
 SAID = {
-    "dmg_fig3": ("2.0 points apart", "(last) is 0.56 lower", "lambda_o = 1: On its own domain"),
-    "dmg_fig4": ("Mean IoU 1.000 ± 0.000", "| 48.70 |", "masks are not shown to differ"),
-    "dmg_fig5": ("(last) is 0.56 lower", "first 1.00 &gt; last 0.44", "lambda_o: not run: 1e-05"),
+    "dmg_fig3": (
+        "lambda_o = 1: -2.0 (95 % CI -2.0 to -2.0)",
+        "IoU of the masks against lambda_o = 0: Significant at lambda_o = 1: -0.21",
+        "Own mask − mean of the others, points: Significant at lambda_o = 0: +10.0",
+    ),
+    "dmg_fig4": ("mean IoU 1.00", "| 48.70 |", "Masks are not shown to differ"),
+    "dmg_fig5": (
+        "(last) against lambda_o = 0: Significant at lambda_o = 1: -0.56",
+        "not run: 1e-05",
+    ),
     "dmg_fig6": (
-        "worse at lambda_S = 1 (-2.0 ± 0.0)",
-        "masks keep 70.8 % of neurons",
-        "Sparse and alike: at no weight",
+        "Significant at lambda_s = 1: -2.0 (95 % CI -2.0 to -2.0)",
+        "Sparse masks: at no weight",
     ),
 }
 
@@ -510,7 +508,7 @@ def test_a_page_of_invented_runs(name, tmp_path):
     page = render(name, "quick", store=store, output=tmp_path / "out")
     made = {file.name for file in page.parent.iterdir()}
     assert MADE[name] <= made
-    text = page.read_text().replace(" > ", " &gt; ")
+    text = page.read_text()
     assert "network: image_cnn instead of alexnet" in text
     assert "near_zero: False instead of True" in text and "as DomainBed does" in text
     for said in SAID[name]:

@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from hmoe_repro.analysis.experts import runs_with_choices, stored_choices
+from hmoe_repro.analysis.experts import runs_with_choices
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.spectra import (
     UNTRAINED,
     convolutional_baseline,
+    depth_changes,
     measured_runs,
     noise_differences,
     noise_drops,
@@ -375,7 +377,13 @@ def invented(network, domain, seed, drop):
     }
     spec = {"algorithm": "ERM", "network": network, "test_domains": [domain], "trial_seed": seed}
     measured = {"maps": kind, "curves": curves, "noise": {"std": 0.1, **noise}}
-    return {"status": "complete", "run_id": "0", "spec": spec, "spectra": measured}
+    spec["dataset"], run_id = "Invented", f"{network} {domain} {seed}"
+    return {"status": "complete", "run_id": run_id, "spec": spec, "spectra": measured}
+
+
+def framed(gap=0.1):
+    "The frame of the study."
+    return frame_of(study(gap))
 
 
 def study(gap=0.1):
@@ -389,87 +397,92 @@ def study(gap=0.1):
 
 
 def test_rows_of_curves_leave_out_single_pixels():
-    rows = spectrum_rows(study())
+    rows = spectrum_rows(framed())
     vit = rows[rows.model == "ERM, small_vit"]
     assert set(vit.part) == {"block 0", "block 1"} and set(vit.depth) == {0.0, 0.5}
     cnn = rows[(rows.model == "ERM, small_cnn") & (rows.part == "layer 0")]
     assert sorted(set(cnn.frequency)) == [0, 0.25, 0.5, 0.75, 1]
     with pytest.raises(HmoeError, match='measure = "spectra"'):
-        measured_runs([{"status": "complete", "spec": {}}])
+        measured_runs(frame_of([study()[0] | {"spectra": None}]))
 
 
 def test_drops_are_in_points_with_the_clean_accuracy_beside_them():
-    drops = noise_drops(noise_rows(study()))
-    one = drops[(drops.model == "ERM, small_cnn") & (drops.low == 0.5)].iloc[0]
+    drops = noise_drops(noise_rows(framed()))
+    one = drops[(drops.model == "ERM, small_cnn") & (drops.ring == 0.5)].iloc[0]
     assert math.isclose(one["mean"], 11) and math.isclose(one.clean, 90) and one.runs == 4
-    assert one["from"] >= 10 - 1e-9 and one["to"] <= 12 + 1e-9  # between its two seeds
+    # two domains with seeds 10 and 12: half of sqrt(1 + 1), with 2 degrees of freedom
+    assert math.isclose(one.high - one["mean"], 4.3027 * math.sqrt(2) / 2, rel_tol=1e-4)
 
 
 def test_differences_are_formed_in_pairs():
-    rows = noise_rows(study())
-    table = noise_differences(rows, "ERM, small_cnn").query("part == 'validation'")
+    table = noise_differences(noise_rows(framed()), "ERM, small_cnn").query("part == 'validation'")
     assert set(table.model) == {"ERM, small_vit"} and table.pairs.tolist() == [4, 4, 4]
-    assert np.allclose(table["mean"], [0, -10, -10])
+    assert np.allclose(table.difference, [0, -10, -10])
     # seeds differ by two points and the pairs by nothing, so the intervals are points
-    assert np.allclose(table["to"] - table["from"], 0)
-    assert table.excludes_0.tolist() == [False, True, True]
-    single = [r for r in study() if r["spec"]["trial_seed"] == 0]
+    assert np.allclose(table.high - table.low, 0)
+    assert table.significant.tolist() == [False, True, True]
+    single = framed()[lambda frame: frame.trial_seed == 0]
     alone = noise_differences(noise_rows(single), "ERM, small_cnn")
-    assert alone["from"].isna().all() and not alone.excludes_0.any()
+    assert alone.low.isna().all() and not alone.significant.any()
 
 
 def test_the_baseline_is_erm_on_a_convolutional_network():
-    records = study()
-    assert convolutional_baseline(records) == "ERM, small_cnn"
-    other = [r | {"spec": r["spec"] | {"algorithm": "IRM"}} for r in records]
+    frame = framed()
+    assert convolutional_baseline(frame) == "ERM, small_cnn"
+    other = frame.assign(algorithm="IRM", run_id="IRM " + frame.run_id)
     assert convolutional_baseline(other) == "IRM, small_cnn"
-    assert convolutional_baseline([*other, *records]) == "ERM, small_cnn"
+    assert convolutional_baseline(pd.concat([other, frame])) == "ERM, small_cnn"
     with pytest.raises(HmoeError, match="no convolutional network measured its spectra"):
-        convolutional_baseline(records[:4])
+        convolutional_baseline(frame[:4])
 
 
 def test_a_baseline_must_exist_and_have_something_in_common():
-    rows = noise_rows(study())
+    rows = noise_rows(framed())
     with pytest.raises(HmoeError, match="unknown model 'ERM, resnet18'. Valid: ERM, small_vit"):
         noise_differences(rows, "ERM, resnet18")
     apart = rows[(rows.model == "ERM, small_vit") == (rows.test_domain == "ink")]
-    with pytest.raises(HmoeError, match="nothing to compare ERM, small_cnn with"):
+    with pytest.raises(HmoeError, match="no trial seed and test domain in common"):
         noise_differences(apart, "ERM, small_cnn")
 
 
+def drawn(axis):
+    "The lines of an axis that have points."
+    return [line for line in axis.lines if len(line.get_xdata())]
+
+
 def test_pictures_have_a_line_for_everything():
-    records = study()
-    rows, axes = spectrum_rows(records), plt.figure().subplots(1, 5)
+    frame, axes = framed(), plt.figure().subplots(1, 5)
+    rows = spectrum_rows(frame)
     plot_spectra(axes, rows)
-    assert [len(axis.lines) for axis in axes[:2]] == [2, 2]
-    last = axes[1].lines[1].get_ydata()
-    assert np.allclose(last, [0, -1, -2.0])  # the mean of seeds 0 and 1
+    assert [len(drawn(axis)) for axis in axes[:2]] == [2, 2]
+    assert np.allclose(drawn(axes[1])[1].get_ydata(), [0, -1, -2.0])  # the mean of seeds 0 and 1
     plot_high_frequencies(axes[2], rows)
-    assert axes[2].lines[0].get_ydata().tolist() == [-2, -3]
-    plot_noise(axes[3:], noise_rows(records), "ERM, small_cnn")
+    assert drawn(axes[2])[0].get_ydata().tolist() == [-2, -3]
+    plot_noise(axes[3:], noise_rows(frame), "ERM, small_cnn")
     assert np.allclose(axes[3].lines[1].get_ydata(), [5, 11, 11])
     assert np.allclose(axes[4].lines[0].get_ydata(), [0, -10, -10])
 
 
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory):
-    "A run with experts that kept pictures of its domains: its record, and (record, arrays)."
+    "A run with experts that kept pictures of its domains: its record, and what it kept."
     folder = tmp_path_factory.mktemp("kept")
     store, spec = RunStore(folder / "runs"), spec_of("GMoE", "gmoe_small")
     record = run(spec, store)
     ids = [spec.run_id]
     publish_study("quick-gmoe", ids, store, folder / "results", with_arrays=ids)
-    (kept,) = runs_with_choices([record], "quick-gmoe", str(folder / "results"))
+    frame = frame_of([record], "quick-gmoe")
+    (kept,) = runs_with_choices(frame, str(folder / "results"))
     return record, kept
 
 
 def test_a_network_before_training_is_the_one_that_its_run_began_with(kept_run):
     record, kept = kept_run
     state = torch.get_rng_state()
-    (found,) = untrained_runs([record], [kept])
+    (found,) = untrained_runs(frame_of([record]), [kept]).record
     assert torch.equal(state, torch.get_rng_state())
     algorithm = trainer_of(spec_of("GMoE", "gmoe_small")).algorithm.eval()
-    choices = stored_choices(*kept)
+    choices = kept
     trained_on = choices.domain[choices.shown] != choices.domain_names.index("photo")
     assert 0 < trained_on.sum() < len(trained_on)
     x = torch.from_numpy(choices.images[trained_on]).float() / 255
@@ -484,51 +497,46 @@ def test_a_network_before_training_is_the_one_that_its_run_began_with(kept_run):
 def test_what_began_trained_or_has_no_pictures_is_left_out(kept_run):
     record, kept = kept_run
     for change in ({"weights": "IMAGENET1K_V1"}, {"test_domains": ["ink"]}, {"resolution": 224}):
-        assert untrained_runs([record | {"spec": record["spec"] | change}], [kept]) == []
-    assert untrained_runs([record], []) == []
-    other = record | {"spec": record["spec"] | {"trial_seed": 1}}
-    assert len(untrained_runs([record, other], [kept])) == 1, "the first seed stands for all"
+        changed = frame_of([record | {"spec": record["spec"] | change}])
+        assert untrained_runs(changed, [kept]).empty
+    assert untrained_runs(frame_of([record]), []).empty
+    other = record | {"spec": record["spec"] | {"trial_seed": 1}, "run_id": "other"}
+    assert len(untrained_runs(frame_of([record, other]), [kept])) == 1, (
+        "the first seed stands for all"
+    )
 
 
 def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
     first = study()[:1]
     measured = first[0]["spectra"] | {"curves": {"block 0": [0, -2.5], "block 1": [0, -2.0]}}
-    before = spectrum_rows([first[0] | {"spectra": measured}])
-    short, *lines = spectra_verdict(study(), "ERM, small_cnn", before)
-    assert "ERM, small_vit -1.00 (untrained +0.50)" in short
-    assert short.endswith("ERM, small_cnn +2.00 (untrained not measured).")
-    assert "Untrained, it rises from -2.50 to -2.00" in lines[0]
-    assert "a change of +0.50 before training and of -1.00 after it" in lines[0]
-    assert "Its untrained shape is not measured here" in lines[1]
-    for line in spectra_verdict(study(), "ERM, small_cnn")[1:3]:
-        assert "the change may be due to initialisation" in line
+    before = spectrum_rows(frame_of([first[0] | {"spectra": measured}]))
+    table = depth_changes(spectrum_rows(framed()), before).set_index("model")
+    vit, cnn = table.loc["ERM, small_vit"], table.loc["ERM, small_cnn"]
+    assert (vit["first"], vit["last"], vit.change, vit.runs, vit.untrained) == (-2, -3, -1, 4, 0.5)
+    # changes of 2.5 and 1.5 in both domains: half of sqrt(.25 + .25), with 2 degrees of freedom
+    assert cnn.change == 2 and math.isnan(cnn.untrained)
+    assert math.isclose(cnn.high - 2, 4.3027 * math.sqrt(0.5) / 2, rel_tol=1e-4)
+    short, *_ = spectra_verdict(framed(), "ERM, small_cnn", before)
+    assert "ERM, small_vit -1.00 (95 % CI -1.00 to -1.00; untrained +0.50)" in short
+    assert short.endswith("; untrained not measured).")
     axis = plt.figure().subplots()
-    plot_high_frequencies(axis, spectrum_rows(study()), before)
+    plot_high_frequencies(axis, spectrum_rows(framed()), before)
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert dashed[0].get_ydata().tolist() == [-2.5, -2.0]
     assert dashed[-1].get_label() == UNTRAINED
 
 
 def test_sentences_follow_the_records():
-    lines = spectra_verdict(study(), "ERM, small_cnn")[1:]
-    assert (
-        "ERM, small_vit: the log amplitude at π, relative to frequency 0, falls from -2.00"
-        in (lines[0])
+    lines = spectra_verdict(framed(), "ERM, small_cnn")
+    assert len(lines) == 1 + 2 and lines[1] == (
+        "ERM, small_vit − ERM, small_cnn, validation, points lost to noise above half of π: "
+        "-10.0 (95 % CI -10.0 to -10.0), significant; 1.0 of 90.0 % without noise, against 11.0 of "
+        "90.0 %."
     )
-    assert "rises from -4.00 in the first part to -2.00" in lines[1] and "has 3 points" in lines[1]
-    assert "costs 1.0 points, 10.0 fewer than in ERM, small_cnn" in lines[2]
-    assert "excludes 0" in lines[2] and "90.0 % and 90.0 %" in lines[2]
-    assert "less to lose" not in lines[2] and len(lines) == 2 + 2
-    turned = spectra_verdict(study(gap=-0.01), "ERM, small_cnn")[1:]
-    assert "1.0 more than in ERM, small_cnn" in turned[2]
-    weak = study()
-    for record in weak[:4]:  # those of the transformer
-        for part in ("out", "test"):
-            record["spectra"]["noise"][part] |= {"clean": 0.3, "noisy": [0.3] * 3}
-    said = spectra_verdict(weak, "ERM, small_cnn")[3]
-    assert "30.0 % and 90.0 % of these images are right, so ERM, small_vit has less to" in said
-    alone = [r for r in study() if r["spec"]["trial_seed"] == 0]
-    assert "interval" not in spectra_verdict(alone, "ERM, small_cnn")[3]
+    turned = spectra_verdict(framed(gap=-0.01), "ERM, small_cnn")
+    assert "+1.0 (95 % CI" in turned[1]
+    alone = spectra_verdict(framed()[lambda frame: frame.trial_seed == 0], "ERM, small_cnn")
+    assert "-10.0 (one seed); 0.0 of 90.0 %" in alone[1]
 
 
 # The page
@@ -555,11 +563,11 @@ def test_the_page_of_trained_runs(tmp_path):
         100 * (found["clean"] - found["noisy"][3])
         for found in (r["spectra"]["noise"]["test"] for r in records)
     ]
-    ring = table[(table.part == "test domain") & (table.low == 0.3)].iloc[0]
-    assert math.isclose(ring["mean"], np.mean(falls[4:]) - np.mean(falls[:4]), abs_tol=1e-9)
-    assert ring["from"] <= ring["mean"] <= ring["to"]
+    ring = table[(table.part == "test domain") & (table.ring == 0.3)].iloc[0]
+    assert math.isclose(ring.difference, np.mean(falls[4:]) - np.mean(falls[:4]), abs_tol=1e-9)
+    assert ring.low <= ring.difference <= ring.high
     text = page.read_text()
-    assert "noise above half of π costs" in text and text.count("Untrained, it") >= 2
+    assert "points lost to noise above half of π" in text and text.count("; untrained ") >= 2
 
 
 def test_the_page_says_where_nothing_was_measured(tmp_path):

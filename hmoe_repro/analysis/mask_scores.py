@@ -75,7 +75,8 @@ def mask_rows(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     found = found.assign(weight=found.get(f"hparams.{knob}", math.nan)).astype({"weight": float})
     rows = [(r["run_id"], *row) for r in found.get("record", ()) for row in _numbers(r)]
     columns = ["run_id", "place", "quantity", "domain", "other", "value"]
-    return found.reindex(columns=_RUN).merge(pd.DataFrame(rows, columns=columns), on="run_id")
+    table = pd.DataFrame(rows, columns=columns).astype({"run_id": str, "value": float})
+    return found.reindex(columns=_RUN).astype({"run_id": str}).merge(table, on="run_id")
 
 # %% ../../nbs/07_analysis/13_mask_scores.ipynb #def-own-mask
 def _trained(frame: pd.DataFrame) -> pd.Series:

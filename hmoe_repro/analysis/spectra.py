@@ -255,7 +255,8 @@ def spectra_verdict(
 ) -> list[str]:
     """One sentence about depth, from `depth_changes` with the rows of the same networks
     `untrained`, and one for each other model and part about noise of high frequencies against the
-    `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown baseline."""
+    `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
+    baseline."""
     told = []
     for row in depth_changes(spectrum_rows(frame), untrained).itertuples():
         interval = "" if math.isnan(row.low) else f"95 % CI {row.low:+.2f} to {row.high:+.2f}; "
