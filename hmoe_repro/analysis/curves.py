@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from .clusters import run_gates, scored_runs
-from .results import as_frame, selected_so_far
+from .results import as_frame
 from .results import checkpoints as curves
 from ..core.style import colours
 from ..studies.search import rank
