@@ -66,9 +66,9 @@ def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:
     ends = [rate(hits, n)[1:] for hits, n in zip(rates.found, rates.runs)]
     rates.insert(4, "low", [100 * low for low, _ in ends])
     rates.insert(5, "high", [100 * high for _, high in ends])
-    order = {name: i for i, name in enumerate(dict.fromkeys(table.setting))}
+    order = list(dict.fromkeys(table.setting)).index
     return rates.sort_values(
-        "setting", key=lambda names: names.map(order), kind="stable", ignore_index=True
+        "setting", key=lambda s: s.map(order), kind="stable", ignore_index=True
     )
 
 # %% ../../nbs/07_analysis/07_discovery_rates.ipynb #def-baseline
