@@ -323,7 +323,8 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", without=()) -> str:
     untested = table[average & ~out & table.p_holm.isna()]
     lines = []
     if len(sure):
-        lines.append(f"{_listed(sure)} points against {name}, significant {family}")
+        named = _listed(sure).replace(" (95", " points (95", 1)
+        lines.append(f"{named} against {name}, significant {family}")
         lines[-1] += f"; no other of {len(tested)} rows differs significantly in average accuracy"
         lines[-1] += f"{close}."
     elif len(tested):
@@ -338,9 +339,11 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", without=()) -> str:
         line += f"{'are' if len(beyond) > 1 else 'is'} significant after the same correction"
         lines.append(line + (f": {_listed(beyond)}." if len(beyond) else "."))
     if out.any():
+        number = (average & out).sum()
         lines.append(
-            f"{plural((average & out).sum(), 'row')} undertrained on the training domains, so the "
-            f"number says nothing about the method: {_listed(table[average & out])}."
+            f"{plural(number, 'row')} {'is' if number == 1 else 'are'} too inaccurate on validation "
+            f"images of the training domains to count as trained, and outside the correction: "
+            f"{_listed(table[average & out])}."
         )
     return " ".join(lines)
 

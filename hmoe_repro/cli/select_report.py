@@ -14,9 +14,9 @@ from typing import Annotated, NamedTuple
 import pandas as pd
 import typer
 
-from ..analysis.results import load_study, short_path
-from ..analysis.search_tables import narrow_records, resolution_note
-from ..analysis.tables import results_table
+from ..analysis.results import as_records, frame_of, load_study, short_path
+from ..analysis.search_tables import narrow_results, resolution_note
+from ..analysis.tables import accuracy_table
 from ..bench.costs import run_algorithms
 from ..bench.costs_report import cost_table, layer_table, layer_targets, measured_costs
 from ..bench.layers import run_moe
@@ -86,7 +86,8 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         records, damaged = RunStore().scan()
         for line in damaged:
             print(f"damaged: {line}")
-    return having(narrow_records(records, algorithms, dataset), settings or [])
+    chosen = narrow_results(frame_of(records), algorithms, dataset)
+    return having(as_records(chosen), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 StudysRule = Annotated[
@@ -125,7 +126,7 @@ def select_command(
         except HmoeError as error:
             refused[title] = error
             continue
-        print_frame(f"{title} by {rule}, percent", results_table(made[title]))
+        print_frame(f"{title} by {rule}, percent", accuracy_table(made[title]))
         notes = [resolution_note(made[title]), *missing, *hparams_note(mine)]
         for line in [*notes, *not_held_out(made[title])]:
             print(line)

@@ -122,6 +122,7 @@ def _train(algorithm, dataset, test_domains, n_hparams, hparams, device, setting
     """Train and print; the library is imported when the arithmetic is set, not before."""
     set_determinism(settings["arithmetic"])
     from hmoe_repro.algorithms.hparams import parse_setting
+    from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.search_tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_specs, refuse_incomplete, train_here
 
@@ -130,12 +131,13 @@ def _train(algorithm, dataset, test_domains, n_hparams, hparams, device, setting
     records = train_here(specs, None, device, settings["data_dir"])
     complete = sum(record["status"] == "complete" for record in records)
     if n_hparams and complete:
-        chosen = search_table([r for r in records if "spec" in r], n_hparams)
+        chosen = search_table(frame_of([r for r in records if "spec" in r]), n_hparams)
         print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
     refuse_incomplete(specs, records)
     if n_hparams:
         return
-    print_frame(f"{specs[0]}, run {specs[0].run_id}", selected_table(records[0]))
-    experts = describe_discovery(records[0])
+    run = frame_of(records[:1])
+    print_frame(f"{specs[0]}, run {specs[0].run_id}", selected_table(run))
+    experts = describe_discovery(run)
     if experts:
         print(experts)

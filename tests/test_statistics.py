@@ -1,0 +1,353 @@
+"""Statistics: contrasts by hand and against statsmodels, Holm, rates and power by brute force,
+the published records' recomputed values, the crossed bootstrap against all draws, pictures."""
+
+import itertools
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from statsmodels.formula.api import ols
+from statsmodels.stats.weightstats import DescrStatsW
+
+from hmoe_repro.analysis.results import frame_of, results
+from hmoe_repro.analysis.statistics import (
+    accuracy_verdict,
+    contrast,
+    contrast_table,
+    contrasts,
+    crossed_bootstrap,
+    effect_lines,
+    holm,
+    main_effects,
+    mean_interval,
+    minimum_detectable_difference,
+    paired_values,
+    plot_contrasts,
+    plot_results,
+    rate,
+    rate_text,
+)
+from hmoe_repro.core.errors import HmoeError
+
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+DOMAINS = ("negative", "photo", "plain", "sketch")
+GRID = [[1.0, 2.0, -1.0, 0.5], [0.0, 3.0, 1.0, 1.5], [2.0, 2.5, -2.0, 1.0]]
+
+
+def run(algorithm, domain, seed, accuracy, **more):
+    "A run with the accuracy given; HMOE's modes are a point apart."
+    modes = ("mix", "max", "ood") if algorithm.startswith("HMOE") else ("default",)
+    selected = {
+        mode: {"step": 1, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.01 * i}
+        for i, mode in enumerate(modes)
+    }
+    spec = {"algorithm": algorithm, "dataset": "DigitDomains", "test_domains": [domain]}
+    made = {"run_id": f"{algorithm}-{domain}-{seed}-{more}", "status": "complete"}
+    made |= {"spec": spec | {"trial_seed": seed} | more, "test_size": 360}
+    return made | {"selected": selected}
+
+
+def study(**grids):
+    "Results of ERM and of algorithms that are better by `grid[seed][domain]` points; None: no run."
+    records = []
+    for name, grid in {"ERM": np.zeros((3, 4)).tolist(), **grids}.items():
+        for s, row in enumerate(grid):
+            for d, gain in enumerate(row):
+                if gain is not None:
+                    level = 0.6 + 0.03 * s + 0.05 * d
+                    records.append(run(name.replace("_", "-"), DOMAINS[d], s, level + gain / 100))
+    return frame_of(records)
+
+
+# Contrasts
+
+
+def test_a_contrast_by_hand():
+    found = contrast(study(CORAL=GRID), "CORAL").set_index("test_domain")
+    grid = np.array(GRID)
+    assert list(found.index) == [*DOMAINS, "Average"]
+    variances = grid.var(axis=0, ddof=1) / 3
+    freedom = variances.sum() ** 2 / (variances**2 / 2).sum()
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(variances.sum()) / 4
+    average = found.loc["Average"]
+    assert average.difference == pytest.approx(grid.mean())
+    assert (average.low, average.high) == pytest.approx((grid.mean() - half, grid.mean() + half))
+    assert (average.seeds, average.pairs, average.ahead) == (3, 12, 9)
+
+
+def test_single_domains_are_paired_t_tests_and_a_domain_fixed_effect_where_variances_are_equal():
+    found = contrast(study(CORAL=GRID), "CORAL").set_index("test_domain")
+    for column, domain in zip(np.transpose(GRID), DOMAINS):
+        low, high = DescrStatsW(column).tconfint_mean()
+        assert (found.low[domain], found.high[domain]) == pytest.approx((low, high))
+        assert found.p[domain] == pytest.approx(stats.ttest_1samp(column, 0).pvalue)
+    equal = np.array([[0.0], [1.0], [-1.0]]) + [[1.0, 4.0, -2.0, 3.0]]
+    long = pd.DataFrame(equal, columns=list(DOMAINS)).melt(var_name="domain")
+    long["domain"] = pd.Categorical(long.domain)
+    fit = ols("value ~ C(domain, Sum)", long).fit()  # its intercept is the mean of domains
+    interval = mean_interval(pd.DataFrame(equal, columns=list(DOMAINS)))
+    assert (interval.low, interval.high) == pytest.approx(fit.conf_int().loc["Intercept"].tolist())
+    assert interval.freedom == pytest.approx(fit.df_resid) and interval.p == pytest.approx(
+        fit.pvalues["Intercept"]
+    )
+
+
+def test_each_contrast_has_its_own_variance():
+    "A row that fails with one seed in three widens its own interval and nobody else's."
+    steady, wild = (
+        [[1.0, 1.1, 0.9, 1.0], [1.1, 1.0, 1.0, 0.9], [0.9, 0.9, 1.1, 1.1]],
+        np.zeros((3, 4)),
+    )
+    wild[1] = -40
+    alone = contrast(study(CORAL=steady), "CORAL").low
+    both = contrasts(study(CORAL=steady, MMD=wild.tolist())).set_index("algorithm")
+    np.testing.assert_allclose(both.low["CORAL"], alone)
+    assert both.significant["CORAL"].iloc[-1] and not both.significant["MMD"].iloc[-1]
+
+
+def test_missing_runs_and_one_seed_give_no_interval():
+    holes = [[1.0, None, -1.0, 0.5], [0.0, None, 1.0, None]]
+    found = contrast(study(CORAL=holes), "CORAL").set_index("test_domain")
+    assert found.pairs["Average"] == 5 and math.isnan(found.p["Average"])
+    assert found.low["plain"] < 0 < found.high["plain"] and math.isnan(found.low["sketch"])
+    single = contrast(study(CORAL=GRID[:1]), "CORAL")
+    assert single.difference.iloc[-1] == pytest.approx(np.mean(GRID[0])) and single.p.isna().all()
+
+
+def test_what_cannot_be_compared_is_said():
+    frame = study(CORAL=GRID, HMOE_DN=GRID)
+    with pytest.raises(HmoeError, match="'MMD'. Valid: ERM, CORAL, HMOE-DN"):
+        contrast(frame, "MMD")
+    with pytest.raises(HmoeError, match="column of these results 'lrr'"):
+        contrast(frame, {"lrr": 1})
+    with pytest.raises(HmoeError, match="two of these runs hold out negative with seed 0"):
+        contrast(frame, {"algorithm": ["ERM", "CORAL"]})
+    apart = frame_of([run("ERM", "photo", 0, 0.5), run("CORAL", "photo", 1, 0.5)])
+    with pytest.raises(HmoeError, match="no trial seed and test domain in common"):
+        contrast(apart, "CORAL")
+    with pytest.raises(HmoeError, match="nothing to compare ERM with"):
+        contrasts(frame[frame.algorithm == "ERM"])
+    assert list(paired_values(frame, ("HMOE-DN", "ood"), "ERM").columns) == list(DOMAINS)
+
+
+def test_holm_and_rates_against_brute_force():
+    p = np.random.default_rng(0).uniform(size=9) ** 3
+    p[4] = np.nan
+    order, known, by_hand, worst = np.argsort(p), 8, np.full(9, np.nan), 0.0
+    for place, index in enumerate(order[:known]):
+        worst = max(worst, min(1, (known - place) * p[index]))
+        by_hand[index] = worst
+    np.testing.assert_allclose(holm(p), by_hand)
+    assert np.isnan(holm([math.nan])).all()
+    for k, n in ((0, 5), (4, 12), (17, 32), (7, 7)):
+        share, low, high = rate(k, n)
+        tail = lambda q, many, n=n: sum(math.comb(n, i) * q**i * (1 - q) ** (n - i) for i in many)
+        assert share == k / n and (k == 0 or tail(low, range(k, n + 1)) == pytest.approx(0.025))
+        assert k == n or tail(high, range(k + 1)) == pytest.approx(0.025)
+    assert rate_text(4, 12) == "4 of 12 (95 % CI 10 to 65 %)"
+    with pytest.raises(HmoeError, match="5 of 4"):
+        rate(5, 4)
+
+
+# The published records
+
+
+def average(frame, algorithm, mode="default"):
+    table = contrasts(frame).set_index(["algorithm", "mode", "test_domain"])
+    return table.loc[(algorithm, mode, "Average")]
+
+
+def test_one_algorithm_of_table_1_on_the_digits_is_told_apart():
+    frame = results(["quick-table1", "quick-table1-2"])
+    dann, mixup = average(frame, "DANN"), average(frame, "Mixup")
+    assert (dann.difference, dann.low, dann.high) == pytest.approx((13.0, 9.24, 16.76), abs=0.01)
+    assert dann.ahead == dann.pairs == 12 and dann.p_holm == pytest.approx(0.0068, abs=1e-4)
+    assert mixup.difference == pytest.approx(9.07, abs=0.01) and not mixup.significant
+    verdict = accuracy_verdict(frame)
+    assert verdict.startswith(
+        "DANN +13.0 points (95 % CI +9.2 to +16.8) against ERM, significant after Holm's "
+        "correction for 31 comparisons; no other of 31 rows differs significantly"
+    )
+    assert list(contrast_table(frame).algorithm).count("DANN") == 1
+
+
+def test_on_rotated_mnist_small_differences_are_decided_beside_an_unstable_row():
+    frame, low = results("mnist-rotated"), [("HMOE-DN", "ood")]
+    mix = average(frame, "HMOE-DL", "mix")
+    assert mix.difference == pytest.approx(1.158, abs=1e-3) and mix.low > 0 and mix.significant
+    verdict = accuracy_verdict(frame, without=low)
+    assert verdict.startswith("HMOE-DL MIX +1.2 points") and "HMOE-DN OOD -17.2" in verdict
+    more = results(["mnist-rotated", "mnist-rotated-baselines-3"])
+    mldg = average(more, "MLDG")
+    assert mldg.difference == pytest.approx(1.63, abs=0.01) and mldg.low > 0
+    with_it = minimum_detectable_difference(frame).detectable.iloc[-1]
+    without = minimum_detectable_difference(frame, low).detectable.iloc[-1]
+    assert without < with_it < 2 * without  # a median, not a pooled variance
+
+
+# What a study could have seen
+
+
+def test_the_minimum_detectable_difference_is_found_in_four_of_five_studies():
+    random, found = np.random.default_rng(0), []
+    frame = study(CORAL=(random.normal(size=(3, 4))).tolist())
+    limits = minimum_detectable_difference(frame).set_index("test_domain")
+    row = contrast(frame, "CORAL").iloc[0]
+    error = (row.high - row.difference) / stats.t.ppf(0.975, 2)
+    for _ in range(20_000):
+        values = limits.detectable["negative"] + math.sqrt(3) * error * random.normal(size=3)
+        found.append(values)
+    found = stats.ttest_1samp(found, 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+    assert (limits.seeds == 3).all() and limits.test_images["Average"] == 4 * 360
+    assert set(limits.rests_on) == {"seeds, in pairs"}
+
+
+def test_one_seed_knows_the_test_images_alone():
+    frame = study(CORAL=GRID)
+    limits = minimum_detectable_difference(frame[frame.trial_seed == 0]).set_index("test_domain")
+    p = frame[(frame.trial_seed == 0) & (frame.test_domain == "photo")].accuracy.mean()
+    sure = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    assert limits.detectable["photo"] == pytest.approx(
+        100 * sure * math.sqrt(2 * p * (1 - p) / 360), rel=1e-3
+    )
+    assert set(limits.rests_on) == {"test images alone"}
+
+
+# Verdicts and pictures
+
+
+def three():
+    "ERM, an algorithm better by two points everywhere, one that differs by noise, one far below."
+    noise = np.random.default_rng(0).normal(size=(3, 4))
+    grids = {"CORAL": 2 + 0.1 * noise, "MMD": noise, "HMOE_DN": -9 + 0.1 * noise}
+    return study(**{name: grid.tolist() for name, grid in grids.items()})
+
+
+def test_the_verdict_begins_with_the_answer():
+    frame = three()
+    verdict = accuracy_verdict(frame)
+    assert verdict.startswith("HMOE-DN MIX -9.0 points (95 % CI") and "CORAL +2.0 (95" in verdict
+    assert "significant after Holm's correction for 5 comparisons; no other of 5" in verdict
+    assert "On single test domains" in verdict and "of 20 differences" in verdict
+    few = accuracy_verdict(frame, without=["HMOE-DN"])
+    assert few.startswith("CORAL +2.0 points") and "for 2 comparisons" in few
+    assert "3 rows are too inaccurate on validation images" in few and "HMOE-DN MIX -9.0" in few
+    noise = accuracy_verdict(frame[frame.algorithm.isin(["ERM", "MMD"])])
+    assert noise.startswith("No row differs significantly from ERM in average accuracy")
+    assert "(closest: MMD " in noise and "95 % CI" in noise
+    against = accuracy_verdict(frame, ("HMOE-DN", "mix"))
+    assert "against HMOE-DN MIX" in against and "ERM +9.0" in against
+
+
+def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
+    frame = three()
+    one = accuracy_verdict(frame[frame.trial_seed == 1])
+    assert one.startswith("Not decided: one trial seed; in points against ERM: HMOE-DN MIX -")
+    alone = frame[frame.algorithm == "ERM"]
+    assert accuracy_verdict(alone).startswith("Nothing to compare ERM with")
+    assert minimum_detectable_difference(alone).detectable.notna().all()
+    with pytest.raises(HmoeError, match="'Fish'. Valid: ERM, CORAL, MMD, HMOE-DN"):
+        accuracy_verdict(frame, "Fish")
+
+
+def test_the_table_of_contrasts_has_every_row_and_its_domains():
+    table = contrast_table(three(), without=[("HMOE-DN", "ood")]).set_index(["algorithm", "mode"])
+    assert [*table.columns] == ["difference", "low", "high", "p_holm", "ahead", *DOMAINS]
+    assert table.loc[("CORAL", "default"), "ahead"] == "12 of 12"
+    assert math.isnan(table.loc[("HMOE-DN", "ood"), "p_holm"]) and len(table) == 5
+    np.testing.assert_allclose(table[list(DOMAINS)].mean(axis=1), table.difference)
+    figure, axis = plt.subplots()
+    plot_contrasts(table.reset_index(), axis, ["#123456"] * 5)
+    dots = [line for line in axis.lines if line.get_marker() == "o"]
+    names = ["CORAL", "MMD", "HMOE-DN MIX", "HMOE-DN MAX", "HMOE-DN OOD"]
+    assert [t.get_text() for t in axis.get_yticklabels()] == names
+    hollow = [dot.get_markerfacecolor() == "white" for dot in dots]
+    assert hollow == [False, True, False, False, True]
+    plt.close(figure)
+
+
+def test_results_are_drawn_with_holes_one_scale_and_a_band():
+    frame = study(CORAL=[[1.0, None, 2.0, 1.0]] * 2, HMOE_DN=[[1.0, 2.0, 3.0, 4.0]] * 3)
+    figure, axes = plt.subplots(1, 5)
+    plot_results(frame, axes)
+    assert [a.get_title() for a in axes] == [*DOMAINS, "Average"]
+    names = ["ERM", "CORAL", "HMOE-DN MIX", "HMOE-DN MAX", "HMOE-DN OOD"]
+    assert [t.get_text() for t in axes[0].get_yticklabels()] == names
+    assert len({axis.get_xlim() for axis in axes}) == 1
+    limits = minimum_detectable_difference(frame).detectable
+    assert axes[4].patches[0].get_width() == pytest.approx(2 * limits.iloc[-1])
+    low, high = axes[0].get_xlim()
+    assert low < 100 * frame.accuracy.min() and high > 100 * frame.accuracy.max()
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 5)
+    plot_results(frame[frame.algorithm == "CORAL"], axes, baseline="MMD")
+    assert not any(axis.patches for axis in axes)
+    plt.close(figure)
+
+
+# Main effects
+
+
+def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds():
+    def measured(wide, late, seed):
+        accuracy = 0.5 + 0.03 * wide + 0.01 * seed + 0.002 * wide * seed
+        return run("net", "ink", seed, accuracy, wide=wide, late=late)
+
+    grid = itertools.product((0, 1), (0, 1), range(3))
+    frame = frame_of([measured(*point) for point in grid])
+    table = main_effects(frame, {"wide": "wide", "late": "late"}).set_index("setting")
+    half = stats.t.ppf(0.975, 2) * 0.2 / math.sqrt(3)
+    assert table.loc["wide", "difference"] == pytest.approx(3.2)
+    assert table.loc["wide", "high"] == pytest.approx(3.2 + half, abs=1e-4)
+    assert table.loc["late", "difference"] == pytest.approx(0) and (table.pairs == 6).all()
+    lines = effect_lines(table.reset_index())
+    assert lines[0].startswith("wide: 1 − 0 +3.2 (95 % CI +2.7 to +3.7) points, 6 pairs, signif")
+    assert lines[1].endswith("not decided.")
+    single = main_effects(frame[frame.trial_seed == 0], {"wide": "wide"})
+    assert pd.isna(single.low[0]) and "(one seed)" in effect_lines(single)[0]
+
+
+# The crossed bootstrap
+
+
+def test_the_bootstrap_against_all_draws():
+    "Two seeds and two domains have sixteen equally likely draws, with the mean of each by hand."
+    grid = np.array([[1.0, 5.0], [2.0, -4.0]])
+    every = [
+        grid[np.ix_(s, d)].mean()
+        for s in itertools.product((0, 1), repeat=2)
+        for d in itertools.product((0, 1), repeat=2)
+    ]
+    values, counts = np.unique(np.round(every, 9), return_counts=True)
+    drawn = np.round(crossed_bootstrap(grid, 40_000), 9)
+    assert set(drawn) == set(values)
+    np.testing.assert_allclose([(drawn == v).mean() for v in values], counts / 16, atol=0.01)
+
+
+def test_the_bootstrap_against_a_loop_with_missing_cells():
+    grid = np.array([[1.0, np.nan, -1.0], [np.nan, np.nan, 4.0]])
+    random, slow = np.random.default_rng(3), []
+    for _ in range(6000):
+        rows, columns = random.integers(2, size=2), random.integers(3, size=3)
+        cells = [grid[s, d] for s in rows for d in columns if not np.isnan(grid[s, d])]
+        slow.append(sum(cells) / len(cells) if cells else math.nan)
+    fast = crossed_bootstrap(grid, 6000)
+    assert abs(np.isnan(fast).mean() - np.isnan(slow).mean()) < 0.02 and np.isnan(fast).any()
+    np.testing.assert_allclose(
+        np.nanquantile(fast, [0.1, 0.5, 0.9]), np.nanquantile(slow, [0.1, 0.5, 0.9]), atol=0.3
+    )
+    assert np.array_equal(fast, crossed_bootstrap(grid, 6000), equal_nan=True)
+
+
+def test_the_spread_is_that_of_rows_and_columns_drawn_whole():
+    "If all domains of a seed share their luck, twelve cells are three results."
+    rows = np.repeat([[0.0], [3.0], [6.0]], 40, axis=1)
+    assert (
+        abs(crossed_bootstrap(rows, 20_000).std() - np.sqrt(6 / 3)) < 0.03
+    )  # population variance 6, three draws
+    assert crossed_bootstrap(rows[:1].repeat(3, 0)).std() < 1e-9
+    assert abs(crossed_bootstrap(rows.T, 20_000).std() - np.sqrt(6 / 3)) < 0.03
