@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from .protocol_diff import complete_rows
-from .published import undertrained  # noqa: F401
+from .published import learned_line  # noqa: F401
 from .results import as_frame
 from .statistics import mean_interval
 from .tables import cell_statistics, cell_text, mean_and_error

@@ -70,7 +70,7 @@ class TablePage:
     def kind(self) -> str:
         return "reduced, not the paper's protocol" if self.reduced else "the paper's protocol"
 
-    def accuracies(self, label="Test accuracy", frame=None, stem="", block=None, **options):
+    def accuracies(self, label="Test accuracy", frame=None, stem="", *, block=None, **options):
         """The table of accuracies with its notes, and its picture (`options`: of `draw_results`).
         `block(table)` may change the table."""
         frame, stem = self.frame if frame is None else frame, stem or self.artefact
