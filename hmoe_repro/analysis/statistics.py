@@ -324,9 +324,9 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", without=()) -> str:
     lines = []
     if len(sure):
         named = _listed(sure).replace(" (95", " points (95", 1)
-        lines.append(f"{named} against {name}, significant {family}")
-        lines[-1] += f"; no other of {len(tested)} rows differs significantly in average accuracy"
-        lines[-1] += f"{close}."
+        other = f"no other of {len(tested)} rows differs significantly in average accuracy{close}"
+        ends = [f"{named} against {name}, significant {family}", *[other] * (len(rest) > 0)]
+        lines.append("; ".join(ends) + ".")
     elif len(tested):
         lines.append(f"No row differs significantly from {name} in average accuracy {family}{close}.")
     if len(untested):
