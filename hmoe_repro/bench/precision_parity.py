@@ -158,7 +158,8 @@ BEYOND, SHIFTED = "beyond seed noise", "shifted"
 
 def outcomes(summary: pd.DataFrame) -> pd.Series:
     """For each row of `parity_summary`: 'beyond seed noise', 'shifted', 'not significant',
-    'equal' (all pairs agree in every digit) or 'unknown' (one seed). Significance is at 5 % with Holm's correction over all rows."""
+    'equal' (all pairs agree in every digit) or 'unknown' (one seed).
+    Significance is at 5 % with Holm's correction over all rows."""
     tested = summary[summary.rms.gt(0) & summary.detectable.notna()]
     held = dict(zip(tested.index, holm(tested.p) < 0.05))
 
