@@ -7,7 +7,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -471,7 +470,7 @@ def test_no_label_at_all_trains_as_without_the_loss():
     assert all(torch.allclose(value, second[name]) for name, value in first.items())
 
 
-# Records of before, and effects of settings
+# Records of before
 
 
 def test_a_repeated_run_equals_a_record_from_before_the_new_entries(tmp_path):

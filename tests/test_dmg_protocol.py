@@ -10,8 +10,9 @@ import torch
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM, register
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.search_tables import selected_table
-from hmoe_repro.analysis.tables import accuracy_table, in_domain_results, run_results
+from hmoe_repro.analysis.tables import accuracy_table, run_results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.data.image_folder import ImageTree, sample_tree
@@ -299,10 +300,12 @@ def test_greedy_judges_for_all_modes_and_kd_is_in_domain_alone(domains_known, tm
     assert select_model([record], "sketch", mode="default")["step"] == best
     assert "kd" not in record["checkpoints"][0]["accuracies"]["sketch"]["in"]
     load_model(spec.run_id, "kd", RunStore(tmp_path))
-    rows = selected_table(record)
+    frame = frame_of([record])
+    rows = selected_table(frame)
     assert rows["test accuracy"].tolist()[1:] == ["–", "–"]
-    assert set(run_results([record])["mode"]) == {"default"}
-    assert set(in_domain_results([record])["mode"]) == {"default", "kd", "greedy"}
+    assert set(run_results(frame)["mode"]) == {"default"}
+    inside = frame[frame.accuracy_in_domain.notna()]
+    assert set(inside["mode"]) == {"default", "kd", "greedy"}
 
 
 def test_under_domainbed_a_mode_still_selects_for_itself(domains_known, tmp_path):
@@ -605,7 +608,7 @@ def two(tmp_path_factory):
 
 def test_no_table_has_both(two, tmp_path):
     plain, by_dmg = two
-    for make in (run_results, in_domain_results, accuracy_table, rule_of):
+    for make in (run_results, accuracy_table, rule_of):
         with pytest.raises(HmoeError, match="followed two protocols.* Fix: a table for each"):
             make([plain, by_dmg])
         if make is not rule_of:

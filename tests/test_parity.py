@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hmoe_repro.analysis.statistics import ci_halfwidth, t_quantile
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import run_results
 from hmoe_repro.bench.precision_parity import (
     ACCURACY,
     LOSS,
     NMI,
-    T95,
     VALIDATION,
-    mean_and_resolution,
     outcomes,
     paired_runs,
     parity_summary,
@@ -123,8 +121,8 @@ def test_twins_differ_in_the_precision_and_in_nothing_else():
 
 
 def test_a_study_of_precisions_cannot_be_tabulated_unsorted():
-    with pytest.raises(HmoeError, match="precision="):
-        run_results(study((0, 0, 0)))
+    with pytest.raises(HmoeError, match="choose one kind by a column"):
+        run_results(frame_of(study((0, 0, 0))))
 
 
 def test_no_pair_is_an_error_and_a_failure_a_note():
@@ -152,22 +150,6 @@ def test_no_pair_is_an_error_and_a_failure_a_note():
 
 
 # Statistics
-
-
-def test_quantiles_are_students():
-    assert np.allclose(T95, [t.ppf(0.975, n) for n in range(1, len(T95) + 1)], atol=0.01)
-    d = np.random.default_rng(0).normal(size=40)
-    assert mean_and_resolution(d)[2] == pytest.approx(
-        T95[-1] * d.std(ddof=1) / math.sqrt(40)
-    ) and mean_and_resolution(d)[2] > t.ppf(0.975, 39) * d.std(ddof=1) / math.sqrt(40)
-
-
-def test_intervals_over_seeds_are_students():
-    found = [t_quantile(n) for n in (*range(1, 40), 1000)]
-    assert np.allclose(found, [t.ppf(0.975, n) for n in (*range(1, 40), 1000)], atol=1e-3)
-    assert math.isnan(t_quantile(0)) and math.isnan(ci_halfwidth([1.0]))
-    low, high = t.interval(0.95, 2, loc=71, scale=1 / math.sqrt(3))
-    assert ci_halfwidth([70, 71, 72]) == pytest.approx((high - low) / 2, abs=1e-3)
 
 
 def test_differences_by_hand():
@@ -200,10 +182,10 @@ def test_differences_by_hand():
         and row.seed_noise == pytest.approx(5)
         and row.rms == pytest.approx(math.sqrt(5 / 3))
     )
-    spread = np.std([2, 0, -1] * 3, ddof=1)
-    assert row.stderr == pytest.approx(spread / 3) and row.detectable == pytest.approx(
-        2.31 * spread / 3
-    )
+    error = np.std([2, 0, -1], ddof=1) / 3  # three seeds, three domains of equal variance
+    assert row.stderr == pytest.approx(error)
+    assert row.detectable == pytest.approx(t.ppf(0.975, 6) * error)
+    assert row.p == pytest.approx(2 * t.sf(1 / 3 / error, 6))
     loss = parity_summary(frame).set_index(["measure", "row"]).loc[(LOSS, "HMOE-DN, L_y")]
     assert (
         loss.base == pytest.approx(0.5)
@@ -260,19 +242,14 @@ def test_the_answer_follows_the_records(shifts, outcome, said):
     )
 
 
-def test_one_seed_and_one_pair_decide_nothing_about_noise():
+def test_one_seed_decides_nothing():
     one = summary_of(study((0.03,), noise=(0.0,), domains=("+90%",)))
-    assert (
-        parity_verdict(one)[0] == "Inconclusive: one pair for each row gives no standard error."
-        and parity_verdict(one)[2]
-        == "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
-    )
-    runs = [run("ERM", d, 0, "float32") for d in DOMAINS] + [
-        run("ERM", d, 0, "bf16", accuracy=0.53 + 0.001 * i) for i, d in enumerate(DOMAINS)
-    ]
-    assert outcomes(summary_of(runs)).iloc[0] == "shifted, seed noise unknown" and parity_verdict(
-        summary_of(runs)
-    )[0].startswith("Shifted; seed noise is unknown (one seed): ERM (accuracy +3.1 ± 0.1)")
+    assert parity_verdict(one)[0] == "Not decided: one trial seed gives no standard error."
+    line = "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
+    assert parity_verdict(one)[2] == line
+    runs = [run("ERM", d, 0, "float32") for d in DOMAINS]
+    runs += [run("ERM", d, 0, "bf16", accuracy=0.53 + 0.001 * i) for i, d in enumerate(DOMAINS)]
+    assert outcomes(summary_of(runs)).iloc[0] == "unknown"
 
 
 def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart():
@@ -280,7 +257,7 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     summary = summary_of(study((0.011, -0.010, 0.001)))
     row = summary.index[(summary["row"] == "ERM") & (summary.measure == LOSS)][0]
     summary.loc[row, ["difference", "stderr", "rms"]] = 0.0002, 0.00007, 0.0003
-    summary.loc[row, ["detectable", "seed_noise", "pairs"]] = 0.00018, 0.0001, 6
+    summary.loc[row, ["detectable", "seed_noise", "p"]] = 0.00018, 0.0001, 0.036
     assert outcomes(summary)[row] == "not significant"
     results, loss = parity_verdict(summary)[:2]
     assert results.startswith("No change beyond seed noise was detected:") and "loss" not in results
@@ -290,11 +267,11 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     assert loss.endswith(
         "Significant only without Holm's correction: ERM (final loss +0.0002 ± 7e-05)."
     )
-    summary.loc[row, "stderr"] = 0.00001
+    summary.loc[row, "p"] = 0.000005
     assert outcomes(summary)[row] == "beyond seed noise"
     results, loss = parity_verdict(summary)[:2]
     assert results.startswith("No change") and "loss of training: Yes: bf16 changes" in loss
-    assert outcomes(summary.loc[[row]].assign(stderr=0.00007))[row] == "beyond seed noise"
+    assert outcomes(summary.loc[[row]].assign(p=0.036))[row] == "beyond seed noise"
 
 
 def test_what_could_have_been_seen_is_said():
@@ -357,7 +334,7 @@ def test_the_page(warm_kernels, tmp_path):
         assert said in page, said
     assert (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[
         2
-    ] == "| measure | row | pairs | float32 | difference | stderr | detectable | seed noise | rms |"
+    ] == "| measure | row | pairs | float32 | difference | stderr | detectable | p | seed noise | rms |"
     assert len(
         (tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()
     ) == 1 + 3 * (2 + 1) + 2 * (2 * 3 + 2 + 2)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from scipy.stats import norm
 from test_domainbed import DOMAINS, domainbed_choice, read
 from test_domainbed import record as curves
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ALGORITHMS
 from hmoe_repro.analysis.results import load_study
-from hmoe_repro.analysis.statistics import detectable_in
+from hmoe_repro.analysis.statistics import minimum_detectable_difference
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
@@ -246,15 +247,15 @@ def test_the_resolvable_difference_counts_the_test_images_of_each_photograph_dom
             for d, n in sizes.items()
         ]
     )
-    found = detectable_in(rows).set_index("test_domain")
+    found = minimum_detectable_difference(rows.assign(status="complete", run_id=range(8)))
+    found, sure = found.set_index("test_domain"), norm.isf(0.025) + norm.isf(0.2)
     for domain, n in sizes.items():
-        assert (
-            found.detectable[domain] == pytest.approx(200 * (2 * 0.25 / n) ** 0.5)
-            and found.test_images[domain] == n
-        )
-    assert found.detectable["Average"] == pytest.approx(
-        200 * (2 * sum(0.25 / n for n in sizes.values())) ** 0.5 / 4
-    ) and list(found.index) == [*sizes, "Average"]
+        by_hand = 100 * sure * (2 * 0.25 / n) ** 0.5
+        assert found.detectable[domain] == pytest.approx(by_hand, rel=1e-3)
+        assert found.test_images[domain] == n
+    by_hand = 100 * sure * (2 * sum(0.25 / n for n in sizes.values())) ** 0.5 / 4
+    assert found.detectable["Average"] == pytest.approx(by_hand, rel=1e-3)
+    assert list(found.index) == [*sizes, "Average"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
-from hmoe_repro.analysis.results import load_study
+from hmoe_repro.analysis.results import frame_of, load_study
 from hmoe_repro.analysis.search_tables import best_hparams, best_hparams_blocks
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
@@ -163,7 +163,7 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
     budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in tried}
     assert len(budget) == len(tried) == 4 * 4 * (len(TABLE_1) - 3)
     first, second = (load_study(f"quick-table1-search{end}") for end in ("", "-2"))
-    settled = best_hparams(first + second)
+    settled = best_hparams(frame_of(first + second))
     start = {(s.algorithm, *s.test_domains): s.hparams for s in tried if not s.hparams_seed}
     due = {
         (row.algorithm, row.test_domain): start[row.algorithm, row.test_domain] | row.changed
@@ -175,7 +175,7 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
             assert spec.hparams == due[spec.algorithm, spec.test_domains[0]], str(spec)
     for end, part in (("", first), ("-2", second)):
         file = read_study(f"quick-table1{end}").file.text
-        assert file.rstrip().endswith(best_hparams_blocks(best_hparams(part)).rstrip())
+        assert file.rstrip().endswith(best_hparams_blocks(best_hparams(frame_of(part))).rstrip())
 
 
 RATES = (0.003, 0.0012345678, 0.007)
@@ -206,7 +206,7 @@ def searched(seed=3):
 
 
 def test_a_search_settles_by_hand_computed_validation_for_each_test_domain():
-    settled = best_hparams(searched()).set_index(["algorithm", "test_domain"])
+    settled = best_hparams(frame_of(searched())).set_index(["algorithm", "test_domain"])
     assert settled.draw.to_dict() == {
         ("ERM", "photo"): 1,
         ("ERM", "sketch"): 0,
@@ -236,9 +236,9 @@ def test_many_settings_stand_in_lines_of_their_own():
 
 def test_a_search_that_cannot_be_settled_is_refused():
     with pytest.raises(HmoeError, match="not finished, missing: ERM on photo.*draw 0"):
-        best_hparams(searched()[1:])
+        best_hparams(frame_of(searched()[1:]))
     with pytest.raises(HmoeError, match="several trial seeds"):
-        best_hparams(searched() + searched(seed=4))
+        best_hparams(frame_of(searched() + searched(seed=4)))
 
 
 def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):

@@ -127,12 +127,9 @@ def contrast(frame: pd.DataFrame, a, b="ERM", metric: str = "accuracy") -> pd.Da
     rows = []
     for domain in [*grid, "Average"]:
         part = grid if domain == "Average" else grid[[domain]]
-        found = mean_interval(part)
-        row = {"test_domain": domain, "difference": found.mean, "low": found.low}
-        row |= {"high": found.high, "p": found.p, "freedom": found.freedom}
-        row |= {"seeds": found.seeds, "pairs": found.pairs}
-        rows.append(row | {"ahead": int((part > 1e-9).sum().sum())})
-    return pd.DataFrame(rows)
+        rows.append((domain, *mean_interval(part), int((part > 1e-9).sum().sum())))
+    columns = ["test_domain", "difference", *Interval._fields[1:], "ahead"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def holm(p) -> np.ndarray:
@@ -257,9 +254,7 @@ def _noncentrality(freedom: float, power: float = 0.8) -> float:
     return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - power, 1, 2 * limit)
 
 
-def minimum_detectable_difference(
-    frame: pd.DataFrame, without=(), baseline="ERM"
-) -> pd.DataFrame:
+def minimum_detectable_difference(frame: pd.DataFrame, without=(), baseline="ERM") -> pd.DataFrame:
     """The difference to `baseline` (else the first row) in points that a study like this one finds
     in 80 % of cases, per test domain and for the 'Average': test_domain, test_images, seeds,
     detectable, rests_on. `without`: rows not to count, such as undertrained ones."""
@@ -324,11 +319,12 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", without=()) -> str:
     lines = []
     if len(sure):
         named = _listed(sure).replace(" (95", " points (95", 1)
-        lines.append(f"{named} against {name}, significant {family}")
-        lines[-1] += f"; no other of {len(tested)} rows differs significantly in average accuracy"
-        lines[-1] += f"{close}."
+        other = f"no other of {len(tested)} rows differs significantly in average accuracy{close}"
+        ends = [f"{named} against {name}, significant {family}", *[other] * (len(rest) > 0)]
+        lines.append("; ".join(ends) + ".")
     elif len(tested):
-        lines.append(f"No row differs significantly from {name} in average accuracy {family}{close}.")
+        said = f"No row differs significantly from {name} in average accuracy"
+        lines.append(f"{said} {family}{close}.")
     if len(untested):
         seeds = "one trial seed" if untested.seeds.max() == 1 else "a test domain with one seed"
         lines.append(f"Not decided: {seeds}; in points against {name}: {_listed(untested)}.")
@@ -341,9 +337,9 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", without=()) -> str:
     if out.any():
         number = (average & out).sum()
         lines.append(
-            f"{plural(number, 'row')} {'is' if number == 1 else 'are'} too inaccurate on validation "
-            f"images of the training domains to count as trained, and outside the correction: "
-            f"{_listed(table[average & out])}."
+            f"{plural(number, 'row')} {'is' if number == 1 else 'are'} too inaccurate on "
+            "validation images of the training domains to count as trained, and outside the "
+            f"correction: {_listed(table[average & out])}."
         )
     return " ".join(lines)
 
@@ -370,10 +366,8 @@ def plot_contrasts(table: pd.DataFrame, axis, palette=None):
         axis.plot([row.low, row.high], [at, at], color=colour, lw=1.4)
         axis.plot(row.difference, at, "o", ms=4.5, color=colour, mfc=sure)
     axis.axvline(0, color="#7F7F7F", lw=0.8)
-    names = [row_name(*row) for row in zip(table.algorithm, table["mode"])]
-    axis.set(yticks=range(len(table)), ylim=(len(table) - 0.4, -0.6))
-    axis.set_yticklabels(names)
-    axis.set(xlabel="difference in average accuracy, points")
+    axis.set_yticks(range(len(table)), map(row_name, table.algorithm, table["mode"]))
+    axis.set(ylim=(len(table) - 0.4, -0.6), xlabel="difference in average accuracy, points")
     axis.grid(axis="y", visible=False)
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-plot-results
@@ -455,6 +449,6 @@ def effect_lines(effects: pd.DataFrame) -> list[str]:
     lines = []
     for row in effects.itertuples():
         said = f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points"
-        sure = "" if math.isnan(row.low) else ", significant" if row.low * row.high > 0 else ""
-        lines.append(f"{said}, {row.pairs} pairs{sure or ', not decided'}.")
+        sure = "significant" if row.low * row.high > 0 else "not decided"
+        lines.append(f"{said}, {row.pairs} pairs, {sure}.")
     return lines

@@ -47,7 +47,9 @@ def run_results(frame: pd.DataFrame) -> pd.DataFrame:
         )
     places = {"algorithm": rank, "mode": mode_rank}
     return rows.sort_values(
-        _CELL, key=lambda column: column.map(places.get(column.name, lambda x: x)), ignore_index=True
+        _CELL,
+        key=lambda column: column.map(places.get(column.name, lambda x: x)),
+        ignore_index=True,
     )
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-domain-order

@@ -16,7 +16,7 @@ from ..analysis.curves import curves, plot_curves
 from ..analysis.protocol_diff import setting_diff
 from ..analysis.published import trained_verdict, undertrained_rows
 from ..analysis.results import distinct, select
-from ..analysis.statistics import accuracy_verdict, mode_legend, plot_results
+from ..analysis.statistics import accuracy_verdict, plot_results
 from ..analysis.tables import domain_order, run_results
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, write_atomic
@@ -126,11 +126,10 @@ def draw_intervals(records: list[dict], without=()):
     """A figure: a panel for each test domain and one for the average, as `plot_results`
     draws them; rows of `without` do not count in the detectable difference."""
     results = run_results(records)
-    several = results["mode"].nunique() > 1
-    height = (0.5 if several else 0.24) * results.algorithm.nunique() + 0.9
+    rows = len(results[["algorithm", "mode"]].drop_duplicates())
+    height = 0.22 * rows + 0.9
     figure, axes = _grid(len(domain_order(results)) + 1, height, sharey=True)
-    plot_results(records, axes, without=without)
-    mode_legend(figure, records)
+    plot_results(results, axes, without=without)
     return figure
 
 
