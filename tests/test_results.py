@@ -1,0 +1,80 @@
+"""One tidy frame: a row per run and inference mode, against the records read line by line."""
+
+import json
+
+import pytest
+
+from hmoe_repro.analysis.results import results, runs
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import results_dir
+
+
+def lines(study):
+    text = (results_dir() / f"{study}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_row_for_each_run_and_mode_with_what_the_record_says():
+    frame, records = results("quick-digits"), lines("quick-digits")
+    assert len(frame) == sum(len(r["selected"]) for r in records) and len(runs(frame)) == len(
+        records
+    )
+    for record in records:
+        for mode, chosen in record["selected"].items():
+            row = frame[(frame.run_id == record["run_id"]) & (frame["mode"] == mode)].squeeze()
+            assert row.accuracy == chosen["test_accuracy"] and row.step == chosen["step"]
+            assert row.test_domain == ",".join(record["spec"]["test_domains"])
+            assert row["hparams.lr"] == record["spec"]["hparams"]["lr"]
+            if record.get("discovery"):
+                assert row["discovery.nmi_domain"] == record["discovery"]["nmi_domain"]
+
+
+def test_a_mode_that_needs_the_domain_has_an_accuracy_on_known_domains_alone():
+    frame = results("quick-dmg")
+    inside = frame[frame.accuracy.isna() & (frame.status == "complete")]
+    assert len(inside) and inside.accuracy_in_domain.notna().all()
+    assert set(frame.protocol) == {"dmg"}
+
+
+def test_two_studies_with_a_run_in_common_count_it_once():
+    once = results("quick-digits")
+    assert len(results(["quick-digits", "quick-digits"])) == len(once)
+    both = results(["quick-digits", "quick-gmoe"])
+    assert not both.duplicated(["run_id", "mode"]).any() and set(both.study) == {
+        "quick-digits",
+        "quick-gmoe",
+    }
+
+
+def test_a_file_a_store_and_a_folder_of_runs_give_the_same_rows(tmp_path):
+    records = lines("quick-balance")[:3]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for record in records:
+        folder = tmp_path / "runs" / record["run_id"]
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(record))
+    by_file, by_store = results(file), results("mine", str(tmp_path))
+    by_folder = results(tmp_path / "runs")
+    for other in (by_store, by_folder):
+        assert list(other.columns) == list(by_file.columns)
+        assert sorted(other.accuracy) == sorted(by_file.accuracy)
+    (folder / "record.json").write_text("{")
+    with pytest.raises(HmoeError, match="Fix: delete the folder of that run"):
+        results(tmp_path / "runs")
+
+
+def test_a_failed_run_keeps_a_row_and_its_reason(tmp_path):
+    whole, other = lines("quick-balance")[:2]
+    failed = other | {"status": "failed", "reason": "diverged", "selected": {}, "checkpoints": []}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(whole) + "\n" + json.dumps(failed) + "\n")
+    frame = results("mine", str(tmp_path))
+    row = frame[frame.status == "failed"].squeeze()
+    assert row.reason == "diverged" and row.isna()["mode"]
+    assert frame.accuracy.isna().sum() == 1
+
+
+@pytest.mark.parametrize("source", ["quick-absent", ["quick-digits", "quick-absent"]])
+def test_a_study_that_is_not_there_is_named(source):
+    with pytest.raises(HmoeError, match="no records of study 'quick-absent'"):
+        results(source)
