@@ -24,7 +24,7 @@ from hmoe_repro.analysis.discovery_rates import (
     sign_tests,
 )
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.statistics import effect_lines, main_effects, rate
+from hmoe_repro.analysis.statistics import rate
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.kmeans_baseline import image_statistics, kmeans
@@ -484,24 +484,3 @@ def test_a_repeated_run_equals_a_record_from_before_the_new_entries(tmp_path):
     assert compare_runs([fresh], [older]).different.tolist() == [False]
     older["checkpoints"][0]["losses"]["L_y"] += 0.1
     assert compare_runs([fresh], [older]).different.tolist() == [True]
-
-
-def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds():
-    def measured(wide, late, seed):
-        accuracy = 0.5 + 0.03 * wide + 0.01 * seed + 0.002 * wide * seed
-        chosen = {"default": {"test_accuracy": accuracy}}
-        spec = {"trial_seed": seed, "test_domains": ["ink"], "wide": wide, "late": late}
-        return {"status": "complete", "spec": spec, "selected": chosen}
-
-    grid = itertools.product((0, 1), (0, 1), range(3))
-    factors = {n: lambda r, n=n: r["spec"][n] for n in ("wide", "late")}
-    table = main_effects([measured(*point) for point in grid], factors).set_index("setting")
-    assert table.loc["wide", "difference"] == pytest.approx(3.2)
-    half = 4.302653 * 0.2 / math.sqrt(3)
-    assert table.loc["wide", "high"] == pytest.approx(3.2 + half, abs=1e-4)
-    assert table.loc["late", "difference"] == pytest.approx(0) and (table.pairs == 6).all()
-    lines = effect_lines(table.reset_index())
-    assert lines[0].startswith("wide: 1 − 0: +3.2 points (95 % CI +2.7 to +3.7")
-    assert lines[1].endswith("not significant.")
-    single = main_effects([measured(w, 0, 0) for w in (0, 1)], {"wide": factors["wide"]})
-    assert pd.isna(single.low[0]) and effect_lines(single) == []

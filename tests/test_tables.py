@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.analysis.clusters import discovery_summary, discovery_verdict, highest_nmi
-from hmoe_repro.analysis.curves import average_curve, curves, curves_verdict, selected_so_far
+from hmoe_repro.analysis.clusters import highest_nmi
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import (
     accuracy_table,

@@ -27,7 +27,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from .clusters import domains_and_experts, gate_similarity, mean_gates
-from .dmg_tables import own_mask_gain
+from .mask_scores import own_mask_gain
 from .experts import choice_rows
 from .published import min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import (
