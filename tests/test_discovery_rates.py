@@ -268,7 +268,7 @@ def test_accuracy_is_compared_with_erm_on_equal_seeds_and_by_test_domain():
     table = accuracy_by_found(frame, setting_runs(frame)).set_index("test_domain")
     assert table.difference.tolist() == pytest.approx([1.1] * 3) and table.ahead["Average"] == 6
     assert table.found["ink"] == 3 and table.if_found["ink"] == pytest.approx(43.1)
-    assert table.if_not["oil"] == pytest.approx(83.1) and pd.isna(table.if_found["oil"])
+    assert table.if_not["oil"] == pytest.approx(83.1) and math.isnan(table.if_found["oil"])
     assert table.loc["Average", ["found", "if_found", "if_not"]].isna().all()
 
 
