@@ -31,7 +31,7 @@ from .mask_scores import own_mask_gain
 from .experts import choice_rows
 from .published import min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import (
-    as_records,
+    frame_of,
     has_arrays,
     load_arrays,
     results,
@@ -220,7 +220,7 @@ def _gate_scores(record: dict) -> dict:
 
 def _mask_scores(record: dict) -> dict:
     """How much the masks of a run overlap, and by how many points each is better at home."""
-    masks, gains = record["masks"], own_mask_gain([record]).gain
+    masks, gains = record["masks"], own_mask_gain(frame_of([record])).gain
     first, *_, last = (place["mean_iou"] for place in masks["places"].values())
     scores = {"mask_iou": masks["overall"]["mean_iou"], "mask_iou_fall": first - last}
     return scores | {"own_mask_gain": gains.mean()}
@@ -228,7 +228,7 @@ def _mask_scores(record: dict) -> dict:
 
 def _choice_scores(record: dict) -> dict:
     """What class and domain explain of the choice of expert, last block, validation images."""
-    rows = choice_rows([record])
+    rows = choice_rows(frame_of([record]))
     rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
     value = rows[rows.block == rows.block.max()].set_index("known").value
     return {"class_less_domain": value.get("class", math.nan) - value.get("domain", math.nan)}
@@ -327,7 +327,7 @@ def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-young
 def _names_under(rows: pd.DataFrame, least) -> str:
     """'HMOE-DN (PACS)': the algorithms of some rows under `least` percent of a data set."""
-    found = undertrained(as_records(rows), least) if "record" in rows else []
+    found = undertrained(rows, least) if "record" in rows else []
     return ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
 
 

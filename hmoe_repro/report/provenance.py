@@ -128,7 +128,7 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """A few words for the title of a picture or table: 'ColoredMNIST, reduced: 200 updates,
     1 seed' (the status is `data_status`), for image folders with pixels and initial weights."""
     frame, facts = as_frame(frame), []
-    if values_of(frame, "images"):
+    if "images" in frame and frame.images.notna().any():
         weights = listed(frame.fillna({"weights": "random"}), "weights")
         facts += [f"{listed(frame, 'resolution')} pixels", f"{weights} initial weights"]
     steps = " or ".join(f"{n:,}" for n in values_of(frame, "steps"))
