@@ -9,6 +9,7 @@ from notebooks import LIBRARY, PAPER, module_of
 
 HAND_WRITTEN = (
     "claims.toml",
+    "pages.toml",
     "paper_numbers.csv",
     "sample.toml",
     "study_files/*.toml",

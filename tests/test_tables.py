@@ -1,4 +1,4 @@
-"""Tables and their errors by hand; verdicts of discovery; curves: numbers against values by hand."""
+"""Tables, their errors and their verdicts, against numbers by hand."""
 
 import math
 
@@ -122,11 +122,7 @@ def test_the_ceiling_of_nmi_is_reached_by_the_best_balanced_experts():
         highest_nmi(0, 3)
 
 
-
 # Curves
-
-
-
 
 
 def test_a_row_is_called_by_its_algorithm_and_its_mode_if_it_has_a_choice():

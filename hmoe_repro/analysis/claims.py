@@ -27,10 +27,11 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from .clusters import domains_and_experts, gate_similarity, mean_gates
-from .mask_scores import own_mask_gain
 from .experts import choice_rows
+from .mask_scores import own_mask_gain
 from .published import min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import (
+    as_records,
     frame_of,
     has_arrays,
     load_arrays,
@@ -327,7 +328,7 @@ def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-young
 def _names_under(rows: pd.DataFrame, least) -> str:
     """'HMOE-DN (PACS)': the algorithms of some rows under `least` percent of a data set."""
-    found = undertrained(rows, least) if "record" in rows else []
+    found = undertrained(as_records(rows), least) if "record" in rows else []
     return ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
 
 

@@ -211,7 +211,8 @@ def similarity_lines(table: pd.DataFrame, alike: float = 0.9) -> list[str]:
         text = f"most like {like.idxmax()} ({like.max():.2f}), "
         text += f"least like {like.idxmin()} ({like.min():.2f})"
         if lowest >= alike:
-            text = f"the gate does not separate the training domains (similarity at least {lowest:.2f})"
+            text = "the gate does not separate the training domains "
+            text += f"(similarity at least {lowest:.2f})"
         lines.append(f"{row.algorithm}, test domain {row.test_domain}: {text}.")
     return lines
 

@@ -163,8 +163,9 @@ def undertrained_line(frame: pd.DataFrame) -> str:
             said += [f"{name} {accuracy:.0f} %" for name, accuracy in named.items()]
         if said:
             lines.append(
-                f"{dataset + ': ' if several else ''}Undertrained (under {rows.floor.iloc[0]:.0f} % on "
-                "validation images), so their differences hold for this length of training only: "
+                f"{dataset + ': ' if several else ''}Undertrained (under "
+                f"{rows.floor.iloc[0]:.0f} % on validation images), so their differences "
+                "hold for this length of training only: "
                 f"{', '.join(said)}."
             )
     return " ".join(lines)
@@ -293,9 +294,10 @@ def paper_line(table: pd.DataFrame) -> str:
     largest = table.loc[table.difference.abs().round(9).idxmax()]
     row = row_name(largest.algorithm, largest["mode"])
     return (
-        f"In {int(table.outside.sum())} of {len(table)} cells the paper's mean lies outside the 95 % "
-        f"interval of ours (Student's t over trial seeds, no correction); the largest difference is "
-        f"{largest.difference:+.1f} points ({row} on {largest.dataset}, {largest.test_domain})."
+        f"In {int(table.outside.sum())} of {len(table)} cells the paper's mean lies outside the "
+        "95 % interval of ours (Student's t over trial seeds, no correction); the largest "
+        f"difference is {largest.difference:+.1f} points "
+        f"({row} on {largest.dataset}, {largest.test_domain})."
     )
 
 # %% ../../nbs/07_analysis/10_published.ipynb #def-published-rows

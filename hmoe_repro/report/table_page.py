@@ -29,10 +29,8 @@ from .provenance import caption, header, output_folder, provenance, save_verdict
 from ..studies.artefacts import artefact_studies, artefact_study
 
 # %% ../../nbs/08_report/09_table_page.ipynb #def-table-page
-class TablePage:
-    """A page with a table of accuracies: `frame` (results; empty where nothing was run), `absent`
-    (studies without results), `reduced` (the settings that differ from the paper's), `folder`.
-    The steps display, and write tables, pictures and the verdict to `<output>/<profile>`."""
+class _Page:
+    """What every page with a table does: opening, differences, the paper's numbers, provenance."""
 
     def __init__(self, artefact: str, profile: str, store="", output="", protocol=None):
         self.artefact, self.profile, self.store, self.protocol = artefact, profile, store, protocol
@@ -69,6 +67,33 @@ class TablePage:
     @property
     def kind(self) -> str:
         return "reduced, not the paper's protocol" if self.reduced else "the paper's protocol"
+
+    def paper(self, block: pd.DataFrame, title: str, source: str, stem="paper", decimals=1):
+        """A table of the paper's own numbers."""
+        name = f"{self.artefact}_{stem}"
+        save_table(block, self.folder, name, f"{title}, not from this study", decimals=decimals)
+        self.show(markdown_table(block, decimals=decimals), f"Source: {source}.")
+
+    def provenance(self) -> dict:
+        """Write where the numbers are from; its first facts."""
+        main = artefact_study(self.artefact, self.profile)
+        evidence = provenance(
+            self.artefact,
+            self.profile,
+            as_records(self.frame) if self.studies else [],
+            self.folder,
+            study=main if main in self.studies else "",
+            store=self.store,
+            extra_studies=self.studies,
+        )
+        facts = ("records", "failed", "trial_seed", "steps", "study_sha256")
+        return {name: evidence[name] for name in facts}
+
+# %% ../../nbs/08_report/09_table_page.ipynb #def-table-page-steps
+class TablePage(_Page):
+    """A page with a table of accuracies: `frame` (results; empty where nothing was run), `absent`
+    (studies without results), `reduced` (the settings that differ from the paper's), `folder`.
+    The steps display, and write tables, pictures and the verdict to `<output>/<profile>`."""
 
     def accuracies(self, label="Test accuracy", frame=None, stem="", *, block=None, **options):
         """The table of accuracies with its notes, and its picture (`options`: of `draw_results`).
@@ -130,24 +155,3 @@ class TablePage:
                 said.append(paper_line(table))
                 self.show(markdown_table(table))
         self.show(save_verdict(said, self.folder, self.artefact))
-
-    def paper(self, block: pd.DataFrame, title: str, source: str, stem="paper", decimals=1):
-        """A table of the paper's own numbers."""
-        name = f"{self.artefact}_{stem}"
-        save_table(block, self.folder, name, f"{title}, not from this study", decimals=decimals)
-        self.show(markdown_table(block, decimals=decimals), f"Source: {source}.")
-
-    def provenance(self) -> dict:
-        """Write where the numbers are from; its first facts."""
-        main = artefact_study(self.artefact, self.profile)
-        evidence = provenance(
-            self.artefact,
-            self.profile,
-            as_records(self.frame) if self.studies else [],
-            self.folder,
-            study=main if main in self.studies else "",
-            store=self.store,
-            extra_studies=self.studies,
-        )
-        facts = ("records", "failed", "trial_seed", "steps", "study_sha256")
-        return {name: evidence[name] for name in facts}
