@@ -89,6 +89,19 @@ class _Page:
         facts = ("records", "failed", "trial_seed", "steps", "study_sha256")
         return {name: evidence[name] for name in facts}
 
+    def verdict(self, *baselines: str, frame=None, lines=(), numbers=None):
+        """The verdict against each of the baselines with the undertrained rows, `lines`, and the
+        comparison with the paper's `numbers` where no setting differs."""
+        frame = self.frame if frame is None else frame
+        said = [not_run_line(self.absent)] if not self.studies else []
+        if len(frame):
+            said += [*verdict_lines(frame, *baselines), *lines]
+            if numbers is not None and not self.reduced:
+                table = against_paper(frame, numbers, self.protocol)
+                said.append(paper_line(table))
+                self.show(markdown_table(table))
+        self.show(save_verdict(said, self.folder, self.artefact))
+
 # %% ../../nbs/08_report/09_table_page.ipynb #def-table-page-steps
 class TablePage(_Page):
     """A page with a table of accuracies: `frame` (results; empty where nothing was run), `absent`
@@ -142,16 +155,3 @@ class TablePage(_Page):
                 against = baseline if len(baselines) > 1 else ""
                 save_figure(figure, self.folder, "_".join(filter(None, (stem, name, against))))
                 plt.show()
-
-    def verdict(self, *baselines: str, frame=None, lines=(), numbers=None):
-        """The verdict against each of the baselines with the undertrained rows, `lines`, and the
-        comparison with the paper's `numbers` where no setting differs."""
-        frame = self.frame if frame is None else frame
-        said = [not_run_line(self.absent)] if not self.studies else []
-        if len(frame):
-            said += [*verdict_lines(frame, *baselines), *lines]
-            if numbers is not None and not self.reduced:
-                table = against_paper(frame, numbers, self.protocol)
-                said.append(paper_line(table))
-                self.show(markdown_table(table))
-        self.show(save_verdict(said, self.folder, self.artefact))
