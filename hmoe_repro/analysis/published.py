@@ -146,7 +146,7 @@ def undertrained_rows(
     found = _validated(frame, least)
     return [row[1:] for row in found.index[found.accuracy < found.floor]]
 
-
+# %% ../../nbs/07_analysis/10_published.ipynb #def-undertrained-line
 def undertrained_line(frame: pd.DataFrame) -> str:
     """A sentence for each data set that names its undertrained rows with their accuracy on
     validation images; '' where there are none. An algorithm stands for its modes if all are."""
