@@ -363,7 +363,7 @@ ANSWERS = {
     "And with the load balance alone": "a gate that decides nothing",
     "Which loss teaches": "'L_ad': ['encoder', 'adversary']",
     "Do you believe": "seeds find all three intervals",
-    "Which rows differ": "two standard errors, then Holm",
+    "Which rows differ": "differs significantly from ERM in average accuracy",
     "Which checkpoint does each rule": "'training-domain': (100, 0.2)",
 }
 
