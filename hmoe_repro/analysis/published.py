@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['CLASSES', 'TRUE_LABELS', 'BLOCKS', 'frame_parts', 'accuracy_block', 'min_validation_accuracy', 'undertrained',
            'undertrained_rows', 'undertrained_line', 'learned_line', 'compared_parts', 'comparison', 'trained_verdict',
-           'study_verdict', 'verdict_lines', 'draw_results', 'paper_block', 'against_paper', 'paper_line',
-           'published_rows', 'label_block', 'label_blocks']
+           'study_verdict', 'verdict_lines', 'paper_block', 'against_paper', 'paper_line', 'published_rows',
+           'label_block', 'label_blocks']
 
 # %% ../../nbs/07_analysis/10_published.ipynb #imports
 from collections.abc import Callable
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -23,14 +22,8 @@ from hmoe_repro.analysis.protocol_diff import (
     complete_rows,
     setting_diff,
 )
-from .results import as_frame, mode_rank
-from hmoe_repro.analysis.statistics import (
-    accuracy_verdict,
-    contrasts,
-    mean_interval,
-    plot_results,
-    value_grid,
-)
+from .results import mode_rank
+from .statistics import accuracy_verdict, contrasts, mean_interval, value_grid
 from hmoe_repro.analysis.tables import (
     cell_statistics,
     cell_text,
@@ -115,7 +108,6 @@ def min_validation_accuracy(dataset: str) -> float:
 def _validated(frame: pd.DataFrame, least: Callable[[str], float]) -> pd.DataFrame:
     """(dataset, algorithm, mode) -> `accuracy` on validation images, percent, and the `floor` below
     which the row is undertrained."""
-    frame = as_frame(frame)
     done = frame[frame.status == "complete"] if len(frame) else frame
     if done.empty:
         raise HmoeError("no run is complete, so none was validated. Fix: train the study.")
@@ -203,7 +195,6 @@ def comparison(frame: pd.DataFrame, *baselines: str) -> pd.DataFrame:
 def trained_verdict(frame: pd.DataFrame, baseline: str) -> str:
     """`accuracy_verdict` against `baseline` about all rows, and `undertrained_line`. `HmoeError`
     without the baseline."""
-    frame = as_frame(frame)
     return f"{accuracy_verdict(frame, baseline)} {undertrained_line(frame)}".rstrip()
 
 
@@ -226,20 +217,6 @@ def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[str]:
     lines = lines or [f"No verdict: no complete run of {' or '.join(baselines)} and another row."]
     caveat = undertrained_line(frame) if len(complete_rows(frame)) else ""
     return [*lines, caveat] if caveat else lines
-
-# %% ../../nbs/07_analysis/10_published.ipynb #def-draw-results
-def draw_results(frame: pd.DataFrame, per_row: int = 4, baseline: str = "ERM"):
-    """A figure with `plot_results` of one data set, at most `per_row` panels in a row."""
-    rows = complete_rows(frame)
-    panels, names = rows.test_domain.nunique() + 1, len(rows.groupby(["algorithm", "mode"]))
-    columns, lines = min(panels, per_row), -(-panels // per_row)
-    size = (1.75 * columns + 0.9, (0.22 * names + 1.0) * lines)
-    figure, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
-    plot_results(rows, axes.flat, baseline)
-    for axis in axes.flat[panels:]:
-        axis.set_visible(False)
-    axes.flat[panels - 1].set_title(average_name(rows))
-    return figure
 
 # %% ../../nbs/07_analysis/10_published.ipynb #def-against-paper
 def paper_block(dataset: str) -> pd.DataFrame:

@@ -13,21 +13,26 @@ from functools import cached_property
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
+from hmoe_repro.analysis.protocol_diff import (
+    complete_rows,
+    error_words,
+    protocol_diff,
+    setting_diff,
+)
 from hmoe_repro.analysis.published import (
     accuracy_block,
     against_paper,
     compared_parts,
     comparison,
-    draw_results,
     frame_parts,
     paper_line,
+    undertrained_rows,
     verdict_lines,
 )
 from ..analysis.results import frame_of, results, study_file
-from ..analysis.statistics import contrast_table, plot_contrasts
+from ..analysis.statistics import contrast_table, forest_plot, strip_plot
 from ..analysis.tables import table_notes
-from ..core.errors import check_choice
+from ..core.errors import HmoeError, check_choice
 from ..core.style import markdown_table, save_figure, save_table, use_style
 from .not_run import not_run, not_run_line
 from .provenance import caption, header, output_folder, provenance, save_verdict
@@ -53,11 +58,14 @@ def check_parameters(cells: list[str]):
 class _Results:
     """What a page reads, shows and writes, whatever it is about."""
 
-    def __init__(self, name, profile, store="", output="", *, protocol=None, where=""):
+    def __init__(
+        self, name, profile, store="", output="", *, studies=(), protocol=None, where="", title=""
+    ):
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         check_parameters(shell.user_ns.get("In", []) if shell else [])
         self.name, self.profile, self.store, self.protocol = name, profile, store, protocol
-        wanted = artefact_studies(name, profile)
+        wanted = list(studies) or artefact_studies(name, profile)
+        self._study = studies[0] if studies else artefact_study(name, profile)
         self.absent = [study for study in wanted if not study_file(study, store).exists()]
         self.studies = [study for study in wanted if study not in self.absent]
         self.frame = self.results(*self.studies)
@@ -66,7 +74,10 @@ class _Results:
         self.folder = output_folder(output, profile)
         use_style()
         if self.studies:
-            self.show(header(profile, self.frame))
+            facts = header(profile, self.frame)
+            if title:  # the reader's own study
+                facts = f"**{profile}**: {title}\n\n{facts.partition(chr(10) * 2)[2]}"
+            self.show(facts)
         else:
             self.show(not_run(name, profile, self.absent))
 
@@ -80,7 +91,10 @@ class _Results:
     def reduced(self) -> list[str]:
         """The settings that differ from the paper's protocol."""
         parts = [self.frame] if self.protocol else frame_parts(self.frame).values()
-        found = [setting_diff(part, self.protocol) for part in parts if len(part)]
+        try:
+            found = [setting_diff(part, self.protocol) for part in parts if len(part)]
+        except HmoeError:
+            return ["data that no table of the papers has"]
         return [line for lines in found for line in lines]
 
     @property
@@ -131,7 +145,7 @@ class _Results:
         numbers are from (`rule`: how models were chosen, default `rule_of`)."""
         absent = [not_run_line(self.absent)] if self.absent else []
         self.show(save_verdict([*filter(None, lines), *absent], self.folder, self.name))
-        main = artefact_study(self.name, self.profile)
+        main = self._study
         facts = provenance(
             self.name,
             self.profile,
@@ -156,9 +170,8 @@ class Page(_Results):
     display, and write tables, pictures and the verdict to `<output>/<profile>`. `HmoeError` for
     an unknown page, profile or parameter."""
 
-    def accuracies(self, label="Test accuracy", frame=None, part="", *, block=None, **options):
-        """The table of accuracies with its notes, and its picture (`options`: of `draw_results`).
-        `block(table)` may change the table."""
+    def accuracies(self, label="Test accuracy", frame=None, part="", *, block=None):
+        """The table of accuracies with its notes. `block(table)` may change the table."""
         frame = self.frame if frame is None else frame
         if not len(frame):
             return
@@ -167,37 +180,32 @@ class Page(_Results):
         self.table(table, part, f"{label} in percent, {error_words(frame)}", numbers=numbers)
         notes = [n for found in frame_parts(frame).values() for n in table_notes(found)]
         self.show("\n".join(f"- {note}" for note in dict.fromkeys(notes)))
-        for name, rows in frame_parts(frame).items():
-            title = f"{caption(rows, bool(self.reduced))}. {label}"
-            self.figure(draw_results(rows, **options), "_".join(filter(None, (part, name))), title)
 
-    def contrasts(self, *baselines: str, frame=None, part=""):
-        """The differences to each of the baselines with 95 % intervals: table and forest plot."""
-        frame, part = self.frame if frame is None else frame, f"{part}{'_' * bool(part)}contrasts"
+    def contrasts(self, *baselines: str, frame=None, part="", block=None, **options):
+        """The differences to each of the baselines with 95 % intervals: table and forest plot
+        (`options`: of `forest_plot`), which is the picture of the page; the runs themselves
+        (`strip_plot`) where there is nothing to compare. `block(table)` may change tables."""
+        frame, block = self.frame if frame is None else frame, block or (lambda table: table)
         table = comparison(frame, *baselines) if len(frame) else []
         if not len(table):
+            parts = frame_parts(complete_rows(frame)).items() if len(frame) else ()
+            for name, rows in parts:
+                self.figure(strip_plot(rows), "_".join(filter(None, (part, name))))
             return
-        named = " and ".join(baselines)
-        self.table(table, part, f"Differences in points to {named}, 95 % CI", shown=False)
+        title = f"Differences in points to {' and '.join(baselines)}, 95 % CI"
+        self.table(table, "_".join(filter(None, (part, "contrasts"))), title, shown=False)
         for baseline in baselines:
             for name, rows in compared_parts(frame, baseline).items():
-                self.show(contrast_table(rows, baseline))
-                found = table[(table.part == name) & (table.baseline == baseline)]
-                title = f"{name}{': ' if name else ''}accuracy − {baseline}, points"
-                against = baseline if len(baselines) > 1 else ""
+                self.show(block(contrast_table(rows, baseline)))
+                found = block(table[(table.part == name) & (table.baseline == baseline)])
+                against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
+                low = undertrained_rows(rows)
+                title = (
+                    f"{caption(rows, bool(self.reduced))}. Accuracy − {baseline}, points, 95 % CI\n"
+                    f"filled: significant (Holm){'; †: undertrained' * bool(low)}"
+                )
                 file = "_".join(filter(None, (part, name, against)))
-                self.figure(self._forest(found), file, title)
-
-    def _forest(self, found: pd.DataFrame):
-        """A figure with `plot_contrasts` of each test domain side by side."""
-        domains = list(dict.fromkeys(found.test_domain))
-        rows = found[["algorithm", "mode"]].drop_duplicates()
-        size = (1.6 * len(domains) + 1.4, 0.22 * len(rows) + 1.0)
-        figure, axes = plt.subplots(1, len(domains), figsize=size, sharey=True, squeeze=False)
-        for axis, domain in zip(axes.flat, domains):
-            plot_contrasts(found[found.test_domain == domain], axis)
-            axis.set(title=domain, xlabel="points")
-        return figure
+                self.figure(forest_plot(found, low, **options), file, title)
 
     def paper(self, block: pd.DataFrame, title: str, source: str, part="paper", decimals=1):
         """A table of the paper's own numbers."""
