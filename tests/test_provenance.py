@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hmoe_repro.analysis.results import (
+    arrays,
     has_arrays,
-    load_arrays,
     load_study,
-    select,
+    results,
     short_path,
     study_file,
 )
@@ -130,7 +130,12 @@ def test_damaged_arrays_are_named(tmp_path):
     (tmp_path / "smoke-digits").mkdir()
     (tmp_path / "smoke-digits" / f"{runs[0]['run_id']}.safetensors").write_bytes(b"no tensors here")
     with pytest.raises(HmoeError, match="is damaged.*Fix"):
-        arrays(results("smoke-digits", tmp_path).set_index("run_id", drop=False).loc[runs[0]["run_id"]], tmp_path)
+        arrays(
+            results("smoke-digits", tmp_path)
+            .set_index("run_id", drop=False)
+            .loc[runs[0]["run_id"]],
+            tmp_path,
+        )
 
 
 # Saying what the numbers are
