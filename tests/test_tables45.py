@@ -27,6 +27,7 @@ from hmoe_repro.analysis.published import (
     study_verdict,
     verdict_lines,
 )
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import DATASETS
