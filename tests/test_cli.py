@@ -307,7 +307,7 @@ def published(tmp_path):
 def test_no_command_reads_a_study_that_is_not_as_it_was_published(
     published, tmp_path, monkeypatch, damage
 ):
-    from hmoe_repro.analysis.results import load_studies
+    from hmoe_repro.analysis.results import results
     from hmoe_repro.report.readme import readme_blocks
 
     study, sums = published / "smoke-digits.jsonl", published / "SHA256SUMS"
@@ -327,7 +327,7 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
         assert len(done.stderr.strip().splitlines()) == 1 and "0.99" not in done.stdout
     assert not [*tmp_path.glob("figures/**/*.*"), *tmp_path.glob("sweep/*")]
     monkeypatch.setenv("HMOE_RESULTS", str(published))
-    for read in (lambda: load_studies(["smoke-digits"]), readme_blocks):
+    for read in (lambda: results("smoke-digits"), readme_blocks):
         with pytest.raises(HmoeError, match=said):
             read()
 

@@ -12,7 +12,7 @@ from torch import nn
 from hmoe_repro.analysis.gmoe_tables import MACS, PARAMETERS, draw_sizes, size_table, sized_averages
 from hmoe_repro.analysis.protocol_diff import study_diff
 from hmoe_repro.analysis.published import CLASSES, min_validation_accuracy
-from hmoe_repro.analysis.results import load_studies
+from hmoe_repro.analysis.results import available_results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.benchmarks import KNOWN
 from hmoe_repro.data.registry import DATASETS
@@ -213,11 +213,11 @@ def test_accuracy_stands_beside_the_size_of_its_network():
 def test_studies_that_are_absent_are_named_and_damaged_ones_refused(tmp_path):
     invented.write_study(tmp_path, "quick-balance", study())
     names = ["quick-balance", "quick-digits"]
-    records, absent = load_studies(names, str(tmp_path))
-    assert len(records) == 36 and absent == ["quick-digits"]
+    frame, absent = available_results(names, str(tmp_path))
+    assert frame.run_id.nunique() == 36 and absent == ["quick-digits"]
     (tmp_path / "quick-digits.jsonl").write_text("{")
     with pytest.raises(HmoeError, match="quick-digits.jsonl, line 1: cut off"):
-        load_studies(names, str(tmp_path))
+        available_results(names, str(tmp_path))
 
 
 def test_the_cost_of_an_update_is_quoted_and_scaled():

@@ -88,7 +88,7 @@ def study(shifts, noise=(-0.05, 0.0, 0.05), domains=DOMAINS, algorithms=("ERM", 
 
 
 def summary_of(runs):
-    return parity_summary(paired_runs(precision_pairs(runs)))
+    return parity_summary(paired_runs(precision_pairs(frame_of(runs))))
 
 
 # Twins
@@ -102,22 +102,19 @@ def test_twins_differ_in_the_precision_and_in_nothing_else():
         run("ERM", "+90%", 1, "float32"),
         run("ERM", "+80%", 0, "float32-compile"),
     ]
-    pairs = precision_pairs(runs)
+    frame = frame_of(runs)
+    pairs = precision_pairs(frame)
     assert [(a["run_id"], b["run_id"]) for a, b in pairs] == [
         (runs[0]["run_id"], runs[1]["run_id"])
     ] and runs[0]["run_id"] != runs[1]["run_id"]
-    notes = unpaired_notes(runs)
+    notes = unpaired_notes(frame)
     assert (
         len(notes) == 2
         and notes[0].startswith("no twin in bf16: ERM on +90%, seed 1, float32 (run ")
         and notes[1].startswith("no twin in float32: ERM on +90%, seed 1, bf16 (run ")
     )
-    assert (
-        len(
-            precision_pairs(runs + [run("ERM", "+80%", 0, "float32")], "float32", "float32-compile")
-        )
-        == 1
-    )
+    more = frame_of([*runs, run("ERM", "+80%", 0, "float32")])
+    assert len(precision_pairs(more, "float32", "float32-compile")) == 1
 
 
 def test_a_study_of_precisions_cannot_be_tabulated_unsorted():
@@ -134,14 +131,14 @@ def test_no_pair_is_an_error_and_a_failure_a_note():
         run("ERM", "-90%", 0, "float32", status="failed"),
     ]
     with pytest.raises(HmoeError, match="no run is complete in both float32 and bf16. Fix"):
-        precision_pairs(alone)
-    assert [note.split(" (run")[0] for note in unpaired_notes(alone)] == [
+        precision_pairs(frame_of(alone))
+    assert [note.split(" (run")[0] for note in unpaired_notes(frame_of(alone))] == [
         "failed in bf16: ERM on +90%, seed 0",
         "failed in bf16: ERM on -90%, seed 0",
         "failed in float32: ERM on +80%, seed 0",
         "failed in float32: ERM on -90%, seed 0",
     ]
-    assert [note.split("; its twin in ")[1] for note in unpaired_notes(alone)] == [
+    assert [note.split("; its twin in ")[1] for note in unpaired_notes(frame_of(alone))] == [
         "float32: complete",
         "float32: failed too",
         "bf16: none",
@@ -153,7 +150,7 @@ def test_no_pair_is_an_error_and_a_failure_a_note():
 
 
 def test_differences_by_hand():
-    frame = paired_runs(precision_pairs(study((0.02, 0.0, -0.01))))
+    frame = paired_runs(precision_pairs(frame_of(study((0.02, 0.0, -0.01)))))
     assert list(dict.fromkeys(zip(frame.measure, frame.row))) == [
         (ACCURACY, "ERM"),
         (ACCURACY, "HMOE-DN MIX"),
@@ -290,7 +287,7 @@ def test_what_could_have_been_seen_is_said():
 
 
 def test_the_picture_shows_every_pair():
-    frame = paired_runs(precision_pairs(study((0.02, 0.0, -0.01))))
+    frame = paired_runs(precision_pairs(frame_of(study((0.02, 0.0, -0.01)))))
     figure, axes = plt.subplots(1, 3)
     plot_parity(frame, axes)
     for axis, (measure, part) in zip(axes, frame.groupby("measure", sort=False)):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hmoe_repro.analysis.results import (
+    arrays,
     has_arrays,
-    load_arrays,
     load_study,
-    select,
+    results,
     short_path,
     study_file,
 )
@@ -31,12 +31,11 @@ def test_a_study_comes_back_as_it_was_written(tmp_path):
     runs = invented.digits(seeds=(0,), domains=("photo",))
     invented.write_study(tmp_path, "smoke-digits", runs, with_arrays=(0,))
     assert load_study("smoke-digits", tmp_path) == sorted(runs, key=lambda r: r["run_id"])
-    erm, hmoe = select(runs, algorithm="ERM")[0], select(runs, algorithm="HMOE-ND")[0]
-    assert load_arrays(hmoe, "smoke-digits", tmp_path)["gate_out"].shape == (120, 5) and has_arrays(
-        hmoe, "smoke-digits", tmp_path
-    )
-    with pytest.raises(HmoeError, match=f"{erm['run_id']}.*hmoe publish smoke-digits"):
-        load_arrays(erm, "smoke-digits", tmp_path)
+    rows = results("smoke-digits", tmp_path).drop_duplicates("algorithm").set_index("algorithm")
+    erm, hmoe = rows.loc["ERM"], rows.loc["HMOE-ND"]
+    assert arrays(hmoe, tmp_path)["gate_out"].shape == (120, 5) and has_arrays(hmoe, tmp_path)
+    with pytest.raises(HmoeError, match=f"{erm.run_id}.*hmoe publish smoke-digits"):
+        arrays(erm, tmp_path)
 
 
 def test_a_relative_store_starts_at_the_root(monkeypatch, tmp_path):
@@ -131,22 +130,12 @@ def test_damaged_arrays_are_named(tmp_path):
     (tmp_path / "smoke-digits").mkdir()
     (tmp_path / "smoke-digits" / f"{runs[0]['run_id']}.safetensors").write_bytes(b"no tensors here")
     with pytest.raises(HmoeError, match="is damaged.*Fix"):
-        load_arrays(runs[0], "smoke-digits", tmp_path)
-
-
-def test_select():
-    runs = invented.digits(seeds=(0, 1), domains=("photo", "plain"))
-    assert (
-        len(select(runs, algorithm="ERM")) == 4
-        and len(select(runs, trial_seed={1}, test_domain="photo")) == 4
-    )
-    assert (
-        len(select(runs, test_domains=["plain"])) == 8
-        and len(select(runs, steps=lambda n: n > 1000)) == 0
-    )
-    assert select([], anything=1) == []
-    with pytest.raises(HmoeError, match="no record has a field 'seed'. Valid: .*trial_seed"):
-        select(runs, seed=0)
+        arrays(
+            results("smoke-digits", tmp_path)
+            .set_index("run_id", drop=False)
+            .loc[runs[0]["run_id"]],
+            tmp_path,
+        )
 
 
 # Saying what the numbers are

@@ -1,6 +1,7 @@
 """What differs from the paper's study, and our means beside the paper's: numbers by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hmoe_repro.analysis.protocol_diff import (
@@ -26,7 +27,7 @@ from hmoe_repro.analysis.published import (
     study_verdict,
     verdict_lines,
 )
-from hmoe_repro.analysis.results import as_records, frame_of
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import DATASETS
@@ -94,9 +95,9 @@ def test_each_difference_is_named_and_nothing_else(dataset, change, line):
 
 
 def test_a_difference_of_some_algorithms_names_them():
-    records = as_records(whole(algorithms=("ERM",)))
-    records += as_records(whole(algorithms=("HMOE-DN",), hparams={"lambda_kl": 3.0}))
-    assert setting_diff(frame_of(records)) == ["lambda_kl: 3 instead of 1 (HMOE-DN)"]
+    changed = whole(algorithms=("HMOE-DN",), hparams={"lambda_kl": 3.0})
+    both = pd.concat([whole(algorithms=("ERM",)), changed], ignore_index=True)
+    assert setting_diff(both) == ["lambda_kl: 3 instead of 1 (HMOE-DN)"]
 
 
 def test_a_cell_without_all_seeds_is_named_and_not_compared():
@@ -122,9 +123,8 @@ def test_ours_beside_the_paper_by_hand():
 
 
 def test_an_undertrained_row_is_compared_and_named():
-    records = as_records(whole("RotatedMNIST", algorithms=("ERM",)))
-    records += as_records(whole("RotatedMNIST", algorithms=("HMOE-DN",), validation=0.5))
-    frame = frame_of(records)
+    low = whole("RotatedMNIST", algorithms=("HMOE-DN",), validation=0.5)
+    frame = pd.concat([whole("RotatedMNIST", algorithms=("ERM",)), low], ignore_index=True)
     table = comparison(frame, "ERM")
     mix = table[(table["mode"] == "mix") & (table.test_domain == "Average")].iloc[0]
     assert mix.difference == pytest.approx(10) and mix.pairs == 18
@@ -143,7 +143,7 @@ def test_tables_and_titles():
     assert average_name(part) == "Average of +90%, -90%" and error_words(part).startswith(
         "one seed"
     )
-    both = frame_of(as_records(whole()) + as_records(whole("RotatedMNIST")))
+    both = pd.concat([whole(), whole("RotatedMNIST")], ignore_index=True)
     assert [*accuracy_block(both)[0]][2:] == ["ColoredMNIST", "RotatedMNIST"]
     assert len(draw_results(whole()).axes) == 4
     with pytest.raises(HmoeError, match="no complete run"):

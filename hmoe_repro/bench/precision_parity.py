@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..analysis.results import select
+from ..analysis.results import runs
 from ..analysis.statistics import holm, mean_interval
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
 from ..core.errors import HmoeError, plural
@@ -29,15 +29,20 @@ def _without_precision(record: dict) -> str:
     return json.dumps(spec, sort_keys=True)
 
 
+def _by_spec(frame: pd.DataFrame, precision: str) -> dict[str, dict]:
+    """The records of the runs in a precision by what they share with their twins."""
+    records = runs(frame[frame.precision == precision]).record
+    return {_without_precision(record): record for record in records}
+
+
 def precision_pairs(
-    records: list[dict], base: str = "float32", other: str = "bf16"
+    frame: pd.DataFrame, base: str = "float32", other: str = "bf16"
 ) -> list[tuple[dict, dict]]:
-    """Twins (base, other): complete runs whose specifications differ in the precision only, ordered
-    by algorithm, test domain and seed. `HmoeError` if there are none."""
-    ours, theirs = (
-        {_without_precision(r): r for r in select(records, status="complete", precision=p)}
-        for p in (base, other)
-    )
+    """The records of twins (base, other): complete runs of `results` whose specifications differ
+    in the precision only, ordered by algorithm, test domain and seed. `HmoeError` if there are
+    none."""
+    complete = frame[frame.status == "complete"]
+    ours, theirs = _by_spec(complete, base), _by_spec(complete, other)
     pairs = [(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()]
     if not pairs:
         raise HmoeError(
@@ -59,11 +64,11 @@ def _fate(record: dict | None) -> str:
     return "complete" if record["status"] == "complete" else "failed too"
 
 
-def unpaired_notes(records: list[dict], base: str = "float32", other: str = "bf16") -> list[str]:
+def unpaired_notes(
+    frame: pd.DataFrame, base: str = "float32", other: str = "bf16"
+) -> list[str]:
     """One line for each run in one of the two precisions that failed or has no complete twin."""
-    notes, by_precision = [], {}
-    for p in (base, other):
-        by_precision[p] = {_without_precision(r): r for r in select(records, precision=p)}
+    notes, by_precision = [], {p: _by_spec(frame, p) for p in (base, other)}
     for precision, twin in ((base, other), (other, base)):
         for key, r in by_precision[precision].items():
             spec, partner = r["spec"], by_precision[twin].get(key)

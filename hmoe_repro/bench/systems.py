@@ -17,7 +17,7 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from ..analysis.experts import choice_rows
 from ..analysis.published import trained_verdict
-from ..analysis.results import as_records
+from ..analysis.results import runs
 from ..analysis.statistics import contrast, contrast_text, rows_of
 from ..analysis.tables import cell_statistics, cell_text, row_name, run_results
 from .costs import tensor_peak, update_seconds
@@ -86,34 +86,25 @@ def _size(trainer: Trainer) -> dict:
     }
 
 # %% ../../nbs/09_bench/09_systems.ipynb #def-discovered
-def _nmi(records: list[dict]) -> str:
-    scores = [r["discovery"]["nmi_domain"] for r in records if r.get("discovery")]
-    if not scores:
-        return ""
-    return f"NMI of experts and domains {np.mean(scores):.2f} ({min(scores):.2f}–{max(scores):.2f})"
+def _mean_and_range(values: pd.Series) -> str:
+    """Mean and, in parentheses, the least and the greatest value."""
+    return f"{values.mean():.2f} ({values.min():.2f}–{values.max():.2f})"
 
 
-def _choices(records: list[dict]) -> str:
-    if not any(r.get("expert_choices") for r in records):
-        return ""
-    rows = choice_rows(records)
-    rows = rows[(rows.known == "domain") & (rows.measure == "explained")].dropna(subset="value")
-    value, chance = rows.value.mean(), rows.chance.mean()
-    return f"domain explains {value:.1%} of a patch's expert (chance {chance:.1%})"
-
-
-def _overlap(records: list[dict]) -> str:
-    shares = [r["masks"]["overall"] for r in records if r.get("masks")]
-    if not shares:
-        return ""
-    overlaps = [np.mean(kept["iou"]) for kept in shares]
-    return f"IoU of masks {np.mean(overlaps):.2f} ({min(overlaps):.2f}–{max(overlaps):.2f})"
-
-
-def discovered(records: list[dict]) -> str:
+def discovered(frame: pd.DataFrame) -> str:
     """What the complete runs of one system discovered of the domains, in words; '–' if nothing."""
-    whole = [record for record in records if record["status"] == "complete"]
-    said = [text for text in (_nmi(whole), _choices(whole), _overlap(whole)) if text]
+    whole, said = runs(frame[frame.status == "complete"]), []
+    scores = whole.get("discovery.nmi_domain", pd.Series(dtype=float)).dropna()
+    if len(scores):
+        said.append(f"NMI of experts and domains {_mean_and_range(scores)}")
+    if any(record.get("expert_choices") for record in whole.record):
+        rows = choice_rows(whole)
+        rows = rows[(rows.known == "domain") & (rows.measure == "explained")].dropna(subset="value")
+        value, chance = rows.value.mean(), rows.chance.mean()
+        said.append(f"domain explains {value:.1%} of a patch's expert (chance {chance:.1%})")
+    kept = [r["masks"]["overall"]["iou"] for r in whole.record if r.get("masks")]
+    if kept:
+        said.append(f"IoU of masks {_mean_and_range(pd.Series(map(np.mean, kept)))}")
     return "; ".join(said) or "–"
 
 # %% ../../nbs/09_bench/09_systems.ipynb #def-systems-table
@@ -144,7 +135,7 @@ def systems_table(frame: pd.DataFrame, cost: dict | None, baseline: str = "ERM")
         }
         row |= _cost_of(algorithm, cost)
         labels = get_algorithm(algorithm).needs_domain_labels
-        found = discovered(as_records(mine))
+        found = discovered(mine)
         rows.append(row | {"domain labels": "needed" if labels else "no", "discovered": found})
     return pd.DataFrame(rows)
 
@@ -201,7 +192,7 @@ def read_systems(profile: str, folder: Path) -> dict | None:
 def systems_verdict(frame: pd.DataFrame, cost: dict | None, baseline: str = "ERM") -> list[str]:
     """Sentences: which systems differ from `baseline` (`trained_verdict`), and their relative
     times."""
-    lines = [trained_verdict(as_records(frame), baseline)]
+    lines = [trained_verdict(frame, baseline)]
     if cost:
         ratios = times_base(cost, "update", baseline)
         times = [f"{n} {np.median(t):.2f}" for n, t in ratios.items()]
