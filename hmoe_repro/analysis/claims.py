@@ -31,10 +31,9 @@ from .experts import choice_rows
 from .mask_scores import own_mask_gain
 from .published import min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import (
-    as_records,
     frame_of,
+    arrays,
     has_arrays,
-    load_arrays,
     results,
     runs,
     study_file,
@@ -298,8 +297,8 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
         return _cost_rows(study, store)
     frame = results(study, store)
     done = runs(frame[frame.status == "complete"])
-    kept = [r for r in done.record if has_arrays(r, study, store)]
-    stored = {r["run_id"]: load_arrays(r, study, store) for r in kept}
+    kept = [run for run in done.itertuples() if has_arrays(run, store)]
+    stored = {run.run_id: arrays(run, store) for run in kept}
     if frame.dataset.eq("SineIntervals").all():
         toys = [toy_rows(r, stored[r["run_id"]]).assign(run_id=r["run_id"]) for r in done.record]
         frame = frame.merge(pd.concat(toys), on="run_id")
@@ -309,8 +308,8 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
     if {"mix", "max", "ood"} <= set(frame["mode"]):
         modes = 100 * frame.pivot(index="run_id", columns="mode", values="accuracy")
         scores = scores.assign(**{f"gap_{m}": modes[m] - modes["mix"] for m in ("max", "ood")})
-    near = {r["run_id"]: r for r in kept if "gate_test" in stored[r["run_id"]]}
-    near = {run: nearest_domain(record, stored[run]) for run, record in near.items()}
+    gated = [run for run in kept if "gate_test" in stored[run.run_id]]
+    near = {run.run_id: nearest_domain(run.record, stored[run.run_id]) for run in gated}
     frame = frame.join(scores.assign(nearest_domain=pd.Series(near, dtype=object)), on="run_id")
     frame = frame.reindex(columns=frame.columns.union([*_UNSET], sort=False))
     return frame.astype(dict.fromkeys(_UNSET, object)).fillna(_UNSET)
@@ -328,7 +327,7 @@ def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-young
 def _names_under(rows: pd.DataFrame, least) -> str:
     """'HMOE-DN (PACS)': the algorithms of some rows under `least` percent of a data set."""
-    found = undertrained(as_records(rows), least) if "record" in rows else []
+    found = undertrained(rows, least) if "record" in rows else []
     return ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
 
 

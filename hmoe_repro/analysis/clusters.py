@@ -16,7 +16,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from .results import as_frame, as_records, runs
+from .results import runs
 from .statistics import rate_text
 from ..core.errors import HmoeError, plural
 from ..core.style import colours
@@ -120,13 +120,11 @@ _RUN = ["algorithm", "test_domain", "trial_seed"]
 def scored_runs(frame: pd.DataFrame, required: bool = False) -> pd.DataFrame:
     """The complete runs of `results` whose discovery was measured, a row each, with `domains`, the
     training domains, and `K`, the experts. `HmoeError` if one is `required` and there is none."""
-    found = runs(as_frame(frame))
+    found = runs(frame)
     scored = found.record.map(lambda record: bool(record.get("discovery"))).astype(bool)
     found = found[(found.status == "complete") & scored].reset_index(drop=True)
     if required and not len(found):
         raise HmoeError("no complete run has discovery scores. Fix: choose runs of HMOE.")
-    if isinstance(frame, list):  # until all callers hold frames
-        return as_records(found)
     sizes = [domains_and_experts(record) for record in found.record]
     return found.assign(domains=[m for m, _ in sizes], K=[k for _, k in sizes])
 
@@ -149,7 +147,7 @@ def discovery_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per complete run that recorded discovery: algorithm, test_domain, trial_seed, split
     and all scores; and code_length after the last update, in lengths of the embeddings, where
     codes were looked at."""
-    found = scored_runs(as_frame(frame))
+    found = scored_runs(frame)
     if found.empty:
         return pd.DataFrame(columns=_RUN)
     table = found[_RUN].join(_scores(found))
@@ -277,7 +275,7 @@ def run_gates(found: pd.DataFrame) -> pd.DataFrame:
 def gate_table(frame: pd.DataFrame, experts=None) -> pd.DataFrame:
     """`run_gates` of the complete runs of `results` with discovery scores, sorted; without
     `diverged` where no record says it. `HmoeError` without such a run."""
-    table = run_gates(scored_runs(as_frame(frame), required=True))
+    table = run_gates(scored_runs(frame, required=True))
     table = table.sort_values(["K", *_RUN], ignore_index=True)
     return table if table.diverged.notna().any() else table.drop(columns="diverged")
 
@@ -322,7 +320,7 @@ def discovery_summary(frame: pd.DataFrame, threshold: float = FOUND) -> pd.DataF
     """Per algorithm and test domain: runs, how many reach `threshold` in NMI with the domains,
     lowest and mean NMI, the highest possible one (`highest_nmi`), mean NMI with classes.
     `HmoeError` without scores."""
-    found = scored_runs(as_frame(frame), required=True)
+    found = scored_runs(frame, required=True)
     table = found[_RUN].join(_scores(found)[["nmi_domain", "nmi_class"]])
     table["highest"] = [highest_nmi(*sizes) for sizes in zip(found.domains, found.K)]
     table["found"] = table.nmi_domain >= threshold
@@ -349,7 +347,7 @@ def discovery_verdict(
     """One line: in how many runs of `algorithm` the NMI of experts with domains reaches
     `threshold`, with the exact interval, and for which test domains. `HmoeError` if no run has
     scores."""
-    found = scored_runs(as_frame(frame))
+    found = scored_runs(frame)
     mine = found[found.algorithm == algorithm]
     if mine.empty:
         valid = ", ".join(sorted(set(found.algorithm))) or "none"
@@ -369,7 +367,7 @@ def factor_scores(frame: pd.DataFrame, values: dict | None = None) -> pd.DataFra
     factor, nmi, ari, the NMI possible at equal load (`highest_nmi`; `values`: factor -> number of
     its values; the domain's is known) and `share`, the NMI as a share of it. `HmoeError` without
     scores."""
-    found, rows = scored_runs(as_frame(frame), required=True), []
+    found, rows = scored_runs(frame, required=True), []
     for run in found.itertuples():
         counts = {**(values or {}), "domain": run.domains}
         scores = run.record["discovery"]

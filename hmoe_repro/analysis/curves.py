@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from .clusters import run_gates, scored_runs
-from .results import as_frame
 from .results import checkpoints as curves
 from ..core.style import colours
 from ..studies.search import rank
@@ -54,7 +53,7 @@ def plot_curves(axis, frame: pd.DataFrame, quantity: str, algorithms=None, scale
 def curves_verdict(frame: pd.DataFrame) -> list[str]:
     """One line for each variant of HMOE: gate entropy at the last update, experts in use, domain
     loss."""
-    found, lines = scored_runs(as_frame(frame)), []
+    found, lines = scored_runs(frame), []
     last = pd.DataFrame([r["checkpoints"][-1]["losses"] for r in found.record])
     last = run_gates(found)[["algorithm", "K", "experts_used"]].join(last)
     for algorithm, runs in sorted(last.groupby("algorithm"), key=lambda part: rank(part[0])):

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from .clusters import FOUND, run_gates, scored_runs
-from .results import as_frame, available_results
+from .results import available_results
 from .statistics import contrast, holm, rate, rate_text
 from ..core.style import PALETTE
 
@@ -26,7 +26,7 @@ def rate_interval(hits: int, runs: int) -> tuple[float, float]:
 def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.Series:
     """Run id -> its setting in words: the hyper-parameters in which the runs differ, where they are
     not the most frequent value; 'default' where none is. `names`: what to call some of these."""
-    found = as_frame(frame).drop_duplicates("run_id")
+    found = frame.drop_duplicates("run_id")
     specs = [{**r["spec"]["hparams"], "updates": r["spec"]["steps"]} for r in found.record]
     values = pd.DataFrame(specs, index=found.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
@@ -39,7 +39,6 @@ def setting_runs(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd
     """A row for each scored run: run_id, setting (`named_settings`), the columns of `run_gates`,
     purity where it was measured, found, decided, and the accuracy of MIX in percent; 'default'
     comes first. `HmoeError` without a scored run."""
-    frame = as_frame(frame)
     found = scored_runs(frame, required=True)
     table = found[["run_id"]].assign(setting=found.run_id.map(named_settings(found, names)))
     table = table.join(run_gates(found))
@@ -78,7 +77,7 @@ BASELINES = {"statistics": "k-means, colour and contrast", "features": "k-means,
 def baseline_table(frame: pd.DataFrame) -> pd.DataFrame:
     """By baseline and test domain, of the complete runs that measured clusters: runs, mean NMI with
     domains and with classes, mean purity, and in how many the domains were found."""
-    found = as_frame(frame).drop_duplicates("run_id")
+    found = frame.drop_duplicates("run_id")
     scores, rows = ["nmi_domain", "nmi_class", "purity"], []
     for run in found[found.status == "complete"].itertuples():
         for key, name in BASELINES.items() if run.record.get("clusters") else ():
@@ -171,7 +170,7 @@ def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
 def code_trace(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.DataFrame:
     """A row for each checkpoint that looked at codes: setting, test_domain, trial_seed, step, the
     entries of `code_statistics`, and code_length in lengths of the embeddings, `relative`."""
-    found = scored_runs(as_frame(frame))
+    found = scored_runs(frame)
     found = found.assign(setting=found.run_id.map(named_settings(found, names)))
     found = found.sort_values("setting", key=lambda s: s != "default", kind="stable")
     rows = []

@@ -10,7 +10,6 @@ import pandas as pd
 
 from .protocol_diff import dmg_diff  # noqa: F401
 from .published import undertrained_line
-from .results import as_frame
 from .statistics import contrast, contrast_text
 
 # %% ../../nbs/07_analysis/12_dmg_tables.ipynb #def-views
@@ -19,13 +18,11 @@ BASELINE = "Aggregate"
 
 def in_domain_view(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with the accuracies on test images of the training domains as `accuracy`."""
-    frame = as_frame(frame)
     return frame.assign(accuracy=frame.accuracy_in_domain, test_size=frame.in_domain_size)
 
 
 def only_modes(frame: pd.DataFrame, *modes: str) -> pd.DataFrame:
     """The rows of some inference modes, and those of algorithms with a single one."""
-    frame = as_frame(frame)
     return frame[frame["mode"].isin(["default", *modes]) | frame["mode"].isna()]
 
 # %% ../../nbs/07_analysis/12_dmg_tables.ipynb #def-ensemble-lines
@@ -43,7 +40,7 @@ def _mode_line(part: pd.DataFrame, mode: str, metric: str, where: str) -> str:
 def mode_lines(frame: pd.DataFrame, mode: str, metric: str, where: str) -> list[str]:
     """A sentence for each network: by how many points `mode` of DMG differs from averaged
     predictions in the same model. `where`: 'on the target'."""
-    parts = as_frame(frame).groupby("network")
+    parts = frame.groupby("network")
     said = [_mode_line(part, mode, metric, f"{where} ({name})") for name, part in parts]
     return [line for line in said if line]
 

@@ -22,7 +22,7 @@ from hmoe_repro.analysis.clusters import (
     scored_runs,
 )
 from .results import arrays as stored_arrays
-from .results import as_frame, has_arrays
+from .results import has_arrays
 from ..core.errors import HmoeError
 from ..core.style import EMBEDDING_COLOUR, PALETTE, TEST_COLOUR, colours, shared_legend
 from ..data.registry import DATASETS
@@ -241,11 +241,9 @@ def codes_figure(rows: list[list[tuple]], names, title_of, width: float = 2.15):
     return figure
 
 # %% ../../nbs/07_analysis/06_embeddings.ipynb #def-runs-with-codes
-def runs_with_codes(frame: pd.DataFrame, store: str = "", *old) -> list[tuple[pd.Series, dict]]:
+def runs_with_codes(frame: pd.DataFrame, store: str = "") -> list[tuple[pd.Series, dict]]:
     """(run, arrays) of the complete runs of `results` with stored codes, by algorithm and test
     domain in the order of the data set."""
-    if isinstance(frame, list):  # records, their study and the store: until all hold frames
-        frame, store = as_frame(frame, store), *(old or ("",))
     found = [run for _, run in scored_runs(frame).iterrows() if has_arrays(run, store)]
 
     def place(run):

@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from .embeddings import as_rgb, frame_only, tiled
-from .results import as_frame, has_arrays, load_arrays, runs
+from .results import arrays, has_arrays, runs
 from .statistics import contrast, contrast_text
 from ..core.errors import HmoeError, check_choice
 from ..method.routing_analysis import label_table, position_table
@@ -61,8 +61,8 @@ def scored_runs(frame: pd.DataFrame) -> pd.DataFrame:
 
 def runs_with_choices(frame: pd.DataFrame, store: str = "") -> list[StoredChoices]:
     """What the complete runs kept that have scores of experts and published arrays."""
-    found = [(run.record, run.study, store) for run in scored_runs(frame).itertuples()]
-    return [StoredChoices(run[0], load_arrays(*run)) for run in found if has_arrays(*run)]
+    found = [run for run in scored_runs(frame).itertuples() if has_arrays(run, store)]
+    return [StoredChoices(run.record, arrays(run, store)) for run in found]
 
 # %% ../../nbs/07_analysis/15_experts.ipynb #def-tinted
 # six that remain distinct when mixed with a light grey, then further ones
@@ -163,7 +163,7 @@ def choice_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each complete run of `results` with scores of experts, part, block, thing that is
     known and measure: columns of the run, value, chance, low, high and `above` (is the value above
     the interval of chance?). `HmoeError` where no run has any."""
-    found = scored_runs(as_frame(frame))
+    found = scored_runs(frame)
     if found.empty:
         raise HmoeError(
             "no complete run has scores of experts. Fix: choose runs of a network with experts."

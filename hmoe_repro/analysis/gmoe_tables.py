@@ -14,7 +14,6 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from .protocol_diff import complete_rows
 from .published import learned_line  # noqa: F401
-from .results import as_frame
 from .statistics import mean_interval
 from .tables import cell_statistics, cell_text, mean_and_error
 from ..core.errors import check_choice
@@ -25,7 +24,6 @@ from ..networks.model_size import network_size
 # %% ../../nbs/07_analysis/11_gmoe_tables.ipynb #def-renamed
 def renamed(frame: pd.DataFrame, name) -> pd.DataFrame:
     """The frame with `name(frame)` as its algorithms, for tables whose rows are settings."""
-    frame = as_frame(frame)
     return frame.assign(algorithm=name(frame)) if len(frame) else frame
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .published import min_validation_accuracy
-from .results import as_records, one_protocol, runs
+from .results import one_protocol, runs
 from .statistics import holm, mean_interval, value_grid
 from ..core.errors import plural
 from ..core.style import number_as_text
@@ -132,7 +132,7 @@ def mask_scores(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     hyper-parameter `knob`), test_domain, trial_seed; percent: out_of_domain, in_domain,
     known_domain, gain (`own_mask_gain`, points), iou (0 to 1), kept, empty. `HmoeError` for runs of
     two protocols."""
-    one_protocol(as_records(frame) if len(frame) else [])
+    one_protocol(frame)
     rows = mask_rows(frame, knob)
     overall = rows[rows.place == OVERALL].groupby(["quantity", "run_id"]).value
     means = overall.agg(_mean).unstack("quantity").reindex(columns=["mean_iou", "kept"])

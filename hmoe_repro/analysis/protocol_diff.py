@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..algorithms import get_algorithm
 from ..algorithms.hparams import as_text, merge_hparams
-from .results import as_frame, runs
+from .results import runs
 from .tables import domain_order
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
@@ -41,7 +41,7 @@ PAPER_SEEDS = 3
 def paper_dataset(frame: pd.DataFrame) -> str:
     """The data set of HMOE's tables that a study is about: its own, or the one it is the twin of.
     `HmoeError` unless there is one."""
-    names = sorted(as_frame(frame).dataset.dropna().unique()) if len(frame) else []
+    names = sorted(frame.dataset.dropna().unique()) if len(frame) else []
     if len(names) != 1 or TWINS.get(names[0], names[0]) not in TABLES:
         raise HmoeError(
             f"the study holds runs on {', '.join(names) or 'no data set'}. "
@@ -170,7 +170,7 @@ def _difference(name: str, found: set, wanted: set) -> str:
 def _ours_and_theirs(frame, study) -> tuple[pd.DataFrame, pd.DataFrame]:
     studies = study or PAPER_STUDIES[paper_dataset(frame)]
     studies = [studies] if isinstance(studies, str) else studies
-    return _run_settings(as_frame(frame)), study_settings(*studies)
+    return _run_settings(frame), study_settings(*studies)
 
 
 def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
@@ -207,7 +207,7 @@ def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-incomplete-cells
 def complete_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of complete runs with one test domain and an accuracy."""
-    rows = as_frame(frame)
+    rows = frame
     if rows.empty:
         return rows
     single = ~rows.test_domain.str.contains(",")
@@ -217,7 +217,6 @@ def complete_rows(frame: pd.DataFrame) -> pd.DataFrame:
 def incomplete_cells(frame: pd.DataFrame) -> list[str]:
     """One line naming each (algorithm, test domain) that lacks complete runs, with the seeds it has
     and should have; nothing if all are whole."""
-    frame = as_frame(frame)
     wanted = min(PAPER_SEEDS, frame.trial_seed.nunique())
     seeds = complete_rows(frame).groupby(["algorithm", "test_domain"]).trial_seed.nunique()
     cells = product(sorted(set(frame.algorithm), key=rank), frame.test_domain.unique())

@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 import pandas as pd
 
-from .results import MODE_ORDER, as_frame, as_records, mode_rank, one_protocol
+from .results import MODE_ORDER, mode_rank, one_protocol
 from ..core.errors import HmoeError
 from ..data.registry import DATASETS
 from ..studies.search import rank
@@ -31,11 +31,10 @@ def run_results(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of `results` that belong in a table of accuracies: of complete runs with a single
     test domain, in the order of tables. `HmoeError` if two runs claim one cell, or followed two
     protocols."""
-    frame = as_frame(frame)
     single = ~frame.test_domain.astype(str).str.contains(",")
     rows = frame[single & frame.accuracy.notna() & (frame.get("status", "complete") == "complete")]
     if "record" in rows:
-        one_protocol(as_records(rows))
+        one_protocol(rows)
     twice = rows.duplicated(_CELL)
     if twice.any():
         algorithm, mode, domain, seed = rows.loc[twice, _CELL].iloc[0]
@@ -119,7 +118,6 @@ def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
 def table_notes(frame: pd.DataFrame) -> list[str]:
     """One line per failed run (id, what it was, reason), per incomplete cell, and one that says
     what the standard errors are."""
-    frame = as_frame(frame)
     rows, failed = run_results(frame), frame[frame.status != "complete"]
     notes = [
         f"failed: {r.algorithm} on {r.test_domain}, seed {r.trial_seed} (run {r.run_id}): "
@@ -204,7 +202,6 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
 def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Wall time of finished runs by data set and algorithm: runs, updates, median seconds, total
     minutes, device. `HmoeError` without a finished run."""
-    frame = as_frame(frame)
     done = frame[frame.status == "complete"].drop_duplicates("run_id")
     if done.empty:
         raise HmoeError("no finished run to take times from. Fix: train the study first.")

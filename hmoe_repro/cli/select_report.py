@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import pandas as pd
 import typer
 
-from ..analysis.results import as_records, frame_of, load_study, short_path
+from ..analysis.results import frame_of, load_study, runs, short_path
 from ..analysis.search_tables import narrow_results, resolution_note
 from ..analysis.tables import accuracy_table
 from ..bench.costs import run_algorithms
@@ -87,7 +87,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         for line in damaged:
             print(f"damaged: {line}")
     chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return having(as_records(chosen), settings or [])
+    return having(runs(chosen).record, settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 StudysRule = Annotated[

@@ -15,7 +15,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ..analysis.results import as_frame, runs
+from ..analysis.results import runs
 from ..analysis.tables import row_name
 from ..core.errors import plural
 from .provenance import listed
@@ -31,7 +31,7 @@ def compare_runs(fresh: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """A row for each run of two frames of `results`, matched by run id: `side` ('both', 'fresh' or
     'published'), `different` (its outcome is another one) and `failed` (on one side only)."""
     columns, sides = ["run_id", "status", "outcome"], []
-    for frame in map(as_frame, (fresh, published)):
+    for frame in (fresh, published):
         frame = runs(frame.reindex(columns=[*frame, "record"]) if "record" not in frame else frame)
         sides.append(frame.assign(outcome=frame.record.map(outcome_text))[columns])
     found = sides[0].merge(
@@ -57,7 +57,7 @@ _NOT_SETTINGS = {"algorithm", "dataset", "dataset_fingerprint", "test_domains", 
 
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
     """Run id -> its algorithm, with the settings in which that algorithm's runs differ."""
-    frame, names = runs(as_frame(frame)), {}
+    frame, names = runs(frame), {}
     specs = [record["spec"] for record in frame.record]
     settings = [
         {k: v for k, v in spec.items() if k not in _NOT_SETTINGS | {"hparams"}}
@@ -116,7 +116,7 @@ def compare_cells(fresh: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     Columns table, cell, published, fresh, limit (the detectable difference) and verdict: within or
     beyond the limit, missing (on one side), or unknown (beyond the sampling error of the test
     images, with one seed)."""
-    here, there = map(as_frame, (fresh, published))
+    here, there = (fresh, published)
     columns = ["table", "cell", "published", "fresh", "limit", "verdict"]
     shared = set(here.run_id) & set(there.run_id)
     if not shared:
@@ -156,7 +156,7 @@ def changed_verdict(published: str, fresh: str) -> tuple[list[str], bool]:
 # %% ../../nbs/08_report/03_comparison.ipynb #def-circumstances
 def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
     """The differences between the environments of two frames of `results`, in a few words."""
-    here, there, parts = as_frame(fresh), as_frame(published), []
+    here, there, parts = fresh, published, []
     facts = ["arithmetic", "device_name"]
     facts += [name[12:] for name in here if name.startswith("environment.versions.")]
     for fact in [*facts, "library"]:
@@ -210,7 +210,7 @@ def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[
     studies: name -> (fresh, published) frames of `results` (empty where nothing is published).
     pages: artefact -> (published verdict, fresh verdict; '' where there is none).
     """
-    studies = {name: tuple(map(as_frame, sides)) for name, sides in studies.items()}
+    studies = {name: tuple(map(sides)) for name, sides in studies.items()}
     compared = {s: compare_runs(*sides) for s, sides in studies.items() if len(sides[1])}
     total = pd.concat([compare_runs([], []), *compared.values()])
     apart = total.run_id[total.different]

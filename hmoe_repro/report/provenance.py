@@ -17,8 +17,6 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from ..algorithms.base import merge_hparams
 from hmoe_repro.analysis.results import (
-    as_frame,
-    as_records,
     one_protocol,
     runs,
     study_file,
@@ -63,14 +61,13 @@ STATUS = {
 def data_status(frame: pd.DataFrame) -> str:
     """'stand-in' if all runs but the toy's are on the embedded digits, else 'reduced' (`STATUS`):
     the status of runs that do not follow the paper's protocol."""
-    names = set(values_of(as_frame(frame), "dataset")) - {TOY}
+    names = set(values_of(frame, "dataset")) - {TOY}
     return "stand-in" if names and all("Digit" in name for name in names) else "reduced"
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-protocol-note
 def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
     """One sentence: the paper's protocol, or a reduced or stand-in study (`STATUS`). The toy of
     20,000 epochs is at the paper's scale in every profile."""
-    frame = as_frame(frame)
     if profile == "paper":
         return "The paper's protocol."
     if len(frame) and ((frame.dataset == TOY) & (frame.steps >= 20_000)).all():
@@ -102,7 +99,7 @@ def _value_text(name: str, value) -> str:
 def changed_settings(frame: pd.DataFrame) -> list[str]:
     """One text for each hyper-parameter that differs from its algorithm's default in some runs:
     its values, the default, and the algorithms if not all."""
-    trained, in_use, texts = runs(as_frame(frame)), {}, []
+    trained, in_use, texts = runs(frame), {}, []
     everyone = values_of(trained, "algorithm")
     trained = trained[trained.dataset != TOY]
     trained = trained.reindex(columns=trained.columns.union(["resolution"], sort=False))
@@ -127,7 +124,7 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
 def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """A few words for the title of a picture or table: 'ColoredMNIST, reduced: 200 updates,
     1 seed' (the status is `data_status`), for image folders with pixels and initial weights."""
-    frame, facts = as_frame(frame), []
+    facts = []
     if "images" in frame and frame.images.notna().any():
         weights = listed(frame.fillna({"weights": "random"}), "weights")
         facts += [f"{listed(frame, 'resolution')} pixels", f"{weights} initial weights"]
@@ -141,7 +138,7 @@ def header(profile: str, frame: pd.DataFrame) -> str:
     """Markdown lines that open a page: profile, data set, updates, precision, cap on validation,
     hyper-parameters changed from their defaults, number of runs, algorithms, test domains, seeds,
     commits and devices."""
-    frame = runs(as_frame(frame))
+    frame = runs(frame)
     data = [
         f"{name} ({listed(part, 'dataset_fingerprint', 'None')})"
         for name, part in frame.groupby("dataset")
@@ -154,7 +151,7 @@ def header(profile: str, frame: pd.DataFrame) -> str:
     ]
     if "dmg" in values_of(frame, "protocol"):
         setting.append("protocol: DMG's, with mixed batches of all training domains")
-    if len(frame) and (cap := validation_cap(as_records(frame))):
+    if len(frame) and (cap := validation_cap(frame)):
         setting.append(f"validation on {cap}")
     lines = [f"**{protocol_note(profile, frame)}**", "", f"- {'; '.join(setting)}"]
     if changed := changed_settings(frame):
@@ -188,11 +185,10 @@ TOY_RULE = (
 def rule_of(frame: pd.DataFrame) -> str:
     """The rule by which the models of these runs were chosen: the toy's, that of classification by
     the protocol they followed, or both. `HmoeError` for runs of two protocols."""
-    frame = as_frame(frame)
     toys = frame.dataset == TOY
     if len(frame) and toys.all():
         return TOY_RULE
-    dmg = len(frame) and one_protocol(as_records(frame)) == "dmg"
+    dmg = len(frame) and one_protocol(frame) == "dmg"
     rule = DMG_RULE if dmg else SELECTION_RULE
     return f"{rule}; {TOY}: {TOY_RULE}" if toys.any() else rule
 
@@ -234,7 +230,7 @@ def provenance(
     seeds, steps, data, commits, devices, versions and, if `study` is named, its file's digest.
     `extra_studies`: further studies whose runs are in the frame; their digests are written
     too."""
-    frame = runs(as_frame(frame))
+    frame = runs(frame)
     evidence = {
         "artefact": artefact,
         "profile": profile,

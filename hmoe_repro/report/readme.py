@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..analysis.clusters import discovery_verdict
-from ..analysis.results import as_records, results
+from ..analysis.results import results
 from ..analysis.tables import cost_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root
@@ -132,11 +132,10 @@ def readme_blocks() -> dict[str, str]:
     """Name -> Markdown of each generated block of the README, from the published records and the
     pages rendered from them. Raises `FileNotFoundError` where a page is not rendered."""
     blocks = {name: _rendered_text(place) for name, place in _PAGES["blocks"].items()}
-    timed = as_records(results(_PAGES["times"]["studies"]))
-    blocks["times"] = markdown_table(cost_table(timed), 1)
+    blocks["times"] = markdown_table(cost_table(results(_PAGES["times"]["studies"])), 1)
     blocks["deviations"] = all_deviations()
     blocks["status"] = status_table()
-    blocks["verdict"] = discovery_verdict(as_records(results("quick-digits")))
+    blocks["verdict"] = discovery_verdict(results("quick-digits"))
     return blocks
 
 # %% ../../nbs/08_report/08_readme.ipynb #def-update-readme
