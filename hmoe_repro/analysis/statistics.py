@@ -311,6 +311,7 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
     panels, height = table.test_domain.nunique(), 0.2 * len(order) + 1.3
     ends = table[table.test_domain == "Average"][["difference", "low", "high"]].abs().max(axis=1)
     limit = max(1.0, min(ends.max(), 2 * ends.quantile(0.8)))
+    limit = max(limit, 1.2 * table.difference.abs().quantile(0.9))
     size = {"height": height, "aspect": 1.3 / height, "gridspec_kws": {"wspace": 0.05}}
     grid = sns.FacetGrid(table, col="test_domain", hue=hue, palette=palette, **size)
     grid.map_dataframe(_draw_intervals, limit=limit).set_titles("{col_name}")
