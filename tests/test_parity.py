@@ -180,8 +180,8 @@ def test_differences_by_hand():
         and row.rms == pytest.approx(math.sqrt(5 / 3))
     )
     error = np.std([2, 0, -1], ddof=1) / 3  # three seeds, three domains of equal variance
-    assert row.stderr == pytest.approx(error)
-    assert row.detectable == pytest.approx(t.ppf(0.975, 6) * error)
+    assert row.high - row.difference == pytest.approx(t.ppf(0.975, 6) * error)
+    assert row.difference - row.low == pytest.approx(t.ppf(0.975, 6) * error)
     assert row.p == pytest.approx(2 * t.sf(1 / 3 / error, 6))
     loss = parity_summary(frame).set_index(["measure", "row"]).loc[(LOSS, "HMOE-DN, L_y")]
     assert (
@@ -217,13 +217,13 @@ def test_seed_noise_is_taken_within_domains():
         (
             (0.020, 0.021, 0.019),
             "shifted",
-            "Shifted, but not beyond seed noise: ERM (accuracy +2.0 ± 0.0)",
+            "Shifted, but not beyond seed noise: ERM (accuracy +2.0, 95 % CI +1.9 to +2.1)",
         ),
         (
             (-0.090, -0.091, -0.089),
             "beyond seed noise",
-            "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9.0 ± 0.0), HMOE-DN "
-            "MIX (accuracy -9.0 ± 0.0)",
+            "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9.0, 95 % CI -9.1 to "
+            "-8.9), HMOE-DN MIX (accuracy -9.0, 95 % CI -9.1 to -8.9)",
         ),
         (
             (0, 0, 0),
@@ -253,8 +253,8 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     "One of thirteen rows beyond its own limit: a chance of 0.02 is not one of 0.02 in thirteen."
     summary = summary_of(study((0.011, -0.010, 0.001)))
     row = summary.index[(summary["row"] == "ERM") & (summary.measure == LOSS)][0]
-    summary.loc[row, ["difference", "stderr", "rms"]] = 0.0002, 0.00007, 0.0003
-    summary.loc[row, ["detectable", "seed_noise", "p"]] = 0.00018, 0.0001, 0.036
+    summary.loc[row, ["difference", "low", "high", "rms"]] = 0.0002, 0.00002, 0.00038, 0.0003
+    summary.loc[row, ["seed_noise", "p"]] = 0.0001, 0.036
     assert outcomes(summary)[row] == "not significant"
     results, loss = parity_verdict(summary)[:2]
     assert results.startswith("No change beyond seed noise was detected:") and "loss" not in results
@@ -262,7 +262,8 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
         "Of the final loss of training: No change beyond seed noise was detected:"
     )
     assert loss.endswith(
-        "Significant only without Holm's correction: ERM (final loss +0.0002 ± 7e-05)."
+        "Significant only without Holm's correction: ERM (final loss +0.0002, 95 % CI +2e-05 to "
+        "+0.00038)."
     )
     summary.loc[row, "p"] = 0.000005
     assert outcomes(summary)[row] == "beyond seed noise"
@@ -277,13 +278,13 @@ def test_what_could_have_been_seen_is_said():
     )
     spread = np.std([6, -6, 1], ddof=1) / math.sqrt(3)
     assert (
-        f"(ERM, 3 pairs); minimum detectable change {4.30 * spread:.1f} points; in a single run "
+        f"(ERM, 3 pairs); 95 % CI of ± {4.30 * spread:.1f} points; in a single run "
         "the precision has "
         f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed." in lines[2]
     )
-    assert lines[-1] == "A shift as large as the seed noise was not detectable in ERM (accuracy)."
+    assert lines[-1] == "A shift as large as the seed noise is not excluded in ERM (accuracy)."
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))
-    assert not any("was not detectable" in line for line in sharp)
+    assert not any("is not excluded" in line for line in sharp)
 
 
 def test_the_picture_shows_every_pair():
@@ -325,12 +326,12 @@ def test_the_page(warm_kernels, tmp_path):
         "failed in bf16: HMOE-DN on -90%, seed 2",
         "its twin in float32: complete",
         "No change beyond seed noise",
-        "minimum detectable change",
-        "was not detectable",
+        "95 % CI of ±",
+        "is not excluded",
     ):
         assert said in page, said
     head = (tmp_path / "mnist" / "precision_parity.md").read_text().splitlines()[2]
-    columns = "measure row pairs float32 difference stderr detectable p".split()
+    columns = "measure row pairs float32 difference low high p".split()
     assert head == f"| {' | '.join([*columns, 'seed noise', 'rms'])} |"
     assert len(
         (tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()
@@ -345,11 +346,8 @@ def test_the_page(warm_kernels, tmp_path):
 
 def test_a_row_just_short_of_its_limit_is_called_close():
     summary = summary_of(study((0.011, -0.010, 0.001))).iloc[:1]
-    near = summary.assign(difference=0.86, detectable=1.0, rms=1.0)
-    assert (
-        "Close to the detectable difference, so inconclusive: ERM (accuracy +0.9"
-        in parity_verdict(near)[0]
-    )
+    near = summary.assign(difference=0.86, low=-0.14, high=1.86, rms=1.0)
+    assert "Close to significance, so inconclusive: ERM (accuracy +0.9" in parity_verdict(near)[0]
     assert (
         "Close" not in parity_verdict(near.assign(difference=0.84))[0]
         and "Close" not in parity_verdict(near.assign(difference=1.1))[0]

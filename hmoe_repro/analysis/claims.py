@@ -30,14 +30,7 @@ from .clusters import domains_and_experts, gate_similarity, mean_gates
 from .experts import choice_rows
 from .mask_scores import own_mask_gain
 from .published import min_validation_accuracy, undertrained
-from hmoe_repro.analysis.results import (
-    frame_of,
-    arrays,
-    has_arrays,
-    results,
-    runs,
-    study_file,
-)
+from .results import arrays, frame_of, has_arrays, results, runs, study_file
 from .statistics import Interval, mean_interval, rate, rows_of, value_grid
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import escape_markdown, number_as_text

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from .clusters import FOUND, run_gates, scored_runs
-from .results import available_results
 from .statistics import contrast, holm, rate, rate_text
 from ..core.style import PALETTE
 

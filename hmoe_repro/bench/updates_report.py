@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['TARGETS', 'speedups', 'spread', 'bench_table', 'best_path', 'target_verdict', 'bench_targets', 'machine_notes',
-           'determinism_notes', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench', 'bench_evidence']
+           'determinism_notes', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench', 'BenchPage']
 
 # %% ../../nbs/09_bench/03_updates_report.ipynb #imports
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from ..analysis.results import study_file
 from .updates import WORKLOADS
 from ..core.environment import versions
 from ..core.files import sha256, write_atomic
-from ..core.style import PALETTE
+from ..core.style import PALETTE, use_style
 from ..networks.precision import PRECISIONS
+from ..report.page import _Outputs
+from ..report.provenance import output_folder, save_verdict
 
 # %% ../../nbs/09_bench/03_updates_report.ipynb #def-speedups
 def speedups(record: dict, workload: str, path: str, base: str = "plain") -> np.ndarray:
@@ -270,19 +272,35 @@ def plot_bench(record: dict, axes):
         axis.invert_yaxis()
 
 # %% ../../nbs/09_bench/03_updates_report.ipynb #def-bench-evidence
-def bench_evidence(record: dict, source: Path, folder: Path, artefact: str = "speed") -> dict:
-    """Write `<artefact>.provenance.json`: digest of the record's file, machine and versions."""
-    copied = ("scale", "rounds", "bf16", "busy", "finished", "environment")
-    evidence = {
-        "artefact": artefact,
-        "study": Path(source).stem,
-        "records": 1,
-        "failed": [],
-        "record_sha256": sha256(source),
-        "skipped": record.get("skipped", {}),
-        **{name: record[name] for name in copied},
-        "rendered_with": versions(),
-    }
-    text = json.dumps(evidence, indent=1, ensure_ascii=False)
-    write_atomic(Path(folder) / f"{artefact}.provenance.json", text + "\n")
-    return evidence
+class BenchPage(_Outputs):
+    """The page of a benchmark: `record` of `<store>/<study>.json` as `read` returns it."""
+
+    caption = ""
+
+    def __init__(self, name, profile, store, output, study, read):
+        self.name, self.source = name, study_file(study, store).with_suffix(".json")
+        self.record, self.folder = read(self.source), output_folder(output, profile)
+        use_style()
+
+    def verdict(self, *lines: str):
+        """Write and display the verdict, and `<name>.provenance.json`: digest of the record's file,
+        machine and versions."""
+        self.show(save_verdict(list(lines), self.folder, self.name))
+        record, digest = self.record, sha256(self.source)
+        copied = ("scale", "rounds", "bf16", "busy", "finished", "environment")
+        evidence = {
+            "artefact": self.name,
+            "study": self.source.stem,
+            "records": 1,
+            "failed": [],
+            "record_sha256": digest,
+            "skipped": record.get("skipped", {}),
+            **{name: record[name] for name in copied},
+            "rendered_with": versions(),
+        }
+        text = json.dumps(evidence, indent=1, ensure_ascii=False)
+        write_atomic(self.folder / f"{self.name}.provenance.json", text + "\n")
+        self.show(
+            f"*`{self.source.name}`, SHA-256 {digest[:12]}…, commit "
+            f"{record['environment']['commit']}, finished {record['finished']}.*"
+        )

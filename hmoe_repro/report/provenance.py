@@ -16,12 +16,7 @@ import pandas as pd
 
 from ..algorithms import get_algorithm
 from ..algorithms.base import merge_hparams
-from hmoe_repro.analysis.results import (
-    one_protocol,
-    runs,
-    study_file,
-    validation_cap,
-)
+from ..analysis.results import one_protocol, runs, study_file, validation_cap
 from ..core.environment import versions
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
