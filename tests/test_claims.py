@@ -32,7 +32,8 @@ from hmoe_repro.analysis.claims import (
     read_claims,
     reason,
 )
-from hmoe_repro.analysis.results import load_arrays
+from hmoe_repro.analysis.results import arrays as arrays_of
+from hmoe_repro.analysis.results import results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
@@ -205,7 +206,8 @@ def invented(algorithm, accuracy, seeds=3, validation=0.8, dataset="Invented"):
             record = {"status": "complete", "spec": spec, "selected": {"default": chosen}}
             row = {"run_id": f"{algorithm}{domain}{seed}", "status": "complete", "mode": "default"}
             row |= {"algorithm": algorithm, "dataset": dataset, "test_domain": domain, "steps": 10}
-            rows.append(row | {"trial_seed": seed, "accuracy": accuracy, "record": record})
+            row |= {"trial_seed": seed, "accuracy": accuracy, "accuracy_in_domain": math.nan}
+            rows.append(row | chosen | {"record": record})
     return pd.DataFrame(rows)
 
 
@@ -355,12 +357,9 @@ def test_router_is_averaged_over_the_other_settings(weighed):
 
 
 def test_the_toy_counts_seeds(weighed):
-    (run,) = (
-        r
-        for r in lines("quick-toy")
-        if r["spec"]["hparams"]["lambda_en"] and r["spec"]["hparams"]["lambda_kl"]
-    )
-    arrays = load_arrays(run, "quick-toy")
+    toys = results("quick-toy")
+    found = toys[(toys["hparams.lambda_en"] > 0) & (toys["hparams.lambda_kl"] > 0)].iloc[0]
+    run, arrays = found.record, arrays_of(found)
     x = arrays["grid"]
     gaps = [i for i, v in enumerate(x) if 0.5 < v < 1 or 1.5 < v < 2]
     wrong = arrays["curves"][:, :, gaps] - np.sin(4 * np.pi * x[gaps])

@@ -481,6 +481,6 @@ def test_a_repeated_run_equals_a_record_from_before_the_new_entries(tmp_path):
     for name in ("purity", "diverged"):
         del older["discovery"][name]
     assert fresh["discovery"]["purity"] > 0 and outcome(fresh) == outcome(older)
-    assert compare_runs([fresh], [older]).different.tolist() == [False]
+    assert compare_runs(frame_of([fresh]), frame_of([older])).different.tolist() == [False]
     older["checkpoints"][0]["losses"]["L_y"] += 0.1
-    assert compare_runs([fresh], [older]).different.tolist() == [True]
+    assert compare_runs(frame_of([fresh]), frame_of([older])).different.tolist() == [True]

@@ -610,11 +610,12 @@ def test_no_table_has_both(two, tmp_path):
     plain, by_dmg = two
     for make in (run_results, accuracy_table, rule_of):
         with pytest.raises(HmoeError, match="followed two protocols.* Fix: a table for each"):
-            make([plain, by_dmg])
+            make(frame_of([plain, by_dmg]))
         if make is not rule_of:
-            make([by_dmg]), make([plain])
-    assert rule_of([by_dmg]) == DMG_RULE and "protocol: DMG's" in header("quick", [by_dmg])
-    assert "DMG" not in header("quick", [plain])
+            make(frame_of([by_dmg])), make(frame_of([plain]))
+    assert rule_of(frame_of([by_dmg])) == DMG_RULE
+    assert "protocol: DMG's" in header("quick", frame_of([by_dmg]))
+    assert "DMG" not in header("quick", frame_of([plain]))
 
 
 def test_selection_and_export_keep_them_apart(two, tmp_path):

@@ -6,6 +6,7 @@ from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import network_options
 from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.analysis.dmg_tables import departure_list, only_modes
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import accuracy_table
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
@@ -55,7 +56,10 @@ def test_modes_that_are_not_asked_for_are_left_out_but_never_the_only_one():
         record("Aggregate", "photo", 0, default=0.5),
         record("DMG", "photo", 0, **{"pred-ens": 0.6, "mask-ens": 0.7}),
     ]
-    assert list(accuracy_table(only_modes(both, "mask-ens"))["mode"]) == ["default", "mask-ens"]
+    assert list(accuracy_table(only_modes(frame_of(both), "mask-ens"))["mode"]) == [
+        "default",
+        "mask-ens",
+    ]
     assert list(both[1]["selected"]) == ["pred-ens", "mask-ens"]
 
 

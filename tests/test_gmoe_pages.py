@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hmoe_repro.analysis.gmoe_tables import MACS, PARAMETERS, draw_sizes, size_table, sized_averages
-from hmoe_repro.analysis.protocol_diff import study_diff
+from hmoe_repro.analysis.protocol_diff import protocol_diff
 from hmoe_repro.analysis.published import CLASSES, min_validation_accuracy
-from hmoe_repro.analysis.results import available_results
+from hmoe_repro.analysis.results import available_results, frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.benchmarks import KNOWN
 from hmoe_repro.data.registry import DATASETS
@@ -112,15 +112,15 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
         for r in study(domains=("photo",), seeds=2)
         if r["spec"]["algorithm"] == "ERM"
     ]
-    lines = study_diff(records, "paper-pacs")
+    lines = protocol_diff(frame_of(records), "paper-pacs")
     assert "trial seeds: 2 instead of 3" in lines and "not run: HMOE-DL, HMOE-DN, HMOE-ND" in lines
     assert "initial weights: random instead of pretrained" in lines
     assert "test domains of PACS not run: art_painting, cartoon, sketch" in lines
     assert not any(line.startswith(("updates:", "network:", "data:")) for line in lines)
     other = [changed(r, algorithm="GMoE", steps=7) for r in records[:1]] + records[1:]
-    assert "not in the paper's table: GMoE" in study_diff(other, "paper-pacs")
+    assert "not in the paper's table: GMoE" in protocol_diff(frame_of(other), "paper-pacs")
     with pytest.raises(HmoeError, match="unknown study"):
-        study_diff(records, "paper-nothing")
+        protocol_diff(frame_of(records), "paper-nothing")
 
 
 def test_a_part_of_the_data_sets_takes_the_place_of_none():
@@ -130,14 +130,18 @@ def test_a_part_of_the_data_sets_takes_the_place_of_none():
         )
         for r in study(domains=("photo",))[:3]
     ]
-    lines = study_diff(records, "paper-gmoe")
+    lines = protocol_diff(frame_of(records), "paper-gmoe")
     (line,) = [line for line in lines if line.startswith("data: ")]
     assert line == "data: PACS alone, without DomainNet, OfficeHome, TerraIncognita, VLCS"
     both = records + [changed(r, dataset="VLCS") for r in records]
-    (line,) = [line for line in study_diff(both, "paper-gmoe") if line.startswith("data: ")]
+    (line,) = [
+        line for line in protocol_diff(frame_of(both), "paper-gmoe") if line.startswith("data: ")
+    ]
     assert line == "data: PACS and VLCS alone, without DomainNet, OfficeHome, TerraIncognita"
     digits = [changed(r, dataset="DigitDomains") for r in records]
-    (line,) = [line for line in study_diff(digits, "paper-gmoe") if line.startswith("data: ")]
+    (line,) = [
+        line for line in protocol_diff(frame_of(digits), "paper-gmoe") if line.startswith("data: ")
+    ]
     assert line.startswith("data: DigitDomains instead of DomainNet or OfficeHome or PACS")
 
 
@@ -198,7 +202,7 @@ def test_experts_add_parameters_and_hardly_any_work():
 
 
 def test_accuracy_stands_beside_the_size_of_its_network():
-    points = sized_averages(study()).set_index("algorithm")
+    points = sized_averages(frame_of(study())).set_index("algorithm")
     assert points.accuracy.round(6).to_dict() == {"ERM": 50, "ERM-ViT": 60, "GMoE": 62}
     assert points[PARAMETERS]["ERM"] == network_size("small_cnn", 16, 3)[0] / 1e6
     figure = draw_sizes(points.reset_index())

@@ -18,7 +18,6 @@ from hmoe_repro.analysis.mask_plots import (
     draw_places,
     draw_sensitivity,
     ordered_masks,
-    plot_weights,
 )
 from hmoe_repro.analysis.mask_scores import (
     by_weight,
@@ -380,16 +379,15 @@ def closed():
 
 
 def test_weights_are_categories_the_first_of_which_may_be_zero():
-    axis = plt.figure().add_subplot()
-    lines = pd.DataFrame(
-        {"weight": [0, 1], "mean": [5.0, 7], "low": [4, math.nan], "high": [6, math.nan]}
-    )
-    plot_weights(axis, lines, [0, 0.01, 1], label="x")
+    scores = mask_scores(framed(*sweep()))
+    axis = draw_sensitivity(scores, {"iou": "IoU"}, "lambda_o").axes[0]
     (drawn,) = axis.containers
-    assert drawn.lines[0].get_xdata().tolist() == [0, 2]
-    segments = drawn.lines[2][0].get_segments()
-    assert [part[:, 1].tolist() for part in segments] == [[4, 6], [7, 7]]
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "0.01", "1"]
+    line = by_weight(scores, "iou").query("test_domain == 'average'")
+    assert drawn.lines[0].get_ydata().tolist() == line["mean"].tolist()
+    ends = [part[:, 1].tolist() for part in drawn.lines[2][0].get_segments()]
+    assert np.ravel(ends) == pytest.approx(line[["low", "high"]].to_numpy().ravel())
+    names = [f"{weight:g}" for weight in line.weight]
+    assert [label.get_text() for label in axis.get_xticklabels()] == names
 
 
 def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
@@ -398,7 +396,8 @@ def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
     figure = draw_sensitivity(scores, panels, "lambda_o", {"iou": 0.5})
     a, b, c, hidden = figure.axes
     assert a.get_ylim() == b.get_ylim() != c.get_ylim() and not hidden.get_visible()
-    assert a.get_ylim()[0] < 67 and a.get_ylim()[1] > 90
+    means = by_weight(scores, "out_of_domain")["mean"]
+    assert a.get_ylim()[0] < means.min() and a.get_ylim()[1] > means.max()
     dashed = [line for line in c.lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[0] for line in dashed] == [0.5]
     bare = draw_sensitivity(scores.assign(empty=10.0 * (scores.weight == 1)), panels, "lambda_o")
@@ -408,22 +407,25 @@ def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
 
 def test_places_and_kinds_have_a_panel_each():
     places = place_scores(framed(*sweep()))
-    titles = [a.get_title() for a in draw_places(places).axes if a.get_visible()]
-    assert titles == ["mean of all targets", "target photo", "target sketch"]
+    grid = draw_places(places)
+    assert [*grid.axes_dict] == ["all targets", "photo", "sketch"]
+    mean = places[places.place == "first"].groupby("weight").iou.mean()
+    assert grid.axes_dict["all targets"].lines[0].get_ydata() == pytest.approx(mean)
     figure = draw_kinds(places)
     assert [axis.get_title() for axis in figure.axes] == ["first", "last"]
     bars = [bar.get_height() for bar in figure.axes[1].patches]
     assert bars == [100, 100, 25, 0, 0, 0, 0, 0, 50, 0, 0, 25]
 
 
-def test_pairs_have_a_bar_each_and_one_for_their_mean_and_for_the_neurons():
+def test_pairs_have_a_row_each_and_one_for_their_mean_and_for_the_neurons():
     frame = framed(*(run("photo", s, 0.1, APART) for s in range(2)))
-    (axis,) = draw_pairs(pair_scores(frame), mask_scores(frame)).axes
-    widths = [bar.get_width() for bar in axis.patches if bar.get_width()]
-    assert widths == pytest.approx([0.7143, 0.8333, 0.8333, 0.7936, 17 / 24], abs=1e-3)
+    (axis,) = draw_pairs(pair_scores(frame), mask_scores(frame)).axes.flat
+    dots = [x for found in axis.collections for x in sorted(found.get_offsets()[:, 0])]
+    values = np.repeat([0.7143, 0.8333, 0.8333, 0.7936, 17 / 24], 2)  # a dot for each seed
+    assert sorted(dots) == pytest.approx(sorted(values), abs=1e-3)
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names[-2:] == ["all pairs", "neurons kept"]
-    (axis,) = draw_pair_curves(pair_curves(frame)).axes
+    (axis,) = draw_pair_curves(pair_curves(frame)).axes.flat
     drawn = [line for line in axis.lines if len(line.get_xdata())]
     assert len(drawn) == 3 and drawn[0].get_xdata().tolist() == [2, 4]
 

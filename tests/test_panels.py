@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from hmoe_repro.analysis.embeddings import (
+    EMBEDDINGS,
     as_rgb,
     factor_maps,
     factor_style,
@@ -173,7 +174,7 @@ def test_the_grid_shows_the_scores_of_the_record_and_every_factor():
     assert titles[0] == "HMOE-DN, test: -90%\ndomain: NMI 0.12"
     assert titles[1:] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
     legends = [[t.get_text() for t in axis.get_legend().get_texts()] for axis in figure.axes[1::2]]
-    assert legends[0] == ["+90%", "+80%", "test samples", "embeddings"]
+    assert legends[0] == ["+90%", "+80%", "test samples", EMBEDDINGS]
     assert legends[2] == ["red", "green"] and len(legends[3]) == 10
     with pytest.raises(HmoeError, match="no run has stored codes"):
         plot_factor_grid([], NAMES)

@@ -10,6 +10,7 @@ import pytest
 
 from hmoe_repro.analysis.results import (
     arrays,
+    frame_of,
     has_arrays,
     load_study,
     results,
@@ -130,12 +131,7 @@ def test_damaged_arrays_are_named(tmp_path):
     (tmp_path / "smoke-digits").mkdir()
     (tmp_path / "smoke-digits" / f"{runs[0]['run_id']}.safetensors").write_bytes(b"no tensors here")
     with pytest.raises(HmoeError, match="is damaged.*Fix"):
-        arrays(
-            results("smoke-digits", tmp_path)
-            .set_index("run_id", drop=False)
-            .loc[runs[0]["run_id"]],
-            tmp_path,
-        )
+        arrays(results("smoke-digits", tmp_path).iloc[0], tmp_path)
 
 
 # Saying what the numbers are
@@ -143,7 +139,9 @@ def test_damaged_arrays_are_named(tmp_path):
 
 def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
     invented.write_study(tmp_path, "quick-digits", miniature)
-    evidence = provenance("digits_table", "quick", miniature, tmp_path, "quick-digits", tmp_path)
+    evidence = provenance(
+        "digits_table", "quick", frame_of(miniature), tmp_path, "quick-digits", tmp_path
+    )
     text = (tmp_path / "digits_table.provenance.json").read_text()
     assert json.loads(text) == evidence
     assert (
@@ -173,12 +171,14 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
         "training-domain validation" in evidence["selection_rule"]
         and "matplotlib" in evidence["rendered_with"]
     )
-    said = provenance("other", "quick", miniature, tmp_path, selection_rule="after the last update")
+    said = provenance(
+        "other", "quick", frame_of(miniature), tmp_path, selection_rule="after the last update"
+    )
     toy = invented.measured("ERM", "photo", 0, default=0.5)
     toy["spec"]["dataset"] = "SineIntervals"
     assert (
         said["selection_rule"] == "after the last update"
-        and provenance("other", "quick", [toy], tmp_path)["selection_rule"]
+        and provenance("other", "quick", frame_of([toy]), tmp_path)["selection_rule"]
         == TOY_RULE
         != SELECTION_RULE
         == evidence["selection_rule"]
@@ -193,7 +193,7 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
 def test_a_page_of_several_studies_names_them_all(miniature, tmp_path):
     for name in ("quick-digits", "quick-toy"):
         (tmp_path / f"{name}.jsonl").write_text(name)
-    given = ("page", "quick", miniature, tmp_path, "quick-digits", tmp_path)
+    given = ("page", "quick", frame_of(miniature), tmp_path, "quick-digits", tmp_path)
     assert "beside" not in provenance(*given, extra_studies=["quick-digits"])
     said = provenance(*given, extra_studies=["quick-toy", "quick-digits"])
     assert said["beside"] == {"quick-toy": hashlib.sha256(b"quick-toy").hexdigest()}
@@ -207,30 +207,30 @@ def test_a_page_of_several_studies_names_them_all(miniature, tmp_path):
 
 
 def test_the_header_owns_up(miniature):
-    assert "not the paper's protocol" in header("quick", miniature) and "1 failed" in header(
-        "quick", miniature
-    )
-    assert "not the paper's" not in header("paper", miniature)
+    assert "not the paper's protocol" in header(
+        "quick", frame_of(miniature)
+    ) and "1 failed" in header("quick", frame_of(miniature))
+    assert "not the paper's" not in header("paper", frame_of(miniature))
     toy = invented.measured("ERM", "photo", 0, default=0.5)
     toy["spec"] |= {"dataset": "SineIntervals", "steps": 20_000}
-    assert "full scale" in header("quick", [toy])
+    assert "full scale" in header("quick", frame_of([toy]))
 
 
 def test_the_header_tells_precision_and_caps(miniature):
-    assert "; precision: float32\n" in header("quick", miniature) and "validation on" not in header(
-        "quick", miniature
-    )
+    assert "; precision: float32\n" in header(
+        "quick", frame_of(miniature)
+    ) and "validation on" not in header("quick", frame_of(miniature))
     capped = copy.deepcopy(miniature[:2])
     for made, precision in zip(capped, ("bf16", "float32")):
         made["spec"] |= {"precision": precision, "evaluate": "selection:2000"}
     assert (
         "precision: bf16, float32; validation on at most 2,000 images of each training domain\n"
-        in header("mnist", capped)
-        and "stand-in study" in header("mnist", capped)
+        in header("mnist", frame_of(capped))
+        and "stand-in study" in header("mnist", frame_of(capped))
     )
     capped[0]["spec"]["evaluate"], capped[1]["spec"]["evaluate"] = "all", "selection:500"
     assert "validation on at most 500 images of each training domain (all in some runs)" in header(
-        "mnist", capped
+        "mnist", frame_of(capped)
     )
 
 
@@ -241,8 +241,8 @@ def test_the_header_names_each_fingerprint_with_its_data(miniature):
     ):
         made["spec"] |= {"dataset": name, "dataset_fingerprint": mark}
     assert "data: Another (zz), Sine (00, 11);" in header(
-        "quick", runs
-    ) and "data: none;" in header("quick", [])
+        "quick", frame_of(runs)
+    ) and "data: none;" in header("quick", frame_of([]))
 
 
 def test_output_folder(tmp_path):

@@ -58,11 +58,20 @@ def verdict(records):
     return f"- Best on average: {best} ({100 * means.max():.2f}); {last} ({means.min()}) is last.\n"
 
 
+def compared(studies, verdicts=()):
+    "`compare_studies` of records."
+    framed = {name: tuple(map(frame_of, sides)) for name, sides in studies.items()}
+    return compare_studies(framed, dict(verdicts))
+
+
+def cells_of(here, there):
+    "`compare_cells` of records."
+    return compare_cells(frame_of(here), frame_of(there))
+
+
 def report(here, there):
     "What is said of one study and its one page."
-    return compare_studies(
-        {"quick-digits": (here, there)}, {"page": (verdict(there), verdict(here))}
-    )
+    return compared({"quick-digits": (here, there)}, {"page": (verdict(there), verdict(here))})
 
 
 def test_records_that_are_equal_are_the_same_to_the_bit(there):
@@ -103,10 +112,10 @@ def test_other_findings_are_named(there):
 
 def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
     "One row that falls everywhere is four cells of 84: chance allows that a little past the limit."
-    limit = compare_cells(there, there).query("table == 'test accuracy, points'").limit.max()
+    limit = cells_of(there, there).query("table == 'test accuracy, points'").limit.max()
 
     def first(points, **only):
-        return compare_studies({"s": (shifted(there, points, **only), there)}, {})[0]
+        return compared({"s": (shifted(there, points, **only), there)}, {})[0]
 
     near = first(-1.2 * limit, algorithm="ERM")
     assert (
@@ -122,7 +131,7 @@ def test_a_few_cells_beyond_are_chance_and_many_or_far_ones_are_not(there):
 def test_a_run_that_failed_here_is_another_finding(there):
     here = copy.deepcopy(there)
     here[0] |= {"status": "failed", "selected": {}, "checkpoints": []}
-    lines = compare_studies({"s": (here, there)}, {})
+    lines = compared({"s": (here, there)}, {})
     assert (
         lines[0].startswith("different findings: 1 run failed on one side only")
         and "35 of 36" in lines[1]
@@ -131,7 +140,7 @@ def test_a_run_that_failed_here_is_another_finding(there):
 
 def test_limits_of_accuracy_by_hand(there):
     "The variance between seeds, pooled over the rows of a test domain, and that of the images."
-    cells = compare_cells(shifted(there, 1), there).set_index("cell")
+    cells = cells_of(shifted(there, 1), there).set_index("cell")
     frame = frame_of(there).query("test_domain == 'photo'")
     rows = frame.groupby(["algorithm", "mode"]).accuracy
     erm = 100 * rows.get_group(("ERM", "default"))
@@ -141,7 +150,7 @@ def test_limits_of_accuracy_by_hand(there):
     assert cells.published["ERM on photo"] == pytest.approx(erm.mean())
     assert cells.fresh["ERM on photo"] == pytest.approx(erm.mean() + 1)
     for beyond, expected in ((1.01, "beyond"), (0.99, "within")):
-        judged = compare_cells(shifted(there, limit * beyond, algorithm="ERM"), there)
+        judged = cells_of(shifted(there, limit * beyond, algorithm="ERM"), there)
         assert judged.set_index("cell").verdict["ERM on photo"] == expected
 
 
@@ -150,13 +159,16 @@ def test_limits_of_other_scores_by_hand():
     there = invented.balance(seeds=(0, 1, 2))
     for record, nmi in zip(there, (0.1, 0.2, 0.3, 0.5, 0.5, 0.8)):
         record["discovery"]["nmi_domain"] = nmi
-    assert set(row_names(there).values()) == {"HMOE-DN, lambda_kl 1.0", "HMOE-DN, lambda_kl 3.0"}
+    assert set(row_names(frame_of(there)).values()) == {
+        "HMOE-DN, lambda_kl 1.0",
+        "HMOE-DN, lambda_kl 3.0",
+    }
     limit = 2 * math.sqrt(2 * (0.01 + 0.03) / 2 / 3)
     for gap, expected in ((limit - 0.01, "within"), (limit + 0.01, "beyond")):
         here = copy.deepcopy(there)
         for record in here[:3]:
             record["discovery"]["nmi_domain"] += gap
-        cells = compare_cells(here, there).set_index("cell")
+        cells = cells_of(here, there).set_index("cell")
         cell = cells.loc["HMOE-DN, lambda_kl 1.0: nmi_domain on photo"]
         assert cell.limit == pytest.approx(limit) and cell.verdict == expected
 
@@ -185,19 +197,19 @@ def toy(errors, found):
 
 def test_the_toy_is_compared_in_powers_of_ten():
     there = [toy([1e-5, 1e-4, 1e-3], [True, True, False])]
-    near = compare_cells([toy([2e-5, 2e-4, 1e-3], [True, True, False])], there).set_index("cell")
+    near = cells_of([toy([2e-5, 2e-4, 1e-3], [True, True, False])], there).set_index("cell")
     assert near.verdict.to_dict() == {
         "HMOE: log10 mse mix": "within",
         "HMOE: intervals_found": "within",
     }
     assert near.published["HMOE: log10 mse mix"] == pytest.approx(-4)
-    far = compare_cells([toy([1.0, 1.0, 1.0], [False] * 3)], there).set_index("cell")
+    far = cells_of([toy([1.0, 1.0, 1.0], [False] * 3)], there).set_index("cell")
     assert far.verdict["HMOE: log10 mse mix"] == "beyond"
 
 
 def test_one_seed_resolves_nothing_beyond_the_images(there):
     single = [r for r in there if r["spec"]["trial_seed"] == 0]
-    lines = compare_studies({"s": (shifted(single, 20), single)}, {})
+    lines = compared({"s": (shifted(single, 20), single)}, {})
     assert (
         lines[0].startswith("same findings, different rounding")
         and "cells cannot be judged from one seed" in lines[0]
@@ -217,20 +229,22 @@ def test_verdicts_are_compared_without_numbers_and_order():
 
 def test_what_differs_between_machines_is_said(there):
     def made(asked="portable", **environment):
-        return [
-            r
-            | {
-                "spec": r["spec"] | {"arithmetic": asked},
-                "environment": r["environment"] | environment,
-            }
-            for r in there[:2]
-        ]
+        return frame_of(
+            [
+                r
+                | {
+                    "spec": r["spec"] | {"arithmetic": asked},
+                    "environment": r["environment"] | environment,
+                }
+                for r in there[:2]
+            ]
+        )
 
     portable = made(arithmetic="portable")
     gpu = circumstances(made(arithmetic="cuda", device="cuda", device_name="a GPU"), portable)
     assert gpu == ("arithmetic cuda instead of portable, on a GPU instead of an invented processor")
     assert (
-        circumstances(there, portable) == "on an equal processor with equal versions"
+        circumstances(frame_of(there), portable) == "on an equal processor with equal versions"
     )  # not recorded then
     newer = made(versions={"torch": "2.14.0"}, library="x")
     assert circumstances(newer, portable) == "torch 2.14.0 instead of 2.13.0"
@@ -238,15 +252,13 @@ def test_what_differs_between_machines_is_said(there):
 
 
 def test_studies_are_added_up_and_new_ones_named(there):
-    lines = compare_studies(
-        {"a": (there, there), "b": (there[:3], there[:3]), "c": (there[:1], [])}, {}
-    )
+    lines = compared({"a": (there, there), "b": (there[:3], there[:3]), "c": (there[:1], [])})
     assert lines == [
         "bitwise identical",
         "39 of 39 records equal the published ones.",
         "c: nothing is published to compare with.",
     ]
-    assert compare_studies({"c": (there, [])}, {}) == [
+    assert compared({"c": (there, [])}) == [
         "nothing published to compare with",
         "c: nothing is published to compare with.",
     ]
@@ -256,7 +268,7 @@ def test_only_the_outcome_is_counted(there):
     broken = copy.deepcopy(there)
     broken[0]["checkpoints"][0]["losses"]["loss"] += 1e-9
     stranger = invented.record("HMOE-ND", "photo", 0, np.random.default_rng(0))
-    result = compare_runs(broken[:-1] + [stranger], there)
+    result = compare_runs(frame_of(broken[:-1] + [stranger]), frame_of(there))
     assert result.different.sum() == 1 and not result.failed.any()
     absent = result.run_id[result.side == "published"]
     assert absent.tolist() == [there[-1]["run_id"]]
@@ -266,7 +278,7 @@ def test_only_the_outcome_is_counted(there):
     )
     nan = copy.deepcopy(there)
     nan[0]["checkpoints"][0]["losses"]["loss"] = math.nan
-    assert not compare_runs(nan, copy.deepcopy(nan)).different.any()
+    assert not compare_runs(frame_of(nan), frame_of(copy.deepcopy(nan))).different.any()
     assert describe(pd.concat([result, result])).startswith("68 of 70 records equal")
 
 
@@ -276,7 +288,7 @@ def test_a_difference_that_no_page_prints_is_none():
     for name, gap, expected in (("gate_entropy", 1e-6, "within"), ("experts_used", 1, "beyond")):
         here = copy.deepcopy(there)
         here[0]["discovery"][name] += gap
-        judged = compare_cells(here, there).set_index("cell").verdict
+        judged = cells_of(here, there).set_index("cell").verdict
         assert judged[f"HMOE-DN, lambda_kl 1.0: {name} on photo"] == expected
 
 

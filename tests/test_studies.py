@@ -9,12 +9,13 @@ import sys
 import invented
 import pytest
 
+from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.core.toml import line_of
 from hmoe_repro.data.from_file import dataset_from_file
 from hmoe_repro.data.image_folder import sample_tree
-from hmoe_repro.report.study_report import chosen_records, report_study, table_records
+from hmoe_repro.report.study_report import chosen_rows, report_study, table_rows
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.studies.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
@@ -536,19 +537,19 @@ def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
 
 
 def test_a_report_compares_trained_rows_and_names_the_others():
-    from hmoe_repro.analysis.results import load_study
+    from hmoe_repro.analysis.results import results
     from hmoe_repro.report.study_report import not_compared, verdict_line
 
-    records = load_study("quick-table1")
+    frame = results("quick-table1")
     low = {("MMD", "default"), ("Multi-Headed", "default")}
-    assert set(not_compared(records)) == low
-    compared, _, young = verdict_line(records).partition("Undertrained (under 80 %")
+    assert set(not_compared(frame)) == low
+    compared, _, young = verdict_line(frame).partition("Undertrained (under 80 %")
     assert compared.startswith("No row differs significantly from ERM")
     assert young.endswith("MMD 66 %, Multi-Headed 75 %.")
     # Another rule validates on other images, so it says nothing about who is trained.
-    assert not not_compared(records, "oracle")
-    assert "Undertrained" not in verdict_line(records, "oracle")
-    failed = [r | {"status": "failed", "selected": {}} for r in records]
+    assert not not_compared(frame, "oracle")
+    assert "Undertrained" not in verdict_line(frame, "oracle")
+    failed = frame_of([r | {"status": "failed", "selected": {}} for r in frame.record[:9]])
     assert not not_compared(failed) and verdict_line(failed).startswith("No verdict")
 
 
@@ -563,12 +564,10 @@ def test_draws_become_one_run_by_the_rule_and_variants_rows():
                 splits[domain]["out"] = {mode: 0.99 for mode in splits[domain]["out"]}
         chosen = {"run_id": spec.run_id, "spec": spec.to_dict(), "checkpoints": points}
         better.append(r | chosen)
-    rows, missing = chosen_records(records + better, "training-domain", 2)
-    assert {r["run_id"] for r in rows} == {r["run_id"] for r in better} and not missing
-    assert chosen_records(records) == (records, [])
-    tables, _ = table_records(invented.balance(seeds=(0, 1)))
+    rows, missing = chosen_rows(frame_of(records + better), "training-domain", 2)
+    assert set(rows.run_id) == {r["run_id"] for r in better} and not missing
+    plain = frame_of(records)
+    assert chosen_rows(plain) == (plain, [])
+    tables, _ = table_rows(frame_of(invented.balance(seeds=(0, 1))))
     (named,) = tables.values()
-    assert {r["spec"]["algorithm"] for r in named} == {
-        "HMOE-DN, lambda_kl 1.0",
-        "HMOE-DN, lambda_kl 3.0",
-    }
+    assert set(named.algorithm) == {"HMOE-DN, lambda_kl 1.0", "HMOE-DN, lambda_kl 3.0"}

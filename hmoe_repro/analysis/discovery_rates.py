@@ -157,7 +157,7 @@ def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
     figure.supxlabel("NMI of experts and domains", fontsize=9)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 # %% ../../nbs/07_analysis/07_discovery_rates.ipynb #def-trace

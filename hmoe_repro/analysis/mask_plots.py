@@ -44,7 +44,7 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
     look = {"x": "weight", "order": order, "hue": "test_domain", "palette": colours(domains, {})}
     look |= {"errorbar": None, "lw": 0.9, "markersize": 2.5, "alpha": 0.75}
     for axis, (value, title) in zip(grid.flat, panels.items()):
-        sns.pointplot(rows.dropna(subset=value), y=value, **look, ax=axis)
+        sns.pointplot(rows.dropna(subset=value), y=value, **look, ax=axis).get_legend().remove()
         mean = by_weight(scores, value).dropna(subset="mean").query("test_domain == 'average'")
         bars = np.nan_to_num([mean["mean"] - mean.low, mean.high - mean["mean"]]).clip(0)
         x = mean.weight.map("{:g}".format).map(order.index)
@@ -59,12 +59,18 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
         limits = (max(0, low), min(100, high)) if value in _PERCENT else (low, high)
         axis.set(title=title, xlabel=LAMBDA[knob], ylabel="")
         axis.set_ylim(*((-0.03, 1.06) if value == "iou" else limits))
+    for axis in grid.flat[len(panels) :]:
+        axis.set_visible(False)
+    percent = [a for a, value in zip(grid.flat, panels) if value in _PERCENT[:2]]
+    ends = np.array([axis.get_ylim() for axis in percent]).reshape(-1, 2)
+    for axis in percent:
+        axis.set_ylim(ends[:, 0].min(), ends[:, 1].max())
     shared_legend(figure, grid.flat, [*domains, "average, 95 % CI", "reference"])
     return figure
 
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-places
 def draw_places(places: pd.DataFrame, knob: str = "lambda_o"):
-    """A figure with a panel for each test domain and for all: IoU of each place against the weight,
+    """A grid of seaborn with a panel for each test domain and for all: IoU of each place against the weight,
     mean over runs, the bar from the lowest to the highest run."""
     rows, order = _with_text(
         pd.concat([places.assign(test_domain="all targets"), places], ignore_index=True)
@@ -74,8 +80,7 @@ def draw_places(places: pd.DataFrame, knob: str = "lambda_o"):
     panels = {"col": "test_domain", "col_wrap": 3, "height": 2.1, "aspect": 1.15}
     grid = sns.catplot(rows, kind="point", x="weight", y="iou", **look, **panels)
     grid.set_titles("{col_name}").set_axis_labels(LAMBDA[knob], "IoU of masks")
-    grid.set(ylim=(-0.03, 1.06)).legend.set_title("")
-    return grid.figure
+    return grid.set(ylim=(-0.03, 1.06))
 
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-kinds
 _KINDS = {
@@ -104,7 +109,7 @@ def draw_kinds(places: pd.DataFrame, knob: str = "lambda_o"):
 
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-pairs
 def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
-    """A figure from `pair_scores` and `mask_scores` of runs of one weight: a panel for each target,
+    """A grid of seaborn from `pair_scores` and `mask_scores` of runs of one weight: a panel for each target,
     with a row for each pair of training domains, one for their mean (dark), and one for the share
     of neurons that a mask keeps (grey); a dot is a run."""
     kept = scores.assign(pair="neurons kept", iou=scores.kept / 100)
@@ -116,18 +121,17 @@ def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
     panels = {"col": "test_domain", "col_wrap": 2, "sharey": False, "height": height}
     grid = sns.catplot(rows, x="iou", y="pair", aspect=3.6 / height, **look, **panels)
     grid.set_titles("target {col_name}").set(xlim=(-0.03, 1.03), ylabel="")
-    return grid.set_xlabels("IoU of masks; share of neurons").figure
+    return grid.set_xlabels("IoU of masks; share of neurons")
 
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-pair-curves
 def draw_pair_curves(curves: pd.DataFrame):
-    """A figure with a panel for each target, one axis for all: IoU of each pair of its training
+    """A grid of seaborn with a panel for each target, one axis for all: IoU of each pair of its training
     domains through training, mean over seeds, the band from the lowest to the highest seed."""
     look = {"hue": "pair", "palette": colours(sorted(set(curves.pair)), {})}
     panels = {"col": "test_domain", "col_wrap": 2, "height": 2.2, "aspect": 1.5}
     line = {"kind": "line", "errorbar": ("pi", 100)}
     grid = sns.relplot(curves, x="epoch", y="iou", **line, **look, **panels)
-    grid.set_titles("target {col_name}").set(ylim=(0, 1.03), ylabel="IoU of masks")
-    return grid.figure
+    return grid.set_titles("target {col_name}").set(ylim=(0, 1.03), ylabel="IoU of masks")
 
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-masks
 def ordered_masks(kept: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def describe_discovery(frame: pd.DataFrame) -> str | None:
 def search_table(frame: pd.DataFrame, draws: int) -> pd.DataFrame:
     """What training-domain validation chooses among `draws` draws of one run, a row for each mode,
     numbers as text. Raises `HmoeError` as `choose` does."""
-    chosen, _ = choose(runs(frame).record, n_hparams=draws)
+    chosen, _ = choose(runs(frame).record.tolist(), n_hparams=draws)
     hparams = frame.drop_duplicates("run_id").set_index("run_id").filter(like="hparams.")
     hparams = hparams.loc[:, hparams.astype(str).nunique() > 1]
     table = chosen[["mode", "run_id", "hparams_seed"]].set_axis(["mode", "run", "draw"], axis=1)
@@ -94,7 +94,7 @@ def best_hparams(frame: pd.DataFrame, mode: str = "mix") -> pd.DataFrame:
     (percent) of the draw that training-domain validation chooses, `default` (percent, of draw 0)
     and `changed`, a dict of the settings in which the two differ, to four digits. `mode` decides
     where there are several. `HmoeError` where a run of the search is missing, or as `choose`."""
-    records = runs(frame).record
+    records = runs(frame).record.tolist()
     chosen, missing = choose(records)
     if missing:
         raise HmoeError(f"the search is not finished, {missing[0]}. Fix: train its study again.")

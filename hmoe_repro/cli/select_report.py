@@ -87,7 +87,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         for line in damaged:
             print(f"damaged: {line}")
     chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return having(runs(chosen).record, settings or [])
+    return having(runs(chosen).record.tolist(), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 StudysRule = Annotated[

@@ -15,7 +15,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ..analysis.results import runs
+from ..analysis.results import frame_of, runs
 from ..analysis.tables import row_name
 from ..core.errors import plural
 from .provenance import listed
@@ -210,16 +210,16 @@ def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[
     studies: name -> (fresh, published) frames of `results` (empty where nothing is published).
     pages: artefact -> (published verdict, fresh verdict; '' where there is none).
     """
-    studies = {name: tuple(map(sides)) for name, sides in studies.items()}
+    none = frame_of([])
     compared = {s: compare_runs(*sides) for s, sides in studies.items() if len(sides[1])}
-    total = pd.concat([compare_runs([], []), *compared.values()])
+    total = pd.concat([compare_runs(none, none), *compared.values()])
     apart = total.run_id[total.different]
     tables = {
         s: compare_cells(*studies[s]).assign(study=s)
         for s in compared
         if compared[s].different.any()
     }
-    cells = pd.concat([compare_cells([], []), *tables.values()])
+    cells = pd.concat([compare_cells(none, none), *tables.values()])
     changed = {page: changed_verdict(*texts) for page, texts in pages.items()}
     reworded = [page for page, (_, other) in changed.items() if other]
     why = ""

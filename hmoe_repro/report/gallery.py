@@ -137,8 +137,8 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-gallery
 def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
-    """Write `<output>/<profile>/README.md` from what was rendered there, with `store` as it was
-    given to `render`. `HmoeError` if nothing was."""
+    """Write `<output>/<profile>/README.md`, the index of what was rendered there, with `store` as
+    it was given to `render`. `HmoeError` if nothing was."""
     folder = repo_root() / output / profile
     pages = files_of(folder) if folder.is_dir() else {}
     if not pages:
@@ -151,28 +151,29 @@ def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
         made = "from the runs of `hmoe reproduce` on this machine"
     if profile == "bench":
         made = "from the benchmark records in `results/` by `hmoe figures --profile bench`"
-    sections = [gallery_section(folder, name, files) for name, files in pages.items()]
     page = template("gallery.md").render(
         profile=profile,
         status=STATUS,
         made=made,
         index=[index_entry(folder, name, files) for name, files in pages.items()],
-        sections=sections,
     )
     write_atomic(folder / "README.md", page)
     return folder / "README.md"
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-browsable
 def browsable(output, profiles: list[str]) -> Path:
-    """Write the galleries of some profiles as HTML, and `<output>/index.html`, which links them;
-    returns that file."""
+    """Write the galleries of some profiles as HTML, each with a section for every page, and
+    `<output>/index.html`, which links them; returns that file."""
     from markdown_it import MarkdownIt
 
     page, as_html = template("gallery.html"), MarkdownIt("commonmark", {"html": True})
     as_html.enable("table")
     for profile in profiles:
         folder = Path(output) / profile
-        body = as_html.render((folder / "README.md").read_text(encoding="utf-8"))
+        index, pages = (folder / "README.md").read_text(encoding="utf-8"), files_of(folder)
+        index = re.sub(r"\]\((\w+)\.ipynb\)", r"](#\1)", index)
+        sections = [gallery_section(folder, name, files) for name, files in pages.items()]
+        body = as_html.render("\n\n".join([index, *sections]))
         write_atomic(folder / "index.html", page.render(title=f"Profile {profile}", body=body))
     links = "".join(f'<li><a href="{p}/index.html">{p}</a></li>' for p in profiles)
     body = f"<h1>Figures and tables</h1><ul>{links}</ul>"

@@ -88,7 +88,9 @@ class _Results:
         self._study = studies[0] if studies else artefact_study(name, profile)
         self.absent = [study for study in wanted if not study_file(study, store).exists()]
         self.studies = [study for study in wanted if study not in self.absent]
-        self.frame = results(wanted, store) if required else self.results(*self.studies)
+        if required and self._study in self.absent:
+            results(self._study, store)  # says how to get it
+        self.frame = self.results(*self.studies)
         if where and len(self.frame):
             self.frame = self.frame.query(where)
         self.folder = output_folder(output, profile)
@@ -151,7 +153,12 @@ class _Outputs(_Results):
             self.show(markdown_table(table, decimals))
 
     def figure(self, figure, part="", title=None):
-        """Write and display a picture under `title` (default: `caption`)."""
+        """Write and display a picture, or a grid of seaborn, under `title` (default: `caption`)."""
+        if legend := getattr(figure, "_legend", None):
+            import seaborn as sns  # half a second, for such pictures alone
+
+            sns.move_legend(figure, "outside right center", title=legend.get_title().get_text())
+        figure = getattr(figure, "figure", figure)
         figure.set_layout_engine("constrained")
         figure.suptitle(self.caption if title is None else title, fontsize=9)
         save_figure(figure, self.folder, self._file(part))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['README_PROFILES', 'PUBLISHED', 'FULL_ELSEWHERE', 'PAGES_WITH_BLOCKS', 'deviations_of', 'all_deviations',
-           'item_status', 'status_words', 'status_table', 'readme_blocks', 'blocks_in', 'update_readme']
+           'item_status', 'status_words', 'status_table', 'findings', 'readme_blocks', 'blocks_in', 'update_readme']
 
 # %% ../../nbs/08_report/08_readme.ipynb #imports
 import json
@@ -14,15 +14,14 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 
-from ..analysis.clusters import discovery_verdict
 from ..analysis.results import results
 from ..analysis.tables import cost_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root
 from ..core.style import markdown_table
-from .gallery import facts_of, update_readme_block
+from .gallery import facts_of, index_entry, update_readme_block
 from .provenance import STATUS
-from .render import page_texts
+from .render import files_of, page_texts
 from ..studies.artefacts import ARTEFACTS, artefact_studies
 from ..studies.study_file import read_study
 
@@ -128,14 +127,30 @@ def _rendered_text(place: str) -> str:
     return texts[name]
 
 
+def findings() -> str:
+    """Markdown: of each profile a table of its pages with the first sentence of their verdicts,
+    which is the answer; links are relative to `docs/`."""
+    lines = []
+    for profile in (*README_PROFILES, "bench"):
+        folder = repo_root() / "figures" / profile
+        lines += ["", f"### {profile}", "", "| page | finding |", "|---|---|"]
+        for name, files in files_of(folder).items():
+            entry = index_entry(folder, name, files)
+            link = f"[{entry['title']}](../figures/{profile}/{name}.ipynb)"
+            lines.append(f"| {link} | {entry['said']} |")
+    return "\n".join(lines[1:])
+
+
 def readme_blocks() -> dict[str, str]:
     """Name -> Markdown of each generated block of the README, from the published records and the
     pages rendered from them. Raises `FileNotFoundError` where a page is not rendered."""
     blocks = {name: _rendered_text(place) for name, place in _PAGES["blocks"].items()}
-    blocks["times"] = markdown_table(cost_table(results(_PAGES["times"]["studies"])), 1)
-    blocks["deviations"] = all_deviations()
+    costs = cost_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
+    seconds = "median seconds a run"
+    times = costs.agg(runs=("runs", "sum"), quickest_s=(seconds, "min"), slowest_s=(seconds, "max"))
+    blocks["times"] = markdown_table(times.reset_index(), 1)
+    blocks |= {"deviations": all_deviations(), "findings": findings()}
     blocks["status"] = status_table()
-    blocks["verdict"] = discovery_verdict(results("quick-digits"))
     return blocks
 
 # %% ../../nbs/08_report/08_readme.ipynb #def-update-readme

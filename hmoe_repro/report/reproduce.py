@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import load_study, results, runs, short_path
+from ..analysis.results import frame_of, load_study, results, runs, short_path
 from ..core.determinism import starting, variables
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
@@ -169,7 +169,7 @@ def compare_with_published(
     frames, folders = {}, (repo_root() / "figures" / profile, output / profile)
     for study in studies:
         published = (results_dir() / f"{study}.jsonl").exists()
-        frames[study] = results(study, store), results(study) if published else []
+        frames[study] = results(study, store), results(study) if published else frame_of([])
     pages = {name: tuple(_verdict(folder, name) for folder in folders) for name in artefacts}
     return compare_studies(frames, pages)
 
@@ -261,7 +261,7 @@ def reproduce_published(
     outcomes = render_pages(pages, output, say=say, meanwhile=train)
     outcomes.refuse_elsewhere()
     outcomes.refuse_failed()
-    fresh = [batch.store.read(run_id) for run_id in published.run_id]
+    fresh = frame_of([batch.store.read(run_id) for run_id in published.run_id])
     found = compare_runs(fresh, published)
     tables, changed = changed_tables(pages, output)
     say(f"{len(pages)} of {len(pages)} pages rendered")
