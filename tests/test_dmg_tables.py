@@ -5,7 +5,7 @@ import pytest
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import network_options
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.analysis.dmg_tables import departure_list, only_modes
+from hmoe_repro.analysis.dmg_tables import only_modes
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import accuracy_table
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
@@ -61,15 +61,6 @@ def test_modes_that_are_not_asked_for_are_left_out_but_never_the_only_one():
         "mask-ens",
     ]
     assert list(both[1]["selected"]) == ["pred-ens", "mask-ens"]
-
-
-def test_augmentation_is_said_whatever_differs():
-    runs = [record("DMG", "photo", 0, **{"pred-ens": 0.5})]
-    listed = departure_list(["lr: 1 instead of 2"], runs).splitlines()
-    assert listed[0] == "- lr: 1 instead of 2" and len(listed) == 2
-    assert "as DomainBed does" in listed[1] and "not as the released code does" in listed[1]
-    assert departure_list([], runs).startswith("- nothing else differs\n- in every profile")
-    assert departure_list([], []) == "Not run."
 
 
 PAGES = [f"dmg_table{n}" for n in range(1, 7)]

@@ -356,7 +356,7 @@ def test_a_given_archive_with_one_wrong_bit_leaves_nothing(tmp_path):
         changed = bytearray(whole)
         changed[at] ^= 4
         archive.write_bytes(changed)
-        with pytest.raises(HmoeError, match="x.tar.gz is damaged"):
+        with pytest.raises(HmoeError, match="x.tar.gz (is damaged|holds two things)"):
             prepare_given("VLCS", [str(archive)], None, data)
         assert not list(data.iterdir())
 

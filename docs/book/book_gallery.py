@@ -7,7 +7,7 @@ from pathlib import Path
 from book_cells import read
 from book_text import Book, markdown, plain
 
-from hmoe_repro.report.gallery import index_entry, title_and_claim
+from hmoe_repro.report.gallery import facts_of, index_entry, title_and_claim
 from hmoe_repro.report.readme import PUBLISHED, item_status, status_words
 from hmoe_repro.report.render import files_of
 
@@ -48,36 +48,38 @@ def pages_of(root: Path) -> dict[str, dict]:
 
 
 def saved_pictures(root: Path, page: str, files: list[str], cells: list[dict]) -> dict:
-    """cell id -> pictures: each file goes to the cell that names it, else to the last that saves.
+    """cell id -> pictures: each file goes to the cell that names it, else to the last that draws,
+    and that of the page itself to the first.
 
     Executed pages hold no pictures of their own: these are saved next to them as files.
     """
-    folder, placed = page.rpartition("/")[0], {}
+    (folder, _, of), placed = page.rpartition("/"), {}
     code = [c for c in cells if c["cell_type"] == "code"]
-    saving = [c for c in code if re.search(r"save_\w*figure|save_picture|save_", c["source"])]
+    drawing = [c for c in code if re.search(r"save_figure|page\.(figure|contrasts)", c["source"])]
     for name in (f for f in files if f.endswith(".png")):
-        stem = name.removesuffix(".png")
-        exact = [c for c in code if f'"{stem}"' in c["source"] and "save_figure" in c["source"]]
-        loose = [c for c in saving if "figure" in c["source"]] or saving or code
-        cell = (exact or loose)[-1]
+        part = name.removesuffix(".png").removeprefix(of.removesuffix(".ipynb")).strip("_")
+        exact = [c for c in drawing if part and f'"{part}"' in c["source"]]
+        cell = (exact or drawing or code)[-1 if exact or part else 0]
         placed.setdefault(cell["id"], []).append(f"{folder}/{name}")
     return placed
 
 
 def picture_alts(root: Path) -> dict[str, str]:
-    """Saved picture -> its caption in the gallery, with the words that its name adds to that of
+    """Saved picture -> the title and data of its page, with the words that its name adds to that of
     its page: 'hmoe_fig3_errors.png' is 'Figure 3: … (errors). Data: …'."""
     found = {}
-    for path in sorted((root / "figures").glob("*/README.md")):
-        names = [p.stem for p in path.parent.glob("*.ipynb")]
-        text = path.read_text(encoding="utf-8")
-        for said, name in re.findall(r"^!\[(.+)\]\((\S+)\.png\)$", text, re.M):
-            of = max((n for n in names if f"{name}_".startswith(f"{n}_")), key=len, default=name)
-            more = name.removeprefix(of).strip("_").replace("_", " ")
-            title, mark, data = plain(said).partition(". Data: ")
-            title += f" ({more})" if more else ""
-            mark = mark[1:] if title.endswith("?") else mark
-            found[f"figures/{path.parent.name}/{name}.png"] = title + mark + data
+    for folder in sorted(path for path in (root / "figures").iterdir() if path.is_dir()):
+        for page, files in files_of(folder).items():
+            title = plain(title_and_claim(folder / f"{page}.ipynb")[0])
+            data = ", ".join(facts_of(folder / f"{page}.ipynb").get("dataset") or [])
+            for name in (Path(file).stem for file in files if file.endswith(".png")):
+                more = name.removeprefix(page).strip("_").replace("_", " ")
+                said = f"{title} ({more})" if more else title
+                if data:
+                    said += (
+                        f"{'' if said.endswith('?') else '.'} Data: {data}, profile {folder.name}"
+                    )
+                found[f"figures/{folder.name}/{name}.png"] = said
     return found
 
 

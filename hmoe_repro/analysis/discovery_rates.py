@@ -152,9 +152,9 @@ def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
             if len(here):
                 sns.stripplot(here, **rows, **look, ax=axis)
         axis.axvline(FOUND, color="#D55E00", lw=0.8, label=f"found: {FOUND:g} or more")
-        axis.set(title=f"held out: {domain}", xlim=(-0.04, 1.04), xlabel="", ylabel="")
+        axis.set(title=f"held out: {domain}", xlim=(-0.04, 1.04), ylabel="")
+        axis.set_xlabel("NMI with domains")
         axis.grid(axis="y", visible=False)
-    figure.supxlabel("NMI of experts and domains", fontsize=9)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
