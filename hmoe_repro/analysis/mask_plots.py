@@ -110,8 +110,8 @@ def draw_kinds(places: pd.DataFrame, knob: str = "lambda_o"):
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-pairs
 def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
     """A grid of seaborn from `pair_scores` and `mask_scores` of runs of one weight: a panel for
-    each target, with a row for each pair of training domains, one for their mean (dark), and one for the share
-    of neurons that a mask keeps (grey); a dot is a run."""
+    each target, with a row for each pair of training domains, one for their mean (dark), and one
+    for the share of neurons that a mask keeps (grey); a dot is a run."""
     kept = scores.assign(pair="neurons kept", iou=scores.kept / 100)
     rows = pd.concat([ends, scores.assign(pair="all pairs"), kept], ignore_index=True)
     rows["kind"] = rows.pair.where(rows.pair.isin(["all pairs", "neurons kept"]), "pair")
@@ -126,7 +126,8 @@ def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
 # %% ../../nbs/07_analysis/14_mask_plots.ipynb #def-draw-pair-curves
 def draw_pair_curves(curves: pd.DataFrame):
     """A grid of seaborn with a panel for each target, one axis for all: IoU of each pair of its
-    training domains through training, mean over seeds, the band from the lowest to the highest seed."""
+    training domains through training, mean over seeds, the band from the lowest to the highest
+    seed."""
     look = {"hue": "pair", "palette": colours(sorted(set(curves.pair)), {})}
     panels = {"col": "test_domain", "col_wrap": 2, "height": 2.2, "aspect": 1.5}
     line = {"kind": "line", "errorbar": ("pi", 100)}

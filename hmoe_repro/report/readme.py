@@ -134,8 +134,8 @@ def findings() -> str:
     for profile in (*README_PROFILES, "bench"):
         folder = repo_root() / "figures" / profile
         lines += ["", f"### {profile}", "", "| page | finding |", "|---|---|"]
-        for name, files in files_of(folder).items():
-            entry = index_entry(folder, name, files)
+        for name, made in files_of(folder).items():
+            entry = index_entry(folder, name, made)
             link = f"[{entry['title']}](../figures/{profile}/{name}.ipynb)"
             lines.append(f"| {link} | {entry['said']} |")
     return "\n".join(lines[1:])
