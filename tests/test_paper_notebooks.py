@@ -118,7 +118,7 @@ TRAINED = [
 
 def opens(name):
     "Is the page opened with its own name?"
-    return re.search(rf'Page\(\s*"{name}", profile, store, output', sources(name))
+    return re.search(rf'Page\(\s*"{name}",\s*profile,\s*store,\s*output', sources(name))
 
 
 @pytest.mark.parametrize("name", TRAINED)

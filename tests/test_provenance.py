@@ -186,7 +186,9 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
     assert str(tmp_path) not in text and not {"time", "date", "finished", "rendered_at"} & set(
         evidence
     )
-    provenance("digits_table", "quick", miniature[::-1], tmp_path, "quick-digits", tmp_path)
+    provenance(
+        "digits_table", "quick", frame_of(miniature)[::-1], tmp_path, "quick-digits", tmp_path
+    )
     assert (tmp_path / "digits_table.provenance.json").read_text() == text
 
 
