@@ -39,8 +39,8 @@ def test_a_hole_that_nobody_fills_is_an_error():
 @pytest.mark.parametrize(
     "page, title",
     [
-        ("quick/dmg_table2", "DMG Table 2: an unknown domain, PACS · embedded digits"),
-        ("pacs/dmg_table2", "DMG Table 2: an unknown domain, PACS"),
+        ("quick/dmg_table2", "DMG Tables 2 and 6: an unknown domain, PACS · embedded digits"),
+        ("pacs/dmg_table2", "DMG Tables 2 and 6: an unknown domain, PACS"),
         ("quick/hmoe_table5", "HMOE Table 5: RotatedMNIST · embedded digits"),
         ("mnist/hmoe_table5", "HMOE Table 5: RotatedMNIST"),
         ("pacs/systems", "Three systems and strong baselines · PACS"),

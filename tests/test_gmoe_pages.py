@@ -9,9 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.analysis.gmoe_tables import MACS, PARAMETERS, draw_sizes, size_table, sized_averages
+from hmoe_repro.analysis.gmoe_tables import (
+    MACS,
+    PARAMETERS,
+    draw_sizes,
+    name_by_network,
+    name_by_placement,
+    renamed,
+    size_table,
+    sized_averages,
+)
 from hmoe_repro.analysis.protocol_diff import protocol_diff
-from hmoe_repro.analysis.published import CLASSES, min_validation_accuracy
+from hmoe_repro.analysis.published import CLASSES, min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import available_results, frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.benchmarks import KNOWN
@@ -104,6 +113,31 @@ def test_from_where_a_row_is_trained():
 
 
 # Beside the paper
+
+
+def test_rows_are_named_by_their_settings():
+    frame = frame_of(study(domains=("photo",), seeds=1))
+    assert set(name_by_network(frame)) == {f"{a} on {n}" for a, n in NETWORKS.items()}
+    named = dict(zip(frame.algorithm, name_by_placement(frame)))
+    assert named["GMoE"] == f"{NETWORKS['GMoE']}, last-two, cosine"
+    assert named["ERM"] == f"ERM on {NETWORKS['ERM']}"
+    plain = frame.drop(columns="hparams.moe_router")
+    assert name_by_placement(plain).equals(name_by_network(plain))
+    assert renamed(frame[:0], name_by_network).empty
+
+
+def test_a_row_is_undertrained_below_half_of_the_best_a_sixth_of_the_way_or_the_floor():
+    frame = frame_of(study(domains=("photo",), seeds=2))
+    levels = {"ERM": 0.9, "ERM-ViT": 0.46, "GMoE": 0.44}
+    frame["validation_accuracy"] = frame.algorithm.map(levels)
+    data = frame.dataset[0]
+    assert undertrained(frame) == [(data, "GMoE")]  # 44 % is under half of 90 %
+    low = frame.assign(validation_accuracy=frame.algorithm.map({"ERM": 0.26, "ERM-ViT": 0.24}))
+    low = low[low.algorithm != "GMoE"]
+    assert undertrained(low) == [(data, "ERM-ViT")]  # a sixth of the way from 10 to 100 % is 25 %
+    assert undertrained(frame, lambda name: 50.0) == [(data, "ERM-ViT"), (data, "GMoE")]
+    with pytest.raises(HmoeError, match="no run is complete"):
+        undertrained(frame.assign(status="failed"))
 
 
 def test_departures_from_the_file_of_a_study_are_named_with_their_owners():

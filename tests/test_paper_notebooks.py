@@ -345,6 +345,29 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
     assert "in average accuracy" in table and "after Holm's correction for" in table
 
 
+def test_the_page_in_contributing_runs(root, tmp_path):
+    import matplotlib.pyplot as plt
+
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    page = re.search(r"```python\n(.*?)```", text, re.S)[1]
+    assert len([x for x in page.splitlines() if x and not x.startswith(" ")]) <= 10
+    exec(page.replace('output: str = ""', f"output: str = {str(tmp_path)!r}"), {})
+    plt.close("all")
+    made = {path.name for path in (tmp_path / "quick").iterdir()}
+    assert {"digits_table.png", "digits_table.csv", "digits_table_verdict.md"} <= made
+
+
+@pytest.mark.slow
+def test_plain_papermill_refuses_an_unknown_parameter(root, tmp_path):
+    import papermill
+
+    page = root / "nbs" / "paper" / "hmoe_table4.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError, match="profil.*Valid: .*profile"):
+        papermill.execute_notebook(
+            str(page), str(tmp_path / "page.ipynb"), {"profil": "mnist"}, progress_bar=False
+        )
+
+
 @pytest.mark.slow
 def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, monkeypatch):
     from papermill import execute_notebook

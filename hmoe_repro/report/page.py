@@ -167,11 +167,14 @@ class _Outputs(_Results):
     def differences(self, *lines: str):
         """List what differs from the paper's protocol, for each data set, and `lines`."""
         parts = {"": self.frame} if self.protocol and self.studies else frame_parts(self.frame)
-        found = [
-            f"- {name}{': ' if name else ''}{line}"
-            for name, part in parts.items()
-            for line in protocol_diff(part, self.protocol)
-        ]
+        try:
+            found = [
+                f"- {name}{': ' if name else ''}{line}"
+                for name, part in parts.items()
+                for line in protocol_diff(part, self.protocol)
+            ]
+        except HmoeError:  # data that no table has
+            found = [f"- {line}" for line in self.reduced]
         found += [f"- {line}" for line in lines if self.studies]
         found += [f"- not there yet: study `{name}`" for name in self.absent if self.studies]
         self.show("\n".join(found) or ("Nothing differs." if self.studies else "Not run."))
