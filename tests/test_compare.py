@@ -80,7 +80,7 @@ def test_the_page_leaves_what_a_page_leaves(table1_page):
     assert {
         *(f"digits_table1.{kind}" for kind in kinds),
         "digits_table1_resolvable.md",
-        "digits_table1_paired.csv",
+        "digits_table1_contrasts.csv",
         "digits_table1_verdict.md",
     } <= {p.name for p in table1_page.iterdir()}
 
@@ -89,7 +89,7 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
     folder = table1_page
     table = (folder / "digits_table1.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
-    assert "not the paper's" in table.splitlines()[0] and len(rows) == 2 * 3 + 5
+    assert "stand-in" in table.splitlines()[0] and len(rows) == 2 * 3 + 5
     with_labels = [row for row in rows if row.startswith("| with domain labels")]
     assert (
         {row.split("|")[2].strip() for row in with_labels} == {"CORAL", "GroupDRO", "HMOE-DL"}

@@ -29,7 +29,7 @@ from hmoe_repro.analysis.published import (
     undertrained_rows,
     verdict_lines,
 )
-from ..analysis.results import frame_of, results, study_file
+from ..analysis.results import available_results, results, study_file
 from ..analysis.statistics import contrast_table, forest_plot, strip_plot
 from ..analysis.tables import table_notes
 from ..core.errors import HmoeError, check_choice
@@ -90,7 +90,7 @@ class _Results:
         self.studies = [study for study in wanted if study not in self.absent]
         if required and self._study in self.absent:
             results(self._study, store)  # says how to get it
-        self.frame = self.results(*self.studies)
+        self.frame = available_results(self.studies, store)[0]
         if where and len(self.frame):
             self.frame = self.frame.query(where)
         self.folder = output_folder(output, profile)
@@ -106,8 +106,7 @@ class _Results:
     def results(self, *studies: str) -> pd.DataFrame:
         """`results` of those studies that have some; a name without a profile means this one's."""
         named = [s if s.startswith(f"{self.profile}-") else f"{self.profile}-{s}" for s in studies]
-        there = [study for study in named if study_file(study, self.store).exists()]
-        return results(there, self.store) if there else frame_of([])
+        return available_results(named, self.store)[0]
 
     @cached_property
     def reduced(self) -> list[str]:
