@@ -107,4 +107,4 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
     assert "–" in next(row for row in rows if "SWAD" in row)
     verdict, *more = (folder / "digits_table1_verdict.md").read_text().splitlines()
     assert "against ERM" in verdict or "differs significantly from ERM" in verdict
-    assert more[-1].startswith("- Against HMOE-DN MIX: ")
+    assert any(line.startswith("- Against HMOE-DN MIX: ") for line in more)

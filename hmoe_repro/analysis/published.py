@@ -67,7 +67,8 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         parts.append(cells.assign(network=cells.algorithm.map(networks)))
     cells = pd.concat(parts, ignore_index=True)
     index = [*(["network"] if rows.network.nunique() > 1 else []), "algorithm", "mode"]
-    cells["cell"] = [cell_text(*c) for c in cells[["mean", "stderr", "n", "expected"]].values]
+    measured = cells[["mean", "stderr", "n", "expected"]].itertuples(index=False)
+    cells["cell"] = [cell_text(*cell) for cell in measured]
     keys = {"algorithm": rank, "mode": mode_rank}
     table = cells.pivot(index=index, columns=column, values="cell").fillna("–")
     table = table[list(dict.fromkeys(cells[column]))]
