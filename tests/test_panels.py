@@ -171,7 +171,7 @@ def test_the_grid_shows_the_scores_of_the_record_and_every_factor():
     run = a_run(nmi_domain=0.12, nmi_class=0.34, nmi_colour=0.56, nmi_digit=0.78)
     figure = plot_factor_grid([(run, stored())] * 2, NAMES, {"digit": "numeral"})
     titles = [axis.get_title() for axis in figure.axes[::2]]
-    assert titles[0] == "HMOE-DN, test: -90%\ndomain: NMI 0.12"
+    assert titles[0] == "test: -90%\ndomain: NMI 0.12"
     assert titles[1:] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
     legends = [[t.get_text() for t in axis.get_legend().get_texts()] for axis in figure.axes[1::2]]
     assert legends[0] == ["+90%", "+80%", "test samples", EMBEDDINGS]

@@ -135,7 +135,7 @@ def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
     settings, domains = (list(dict.fromkeys(table[c])) for c in ("setting", "test_domain"))
     seeds = sorted(set(table.trial_seed))
     lost = table.get("diverged", pd.Series(False, table.index)).eq(True)
-    size = (2.0 * len(domains) + 1.6, 0.3 * len(settings) + 1.1)
+    size = (2.0 * len(domains) + 1.6, 0.5 * len(settings) + 1.2)
     figure, axes = plt.subplots(
         1, len(domains), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )

@@ -280,8 +280,7 @@ def plot_factor_grid(
             plot_codes(axis, placed, parts[factor], *style)
             name = (factor_names or {}).get(factor, factor)
             axis.set_title(f"{name}: NMI {scores[f'nmi_{factor}']:.2f}")
-        title = f"{run.algorithm}, test: {run.test_domain}"
-        column[0].set_title(f"{title}\n{column[0].get_title()}")
+        column[0].set_title(f"test: {run.test_domain}\n{column[0].get_title()}")
     for factor, row in zip(factors, grid):
         names = list(factor_style(factor, [9], domain_names, value_names)[0])
         names += ["test samples", EMBEDDINGS] if factor == factors[0] else []

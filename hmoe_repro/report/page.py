@@ -243,7 +243,8 @@ class Page(_Outputs):
                 low = undertrained_rows(rows)
                 title = (
                     f"{caption(rows, bool(self.reduced))}. Accuracy − {baseline}, points, 95 % CI\n"
-                    f"filled: significant (Holm){'; †: undertrained' * bool(low)}"
+                    "filled: significant after Holm's correction; triangle: off the scale"
+                    f"{'; †: undertrained' * bool(low)}"
                 )
                 file = "_".join(filter(None, (part, name, against)))
                 self.figure(forest_plot(found, low, **options), file, title)
