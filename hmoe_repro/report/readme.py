@@ -55,8 +55,9 @@ def _joined(folder: Path, link: str) -> str:
 
 
 def all_deviations() -> str:
-    """The deviations of all library notebooks, in reading order."""
-    notebooks = sorted((repo_root() / "nbs").glob("[0-9][0-9]_*/[0-9]*.ipynb"))
+    """The deviations of the notebooks of methods, data, networks, algorithms and training, in
+    reading order: what the parts around them do has no counterpart in the papers."""
+    notebooks = sorted((repo_root() / "nbs").glob("0[1-5]_*/[0-9]*.ipynb"))
     return "\n\n".join(filter(None, map(deviations_of, notebooks)))
 
 # %% ../../nbs/08_report/08_readme.ipynb #def-status
