@@ -116,7 +116,7 @@ def compare_cells(fresh: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     Columns table, cell, published, fresh, limit (the detectable difference) and verdict: within or
     beyond the limit, missing (on one side), or unknown (beyond the sampling error of the test
     images, with one seed)."""
-    here, there = (fresh, published)
+    here, there = fresh, published
     columns = ["table", "cell", "published", "fresh", "limit", "verdict"]
     shared = set(here.run_id) & set(there.run_id)
     if not shared:
