@@ -224,19 +224,29 @@ def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
 def spectra_verdict(
     frame: pd.DataFrame, baseline: str, untrained: pd.DataFrame | None = None
 ) -> list[str]:
-    """One sentence about depth, from `depth_changes` with the rows of the same networks
+    """The answer, one sentence about depth, from `depth_changes` with the rows of the same networks
     `untrained`, and one for each other model and part about noise of high frequencies against the
     `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
     baseline."""
-    told = []
-    for row in depth_changes(spectrum_rows(frame), untrained).itertuples():
+    told, changes = [], depth_changes(spectrum_rows(frame), untrained)
+    for row in changes.itertuples():
         interval = "" if math.isnan(row.low) else f"95 % CI {row.low:+.2f} to {row.high:+.2f}; "
         before = "not measured" if math.isnan(row.untrained) else f"{row.untrained:+.2f}"
         told.append(f"{row.model} {row.change:+.2f} ({interval}untrained {before})")
-    lines = [f"Change of the log amplitude at π with depth: {', '.join(told)}."]
     noise = upper_half(noise_rows(frame))
     drops = noise_drops(noise).set_index(["model", "part"])
     table = noise_differences(noise, baseline)
+    ways = changes.groupby(changes.change > 0, sort=True).model.agg(", ".join)
+    less = int(((holm(table.p) < 0.05) & (table.difference < 0)).sum())
+    answer = "; ".join(
+        f"high frequencies {'rise' if rises else 'fall'} with depth in {models}"
+        for rises, models in ways.items()
+    )
+    if (changes.change * changes.untrained > 0).all():
+        answer += "; so they do before training"
+    answer += f"; noise of high frequencies costs significantly less than for {baseline} in "
+    lines = [f"{answer[0].upper()}{answer[1:]}{less} of {len(table)} comparisons."]
+    lines.append(f"Change of the log amplitude at π with depth: {', '.join(told)}.")
     for row, decided in zip(table.itertuples(), holm(table.p) < 0.05):
         mine, theirs = drops.loc[(row.model, row.part)], drops.loc[(baseline, row.part)]
         verdict = "" if math.isnan(row.p) else f", {'' if decided else 'not '}significant"

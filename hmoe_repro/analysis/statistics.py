@@ -288,14 +288,24 @@ def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-forest-plot
 def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
     """The rows of a panel of `forest_plot`, in the current axes; points beyond `limit` as triangles
-    at the edge."""
+    at the edge with their values, arrows where an interval goes on."""
+    axis, edge = plt.gca(), 1.06 * limit
     beyond = np.sign(data.difference) * (data.difference.abs() > limit)
     data = data.assign(mark=beyond.map({-1: "<", 0: "o", 1: ">"}))
     for (significant, mark), part in data.groupby(["significant", "mark"]):
         ends = [part.difference - part.low, part.high - part.difference] if mark == "o" else None
         look = {"color": color, "mfc": color if significant else "white", "clip_on": mark == "o"}
         x = part.difference.clip(-limit, limit)
-        plt.gca().errorbar(x, part["at"], xerr=ends, fmt=mark, ms=4.5, lw=1.3, **look)
+        axis.errorbar(x, part["at"], xerr=ends, fmt=mark, ms=4.5, lw=1.3, **look)
+    look = {"textcoords": "offset points", "va": "center", "fontsize": 6, "color": color}
+    for row in data[data.mark != "o"].itertuples():
+        side = np.sign(row.difference)
+        place = {"xytext": (-6 * side, 0), "ha": "right" if side > 0 else "left"}
+        axis.annotate(f"{row.difference:+.0f}", (side * limit, row.at), **place, **look)
+    look = {"arrowstyle": "->", "color": color, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
+    for row in data[data.mark == "o"].itertuples():
+        for side in [side for side, end in ((-1, row.low), (1, row.high)) if side * end > edge]:
+            axis.annotate("", (side * edge, row.at), (0.9 * side * edge, row.at), arrowprops=look)
 
 
 def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, palette=None):
@@ -308,10 +318,12 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
     names = [row_name(*row) + " †" * (row in set(undertrained)) for row in rows]
     order = list(dict.fromkeys(names))
     table = table.assign(at=[order.index(name) for name in names])
-    panels, height = table.test_domain.nunique(), 0.2 * len(order) + 1.3
     ends = table[table.test_domain == "Average"][["difference", "low", "high"]].abs().max(axis=1)
     limit = max(1.0, min(ends.max(), 2 * ends.quantile(0.8)))
     limit = max(limit, 1.2 * table.difference.abs().quantile(0.9))
+    if table.test_domain.nunique() == 2:  # the average of one test domain is that domain
+        table = table[table.test_domain != "Average"]
+    panels, height = table.test_domain.nunique(), 0.2 * len(order) + 1.3
     size = {"height": height, "aspect": 1.3 / height, "gridspec_kws": {"wspace": 0.05}}
     grid = sns.FacetGrid(table, col="test_domain", hue=hue, palette=palette, **size)
     grid.map_dataframe(_draw_intervals, limit=limit).set_titles("{col_name}")

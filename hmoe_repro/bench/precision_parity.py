@@ -295,6 +295,8 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     if len(blind):
         names = _row_names(blind)
         lines.append(f"A shift as large as the seed noise is not excluded in {names}.")
+    if open_rows := len(same) + len(blind):
+        lines[0] += f" Not evidence of equality: {open_rows} of {len(summary)} rows decide nothing."
     return lines
 
 # %% ../../nbs/09_bench/04_precision_parity.ipynb #def-plot-parity

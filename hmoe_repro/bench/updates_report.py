@@ -19,7 +19,7 @@ from ..core.files import sha256, write_atomic
 from ..core.style import PALETTE, use_style
 from ..networks.precision import PRECISIONS
 from ..report.page import _Outputs
-from ..report.provenance import output_folder, save_verdict
+from ..report.provenance import output_folder
 
 # %% ../../nbs/09_bench/03_updates_report.ipynb #def-speedups
 def speedups(record: dict, workload: str, path: str, base: str = "plain") -> np.ndarray:
@@ -280,12 +280,12 @@ class BenchPage(_Outputs):
     def __init__(self, name, profile, store, output, study, read):
         self.name, self.source = name, study_file(study, store).with_suffix(".json")
         self.record, self.folder = read(self.source), output_folder(output, profile)
-        use_style()
+        self._begin()
 
     def verdict(self, *lines: str):
         """Write and display the verdict, and `<name>.provenance.json`: digest of the record's file,
         machine and versions."""
-        self.show(save_verdict(list(lines), self.folder, self.name))
+        self._conclude(list(lines))
         record, digest = self.record, sha256(self.source)
         copied = ("scale", "rounds", "bf16", "busy", "finished", "environment")
         evidence = {

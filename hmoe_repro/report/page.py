@@ -94,7 +94,7 @@ class _Results:
         if where and len(self.frame):
             self.frame = self.frame.query(where)
         self.folder = output_folder(output, profile)
-        use_style()
+        self._begin()
         if self.studies:
             facts = header(profile, self.frame)
             if title:  # the reader's own study
@@ -102,6 +102,13 @@ class _Results:
             self.show(facts)
         else:
             self.show(not_run(name, profile, self.absent))
+
+    def _begin(self):
+        """Keep the head of the page for the answer, which is known at its end."""
+        from IPython.display import Markdown, display
+
+        use_style()
+        self._answer = display(Markdown(""), display_id=True)
 
     def results(self, *studies: str) -> pd.DataFrame:
         """`results` of those studies that have some; a name without a profile means this one's."""
@@ -139,6 +146,14 @@ class _Outputs(_Results):
 
         for text in texts:
             display(Markdown(markdown_table(text) if isinstance(text, pd.DataFrame) else text))
+
+    def _conclude(self, lines: list[str]):
+        """Write and display the verdict, with its first line at the head of the page too."""
+        from IPython.display import Markdown
+
+        if self._answer and lines:
+            self._answer.update(Markdown(f"**Answer.** {lines[0]}"))
+        self.show(save_verdict(lines, self.folder, self.name))
 
     def _file(self, part: str) -> str:
         return "_".join(filter(None, (self.name, part)))
@@ -179,11 +194,12 @@ class _Outputs(_Results):
         self.show("\n".join(found) or ("Nothing differs." if self.studies else "Not run."))
 
     def verdict(self, *lines: str, rule="", also=()):
-        """Write and display the verdict, with the studies that were not run, and write where the
+        """Write and display the verdict (its first line, the answer, at the head of the page
+        too), with the studies that were not run, and write where the
         numbers are from (`rule`: how models were chosen, default `rule_of`; `also`: further
         results)."""
         absent = [not_run_line(self.absent)] if self.absent else []
-        self.show(save_verdict([*filter(None, lines), *absent], self.folder, self.name))
+        self._conclude([*filter(None, lines), *absent])
         main, frame = self._study, self.frame
         if len(also):
             frame = pd.concat([frame, also], ignore_index=True)
@@ -243,7 +259,7 @@ class Page(_Outputs):
                 low = undertrained_rows(rows)
                 title = (
                     f"{caption(rows, bool(self.reduced))}. Accuracy − {baseline}, points, 95 % CI\n"
-                    "filled: significant after Holm's correction; triangle: off the scale"
+                    "filled: significant after Holm's correction; triangle, arrow: off the scale"
                     f"{'; †: undertrained' * bool(low)}"
                 )
                 file = "_".join(filter(None, (part, name, against)))
