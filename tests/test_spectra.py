@@ -502,22 +502,27 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
     # changes of 2.5 and 1.5 in both domains: half of sqrt(.25 + .25), with 2 degrees of freedom
     assert cnn.change == 2 and math.isnan(cnn.untrained)
     assert math.isclose(cnn.high - 2, 4.3027 * math.sqrt(0.5) / 2, rel_tol=1e-4)
-    short, *_ = spectra_verdict(framed(), "ERM, small_cnn", before)
+    answer, short, *_ = spectra_verdict(framed(), "ERM, small_cnn", before)
+    assert answer == (
+        "High frequencies fall with depth in ERM, small_vit; high frequencies rise with depth in "
+        "ERM, small_cnn; noise of high frequencies costs significantly less than for ERM, "
+        "small_cnn in 2 of 2 comparisons."
+    )
     assert "ERM, small_vit -1.00 (95 % CI -1.00 to -1.00; untrained +0.50)" in short
     assert short.endswith("; untrained not measured).")
 
 
 def test_sentences_follow_the_records():
     lines = spectra_verdict(framed(), "ERM, small_cnn")
-    assert len(lines) == 1 + 2 and lines[1] == (
+    assert len(lines) == 2 + 2 and lines[2] == (
         "ERM, small_vit − ERM, small_cnn, validation, points lost to noise above half of π: "
         "-10.0 (95 % CI -10.0 to -10.0), significant; 1.0 of 90.0 % without noise, against 11.0 of "
         "90.0 %."
     )
     turned = spectra_verdict(framed(gap=-0.01), "ERM, small_cnn")
-    assert "+1.0 (95 % CI" in turned[1]
+    assert "+1.0 (95 % CI" in turned[2]
     alone = spectra_verdict(framed()[lambda frame: frame.trial_seed == 0], "ERM, small_cnn")
-    assert "-10.0 (one seed); 0.0 of 90.0 %" in alone[1]
+    assert "-10.0 (one seed); 0.0 of 90.0 %" in alone[2]
 
 
 # The page

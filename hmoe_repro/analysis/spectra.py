@@ -243,7 +243,7 @@ def spectra_verdict(
         for rises, models in ways.items()
     )
     if (changes.change * changes.untrained > 0).all():
-        answer += "; so they do before training"
+        answer += ", before training as after it"
     answer += f"; noise of high frequencies costs significantly less than for {baseline} in "
     lines = [f"{answer[0].upper()}{answer[1:]}{less} of {len(table)} comparisons."]
     lines.append(f"Change of the log amplitude at π with depth: {', '.join(told)}.")

@@ -289,14 +289,14 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     if 0 < len(same) < len(summary):
         names = _row_names(same)
         lines.append(f"Equal in every pair, and so no evidence either way: {names}.")
-    blind = summary[
-        (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
-    ]
-    if len(blind):
-        names = _row_names(blind)
+    wide = (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
+    if wide.any():
+        names = _row_names(summary[wide])
         lines.append(f"A shift as large as the seed noise is not excluded in {names}.")
-    if open_rows := len(same) + len(blind):
-        lines[0] += f" Not evidence of equality: {open_rows} of {len(summary)} rows decide nothing."
+    unsure = (wide | (outcome == EQUAL))[~loss]
+    if UNRESOLVED in set(outcome[~loss]) <= {EQUAL, UNRESOLVED} and unsure.any():
+        count = f"{unsure.sum()} of {len(unsure)}"
+        lines[0] += f" Nor is equality shown: {count} rows admit a shift as large as seed noise."
     return lines
 
 # %% ../../nbs/09_bench/04_precision_parity.ipynb #def-plot-parity
