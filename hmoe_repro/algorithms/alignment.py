@@ -104,7 +104,7 @@ def make_discriminator(num_features: int, num_domains: int, hparams: dict) -> ML
     width, depth = hparams["mlp_width"], hparams["mlp_depth"]
     if depth < 2:
         raise HmoeError(
-            f"a discriminator of depth {depth} has no hidden layer. Fix: mlp_depth of at least 2."
+            f"a discriminator of depth {depth} has no hidden layer.", fix="mlp_depth of at least 2."
         )
     sizes = (num_features, *[width] * (depth - 1), num_domains)
     return MLP(sizes, nn.ReLU, hparams["mlp_dropout"])

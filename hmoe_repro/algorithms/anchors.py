@@ -36,8 +36,8 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
         if name in by_name:
             return list(by_name[name])
     raise HmoeError(
-        f"MIRO does not know where to compare features of a {type(network).__name__}. Fix: a "
-        f"network with stages {', '.join(STAGES)}, or with a list `blocks` or `norms`."
+        f"MIRO does not know where to compare features of a {type(network).__name__}.",
+        fix=f"a network with stages {', '.join(STAGES)}, or with a list `blocks` or `norms`.",
     )
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-tapped

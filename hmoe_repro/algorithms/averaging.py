@@ -340,8 +340,8 @@ class SWAD(Segmented):
         begin, end = self.hparams["n_converge"], self.hparams["n_tolerance"]
         if not 1 <= begin < end:
             raise HmoeError(
-                f"n_converge = {begin} must be at least 1 and less than n_tolerance = {end}. "
-                "Fix: change one of them."
+                f"n_converge = {begin} must be at least 1 and less than n_tolerance = {end}.",
+                fix="change one of them.",
             )
 
     def on_checkpoint(self, validation):

@@ -127,8 +127,8 @@ class Configured(Resumable):
         for name, value in hparams.items():
             if cls.HPARAMS[name].below_domains and not 0 < value < num_domains:
                 raise HmoeError(
-                    f"{name}={value} is impossible with {num_domains} training domains. Fix: "
-                    f"{name} from 1 to {num_domains - 1}, or more training domains."
+                    f"{name}={value} is impossible with {num_domains} training domains.",
+                    fix=f"{name} from 1 to {num_domains - 1}, or more training domains.",
                 )
 
     def make_featurizer(self) -> nn.Module:
@@ -144,7 +144,8 @@ def _with_a_loss(losses, name: str) -> dict:
         return losses
     raise HmoeError(
         f"loss of {name} must return a dictionary whose 'loss' is a tensor of one number, "
-        f"got {type(losses).__name__}. Fix: return {{'loss': loss.mean()}}."
+        f"got {type(losses).__name__}.",
+        fix="return {'loss': loss.mean()}.",
     )
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-algorithm
@@ -208,7 +209,7 @@ def register(name: str, paper: str, needs_domain_labels: bool, family: str = "ow
         taken, module = ALGORITHMS.get(full, cls), cls.__module__
         if taken.__qualname__ != cls.__qualname__ or not file and taken.__module__ != module:
             other = f"{taken.__module__}.{taken.__qualname__}"
-            raise HmoeError(f"the name {full!r} is taken by {other}. Fix: choose another.")
+            raise HmoeError(f"the name {full!r} is taken by {other}.", fix="choose another.")
         if not module.startswith("hmoe_repro."):
             cls.version = max(2, cls.version)
         cls.name, cls.paper, cls.family = full, paper, family
@@ -354,8 +355,8 @@ def as_floats(reported, name: str = "the algorithm") -> dict[str, float]:
 
     def refuse(what: str):
         raise HmoeError(
-            f"update of {name} returned {what}. "
-            "Fix: return a dictionary of numbers, such as {'loss': loss.item()}."
+            f"update of {name} returned {what}.",
+            fix="return a dictionary of numbers, such as {'loss': loss.item()}.",
         )
 
     if not isinstance(reported, dict):

@@ -39,8 +39,8 @@ def _cannot_import(error: BaseException, file: str, line: int | None) -> HmoeErr
     what = error.msg if isinstance(error, SyntaxError) else error
     cause = f"the algorithm file {file} cannot be imported: {type(error).__name__}: {what}"
     if line is None:
-        return HmoeError(f"{cause}. Fix: mend {file}.")
-    return HmoeError(f"{cause} (line {line}). Fix: that line of {file}.")
+        return HmoeError(f"{cause}.", fix=f"mend {file}.")
+    return HmoeError(f"{cause} (line {line}).", fix=f"that line of {file}.")
 
 
 def _module_name(key: str, file: str) -> str:
@@ -144,7 +144,8 @@ def _refuse_namesake(path: Path, key: str):
         if cls.name.endswith(f" ({path.name})") and other != path and cls.source_hash != key:
             raise HmoeError(
                 f"{other} and {path} have the same name, by which a table distinguishes their "
-                "algorithms. Fix: rename one of them."
+                "algorithms.",
+                fix="rename one of them.",
             )
 
 
@@ -154,12 +155,12 @@ def algorithm_from_file(text: str) -> str:
     cannot be imported, or a second file of the same name."""
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
-        raise HmoeError(f"{text!r} does not say which algorithm. Fix: path/file.py:Name.")
+        raise HmoeError(f"{text!r} does not say which algorithm.", fix="path/file.py:Name.")
     try:
         content = Path(path).expanduser().read_bytes()
     except OSError as error:
         raise HmoeError(
-            f"the algorithm file {path} cannot be read ({error.strerror}). Fix: its path."
+            f"the algorithm file {path} cannot be read ({error.strerror}).", fix="its path."
         ) from None
     key = _short_hash(content)
     kept, path = _kept_path(key), Path(path).expanduser().resolve()
@@ -191,16 +192,16 @@ def restore_algorithm(name: str, key: str, trust_code: bool = True):
         cause = f"algorithm {name} was made by another source (hash {key}), which is not kept here"
         if known:
             cause += f"; the one known by that name has hash {known_hash}"
-        raise HmoeError(f"{cause}. Fix: train with the present source, as a new run.")
+        raise HmoeError(f"{cause}.", fix="train with the present source, as a new run.")
     if _short_hash(kept.read_bytes()) != key:
         raise HmoeError(
-            f"the kept source {kept.name} of algorithm {name} was changed. "
-            "Fix: restore it, or train with the present source."
+            f"the kept source {kept.name} of algorithm {name} was changed.",
+            fix="restore it, or train with the present source.",
         )
     own, file = _name_and_file(name)
     if not trust_code and _module_name(key, file) not in sys.modules:
         raise HmoeError(
-            f"algorithm {name} is code stored with the runs, in {kept}, and would be executed. "
-            "Fix: read that file; if you trust it, --trust-code (in Python trust_code=True)."
+            f"algorithm {name} is code stored with the runs, in {kept}, and would be executed.",
+            fix="read that file; if you trust it, --trust-code (in Python trust_code=True).",
         )
     return _enter(kept, key, file, own)

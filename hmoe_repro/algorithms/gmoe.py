@@ -61,8 +61,8 @@ class TransformerERM(ERM):
     def check_domains(cls, num_domains, hparams):
         if hparams["network"] not in cls.networks:
             raise HmoeError(
-                f"{cls.name} does not train the network {hparams['network']!r}. Fix: one of "
-                f"{', '.join(cls.networks)}, or the algorithm {cls.otherwise}."
+                f"{cls.name} does not train the network {hparams['network']!r}.",
+                fix=f"one of {', '.join(cls.networks)}, or the algorithm {cls.otherwise}.",
             )
         super().check_domains(num_domains, hparams)
 

@@ -135,7 +135,8 @@ def check_labels(hparams: dict):
     if (share < 1 or names) and not hparams["lambda_d"]:
         raise HmoeError(
             "labelled_fraction and labelled_domains say which images have a domain label in eq. 7, "
-            "and lambda_d is 0. Fix: lambda_d=1."
+            "and lambda_d is 0.",
+            fix="lambda_d=1.",
         )
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-domainexperts
@@ -153,7 +154,8 @@ class DomainExperts(Algorithm):
         if hparams["lambda_d"] and 0 < hparams["num_experts"] < num_domains:
             raise HmoeError(
                 f"{hparams['num_experts']} experts cannot each own one of {num_domains} labelled "
-                f"domains. Fix: num_experts=0 or at least {num_domains}."
+                "domains.",
+                fix=f"num_experts=0 or at least {num_domains}.",
             )
         check_labels(hparams)
 

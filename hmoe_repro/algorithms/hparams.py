@@ -148,7 +148,8 @@ def _refuse_absent(name: str, declared: HParam, merged: dict):
     other, values = declared.requires
     raise HmoeError(
         f"hyper-parameter {name} exists only where {other} is {' or '.join(map(str, values))}; "
-        f"here it is {merged[other]}. Fix: leave {name} out."
+        f"here it is {merged[other]}.",
+        fix=f"leave {name} out.",
     )
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-merge-hparams
@@ -240,7 +241,9 @@ def parse_setting(text: str) -> tuple[str, object]:
     """`name=value` of a command line; the value is read as JSON where it is JSON, else as text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise HmoeError(f"{text!r} is not a setting. Fix: write name=value, for example lr=0.001.")
+        raise HmoeError(
+            f"{text!r} is not a setting.", fix="write name=value, for example lr=0.001."
+        )
     if value in ("True", "False"):
         return name, value == "True"
     try:

@@ -111,13 +111,13 @@ class Fishr(AnnealedPenalty, ERM):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         if self.hparams["nonlinear_classifier"]:
             raise HmoeError(
-                "Fishr's gradients are known in closed form for a linear classifier only. "
-                "Fix: nonlinear_classifier=false."
+                "Fishr's gradients are known in closed form for a linear classifier only.",
+                fix="nonlinear_classifier=false.",
             )
         if not 0 <= self.hparams["ema"] < 1:
             raise HmoeError(
-                f"Fishr's ema must be at least 0 and below 1, got {self.hparams['ema']}. "
-                "Fix: the authors' 0.95."
+                f"Fishr's ema must be at least 0 and below 1, got {self.hparams['ema']}.",
+                fix="the authors' 0.95.",
             )
         shape = (num_domains, num_classes, self.featurizer.num_features + 1)
         self.register_buffer("variances", torch.zeros(shape))

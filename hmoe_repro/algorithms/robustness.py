@@ -31,7 +31,7 @@ def mixing_weights(alpha: float, number: int) -> list[float]:
     unless alpha > 0."""
     if alpha <= 0:
         raise HmoeError(
-            f"mixup_alpha must be positive, got {alpha}. Fix: DomainBed's default is 0.2."
+            f"mixup_alpha must be positive, got {alpha}.", fix="DomainBed's default is 0.2."
         )
     return np.random.beta(alpha, alpha, number).tolist()
 
@@ -121,8 +121,8 @@ def below_top(values: torch.Tensor, fraction: float) -> torch.Tensor:
     `HmoeError` unless 0 <= fraction <= 1."""
     if not 0 <= fraction <= 1:
         raise HmoeError(
-            f"a fraction to drop lies between 0 and 1, got {fraction}. Fix: DomainBed's default "
-            "of rsc_f_drop_factor and rsc_b_drop_factor is 1/3."
+            f"a fraction to drop lies between 0 and 1, got {fraction}.",
+            fix="DomainBed's default of rsc_f_drop_factor and rsc_b_drop_factor is 1/3.",
         )
     return values < torch.quantile(values, 1 - fraction, dim=-1, keepdim=True)
 

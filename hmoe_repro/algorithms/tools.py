@@ -24,7 +24,8 @@ def domain_sizes(minibatches, at_least: int = 1) -> list[int]:
     if min(sizes) < at_least:
         raise HmoeError(
             f"a batch holds {sizes} images of its domains: this algorithm needs {at_least} of "
-            "each. Fix: a larger batch_size, and the sampler 'domain'."
+            "each.",
+            fix="a larger batch_size, and the sampler 'domain'.",
         )
     return sizes
 
@@ -57,7 +58,7 @@ def refuse_one_domain(num_domains: int, reason: str):
     """Raises `HmoeError`, which begins with `reason`, unless there are two training domains."""
     if num_domains < 2:
         raise HmoeError(
-            f"{reason}, and there is only one. Fix: more training domains, or the algorithm ERM."
+            f"{reason}, and there is only one.", fix="more training domains, or the algorithm ERM."
         )
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-live-batch-norm

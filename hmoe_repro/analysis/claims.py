@@ -175,7 +175,7 @@ def _table_of(file: str | Path = "") -> dict:
     except (OSError, tomllib.TOMLDecodeError) as error:
         problem = getattr(error, "strerror", None) or error
         raise HmoeError(
-            f"cannot read claims from {path.name}: {problem}. Fix: a TOML file."
+            f"cannot read claims from {path.name}: {problem}.", fix="a TOML file."
         ) from None
 
 
@@ -467,7 +467,7 @@ def _measured(claim: Claim, given: dict, frames: dict[str, pd.DataFrame]) -> Evi
     try:
         return MEASURES[claim.measure](frame, **given)
     except (HmoeError, KeyError) as error:
-        return Evidence(problem=str(error).partition(" Fix:")[0])
+        return Evidence(problem=getattr(error, "cause", str(error)))
 
 
 def _levels(found: Evidence) -> str:
@@ -614,7 +614,7 @@ def plot_claims(results: list[ClaimResult]):
         if row.evidence.measured:
             parts.setdefault(row.evidence.unit, []).append(row)
     if not parts:
-        raise HmoeError("no claim has a number, so there is nothing to draw. Fix: train a study.")
+        raise HmoeError("no claim has a number, so there is nothing to draw.", fix="train a study.")
     parts = dict(sorted(parts.items(), key=lambda part: -len(part[1])))
     heights = [len(rows) + 1.8 for rows in parts.values()]
     size = 7.4, 0.22 * sum(heights) + 0.4

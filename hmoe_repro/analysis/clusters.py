@@ -124,7 +124,7 @@ def scored_runs(frame: pd.DataFrame, required: bool = False) -> pd.DataFrame:
     scored = found.record.map(lambda record: bool(record.get("discovery"))).astype(bool)
     found = found[(found.status == "complete") & scored].reset_index(drop=True)
     if required and not len(found):
-        raise HmoeError("no complete run has discovery scores. Fix: choose runs of HMOE.")
+        raise HmoeError("no complete run has discovery scores.", fix="choose runs of HMOE.")
     sizes = [domains_and_experts(record) for record in found.record]
     return found.assign(domains=[m for m, _ in sizes], K=[k for _, k in sizes])
 

@@ -40,7 +40,7 @@ def tsne(
     count = sum(sizes)
     if not 4 <= count <= 1500:
         raise HmoeError(
-            f"t-SNE of {count} points. Fix: pass between 4 and 1500, `subset` draws some."
+            f"t-SNE of {count} points.", fix="pass between 4 and 1500, `subset` draws some."
         )
     perplexity = min(perplexity, (count - 1) / 3)
     project = TSNE(init="pca", random_state=seed, perplexity=perplexity, n_jobs=1)
@@ -108,8 +108,8 @@ def as_rgb(images) -> np.ndarray:
     x = np.asarray(images)
     if x.ndim != 4 or x.shape[1] not in (1, 2, 3):
         raise HmoeError(
-            f"cannot draw images of shape {x.shape}. "
-            "Fix: pass (n, C, H, W) with 1, 2 or 3 channels."
+            f"cannot draw images of shape {x.shape}.",
+            fix="pass (n, C, H, W) with 1, 2 or 3 channels.",
         )
     if x.shape[1] == 1:
         x = np.repeat(x, 3, axis=1)
@@ -134,8 +134,8 @@ def panel_groups(arrays: dict, names) -> dict[str, dict[str, tuple[np.ndarray, f
     panel images."""
     if "panel_images" not in arrays:
         raise HmoeError(
-            "this run stored no panel images. "
-            "Fix: choose a run whose arrays were published by this version."
+            "this run stored no panel images.",
+            fix="choose a run whose arrays were published by this version.",
         )
     parts, index = partitions(arrays), np.asarray(arrays["panel_index"]).astype(int)
     unseen = np.asarray(arrays["gate_test"]).argmax(1)
@@ -268,7 +268,7 @@ def plot_factor_grid(
     `factor_names` renames factors, `value_names` holds names of their values, for example
     {"class": ("dog", "elephant")}. `HmoeError` without runs."""
     if not runs:
-        raise HmoeError("no run has stored codes to draw. Fix: publish the arrays of a run.")
+        raise HmoeError("no run has stored codes to draw.", fix="publish the arrays of a run.")
     factors = [name for name in partitions(runs[0][1]) if name != "expert"]
     size = (width * len(runs) + 1.3, width * len(factors) + 0.5)
     figure, grid = plt.subplots(len(factors), len(runs), figsize=size, squeeze=False)

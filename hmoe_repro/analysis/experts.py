@@ -34,8 +34,8 @@ class StoredChoices:
         found = record.get("expert_choices")
         if not found or "choice_experts" not in arrays:
             raise HmoeError(
-                f"run {record['run_id']} kept no experts of patches. "
-                "Fix: choose a run whose network has sparse layers, and publish its arrays."
+                f"run {record['run_id']} kept no experts of patches.",
+                fix="choose a run whose network has sparse layers, and publish its arrays.",
             )
         self.record, self.test_domains = record, record["spec"]["test_domains"]
         self.blocks, self.num_experts, self.grid = (found[k] for k in ("blocks", "experts", "grid"))
@@ -166,7 +166,7 @@ def choice_rows(frame: pd.DataFrame) -> pd.DataFrame:
     found = scored_runs(frame)
     if found.empty:
         raise HmoeError(
-            "no complete run has scores of experts. Fix: choose runs of a network with experts."
+            "no complete run has scores of experts.", fix="choose runs of a network with experts."
         )
     names = ["part", "block", "known", "measure"]
     rows = [

@@ -149,7 +149,7 @@ def draw_masks(record: dict, arrays: dict):
     run stored no masks."""
     if "masks" not in arrays:
         raise HmoeError(
-            f"run {record['run_id']} stored no masks. Fix: choose a run of DMG with arrays."
+            f"run {record['run_id']} stored no masks.", fix="choose a run of DMG with arrays."
         )
     domains, places = record["masks"]["domains"], list(record["masks"]["places"])
     ends = np.cumsum(np.asarray(arrays["mask_sizes"]))[:-1]

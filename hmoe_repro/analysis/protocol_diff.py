@@ -44,8 +44,8 @@ def paper_dataset(frame: pd.DataFrame) -> str:
     names = sorted(frame.dataset.dropna().unique()) if len(frame) else []
     if len(names) != 1 or TWINS.get(names[0], names[0]) not in TABLES:
         raise HmoeError(
-            f"the study holds runs on {', '.join(names) or 'no data set'}. "
-            f"Fix: choose those of one of {', '.join([*TABLES, *TWINS])}."
+            f"the study holds runs on {', '.join(names) or 'no data set'}.",
+            fix=f"choose those of one of {', '.join([*TABLES, *TWINS])}.",
         )
     return TWINS.get(names[0], names[0])
 

@@ -56,8 +56,8 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows, parts = complete_rows(frame), []
     if rows.empty:
         raise HmoeError(
-            "no complete run with one test domain, so there is no table. "
-            "Fix: see why the runs failed, or train the study."
+            "no complete run with one test domain, so there is no table.",
+            fix="see why the runs failed, or train the study.",
         )
     column = "dataset" if rows.dataset.nunique() > 1 else "test_domain"
     for part in frame_parts(rows).values():
@@ -111,7 +111,7 @@ def _validated(frame: pd.DataFrame, least: Callable[[str], float]) -> pd.DataFra
     which the row is undertrained."""
     done = frame[frame.status == "complete"] if len(frame) else frame
     if done.empty:
-        raise HmoeError("no run is complete, so none was validated. Fix: train the study.")
+        raise HmoeError("no run is complete, so none was validated.", fix="train the study.")
     done = done[done.accuracy.notna() | done.accuracy_in_domain.isna()]
     rows = done.groupby(["dataset", "algorithm", "mode"], sort=False).validation_accuracy
     accuracy = 100 * rows.mean()
@@ -204,7 +204,7 @@ def study_verdict(frame: pd.DataFrame) -> str:
     try:
         return trained_verdict(frame, "ERM")
     except HmoeError as error:
-        return f"No verdict: {str(error).partition(' Valid:')[0]}"
+        return f"No verdict: {error.cause}"
 
 
 def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[str]:
@@ -243,7 +243,8 @@ def against_paper(frame: pd.DataFrame, numbers: pd.DataFrame, study=None) -> pd.
     if differing := setting_diff(frame, study):
         raise HmoeError(
             f"these runs are not the paper's protocol ({differing[0]}), so no difference to it is "
-            "formed. Fix: show the paper's numbers in a table of their own."
+            "formed.",
+            fix="show the paper's numbers in a table of their own.",
         )
     keys, rows = ["dataset", "network", "algorithm", "mode"], []
     complete = complete_rows(frame)

@@ -48,8 +48,8 @@ def parse_record(line: str, place: str, fix: str) -> dict:
     except json.JSONDecodeError as error:
         problem = f"{place}: cut off or not JSON ({error.msg})."
     except HmoeError as error:
-        problem = str(error).partition(" Fix: ")[0]
-    raise HmoeError(f"{problem} Fix: {fix}")
+        problem = error.cause
+    raise HmoeError(f"{problem}", fix=f"{fix}")
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-study-lines
 def _study_lines(study: str, store: str, publish: str) -> list[str]:
@@ -63,11 +63,11 @@ def _study_lines(study: str, store: str, publish: str) -> list[str]:
     except FileNotFoundError:
         profile = study.split("-")[0]
         raise HmoeError(
-            f"no records of study {study!r}: {short_path(path)} does not exist. "
-            f"Fix: `hmoe reproduce --profile {profile}` trains them, {publish}."
+            f"no records of study {study!r}: {short_path(path)} does not exist.",
+            fix=f"`hmoe reproduce --profile {profile}` trains them, {publish}.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise HmoeError(f"cannot read {short_path(path)}: {error}. Fix: {publish}.") from None
+        raise HmoeError(f"cannot read {short_path(path)}: {error}.", fix=f"{publish}.") from None
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-load-study
 def load_study(study: str, store: str = "") -> list[dict]:
@@ -85,11 +85,11 @@ def load_study(study: str, store: str = "") -> list[dict]:
         run_id = record["run_id"]
         if run_id in line_of:
             again = f"run {run_id} again, already in line {line_of[run_id]}"
-            raise HmoeError(f"{place}: {again}. Fix: {fix}")
+            raise HmoeError(f"{place}: {again}.", fix=f"{fix}")
         line_of[run_id] = number
         records.append(record)
     if not records:
-        raise HmoeError(f"{file} holds no record. Fix: {publish}.")
+        raise HmoeError(f"{file} holds no record.", fix=f"{publish}.")
     return records
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-results
@@ -167,7 +167,7 @@ def results(source, store: str = "") -> pd.DataFrame:
 
         records, damaged = RunStore(source).scan()
         if damaged:
-            raise HmoeError(f"{damaged[0]} Fix: delete the folder of that run, or restore it.")
+            raise HmoeError(f"{damaged[0]}", fix="delete the folder of that run, or restore it.")
         return frame_of(records)
     if isinstance(source, Path) or str(source).endswith(".jsonl"):
         source, store = Path(source).stem, str(Path(source).absolute().parent)
@@ -190,7 +190,8 @@ def one_protocol(frame: pd.DataFrame) -> str:
         ours, theirs = (f"{run} ({protocol})" for protocol, run in followed.items())
         raise HmoeError(
             f"runs {ours} and {theirs} followed two protocols: their accuracies are of different "
-            "images, and one table would compare the protocols. Fix: a table for each."
+            "images, and one table would compare the protocols.",
+            fix="a table for each.",
         )
     return next(iter(followed.keys()), "domainbed")
 

@@ -29,8 +29,8 @@ def narrow_results(
     found = frame[frame.dataset != TOY]
     if found.empty and len(frame):
         raise HmoeError(
-            "these runs fit the toy's function and have no accuracy to make a table of. "
-            "Fix: hmoe figures hmoe_fig3 shows them."
+            "these runs fit the toy's function and have no accuracy to make a table of.",
+            fix="hmoe figures hmoe_fig3 shows them.",
         )
     wanted = {"dataset": [dataset] if dataset else [], "algorithm": algorithms or []}
     for column, names in wanted.items() if len(found) else ():
@@ -97,9 +97,9 @@ def best_hparams(frame: pd.DataFrame, mode: str = "mix") -> pd.DataFrame:
     records = runs(frame).record.tolist()
     chosen, missing = choose(records)
     if missing:
-        raise HmoeError(f"the search is not finished, {missing[0]}. Fix: train its study again.")
+        raise HmoeError(f"the search is not finished, {missing[0]}.", fix="train its study again.")
     if chosen.trial_seed.nunique() > 1:
-        raise HmoeError("the search has several trial seeds. Fix: settle on the draws of one.")
+        raise HmoeError("the search has several trial seeds.", fix="settle on the draws of one.")
     defaults, _ = choose(records, n_hparams=1)
     place = ["algorithm", "mode", "test_domain"]
     table = chosen[chosen["mode"].isin([mode, "default"])]

@@ -41,8 +41,8 @@ def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
     found = found[[bool(record.get("spectra")) for record in found.get("record", ())]]
     if found.empty:
         raise HmoeError(
-            'no complete run measured spectra. Fix: measure = "spectra" in the study, '
-            "and train its runs."
+            "no complete run measured spectra.",
+            fix='measure = "spectra" in the study, and train its runs.',
         )
     maps = [record["spectra"]["maps"] for record in found.record]
     return found.assign(model=found.algorithm + ", " + found.network, maps=maps)
@@ -209,7 +209,7 @@ def convolutional_baseline(frame: pd.DataFrame) -> str:
     names = found.model[found.maps == "convolutions"].tolist()
     if not names:
         raise HmoeError(
-            "no convolutional network measured its spectra. Fix: add ERM on one to the study."
+            "no convolutional network measured its spectra.", fix="add ERM on one to the study."
         )
     return next((name for name in names if name.startswith("ERM, ")), names[0])
 

@@ -55,8 +55,8 @@ def value_grid(rows: pd.DataFrame, metric: str = "accuracy") -> pd.DataFrame:
     if twice.any():
         seed, domain = cells.loc[twice, ["trial_seed", "test_domain"]].iloc[0]
         raise HmoeError(
-            f"two of these runs hold out {domain} with seed {seed}. "
-            "Fix: name the setting in which they differ."
+            f"two of these runs hold out {domain} with seed {seed}.",
+            fix="name the setting in which they differ.",
         )
     return cells.pivot(index="trial_seed", columns="test_domain", values="value")
 
@@ -70,8 +70,8 @@ def paired_values(frame: pd.DataFrame, a, b, metric: str = "accuracy") -> pd.Dat
     grid = grid.dropna(how="all").dropna(how="all", axis=1)
     if grid.empty:
         raise HmoeError(
-            f"{_said(a)} and {_said(b)} have no trial seed and test domain in common. "
-            "Fix: train both on the same ones."
+            f"{_said(a)} and {_said(b)} have no trial seed and test domain in common.",
+            fix="train both on the same ones.",
         )
     order = [name for name in domain_order(frame) if name in grid]
     return (grid[order] if order else grid) * (100 if "accuracy" in metric else 1)
@@ -151,7 +151,7 @@ def contrasts(
     leave out. `HmoeError` without the baseline, or with nothing but it."""
     done, base = frame[frame.accuracy.notna()], rows_of(frame, baseline)
     if base["mode"].nunique() > 1:
-        raise HmoeError(f"{_said(baseline)} has several modes. Fix: name one, as (name, mode).")
+        raise HmoeError(f"{_said(baseline)} has several modes.", fix="name one, as (name, mode).")
     mine = (base.algorithm.iloc[0], base["mode"].iloc[0])
     pairs = done[["algorithm", "mode"]].drop_duplicates().itertuples(index=False, name=None)
     without = {mine, *without}

@@ -41,8 +41,8 @@ def run_results(frame: pd.DataFrame) -> pd.DataFrame:
         same = (rows[_CELL] == [algorithm, mode, domain, seed]).all(axis=1)
         first, second = rows.run_id[same].iloc[:2]
         raise HmoeError(
-            f"runs {first} and {second} are both {algorithm} on {domain} with seed {seed}. "
-            "Fix: choose one kind by a column, such as frame[frame.steps == 701]."
+            f"runs {first} and {second} are both {algorithm} on {domain} with seed {seed}.",
+            fix="choose one kind by a column, such as frame[frame.steps == 701].",
         )
     places = {"algorithm": rank, "mode": mode_rank}
     return rows.sort_values(
@@ -106,8 +106,8 @@ def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
     cells = cell_statistics(frame)
     if cells.empty:
         raise HmoeError(
-            "no complete run with one test domain, so there is no table. "
-            "Fix: see why the runs failed, or train the study."
+            "no complete run with one test domain, so there is no table.",
+            fix="see why the runs failed, or train the study.",
         )
     numbers = cells[["mean", "stderr", "n", "expected"]].itertuples(index=False)
     cells["cell"] = [cell_text(*row) for row in numbers]
@@ -188,8 +188,8 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
     if frame.duplicated().any():
         raise HmoeError(
             "the published numbers hold more than one for "
-            f"{', '.join(frame[frame.duplicated()].iloc[0])}. "
-            "Fix: choose fewer of them, or name the setting in which they differ."
+            f"{', '.join(frame[frame.duplicated()].iloc[0])}.",
+            fix="choose fewer of them, or name the setting in which they differ.",
         )
     frame["cell"] = [
         f"{value:.{decimals}f}" + ("" if math.isnan(error) else f" ± {error:.{decimals}f}")
@@ -204,7 +204,7 @@ def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
     minutes, device. `HmoeError` without a finished run."""
     done = frame[frame.status == "complete"].drop_duplicates("run_id")
     if done.empty:
-        raise HmoeError("no finished run to take times from. Fix: train the study first.")
+        raise HmoeError("no finished run to take times from.", fix="train the study first.")
     names = {"dataset": "data set", "steps": "updates", "environment.device_name": "device"}
     done = done.rename(columns=names)
     groups = done.groupby(["data set", "algorithm", "updates", "device"]).wall_time_s

@@ -81,8 +81,8 @@ def find_domains(
     data = load_dataset(spec.dataset, spec.trial_seed).prepared(spec.resolution, spec.images)
     if data.fingerprint != spec.dataset_fingerprint:
         raise HmoeError(
-            f"the images of {Path(folder).name} changed while run {spec.run_id} was trained. "
-            "Fix: the same command again."
+            f"the images of {Path(folder).name} changed while run {spec.run_id} was trained.",
+            fix="the same command again.",
         )
     model = load_trained(spec.run_id, "last", store, device)
     looks = look_at_files(model, data.tree.root, data.tree.flat, on_progress=on_progress)

@@ -30,8 +30,8 @@ from ..training.store import RunStore
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
 def _refuse(error: OSError):
     raise HmoeError(
-        f"folder {error.filename} cannot be read ({error.strerror}). "
-        "Fix: its path or its permissions."
+        f"folder {error.filename} cannot be read ({error.strerror}).",
+        fix="its path or its permissions.",
     ) from None
 
 
@@ -111,7 +111,7 @@ def read_pool(folder, labels=None) -> Pool:
     fewer than 30 images."""
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
-        raise HmoeError(f"there is no folder {root}. Fix: the path of a folder with your images.")
+        raise HmoeError(f"there is no folder {root}.", fix="the path of a folder with your images.")
     paths = {f: unicodedata.normalize("NFC", f).split("/") for f in image_files(root)}
     level = _levels(list(paths.values()), root)
     placed = {f: path for f, path in paths.items() if len(path) > level + 1}
@@ -127,8 +127,8 @@ def read_pool(folder, labels=None) -> Pool:
     if len(names) < 2 or len(placed) < 30:
         raise HmoeError(
             f"{root.name} has {len(placed)} images of {plural(len(names), 'class', 'classes')}: "
-            "too little to train, to validate and to hold out. "
-            "Fix: at least 30 images of 2 classes."
+            "too little to train, to validate and to hold out.",
+            fix="at least 30 images of 2 classes.",
         )
     classes = [names.index(path[level]) for path in placed.values()]
     origins = [path[0] if level else None for path in placed.values()]
@@ -143,14 +143,14 @@ def _label_rows(path: Path) -> list[dict]:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise HmoeError(
-            f"the table of labels {path} cannot be read ({error}). "
-            "Fix: a CSV file in UTF-8 with the columns file and domain."
+            f"the table of labels {path} cannot be read ({error}).",
+            fix="a CSV file in UTF-8 with the columns file and domain.",
         ) from None
     if not rows or not {"file", "domain"} <= set(rows[0]):
         problem = "lacks the columns file and domain" if rows else "has no rows"
         raise HmoeError(
-            f"the table of labels {path.name} {problem}. Fix: a first line `file,domain`, "
-            "then one line for each image whose origin is known."
+            f"the table of labels {path.name} {problem}.",
+            fix="a first line `file,domain`, then one line for each image whose origin is known.",
         )
     return rows
 
@@ -173,7 +173,8 @@ def with_labels(pool: Pool, path) -> Pool:
     if absent:
         raise HmoeError(
             f"{len(absent)} files in the table of labels are no images of {pool.root.name}, first "
-            f"{absent[0]!r}. Fix: paths from {pool.root.name} on, such as {pool.files[0]!r}."
+            f"{absent[0]!r}.",
+            fix=f"paths from {pool.root.name} on, such as {pool.files[0]!r}.",
         )
     origins = list(pool.origins)
     for file, domain in known.items():
@@ -206,8 +207,8 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
     if len(classes) < 2 or left < 15 or held.sum() < 5:
         raise HmoeError(
             f"{pool.root.name}: with {test_domain or 'a fifth'} held out, {left} images of "
-            f"{len(classes)} classes are left to train on, and {held.sum()} to measure. "
-            "Fix: hold out another domain, or none."
+            f"{len(classes)} classes are left to train on, and {held.sum()} to measure.",
+            fix="hold out another domain, or none.",
         )
     return held
 

@@ -56,8 +56,8 @@ class TrainedModel:
         logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         if not logits.isfinite().all():
             raise HmoeError(
-                f"the model of run {self.record['run_id']} gives logits that are not finite. "
-                "Fix: another run; this one diverged, or its weights were changed."
+                f"the model of run {self.record['run_id']} gives logits that are not finite.",
+                fix="another run; this one diverged, or its weights were changed.",
             )
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
@@ -87,7 +87,8 @@ def _header(path: Path, run_id: str) -> dict:
     if not path.exists():
         raise HmoeError(
             f"the weights {path.name} of run {run_id} are not in {path.parent.parent} (published "
-            "records do not include them). Fix: train the run again."
+            "records do not include them).",
+            fix="train the run again.",
         )
     try:
         with safe_open(path, framework="pt") as file:
@@ -95,8 +96,8 @@ def _header(path: Path, run_id: str) -> dict:
     except (SafetensorError, OSError, TypeError, KeyError, ValueError):
         raise HmoeError(
             f"the weights {path.name} of run {run_id} do not name their classes: they are damaged, "
-            "or an earlier version of this library wrote them. "
-            "Fix: remove the run's folder and train it again."
+            "or an earlier version of this library wrote them.",
+            fix="remove the run's folder and train it again.",
         ) from None
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-load-trained
@@ -124,8 +125,8 @@ def load_trained(
     run_id = record["run_id"]
     if record["status"] != "complete" or not record["selected"]:
         raise HmoeError(
-            f"run {run_id} has no model of images (status: {record['status']}). "
-            "Fix: another run; `hmoe runs` lists them."
+            f"run {run_id} has no model of images (status: {record['status']}).",
+            fix="another run; `hmoe runs` lists them.",
         )
     choices = list(record["selected"])
     if record["discovery"]:
@@ -137,7 +138,8 @@ def load_trained(
     if shape[0] != 3:
         raise HmoeError(
             f"run {run_id} was trained on {spec.dataset}, whose images have {shape[0]} channels; "
-            "files give red, green and blue. Fix: a run on colour images."
+            "files give red, green and blue.",
+            fix="a run on colour images.",
         )
     if spec.weights:  # they are in the file: none have to be fetched
         spec = RunSpec.from_dict(spec.to_dict() | {"weights": "random"})
@@ -175,8 +177,8 @@ def _name_unreadable(unreadable: list[tuple[str, str]], total: int):
     if len(unreadable) > 5:
         named += f"; and {len(unreadable) - 5} more"
     raise HmoeError(
-        f"{len(unreadable)} of {total} images cannot be read: {named}. "
-        "Fix: copy them again, or leave them out with --skip-unreadable."
+        f"{len(unreadable)} of {total} images cannot be read: {named}.",
+        fix="copy them again, or leave them out with --skip-unreadable.",
     )
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-look-at-files
@@ -214,8 +216,8 @@ def look_at_files(
         _name_unreadable(unreadable, len(files))
     if not parts:
         raise HmoeError(
-            f"no image in {Path(root).name} can be read. "
-            f"Fix: another folder with {' '.join(IMAGE_SUFFIXES)}."
+            f"no image in {Path(root).name} can be read.",
+            fix=f"another folder with {' '.join(IMAGE_SUFFIXES)}.",
         )
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Looks(kept, outputs, unreadable)
@@ -242,10 +244,12 @@ def predict_folder(
     if there is none."""
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
-        raise HmoeError(f"there is no folder {root}. Fix: the path of a folder with images.")
+        raise HmoeError(f"there is no folder {root}.", fix="the path of a folder with images.")
     files = image_files(root)
     if not files:
-        raise HmoeError(f"{root} has no images ({' '.join(IMAGE_SUFFIXES)}). Fix: another folder.")
+        raise HmoeError(
+            f"{root} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another folder."
+        )
     looks = look_at_files(model, root, files, mode, skip, on_progress)
     rows = [_prediction(model, looks, i) for i in range(len(looks.files))]
     return rows, looks.unreadable

@@ -185,7 +185,7 @@ COST_VERSION = 1
 def made_now(what: str, scale: str, rounds: int) -> dict:
     "The first fields of every cost record. Raises `HmoeError` for fewer than three rounds."
     if rounds < 3:
-        raise HmoeError(f"quartiles need at least 3 rounds, got {rounds}. Fix: --rounds 7.")
+        raise HmoeError(f"quartiles need at least 3 rounds, got {rounds}.", fix="--rounds 7.")
     return {"what": what, "cost_version": COST_VERSION, "scale": scale, "rounds": rounds}
 
 

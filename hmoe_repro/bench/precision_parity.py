@@ -45,8 +45,8 @@ def precision_pairs(
     pairs = [(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()]
     if not pairs:
         raise HmoeError(
-            f"no run is complete in both {base} and {other}. "
-            "Fix: train the same specifications in both precisions."
+            f"no run is complete in both {base} and {other}.",
+            fix="train the same specifications in both precisions.",
         )
 
     def place(pair):

@@ -121,7 +121,7 @@ def systems_table(frame: pd.DataFrame, cost: dict | None, baseline: str = "ERM")
     `run_systems`), domain labels, and what was discovered. `HmoeError` without a complete run."""
     results = run_results(frame)
     if results.empty:
-        raise HmoeError("no complete run to compare. Fix: train the study first.")
+        raise HmoeError("no complete run to compare.", fix="train the study first.")
     cells = cell_statistics(results).set_index(["algorithm", "mode", "test_domain"])
     rows = []
     for algorithm, mode in results[["algorithm", "mode"]].drop_duplicates("algorithm").to_numpy():

@@ -96,8 +96,8 @@ def _seconds(work):
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             raise HmoeError(
-                f"torch.compile does not work here ({type(error).__name__}). "
-                "Fix: install a C++ compiler."
+                f"torch.compile does not work here ({type(error).__name__}).",
+                fix="install a C++ compiler.",
             ) from None
         return time.perf_counter() - started
 
@@ -119,7 +119,7 @@ def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
     core. `HmoeError` for an unknown scale or fewer than three rounds."""
     size = SCALES[check_choice(scale, SCALES, "scale")]
     if rounds < 3:
-        raise HmoeError(f"quartiles need at least 3 rounds, got {rounds}. Fix: --rounds 7.")
+        raise HmoeError(f"quartiles need at least 3 rounds, got {rounds}.", fix="--rounds 7.")
     with single_thread():
         seed_everything(0)
         data = random_images(size)

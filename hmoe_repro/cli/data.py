@@ -94,8 +94,8 @@ def data_download_command(
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         raise HmoeError(
-            f"{len(sha256)} checksums for {len(archives)} archives. "
-            "Fix: one --sha256 for each --archive, in the same order."
+            f"{len(sha256)} checksums for {len(archives)} archives.",
+            fix="one --sha256 for each --archive, in the same order.",
         )
     print("\n".join(terms(name)))
     with Progress() as progress:

@@ -91,7 +91,7 @@ def writable_file(path: str, kind: str) -> str:
     if os.access(os.path.dirname(full), os.W_OK):
         return str(plain_file(full))
     reason = "its folder does not exist or is not writable"
-    raise HmoeError(f"cannot write the {kind} {path}: {reason}. Fix: another --output.")
+    raise HmoeError(f"cannot write the {kind} {path}: {reason}.", fix="another --output.")
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
 def print_table(title: str, columns: list[str], rows: list[list]):

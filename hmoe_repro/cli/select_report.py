@@ -240,7 +240,7 @@ def bench_command(
     """Measure updates, experts and masks, whole algorithms, or the systems of a study."""
     bench = BENCHES[check_choice(what, BENCHES, "bench")]
     if what != "algorithms" and device != "cpu":
-        raise HmoeError(f"the bench {what!r} measures a processor. Fix: --device cpu.")
+        raise HmoeError(f"the bench {what!r} measures a processor.", fix="--device cpu.")
     options = {"device": device} if what == "algorithms" else {}
     if what == "systems" and scale == "full":
         scale = "quick"

@@ -106,8 +106,8 @@ def device_determinism(precision: str, device):
 
     if precision == "tf32" and torch.device(device).type != "cuda":
         raise HmoeError(
-            f"precision tf32 needs an NVIDIA GPU, and the device is {device}. "
-            "Fix: --device cuda, or precision float32."
+            f"precision tf32 needs an NVIDIA GPU, and the device is {device}.",
+            fix="--device cuda, or precision float32.",
         )
     cudnn, matmul, tf32 = torch.backends.cudnn, torch.backends.cuda.matmul, precision == "tf32"
     wanted = (

@@ -29,8 +29,8 @@ def resolve_device(name: str = "auto"):
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise HmoeError(
-            f"device {name!r} cannot be used here ({first_line(error)}). "
-            "Fix: --device cpu, or auto."
+            f"device {name!r} cannot be used here ({first_line(error)}).",
+            fix="--device cpu, or auto.",
         ) from None
     return device
 

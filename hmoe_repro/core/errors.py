@@ -10,7 +10,24 @@ from collections.abc import Collection
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-hmoeerror
 class HmoeError(Exception):
-    """An error that the user can fix: one line with the cause and the fix."""
+    """An error that the user can fix, printed as one line: 'cause Fix: fix Valid: choices.'
+
+    `setting` names the option or hyper-parameter at fault, for callers that know its file and line.
+    """
+
+    def __init__(self, cause: str, fix: str = "", choices=None, setting: str = ""):
+        super().__init__(cause, fix, choices, setting)
+        self.cause, self.fix, self.choices, self.setting = self.args
+
+    def __str__(self):
+        parts = [self.cause, self.fix and f"Fix: {self.fix}"]
+        if self.choices is not None:
+            parts.append(f"Valid: {', '.join(map(str, self.choices)) or '(none)'}.")
+        return " ".join(filter(None, parts))
+
+    def at(self, place: str) -> "HmoeError":
+        """The same error with its place, such as a file and a line, before the cause."""
+        return type(self)(f"{place}: {self.cause}", *self.args[1:])
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-one-of
 def check_choice(value, valid, what: str):
@@ -18,7 +35,7 @@ def check_choice(value, valid, what: str):
     valid = valid if isinstance(valid, Collection) else list(valid)
     if value in valid:
         return value
-    raise HmoeError(f"unknown {what} {value!r}. Valid: {', '.join(map(str, valid)) or '(none)'}.")
+    raise HmoeError(f"unknown {what} {value!r}.", choices=valid)
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-first-line
 def first_line(error: Exception) -> str:

@@ -64,8 +64,9 @@ def ensure_writable(folder: Path) -> Path:
             pass
     except OSError as error:
         raise HmoeError(
-            f"cannot write in {folder} ({error.strerror}). Fix: its permissions, or choose "
-            "another folder (HMOE_RUNS, HMOE_RESULTS, HMOE_FIGURES)."
+            f"cannot write in {folder} ({error.strerror}).",
+            fix="its permissions, or choose "
+            "another folder (HMOE_RUNS, HMOE_RESULTS, HMOE_FIGURES).",
         ) from None
     return folder
 
@@ -78,8 +79,8 @@ def plain_file(path: Path) -> Path:
         tests = {"folder": path.is_dir, "FIFO": path.is_fifo, "socket": path.is_socket}
         kind = next((name for name, test in tests.items() if test()), "device")
         raise HmoeError(
-            f"cannot write {path}: it is a {kind}, and writing would replace it by a file. "
-            "Fix: the path of a regular file, or of a new one."
+            f"cannot write {path}: it is a {kind}, and writing would replace it by a file.",
+            fix="the path of a regular file, or of a new one.",
         )
     return path
 
@@ -122,7 +123,7 @@ def locked(path: Path, wait: bool = True):
         return
     except (OSError, NotImplementedError) as error:
         raise HmoeError(
-            f"cannot lock {path} ({error}). Fix: use a folder on a file system that has locks."
+            f"cannot lock {path} ({error}).", fix="use a folder on a file system that has locks."
         ) from None
     try:
         yield True

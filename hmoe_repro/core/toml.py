@@ -62,9 +62,13 @@ class SettingsFile:
         """Whether `keys` (names in tables, numbers in lists) exist."""
         return _holds(self.content, keys)
 
+    def place(self, *keys) -> str:
+        """File and line of the value at `keys`."""
+        return f"{self.name}, line {line_of(self.text, *keys)}"
+
     def refuse(self, message: str, *keys) -> HmoeError:
         """An `HmoeError` about the value at `keys`, with file and line."""
-        return HmoeError(f"{self.name}, line {line_of(self.text, *keys)}: {message}")
+        return HmoeError(message).at(self.place(*keys))
 
     @contextlib.contextmanager
     def at(self, *keys):
@@ -73,7 +77,7 @@ class SettingsFile:
         try:
             yield
         except HmoeError as error:
-            raise self.refuse(str(error), *keys) from None
+            raise error.at(self.place(*keys)) from None
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-open-settings
 def open_settings(path, name: str = "") -> SettingsFile:
@@ -84,14 +88,14 @@ def open_settings(path, name: str = "") -> SettingsFile:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise HmoeError(f"cannot read {name} ({why}). Fix: the path of a TOML file.") from None
+        raise HmoeError(f"cannot read {name} ({why}).", fix="the path of a TOML file.") from None
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else max(1, len(text.splitlines()))
         problem = str(error).partition(" (at ")[0]
-        raise HmoeError(f"{name}, line {line}: not TOML: {problem}. Fix: that line.") from None
+        raise HmoeError(f"{name}, line {line}: not TOML: {problem}.", fix="that line.") from None
     return SettingsFile(name, text, content, Path(path).absolute().parent)
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-kinds

@@ -34,7 +34,7 @@ def alone(folder: Path, what: str):
     path = folder / f".{what}.lock"
     with locked(path, wait=False) as held:
         if not held:
-            raise HmoeError(f"{folder} is locked by another process ({what}). Fix: wait for it.")
+            raise HmoeError(f"{folder} is locked by another process ({what}).", fix="wait for it.")
         try:
             yield
         finally:
@@ -47,8 +47,8 @@ def enough_space(folder: Path, needed: int, what: str):
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise HmoeError(
-            f"{what} needs {needed / 2**30:.1f} GiB, {folder} has {free / 2**30:.1f} GiB free. "
-            "Fix: free disk space, or point HMOE_DATA at a larger disk."
+            f"{what} needs {needed / 2**30:.1f} GiB, {folder} has {free / 2**30:.1f} GiB free.",
+            fix="free disk space, or point HMOE_DATA at a larger disk.",
         )
 
 # %% ../../nbs/02_data/12_archives.ipynb #def-safe-name
@@ -255,8 +255,8 @@ def _damaged(what: str, error: Exception) -> HmoeError:
     """The `HmoeError` for all kinds of damage."""
     reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
     return HmoeError(
-        f"{what} is damaged or no zip or tar archive ({reason}). "
-        "Fix: fetch it again, or from another source."
+        f"{what} is damaged or no zip or tar archive ({reason}).",
+        fix="fetch it again, or from another source.",
     )
 
 # %% ../../nbs/02_data/12_archives.ipynb #def-read-and-write
@@ -286,8 +286,8 @@ def _write_archive(archive: Path, folder: Path, on_progress):
         if error.errno == errno.EINVAL:  # an offset before the file
             raise _damaged(what, error) from None
         raise HmoeError(
-            f"{what} cannot be unpacked ({error.strerror or error}). "
-            f"Fix: free space and permissions in {folder.parent}."
+            f"{what} cannot be unpacked ({error.strerror or error}).",
+            fix=f"free space and permissions in {folder.parent}.",
         ) from None
 
 # %% ../../nbs/02_data/12_archives.ipynb #def-unpack
@@ -297,9 +297,9 @@ def unpack(archive, target, on_progress=None) -> Path:
     malicious or damaged."""
     archive, target = Path(archive).absolute(), Path(target).absolute()
     if not archive.is_file():
-        raise HmoeError(f"{archive} does not exist. Fix: the path of a zip or tar archive.")
+        raise HmoeError(f"{archive} does not exist.", fix="the path of a zip or tar archive.")
     if target.exists():
-        raise HmoeError(f"{target} exists already. Fix: move it away.")
+        raise HmoeError(f"{target} exists already.", fix="move it away.")
     ensure_writable(target.parent)
     temporary = target.with_name(f".{target.name}.unpacking")
     with alone(target.parent, temporary.name.strip(".")):

@@ -53,8 +53,8 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
             raise HmoeError(f"{where} has {amount} images and {len(y)} labels.")
         if y.dtype != torch.int64 or y.dim() != 1:
             raise HmoeError(
-                f"{where} has labels of type {y.dtype} and shape {tuple(y.shape)}. "
-                "Fix: torch.int64, one for each image."
+                f"{where} has labels of type {y.dtype} and shape {tuple(y.shape)}.",
+                fix="torch.int64, one for each image.",
             )
         if y.min() < 0 or y.max() >= data.num_classes:
             raise HmoeError(f"{where} has labels outside 0..{data.num_classes - 1}.")
@@ -152,8 +152,8 @@ def _check_values(data: MultiDomainDataset):
         if not (floats and x.min() >= 0 and x.max() <= 1):  # NaN is neither
             raise HmoeError(
                 f"{data.name}: images of domain {domain!r} are {x.dtype} of shape {tuple(x.shape)} "
-                f"from {x.min():g} to {x.max():g}. Fix: (N, C, H, W), of torch.uint8 from 0 to "
-                "255, or of torch.float32 from 0 to 1."
+                f"from {x.min():g} to {x.max():g}.",
+                fix="(N, C, H, W), of torch.uint8 from 0 to 255, or of torch.float32 from 0 to 1.",
             )
 
 
@@ -181,13 +181,14 @@ def _refuse_preparation(data: MultiDomainDataset, resolution: int | None, option
     if resolution not in (None, own, *possible):
         raise HmoeError(
             f"{data.name} has images of {own} pixels a side, of which {resolution} "
-            f"cannot be averaged. Fix: {', '.join(map(str, possible or [own]))} pixels."
+            "cannot be averaged.",
+            fix=f"{', '.join(map(str, possible or [own]))} pixels.",
         )
     if options:
         names = ", ".join(options)
         raise HmoeError(
-            f"{data.name} has no option {names}: its images are tensors. "
-            f"Fix: leave it out; only image folders have {names}."
+            f"{data.name} has no option {names}: its images are tensors.",
+            fix=f"leave it out; only image folders have {names}.",
         )
 
 # %% ../../nbs/02_data/01_base.ipynb #def-averaged

@@ -263,8 +263,8 @@ def _check_domain_folders(known: KnownDataset, root: Path):
     noun = "the domain" if len(absent) == 1 else "the domains"
     found = listed(sorted(folders_in(root))) or "no folder"
     raise HmoeError(
-        f"{known.name} lacks {noun} {listed(absent)} in {root} (found: {found}). Fix: restore "
-        f"them, or move the folder away and `hmoe data download {known.name}`."
+        f"{known.name} lacks {noun} {listed(absent)} in {root} (found: {found}).",
+        fix=f"restore them, or move the folder away and `hmoe data download {known.name}`.",
     )
 
 
@@ -282,8 +282,8 @@ def _check_class_folders(
     if len(missing) == 1:
         noun, them = "the class folder", "it"
     raise HmoeError(
-        f"{known.name} lacks {noun} {listed(missing)} in {root}. "
-        f"Fix: restore {them}; without, labels or results would not be comparable."
+        f"{known.name} lacks {noun} {listed(missing)} in {root}.",
+        fix=f"restore {them}; without, labels or results would not be comparable.",
     )
 
 
@@ -297,7 +297,8 @@ def check_folders(known: KnownDataset, root: Path) -> list[str]:
     if len(classes) != known.num_classes:
         raise HmoeError(
             f"{known.name} in {root} has {plural(len(classes), 'class folder')}, known are "
-            f"{known.num_classes}. Fix: restore what is missing, or move stray folders out."
+            f"{known.num_classes}.",
+            fix="restore what is missing, or move stray folders out.",
         )
     return classes
 
@@ -359,8 +360,8 @@ def read_folders(known: KnownDataset, root: Path) -> ImageTree:
     nowhere = [c for c in classes if not any(groups[d, c] for d in domains)]
     if nowhere:
         raise HmoeError(
-            f"{known.name}: no domain has an image of {listed(nowhere)} in {root}. "
-            "Fix: restore them."
+            f"{known.name}: no domain has an image of {listed(nowhere)} in {root}.",
+            fix="restore them.",
         )
     empty = [f"{d}/{c}" for (d, c), files in groups.items() if not files]
     notes = [f"no image of {place}; the classes keep their numbers" for place in empty]
@@ -374,15 +375,15 @@ def _table(path: Path, columns: tuple[str, ...], name: str, **options) -> pd.Dat
         frame = pd.read_csv(path, keep_default_na=False, **options)
     except FileNotFoundError:
         raise HmoeError(
-            f"{name} lacks {path.name} in {path.parent}. Fix: restore it, or move the folder away "
-            f"and `hmoe data download {name}`."
+            f"{name} lacks {path.name} in {path.parent}.",
+            fix=f"restore it, or move the folder away and `hmoe data download {name}`.",
         ) from None
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise HmoeError(f"{name}: {path} cannot be read ({reason}). Fix: restore it.") from None
+        raise HmoeError(f"{name}: {path} cannot be read ({reason}).", fix="restore it.") from None
     if absent := [c for c in columns if c not in frame.columns]:
         raise HmoeError(
-            f"{name}: {path} lacks the columns {listed(absent)}. Fix: restore the file of WILDS."
+            f"{name}: {path} lacks the columns {listed(absent)}.", fix="restore the file of WILDS."
         )
     return frame
 
@@ -396,8 +397,8 @@ def _tree_of_rows(
     absent += [c for i, c in enumerate(known.classes) if not (labels == i).any()]
     if absent:
         raise HmoeError(
-            f"{known.name}: its table has no image of {listed(absent)}. "
-            "Fix: restore the table of WILDS."
+            f"{known.name}: its table has no image of {listed(absent)}.",
+            fix="restore the table of WILDS.",
         )
     tree_files, tree_labels = [], []
     for i in range(len(known.domains)):
@@ -418,8 +419,8 @@ def read_camelyon(known: KnownDataset, root: Path) -> ImageTree:
     labels, domain = frame.tumor.to_numpy(), frame.center.to_numpy()
     if not set(labels) <= {0, 1} or not set(domain) <= set(range(5)):
         raise HmoeError(
-            f"{known.name}: metadata.csv has a tumor outside 0, 1 or a center outside 0..4. "
-            "Fix: restore the table of WILDS."
+            f"{known.name}: metadata.csv has a tumor outside 0, 1 or a center outside 0..4.",
+            fix="restore the table of WILDS.",
         )
     return _tree_of_rows(known, root, files.to_numpy(object), labels, domain)
 
@@ -428,7 +429,7 @@ def _indices(values: pd.Series, valid: tuple[str, ...], what: str, name: str) ->
     """The position of each value among the valid ones. `HmoeError` names any other."""
     if unknown := sorted(set(values) - set(valid)):
         raise HmoeError(
-            f"{name}: unknown {what} {listed(unknown)}. Fix: restore the tables of WILDS."
+            f"{name}: unknown {what} {listed(unknown)}.", fix="restore the tables of WILDS."
         )
     return values.map(valid.index).to_numpy()
 

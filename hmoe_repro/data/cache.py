@@ -38,8 +38,8 @@ def _writable(folder: Path) -> Path:
         return ensure_writable(folder)
     except HmoeError:
         raise HmoeError(
-            f"the cache folder {folder} cannot be written. "
-            "Fix: HMOE_CACHE=<a folder with free space>, or source=files, which needs no cache."
+            f"the cache folder {folder} cannot be written.",
+            fix="HMOE_CACHE=<a folder with free space>, or source=files, which needs no cache.",
         ) from None
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-digest
@@ -224,8 +224,8 @@ def _enough_room(tree: ImageTree, folder: Path, shape: tuple):
     if need > free:
         raise HmoeError(
             f"the cache of {tree.name} at {shape[1]} pixels takes {need / 1e9:.1f} GB, and there "
-            f"are {free / 1e9:.1f} in {folder.parent}. Fix: HMOE_CACHE=<a folder with free space>, "
-            "a smaller resolution, or source=files."
+            f"are {free / 1e9:.1f} in {folder.parent}.",
+            fix="HMOE_CACHE=<a folder with free space>, a smaller resolution, or source=files.",
         )
 
 
@@ -239,15 +239,16 @@ def _build(tree: ImageTree, folder: Path, shape: tuple, workers, on_progress):
         _write_cache(tree, part, shape, workers, on_progress)
         if cache_folder(tree, shape[1]) != folder:
             raise HmoeError(
-                f"{tree.name}: its files changed while their cache was built. "
-                "Fix: try again when nothing writes there."
+                f"{tree.name}: its files changed while their cache was built.",
+                fix="try again when nothing writes there.",
             )
         os.rename(part, folder)
     except OSError as error:
         if not folder.exists():
             raise HmoeError(
                 f"the cache of {tree.name} could not be written in {folder.parent} "
-                f"({error.strerror}). Fix: HMOE_CACHE=<a folder with free space>, or source=files."
+                f"({error.strerror}).",
+                fix="HMOE_CACHE=<a folder with free space>, or source=files.",
             ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -299,8 +300,8 @@ def open_cache(
     cache = _opened(folder, shape)
     if cache is None:
         raise HmoeError(
-            f"the cache of {tree.name} was damaged while it was built in {folder.parent}. "
-            f"Fix: remove {folder.name} there and try again."
+            f"the cache of {tree.name} was damaged while it was built in {folder.parent}.",
+            fix=f"remove {folder.name} there and try again.",
         )
     if damaged:
         what = f"the cache of {tree.name} at {resolution} pixels"

@@ -34,7 +34,9 @@ from .registry import read_known
 def _request(url: str, start: int, mark: str | None, timeout: float):
     """An open response for `url` from byte `start` on. Raises what urllib raises."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise HmoeError(f"{url} is no web address. Fix: one that begins with https:// or http://.")
+        raise HmoeError(
+            f"{url} is no web address.", fix="one that begins with https:// or http://."
+        )
     headers = {"User-Agent": "hmoe-repro", "Accept-Encoding": "identity"}
     if start:
         headers |= {"Range": f"bytes={start}-", "If-Range": mark}
@@ -94,8 +96,8 @@ def _open(url: str, start: int, mark: str | None, timeout: float):
             break
         url = following
     raise HmoeError(
-        f"{url} gave a web page instead of a file ({_title(page)}). Fix: try again later, or "
-        "fetch it with a browser and pass it with --archive."
+        f"{url} gave a web page instead of a file ({_title(page)}).",
+        fix="try again later, or fetch it with a browser and pass it with --archive.",
     )
 
 # %% ../../nbs/02_data/13_download.ipynb #def-total
@@ -159,8 +161,8 @@ def _receive(
             )
         if size and total and size != total:
             raise HmoeError(
-                f"{url} has {total:,} bytes, expected are {size:,}: it is another file. "
-                "Fix: another source."
+                f"{url} has {total:,} bytes, expected are {size:,}: it is another file.",
+                fix="another source.",
             )
         enough_space(part.parent, (total or 0) - start, part.name)
         noted = {"url": url, "total": total, "mark": _mark(response.headers)}
@@ -183,13 +185,13 @@ def _why_incomplete(url: str, part: Path, note: Path, size, timeout: float, on_p
             part.unlink(missing_ok=True)
             note.unlink(missing_ok=True)
         elif error.code not in _PASSING:
-            raise HmoeError(f"{url}: {reason}. Fix: another source.") from None
+            raise HmoeError(f"{url}: {reason}.", fix="another source.") from None
         return reason
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, OSError) and error.filename:
             raise HmoeError(
-                f"cannot write {part} ({error.strerror}). Fix: its permissions, or room on the "
-                "disk."
+                f"cannot write {part} ({error.strerror}).",
+                fix="its permissions, or room on the disk.",
             ) from None
         return str(getattr(error, "reason", error)) or type(error).__name__
     arrived = part.stat().st_size
@@ -213,8 +215,8 @@ def _fetch(
         most = max(most, arrived)
         if failures > retries:
             raise HmoeError(
-                f"{url}: {reason}. "
-                "Fix: try again later (what has arrived is kept), or another source."
+                f"{url}: {reason}.",
+                fix="try again later (what has arrived is kept), or another source.",
             )
         time.sleep(wait * 2**failures)
 
@@ -255,8 +257,8 @@ def download(
         if trouble:
             part.unlink()
             raise HmoeError(
-                f"{url} arrived damaged or is another file: {trouble}. "
-                "Fix: try again, or another source."
+                f"{url} arrived damaged or is another file: {trouble}.",
+                fix="try again, or another source.",
             )
         os.replace(part, target)
     return target
@@ -283,7 +285,7 @@ def _arrange_folders(name: str, parts: list[Path], out: Path):
     found = {domain: _find_folder(parts, domain) for domain in KNOWN[name].domains}
     if absent := [d for d, folder in found.items() if folder is None]:
         raise HmoeError(
-            f"what was unpacked has no folder {', '.join(absent)}. Fix: another source."
+            f"what was unpacked has no folder {', '.join(absent)}.", fix="another source."
         )
     out.mkdir()
     for domain, folder in found.items():
@@ -296,7 +298,7 @@ def _arrange_wilds(name: str, parts: list[Path], out: Path):
     table = {"camelyon": "metadata.csv", "fmow": "rgb_metadata.csv"}[KNOWN[name].layout]
     found = [path for part in parts for path in part.rglob(table)]
     if not found:
-        raise HmoeError(f"what was unpacked has no {table}. Fix: another source.")
+        raise HmoeError(f"what was unpacked has no {table}.", fix="another source.")
     nearest = min(found, key=lambda path: len(path.parts))
     os.rename(nearest.parent, out)
 
@@ -338,7 +340,7 @@ def _annotation_tables(parts: list[Path]) -> list[dict]:
         if {"images", "annotations", "categories"} <= set(table):
             tables.append(table)
     if not tables:
-        raise HmoeError("what was unpacked has no annotations of CCT20. Fix: another source.")
+        raise HmoeError("what was unpacked has no annotations of CCT20.", fix="another source.")
     return tables
 
 
@@ -361,8 +363,8 @@ def _arrange_terra(name: str, parts: list[Path], out: Path):
     missing = sorted(file for file in set(plan.values()) if PurePosixPath(file).name not in images)
     if missing:
         raise HmoeError(
-            f"{len(missing):,} annotated images are not in the archive "
-            f"({', '.join(missing[:5])}). Fix: another source."
+            f"{len(missing):,} annotated images are not in the archive ({', '.join(missing[:5])}).",
+            fix="another source.",
         )
     for new, file in plan.items():
         _link_or_copy(images[PurePosixPath(file).name], out / new)
@@ -374,7 +376,7 @@ def refuse_existing(name: str, data_dir=None):
     target = folder / KNOWN[check_choice(name, KNOWN, "image data set")].folder
     if target.exists():
         raise HmoeError(
-            f"{target} exists already. Fix: `hmoe data verify {name}`, or move it away."
+            f"{target} exists already.", fix=f"`hmoe data verify {name}`, or move it away."
         )
 
 
@@ -546,14 +548,15 @@ def download_dataset(
         try:
             notes = _try_source(name, source, folder, on_progress, **options)
         except HmoeError as error:
-            reason = str(error).split(" Fix: ")[0].rstrip(".")
+            reason = error.cause.rstrip(".")
             failed.append(f"{source.title} failed: {reason}")
         else:
             return [*failed, f"{name}: from {source.title}", *notes]
     raise HmoeError(
-        f"{name} could not be downloaded. {'; '.join(failed)}. Fix: try again later (what has "
+        f"{name} could not be downloaded. {'; '.join(failed)}.",
+        fix="try again later (what has "
         "arrived is kept), or fetch its archives by other means and "
-        f"`hmoe data download {name} --archive FILE`."
+        f"`hmoe data download {name} --archive FILE`.",
     )
 
 # %% ../../nbs/02_data/13_download.ipynb #def-prepare-given
@@ -568,10 +571,10 @@ def _users_file(archive: str, sha: str | None) -> Path:
     path = Path(archive).expanduser().absolute()
     if not path.is_file():
         raise HmoeError(
-            f"{archive} does not exist. Fix: the path or http(s) address of a zip or tar archive."
+            f"{archive} does not exist.", fix="the path or http(s) address of a zip or tar archive."
         )
     if trouble := difference(path, sha, None):
-        raise HmoeError(f"{archive} is damaged or another file: {trouble}. Fix: copy it again.")
+        raise HmoeError(f"{archive} is damaged or another file: {trouble}.", fix="copy it again.")
     return path
 
 

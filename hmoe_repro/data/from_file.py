@@ -28,7 +28,7 @@ def _fail(path: Path, error: BaseException) -> HmoeError:
         lines = [error.lineno]
     where = f"line {lines[-1]} of {path.name}" if lines else path.name
     return HmoeError(
-        f"the data set file {path.name} failed: {type(error).__name__}: {error}. Fix: {where}."
+        f"the data set file {path.name} failed: {type(error).__name__}: {error}.", fix=f"{where}."
     )
 
 
@@ -38,12 +38,12 @@ def _read_function(path: Path, name: str):
         found = runpy.run_path(str(path)).get(name)
     except OSError as error:
         raise HmoeError(
-            f"the data set file {path} cannot be read ({error.strerror}). Fix: its path."
+            f"the data set file {path} cannot be read ({error.strerror}).", fix="its path."
         ) from None
     except (Exception, SystemExit) as error:
         raise _fail(path, error) from None
     if not callable(found):
-        raise HmoeError(f"{path.name} has no function {name!r}. Fix: its name, in file.py:Name.")
+        raise HmoeError(f"{path.name} has no function {name!r}.", fix="its name, in file.py:Name.")
     takes = set(inspect.signature(found).parameters)
     for other in takes:
         check_choice(other, ("trial_seed", "data_dir"), f"argument of {name} in {path.name}:")
@@ -58,8 +58,8 @@ def _read_function(path: Path, name: str):
             raise _fail(path, error) from None
         if not isinstance(data, MultiDomainDataset):
             raise HmoeError(
-                f"{name} in {path.name} returned {type(data).__name__}. "
-                f"Fix: return hmoe_repro.data.base.MultiDomainDataset."
+                f"{name} in {path.name} returned {type(data).__name__}.",
+                fix="return hmoe_repro.data.base.MultiDomainDataset.",
             )
         return data
 
@@ -77,7 +77,9 @@ def _register(text: str) -> str:
     if _READ.get(name) == text:
         return name
     if name in DATASETS:
-        raise HmoeError(f"there is a data set {name} already. Fix: rename the function in {path}.")
+        raise HmoeError(
+            f"there is a data set {name} already.", fix=f"rename the function in {path}."
+        )
     build, seeded = _read_function(Path(path), name)
     data = build(0, None)
     register_dataset(

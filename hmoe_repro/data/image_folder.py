@@ -66,8 +66,8 @@ def without(tree: ImageTree, left_out) -> ImageTree:
         kept.append([i for i, file in enumerate(files) if file not in left_out])
         if not kept[-1]:
             raise HmoeError(
-                f"{tree.name}: no image of domain {domain!r} can be read. "
-                "Fix: copy the data set again."
+                f"{tree.name}: no image of domain {domain!r} can be read.",
+                fix="copy the data set again.",
             )
     factors = {}
     for name, values in tree.factors.items():
@@ -107,8 +107,8 @@ def _entries(folder) -> tuple[list[str], list[str]]:
             entries = [entry for entry in found if _visible(entry.name)]
     except OSError as error:
         raise HmoeError(
-            f"folder {os.fspath(folder)} cannot be read ({error.strerror}). "
-            "Fix: its permissions, or remove it."
+            f"folder {os.fspath(folder)} cannot be read ({error.strerror}).",
+            fix="its permissions, or remove it.",
         ) from None
     folders, files = [], []
     for entry in sorted(entries, key=lambda entry: entry.name):
@@ -188,12 +188,14 @@ def _refuse_layout(root: Path, found: dict[str, _DomainFolder], top_files: list[
     if direct:
         raise HmoeError(
             f"{name}: {', '.join(direct[:3])} hold images, but no class folders: one level is "
-            f"missing, {LAYOUT} is needed. Fix: if these are classes, put them into one folder "
-            "for each domain; if they are domains, sort their images into class folders."
+            f"missing, {LAYOUT} is needed.",
+            fix="if these are classes, put them into one folder "
+            "for each domain; if they are domains, sort their images into class folders.",
         )
     raise HmoeError(
         f"{name}: {root} has {_instead(found, top_files)}; {LAYOUT} is needed, with images "
-        f"{' '.join(IMAGE_SUFFIXES)}. Fix: another folder, or sort its images."
+        f"{' '.join(IMAGE_SUFFIXES)}.",
+        fix="another folder, or sort its images.",
     )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-keep-domains
@@ -205,8 +207,8 @@ def _refuse_empty(domain: str, folder: _DomainFolder, name: str, given: bool):
     if given:
         hint = "or remove the folder"
     raise HmoeError(
-        f"{name}: domain {domain!r} has no images in class folders{loose}. "
-        f"Fix: put images at {LAYOUT}, {hint}."
+        f"{name}: domain {domain!r} has no images in class folders{loose}.",
+        fix=f"put images at {LAYOUT}, {hint}.",
     )
 
 
@@ -250,7 +252,8 @@ def _refuse_incomplete(name: str, lacking: dict[str, list[str]]):
         places += [f"class {c} in domain {domain!r}" for c in absent]
     if places:
         raise HmoeError(
-            f"{name} is not complete: it lacks {listed(places, 5)}. Fix: copy or download it again."
+            f"{name} is not complete: it lacks {listed(places, 5)}.",
+            fix="copy or download it again.",
         )
 
 
@@ -291,8 +294,8 @@ def _check_given(root: Path, name: str, folders: list[str], domains):
     if absent:
         there = ", ".join(map(repr, folders)) or "no folders"
         raise HmoeError(
-            f"{name}: domain {absent[0]!r} is missing in {root}, which has {there}. "
-            f"Fix: the folder that holds {', '.join(domains)}."
+            f"{name}: domain {absent[0]!r} is missing in {root}, which has {there}.",
+            fix=f"the folder that holds {', '.join(domains)}.",
         )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-scan-tree
@@ -303,8 +306,8 @@ def scan_tree(root, name: str | None = None, domains=None, classes=None) -> Imag
     name = name or root.name
     if not root.is_dir():
         raise HmoeError(
-            f"{name}: there is no folder {root}. "
-            "Fix: its path; HMOE_DATA or --data-dir for a known data set."
+            f"{name}: there is no folder {root}.",
+            fix="its path; HMOE_DATA or --data-dir for a known data set.",
         )
     folders, top_files = _entries(root)
     _check_given(root, name, folders, domains or ())

@@ -29,7 +29,7 @@ def kmeans(points, k: int) -> np.ndarray:
     if len(points) < k or k < 1:
         raise HmoeError(f"{len(points)} points cannot be divided into {k} clusters.")
     if not np.isfinite(points).all():
-        raise HmoeError("k-means needs finite numbers. Fix: leave out diverged runs.")
+        raise HmoeError("k-means needs finite numbers.", fix="leave out diverged runs.")
     spread = points.std(0)
     scaled = (points - points.mean(0)) / np.where(spread > 1e-12, spread, 1)
     with threadpool_limits(1):

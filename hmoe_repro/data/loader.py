@@ -344,8 +344,8 @@ class ImageSource(ImageFiles):
         super().__init__(tree, options)
         if not 8 <= resolution <= 2048:
             raise HmoeError(
-                f"{tree.name}: a resolution of {resolution} pixels is not between 8 and 2048. "
-                "Fix: 224 is the protocol's."
+                f"{tree.name}: a resolution of {resolution} pixels is not between 8 and 2048.",
+                fix="224 is the protocol's.",
             )
         if workers is None:
             workers = int(os.environ.get("HMOE_WORKERS", 0))

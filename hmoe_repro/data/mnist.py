@@ -42,9 +42,9 @@ def mnist_files(data_dir=None) -> dict[str, Path]:
         present = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
         if not present:
             raise HmoeError(
-                f"MNIST was not found: looked for {name} (or {name}.gz) in {folder}. "
-                "Fix: `hmoe data download MNIST`, or point HMOE_DATA or --data-dir at the folder "
-                "that holds MNIST/raw."
+                f"MNIST was not found: looked for {name} (or {name}.gz) in {folder}.",
+                fix="`hmoe data download MNIST`, or point HMOE_DATA or --data-dir at the folder "
+                "that holds MNIST/raw.",
             )
         found[name] = present[0]
     return found
@@ -105,8 +105,9 @@ def _fetch_mnist(folder: Path):
         import_torchvision().datasets.MNIST(str(folder), download=True)
     except (OSError, RuntimeError, urllib.error.URLError) as error:
         raise HmoeError(
-            f"MNIST could not be downloaded ({str(error).splitlines()[0]}). Fix: a network "
-            f"connection, or copy the four idx files to {folder / 'MNIST' / 'raw'} by hand."
+            f"MNIST could not be downloaded ({str(error).splitlines()[0]}).",
+            fix="a network "
+            f"connection, or copy the four idx files to {folder / 'MNIST' / 'raw'} by hand.",
         ) from None
 
 

@@ -30,8 +30,9 @@ def known_root(name: str, data_dir=None) -> Path:
     root = Path(data_dir or default_data_dir()).absolute() / known.folder
     if not root.is_dir():
         raise HmoeError(
-            f"{name} was not found: looked for {root}. Fix: `hmoe data download {name}`, or point "
-            f"HMOE_DATA or --data-dir at the folder that holds {known.folder}/."
+            f"{name} was not found: looked for {root}.",
+            fix=f"`hmoe data download {name}`, or point "
+            f"HMOE_DATA or --data-dir at the folder that holds {known.folder}/.",
         )
     return root
 
@@ -124,18 +125,19 @@ def _check_folder(path: Path):
     """`HmoeError` if a path is not a folder, or its name is taken."""
     if not path.is_dir():
         raise HmoeError(
-            f"{path} is not a folder. Fix: the path of a folder that holds "
-            "<domain>/<class>/<image>, here or in HMOE_FOLDERS."
+            f"{path} is not a folder.",
+            fix="the path of a folder that holds "
+            "<domain>/<class>/<image>, here or in HMOE_FOLDERS.",
         )
     name = path.name
     if not name:
-        raise HmoeError(f"{path} has no name of its own. Fix: a folder with a name.")
+        raise HmoeError(f"{path} has no name of its own.", fix="a folder with a name.")
     if name not in DATASETS or _FOLDERS.get(name) == path:
         return
     owner, fix = "a data set of this library", f"rename the folder, or use --dataset {name}"
     if name in _FOLDERS:
         owner, fix = "another folder of yours", "rename the folder"
-    raise HmoeError(f"{path} would be called {name}, and {owner} has that name. Fix: {fix}.")
+    raise HmoeError(f"{path} would be called {name}, and {owner} has that name.", fix=f"{fix}.")
 
 
 def _enter_folder(path: Path) -> str:
@@ -164,7 +166,7 @@ def own_folder(path) -> str:
     the name of the data set. `HmoeError` if it is no such folder, or the name is taken."""
     path = Path(path).expanduser().resolve()
     if os.pathsep in str(path):
-        raise HmoeError(f"{path} holds a {os.pathsep!r}, which separates paths. Fix: rename it.")
+        raise HmoeError(f"{path} holds a {os.pathsep!r}, which separates paths.", fix="rename it.")
     name, paths = _enter_folder(path), _folders_of_environment()
     if str(path) not in paths:
         os.environ["HMOE_FOLDERS"] = os.pathsep.join([*paths, str(path)])

@@ -104,7 +104,7 @@ def read_image(path) -> Image.Image:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise HmoeError(
-            f"image {path} cannot be read ({reason}). Fix: copy it again, or remove it."
+            f"image {path} cannot be read ({reason}).", fix="copy it again, or remove it."
         ) from None
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-in-threads
@@ -156,8 +156,8 @@ def refuse_unreadable(tree: ImageTree, unreadable: list[tuple[str, str]]):
     if len(unreadable) > 5:
         named += f"; and {len(unreadable) - 5} more"
     raise HmoeError(
-        f"{tree.name}: {len(unreadable)} of {len(tree)} images cannot be read: {named}. "
-        "Fix: copy them again, or leave them out with unreadable=skip."
+        f"{tree.name}: {len(unreadable)} of {len(tree)} images cannot be read: {named}.",
+        fix="copy them again, or leave them out with unreadable=skip.",
     )
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-transforms

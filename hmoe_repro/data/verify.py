@@ -255,6 +255,6 @@ def refuse_damaged(report: VerifyReport):
     if report.unreadable:
         fix += ", or train without the unreadable ones (unreadable=skip)"
     raise HmoeError(
-        f"{report.name}: {len(report.missing)} missing, {len(report.unreadable)} unreadable. "
-        f"Fix: {fix}."
+        f"{report.name}: {len(report.missing)} missing, {len(report.unreadable)} unreadable.",
+        fix=f"{fix}.",
     )

@@ -36,8 +36,8 @@ def cluster_scores(assignment, domains, classes, **factors) -> dict:
         truth, found = np.asarray(truth), np.asarray(assignment)
         if truth.shape != found.shape:
             raise HmoeError(
-                f"{len(found)} assignments but {len(truth)} {name} labels. "
-                "Fix: pass one label for each sample."
+                f"{len(found)} assignments but {len(truth)} {name} labels.",
+                fix="pass one label for each sample.",
             )
         scores |= {
             f"nmi_{name}": float(normalized_mutual_info_score(truth, found)),
@@ -51,7 +51,7 @@ def purity(assignment, domains) -> float:
     `HmoeError` for lengths that differ."""
     found, truth = np.asarray(assignment), np.asarray(domains)
     if found.shape != truth.shape:
-        raise HmoeError(f"{len(found)} assignments but {len(truth)} domains. Fix: one for each.")
+        raise HmoeError(f"{len(found)} assignments but {len(truth)} domains.", fix="one for each.")
     hits = sum(np.bincount(truth[found == k]).max() for k in np.unique(found))
     return float(hits / len(found))
 
@@ -62,8 +62,8 @@ def score_discovery(gate, domains, classes, **factors) -> dict:
     gate = np.asarray(gate, dtype=np.float64)
     if gate.ndim != 2 or not len(gate):
         raise HmoeError(
-            f"gate values must be (n, K) with n > 0, not {gate.shape}. "
-            "Fix: pass the gate values of at least one sample."
+            f"gate values must be (n, K) with n > 0, not {gate.shape}.",
+            fix="pass the gate values of at least one sample.",
         )
     chosen = gate.argmax(1)
     scores = cluster_scores(chosen, domains, classes, **factors) | gate_scores(gate)

@@ -108,8 +108,8 @@ def domain_loss(
         least, largest = int(domain_labels.min()), int(domain_labels.max())
         if not -1 <= least <= largest < K:
             raise HmoeError(
-                f"domain label outside -1 ... {K - 1}: got {least} to {largest} with {K} experts. "
-                "Fix: number domains from 0, use -1 for unknown, or give more experts."
+                f"domain label outside -1 ... {K - 1}: got {least} to {largest} with {K} experts.",
+                fix="number domains from 0, use -1 for unknown, or give more experts.",
             )
     total = F.nll_loss(log_p, domain_labels, ignore_index=-1, reduction="sum")
     return total / (domain_labels >= 0).sum().clamp_min(1)

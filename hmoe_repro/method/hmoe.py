@@ -108,7 +108,8 @@ class HMOE(nn.Module):
         super().__init__()
         if num_experts < 1:
             raise HmoeError(
-                f"an HMOE needs at least one expert, got {num_experts}. Fix: num_experts=1 or more."
+                f"an HMOE needs at least one expert, got {num_experts}.",
+                fix="num_experts=1 or more.",
             )
         self.featurizer, self.encoder, self.eps = featurizer, encoder, eps
         self.mix = check_choice(mix, ("logits", "prob"), "mix")
@@ -133,8 +134,8 @@ class HMOE(nn.Module):
         if z.shape[1:] != (num_features,) or v.shape[1:] != (D,):
             raise HmoeError(
                 f"features of shape {tuple(z.shape)} and codes of shape {tuple(v.shape)} "
-                f"instead of (B, {num_features}) and (B, {D}). "
-                "Fix: feature_dim, embedding_dim, or the networks."
+                f"instead of (B, {num_features}) and (B, {D}).",
+                fix="feature_dim, embedding_dim, or the networks.",
             )
         return z, v, gate_logits(v, self.embeddings, self.eps)
 
@@ -180,12 +181,14 @@ def total_loss(
             given[name.replace("lambda_", "L_")] = weight
     if missing := sorted(given.keys() - losses.keys()):
         raise HmoeError(
-            f"a weight is set for {', '.join(missing)}, but the losses are {', '.join(losses)}. "
-            "Fix: set that weight to 0, or give the model what the loss needs "
-            "(domain labels for L_d, adversarial_classes for L_ad)."
+            f"a weight is set for {', '.join(missing)}, but the losses are {', '.join(losses)}.",
+            fix="set that weight to 0, or give the model what the loss needs "
+            "(domain labels for L_d, adversarial_classes for L_ad).",
         )
     if not given:
-        raise HmoeError("all loss weights are 0, so nothing would be learnt. Fix: set lambda_y=1.")
+        raise HmoeError(
+            "all loss weights are 0, so nothing would be learnt.", fix="set lambda_y=1."
+        )
     if "L_en" in given:
         given["L_en"] *= entropy_weight(progress, ramp)
     return sum(weight * losses[name] for name, weight in given.items() if weight)

@@ -149,8 +149,8 @@ class HyperNetwork(nn.Module):
         super().__init__()
         if len(classifier_sizes) < 2 or len(hidden) < 1:
             raise HmoeError(
-                "a hypernetwork needs two classifier sizes and a hidden size. "
-                "Fix: for example (128, 10) and (256, 32)."
+                "a hypernetwork needs two classifier sizes and a hidden size.",
+                fix="for example (128, 10) and (256, 32).",
             )
         self.gain, self.slices = (
             check_choice(gain, HIDDEN_GAINS, "gain"),

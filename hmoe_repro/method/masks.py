@@ -56,13 +56,13 @@ def _index_of_each(domain, images: int | None) -> Tensor:
         if isinstance(domain, Tensor):
             given = f"a tensor of {domain.dtype} and shape {tuple(domain.shape)}"
         raise HmoeError(
-            f"a domain is named by its index, not by {given}. "
-            "Fix: the index of a training domain, or a tensor of integers, one for each image."
+            f"a domain is named by its index, not by {given}.",
+            fix="the index of a training domain, or a tensor of integers, one for each image.",
         )
     if images is not None and len(domain) != images:
         raise HmoeError(
-            f"{len(domain)} domains were given for {images} images. "
-            "Fix: one index for each image, or one for all of them."
+            f"{len(domain)} domains were given for {images} images.",
+            fix="one index for each image, or one for all of them.",
         )
     return domain.long()
 
@@ -72,15 +72,15 @@ def known_domains(domain, num_domains: int, images: int | None = None) -> Tensor
     `images`. Raises `HmoeError` for anything else, and for domains that were not trained on."""
     if domain is None:
         raise HmoeError(
-            "a mask belongs to a domain, and none was given. "
-            "Fix: the domain of each image, or an ensemble of all masks."
+            "a mask belongs to a domain, and none was given.",
+            fix="the domain of each image, or an ensemble of all masks.",
         )
     domain = _index_of_each(domain, images)
     unknown = domain[(domain < 0) | (domain >= num_domains)]
     if len(unknown):
         raise HmoeError(
-            f"there are masks of domains 0 to {num_domains - 1}, not of {int(unknown[0])}. "
-            "Fix: a domain that was trained on, or an ensemble of all masks."
+            f"there are masks of domains 0 to {num_domains - 1}, not of {int(unknown[0])}.",
+            fix="a domain that was trained on, or an ensemble of all masks.",
         )
     return domain
 
@@ -90,7 +90,7 @@ def soft_iou(m: Tensor, reduction: str = "mean") -> Tensor:
     the released code; 'sum' is the paper's eq. 2. Raises `HmoeError` for fewer than two domains."""
     if len(m) < 2:
         raise HmoeError(
-            "masks of one domain overlap with no other's. Fix: at least two training domains."
+            "masks of one domain overlap with no other's.", fix="at least two training domains."
         )
     both = m @ m.T
     size = m.sum(-1)

@@ -155,17 +155,18 @@ def _check_choices(experts: np.ndarray, grid, num_experts: int, **labels):
     if experts.ndim != 3 or experts.shape[2] != patches or not experts.size:
         raise HmoeError(
             f"experts must be (layers, images, {patches}) for a grid of {grid[0]} x {grid[1]} "
-            f"patches, not {experts.shape}. Fix: leave the class token out."
+            f"patches, not {experts.shape}.",
+            fix="leave the class token out.",
         )
     if experts.max() >= num_experts:
         raise HmoeError(
-            f"expert {experts.max()} is none of 0..{num_experts - 1}. Fix: the right num_experts."
+            f"expert {experts.max()} is none of 0..{num_experts - 1}.", fix="the right num_experts."
         )
     for name, values in labels.items():
         if np.shape(values) != experts.shape[1:2]:
             raise HmoeError(
-                f"{experts.shape[1]} images but {np.size(values)} {name} labels. "
-                "Fix: one label for each image."
+                f"{experts.shape[1]} images but {np.size(values)} {name} labels.",
+                fix="one label for each image.",
             )
 
 

@@ -83,7 +83,8 @@ def positive_capacity(tokens: int, num_experts: int, k: int, factor: float) -> i
     if tokens and not capacity:
         raise HmoeError(
             f"a capacity_factor of {factor} leaves no capacity for {tokens} tokens and "
-            f"{num_experts} experts. Fix: at least 1, or 0 for a layer that drops nothing."
+            f"{num_experts} experts.",
+            fix="at least 1, or 0 for a layer that drops nothing.",
         )
     return capacity
 
@@ -120,8 +121,8 @@ def load_loss(logits: Tensor, choice: Choice, noise: float = 1.0) -> Tensor:
     a probability. Raises `HmoeError` without noise, where the load has no gradient."""
     if noise <= 0:
         raise HmoeError(
-            "the load loss needs gate noise: without it a load is a count, and has no gradient. "
-            "Fix: gate_noise above 0, or the product loss."
+            "the load loss needs gate noise: without it a load is a count, and has no gradient.",
+            fix="gate_noise above 0, or the product loss.",
         )
     spread = noise / logits.shape[-1]
     margin = logits.softmax(-1) - choice.logits[:, -1:]
@@ -181,7 +182,8 @@ class Experts(nn.Module):
             if own.shape[1:] != given.shape:
                 raise HmoeError(
                     f"an expert's tensor has shape {tuple(own.shape[1:])}, the MLP's "
-                    f"{tuple(given.shape)}. Fix: weights of a network of the same width."
+                    f"{tuple(given.shape)}.",
+                    fix="weights of a network of the same width.",
                 )
             own.copy_(given.expand_as(own))
 
@@ -350,27 +352,27 @@ def check_settings(
     check_choice(evaluation, ("dropless", "capacity"), "evaluation")
     check_choice(loss, ("balance", "product"), "loss")
     if num_experts < 1:
-        raise HmoeError(f"a layer of {num_experts} experts computes nothing. Fix: at least two.")
+        raise HmoeError(f"a layer of {num_experts} experts computes nothing.", fix="at least two.")
     if not 1 <= k <= num_experts:
         raise HmoeError(
-            f"a token cannot go to {k} of {num_experts} experts. "
-            f"Fix: k between 1 and {num_experts}, or more experts."
+            f"a token cannot go to {k} of {num_experts} experts.",
+            fix=f"k between 1 and {num_experts}, or more experts.",
         )
     if num_experts == 1 and loss == "balance":
         raise HmoeError(
-            "the balance loss compares experts with each other, and there is only one. "
-            "Fix: at least two experts, or loss='product'."
+            "the balance loss compares experts with each other, and there is only one.",
+            fix="at least two experts, or loss='product'.",
         )
     for name, value in (("capacity_factor", capacity_factor), ("gate_noise", gate_noise)):
         if not math.isfinite(value):
-            raise HmoeError(f"{name} must be a finite number, got {value}. Fix: such as 1.0.")
+            raise HmoeError(f"{name} must be a finite number, got {value}.", fix="such as 1.0.")
     if capacity_factor < 0:
         raise HmoeError(
-            f"capacity_factor must not be negative, got {capacity_factor}. "
-            "Fix: capacity_factor above 0, or 0 for a layer that drops nothing."
+            f"capacity_factor must not be negative, got {capacity_factor}.",
+            fix="capacity_factor above 0, or 0 for a layer that drops nothing.",
         )
     if gate_noise < 0 or (gate_noise == 0 and loss == "balance"):
         raise HmoeError(
-            f"gate_noise {gate_noise} leaves the load without a gradient. "
-            "Fix: gate_noise above 0, or loss='product'."
+            f"gate_noise {gate_noise} leaves the load without a gradient.",
+            fix="gate_noise above 0, or loss='product'.",
         )

@@ -47,8 +47,8 @@ class MLP(nn.Sequential):
     ):
         if len(sizes) < 2:
             raise HmoeError(
-                f"an MLP needs an input and an output size, got {tuple(sizes)}. "
-                "Fix: give at least two sizes."
+                f"an MLP needs an input and an output size, got {tuple(sizes)}.",
+                fix="give at least two sizes.",
             )
         *hidden, outputs = sizes
         layers = []

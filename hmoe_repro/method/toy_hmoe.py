@@ -36,7 +36,8 @@ def toy_hparams(
     given = given or {}
     if unknown := sorted(given.keys() - TOY_HPARAMS.keys()):
         raise HmoeError(
-            f"unknown setting of the toy: {', '.join(unknown)}. Fix: use {', '.join(TOY_HPARAMS)}."
+            f"unknown setting of the toy: {', '.join(unknown)}.",
+            fix=f"use {', '.join(TOY_HPARAMS)}.",
         )
     return {**TOY_HPARAMS, **given}
 

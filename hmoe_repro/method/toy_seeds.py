@@ -83,8 +83,8 @@ class ToyTrainer:
         self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         if not self.seeds or steps < 1:
             raise HmoeError(
-                f"a toy run with {plural(len(self.seeds), 'seed')} and {plural(steps, 'step')}. "
-                "Fix: give at least one of each."
+                f"a toy run with {plural(len(self.seeds), 'seed')} and {plural(steps, 'step')}.",
+                fix="give at least one of each.",
             )
         data = [sine_intervals(self.hparams["points"], seed) for seed in self.seeds]
         self.x, self.y, self.interval = (torch.stack(columns) for columns in zip(*data))
@@ -229,8 +229,8 @@ def run_toy(
         if t % frequency == 0 or t == steps - 1:
             if not losses["loss"].isfinite().all():
                 raise HmoeError(
-                    f"the toy's loss is not finite at epoch {t}: training diverged. "
-                    f"Fix: lower lr (now {trainer.hparams['lr']})."
+                    f"the toy's loss is not finite at epoch {t}: training diverged.",
+                    fix=f"lower lr (now {trainer.hparams['lr']}).",
                 )
             trainer.history[str(t)] = losses
             if on_checkpoint is not None:

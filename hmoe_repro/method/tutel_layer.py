@@ -35,7 +35,7 @@ def tutel_class():
             cause = "the backend 'tutel' needs the package Tutel, which is not installed"
         else:
             cause = f"Tutel is installed but cannot be imported ({error})"
-        raise HmoeError(f"{cause}. Fix: {INSTALL}, or the backend 'torch'.") from None
+        raise HmoeError(f"{cause}.", fix=f"{INSTALL}, or the backend 'torch'.") from None
     return moe.moe_layer
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-names
@@ -89,8 +89,8 @@ def from_tutel_state(state: dict) -> dict:
         before, name = _split(key, [*OURS, COUNT])
         if "gates.1." in key:
             raise HmoeError(
-                f"{key} belongs to a Tutel layer of several gates. "
-                "Fix: a state of a layer with one gate."
+                f"{key} belongs to a Tutel layer of several gates.",
+                fix="a state of a layer with one gate.",
             )
         if name == COUNT:
             continue
@@ -109,8 +109,8 @@ def tutel_arguments(layer: SparseMoE) -> dict:
     count, hidden, dim = layer.experts.w1.shape
     if dim % 2:
         raise HmoeError(
-            f"Tutel's layer needs an even width, got {dim}. "
-            "Fix: a network of even width, or the backend 'torch'."
+            f"Tutel's layer needs an even width, got {dim}.",
+            fix="a network of even width, or the backend 'torch'.",
         )
     router = "linear" if isinstance(layer.router, LinearRouter) else "cosine"
     return {

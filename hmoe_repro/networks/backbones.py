@@ -106,8 +106,8 @@ class ImageBackbone(Backbone):
         if self.sides and tuple(x.shape[-2:]) != tuple(self.sides):
             here, built = (" x ".join(map(str, size)) for size in (x.shape[-2:], self.sides))
             raise HmoeError(
-                f"this transformer was built for images of {built} pixels, and got {here}. "
-                "Fix: resize the images, or build a network of their size."
+                f"this transformer was built for images of {built} pixels, and got {here}.",
+                fix="resize the images, or build a network of their size.",
             )
         return self.dropout(self.body(x))
 
@@ -160,8 +160,8 @@ def _architecture_in_timm(name: str) -> Architecture:
     plain = isinstance(getattr(embed, "proj", None), nn.Conv2d) and hasattr(body, "blocks")
     if not plain or getattr(embed, "backbone", None) is not None:
         raise HmoeError(
-            f"timm's {name} is no vision transformer that cuts images into patches. "
-            "Fix: one that is, such as timm:vit_small_patch16_224."
+            f"timm's {name} is no vision transformer that cuts images into patches.",
+            fix="one that is, such as timm:vit_small_patch16_224.",
         )
     patch = max(embed.patch_size)
     return _transformer(name, body.num_features, patch, patch)
@@ -216,20 +216,20 @@ def check_request(
     size = f"{sides[0]} x {sides[1]}"
     if min(sides) < info.smallest:
         raise HmoeError(
-            f"{name} needs images of at least {info.smallest} pixels a side, got {size}. "
-            "Fix: a larger resolution, or a small network (image_cnn)."
+            f"{name} needs images of at least {info.smallest} pixels a side, got {size}.",
+            fix="a larger resolution, or a small network (image_cnn).",
         )
     if any(side % info.patch for side in sides):
         multiple = round(sides[0] / info.patch) * info.patch
         raise HmoeError(
-            f"{name} cuts images into patches of {info.patch} pixels, and {size} is no multiple. "
-            f"Fix: a resolution such as {multiple}."
+            f"{name} cuts images into patches of {info.patch} pixels, and {size} is no multiple.",
+            fix=f"a resolution such as {multiple}.",
         )
     for what, value in (("dropout", dropout), ("drop_path", drop_path)):
         if not 0 <= value < 1:
             raise HmoeError(f"{what} is a probability below 1, got {value}.")
     if drop_path and info.patch == 1:
-        raise HmoeError(f"{name} has no stochastic depth. Fix: drop_path 0, or a transformer.")
+        raise HmoeError(f"{name} has no stochastic depth.", fix="drop_path 0, or a transformer.")
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-build-and-load
 def build_body(info: Architecture, input_shape, drop_path: float = 0.0) -> nn.Module:

@@ -47,8 +47,8 @@ def choose_places(network: str, places=(), reading: str = "released") -> tuple[s
         check_choice(place, here, f"place for masks in the network {network}")
     if len(set(places)) != len(places):
         raise HmoeError(
-            f"places for masks must be different, got {', '.join(places)}. "
-            "Fix: name each of them once."
+            f"places for masks must be different, got {', '.join(places)}.",
+            fix="name each of them once.",
         )
     return tuple(place for place in here if place in places)
 

@@ -52,8 +52,8 @@ class Backbone(nn.Module):
                 raise
             plain = self.precision.removesuffix("-compile")
             raise HmoeError(
-                f"torch.compile does not work here ({first_line(error)}). "
-                f"Fix: install a C++ compiler (g++; Triton on a GPU), or precision {plain}."
+                f"torch.compile does not work here ({first_line(error)}).",
+                fix=f"install a C++ compiler (g++; Triton on a GPU), or precision {plain}.",
             ) from None
 
     def __getstate__(self):

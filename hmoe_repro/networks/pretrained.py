@@ -86,7 +86,7 @@ def timm_name(network: str) -> str | None:
         near = [other for other in known if other.startswith(name)][:3]
         near = near or difflib.get_close_matches(name, known, 3) or ["vit_small_patch16_224"]
         fix = f"for example {', '.join(prefix + other for other in near)}"
-    raise HmoeError(f"timm has no network {name!r}. Fix: {fix}.")
+    raise HmoeError(f"timm has no network {name!r}.", fix=f"{fix}.")
 
 
 @functools.lru_cache
@@ -135,8 +135,9 @@ def _is_state_dict(value) -> bool:
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-read-weights
 def _unusable(path: Path, cause: str) -> HmoeError:
     return HmoeError(
-        f"the weights {path.name!r} cannot be used ({cause}). Fix: save it with "
-        "torch.save(model.state_dict(), file) or as safetensors, or choose weights random."
+        f"the weights {path.name!r} cannot be used ({cause}).",
+        fix="save it with "
+        "torch.save(model.state_dict(), file) or as safetensors, or choose weights random.",
     )
 
 
@@ -148,8 +149,8 @@ def read_weights(path) -> dict[str, torch.Tensor]:
         content = _load_any(path)
     except OSError as error:
         raise HmoeError(
-            f"the weights {str(path)!r} cannot be read ({error.strerror or _cause(error)}). "
-            "Fix: the name of a file, a known name, or random."
+            f"the weights {str(path)!r} cannot be read ({error.strerror or _cause(error)}).",
+            fix="the name of a file, a known name, or random.",
         ) from None
     except Exception as error:
         if isinstance(error, pickle.UnpicklingError) and "Unsupported" in str(error):
@@ -203,14 +204,14 @@ def kept_weights(name: str, folder: Path | None = None) -> dict[str, torch.Tenso
     path = kept_path(name, folder)
     if not path.exists():
         raise HmoeError(
-            f"the weights {name} are not in {path.parent}. "
-            "Fix: name the file they came from again; it is then copied there."
+            f"the weights {name} are not in {path.parent}.",
+            fix="name the file they came from again; it is then copied there.",
         )
     state = read_weights(path)
     if name_of_weights(state) != name:
         raise HmoeError(
-            f"the weights {name} in {path.parent} were changed. "
-            "Fix: name the file they came from again; it is then copied anew."
+            f"the weights {name} in {path.parent} were changed.",
+            fix="name the file they came from again; it is then copied anew.",
         )
     return state
 
@@ -277,8 +278,8 @@ def fit_weights(
     misfits = _misfits(given, wanted)
     if misfits:
         raise HmoeError(
-            f"these weights are not those of {what} ({'; '.join(misfits)}). "
-            "Fix: a file saved from that network, or weights random."
+            f"these weights are not those of {what} ({'; '.join(misfits)}).",
+            fix="a file saved from that network, or weights random.",
         )
     module.load_state_dict(given, strict=False)
     return {"prefix": prefix, "ignored": sorted(state.keys() - given.keys()), "repaired": repaired}
@@ -318,9 +319,9 @@ def fetch_weights(name: str, network: str) -> dict[str, torch.Tensor]:
         return fetch(name, network)
     except Exception as error:
         raise HmoeError(
-            f"the weights {name} of {network} are not available here ({_cause(error)}). "
-            f"Fix: fetch {_source(name, network)} on a machine that is online and give that file "
-            "as weights, or choose weights random."
+            f"the weights {name} of {network} are not available here ({_cause(error)}).",
+            fix=f"fetch {_source(name, network)} on a machine that is online and give that file "
+            "as weights, or choose weights random.",
         ) from None
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-resolve-weights

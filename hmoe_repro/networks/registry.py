@@ -46,10 +46,11 @@ def _refuse_options(network: str, weights, dropout: float):
     if weights not in (None, RANDOM):
         raise HmoeError(
             f"there are no weights {str(weights)!r} for the network {network!r}, which always "
-            f"starts from its seed. Fix: weights random, {others}."
+            "starts from its seed.",
+            fix=f"weights random, {others}.",
         )
     if dropout:
-        raise HmoeError(f"the network {network!r} has no dropout. Fix: dropout 0, {others}.")
+        raise HmoeError(f"the network {network!r} has no dropout.", fix=f"dropout 0, {others}.")
 
 # %% ../../nbs/03_networks/07_registry.ipynb #def-make-featurizer
 def usual_weights(network: str, weights=None) -> str:
@@ -58,8 +59,8 @@ def usual_weights(network: str, weights=None) -> str:
     known = weights_for(network)
     if not weights and known != [RANDOM]:
         raise HmoeError(
-            f"the network {network!r} can start from several weights and none are named. "
-            f"Fix: weights {', '.join(known)}, or a file."
+            f"the network {network!r} can start from several weights and none are named.",
+            fix=f"weights {', '.join(known)}, or a file.",
         )
     return weights or RANDOM
 
@@ -107,13 +108,13 @@ def make_encoder(
     build = ENCODERS[check_choice(encoder, ENCODERS, "D2V encoder")]
     if encoder == "image" and min(input_shape[1:]) < 16:
         raise HmoeError(
-            f"the D2V encoder 'image' needs 16 pixels a side, got {tuple(input_shape[1:])}. "
-            "Fix: encoder 'small'."
+            f"the D2V encoder 'image' needs 16 pixels a side, got {tuple(input_shape[1:])}.",
+            fix="encoder 'small'.",
         )
     if encoder == "small" and check_choice(block, BLOCKS, "residual block") != "post":
         raise HmoeError(
-            f"the D2V encoder 'small' has no residual blocks to order as {block!r}. "
-            "Fix: encoder 'image', or block 'post'."
+            f"the D2V encoder 'small' has no residual blocks to order as {block!r}.",
+            fix="encoder 'image', or block 'post'.",
         )
     options = {"stride": stride} if encoder == "small" else {"block": block}
     if norm is not None:

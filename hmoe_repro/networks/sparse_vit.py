@@ -32,8 +32,8 @@ def sparse_blocks(depth: int, placement: str = "last-two") -> tuple[int, ...]:
     check_choice(placement, PLACEMENTS, "placement of experts")
     if depth < 4:
         raise HmoeError(
-            f"a transformer of {plural(depth, 'block')} has no last two of every other one. "
-            "Fix: a transformer of at least 4 blocks."
+            f"a transformer of {plural(depth, 'block')} has no last two of every other one.",
+            fix="a transformer of at least 4 blocks.",
         )
     return (depth - 4, depth - 2) if placement == "last-two" else tuple(range(0, depth, 2))
 
@@ -78,7 +78,8 @@ def _dense_mlp(body: nn.Module, index: int) -> nn.Module:
         return mlp
     raise HmoeError(
         f"block {index} of this {type(body).__name__} has no MLP of two linear layers with GELU "
-        "for experts to replace. Fix: a plain vision transformer, for example deit_small."
+        "for experts to replace.",
+        fix="a plain vision transformer, for example deit_small.",
     )
 
 
@@ -95,8 +96,8 @@ def add_experts(
     of `SparseMoE`. Raises `HmoeError` where `body` has no such blocks, and for wrong settings."""
     if not isinstance(getattr(body, "blocks", None), nn.Sequential | nn.ModuleList):
         raise HmoeError(
-            f"a {type(body).__name__} has no list of blocks in which experts could be placed. "
-            "Fix: a vision transformer, for example deit_small."
+            f"a {type(body).__name__} has no list of blocks in which experts could be placed.",
+            fix="a vision transformer, for example deit_small.",
         )
     for index in sparse_blocks(len(body.blocks), placement):
         dense = _dense_mlp(body, index)

@@ -29,8 +29,8 @@ def log_amplitudes(maps: torch.Tensor) -> torch.Tensor:
     channels: (B, n // 2 + 1), at `frequencies(n)`. `HmoeError` for maps that are not square."""
     if maps.dim() != 4 or maps.shape[2] != maps.shape[3]:
         raise HmoeError(
-            f"a diagonal needs square maps (B, C, n, n), not {tuple(maps.shape)}. "
-            "Fix: images as wide as they are high."
+            f"a diagonal needs square maps (B, C, n, n), not {tuple(maps.shape)}.",
+            fix="images as wide as they are high.",
         )
     waves = maps.shape[2] // 2 + 1
     spectrum = torch.fft.fft2(maps.float())[..., :waves, :waves]
@@ -117,8 +117,8 @@ def feature_spectra(network: nn.Module, run, batches) -> dict[str, list[float]]:
     network whose parts are not known."""
     if not depth_modules(network):
         raise HmoeError(
-            f"the depth of {type(network).__name__} is not known. "
-            "Fix: a transformer, a ResNet or a small network of this library."
+            f"the depth of {type(network).__name__} is not known.",
+            fix="a transformer, a ResNet or a small network of this library.",
         )
     with Spectra(network) as heard:
         for x in batches:
@@ -146,8 +146,8 @@ def band_noise(
     mask = band_mask(*shape[-2:], low, high)
     if not mask.any():
         raise HmoeError(
-            f"images of {shape[-2]} x {shape[-1]} pixels have no wave from {low} to {high} pi. "
-            "Fix: larger images, or a wider ring."
+            f"images of {shape[-2]} x {shape[-1]} pixels have no wave from {low} to {high} pi.",
+            fix="larger images, or a wider ring.",
         )
     white = torch.randn(*shape, generator=generator, dtype=torch.float64)
     ring = torch.fft.ifft2(torch.fft.fft2(white) * mask).real

@@ -144,7 +144,8 @@ def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     if not pages:
         raise HmoeError(
             f"nothing is rendered for profile {profile!r}: {short_path(folder)} holds no executed "
-            "notebook. Fix: `make figures`."
+            "notebook.",
+            fix="`make figures`.",
         )
     made = "from `results/` by `make figures`"
     if str(store):
@@ -191,8 +192,8 @@ def update_readme_block(path: Path, name: str, text: str) -> bool:
     if inside[::2] != [start, end]:
         blocks = ", ".join(dict.fromkeys(re.findall(r"<!-- ([\w-]+):start -->", page))) or "none"
         raise HmoeError(
-            f"{short_path(path)} has no single block {name!r}. Valid: {blocks}. "
-            f"Fix: write {start} and {end} once, each on its own line."
+            f"{short_path(path)} has no single block {name!r}. Valid: {blocks}.",
+            fix=f"write {start} and {end} once, each on its own line.",
         )
     new = f"{before}{start}\n{text.strip()}\n{end}{inside[-1]}"
     if new != page:

@@ -55,21 +55,21 @@ def read_parameters(notebook: Path) -> dict[str, Parameter]:
             given, found = inspect_notebook(str(notebook)), {}
     except Exception as error:
         raise HmoeError(
-            f"{short_path(notebook)} is not a readable notebook ({type(error).__name__}). "
-            "Fix: restore it from git."
+            f"{short_path(notebook)} is not a readable notebook ({type(error).__name__}).",
+            fix="restore it from git.",
         ) from None
     if not given:
         raise HmoeError(
-            f"{short_path(notebook)} has no parameters. Fix: tag the cell of `name: type = value` "
-            "lines 'parameters'."
+            f"{short_path(notebook)} has no parameters.",
+            fix="tag the cell of `name: type = value` lines 'parameters'.",
         )
     for name, said in given.items():
         try:
             default = ast.literal_eval(said["default"])
         except (ValueError, SyntaxError):
             raise HmoeError(
-                f"{short_path(notebook)}: parameter `{name}` is not a literal. "
-                "Fix: write `name: type = value  # help`."
+                f"{short_path(notebook)}: parameter `{name}` is not a literal.",
+                fix="write `name: type = value  # help`.",
             ) from None
         found[name] = Parameter(type(default), default, said["help"])
     return found
@@ -181,8 +181,8 @@ def _failed(artefact: str, error: Exception, log: Path) -> HmoeError:
     if name == "HmoeError":
         return HmoeError(f"{artefact}: {cause}")
     return HmoeError(
-        f"{artefact}: its notebook failed with {name}: {cause}. "
-        f"Fix: the log is in {short_path(log)}; nothing was replaced."
+        f"{artefact}: its notebook failed with {name}: {cause}.",
+        fix=f"the log is in {short_path(log)}; nothing was replaced.",
     )
 
 # %% ../../nbs/08_report/02_render.ipynb #def-finish

@@ -48,7 +48,8 @@ def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
         other = file_of.setdefault(study.name, study.file)
         if other.folder != study.file.folder:
             raise HmoeError(
-                f"{study.file.name} and {other.name} are two studies of one name. Fix: rename one."
+                f"{study.file.name} and {other.name} are two studies of one name.",
+                fix="rename one.",
             )
     for named, study in read.items():
         without = "panel_" if study.name.endswith("-limits") else None
@@ -89,8 +90,8 @@ def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
     ]
     if not found:
         raise HmoeError(
-            f"no study of profile {profile!r} is published. "
-            f"Fix: `hmoe reproduce --profile {profile}`, then `hmoe publish`."
+            f"no study of profile {profile!r} is published.",
+            fix=f"`hmoe reproduce --profile {profile}`, then `hmoe publish`.",
         )
     return found
 

@@ -144,7 +144,7 @@ def verdict_line(frame: pd.DataFrame, rule: str = RULES[0]) -> str:
             return trained_verdict(frame, baseline)
         return accuracy_verdict(frame, baseline)
     except HmoeError as error:
-        return f"No verdict: {str(error).partition(' Valid:')[0]}"
+        return f"No verdict: {error.cause}"
 
 # %% ../../nbs/08_report/07_study_report.ipynb #def-collect
 def _asked(study) -> str:
@@ -167,7 +167,8 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
         failed = [f"Run {r['run_id']} failed: {r['reason']}. " for r in records[:1]]
         raise HmoeError(
             f"no run of the study {study.name} is finished, of {len(records) + len(missing)}. "
-            f"{''.join(failed)}Fix: hmoe sweep {_asked(study)}."
+            f"{''.join(failed)}",
+            fix=f"hmoe sweep {_asked(study)}.",
         )
     return records, missing
 
@@ -179,7 +180,7 @@ def report_study(study, store: RunStore | None = None, output="reports", formats
     toy."""
     study = read_study(study)
     if any(TOY in runs.datasets for runs in study.runs):
-        raise HmoeError("the toy has a page of its own. Fix: hmoe reproduce hmoe_fig3.")
+        raise HmoeError("the toy has a page of its own.", fix="hmoe reproduce hmoe_fig3.")
     records, missing = collect_study(study, store)
     folder = ensure_writable(Path(output).expanduser().absolute())
     kept = kept_file(study, folder)

@@ -33,8 +33,8 @@ def _check_measured(record: dict, names: list[str]):
         if lacking:
             raise HmoeError(
                 f"run {record['run_id']} cannot be exported: at step {point['step']} it has no "
-                f"accuracy of {', '.join(lacking)}, which DomainBed's scripts need. "
-                "Fix: train it with evaluate=all."
+                f"accuracy of {', '.join(lacking)}, which DomainBed's scripts need.",
+                fix="train it with evaluate=all.",
             )
 
 
@@ -119,7 +119,8 @@ def _refuse_dmg(records: list[dict]):
         if protocol_of(record) == "dmg":
             raise HmoeError(
                 f"run {record['run_id']} followed DMG's protocol, and DomainBed's scripts would "
-                "take its numbers for DomainBed's. Fix: leave it out (--where protocol=domainbed)."
+                "take its numbers for DomainBed's.",
+                fix="leave it out (--where protocol=domainbed).",
             )
 
 
@@ -138,7 +139,8 @@ def _refuse_alike(records: list[dict]):
         raise HmoeError(
             f"runs {other['run_id']} and {record['run_id']} of {spec['algorithm']} differ only in "
             f"{', '.join(differ) or 'nothing'}, which DomainBed's scripts do not look at: they "
-            f"would select from both as from one. Fix: choose, for example --where {example}=VALUE."
+            "would select from both as from one.",
+            fix=f"choose, for example --where {example}=VALUE.",
         )
 
 # %% ../../nbs/06_studies/09_domainbed_export.ipynb #def-export-domainbed
@@ -153,7 +155,8 @@ def _refuse_strangers(folder: Path, ours):
     if strangers:
         raise HmoeError(
             f"{folder} holds other things ({', '.join(strangers[:3])}); "
-            "DomainBed's scripts would read them, too. Fix: an empty or new folder."
+            "DomainBed's scripts would read them, too.",
+            fix="an empty or new folder.",
         )
 
 
@@ -165,8 +168,8 @@ def export_domainbed(records: list[dict], folder) -> list[Path]:
     folder = Path(folder)
     if not records:
         raise HmoeError(
-            "there is no complete run to export. "
-            "Fix: train some with evaluate=all, then `hmoe runs`."
+            "there is no complete run to export.",
+            fix="train some with evaluate=all, then `hmoe runs`.",
         )
     _refuse_dmg(records)
     _refuse_alike(records)

@@ -86,8 +86,8 @@ def pack(
             files |= {f"{folder.name}/{file.name}": file for file in found}
     if not packed:
         raise HmoeError(
-            f"{store.folder} holds no run to pack. "
-            "Fix: train one, or point HMOE_RUNS at the right folder."
+            f"{store.folder} holds no run to pack.",
+            fix="train one, or point HMOE_RUNS at the right folder.",
         )
     content = _archive(files)
     write_atomic(path, content)
@@ -119,20 +119,20 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> b
     """The content of a member. `HmoeError` if it is no run's file, or not what was packed."""
     if not member.isfile() or not _MEMBER.fullmatch(member.name):
         raise HmoeError(
-            f"{where} is not an archive of runs: it holds {member.name!r}. "
-            "Fix: pass a file that `hmoe pack` wrote."
+            f"{where} is not an archive of runs: it holds {member.name!r}.",
+            fix="pass a file that `hmoe pack` wrote.",
         )
     content = archive.extractfile(member).read()
     digest = member.pax_headers.get(_DIGEST)
     if digest is None:
         raise HmoeError(
-            f"{where}: {member.name} has no digest, so it cannot be verified. "
-            "Fix: pass a file that this version's `hmoe pack` wrote."
+            f"{where}: {member.name} has no digest, so it cannot be verified.",
+            fix="pass a file that this version's `hmoe pack` wrote.",
         )
     if digest != _digest(content):
         raise HmoeError(
-            f"{where}: {member.name} is not what was packed (its SHA-256 differs). "
-            "Fix: copy it again, or pack it again."
+            f"{where}: {member.name} is not what was packed (its SHA-256 differs).",
+            fix="copy it again, or pack it again.",
         )
     return content
 
@@ -152,12 +152,12 @@ def _read(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield member.name, _content(archive, member, path.name)
     except FileNotFoundError:
         raise HmoeError(
-            f"{path} does not exist. Fix: the path of a file that `hmoe pack` wrote."
+            f"{path} does not exist.", fix="the path of a file that `hmoe pack` wrote."
         ) from None
     except (*DAMAGE, OSError) as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise HmoeError(
-            f"{path.name} is cut or not an archive ({cause}). Fix: copy it again."
+            f"{path.name} is cut or not an archive ({cause}).", fix="copy it again."
         ) from None
 
 
@@ -181,8 +181,8 @@ def _is_new(here: dict | None, there: dict | None, where: str) -> bool:
         return True
     if there and there["status"] == "complete" and outcome(there) != outcome(here):
         raise HmoeError(
-            f"{where} is finished here and there with different outcomes. "
-            "Fix: decide which one counts, and remove the other's folder before unpacking."
+            f"{where} is finished here and there with different outcomes.",
+            fix="decide which one counts, and remove the other's folder before unpacking.",
         )
     return False
 
@@ -257,6 +257,6 @@ def unpack(store: RunStore, *paths) -> str:
             return "\n".join(_add(store, parcels))
     except OSError as error:
         raise HmoeError(
-            f"cannot unpack into {store.folder} ({error.strerror}); nothing was added. "
-            "Fix: make room there, or its permissions."
+            f"cannot unpack into {store.folder} ({error.strerror}); nothing was added.",
+            fix="make room there, or its permissions.",
         ) from None

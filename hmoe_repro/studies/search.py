@@ -54,8 +54,8 @@ def _with_draw(spec: RunSpec, hparams_seed: int) -> RunSpec:
         return spec
     if not drawn:
         raise HmoeError(
-            f"{spec.algorithm} declares no hyper-parameter that is searched on {spec.dataset}. "
-            "Fix: give one a `search`, or leave --n-hparams out."
+            f"{spec.algorithm} declares no hyper-parameter that is searched on {spec.dataset}.",
+            fix="give one a `search`, or leave --n-hparams out.",
         )
     return replace(spec, hparams=spec.hparams | drawn, hparams_seed=hparams_seed)
 
@@ -72,7 +72,8 @@ def _with_pairs(spec: RunSpec) -> list[RunSpec]:
     if len(domains) < 3:
         raise HmoeError(
             f"leave-one-domain-out holds out two domains; {spec.dataset} has {len(domains)}, so "
-            "nothing would be left to train on. Fix: another rule."
+            "nothing would be left to train on.",
+            fix="another rule.",
         )
     pairs = [{held_out, other} for other in domains if other != held_out]
     in_order = [tuple(d for d in domains if d in pair) for pair in pairs]
@@ -129,8 +130,8 @@ def only_algorithms(specs, names: list[str]) -> list[RunSpec]:
         runs = _runs_of(specs, name)
         if not runs:
             raise HmoeError(
-                f"these studies have no run of {name}, and none of ERM to take its settings from. "
-                "Fix: an artefact whose study trains ERM."
+                f"these studies have no run of {name}, and none of ERM to take its settings from.",
+                fix="an artefact whose study trains ERM.",
             )
         found += runs
     return found
@@ -192,7 +193,8 @@ def _must_agree(what: str, given: list[dict]):
         if len(values) > 1:
             raise HmoeError(
                 f"{what} differ in {name} ({', '.join(values)}); one table of them would mean "
-                f"nothing. Fix: choose, for example --where {name}={values[-1]}."
+                "nothing.",
+                fix=f"choose, for example --where {name}={values[-1]}.",
             )
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-check-kind

@@ -181,7 +181,7 @@ def read_study(study) -> Study:
     if path.stem in STUDIES and path.absolute().parent != _FOLDER:
         theirs = _FOLDER / path.name
         raise HmoeError(
-            f"{path}: the library has a study of this name, {theirs}. Fix: rename yours."
+            f"{path}: the library has a study of this name, {theirs}.", fix="rename yours."
         )
     file = open_settings(path, path.name if study in STUDIES else str(study))
     top = read_table(file, file.content, KEYS)
@@ -233,8 +233,8 @@ def kept_file(study: Study, folder: Path) -> dict[Path, str]:
     if text not in ("", study.file.text) and other.is_file() and not other.samefile(path):
         raise HmoeError(
             f"{path} and {os.path.normpath(other)} are two studies of one name, and "
-            f"{kept.with_suffix('.jsonl')} can hold the records of one. Fix: rename one of the "
-            "files, or choose another folder."
+            f"{kept.with_suffix('.jsonl')} can hold the records of one.",
+            fix="rename one of the files, or choose another folder.",
         )
     return {kept: f"{_KEPT}{os.path.relpath(path, folder)}\n{study.file.text}"}
 

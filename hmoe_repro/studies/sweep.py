@@ -186,8 +186,8 @@ def _connect_ray(jobs: int | None):
         import ray
     except ImportError:
         raise HmoeError(
-            "Ray is not installed. Fix: pip install -c constraints.txt -e '.[ray]', "
-            "or use --engine local."
+            "Ray is not installed.",
+            fix="pip install -c constraints.txt -e '.[ray]', or use --engine local.",
         ) from None
     if not ray.is_initialized():
         here = {}
@@ -262,7 +262,7 @@ def sweep(
     if engine == "local":
         _drive_local(work, jobs or default_jobs(device), arguments, seconds)
     elif seconds:
-        raise HmoeError("a time limit works with the local engine only. Fix: --engine local.")
+        raise HmoeError("a time limit works with the local engine only.", fix="--engine local.")
     else:
         _drive_ray(work, jobs, arguments)
     return work.settled()
@@ -327,8 +327,8 @@ class Outcomes(NamedTuple):
         elsewhere = list(self.ended("elsewhere"))
         if elsewhere:
             raise HmoeError(
-                f"{len(elsewhere)} runs are locked by another process ({elsewhere[0]}, ...). "
-                "Fix: wait for it, then start again."
+                f"{len(elsewhere)} runs are locked by another process ({elsewhere[0]}, ...).",
+                fix="wait for it, then start again.",
             )
 
     def refuse_failed(self):
@@ -394,8 +394,8 @@ def drawn_specs(
         return [make_spec(algorithm, dataset, test_domains, **settings)]
     if settings.pop("hparams_seed", 0) or len(test_domains) > 1:
         raise HmoeError(
-            "--n-hparams chooses among all draws for one test domain. "
-            "Fix: leave --hparams-seed out, and name one --test-domain."
+            "--n-hparams chooses among all draws for one test domain.",
+            fix="leave --hparams-seed out, and name one --test-domain.",
         )
     return [
         make_spec(algorithm, dataset, test_domains, hparams_seed=draw, **settings)

@@ -91,5 +91,5 @@ def load_state(path: Path):
         return _unflatten(tree, tensors)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise HmoeError(
-            f"{path} is not a saved state ({error}). Fix: delete it; the run starts again."
+            f"{path} is not a saved state ({error}).", fix="delete it; the run starts again."
         ) from None

@@ -448,8 +448,8 @@ def check_measure(trainer: Trainer):
     spectra and no network of its algorithm has a known depth, or images are not square."""
     if trainer.spec.measure == "clusters" and _featurizer(trainer.algorithm) is None:
         raise HmoeError(
-            f"{trainer.spec.algorithm} has no featurizer whose features could be clustered. "
-            "Fix: another algorithm, or no measure."
+            f"{trainer.spec.algorithm} has no featurizer whose features could be clustered.",
+            fix="another algorithm, or no measure.",
         )
     if trainer.spec.measure != "spectra":
         return
@@ -457,8 +457,8 @@ def check_measure(trainer: Trainer):
     _, height, width = trainer.data.input_shape
     if height != width or not any(depth_modules(m) for m in backbones):
         raise HmoeError(
-            f"spectra of {trainer.spec.network} at {height} x {width} pixels cannot be measured. "
-            "Fix: a transformer, a ResNet or a small network on square images, or no measure."
+            f"spectra of {trainer.spec.network} at {height} x {width} pixels cannot be measured.",
+            fix="a transformer, a ResNet or a small network on square images, or no measure.",
         )
 
 

@@ -43,8 +43,8 @@ def build_dataset(spec: RunSpec, data_dir=None):
     if data.fingerprint != spec.dataset_fingerprint:
         raise HmoeError(
             f"{spec.dataset} has fingerprint {data.fingerprint} here, run {spec.run_id} was made "
-            f"on {spec.dataset_fingerprint}: the images differ. "
-            "Fix: use the original data, or plan the run anew."
+            f"on {spec.dataset_fingerprint}: the images differ.",
+            fix="use the original data, or plan the run anew.",
         )
     return data
 
@@ -74,7 +74,8 @@ def check_version(spec: RunSpec, algorithm):
         return
     raise HmoeError(
         f"run {spec.run_id} is of version {spec.algorithm_version} of {spec.algorithm}, "
-        f"and this library has version {here}. Fix: plan the run anew."
+        f"and this library has version {here}.",
+        fix="plan the run anew.",
     )
 
 # %% ../../nbs/05_training/08_model.ipynb #def-save-model
@@ -116,8 +117,8 @@ def load_weights(path: Path, algorithm):
     except (SafetensorError, ValueError, RuntimeError) as error:
         cause = str(error).splitlines()[0].rstrip(":")
         raise HmoeError(
-            f"the weights {path} are cut, damaged or another model's ({cause}). "
-            "Fix: copy them again, or remove the run's folder and train it again."
+            f"the weights {path} are cut, damaged or another model's ({cause}).",
+            fix="copy them again, or remove the run's folder and train it again.",
         ) from None
 
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model
@@ -125,8 +126,8 @@ def _mode_of(record: dict, mode: str | None) -> str:
     """`mode` if weights of it are kept, or the first mode. `HmoeError` lists the valid ones."""
     if record["status"] != "complete" or not record["selected"]:
         raise HmoeError(
-            f"run {record['run_id']} has no selected model (status: {record['status']}). "
-            "Fix: train it again."
+            f"run {record['run_id']} has no selected model (status: {record['status']}).",
+            fix="train it again.",
         )
     modes = list(record["selected"] | record.get("in_domain", {}))
     if record["discovery"]:
@@ -153,7 +154,8 @@ def load_model(
     if not path.exists():
         raise HmoeError(
             f"the weights of run {record['run_id']} are not in {store.folder} "
-            "(published records come without them). Fix: train the run again."
+            "(published records come without them).",
+            fix="train the run again.",
         )
     load_weights(path, algorithm)
     return algorithm.eval(), record

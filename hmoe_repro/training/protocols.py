@@ -41,7 +41,8 @@ def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[
         if len(labels) < 5:
             raise HmoeError(
                 f"{dataset.name}: domain {domain!r} has {plural(len(labels), 'image')}, "
-                "too few to hold out a fifth. Fix: give it at least 5."
+                "too few to hold out a fifth.",
+                fix="give it at least 5.",
             )
         inside, outside = split_indices(len(labels), trial_seed, i)
         splits[domain] = {"in": torch.from_numpy(inside), "out": torch.from_numpy(outside)}
@@ -63,7 +64,8 @@ def training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
     left = [d for d in dataset.domain_names if d not in test_domains]
     if not left:
         raise HmoeError(
-            f"no training domain is left: {dataset.name} has only {every}. Fix: fewer test domains."
+            f"no training domain is left: {dataset.name} has only {every}.",
+            fix="fewer test domains.",
         )
     return left
 
@@ -113,7 +115,7 @@ class Sampler:
             raise HmoeError(f"batch_size must be at least 1, got {batch_size}.")
         if any(len(s) == 0 for s in splits):
             raise HmoeError(
-                "a training domain has no images to draw from. Fix: remove it, or give it images."
+                "a training domain has no images to draw from.", fix="remove it, or give it images."
             )
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -264,8 +266,8 @@ def parse_policy(text: str) -> tuple[str, int | None]:
         return name, None
     if not cap.isdecimal() or int(cap) == 0:
         raise HmoeError(
-            f"evaluation policy {text!r}: the cap must be a positive number. "
-            f"Fix: {name}, or {name}:2000."
+            f"evaluation policy {text!r}: the cap must be a positive number.",
+            fix=f"{name}, or {name}:2000.",
         )
     return name, int(cap)
 
@@ -326,8 +328,8 @@ def _source_parts(data, position: int, trial_seed: int, lists: SplitLists | None
     if len(parts["out"]) == 0:
         raise HmoeError(
             f"{data.name}: domain {domain!r} has {plural(len(data.labels[position]), 'image')}, "
-            "too few for a tenth of those that are not for testing. Fix: more images, or a list "
-            f"{domain}_val.txt."
+            "too few for a tenth of those that are not for testing.",
+            fix=f"more images, or a list {domain}_val.txt.",
         )
     return parts
 

@@ -74,8 +74,8 @@ class RunSpec:
         if unknown or missing:
             raise HmoeError(
                 f"not a run specification: unknown fields {sorted(unknown)}, "
-                f"missing {sorted(missing)}. "
-                "Fix: it was written by another version; train it again."
+                f"missing {sorted(missing)}.",
+                fix="it was written by another version; train it again.",
             )
         return cls(**(given | {"test_domains": tuple(given.get("test_domains", ()))}))
 

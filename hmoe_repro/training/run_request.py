@@ -150,19 +150,20 @@ def check_protocol(request: RunRequest):
             if getattr(request, name) is not None:
                 raise HmoeError(
                     f"{name} belong to DMG's protocol; DomainBed's draws batches with replacement, "
-                    f"from splits by trial seed. Fix: protocol dmg, or leave {name} out."
+                    "from splits by trial seed.",
+                    fix=f"protocol dmg, or leave {name} out.",
                 )
         return
     if request.sampler != "domain" or request.parity:
         what = "parity" if request.parity else f"the sampler {request.sampler}"
         raise HmoeError(
-            f"{what} belongs to DomainBed's protocol; DMG's mixes its batches in one way. "
-            "Fix: leave it out, or protocol domainbed."
+            f"{what} belongs to DomainBed's protocol; DMG's mixes its batches in one way.",
+            fix="leave it out, or protocol domainbed.",
         )
     if request.steps and request.epochs:
         raise HmoeError(
-            f"steps={request.steps} and epochs={request.epochs} both say how long to train. "
-            "Fix: leave one out."
+            f"steps={request.steps} and epochs={request.epochs} both say how long to train.",
+            fix="leave one out.",
         )
 
 
@@ -178,7 +179,8 @@ def _check_choices(request: RunRequest):
         plain = request.precision.removesuffix("-compile")
         raise HmoeError(
             f"portable arithmetic and precision {request.precision} exclude each other: the "
-            f"compiler writes code for the processor it finds. Fix: precision {plain}, or native."
+            "compiler writes code for the processor it finds.",
+            fix=f"precision {plain}, or native.",
         )
     for name in ("steps", "epochs", "checkpoint_frequency", "resolution"):
         length = getattr(request, name)
@@ -289,8 +291,8 @@ def _resolved_weights(network: str, weights: str | None) -> str | None:
     if weights == "":
         choices = ", ".join(f"weights={name}" for name in weights_for(network))
         raise HmoeError(
-            f"the network {network!r} can start from several weights and none are named. "
-            f"Fix: {choices}, or a file."
+            f"the network {network!r} can start from several weights and none are named.",
+            fix=f"{choices}, or a file.",
         )
     return resolve_weights(weights, network)
 

@@ -40,7 +40,7 @@ def _winner(checkpoints: list[dict], test_domains, mode: str) -> tuple[dict, flo
     """The first checkpoint with the best validation accuracy of a mode, and that accuracy."""
     if not checkpoints:
         raise HmoeError(
-            "the run has no checkpoint to select from. Fix: train it for at least one step."
+            "the run has no checkpoint to select from.", fix="train it for at least one step."
         )
     scores = [validation_accuracy(c["accuracies"], test_domains, mode) for c in checkpoints]
     return checkpoints[scores.index(max(scores))], max(scores)
@@ -62,7 +62,8 @@ def training_domain_validation(
         if test is None:
             raise HmoeError(
                 f"the test domain was not evaluated at step {winner['step']}, "
-                f"which mode {mode!r} selects. Fix: train the run again."
+                f"which mode {mode!r} selects.",
+                fix="train the run again.",
             )
         selected[mode] = {
             "step": winner["step"],
@@ -126,8 +127,8 @@ def _measured(run: dict, checkpoint: dict, domain: str, split: str, mode: str) -
     except KeyError:
         raise HmoeError(
             f"run {run['run_id']} has no accuracy of {domain} ({split}, mode {mode}) "
-            f"at step {checkpoint['step']}. "
-            "Fix: train it with evaluate=all, which this rule needs."
+            f"at step {checkpoint['step']}.",
+            fix="train it with evaluate=all, which this rule needs.",
         ) from None
 
 # %% ../../nbs/05_training/03_selection.ipynb #def-recomputed-selection
@@ -188,7 +189,8 @@ def _runs_of_pairs(run: dict, runs: list[dict], test: str) -> dict[str, dict]:
         command = f"hmoe train --test-domain {test} --test-domain {missing[0]} --evaluate all"
         raise HmoeError(
             f"leave-one-domain-out on {test} needs runs that held out {test} and one more; "
-            f"missing: {', '.join(f'{test}+{v}' for v in missing)}. Fix: train them (`{command}`)."
+            f"missing: {', '.join(f'{test}+{v}' for v in missing)}.",
+            fix=f"train them (`{command}`).",
         )
     return pairs
 
@@ -207,8 +209,8 @@ def _leave_one_out_offer(run: dict, runs: list[dict], test: str, mode: str) -> O
     shared = [c for c in run["checkpoints"] if all(c["step"] in at for at in points.values())]
     if not shared:
         raise HmoeError(
-            f"run {run['run_id']} and its pairs have no step in common. "
-            "Fix: train them with one checkpoint frequency."
+            f"run {run['run_id']} and its pairs have no step in common.",
+            fix="train them with one checkpoint frequency.",
         )
     scores = [_held_out_score(c["step"], pairs, points, mode) for c in shared]
     return _best_checkpoint(run, shared, scores, test, mode)
@@ -227,12 +229,14 @@ def _refuse_protocols(records: list[dict], rule: str):
     if len(protocols) > 1:
         raise HmoeError(
             "these runs followed two protocols, DomainBed's and DMG's, whose accuracies are of "
-            "different images. Fix: choose one, for example --where protocol=dmg."
+            "different images.",
+            fix="choose one, for example --where protocol=dmg.",
         )
     if "dmg" in protocols and rule != RULES[0]:
         raise HmoeError(
             f"the rule {rule} is DomainBed's; DMG's protocol selects by its training domains "
-            f"alone. Fix: the rule {RULES[0]}."
+            "alone.",
+            fix=f"the rule {RULES[0]}.",
         )
 
 
@@ -259,7 +263,7 @@ def select_model(
                 offers.append({"run_id": run["run_id"], **offer._asdict(), "hparams_seed": seed})
     if not offers:
         raise HmoeError(
-            f"no run held out {test_domain} alone. "
-            f"Fix: train one (`hmoe train --test-domain {test_domain}`)."
+            f"no run held out {test_domain} alone.",
+            fix=f"train one (`hmoe train --test-domain {test_domain}`).",
         )
     return max(offers, key=lambda offer: (offer["validation"], offer["hparams_seed"]))

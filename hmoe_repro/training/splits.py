@@ -32,21 +32,22 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise HmoeError(
-            f"the folder of lists {folder} cannot be read ({error.strerror}). "
-            "Fix: a folder with DOMAIN_train.txt, and if there are any _val.txt and _test.txt."
+            f"the folder of lists {folder} cannot be read ({error.strerror}).",
+            fix="a folder with DOMAIN_train.txt, and if there are any _val.txt and _test.txt.",
         ) from None
     for match in filter(None, map(_LIST.fullmatch, names)):
         key = match["domain"], _NAMES[match["part"]]
         if key in found:
             raise HmoeError(
                 f"{folder} has two lists for {key[1]} of {key[0]}: {found[key].name} and "
-                f"{match[0]}. Fix: remove one."
+                f"{match[0]}.",
+                fix="remove one.",
             )
         found[key] = folder / match[0]
     if not found:
         raise HmoeError(
-            f"{folder} holds no list of a split. Fix: files DOMAIN_train.txt, DOMAIN_val.txt, "
-            "DOMAIN_test.txt with lines 'path label'."
+            f"{folder} holds no list of a split.",
+            fix="files DOMAIN_train.txt, DOMAIN_val.txt, DOMAIN_test.txt with lines 'path label'.",
         )
     return found
 
@@ -58,7 +59,7 @@ def read_list(path: Path) -> list[tuple[str, str, int]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise HmoeError(f"cannot read the list {path} ({why}). Fix: copy it again.") from None
+        raise HmoeError(f"cannot read the list {path} ({why}).", fix="copy it again.") from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -66,12 +67,12 @@ def read_list(path: Path) -> list[tuple[str, str, int]]:
         image, _, label = line.strip().rpartition(" ")
         if not image or not label.isdecimal():
             raise HmoeError(
-                f"{Path(path).name}, line {number}: {line.strip()!r} is not a path and a label. "
-                "Fix: lines such as clipart/zebra/1.jpg 344."
+                f"{Path(path).name}, line {number}: {line.strip()!r} is not a path and a label.",
+                fix="lines such as clipart/zebra/1.jpg 344.",
             )
         found.append((image.strip().removeprefix("./"), label, number))
     if not found:
-        raise HmoeError(f"the list {path} names no image. Fix: copy it again, or remove it.")
+        raise HmoeError(f"the list {path} names no image.", fix="copy it again, or remove it.")
     return found
 
 # %% ../../nbs/05_training/01_splits.ipynb #def-split-lists
@@ -90,11 +91,11 @@ def _positions(path: Path, lines: list, place_of: dict, said_in: dict, data) -> 
     for image, _, _ in lines:
         if image not in place_of:
             raise HmoeError(
-                f"{path.name} names {image}, which is not among the images of {data.name}. "
-                "Fix: the list, or the folder of the data set."
+                f"{path.name} names {image}, which is not among the images of {data.name}.",
+                fix="the list, or the folder of the data set.",
             )
         if image in mine:
-            raise HmoeError(f"{path.name} names {image} twice. Fix: remove one line.")
+            raise HmoeError(f"{path.name} names {image} twice.", fix="remove one line.")
         mine.add(image)
         said_in.setdefault(image, []).append(path.name)
         found.append(place_of[image])
@@ -107,7 +108,8 @@ def _refuse_shared(said_in: dict[str, list[str]]):
         if len(files) > 1:
             raise HmoeError(
                 f"{image} is in {files[0]} and in {files[1]}: a model must not be trained or "
-                "selected on its test images. Fix: remove it from one of them."
+                "selected on its test images.",
+                fix="remove it from one of them.",
             )
 
 # %% ../../nbs/05_training/01_splits.ipynb #def-domain-lists
@@ -118,7 +120,8 @@ def _domain_parts(data, position: int, files: dict, contents: dict) -> dict[str,
         have = ", ".join(sorted({name for name, _ in files}))
         raise HmoeError(
             f"no list {domain}_train.txt for domain {domain} of {data.name} "
-            f"(there are lists of: {have}). Fix: add it."
+            f"(there are lists of: {have}).",
+            fix="add it.",
         )
     place_of = {file: i for i, file in enumerate(data.tree.files[position])}
     for part in PARTS:
@@ -157,8 +160,9 @@ def _refuse_labels(data, files: dict, contents: dict):
         meant = [name for name, i in number.items() if i == int(label)] or ["no class"]
         raise HmoeError(
             f"{files[key].name}, line {line}: {image} has label {label}, which is {meant[0]}, and "
-            f"lies in the folder {folder}, which is {number[folder]}. Fix: the labels, 0, 1, ... "
-            f"or 1, 2, ... for {', '.join(list(number)[:4])}{', ...' * (len(number) > 4)}."
+            f"lies in the folder {folder}, which is {number[folder]}.",
+            fix="the labels, 0, 1, ... "
+            f"or 1, 2, ... for {', '.join(list(number)[:4])}{', ...' * (len(number) > 4)}.",
         )
 
 
@@ -168,8 +172,8 @@ def read_split_lists(folder, data) -> SplitLists:
     and a label that is not the number of the image's class."""
     if not hasattr(data, "tree"):
         raise HmoeError(
-            f"{data.name} is made of tensors, whose images have no names for lists to name. "
-            "Fix: leave --splits out; the split then follows the trial seed."
+            f"{data.name} is made of tensors, whose images have no names for lists to name.",
+            fix="leave --splits out; the split then follows the trial seed.",
         )
     files = list_files(folder)
     ours = {key: path for key, path in files.items() if key[0] in data.domain_names}
@@ -215,7 +219,7 @@ def own_splits(folder) -> Path:
     `HmoeError` as `list_files`, and for a path that cannot be kept."""
     path = Path(folder).expanduser().resolve()
     if os.pathsep in str(path):
-        raise HmoeError(f"{path} holds a {os.pathsep!r}, which separates paths. Fix: rename it.")
+        raise HmoeError(f"{path} holds a {os.pathsep!r}, which separates paths.", fix="rename it.")
     list_files(path)
     if str(path) not in _known_folders():
         os.environ["HMOE_SPLITS"] = os.pathsep.join([*_known_folders(), str(path)])
@@ -234,5 +238,6 @@ def find_splits(digest: str, data) -> SplitLists:
             return found
     raise HmoeError(
         f"the lists {digest} of a split of {data.name} are in none of the folders that were named "
-        f"({', '.join(_known_folders()) or 'none'}). Fix: --splits FOLDER, or HMOE_SPLITS=FOLDER."
+        f"({', '.join(_known_folders()) or 'none'}).",
+        fix="--splits FOLDER, or HMOE_SPLITS=FOLDER.",
     )

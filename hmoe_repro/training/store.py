@@ -79,7 +79,7 @@ def read_record(path: Path, where: str = "") -> dict:
     try:
         record = json.loads(Path(path).read_text())
     except FileNotFoundError:
-        raise HmoeError(f"no record at {path}. Fix: `hmoe runs` lists what there is.") from None
+        raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HmoeError(f"{where} is cut or not JSON ({error}). {_MEND}") from None
     return check_record(record, where, Path(path).parent.name)
@@ -127,7 +127,7 @@ def run_lock(folder: Path):
 
 def locked_elsewhere(run_id: str, what_then: str) -> HmoeError:
     """The error for a run that another process works on; `what_then` says what to do."""
-    return HmoeError(f"run {run_id} is locked by another process. Fix: {what_then}.")
+    return HmoeError(f"run {run_id} is locked by another process.", fix=f"{what_then}.")
 
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
 class RunStore:
@@ -179,8 +179,8 @@ class RunStore:
         paths = list(self.folder.glob(f"{prefix}*/record.json")) if prefix else []
         if len(paths) != 1:
             raise HmoeError(
-                f"{len(paths)} runs have an id that starts with {prefix!r} in {self.folder}. "
-                "Fix: `hmoe runs` lists the ids."
+                f"{len(paths)} runs have an id that starts with {prefix!r} in {self.folder}.",
+                fix="`hmoe runs` lists the ids.",
             )
         return self.read(paths[0].parent.name)
 
@@ -204,8 +204,8 @@ class RunStore:
             shutil.rmtree(self.path(run_id))
         except OSError as error:
             raise HmoeError(
-                f"cannot remove {error.filename} ({error.strerror}). "
-                "Fix: its permissions; the runs not yet removed are untouched."
+                f"cannot remove {error.filename} ({error.strerror}).",
+                fix="its permissions; the runs not yet removed are untouched.",
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-write-study
@@ -217,8 +217,8 @@ def check_study_name(name: str) -> str:
     if re.fullmatch(r"\w([\w.-]*\w)?", name):
         return name
     raise HmoeError(
-        f"{name!r} cannot be the name of a study, whose files are called by it. "
-        "Fix: letters and digits, with '-', '_' and '.' between them."
+        f"{name!r} cannot be the name of a study, whose files are called by it.",
+        fix="letters and digits, with '-', '_' and '.' between them.",
     )
 
 
@@ -274,8 +274,9 @@ def verify_studies(folder: Path):
         known = "differs from" if path.name in said else "is not in"
         raise HmoeError(
             f"study {path.stem!r} is not as it was published: the SHA-256 of "
-            f"{folder.name}/{path.name} {known} {folder.name}/{DIGESTS}. Fix: restore both files "
-            f"from git, or publish it again from the runs (`hmoe publish {path.stem}`)."
+            f"{folder.name}/{path.name} {known} {folder.name}/{DIGESTS}.",
+            fix="restore both files "
+            f"from git, or publish it again from the runs (`hmoe publish {path.stem}`).",
         )
 
 # %% ../../nbs/05_training/06_store.ipynb #def-what-is-published
@@ -286,14 +287,15 @@ def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: b
     if missing:
         raise HmoeError(
             f"{len(missing)} of {len(run_ids)} runs of study {study!r} have no record yet "
-            f"({', '.join(missing[:4])}...). Fix: `hmoe reproduce` with its profile, then publish."
+            f"({', '.join(missing[:4])}...).",
+            fix="`hmoe reproduce` with its profile, then publish.",
         )
     failed = [record for record in records if record["status"] != "complete"]
     if failed and not allow_failed:
         raise HmoeError(
             f"{plural(len(failed), 'run')} of study {study!r} failed, "
-            f"first {failed[0]['run_id']}: {failed[0]['reason']}. "
-            "Fix: mend the cause and train them again, then publish."
+            f"first {failed[0]['run_id']}: {failed[0]['reason']}.",
+            fix="mend the cause and train them again, then publish.",
         )
     return records
 

@@ -49,8 +49,8 @@ class LossSums:
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise HmoeError(
-                    f"{name} became {value} at update {step}. "
-                    "Fix: a smaller lr, or look at the inputs."
+                    f"{name} became {value} at update {step}.",
+                    fix="a smaller lr, or look at the inputs.",
                 )
             total, count = self.sums.get(name, (0.0, 0))
             self.sums[name] = (total + value, count + 1)
