@@ -15,15 +15,15 @@ from commands import hmoe
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.studies.export_import import pack, unpack
 from hmoe_repro.studies.sweep import JOBS_ON_GPU, default_jobs, sweep
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, outcome, run_lock
 
 OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
 
 
 def spec(domain="sketch", **changed):
-    return make_spec("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
+    return make_config("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
 
 
 class Stop(KeyboardInterrupt):

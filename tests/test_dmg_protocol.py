@@ -24,6 +24,7 @@ from hmoe_repro.studies.plan import estimate_seconds
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import (
     EpochSampler,
     dmg_parts,
@@ -39,8 +40,7 @@ from hmoe_repro.training.protocols import (
     without_a_tenth,
 )
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.selection import (
     in_domain_accuracy,
     select_model,
@@ -57,7 +57,7 @@ CPU = torch.device("cpu")
 def spec_of(algorithm="ERM", hparams=(), **more):
     given = dict(network="small_cnn", protocol="dmg", epochs=2) | more
     hparams = {"batch_size": 16} | dict(hparams)
-    return make_spec(algorithm, "DigitDomainsTiny", ["sketch"], hparams=hparams, **given)
+    return make_config(algorithm, "DigitDomainsTiny", ["sketch"], hparams=hparams, **given)
 
 
 def trainer(*given, **more):
@@ -189,7 +189,7 @@ def test_epochs_become_updates():
     assert spec.steps == 27 and spec.sampler == "domain" and spec.protocol == "dmg"
     assert spec_of(epochs=None, steps=27).run_id == spec.run_id
     assert spec_of(epochs=None).steps == 50 * 9
-    of_64 = make_spec(
+    of_64 = make_config(
         "ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", protocol="dmg", epochs=1
     )
     assert of_64.hparams["batch_size"] == 64 and of_64.steps == 3  # the whole batch, not a domain's
@@ -198,10 +198,10 @@ def test_epochs_become_updates():
 
 
 def test_ids_of_domainbed_runs_do_not_know_of_it():
-    spec = RunSpec("ERM", "DigitDomains", "f" * 12, ("sketch",), hparams={"lr": 0.001})
+    spec = RunConfig("ERM", "DigitDomains", "f" * 12, ("sketch",), hparams={"lr": 0.001})
     assert not {"protocol", "splits"} & set(spec.to_dict())
     assert spec.run_id == "3725d731d5a8"
-    assert RunSpec.from_dict(spec_of().to_dict()) == spec_of()
+    assert RunConfig.from_dict(spec_of().to_dict()) == spec_of()
 
 
 # Runs
@@ -244,7 +244,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_same_to_the_bit():
 
 
 def test_nothing_is_told_of_epochs_under_domainbeds_protocol():
-    spec = make_spec("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=3)
+    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=3)
     one = Trainer(spec, build_dataset(spec), CPU)
     one.algorithm.on_epoch = lambda epoch: pytest.fail("no epochs here")
     train(one, 3)
@@ -310,7 +310,7 @@ def test_greedy_judges_for_all_modes_and_kd_is_in_domain_alone(domains_known, tm
 
 def test_under_domainbed_a_mode_still_selects_for_itself(domains_known, tmp_path):
     given = dict(network="small_cnn", steps=7, checkpoint_frequency=2)
-    spec = make_spec("Domains known", "DigitDomainsTiny", ["sketch"], **given)
+    spec = make_config("Domains known", "DigitDomainsTiny", ["sketch"], **given)
     record = run(spec, RunStore(tmp_path))
     alone = training_domain_validation(record["checkpoints"], ["sketch"], ["default"])
     assert record["selected"] == alone and "in_domain" not in record and "protocol" not in record
@@ -499,8 +499,8 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, o
         write(folder, domain, "val", images[6:])
     name = own_folder(tmp_path / "Listed")
     given = dict(network="image_cnn", resolution=16, protocol="dmg", epochs=1, splits=folder)
-    spec = make_spec("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
-    without = make_spec(
+    spec = make_config("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
+    without = make_config(
         "ERM", name, ["photo"], hparams={"batch_size": 5}, **given | {"splits": None}
     )
     assert spec.steps == 4 and spec.splits and without.run_id != spec.run_id  # 18 images by 5
@@ -600,7 +600,7 @@ def test_a_study_finds_lists_beside_itself_and_names_the_line_where_there_are_no
 def two(tmp_path_factory):
     "A run of each protocol."
     store = RunStore(tmp_path_factory.mktemp("two"))
-    plain = make_spec(
+    plain = make_config(
         "ERM", "DigitDomainsTiny", ["sketch"], 1, network="small_cnn", steps=3, evaluate="all"
     )
     return run(plain, store), run(spec_of(evaluate="all"), store)

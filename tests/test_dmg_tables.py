@@ -16,7 +16,7 @@ from hmoe_repro.analysis.tables import accuracy_table
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
 from hmoe_repro.studies.study_file import check_study, read_study
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 
@@ -25,7 +25,7 @@ def record(algorithm, target, seed, network="small_cnn", protocol=True, **accura
     "A complete run; accuracies of its modes on the target, and 0.1 more in domain."
     asked = {"protocol": "dmg"} if protocol else {}
     who = (algorithm, "DigitDomains", "0", (target,), seed)
-    spec = RunSpec(*who, network=network, resolution=16, steps=320, **asked)
+    spec = RunConfig(*who, network=network, resolution=16, steps=320, **asked)
     chosen = {"step": 9, "validation_accuracy": 0.9}
     made = {
         "run_id": spec.run_id,

@@ -24,8 +24,8 @@ from hmoe_repro.networks.registry import network_names
 from hmoe_repro.networks.sparse_vit import SPARSE, add_experts, expert_layers
 from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_specs
 from hmoe_repro.training.model import build_dataset, load_model, load_weights, save_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.trainer import Trainer
 
@@ -103,7 +103,7 @@ def test_a_spec_of_an_older_network_has_no_new_setting():
     old["deit_tiny"] |= old["small_cnn"]
     for network, names in old.items():
         given = {"weights": "random"} if network in LARGE else {}
-        spec = make_spec("ERM", "DigitDomainsTiny", ["photo"], network=network, hparams=given)
+        spec = make_config("ERM", "DigitDomainsTiny", ["photo"], network=network, hparams=given)
         assert set(spec.hparams) == names
 
 
@@ -127,7 +127,7 @@ def test_defaults_by_data_set_and_parity():
     "name, network", [("GMoE", "gmoe_small"), ("ERM-ViT", "small_vit"), ("ERM", "mnist_cnn")]
 )
 def test_the_network_needs_no_naming(name, network):
-    spec = make_spec(name, "DigitDomainsTiny", ["photo"])
+    spec = make_config(name, "DigitDomainsTiny", ["photo"])
     assert spec.network == network
     assert spec.weights == (None if name == "ERM" else "random")
 
@@ -136,10 +136,10 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
     folder = tmp_path / "mine"
     folder_tree(folder, ["a", "b", "c"], ["x", "y"], per_class=6)
     for name, network in (("GMoE", "gmoe_s16"), ("ERM-ViT", "deit_small"), ("ERM", "resnet50")):
-        spec = make_spec(name, str(folder), ["a"], hparams={"weights": "random"}, resolution=32)
+        spec = make_config(name, str(folder), ["a"], hparams={"weights": "random"}, resolution=32)
         assert spec.network == network
         with pytest.raises(HmoeError, match=f"{network}' can start from several weights"):
-            make_spec(name, str(folder), ["a"], resolution=32)
+            make_config(name, str(folder), ["a"], resolution=32)
 
 
 @pytest.mark.parametrize(
@@ -170,17 +170,19 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
 )
 def test_what_cannot_be_trained_is_refused_when_it_is_planned(name, settings, said):
     with pytest.raises(HmoeError) as refused:
-        make_spec(name, "DigitDomainsTiny", ["photo"], **settings)
+        make_config(name, "DigitDomainsTiny", ["photo"], **settings)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_parity_evaluates_as_released_and_says_so_in_the_run():
-    plan = functools.partial(make_spec, "IRM", "DigitDomainsTiny", ["photo"], network="gmoe_small")
+    plan = functools.partial(
+        make_config, "IRM", "DigitDomainsTiny", ["photo"], network="gmoe_small"
+    )
     assert plan().hparams["moe_evaluation"] == "dropless"
     assert plan(parity=True).hparams["moe_evaluation"] == "capacity"
     given = {"moe_evaluation": "dropless"}
     assert plan(parity=True, hparams=given).hparams["moe_evaluation"] == "dropless"
-    old = make_spec("IRM", "DigitDomainsTiny", ["photo"], network="small_cnn", parity=True)
+    old = make_config("IRM", "DigitDomainsTiny", ["photo"], network="small_cnn", parity=True)
     assert "moe_evaluation" not in old.hparams
 
 
@@ -188,7 +190,7 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
     x = as_input(load_dataset("DigitDomains").images[1][:60])
     moved = {}
     for parity in (False, True):
-        spec = make_spec("GMoE", "DigitDomains", ["photo"], parity=parity)
+        spec = make_config("GMoE", "DigitDomains", ["photo"], parity=parity)
         algorithm = made("GMoE", **spec.hparams)
         for _ in range(3):
             algorithm.update(batches())
@@ -204,7 +206,7 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
 def trained(tmp_path_factory):
     store = RunStore(tmp_path_factory.mktemp("runs"))
     hparams = {"batch_size": 8, "lr": 1e-3}
-    spec = make_spec(
+    spec = make_config(
         "GMoE", "DigitDomainsTiny", ["photo"], steps=4, checkpoint_frequency=2, hparams=hparams
     )
     return store, spec, run(spec, store)

@@ -30,7 +30,7 @@ from hmoe_repro.report.gallery import evidence_line
 from hmoe_repro.report.not_run import not_run, not_run_line, quoted_cost, quoted_step
 from hmoe_repro.report.render import page_texts, render
 from hmoe_repro.studies.artefacts import ARTEFACTS
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
@@ -39,7 +39,7 @@ NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
 def changed(record, **spec):
     "A record with another specification, and the name that belongs to it."
     spec = record["spec"] | spec
-    return record | {"spec": spec, "run_id": RunSpec.from_dict(spec).run_id}
+    return record | {"spec": spec, "run_id": RunConfig.from_dict(spec).run_id}
 
 
 def run(algorithm, domain, seed, accuracy=None, dataset="DigitDomains", **hparams):

@@ -20,7 +20,7 @@ from hmoe_repro.algorithms.hparams import (
 )
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.planning import make_config
 
 LARGE_NETWORK = {"network": "resnet50", "weights": "random"}
 DEFAULTS = {
@@ -188,7 +188,7 @@ def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
 def test_the_order_in_which_test_domains_are_named_means_nothing():
     for parity in (False, True):
         made = [
-            make_spec("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity)
+            make_config("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity)
             for domains in (["-90%", "+90%"], ["+90%", "-90%"])
         ]
         assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.training.run_config import YOUNGER_FIELDS, RunSpec
+from hmoe_repro.training.run_config import YOUNGER_FIELDS, RunConfig
 
-SPEC = RunSpec(
+SPEC = RunConfig(
     "ERM",
     "DigitDomains",
     "f" * 12,
@@ -49,17 +49,15 @@ def test_every_field_of_the_specification_changes_the_name():
         splits="0123456789ab",
         measure="spectra",
     )
-    assert set(changes) == {f.name for f in dataclasses.fields(RunSpec)}
-    names = {dataclasses.replace(SPEC, **{k: v}).run_id for k, v in changes.items()}
+    assert set(changes) == {f.name for f in dataclasses.fields(RunConfig)}
+    names = {SPEC.replace(**{k: v}).run_id for k, v in changes.items()}
     assert len(names) == len(changes) and SPEC.run_id not in names
 
 
 def test_the_name_does_not_depend_on_order_or_on_a_trip_through_json():
-    other = RunSpec.from_dict(json.loads(json.dumps(SPEC.to_dict())))
+    other = RunConfig.from_dict(json.loads(json.dumps(SPEC.to_dict())))
     assert (
-        other.run_id
-        == SPEC.run_id
-        == dataclasses.replace(SPEC, hparams={"batch_size": 32, "lr": 0.001}).run_id
+        other.run_id == SPEC.run_id == SPEC.replace(hparams={"batch_size": 32, "lr": 0.001}).run_id
     )
 
 
@@ -72,16 +70,16 @@ def test_fields_that_came_later_are_left_out_while_they_say_what_was_before():
     assert not set(YOUNGER_FIELDS) & set(SPEC.to_dict())
     others = dict(hparams_seed=3, arithmetic="portable", algorithm_version=2, measure="spectra")
     for name, other in others.items():
-        changed = dataclasses.replace(SPEC, **{name: other})
+        changed = SPEC.replace(**{name: other})
         assert set(changed.to_dict()) - set(SPEC.to_dict()) == {name}
-        assert RunSpec.from_dict(changed.to_dict()) == changed
+        assert RunConfig.from_dict(changed.to_dict()) == changed
 
 
 def test_foreign_and_missing_fields_are_named():
     with pytest.raises(HmoeError, match=r"unknown fields \['dropout'\], missing \[\]. Fix:"):
-        RunSpec.from_dict(SPEC.to_dict() | {"dropout": 0.5})
+        RunConfig.from_dict(SPEC.to_dict() | {"dropout": 0.5})
     with pytest.raises(HmoeError, match=r"missing \['algorithm', 'dataset_fingerprint'\]"):
-        RunSpec.from_dict({"dataset": "PACS"})
+        RunConfig.from_dict({"dataset": "PACS"})
 
 
 def test_specification_and_store_import_nothing_large():

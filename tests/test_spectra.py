@@ -46,8 +46,8 @@ from hmoe_repro.studies.studies import read_study, study_specs
 from hmoe_repro.training import measurements as measuring
 from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, measure_spectra
 from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, publish_study
 from hmoe_repro.training.trainer import Trainer
 
@@ -238,7 +238,7 @@ def test_noise_depends_on_its_seed_alone_and_a_ring_without_waves_is_refused():
 def spec_of(algorithm="ERM", network="small_cnn", **changes):
     settings = {"network": network, "hparams": {"batch_size": 4}, "steps": 2}
     settings |= {"measure": "spectra", "test_domains": ["photo"]}
-    return make_spec(algorithm, "DigitDomainsTiny", **settings | changes)
+    return make_config(algorithm, "DigitDomainsTiny", **settings | changes)
 
 
 def trainer_of(spec):

@@ -19,7 +19,7 @@ from hmoe_repro.report.study_report import chosen_rows, report_study, table_rows
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.studies.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 PUBLISHED = {}  # profile and first word of a study -> the published studies that begin so
 for name in sorted(path.stem for path in results_dir().glob("*.jsonl")):
@@ -447,13 +447,15 @@ def test_a_data_file_that_fails_says_where(tmp_path, body, message):
 @pytest.mark.usefixtures("own_names")
 def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
     from hmoe_repro.studies.sweep import sweep
-    from hmoe_repro.training.run_request import make_spec
+    from hmoe_repro.training.planning import make_config
     from hmoe_repro.training.store import RunStore
 
     (tmp_path / "noise.py").write_text(DATA)
     options = {"network": "small_cnn", "steps": 2, "checkpoint_frequency": 1}
     given = {"batch_size": 4}
-    specs = [make_spec("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"]
+    specs = [
+        make_config("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"
+    ]
     results = sweep(specs, RunStore(tmp_path / "runs"), jobs=2)
     assert list(results.values()) == [("complete", None)] * 2
 
@@ -557,7 +559,7 @@ def test_draws_become_one_run_by_the_rule_and_variants_rows():
     records = [r | {"spec": r["spec"]} for r in invented.digits(seeds=(0, 1), domains=("photo",))]
     better = []
     for r in records:
-        spec = RunSpec.from_dict(r["spec"] | {"hparams_seed": 1})
+        spec = RunConfig.from_dict(r["spec"] | {"hparams_seed": 1})
         points = json.loads(json.dumps(r["checkpoints"]))
         for splits in (point["accuracies"] for point in points):
             for domain in set(splits) - {"photo"}:

@@ -18,7 +18,7 @@ from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.studies.artefacts import ARTEFACTS
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import STUDIES, read_study
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 # GMoE, its twin and DMG are of other papers, on networks of their own.
 TABLE_1 = tuple(name for name, family in FAMILIES.items() if family not in ("gmoe", "dmg"))
@@ -194,7 +194,7 @@ def searched(seed=3):
         for draw, rate in enumerate(RATES):
             made = invented.record(algorithm, held_out, seed, np.random.default_rng(0), lr=rate)
             made["spec"]["hparams_seed"] = draw
-            made["run_id"] = RunSpec.from_dict(made["spec"]).run_id
+            made["run_id"] = RunConfig.from_dict(made["spec"]).run_id
             values = {mode: reached[mode][draw] for mode in reached}
             seen = {d: {"out": values} for d in invented.DOMAINS if d != held_out}
             seen[held_out] = {"in": dict.fromkeys(values, 0.5)}

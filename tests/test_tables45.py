@@ -30,7 +30,7 @@ from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 
 def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=None, **changed):
@@ -41,7 +41,7 @@ def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=Non
     if paper.weights == "pretrained":
         scale["weights"] = "IMAGENET1K_V1"
     hparams = paper_hparams(algorithm, TWINS.get(dataset, dataset)) | (hparams or {})
-    spec = RunSpec(algorithm, dataset, "00", (domain,), seed, hparams, **scale | changed)
+    spec = RunConfig(algorithm, dataset, "00", (domain,), seed, hparams, **scale | changed)
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     chosen = {"step": 1, "validation_accuracy": validation}
     selected = {m: chosen | {"test_accuracy": accuracy - i / 100} for i, m in enumerate(modes)}

@@ -27,7 +27,7 @@ from ..networks.precision import Backbone
 from ..networks.spectra import Spectra, depth_modules, is_transformer
 from ..training.model import build_algorithm
 from ..training.protocols import run_seed
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 
 # %% ../../nbs/07_analysis/16_spectra.ipynb #def-spectrum-rows
 PARTS = {"out": "validation", "test": "test domain"}
@@ -98,7 +98,7 @@ def _inputs(kept: StoredChoices, normalised: bool) -> torch.Tensor:
 @torch.no_grad()
 def _before_training(record: dict, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
-    spec = replace(RunSpec.from_dict(record["spec"]), precision="float32")
+    spec = replace(RunConfig.from_dict(record["spec"]), precision="float32")
     x = _inputs(kept, normalised=spec.images is not None)
     facts = SimpleNamespace(
         input_shape=tuple(x.shape[1:]),

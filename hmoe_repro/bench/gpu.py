@@ -10,7 +10,6 @@ import contextlib
 import math
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ..core.seeds import random_state, restore_random_state
 from ..training.checkpoint_io import load_state, save_state
 from ..training.model import build_dataset
 from ..training.protocols import evaluate
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/05_gpu.ipynb #def-losses
@@ -48,7 +47,7 @@ def _losses(trainer: Trainer, updates: int) -> list[float]:
 
 # %% ../../nbs/09_bench/05_gpu.ipynb #def-check-device
 def check_device(
-    spec: RunSpec, device, data_dir=None, updates: int = 20, within: float = 1e-3
+    spec: RunConfig, device, data_dir=None, updates: int = 20, within: float = 1e-3
 ) -> dict:
     """Do `updates` updates of a run on `device` give the CPU's losses? Plain JSON: algorithm, the
     largest relative difference `gap`, whether the losses of a resumed run are bitwise identical
@@ -56,7 +55,7 @@ def check_device(
     device, data = resolve_device(str(device)), build_dataset(spec, data_dir)
 
     def trainer(where, **changed):
-        return Trainer(replace(spec, **changed), data.to(where), where)
+        return Trainer(spec.replace(**changed), data.to(where), where)
 
     half = updates // 2
     alone = single_thread() if device.type == "cpu" else contextlib.nullcontext()  # bits, or speed
@@ -116,7 +115,7 @@ def product_rates(device, n: int = 4096, seconds: float = 0.5) -> dict[str, floa
 COUNTED = ("ERM", "HMOE-DN")  # whose loss takes one batch, so that its operations can be counted
 
 
-def algorithm_rates(spec: RunSpec, device, data_dir=None, seconds: float = 1.0) -> dict:
+def algorithm_rates(spec: RunConfig, device, data_dir=None, seconds: float = 1.0) -> dict:
     """Updates and evaluated images per second of a run alone on `device`; plain JSON."""
     device, data = resolve_device(str(device)), build_dataset(spec, data_dir)
     with single_thread():

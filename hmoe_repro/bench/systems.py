@@ -29,14 +29,14 @@ from ..core.seeds import seed_everything
 from ..core.style import colours, shared_legend
 from ..studies.studies import study_specs
 from ..training.model import build_dataset
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/09_systems.ipynb #def-one-of-each
 SYSTEMS = {"quick": "quick-systems", "pacs": "pacs-systems", "tiny": "smoke-systems"}
 
 
-def one_of_each(study: str) -> dict[str, RunSpec]:
+def one_of_each(study: str) -> dict[str, RunConfig]:
     """Algorithm -> its first run in a study. Raises `HmoeError` as `study_specs` does."""
     found = {}
     for spec in study_specs(study):
@@ -44,7 +44,7 @@ def one_of_each(study: str) -> dict[str, RunSpec]:
     return found
 
 # %% ../../nbs/09_bench/09_systems.ipynb #def-measured-systems
-def _two_updates(spec: RunSpec, data, device):
+def _two_updates(spec: RunConfig, data, device):
     """Build a system and update it twice: from the second on the optimiser's state is there."""
     trainer = Trainer(spec, data, device)
     for _ in range(2):

@@ -31,7 +31,7 @@ from ..core.errors import HmoeError
 from ..data.base import MultiDomainDataset, as_input
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import PRECISIONS, Bf16GroupNorm
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-scale
@@ -168,7 +168,7 @@ def our_trainer(algorithm: str, precision: str, data: MultiDomainDataset, scale:
     """The library's loop on the same work."""
     hparams = merge_hparams(get_algorithm(algorithm).HPARAMS, {"batch_size": scale.batch})
     network = {64: "mnist_cnn", 16: "small_cnn"}[scale.width]
-    spec = RunSpec(
+    spec = RunConfig(
         algorithm,
         data.name,
         data.fingerprint,

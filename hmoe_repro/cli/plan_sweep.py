@@ -46,7 +46,7 @@ from hmoe_repro.studies.plan import (
 )
 from ..studies.search import only_algorithms, search_specs
 from ..studies.sweep import Batch, default_jobs
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore, verify_studies
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-plan
@@ -98,7 +98,7 @@ def reproduce_command(
     verify_studies(results_dir())
     if not (artefacts or profile or everything or fresh):
         published = sample_runs()
-        specs = [RunSpec.from_dict(record["spec"]) for record in published.record]
+        specs = [RunConfig.from_dict(record["spec"]) for record in published.record]
         batch = Batch(specs, RunStore(runs_dir() / "sample"), device, folder, jobs, engine)
         batch.store.discard_all([spec.run_id for spec in specs])
         return reproduce_published(published_pages(), published, batch, output, say)

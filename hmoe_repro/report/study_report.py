@@ -26,7 +26,7 @@ from .render import KEPT, render
 from ..studies.search import choose
 from ..studies.studies import study_specs
 from ..studies.study_file import STUDIES, kept_file, read_study
-from ..training.run_config import TOY, RunSpec
+from ..training.run_config import TOY, RunConfig
 from ..training.selection import RULES
 from ..training.store import RunStore, write_study
 
@@ -63,7 +63,7 @@ def table_rows(
     return found, notes
 
 # %% ../../nbs/08_report/07_study_report.ipynb #def-scale-lines
-PAPER_SCALE = (RunSpec.steps, 3)  # updates and trial seeds of the papers
+PAPER_SCALE = (RunConfig.steps, 3)  # updates and trial seeds of the papers
 
 
 def scale_lines(frame: pd.DataFrame) -> list[str]:

@@ -24,9 +24,9 @@ from ..core.files import ensure_writable
 from ..core.progress import Progress
 from .plan import missing_runs
 from .worker import run_given, serve_runs
+from ..training.planning import make_config
 from ..training.run import failed_record, run
-from ..training.run_config import RunSpec
-from ..training.run_request import make_spec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore, run_lock
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-pool
@@ -35,7 +35,7 @@ class _Worker:
     """A process, and what it works on."""
 
     process: multiprocessing.Process
-    spec: RunSpec | None = None
+    spec: RunConfig | None = None
 
     def last_words(self) -> tuple:
         """Failure message of a worker that died."""
@@ -71,7 +71,7 @@ class _Pool:
         self.workers[ours] = _Worker(process)
         return ours
 
-    def give(self, pipe, spec: RunSpec):
+    def give(self, pipe, spec: RunConfig):
         """Let a worker run a specification. `OSError` if it has died."""
         pipe.send(spec.to_dict())
         self.workers[pipe].spec = spec
@@ -98,7 +98,7 @@ class _Pool:
 class _Work:
     """The runs of a sweep: what is left to start, and how the others ended."""
 
-    def __init__(self, specs: list[RunSpec], store: RunStore, on_event):
+    def __init__(self, specs: list[RunConfig], store: RunStore, on_event):
         self.by_id = {spec.run_id: spec for spec in specs}
         self.store, self.tell = store, on_event or (lambda *_: None)
         records = {run_id: store.read(run_id) for run_id in self.by_id}
@@ -139,7 +139,7 @@ class _Work:
         return ("complete", None) if record["status"] == "complete" else ("failed", reason)
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drive
-def _feed(pool: _Pool, pipe, todo: list[RunSpec], work: _Work):
+def _feed(pool: _Pool, pipe, todo: list[RunConfig], work: _Work):
     """Give the next run to a worker that has nothing to do."""
     pool.workers[pipe].spec = None
     if not todo:
@@ -151,7 +151,7 @@ def _feed(pool: _Pool, pipe, todo: list[RunSpec], work: _Work):
     work.tell("start", todo.pop(0))
 
 
-def _drive(pool: _Pool, todo: list[RunSpec], work: _Work, end: float | None):
+def _drive(pool: _Pool, todo: list[RunConfig], work: _Work, end: float | None):
     """Hand out specifications and collect outcomes until none is left, or the clock passes
     `end`."""
     wanted = len(work.results) + len(todo)
@@ -198,7 +198,7 @@ def _connect_ray(jobs: int | None):
     return ray, jobs or int(ray.cluster_resources()["CPU"])
 
 
-def _start_task(task, spec: RunSpec, arguments: tuple):
+def _start_task(task, spec: RunConfig, arguments: tuple):
     """Let a Ray task run a specification, in a process with the arithmetic it asks for."""
     options = {}
     if spec.arithmetic == "portable":
@@ -239,7 +239,7 @@ def default_jobs(device: str = "cpu") -> int:
 
 
 def sweep(
-    specs: list[RunSpec],
+    specs: list[RunConfig],
     store: RunStore | None = None,
     jobs: int | None = None,
     device: str = "cpu",
@@ -275,7 +275,7 @@ class RunDisplay:
         self.total, self.progress = total, progress
         self.ended, self.started = 0, {}
 
-    def __call__(self, kind: str, spec: RunSpec, *details):
+    def __call__(self, kind: str, spec: RunConfig, *details):
         if kind == "done":
             self._done(spec, *details)
         elif kind == "start":
@@ -290,7 +290,7 @@ class RunDisplay:
         if self.progress.bars and done < total:
             self.progress(what, done, total, unit)
 
-    def _done(self, spec: RunSpec, status: str, reason: str | None):
+    def _done(self, spec: RunConfig, status: str, reason: str | None):
         now, what = time.monotonic(), f"{spec} ({spec.run_id})"
         seconds = now - self.started.get(spec.run_id, now)
         self.ended += 1
@@ -347,7 +347,7 @@ class Batch:
     `jobs` concurrent runs (None: `default_jobs`). Raises `HmoeError` for an unknown
     engine or a device that is not there."""
 
-    specs: list[RunSpec]
+    specs: list[RunConfig]
     store: RunStore
     device: str = "cpu"
     data_dir: str | None = None
@@ -359,7 +359,7 @@ class Batch:
         self.device = str(resolve_device(self.device))
 
     @functools.cached_property
-    def missing(self) -> list[RunSpec]:
+    def missing(self) -> list[RunConfig]:
         """The runs that were not finished when this was first asked."""
         return missing_runs(self.specs, self.store)
 
@@ -385,26 +385,26 @@ class Batch:
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drawn-specs
 def drawn_specs(
     algorithm: str, dataset: str, test_domains, n_hparams: int | None = None, **settings
-) -> list[RunSpec]:
-    """One specification by `make_spec`, or with `n_hparams` those of the draws 0 to N-1.
+) -> list[RunConfig]:
+    """One specification by `make_config`, or with `n_hparams` those of the draws 0 to N-1.
 
-    Raises `HmoeError` as `make_spec` does, and where a search is asked for one draw or for several
+    Raises `HmoeError` as `make_config`, and where a search is asked for one draw or for several
     test domains."""
     if n_hparams is None:
-        return [make_spec(algorithm, dataset, test_domains, **settings)]
+        return [make_config(algorithm, dataset, test_domains, **settings)]
     if settings.pop("hparams_seed", 0) or len(test_domains) > 1:
         raise HmoeError(
             "--n-hparams chooses among all draws for one test domain.",
             fix="leave --hparams-seed out, and name one --test-domain.",
         )
     return [
-        make_spec(algorithm, dataset, test_domains, hparams_seed=draw, **settings)
+        make_config(algorithm, dataset, test_domains, hparams_seed=draw, **settings)
         for draw in range(n_hparams)
     ]
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-train-here
 def train_here(
-    specs: list[RunSpec], store: RunStore | None = None, device: str = "auto", data_dir=None
+    specs: list[RunConfig], store: RunStore | None = None, device: str = "auto", data_dir=None
 ) -> list[dict]:
     """The records of some runs, trained in this process as far as they are not, with progress; one
     without a specification where another process has locked it."""
@@ -421,7 +421,7 @@ def train_here(
     return records
 
 
-def refuse_incomplete(specs: list[RunSpec], records: list[dict]):
+def refuse_incomplete(specs: list[RunConfig], records: list[dict]):
     """Raises `HmoeError` for the first run that is not complete."""
     for spec, record in zip(specs, records):
         if record["status"] != "complete":

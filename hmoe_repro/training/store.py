@@ -19,7 +19,7 @@ from pathlib import Path
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, locked, runs_dir, sha256, write_atomic
 from .checkpoint_io import is_sealed, sealed
-from .run_config import RunSpec
+from .run_config import RunConfig
 from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
@@ -51,7 +51,7 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
             f"this library reads {RECORD_VERSION}. {_MEND}"
         )
     try:
-        expected = RunSpec.from_dict(record["spec"]).run_id
+        expected = RunConfig.from_dict(record["spec"]).run_id
     except HmoeError as error:
         raise HmoeError(f"{where}: {error}") from None
     except TypeError as error:
