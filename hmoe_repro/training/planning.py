@@ -9,7 +9,6 @@ __all__ = ['data_seed', 'check_options', 'resolve', 'make_config', 'make_toy_con
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -18,9 +17,8 @@ from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, sourc
 from ..algorithms.hparams import as_named, draw_hparams, merge_hparams
 from ..core.errors import HmoeError, check_choice
 from ..core.seeds import random_state, restore_random_state
-from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
 from ..data.loader import IMAGE_OPTIONS
-from ..data.registry import DATASETS, load_dataset, own_folder
+from ..data.registry import DATASETS, find_dataset, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights, weights_for
@@ -49,17 +47,11 @@ def data_seed(run: RunOptions) -> int:
 # %% ../../nbs/05_training/07_planning.ipynb #def-known-names
 def _known_names(run: RunOptions) -> RunOptions:
     """The options with a file's algorithm, and a file's or folder's data, registered by name."""
-    algorithm, dataset = run.algorithm, run.dataset
+    algorithm = run.algorithm
     if is_file_algorithm(algorithm):
         algorithm = algorithm_from_file(algorithm)
     get_algorithm(algorithm)
-    own_datasets()
-    if is_file_dataset(dataset):
-        dataset = dataset_from_file(dataset)
-    elif dataset not in DATASETS and Path(dataset).is_dir():
-        dataset = own_folder(dataset)
-    check_choice(dataset, DATASETS, "data set (nor is it the path of a folder):")
-    return run.replace(algorithm=algorithm, dataset=dataset)
+    return run.replace(algorithm=algorithm, dataset=find_dataset(run.dataset))
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
 def check_options(run: RunOptions):
