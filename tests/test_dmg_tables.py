@@ -24,8 +24,9 @@ DOMAINS = ("negative", "photo", "plain", "sketch")
 def record(algorithm, target, seed, network="small_cnn", protocol=True, **accuracies):
     "A complete run; accuracies of its modes on the target, and 0.1 more in domain."
     asked = {"protocol": "dmg"} if protocol else {}
-    who = (algorithm, "DigitDomains", "0", (target,), seed)
-    spec = RunConfig(*who, network=network, resolution=16, steps=320, **asked)
+    asked |= dict(algorithm=algorithm, dataset="DigitDomains", dataset_fingerprint="0")
+    asked |= dict(test_domains=(target,), trial_seed=seed, network=network)
+    spec = RunConfig(resolution=16, steps=320, **asked)
     chosen = {"step": 9, "validation_accuracy": 0.9}
     made = {
         "run_id": spec.run_id,

@@ -80,9 +80,9 @@ def run(target, seed, weight, last=ALL, out=0.7, inside=0.9, own=0.9, **hparams)
     "A complete run of DMG: the first place keeps everything, the last as given."
     sources = [d for d in DOMAINS if d != target]
     hparams = {"lambda_o": weight, "lambda_s": 0.0} | hparams
-    who = ("DMG", "DigitDomains", "0", (target,), seed)
+    who = dict(algorithm="DMG", dataset="DigitDomains", dataset_fingerprint="0", trial_seed=seed)
     more = {"network": "image_cnn", "resolution": 16, "steps": 40, "protocol": "dmg"}
-    spec = RunConfig(*who, hparams=hparams, **more)
+    spec = RunConfig(**who, test_domains=(target,), hparams=hparams, **more)
     both = kept([a + b for a, b in zip(ALL, last)])
     losses = {f"iou_{p}": v for p, v in zip(("0_1", "0_2", "1_2"), both["iou"])}
     halfway = {p: (1 + v) / 2 for p, v in losses.items()}

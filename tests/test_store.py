@@ -24,10 +24,10 @@ from hmoe_repro.training.store import (
 )
 
 SPEC = RunConfig(
-    "ERM",
-    "DigitDomains",
-    "f" * 12,
-    ("sketch",),
+    algorithm="ERM",
+    dataset="DigitDomains",
+    dataset_fingerprint="f" * 12,
+    test_domains=("sketch",),
     hparams={"lr": 1e-3, "batch_size": 32},
     network="small_cnn",
     resolution=16,

@@ -41,7 +41,8 @@ def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=Non
     if paper.weights == "pretrained":
         scale["weights"] = "IMAGENET1K_V1"
     hparams = paper_hparams(algorithm, TWINS.get(dataset, dataset)) | (hparams or {})
-    spec = RunConfig(algorithm, dataset, "00", (domain,), seed, hparams, **scale | changed)
+    scale |= dict(algorithm=algorithm, dataset=dataset, dataset_fingerprint="00", hparams=hparams)
+    spec = RunConfig(**scale | dict(test_domains=(domain,), trial_seed=seed) | changed)
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     chosen = {"step": 1, "validation_accuracy": validation}
     selected = {m: chosen | {"test_accuracy": accuracy - i / 100} for i, m in enumerate(modes)}

@@ -342,6 +342,7 @@ class SWAD(Segmented):
             raise HmoeError(
                 f"n_converge = {begin} must be at least 1 and less than n_tolerance = {end}.",
                 fix="change one of them.",
+                setting="n_converge",
             )
 
     def on_checkpoint(self, validation):

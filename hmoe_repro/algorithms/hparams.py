@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, about, check_choice
 from ..core.seeds import seed_hash
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-as-text
@@ -173,17 +173,18 @@ def merge_hparams(
 ) -> dict:
     """Defaults overridden by `given`, which is checked by name and type. Raises `HmoeError`, for a
     misspelt name with the list of the valid ones."""
-    for name in given:
-        check_choice(name, declared, "hyper-parameter")
     merged = {name: _default(h, resolution, dataset, parity) for name, h in declared.items()}
     for name, value in given.items():
-        merged[name] = _checked(name, value, declared[name])
+        with about(name):
+            check_choice(name, declared, "hyper-parameter")
+            merged[name] = _checked(name, value, declared[name])
     for name, h in declared.items():
         if h.follows and name not in given:
             merged[name] = merged[h.follows]
     for name in given:
-        if not _exists(declared[name], merged):
-            _refuse_absent(name, declared[name], merged)
+        with about(name):
+            if not _exists(declared[name], merged):
+                _refuse_absent(name, declared[name], merged)
     return {name: value for name, value in merged.items() if _exists(declared[name], merged)}
 
 

@@ -22,7 +22,7 @@ from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
 from ..studies.search import rank
 from ..studies.studies import read_study
-from ..training.protocols import DMG_BATCH, parse_policy
+from ..training.protocols import PROTOCOLS, parse_policy
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #paper-protocol
 TWINS = {"ColoredDigits": "ColoredMNIST", "RotatedDigits": "RotatedMNIST"}
@@ -107,7 +107,7 @@ def study_settings(*studies: str) -> pd.DataFrame:
         for who, variant, data, seed, precision in product(*whole):
             given, photographs = block.settings(who, variant), data in KNOWN
             network = block.network or given.get("network") or paper_network(who, data)
-            usual = {"batch_size": DMG_BATCH} if block.protocol == "dmg" else {}
+            usual = PROTOCOLS[block.protocol].defaults
             hparams = paper_hparams(who, data, usual | given, network, parity=block.parity)
             row = {"algorithm": who, "dataset": data, "trial_seed": seed, "precision": precision}
             row |= {"network": network, "steps": block.steps, "epochs": block.epochs}

@@ -9,7 +9,6 @@ __all__ = ['PARTS', 'measured_runs', 'spectrum_rows', 'depth_changes', 'untraine
 # %% ../../nbs/07_analysis/16_spectra.ipynb #imports
 import contextlib
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -98,7 +97,7 @@ def _inputs(kept: StoredChoices, normalised: bool) -> torch.Tensor:
 @torch.no_grad()
 def _before_training(record: dict, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
-    spec = replace(RunConfig.from_dict(record["spec"]), precision="float32")
+    spec = RunConfig.from_dict(record["spec"]).replace(precision="float32")
     x = _inputs(kept, normalised=spec.images is not None)
     facts = SimpleNamespace(
         input_shape=tuple(x.shape[1:]),

@@ -169,10 +169,10 @@ def our_trainer(algorithm: str, precision: str, data: MultiDomainDataset, scale:
     hparams = merge_hparams(get_algorithm(algorithm).HPARAMS, {"batch_size": scale.batch})
     network = {64: "mnist_cnn", 16: "small_cnn"}[scale.width]
     spec = RunConfig(
-        algorithm,
-        data.name,
-        data.fingerprint,
-        (data.domain_names[-1],),
+        algorithm=algorithm,
+        dataset=data.name,
+        dataset_fingerprint=data.fingerprint,
+        test_domains=(data.domain_names[-1],),
         hparams={k: v for k, v in hparams.items() if k != "network"},
         network=network,
         resolution=scale.side,

@@ -63,7 +63,7 @@ def table_rows(
     return found, notes
 
 # %% ../../nbs/08_report/07_study_report.ipynb #def-scale-lines
-PAPER_SCALE = (RunConfig.steps, 3)  # updates and trial seeds of the papers
+PAPER_SCALE = (RunConfig.model_fields["steps"].default, 3)  # updates and trial seeds of the papers
 
 
 def scale_lines(frame: pd.DataFrame) -> list[str]:

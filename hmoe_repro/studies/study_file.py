@@ -30,10 +30,16 @@ def _different(values: tuple) -> tuple:
     return values
 
 
+def _read_seeds(said):
+    if type(said) is int:
+        return tuple(range(said))
+    return tuple(said) if isinstance(said, (list, tuple)) else ()
+
+
 def _read_domains(said):
     if isinstance(said, dict) and said:
         return {dataset: _read_domains(of_dataset) for dataset, of_dataset in said.items()}
-    if isinstance(said, list) and said:
+    if isinstance(said, (list, tuple)) and said:
         return tuple((one,) if isinstance(one, str) else tuple(one) for one in said)
     if said in ("all", ()):
         return said
@@ -50,9 +56,7 @@ class _Product(Checked):
     algorithms: Annotated[Names, Several]
     datasets: Annotated[Names, Several]
     seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...],
-        BeforeValidator(lambda v: tuple(range(v) if type(v) is int else v)),
-        Several,
+        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_read_seeds), Several
     ] = Field(description="how many, or a list of trial seeds.")
     test_domains: Annotated[_Domains | dict[str, _Domains], BeforeValidator(_read_domains)] = ()
     precisions: Annotated[tuple[_Precision, ...], Field(strict=False), Several] = ("float32",)
@@ -128,12 +132,12 @@ class _Top(Checked):
     search: dict = {}
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-read-block
-def _read_table(file: SettingsFile, model: type[Checked], given: dict, *above) -> Checked:
+def _read_table(file: SettingsFile, model: type[Checked], given: dict, *above, valid=()):
     """A `model` of the table at `above`. `HmoeError` with the file and the line."""
     try:
         return model(**given)
     except ValidationError as error:
-        wrong = explained(error, model)
+        wrong = explained(error, model, valid)
         raise wrong.at(file.place(*above, wrong.setting)) from None
 
 
@@ -193,7 +197,7 @@ def read_study(study) -> Study:
     file = open_settings(path, path.name if study in STUDIES else str(study))
     of_runs = {key: value for key, value in file.content.items() if key in Runs.model_fields}
     rest = {key: value for key, value in file.content.items() if key not in of_runs}
-    top = _read_table(file, _Top, rest)
+    top = _read_table(file, _Top, rest, valid=Runs.model_fields)
     runs = tuple(_read_block(file, of_runs, i, inside) for i, inside in enumerate(top.runs))
     arrays = top.arrays
     if isinstance(arrays, dict):
@@ -362,7 +366,6 @@ def check_study(study) -> dict[str, str]:
     file = study.file
     everyone = tuple(dict.fromkeys(name for runs in study.runs for name in runs.algorithms))
     for block, runs in enumerate(study.runs):
-        _check_tables(study, block, everyone)
         if TOY in runs.datasets:
             _check_toy(file, block, runs)
             continue
@@ -370,6 +373,7 @@ def check_study(study) -> dict[str, str]:
             for i, text in enumerate(getattr(runs, kind)):
                 with file.at(*setting_place(file, block, kind), i):
                     names[text] = find(text, file.folder)
+        _check_tables(study, block, everyone)
         for text in runs.datasets:
             _check_domains(file, block, runs, text, names[text])
         if runs.protocol == "dmg" and study.rule != RULES[0]:

@@ -16,7 +16,7 @@ from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
 from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
-from ..data.registry import load_dataset
+from ..data.registry import find_dataset, load_dataset
 from ..networks.precision import set_precision
 from .checkpoint_io import is_sealed, sealed
 from .planning import data_seed

@@ -15,7 +15,7 @@ import torch
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
 from ..algorithms.hparams import as_named, draw_hparams, merge_hparams
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, about, check_choice
 from ..core.seeds import random_state, restore_random_state
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset
@@ -58,7 +58,8 @@ def check_options(run: RunOptions):
     """Raises `HmoeError` for options that exclude each other, or an unknown network."""
     protocol_of(run).check()
     if run.network:
-        check_choice(run.network, network_names(), "network")
+        with about("network"):
+            check_choice(run.network, network_names(), "network")
     if run.arithmetic == "portable" and run.precision.endswith("-compile"):
         raise HmoeError(
             f"portable arithmetic and precision {run.precision} exclude each other: the compiler "

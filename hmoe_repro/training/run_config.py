@@ -80,7 +80,7 @@ class RunOptions(Checked):
     protocol: Literal["domainbed", "dmg"] = Field(
         "domainbed", description="domainbed, or dmg: epochs of mixed batches of 64."
     )
-    splits: str | None = Field(
+    splits: Annotated[str | None, BeforeValidator(lambda v: v and str(v))] = Field(
         None, description="With protocol dmg: a folder of lists DOMAIN_train.txt, _val, _test."
     )
     hparams_seed: int = Field(
@@ -102,16 +102,16 @@ class RunOptions(Checked):
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
-def explained(error: ValidationError, model: type[BaseModel]) -> HmoeError:
-    """The first problem that pydantic found, as an `HmoeError` whose `setting` is the field."""
+def explained(error: ValidationError, model: type[BaseModel], valid=()) -> HmoeError:
+    """The first problem that pydantic found, as an `HmoeError` whose `setting` is the field;
+    `valid`: further fields beside those of the model."""
     problem = error.errors()[0]
     name, value, kind = str((*problem["loc"], "")[0]), problem["input"], problem["type"]
     if kind == "extra_forbidden":
-        return HmoeError(
-            f"unknown option {name!r}.", choices=list(model.model_fields), setting=name
-        )
+        choices = [*model.model_fields, *valid]
+        return HmoeError(f"unknown option {name!r}.", choices=choices, setting=name)
     if kind == "missing":
-        return HmoeError(f"{name} is missing.", setting=name)
+        return HmoeError(f"{name} is missing.", fix=f"add {name}.", setting=name)
     if kind == "literal_error":
         expected = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return HmoeError(f"unknown {name} {value!r}.", choices=expected.split(", "), setting=name)
