@@ -14,7 +14,6 @@ import pandas as pd
 from .results import runs
 from .statistics import minimum_detectable_difference
 from ..core.errors import HmoeError, check_choice
-from ..data.registry import own_folders
 from ..studies.search import choose
 from ..training.run_config import TOY
 
@@ -25,7 +24,6 @@ def narrow_results(
     """The `results` of some algorithms (None: all) and one data set, without toy runs. Raises
     `HmoeError` that lists the valid names, and where there are toy runs only; without any run
     every name is valid."""
-    own_folders()
     found = frame[frame.dataset != TOY]
     if found.empty and len(frame):
         raise HmoeError(
