@@ -307,13 +307,13 @@ def _check_setting(algorithm: str, name: str, value):
     from dataclasses import replace
 
     from hmoe_repro.algorithms import get_algorithm
-    from hmoe_repro.algorithms.hparams import merge_hparams
+    from hmoe_repro.algorithms.hparams import merge_hparams, with_network
     from hmoe_repro.data.loader import IMAGE_OPTIONS, checked_options
 
     if name in IMAGE_OPTIONS:
         checked_options({name: value})
         return
-    declared = get_algorithm(algorithm).HPARAMS
+    declared = with_network(get_algorithm(algorithm).HPARAMS)
     alone = {other: replace(h, requires=(), follows="") for other, h in declared.items()}
     merge_hparams(alone, {name: value})
 
