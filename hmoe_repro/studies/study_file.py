@@ -388,8 +388,10 @@ def check_study(study) -> dict[str, str]:
             check_choice(text, names, "algorithm in arrays")
     if study.ranges:
         from hmoe_repro.algorithms import get_algorithm
+        from hmoe_repro.algorithms.hparams import with_network
 
-        declared = {n for t in everyone if t in names for n in get_algorithm(names[t]).HPARAMS}
+        classes = [get_algorithm(names[text]) for text in everyone if text in names]
+        declared = {name for cls in classes for name in with_network(cls.HPARAMS)}
         for name in study.ranges:
             with file.at("search", "ranges", name):
                 check_choice(name, sorted(declared), "hyper-parameter of these algorithms")

@@ -14,7 +14,7 @@ import torch
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
-from ..algorithms.hparams import as_named, draw_hparams, merge_hparams
+from ..algorithms.hparams import as_named, draw_hparams, merge_hparams, with_network
 from ..core.errors import HmoeError, about, check_choice
 from ..core.seeds import random_state, restore_random_state
 from ..data.loader import IMAGE_OPTIONS
@@ -22,7 +22,7 @@ from ..data.registry import DATASETS, find_dataset, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights, weights_for
-from ..networks.registry import WITH_WEIGHTS, network_names
+from ..networks.registry import NETWORKS
 from hmoe_repro.training.protocols import (
     domains_with_labels,
     protocol_of,
@@ -59,7 +59,7 @@ def check_options(run: RunOptions):
     protocol_of(run).check()
     if run.network:
         with about("network"):
-            check_choice(run.network, network_names(), "network")
+            check_choice(run.network, NETWORKS, "network")
     if run.arithmetic == "portable" and run.precision.endswith("-compile"):
         raise HmoeError(
             f"portable arithmetic and precision {run.precision} exclude each other: the compiler "
@@ -81,12 +81,13 @@ def _prepared_data(run: RunOptions, data_dir):
 def _resolved_hparams(run: RunOptions, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
     algorithm = get_algorithm(run.algorithm)
-    declared, domains = algorithm.HPARAMS, training_domains(data, run.test_domains)
-    usual = declared["network"].default
+    own, domains = algorithm.HPARAMS, training_domains(data, run.test_domains)
+    usual = own["network"].default
     if hasattr(data, "options"):  # photographs: the algorithm's large network, or the papers'
-        usual = declared["network"].large_image_default or "resnet50"
+        usual = own["network"].large_image_default or "resnet50"
     given = {"network": run.network or usual}
-    given |= {name: v for name, v in protocol_of(run).defaults.items() if name in declared}
+    given |= {name: v for name, v in protocol_of(run).defaults.items() if name in own}
+    declared = with_network(own, given["network"])
     given |= {name: v for name, v in run.hparams.items() if name not in IMAGE_OPTIONS}
     seeds = run.hparams_seed, run.trial_seed
     drawn = draw_hparams(declared, *seeds, data.resolution, run.dataset, len(domains))
@@ -112,7 +113,7 @@ def _build_once(run: RunOptions, data, hparams: dict):
     key = repr((run.algorithm, source_hash(algorithm), shape, tried))
     if key in _BUILT:
         return
-    random = {"weights": RANDOM} if hparams["network"] in WITH_WEIGHTS else {}
+    random = {"weights": RANDOM} if "weights" in hparams else {}
     before = random_state()
     try:
         with torch.device("meta"):
