@@ -163,7 +163,7 @@ def _write_archive(archive: Path, folder: Path, on_progress):
     try:
         unpack_format(archive, folder, budget)
     except tarfile.FilterError as error:
-        reason = str(error).replace(str(folder), "<folder>")
+        reason = str(error).replace(str(folder.parent.resolve()), "<folder>")
         cause = f"{what} is not unpacked, for it is unsafe: {reason}."
         raise BadArchive(cause, fix="another source.", setting=what) from None
     except (*DAMAGE, OSError) as error:
