@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 from .clusters import domains_and_experts, gate_similarity, mean_gates
 from .experts import choice_rows
 from .mask_scores import own_mask_gain
-from .published import min_validation_accuracy, undertrained
+from .published import SLOW, TRAINED, undertrained
 from .results import arrays, frame_of, has_arrays, results, runs, study_file
 from .statistics import Interval, mean_interval, rate, rows_of, value_grid
 from ..core.errors import HmoeError, check_choice, plural
@@ -318,25 +318,18 @@ def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame
     return {name: claim_frame(name, store) for name in known}
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-young
-def _names_under(rows: pd.DataFrame, least) -> str:
-    """'HMOE-DN (PACS)': the algorithms of some rows under `least` percent of a data set."""
-    found = undertrained(rows, least) if "record" in rows else []
-    return ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
-
-
-def _young(rows: pd.DataFrame) -> str:
-    """A caveat if networks of some rows are undertrained (`min_validation_accuracy`); else ''."""
-    names = _names_under(rows, min_validation_accuracy)
-    return f"Undertrained: {names}." if names else ""
+def _undertrained(rows: pd.DataFrame, share: float) -> str:
+    """'Undertrained: HMOE-DN (PACS)', where some rows have not learnt a `share`; else ''."""
+    found = undertrained(rows, share) if "record" in rows else []
+    names = ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
+    return f"undertrained: {names}" if names else ""
 
 
 def _unfair(first: pd.DataFrame, second: pd.DataFrame) -> str:
     """The problem of comparing two algorithms of which one is far behind on validation images;
     settings, masks and modes of one algorithm are comparable however long it was trained."""
-    if set(first.algorithm) & set(second.algorithm):
-        return ""
-    names = _names_under(pd.concat([first, second]), lambda dataset: 0.0)
-    return f"undertrained: {names}" if names else ""
+    alone = set(first.algorithm) & set(second.algorithm)
+    return "" if alone else _undertrained(pd.concat([first, second]), SLOW)
 
 # %% ../../nbs/07_analysis/17_claims.ipynb #def-chosen
 def meets(frame: pd.DataFrame, name: str, wanted) -> pd.Series:
@@ -374,7 +367,8 @@ def _used(interval: Interval, rows: pd.DataFrame, unit: str, **more) -> Evidence
     size += [f"{updates} updates", *used.dataset.unique()]
     if not steps[-1]:  # a benchmark
         size = [plural(len(used), "round")]
-    said = [more.pop("more", ""), _young(rows) if unit == POINTS else ""]
+    young = _undertrained(rows, TRAINED) if unit == POINTS else ""
+    said = [more.pop("more", ""), f"{young[0].upper()}{young[1:]}." if young else ""]
     more |= {"size": ", ".join(size), "more": " ".join(filter(None, said))}
     return Evidence(*interval[:3], unit, len(used), **more)
 

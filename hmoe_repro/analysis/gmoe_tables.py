@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from .protocol_diff import complete_rows
-from .published import learned_line  # noqa: F401
 from .statistics import mean_interval
-from .tables import cell_statistics, cell_text, mean_and_error
+from .tables import cell_statistics, cell_text, complete_rows, mean_and_error
 from ..core.errors import check_choice
 from ..data.benchmarks import KNOWN
 from ..data.registry import load_dataset

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['TWINS', 'PAPER_STUDIES', 'TABLES', 'PAPER_SEEDS', 'KNOWN_COPIES', 'paper_dataset', 'paper_hparams', 'paper_network',
-           'study_settings', 'setting_diff', 'complete_rows', 'incomplete_cells', 'protocol_diff', 'error_words',
-           'average_name']
+           'study_settings', 'setting_diff', 'incomplete_cells', 'protocol_diff', 'error_words']
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #imports
 from itertools import product
@@ -15,7 +14,7 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from ..algorithms.hparams import as_text, merge_hparams
 from .results import runs
-from .tables import domain_order
+from .tables import complete_rows
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
@@ -79,13 +78,10 @@ _WORDS = {
     "weights": "initial weights",
     "precision": "precision",
     "resolution": "resolution in pixels",
-    "protocol": "protocol",
-    "epochs": "epochs",
-    "splits": "splits",
-    "validation": "validation",
-    **{name: name.replace("_", " ") for name in IMAGE_OPTIONS},
-}
+} | {name: name.replace("_", " ") for name in ("protocol", "epochs", "splits", "validation")}
+_WORDS |= {name: name.replace("_", " ") for name in IMAGE_OPTIONS}
 KNOWN_COPIES = {"10135109ea86": "the images of PACS, re-encoded from JPEG to WebP at quality 75"}
+_FILES, _LISTS = "the published files", "the authors' lists"
 _OFF = {"hparams.schedule": "none", "hparams.near_zero": False}  # where a network has no choice
 
 
@@ -104,21 +100,19 @@ def study_settings(*studies: str) -> pd.DataFrame:
     rows = []
     for block in (block for name in studies for block in read_study(name).runs):
         whole = (block.algorithms, block.variants, block.datasets, block.seeds, block.precisions)
+        kept = ("steps", "epochs", "protocol", "checkpoint_frequency")
+        of_block = {name: getattr(block, name) for name in kept}
+        of_block |= {"splits": _LISTS if block.splits else None, "files": _FILES}
+        of_block["validation"] = _validation(block.evaluate)
         for who, variant, data, seed, precision in product(*whole):
             given, photographs = block.settings(who, variant), data in KNOWN
             network = block.network or given.get("network") or paper_network(who, data)
             usual = {"batch_size": DMG_BATCH} if block.protocol == "dmg" else {}
             hparams = paper_hparams(who, data, usual | given, network, parity=block.parity)
             row = {"algorithm": who, "dataset": data, "trial_seed": seed, "precision": precision}
-            row |= {"network": network, "steps": block.steps, "epochs": block.epochs}
-            row |= {
-                "weights": _weights(given.get("weights", "pretrained" if photographs else None))
-            }
-            row |= {"resolution": block.resolution or (224 if photographs else 28)}
-            row |= {"sampler": block.sampler_of(who), "protocol": block.protocol}
-            row |= {"checkpoint_frequency": block.checkpoint_frequency}
-            row |= {"splits": "the authors' lists" if block.splits else None}
-            row |= {"validation": _validation(block.evaluate), "files": "the published files"}
+            row |= {"network": network, "sampler": block.sampler_of(who), **of_block}
+            row["weights"] = _weights(given.get("weights", "pretrained" if photographs else None))
+            row["resolution"] = block.resolution or (224 if photographs else 28)
             row |= {name: given.get(name, usual) for name, usual in IMAGE_OPTIONS.items()}
             rows.append(row | {f"hparams.{name}": value for name, value in hparams.items()})
     return pd.DataFrame(rows)
@@ -126,25 +120,28 @@ def study_settings(*studies: str) -> pd.DataFrame:
 
 def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
     """The same settings of the runs of `results`."""
-    table = runs(frame).copy()
-    said = [r.get("protocol") if isinstance(r.get("protocol"), dict) else {} for r in table.record]
-    table["epochs"] = [protocol.get("epochs") for protocol in said]
-    splits = [protocol.get("splits") for protocol in said]
-    table["splits"] = ["the authors' lists" if str(s).startswith("lists") else s for s in splits]
-    table["weights"] = [_weights(value) for value in table.weights]
-    table["validation"] = table.evaluate.map(_validation)
-    photographs = table.dataset.isin(KNOWN)
-    files = table.dataset_fingerprint.map(KNOWN_COPIES).fillna("the published files")
-    table["files"] = files.where(photographs)
+    table = runs(frame)
+    said = [record.get("protocol") or {} for record in table.record]
+    given = [record["spec"].get("images") or {} for record in table.record]
+    splits, photographs = [s.get("splits") for s in said], table.dataset.isin(KNOWN)
+    files = table.dataset_fingerprint.map(KNOWN_COPIES).fillna(_FILES)
+    table = table.assign(
+        epochs=[s.get("epochs") for s in said],
+        splits=[_LISTS if str(s).startswith("lists") else s for s in splits],
+        weights=[_weights(value) for value in table.weights],
+        validation=table.evaluate.map(_validation),
+        files=files.where(photographs),
+    )
     for name, usual in IMAGE_OPTIONS.items():
-        given = [r["spec"].get("images") or {} for r in table.record]
         options = [options.get(name, usual) for options in given]
         table[name] = pd.Series(options, table.index, object).where(photographs)
     return table
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-departures
-def _values(column: pd.Series) -> set:
-    return {tuple(v) if isinstance(v, list) else v for v in column if v is not None and v == v}
+def _values(table: pd.DataFrame, name: str) -> set:
+    """The values of a column, but for missing ones; empty without the column."""
+    values = table[name] if name in table else ()
+    return {tuple(v) if isinstance(v, list) else v for v in values if v is not None and v == v}
 
 
 def _text(value, setting: str) -> str:
@@ -155,12 +152,14 @@ def _text(value, setting: str) -> str:
 
 def _difference(name: str, found: set, wanted: set) -> str:
     """How the values of a setting differ from those that are wanted; '' if they do not."""
+    if not found or not wanted:
+        return ""
     if name == "trial_seed":
         fewer = len(found) < len(wanted)
         return f"{len(found)} instead of {len(wanted)}" if fewer else ""
     both = [sorted(values, key=str) for values in (found - wanted, wanted)]
     other, usual = (" or ".join(_text(v, name) for v in values) for values in both)
-    if found - wanted:
+    if other:
         return f"{other} instead of {usual}"
     if name in ("dataset", "network") and wanted - found:
         return f"{' and '.join(sorted(found))} alone, without {', '.join(sorted(wanted - found))}"
@@ -181,22 +180,23 @@ def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
     ours, full = _ours_and_theirs(frame, study)
     algorithms = sorted(set(ours.algorithm), key=rank)
     common = [who for who in algorithms if who in set(full.algorithm)]
-    names, owners = [*_WORDS, *(n for n in full if n.startswith("hparams."))], {}
+    names = [*_WORDS, *(full.filter(like="hparams.") if common else ())]
+    owners = {name: {} for name in names}  # name -> difference -> algorithms
     for who in common or algorithms:
         mine = ours[ours.algorithm == who]
         theirs = full[full.algorithm == who] if common else full
         same = theirs[theirs.dataset.isin(mine.dataset)]
-        for name in names if common else _WORDS:
+        for name in names:
             part = same if len(same) and name != "dataset" else theirs
-            found = _values(mine[name]) if name in mine else set()
-            if name in _OFF and name in part:
-                found = found or {_OFF[name]}
-            wanted = _values(part[name]) if name in part else set()
-            if found and wanted and (said := _difference(name, found, wanted)):
-                line = f"{_WORDS.get(name, name.removeprefix('hparams.'))}: {said}"
-                owners.setdefault((names.index(name), line), []).append(who)
-    whole, found = len(common or algorithms), sorted(owners.items(), key=lambda item: item[0][0])
-    lines = [f"{s} ({', '.join(w)})" if len(w) < whole else s for (_, s), w in found]
+            found, wanted = _values(mine, name), _values(part, name)
+            if said := _difference(name, found or {_OFF[name]} if name in _OFF else found, wanted):
+                owners[name].setdefault(said, []).append(who)
+    lines = []
+    for name, differences in owners.items():
+        word = _WORDS.get(name, name.removeprefix("hparams."))
+        for said, who in differences.items():
+            some = f" ({', '.join(who)})" if len(who) < len(common or algorithms) else ""
+            lines.append(f"{word}: {said}{some}")
     for name, part in ours.groupby("dataset"):
         held_out = set(",".join(part.test_domain).split(","))
         known = DATASETS[name].domain_names if name in DATASETS else ()
@@ -205,26 +205,14 @@ def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
     return lines
 
 # %% ../../nbs/07_analysis/09_protocol_diff.ipynb #def-incomplete-cells
-def complete_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of complete runs with one test domain and an accuracy."""
-    rows = frame
-    if rows.empty:
-        return rows
-    single = ~rows.test_domain.str.contains(",")
-    return rows[single & (rows.status == "complete") & rows.accuracy.notna()]
-
-
 def incomplete_cells(frame: pd.DataFrame) -> list[str]:
     """One line naming each (algorithm, test domain) that lacks complete runs, with the seeds it has
     and should have; nothing if all are whole."""
     wanted = min(PAPER_SEEDS, frame.trial_seed.nunique())
     seeds = complete_rows(frame).groupby(["algorithm", "test_domain"]).trial_seed.nunique()
     cells = product(sorted(set(frame.algorithm), key=rank), frame.test_domain.unique())
-    short = [
-        f"{who} on {domain} ({seeds.get((who, domain), 0)} of {wanted} seeds)"
-        for who, domain in cells
-        if seeds.get((who, domain), 0) < wanted
-    ]
+    have = [(who, domain, seeds.get((who, domain), 0)) for who, domain in cells]
+    short = [f"{who} on {d} ({n} of {wanted} seeds)" for who, d, n in have if n < wanted]
     return [f"incomplete: {', '.join(short)}"] if short else []
 
 
@@ -246,12 +234,3 @@ def error_words(frame: pd.DataFrame) -> str:
     if seeds == 1:
         return "one seed, no standard errors"
     return f"mean ± standard error over {seeds} trial seeds"
-
-
-def average_name(frame: pd.DataFrame) -> str:
-    """'Average' if every domain of the data set is a test domain of the study, else 'Average of …'
-    with their names."""
-    rows = complete_rows(frame)
-    domains, dataset = domain_order(rows), rows.dataset.iloc[0]
-    known = DATASETS[dataset].domain_names if dataset in DATASETS else domains
-    return "Average" if set(domains) == set(known) else f"Average of {', '.join(domains)}"

@@ -15,8 +15,8 @@ import pandas as pd
 import typer
 
 from ..analysis.results import frame_of, load_study, runs, short_path
-from ..analysis.search_tables import narrow_results, resolution_note
-from ..analysis.tables import accuracy_table
+from ..analysis.statistics import resolution_note
+from ..analysis.tables import accuracy_table, narrow_results
 from ..bench.costs import run_algorithms
 from ..bench.costs_report import cost_table, layer_table, layer_targets, measured_costs
 from ..bench.layers import run_moe

@@ -123,7 +123,7 @@ def _train(algorithm, dataset, test_domains, n_hparams, hparams, device, setting
     set_determinism(settings["arithmetic"])
     from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.analysis.results import frame_of
-    from hmoe_repro.analysis.search_tables import describe_discovery, search_table, selected_table
+    from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_specs, refuse_incomplete, train_here
 
     settings["hparams"] = dict(parse_setting(text) for text in hparams)
