@@ -2,7 +2,6 @@
 that go on in the middle of an epoch, and what is said where two protocols would meet."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +11,12 @@ from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM, register
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import accuracy_table, run_results, selected_table
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.data.image_folder import ImageTree, sample_tree
 from hmoe_repro.data.loader import ImageDataset
-from hmoe_repro.data.registry import load_dataset, own_folder
+from hmoe_repro.data.registry import find_dataset, load_dataset
 from hmoe_repro.report.provenance import DMG_RULE, header, rule_of
 from hmoe_repro.studies.domainbed_export import export_domainbed
 from hmoe_repro.studies.plan import estimate_seconds
@@ -490,13 +490,15 @@ def test_the_content_of_lists_is_their_name(lists, tmp_path, own_names):
     assert lists_in(moved, data).digest != before
 
 
-def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, own_names):
+def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
+    lists, tmp_path, own_names, monkeypatch
+):
     _, folder = lists
     for domain in DOMAINS:
         images = [line.rpartition(" ")[0] for line in (folder / f"{domain}_train.txt").open()]
         write(folder, domain, "train", images[:6])
         write(folder, domain, "val", images[6:])
-    name = own_folder(tmp_path / "Listed")
+    name = find_dataset("Listed", tmp_path)
     given = dict(network="image_cnn", resolution=16, protocol="dmg", epochs=1, splits=folder)
     spec = make_spec("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
     without = make_spec(
@@ -509,7 +511,7 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, o
     assert record["protocol"]["splits"] == f"lists {spec.splits}"
     assert record["protocol"]["images"]["sketch"] == {"in": 6, "out": 2, "test": 3}
     assert (record["test_size"], record["in_domain_size"]) == (3, 9)
-    os.environ["HMOE_SPLITS"] = ""
+    monkeypatch.setattr(CONFIG, "splits", ())
     lost = run(spec, RunStore(tmp_path / "others"))
     assert lost["status"] == "failed" and "Fix: --splits FOLDER" in lost["reason"]
 

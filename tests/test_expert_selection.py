@@ -375,7 +375,7 @@ def test_experts_and_codes_are_measured_together():
     scores, arrays = measure_run(both)
     assert set(scores) == {"discovery", "expert_choices"} and scores["discovery"]
     assert {"code_out", "panel_images", "choice_experts"} <= set(arrays)
-    alone, _ = MEASUREMENTS["discovery"].measure_run(both)
+    alone, _ = MEASUREMENTS["discovery"][1](both)
     assert alone == scores["discovery"]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.training.model import build_dataset, load_model
@@ -41,11 +42,13 @@ def spec(folder, algorithm="ERM", **options):
 
 CHILD = """
 import json, os, signal, sys
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.training.run_config import RunSpec
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.run import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
+CONFIG.restore(sys.argv[4])
 run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
 """
 
@@ -82,9 +85,9 @@ def test_data_that_is_tensors_has_no_new_fields():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, workers):
-    monkeypatch.setenv("HMOE_WORKERS", workers)
+    monkeypatch.setattr(CONFIG, "workers", workers)
     made = spec(folder, "HMOE-DN")
     whole = run(made, RunStore(tmp_path / "whole"))
     assert whole["status"] == "complete", whole["reason"]
@@ -96,6 +99,7 @@ def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, wo
             json.dumps(made.to_dict()),
             str(tmp_path / "cut"),
             str(random.choice((4, 5))),
+            CONFIG.to_json(),
         ],
         capture_output=True,
         text=True,
@@ -109,10 +113,10 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
     folder, tmp_path, monkeypatch
 ):
     records = {}
-    for workers in ("0", "2"):
-        monkeypatch.setenv("HMOE_WORKERS", workers)
-        records[workers] = outcome(run(spec(folder), RunStore(tmp_path / workers)))
-    assert records["0"] == records["2"] and records["0"]["status"] == "complete"
+    for workers in (0, 2):
+        monkeypatch.setattr(CONFIG, "workers", workers)
+        records[workers] = outcome(run(spec(folder), RunStore(tmp_path / str(workers))))
+    assert records[0] == records[2] and records[0]["status"] == "complete"
     from_files, from_cache = (
         run(spec(folder, data_augmentation=False, source=s), RunStore(tmp_path / s))
         for s in ("files", "cache")
@@ -121,7 +125,7 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
         from_files["run_id"] != from_cache["run_id"]
         and from_files["checkpoints"] == from_cache["checkpoints"]
     )
-    assert records["0"]["checkpoints"] != from_files["checkpoints"]
+    assert records[0]["checkpoints"] != from_files["checkpoints"]
 
 
 def test_validation_images_are_augmented_only_if_asked_and_the_same_at_every_visit(folder):
@@ -292,7 +296,8 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
 import json, sys
 from hmoe_repro.training.run_config import RunSpec
 from hmoe_repro.training.run import run
-record = run(RunSpec.from_dict(json.loads(sys.argv[1])))
+record = CONFIG.restore(sys.argv[4])
+run(RunSpec.from_dict(json.loads(sys.argv[1])))
 print(record["status"], record["reason"])
 """
     done = subprocess.run(

@@ -13,8 +13,8 @@ from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.core.toml import line_of
-from hmoe_repro.data.from_file import dataset_from_file
 from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.data.registry import find_dataset
 from hmoe_repro.report.study_report import chosen_rows, report_study, table_rows
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.studies.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
@@ -433,14 +433,14 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
         ("raise SystemExit", "SystemExit: . Fix: line 1 of data.py"),
         ("def Mine():\n    raise SystemExit(0)", "SystemExit: 0. Fix: line 2 of data.py"),
         ("Mine = 3", "has no function 'Mine'"),
-        ("def PACS():\n    pass", "there is a data set PACS already"),
+        ("def PACS():\n    pass", "a data set of this library has that name"),
     ],
 )
 def test_a_data_file_that_fails_says_where(tmp_path, body, message):
     (tmp_path / "data.py").write_text(body)
     name = "PACS" if "PACS" in body else "Mine"
     with pytest.raises(HmoeError, match=message):
-        dataset_from_file(f"{tmp_path}/data.py:{name}")
+        find_dataset(f"data.py:{name}", tmp_path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ __all__ = ['PARTS', 'measured_runs', 'spectrum_rows', 'depth_changes', 'untraine
            'noise_differences', 'plot_noise', 'convolutional_baseline', 'upper_half', 'spectra_verdict']
 
 # %% ../../nbs/07_analysis/16_spectra.ipynb #imports
-import contextlib
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,8 +22,7 @@ from ..core.errors import HmoeError, check_choice
 from ..core.style import colours
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
-from ..networks.precision import Backbone
-from ..networks.spectra import Spectra, depth_modules, is_transformer
+from ..networks.spectra import feature_spectra
 from ..training.model import build_algorithm
 from ..training.protocols import run_seed
 from ..training.run_config import RunSpec
@@ -63,61 +61,53 @@ def spectrum_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return found[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
 
 
+def _intervals(rows: pd.DataFrame, by: list[str], value: str) -> pd.DataFrame:
+    """`mean_interval` of a column for each group, with the groups as index, in their order."""
+    groups = rows.groupby(by, sort=False)
+    found = {key: mean_interval(value_grid(part, value)) for key, part in groups}
+    return pd.DataFrame(found.values(), index=pd.MultiIndex.from_tuples(found, names=by))
+
+
 def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> pd.DataFrame:
     """For each model of `spectrum_rows`: the log amplitude at pi in its `first` and `last` part
     (mean over runs), the `change` between them with its interval (low, high) and runs, and that of
     the same networks `untrained` (rows of the same form)."""
 
-    def ends(frame):
-        wide = (
-            frame[frame.frequency == 1].sort_values("depth").groupby(_RUN, dropna=False, sort=False)
-        )
-        both = wide.amplitude.agg(["first", "last"]).reset_index()
-        return both.assign(change=both["last"] - both["first"])
+    def ends(rows):
+        at_pi = rows[rows.frequency == 1].sort_values("depth")
+        both = at_pi.groupby(_RUN, dropna=False, sort=False).amplitude.agg(["first", "last"])
+        return both.assign(change=both["last"] - both["first"]).reset_index()
 
-    before = {} if untrained is None else ends(untrained).groupby("model").change.mean()
-    table = []
-    for model, part in ends(rows).groupby("model", sort=False):
-        found = mean_interval(value_grid(part, "change"))
-        row = {"model": model, "first": part["first"].mean(), "last": part["last"].mean()}
-        row |= {"change": found.mean, "low": found.low, "high": found.high, "runs": found.pairs}
-        table.append(row | {"untrained": before.get(model, math.nan)})
-    return pd.DataFrame(table)
+    after, before = ends(rows), math.nan
+    if untrained is not None:
+        before = ends(untrained).groupby("model").change.mean()
+    table = _intervals(after, ["model"], "change").rename(columns={"mean": "change"})
+    table = table.reset_index().set_index("model").assign(untrained=before, runs=table.pairs.values)
+    table = table.join(after.groupby("model")[["first", "last"]].agg(pd.Series.mean))
+    columns = ["first", "last", "change", "low", "high", "runs", "untrained"]
+    return table[columns].reset_index()
 
 # %% ../../nbs/07_analysis/16_spectra.ipynb #def-untrained-runs
-def _inputs(kept: StoredChoices, normalised: bool) -> torch.Tensor:
-    """The pictures of the training domains that a run kept, as a network takes them."""
-    tested = [kept.domain_names.index(domain) for domain in kept.test_domains]
-    x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
-    if normalised:
-        mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
-        x = (x - mean) / std
-    return x
-
-
 @torch.no_grad()
 def _before_training(record: dict, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
     spec = replace(RunSpec.from_dict(record["spec"]), precision="float32")
-    x = _inputs(kept, normalised=spec.images is not None)
+    tested = [kept.domain_names.index(domain) for domain in spec.test_domains]
+    x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
+    if spec.images is not None:  # images from files are normalised
+        mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+        x = (x - mean) / std
     facts = SimpleNamespace(
         input_shape=tuple(x.shape[1:]),
         num_classes=len(kept.class_names),
         domain_names=kept.domain_names,
         domain_index=kept.domain_names.index,
     )
-    tested = [kept.domain_names.index(domain) for domain in spec.test_domains]
     seed = run_seed(spec.dataset, spec.algorithm, tested, spec.trial_seed, spec.hparams_seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         algorithm = build_algorithm(spec, facts).eval()
-    networks = [m for m in algorithm.modules() if isinstance(m, Backbone) and depth_modules(m)]
-    with contextlib.ExitStack() as stack:
-        heard = [stack.enter_context(Spectra(network)) for network in networks]
-        algorithm.predict(x)
-    heard = next(spectra for spectra in heard if spectra.sums)
-    maps = "patches" if is_transformer(heard.network) else "convolutions"
-    return {"step": None, "maps": maps, "curves": heard.curves}
+    return feature_spectra(algorithm, algorithm.predict, [x])
 
 
 def untrained_runs(frame: pd.DataFrame, kept_runs: list[StoredChoices]) -> pd.DataFrame:
@@ -159,14 +149,10 @@ _RING = ["model", "part", "ring", "ring_end"]
 def noise_drops(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean drop of each model, part and ring with its interval (`mean`, `low`, `high`), its mean
     clean accuracy, and runs."""
-    table = []
-    for place, mine in rows.groupby(_RING, sort=False):
-        found = mean_interval(value_grid(mine, "drop"))
-        numbers = {"mean": found.mean, "low": found.low, "high": found.high}
-        table.append(
-            dict(zip(_RING, place)) | numbers | {"clean": mine.clean.mean(), "runs": len(mine)}
-        )
-    return pd.DataFrame(table)
+    table, groups = _intervals(rows, _RING, "drop"), rows.groupby(_RING)
+    table = table[["mean", "low", "high"]].assign(runs=groups.size())
+    table.insert(3, "clean", groups.clean.agg(pd.Series.mean))
+    return table.reset_index()
 
 
 def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -174,13 +160,14 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     part and ring; below 0: less sensitive. `significant`: p under 0.05 after Holm's correction for
     the rings. `HmoeError` for an unknown baseline and without pairs."""
     models = list(dict.fromkeys(rows.model))
-    check_choice(baseline, models, "model")
-    table = []
-    for model in models:
-        for place, mine in rows.groupby(_RING[1:], sort=False):
-            if model != baseline:
-                found = contrast(mine, {"model": model}, {"model": baseline}, "drop").iloc[-1]
-                table.append({"model": model} | dict(zip(_RING[1:], place)) | found.to_dict())
+    models.remove(check_choice(baseline, models, "model"))
+    table = [
+        {"model": model}
+        | dict(zip(_RING[1:], place))
+        | contrast(mine, {"model": model}, {"model": baseline}, "drop").iloc[-1].to_dict()
+        for model in models
+        for place, mine in rows.groupby(_RING[1:], sort=False)
+    ]
     table = pd.DataFrame(table).drop(columns="test_domain")
     adjusted = table.groupby(["model", "part"]).p.transform(holm)
     return table.assign(significant=adjusted < 0.05)
@@ -221,6 +208,22 @@ def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
     return means.reset_index().assign(ring=0.5, ring_end=1.0)
 
 
+def _depth_lines(changes: pd.DataFrame) -> tuple[str, str]:
+    """The answer of `depth_changes`, a part of a sentence, and its numbers."""
+    ways, told = changes.groupby(changes.change > 0).model.agg(", ".join), []
+    answer = "; ".join(
+        f"high frequencies {'rise' if rises else 'fall'} with depth in {models}"
+        for rises, models in ways.items()
+    )
+    if (changes.change * changes.untrained > 0).all():
+        answer += ", before training as after it"
+    for row in changes.itertuples():
+        interval = "" if math.isnan(row.low) else f"95 % CI {row.low:+.2f} to {row.high:+.2f}; "
+        before = "not measured" if math.isnan(row.untrained) else f"{row.untrained:+.2f}"
+        told.append(f"{row.model} {row.change:+.2f} ({interval}untrained {before})")
+    return answer[0].upper() + answer[1:], ", ".join(told)
+
+
 def spectra_verdict(
     frame: pd.DataFrame, baseline: str, untrained: pd.DataFrame | None = None
 ) -> list[str]:
@@ -228,28 +231,18 @@ def spectra_verdict(
     `untrained`, and one for each other model and part about noise of high frequencies against the
     `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
     baseline."""
-    told, changes = [], depth_changes(spectrum_rows(frame), untrained)
-    for row in changes.itertuples():
-        interval = "" if math.isnan(row.low) else f"95 % CI {row.low:+.2f} to {row.high:+.2f}; "
-        before = "not measured" if math.isnan(row.untrained) else f"{row.untrained:+.2f}"
-        told.append(f"{row.model} {row.change:+.2f} ({interval}untrained {before})")
+    answer, told = _depth_lines(depth_changes(spectrum_rows(frame), untrained))
     noise = upper_half(noise_rows(frame))
     drops = noise_drops(noise).set_index(["model", "part"])
     table = noise_differences(noise, baseline)
-    ways = changes.groupby(changes.change > 0, sort=True).model.agg(", ".join)
-    less = int(((holm(table.p) < 0.05) & (table.difference < 0)).sum())
-    answer = "; ".join(
-        f"high frequencies {'rise' if rises else 'fall'} with depth in {models}"
-        for rises, models in ways.items()
-    )
-    if (changes.change * changes.untrained > 0).all():
-        answer += ", before training as after it"
+    table["significant"] = holm(table.p) < 0.05
+    less = int((table.significant & (table.difference < 0)).sum())
     answer += f"; noise of high frequencies costs significantly less than for {baseline} in "
-    lines = [f"{answer[0].upper()}{answer[1:]}{less} of {len(table)} comparisons."]
-    lines.append(f"Change of the log amplitude at π with depth: {', '.join(told)}.")
-    for row, decided in zip(table.itertuples(), holm(table.p) < 0.05):
+    lines = [f"{answer}{less} of {len(table)} comparisons."]
+    lines.append(f"Change of the log amplitude at π with depth: {told}.")
+    for row in table.itertuples():
         mine, theirs = drops.loc[(row.model, row.part)], drops.loc[(baseline, row.part)]
-        verdict = "" if math.isnan(row.p) else f", {'' if decided else 'not '}significant"
+        verdict = "" if math.isnan(row.p) else f", {'not ' * (not row.significant)}significant"
         lines.append(
             f"{row.model} − {baseline}, {row.part}, points lost to noise above half of π: "
             f"{contrast_text(row)}{verdict}; {mine['mean']:.1f} of {mine.clean:.1f} % without "

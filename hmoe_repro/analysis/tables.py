@@ -18,7 +18,7 @@ import pandas as pd
 
 from .results import MODE_ORDER, mode_rank, one_protocol, runs
 from ..core.errors import HmoeError, check_choice
-from ..data.registry import DATASETS, own_folders
+from ..data.registry import DATASETS
 from ..studies.search import choose, rank
 from ..training.run_config import TOY
 
@@ -265,7 +265,6 @@ def narrow_results(
     """The `results` of some algorithms (None: all) and one data set, without toy runs. Raises
     `HmoeError` that lists the valid names, and where there are toy runs only; without any run
     every name is valid."""
-    own_folders()
     found = frame[frame.dataset != TOY]
     if found.empty and len(frame):
         raise HmoeError(

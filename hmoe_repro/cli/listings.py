@@ -75,9 +75,9 @@ def _list_algorithms():
 
 def _list_datasets():
     """Every data set with its domains; this one needs PyTorch, too."""
-    from hmoe_repro.data.registry import DATASETS, own_folders
+    from hmoe_repro.data.registry import DATASETS, own_datasets
 
-    own_folders()
+    own_datasets()
     rows = [[name, " ".join(info.domain_names), info.summary] for name, info in DATASETS.items()]
     print_table("Data sets", ["name", "domains", "what"], rows)
 

@@ -8,12 +8,12 @@ __all__ = ['AlgorithmName', 'DatasetName', 'TestDomains', 'Network', 'Resolution
            'Parity', 'Arithmetic', 'train_command']
 
 # %% ../../nbs/11_cli/04_train.ipynb #imports
-import os
 from typing import Annotated
 
 import typer
 
 from .options import DataDir, Device, Seed, Settings, data_folder, print_frame
+from ..core.config import CONFIG
 from ..core.determinism import set_determinism
 
 # %% ../../nbs/11_cli/04_train.ipynb #options-what
@@ -113,8 +113,7 @@ def train_command(
     settings |= dict(checkpoint_frequency=checkpoint_frequency, sampler=sampler, evaluate=evaluate)
     settings |= dict(hparams_seed=hparams_seed, arithmetic=arithmetic)
     settings["data_dir"] = data_folder(data_dir)
-    if workers:
-        os.environ["HMOE_WORKERS"] = str(workers)
+    CONFIG.workers = workers or CONFIG.workers
     _train(algorithm, dataset, test_domain, n_hparams, set_ or [], device, settings)
 
 

@@ -251,34 +251,18 @@ def _find_algorithm(text: str, folder: Path) -> str:
 
 
 def find_dataset(text: str, folder: Path) -> str:
-    """The registered name of a data set; that of a folder or file is registered first."""
-    from hmoe_repro.data.benchmarks import KNOWN
+    """The registered name of a data set, or the toy's; that of a folder or file next to a study's
+    file is registered first."""
+    from hmoe_repro.data import registry
 
-    if text in KNOWN:
-        return text
-    from hmoe_repro.data.from_file import dataset_from_file, is_file_dataset, own_datasets
-    from hmoe_repro.data.registry import DATASETS, own_folder
-
-    own_datasets()
-    if text in (TOY, *DATASETS):
-        return text
-    path = folder / Path(text).expanduser()
-    if is_file_dataset(text):
-        return dataset_from_file(str(path))
-    if path.is_dir():
-        return own_folder(path)
-    return check_choice(text, (*DATASETS, TOY), "data set (nor is it a folder next to the study):")
+    return text if text == TOY else registry.find_dataset(text, folder)
 
 
 def domain_names(dataset: str) -> tuple[str, ...]:
-    """The domains of a data set by its registered name; of a benchmark without its loader."""
-    from hmoe_repro.data.benchmarks import KNOWN
-
-    if dataset in KNOWN:
-        return tuple(KNOWN[dataset].domains)
+    """The domains of a data set by its registered name."""
     from hmoe_repro.data.registry import DATASETS
 
-    return tuple(DATASETS[dataset].domain_names)
+    return DATASETS[dataset].domain_names
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-check-choices
 def key_place(file: SettingsFile, block: int, key: str) -> tuple:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import NamedTuple
 
+from ..core.config import CONFIG
 from ..core.determinism import PORTABLE, starting
 from ..core.devices import resolve_device
 from ..core.errors import HmoeError, check_choice
@@ -258,7 +259,7 @@ def sweep(
     work = _Work(specs, store or RunStore(), on_event)
     if not work.todo:
         return work.results
-    arguments = (str(work.store.folder), device, data_dir)
+    arguments = (str(work.store.folder), device, data_dir, CONFIG.to_json())
     if engine == "local":
         _drive_local(work, jobs or default_jobs(device), arguments, seconds)
     elif seconds:

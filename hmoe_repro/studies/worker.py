@@ -10,6 +10,7 @@ import signal
 import time
 import warnings
 
+from ..core.config import CONFIG
 from ..core.errors import HmoeError
 from ..training.run import run
 from ..training.run_config import RunSpec
@@ -45,16 +46,18 @@ def run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
     return ("done", spec.run_id, record["status"], record["reason"])
 
 
-def run_given(given: dict, folder, device, data_dir) -> tuple:
+def run_given(given: dict, folder, device, data_dir, config: str) -> tuple:
     """As `run_one`, for a process that keeps nothing: of a specification as plain JSON, in the
-    store at `folder`, without messages."""
+    store at `folder`, without messages. `config`: `CONFIG` of the process that asks, as JSON."""
+    CONFIG.restore(config)
     spec, store = RunSpec.from_dict(given), RunStore(folder)
     return run_one(spec, store, device, data_dir, lambda message: None)
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-serve-runs
-def serve_runs(pipe, folder, device, data_dir):
+def serve_runs(pipe, folder, device, data_dir, config: str):
     """Run specifications that arrive through `pipe` until None or the end of the pipe; answers and
-    progress go back through it."""
+    progress go back through it. `config`: `CONFIG` of the process that asks, as JSON."""
+    CONFIG.restore(config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     store = RunStore(folder)
     while True:

@@ -17,8 +17,7 @@ from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
 from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
-from ..data.from_file import own_datasets
-from ..data.registry import load_dataset
+from ..data.registry import find_dataset, load_dataset
 from ..networks.precision import set_precision
 from .checkpoint_io import is_sealed, sealed
 from .protocols import training_domains
@@ -30,7 +29,7 @@ from .store import RunStore
 def build_dataset(spec: RunSpec, data_dir=None):
     """The data set of a specification. Raises `HmoeError` if its content is not what the
     specification says."""
-    own_datasets()
+    find_dataset(spec.dataset)
     seed = data_seed(
         spec.algorithm,
         spec.dataset,

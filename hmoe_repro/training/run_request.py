@@ -21,9 +21,8 @@ from ..algorithms.hparams import HParam, as_named, draw_hparams, merge_hparams
 from ..core.determinism import DETERMINISM_MODES
 from ..core.errors import HmoeError, check_choice
 from ..core.seeds import random_state, restore_random_state
-from ..data.from_file import dataset_from_file, is_file_dataset, own_datasets
 from ..data.loader import IMAGE_OPTIONS
-from ..data.registry import DATASETS, load_dataset, own_folder
+from ..data.registry import DATASETS, find_dataset, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.precision import PRECISIONS
@@ -129,16 +128,11 @@ class RunRequest:
 # %% ../../nbs/05_training/07_run_request.ipynb #def-known-names
 def _known_names(request: RunRequest) -> RunRequest:
     """The request with a file's algorithm, and a file's or folder's data, registered by name."""
-    algorithm, dataset = request.algorithm, request.dataset
+    algorithm = request.algorithm
     if is_file_algorithm(algorithm):
         algorithm = algorithm_from_file(algorithm)
     get_algorithm(algorithm)
-    own_datasets()
-    if is_file_dataset(dataset):
-        dataset = dataset_from_file(dataset)
-    elif dataset not in DATASETS and Path(dataset).is_dir():
-        dataset = own_folder(dataset)
-    check_choice(dataset, DATASETS, "data set (nor is it the path of a folder):")
+    dataset = find_dataset(request.dataset)
     test_domains = tuple(str(domain) for domain in request.test_domains)
     return replace(request, algorithm=algorithm, dataset=dataset, test_domains=test_domains)
 

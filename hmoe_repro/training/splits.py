@@ -8,7 +8,6 @@ __all__ = ['PARTS', 'list_files', 'read_list', 'SplitLists', 'read_split_lists',
 # %% ../../nbs/05_training/01_splits.ipynb #imports
 import functools
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.config import CONFIG
 from ..core.errors import HmoeError
 
 # %% ../../nbs/05_training/01_splits.ipynb #def-list-files
@@ -210,26 +210,20 @@ def lists_in(folder, data) -> SplitLists:
     return _read_once(_Asked(str(folder), files, data.fingerprint, data))
 
 
-def _known_folders() -> list[str]:
-    return [p for p in os.environ.get("HMOE_SPLITS", "").split(os.pathsep) if p]
-
-
 def own_splits(folder) -> Path:
-    """Register a folder of lists, for this process and those it starts; returns its absolute path.
-    `HmoeError` as `list_files`, and for a path that cannot be kept."""
+    """Register a folder of lists, for this process and those that train for it; returns its
+    absolute path. `HmoeError` as `list_files`."""
     path = Path(folder).expanduser().resolve()
-    if os.pathsep in str(path):
-        raise HmoeError(f"{path} holds a {os.pathsep!r}, which separates paths.", fix="rename it.")
     list_files(path)
-    if str(path) not in _known_folders():
-        os.environ["HMOE_SPLITS"] = os.pathsep.join([*_known_folders(), str(path)])
+    if str(path) not in CONFIG.splits:
+        CONFIG.splits += (str(path),)
     return path
 
 
 def find_splits(digest: str, data) -> SplitLists:
     """The lists with this hash, among the folders that were named. `HmoeError` if none of them
     has it."""
-    for folder in _known_folders():
+    for folder in CONFIG.splits:
         try:
             found = lists_in(folder, data)
         except HmoeError:
@@ -238,6 +232,6 @@ def find_splits(digest: str, data) -> SplitLists:
             return found
     raise HmoeError(
         f"the lists {digest} of a split of {data.name} are in none of the folders that were named "
-        f"({', '.join(_known_folders()) or 'none'}).",
-        fix="--splits FOLDER, or HMOE_SPLITS=FOLDER.",
+        f"({', '.join(CONFIG.splits) or 'none'}).",
+        fix="--splits FOLDER.",
     )
