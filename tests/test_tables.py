@@ -18,7 +18,6 @@ from hmoe_repro.analysis.tables import (
 )
 from hmoe_repro.core.errors import HmoeError
 
-
 AVERAGE = "Average of photo, sketch"  # two of the four domains of these data
 
 
