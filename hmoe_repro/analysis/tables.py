@@ -237,8 +237,7 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
             f"the published numbers hold more than one for {', '.join(twice.iloc[0])}.",
             fix="choose fewer of them, or name the setting in which they differ.",
         )
-    errors = numbers.error.astype(object)
-    errors = errors.map(f" ± {{:.{decimals}f}}".format, na_action="ignore").fillna("")
+    errors = ["" if math.isnan(e) else f" ± {e:.{decimals}f}" for e in numbers.error]
     frame["cell"] = numbers.value.map(f"{{:.{decimals}f}}".format) + errors
     table = frame.pivot_table("cell", list(rows), columns, aggfunc="first", sort=False).fillna("–")
     return table[list(dict.fromkeys(frame[columns]))].reset_index().rename_axis(columns=None)
