@@ -328,7 +328,7 @@ def test_data_commands(tmp_path, monkeypatch):
         assert isinstance(refused.exception, HmoeError) and str(tmp_path / "MNIST" / "raw") in str(
             refused.exception
         )
-    assert "Valid: MNIST" in str(invoke("data", "verify", "MNISTT").exception)
+    assert "ColoredMNIST" in str(invoke("data", "verify", "MNISTT").exception)
 
 
 def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):

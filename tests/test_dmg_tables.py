@@ -3,11 +3,11 @@
 import pytest
 
 from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.algorithms.base import network_options
 from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.analysis.published import mode_lines
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import accuracy_table, in_domain_view, only_modes
+from hmoe_repro.networks.registry import network_options
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
 from hmoe_repro.studies.study_file import check_study, read_study
@@ -129,9 +129,8 @@ def test_the_papers_baselines_train_alexnet_with_its_dropout_and_dmg_without(nam
     for runs in read_study(name).runs:
         for algorithm in runs.algorithms:
             given = runs.settings(algorithm, {}) | {"network": runs.network}
-            declared = get_algorithm(algorithm).HPARAMS
-            known = {n: v for n, v in merge_hparams(declared, given).items() if n in declared}
-            dropout[runs.network, algorithm] = network_options(known)["dropout"]
+            merged = merge_hparams(get_algorithm(algorithm).HPARAMS, given)
+            dropout[runs.network, algorithm] = network_options(merged)["dropout"]
     assert {algorithm for _, algorithm in dropout} >= {"Aggregate", "Multi-Headed", "DMG"}
     for (network, algorithm), p in dropout.items():
         assert p == (0.5 if network == "alexnet" and algorithm != "DMG" else 0), (

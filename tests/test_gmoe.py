@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from trees import folder_tree
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm, meta
-from hmoe_repro.algorithms.base import SHARED_HPARAMS, expert_options
+from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches, small_network
-from hmoe_repro.algorithms.hparams import HParam, merge_hparams, searches
+from hmoe_repro.algorithms.hparams import merge_hparams, searches
 from hmoe_repro.apps.predict import load_trained, predict_folder
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.search_space import HParam
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import as_input
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.method.sparse_moe import balance_loss, choose, product_loss
 from hmoe_repro.networks.backbones import LARGE
-from hmoe_repro.networks.registry import network_names
+from hmoe_repro.networks.registry import NETWORKS, network_options
 from hmoe_repro.networks.sparse_vit import SPARSE, add_experts, expert_layers
 from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_specs
 from hmoe_repro.training.model import build_dataset, load_model, load_weights, save_model
@@ -341,7 +342,7 @@ def test_the_twins_differ_in_their_experts_alone():
         )
     assert small_network(get_algorithm("GMoE")) == "gmoe_small"
     assert small_network(get_algorithm("IRM")) == "small_cnn"
-    assert {"GMoE", "ERM-ViT"} <= set(algorithm_names()) and set(SPARSE) < set(network_names())
+    assert {"GMoE", "ERM-ViT"} <= set(algorithm_names()) and set(SPARSE) < set(NETWORKS)
 
 
 def test_it_reports_its_auxiliary_loss():
@@ -516,7 +517,7 @@ def test_options_reach_the_layer():
     layer = expert_layers(made("ERM", **given))[0]
     assert (layer.k, layer.auxiliary_weight, layer.gate_noise) == (2, 0.5, 2.0)
     assert layer.experts.dropout.p == 0.3
-    assert expert_options({"network": "small_cnn"}) == {}
+    assert network_options({"network": "small_cnn"}) == {}
     body = made("ERM-ViT", network="small_vit").featurizer.body
     add_experts(body, copy=True, auxiliary_weight=0.5)
     assert all(layer.auxiliary_weight == 0.5 for layer in expert_layers(body))

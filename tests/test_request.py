@@ -11,7 +11,7 @@ from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import random_state
 from hmoe_repro.data.registry import DATASETS, load_dataset
-from hmoe_repro.networks.registry import WITH_WEIGHTS
+from hmoe_repro.networks.registry import NETWORKS
 from hmoe_repro.training import run_request as planning
 from hmoe_repro.training.model import build_algorithm
 from hmoe_repro.training.run_request import RunRequest, data_seed, make_spec, make_toy_spec
@@ -171,7 +171,7 @@ def test_any_value_is_refused_in_planning_or_can_be_built(name):
                 assert any(said in str(error) for said in ("Fix: ", "Valid", "It means: "))
                 continue
             assert value == value and value not in (math.inf, "x"), f"{setting}={value}"
-            device = "meta" if spec.network in WITH_WEIGHTS else "cpu"
+            device = "meta" if NETWORKS[spec.network].HPARAMS else "cpu"
             with torch.device(device), planning._Undrawn():  # no memory for what is large
                 build_algorithm(spec, data)
     after = random_state()

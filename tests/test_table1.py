@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
-from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams
+from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams, with_network
 from hmoe_repro.analysis.results import frame_of, load_study
 from hmoe_repro.analysis.tables import best_hparams
 from hmoe_repro.core.errors import HmoeError
@@ -78,9 +78,10 @@ LARGE["CDANN"] = LARGE["DANN"]
 @pytest.mark.parametrize("resolution", [28, 224])
 @pytest.mark.parametrize("name", OWN)
 def test_a_random_search_draws_what_domainbed_draws(name, resolution):
+    declared = with_network(get_algorithm(name).HPARAMS, "resnet18")
     expected = SHARED[resolution] | OWN[name] | (LARGE.get(name, {}) if resolution == 224 else {})
     for seed in (1, 2, 19):
-        drawn = draw_hparams(get_algorithm(name).HPARAMS, seed, 3, resolution)
+        drawn = draw_hparams(declared, seed, 3, resolution)
         assert drawn == {
             h: draw(np.random.RandomState(seed_hash(seed_hash(seed, 3), h)))
             for h, draw in expected.items()

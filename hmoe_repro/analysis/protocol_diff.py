@@ -12,10 +12,11 @@ from itertools import product
 import pandas as pd
 
 from ..algorithms import get_algorithm
-from ..algorithms.hparams import as_text, merge_hparams
+from ..algorithms.hparams import merge_hparams, with_network
 from .results import runs
 from .tables import complete_rows
 from ..core.errors import HmoeError
+from ..core.search_space import as_text
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
@@ -52,8 +53,9 @@ def paper_dataset(frame: pd.DataFrame) -> str:
 def paper_hparams(algorithm: str, dataset: str = "ColoredMNIST", given=None, network="", **more):
     """Hyper-parameters of an algorithm in the papers' studies of a data set: defaults overridden by
     `given`, without network and weights. `more`: `parity`, as `merge_hparams` takes it."""
-    declared, photographs = get_algorithm(algorithm).HPARAMS, dataset in KNOWN
+    photographs = dataset in KNOWN
     usual = {"network": network or paper_network(algorithm, dataset)}
+    declared = with_network(get_algorithm(algorithm).HPARAMS, usual["network"])
     given = {n: value for n, value in (usual | (given or {})).items() if n in declared}
     merged = merge_hparams(declared, given, 224 if photographs else 28, dataset, **more)
     return {name: value for name, value in merged.items() if name not in ("network", "weights")}

@@ -21,7 +21,13 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
-from ..algorithms.hparams import as_named, draw_hparams, merge_hparams, parse_setting
+from hmoe_repro.algorithms.hparams import (
+    as_named,
+    draw_hparams,
+    merge_hparams,
+    parse_setting,
+    with_network,
+)
 from ..core.errors import HmoeError, check_choice
 from ..data.registry import DATASETS
 from ..training.run_config import YOUNGER_FIELDS, RunSpec
@@ -45,8 +51,9 @@ def _with_draw(spec: RunSpec, hparams_seed: int) -> RunSpec:
     nothing to search, or where the algorithm cannot train on so few domains."""
     cls = _algorithm_class(spec)
     num_domains = len(DATASETS[spec.dataset].domain_names) - len(spec.test_domains)
+    declared = with_network(cls.HPARAMS, spec.network)
     every = draw_hparams(
-        cls.HPARAMS, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset, num_domains
+        declared, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset, num_domains
     )
     drawn = {name: value for name, value in every.items() if name in spec.hparams}
     cls.check_domains(num_domains, {"network": spec.network} | spec.hparams | drawn)
@@ -96,11 +103,12 @@ def search_specs(specs, n_hparams: int = 1, rule: str = "training-domain") -> li
 # %% ../../nbs/06_studies/07_search.ipynb #def-as-guest
 def _settings_of_erm(spec: RunSpec, cls) -> RunSpec:
     """The run of the class `cls` that has the settings of `spec`, a run of ERM."""
-    given = {name: value for name, value in spec.hparams.items() if name in cls.HPARAMS}
+    declared = with_network(cls.HPARAMS, spec.network)
+    given = {name: value for name, value in spec.hparams.items() if name in declared}
     given["network"] = spec.network
     if spec.weights:
         given["weights"] = spec.weights
-    merged = as_named(cls.HPARAMS, merge_hparams(cls.HPARAMS, given, spec.resolution))
+    merged = as_named(declared, merge_hparams(declared, given, spec.resolution))
     hparams = {n: value for n, value in merged.items() if n not in ("network", "weights")}
     return replace(
         spec,

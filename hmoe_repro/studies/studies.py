@@ -90,9 +90,10 @@ def _in_ranges(study: Study, algorithm: str, draw: int, seed: int) -> dict:
     if not draw or not study.ranges:
         return {}
     from hmoe_repro.algorithms import get_algorithm
-    from hmoe_repro.algorithms.hparams import HParam, LogUniform, draw_hparams
+    from hmoe_repro.algorithms.hparams import draw_hparams, with_network
+    from hmoe_repro.core.search_space import HParam, LogUniform
 
-    declared = get_algorithm(algorithm).HPARAMS
+    declared = with_network(get_algorithm(algorithm).HPARAMS)
     ranges = {n: tuple(map(math.log10, r)) for n, r in study.ranges.items() if n in declared}
     searched = {n: HParam(None, "", search=LogUniform(*r)) for n, r in ranges.items()}
     return draw_hparams(searched, draw, seed)

@@ -303,7 +303,7 @@ def _check_choices(study: Study, block: int, everyone: tuple[str, ...]):
     """`HmoeError` where a name with few choices is not one of them. `everyone`: the algorithms of
     the whole study, of which a block may have some."""
     from hmoe_repro.networks.precision import PRECISIONS
-    from hmoe_repro.networks.registry import network_names
+    from hmoe_repro.networks.registry import NETWORKS
     from hmoe_repro.training.protocols import SAMPLERS, parse_policy
 
     file, runs = study.file, study.runs[block]
@@ -322,7 +322,7 @@ def _check_choices(study: Study, block: int, everyone: tuple[str, ...]):
         fix = f'Fix: rule = "{RULES[0]}", by which DMG\'s protocol selects.'
         raise file.refuse(f"the rule {study.rule} is DomainBed's. {fix}", "search", "rule")
     if runs.network:
-        check("network", runs.network, network_names())
+        check("network", runs.network, NETWORKS)
     for i, precision in enumerate(runs.precisions):
         check("precisions", precision, PRECISIONS, i)
     if isinstance(runs.sampler, str):
@@ -345,13 +345,13 @@ def _check_setting(algorithm: str, name: str, value):
     """`HmoeError` for a hyper-parameter that an algorithm does not have, or of another type.
     Whether it exists with the other settings is known only with the data."""
     from hmoe_repro.algorithms import get_algorithm
-    from hmoe_repro.algorithms.hparams import merge_hparams
+    from hmoe_repro.algorithms.hparams import merge_hparams, with_network
     from hmoe_repro.data.loader import IMAGE_OPTIONS, checked_options
 
     if name in IMAGE_OPTIONS:
         checked_options({name: value})
         return
-    declared = get_algorithm(algorithm).HPARAMS
+    declared = with_network(get_algorithm(algorithm).HPARAMS)
     alone = {other: replace(h, requires=(), follows="") for other, h in declared.items()}
     merge_hparams(alone, {name: value})
 
@@ -414,10 +414,10 @@ def check_study(study) -> dict[str, str]:
             check_choice(text, names, "algorithm in arrays")
     if study.ranges:
         from hmoe_repro.algorithms import get_algorithm
+        from hmoe_repro.algorithms.hparams import with_network
 
-        declared = {
-            n for text in everyone if text in names for n in get_algorithm(names[text]).HPARAMS
-        }
+        classes = [get_algorithm(names[text]) for text in everyone if text in names]
+        declared = {name for cls in classes for name in with_network(cls.HPARAMS)}
         for name in study.ranges:
             with file.at("search", "ranges", name):
                 check_choice(name, sorted(declared), "hyper-parameter of these algorithms")

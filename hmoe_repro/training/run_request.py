@@ -17,7 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
-from ..algorithms.hparams import HParam, as_named, draw_hparams, merge_hparams
+from hmoe_repro.algorithms.hparams import (
+    HParam,
+    as_named,
+    draw_hparams,
+    merge_hparams,
+    with_network,
+)
 from ..core.determinism import DETERMINISM_MODES
 from ..core.errors import HmoeError, check_choice
 from ..core.seeds import random_state, restore_random_state
@@ -27,7 +33,7 @@ from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.precision import PRECISIONS
 from ..networks.pretrained import RANDOM, resolve_weights, weights_for
-from ..networks.registry import WITH_WEIGHTS
+from ..networks.registry import NETWORKS
 from hmoe_repro.training.protocols import (
     DMG_BATCH,
     DMG_EPOCHS,
@@ -211,13 +217,14 @@ def _usual_network(declared: HParam, data) -> str:
 
 def _resolved_hparams(request: RunRequest, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
-    declared = get_algorithm(request.algorithm).HPARAMS
+    own = get_algorithm(request.algorithm).HPARAMS
     domains = training_domains(data, request.test_domains)
     num_domains = len(domains)
-    given = {"network": request.network or _usual_network(declared["network"], data)}
-    if request.protocol == "dmg" and "batch_size" in declared:
+    given = {"network": request.network or _usual_network(own["network"], data)}
+    if request.protocol == "dmg" and "batch_size" in own:
         given["batch_size"] = DMG_BATCH
     given |= {name: v for name, v in request.hparams.items() if name not in IMAGE_OPTIONS}
+    declared = with_network(own, given["network"])
     drawn = draw_hparams(
         declared,
         request.hparams_seed,
@@ -261,11 +268,12 @@ def _build_once(request: RunRequest, data, source: str | None, hparams: dict, ne
     if key in _BUILT:
         return
     given = hparams | {"network": network}
-    if network in WITH_WEIGHTS:
+    is_large = "weights" in NETWORKS[network].HPARAMS
+    if is_large:
         given["weights"] = RANDOM
     before = random_state()
     try:
-        with torch.device("meta" if network in WITH_WEIGHTS else "cpu"), _Undrawn():
+        with torch.device("meta" if is_large else "cpu"), _Undrawn():
             get_algorithm(request.algorithm)(*shape, given)
     except HmoeError:
         raise
