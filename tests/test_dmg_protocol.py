@@ -10,8 +10,7 @@ import torch
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM, register
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.search_tables import selected_table
-from hmoe_repro.analysis.tables import accuracy_table, run_results
+from hmoe_repro.analysis.tables import accuracy_table, run_results, selected_table
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash

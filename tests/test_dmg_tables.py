@@ -4,14 +4,9 @@ import pytest
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.analysis.dmg_tables import (
-    ensemble_lines,
-    in_domain_view,
-    known_domain_lines,
-    only_modes,
-)
+from hmoe_repro.analysis.published import mode_lines
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.tables import accuracy_table
+from hmoe_repro.analysis.tables import accuracy_table, in_domain_view, only_modes
 from hmoe_repro.networks.registry import network_options
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
@@ -82,14 +77,14 @@ def several(**gaps):
 
 def test_modes_are_compared_within_one_model():
     "The seeds lie ten times as far apart as the modes, and the pairs do not see it."
-    outside, inside = ensemble_lines(several(mask_ens=0.004))
+    places = ("on the target", "on training domains")
+    outside, inside = mode_lines(several(mask_ens=0.004), "mask-ens", *places)
     said = "MASK-ENS − PRED-ENS on the target (small_cnn): +0.9 (95 % CI +0.9 to +0.9) points"
     assert outside.startswith(said) and "significant (6 models, 3 seeds)" in outside
     assert inside.startswith("MASK-ENS − PRED-ENS on training domains (small_cnn): +0.9")
-    (known,) = known_domain_lines(several(kd=-0.02))
+    (known,) = mode_lines(several(kd=-0.02), "kd", "on the training domains")
     assert known.startswith("KD − PRED-ENS on the training domains (small_cnn): -1.5 (95 % CI -1.5")
-    none = known_domain_lines(several(mask_ens=0.1))
-    assert none == ["No verdict on known domains: no run has both inference modes."]
+    assert mode_lines(several(mask_ens=0.1), "kd", "on the training domains") == []
 
 
 def test_accuracies_on_training_domains_take_the_place_of_those_on_the_target():

@@ -135,7 +135,7 @@ def test_a_row_is_undertrained_below_half_of_the_best_a_sixth_of_the_way_or_the_
     low = frame.assign(validation_accuracy=frame.algorithm.map({"ERM": 0.26, "ERM-ViT": 0.24}))
     low = low[low.algorithm != "GMoE"]
     assert undertrained(low) == [(data, "ERM-ViT")]  # a sixth of the way from 10 to 100 % is 25 %
-    assert undertrained(frame, lambda name: 50.0) == [(data, "ERM-ViT"), (data, "GMoE")]
+    assert undertrained(frame, 4 / 9) == [(data, "ERM-ViT"), (data, "GMoE")]
     with pytest.raises(HmoeError, match="no run is complete"):
         undertrained(frame.assign(status="failed"))
 

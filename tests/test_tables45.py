@@ -7,7 +7,6 @@ import pytest
 from hmoe_repro.analysis.protocol_diff import (
     PAPER_STUDIES,
     TWINS,
-    average_name,
     error_words,
     incomplete_cells,
     paper_dataset,
@@ -17,17 +16,16 @@ from hmoe_repro.analysis.protocol_diff import (
     study_settings,
 )
 from hmoe_repro.analysis.published import (
-    accuracy_block,
     against_paper,
     comparison,
     paper_block,
     paper_line,
     published_rows,
-    study_verdict,
+    trained_verdict,
     verdict_lines,
 )
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.tables import paper_numbers
+from hmoe_repro.analysis.tables import accuracy_block, accuracy_table, paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.training.run_config import RunConfig
@@ -131,8 +129,8 @@ def test_an_undertrained_row_is_compared_and_named():
     first, caveat = verdict_lines(frame, "ERM")
     assert "HMOE-DN MIX +10.0" in first
     assert caveat.startswith("Undertrained (under 80 %") and "HMOE-DN 50 %" in caveat
-    assert study_verdict(frame) == f"{first} {caveat}"
-    assert study_verdict(frame[frame.algorithm != "ERM"]).startswith("No verdict")
+    assert trained_verdict(frame) == f"{first} {caveat}"
+    assert trained_verdict(frame[frame.algorithm != "ERM"]).startswith("No verdict")
 
 
 def test_tables_and_titles():
@@ -140,9 +138,8 @@ def test_tables_and_titles():
     assert [*table] == ["algorithm", "mode", "+90%", "+80%", "-90%", "Average"]
     assert table.Average[0] == "70.0 ± 0.5" and len(cells) == 4 * 4
     part = whole(domains=("-90%", "+90%"), seeds=(0,))
-    assert average_name(part) == "Average of +90%, -90%" and error_words(part).startswith(
-        "one seed"
-    )
+    assert [*accuracy_table(part)][-1] == "Average of +90%, -90%"
+    assert error_words(part).startswith("one seed")
     both = pd.concat([whole(), whole("RotatedMNIST")], ignore_index=True)
     assert [*accuracy_block(both)[0]][2:] == ["ColoredMNIST", "RotatedMNIST"]
     with pytest.raises(HmoeError, match="no complete run"):

@@ -61,7 +61,7 @@ StudyInStore = Annotated[
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     """Records of the runs folder, of one study in it, or published; damaged ones are named."""
     from hmoe_repro.analysis.results import frame_of, load_study, runs
-    from hmoe_repro.analysis.search_tables import narrow_results
+    from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import collect_study
     from hmoe_repro.studies.search import matching
     from hmoe_repro.training.store import RunStore

@@ -18,8 +18,7 @@ from ..analysis.curves import curves, plot_curves
 from ..analysis.protocol_diff import setting_diff
 from ..analysis.published import trained_verdict, undertrained_rows
 from ..analysis.results import runs
-from ..analysis.search_tables import resolution_note
-from ..analysis.statistics import accuracy_verdict
+from ..analysis.statistics import accuracy_verdict, resolution_note
 from ..analysis.tables import accuracy_table, run_results
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, write_atomic
