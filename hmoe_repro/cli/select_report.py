@@ -17,12 +17,11 @@ import typer
 from ..analysis.results import frame_of, load_study, runs, short_path
 from ..analysis.search_tables import narrow_results, resolution_note
 from ..analysis.tables import accuracy_table
-from ..bench.costs import run_algorithms
-from ..bench.costs_report import cost_table, layer_table, layer_targets, measured_costs
-from ..bench.layers import run_moe
+from ..bench.costs import cost_table, run_algorithms
+from ..bench.layers import LAYER_TARGETS, layer_table, run_moe
 from ..bench.systems import run_systems, systems_costs
-from ..bench.updates import run_bench, write_bench
-from ..bench.updates_report import bench_table, bench_targets
+from ..bench.timing import target_table, write_record
+from ..bench.updates import bench_table, bench_targets, run_bench
 from hmoe_repro.cli.options import (
     Artefacts,
     Formats,
@@ -189,11 +188,16 @@ BENCHES = {
         "speed",
         {"Speed, as ratio to the plain loop": bench_table, "Targets": bench_targets},
     ),
-    "moe": Bench(run_moe, "speed_moe", {"The sparse layer": layer_table, "Targets": layer_targets}),
+    "moe": Bench(
+        run_moe,
+        "speed_moe",
+        {
+            "The sparse layer": layer_table,
+            "Targets": lambda record: target_table(record, LAYER_TARGETS),
+        },
+    ),
     "algorithms": Bench(
-        run_algorithms,
-        "gmoe_table16",
-        {"Time and memory at an equal batch": lambda record: cost_table(measured_costs(record))},
+        run_algorithms, "gmoe_table16", {"Time and memory at an equal batch": cost_table}
     ),
     "systems": Bench(run_systems, "", {"Updates, memory, parameters": systems_costs}),
 }
@@ -246,10 +250,10 @@ def bench_command(
         scale = "quick"
     record = bench.run(rounds, scale, say, **options)
     file = _bench_file(what, scale)
-    write_bench(record, ensure_writable(runs_dir()) / file)
+    write_record(record, ensure_writable(runs_dir()) / file)
     for title, table in bench.tables.items():
         print_frame(title, as_text(table(record)))
     if publish:
-        write_bench(record, ensure_writable(results_dir()) / file)
+        write_record(record, ensure_writable(results_dir()) / file)
         if bench.page:
             render_pages([("bench", bench.page)], figures_dir(), say=say)
