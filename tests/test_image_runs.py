@@ -16,9 +16,9 @@ from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
@@ -37,19 +37,19 @@ def folder(tmp_path_factory):
 
 
 def spec(folder, algorithm="ERM", **options):
-    return make_spec(algorithm, str(folder), ["sketch"], hparams=BATCH | options, **SMALL)
+    return make_config(algorithm, str(folder), ["sketch"], hparams=BATCH | options, **SMALL)
 
 
 CHILD = """
 import json, os, signal, sys
 from hmoe_repro.core.config import CONFIG
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.run import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
 CONFIG.restore(sys.argv[4])
-run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
+run(RunConfig.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
 """
 
 
@@ -71,12 +71,12 @@ def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
     assert (
         spec(folder, "HMOE-DN", val_augment=False).run_id
         != made.run_id
-        == RunSpec.from_dict(json.loads(text)).run_id
+        == RunConfig.from_dict(json.loads(text)).run_id
     )
 
 
 def test_data_that_is_tensors_has_no_new_fields():
-    made = make_spec("ERM", "DigitDomains", ["photo"], network="small_cnn")
+    made = make_config("ERM", "DigitDomains", ["photo"], network="small_cnn")
     assert (
         "images" not in made.to_dict()
         and "hparams_seed" not in made.to_dict()
@@ -175,19 +175,19 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
     alone = tmp_path / "alone"
     shutil.copytree(folder / "photo", alone / "photo")
     with pytest.raises(HmoeError, match="no training domain is left"):
-        make_spec("ERM", str(alone), ["photo"], hparams=BATCH, **SMALL)
+        make_config("ERM", str(alone), ["photo"], hparams=BATCH, **SMALL)
     with pytest.raises(
         HmoeError, match="none are named. Fix: weights=random, weights=IMAGENET1K_V1"
     ):
-        make_spec("ERM", str(folder), ["photo"], resolution=32)
+        make_config("ERM", str(folder), ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="images of 16 pixels"):
-        make_spec("ERM", "DigitDomains", ["photo"], resolution=32)
+        make_config("ERM", "DigitDomains", ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="no option source"):
-        make_spec("ERM", "DigitDomains", ["photo"], hparams={"source": "cache"})
+        make_config("ERM", "DigitDomains", ["photo"], hparams={"source": "cache"})
     with pytest.raises(HmoeError, match="exists only where network"):
-        make_spec("ERM", str(folder), ["photo"], hparams={"freeze_bn": "yes"}, **SMALL)
+        make_config("ERM", str(folder), ["photo"], hparams={"freeze_bn": "yes"}, **SMALL)
     with pytest.raises(HmoeError, match="unknown data set .nor is it the path of a folder."):
-        make_spec("ERM", str(tmp_path / "nowhere"), ["photo"])
+        make_config("ERM", str(tmp_path / "nowhere"), ["photo"])
 
 
 def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path,
         },
         tmp_path / "mine.safetensors",
     )
-    made = make_spec(
+    made = make_config(
         "ERM",
         str(folder),
         ["sketch"],
@@ -225,7 +225,7 @@ def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path,
 def test_panels_hold_small_pictures(folder, tmp_path):
     from safetensors.numpy import load_file
 
-    made = make_spec(
+    made = make_config(
         "HMOE-DN",
         str(folder),
         ["sketch"],
@@ -246,7 +246,7 @@ def test_panels_hold_small_pictures(folder, tmp_path):
 def test_searched_hyper_parameters_are_those_of_domainbed(folder):
     from hmoe_repro.core.seeds import seed_hash
 
-    made = make_spec(
+    made = make_config(
         "ERM",
         str(folder),
         ["sketch"],
@@ -263,7 +263,7 @@ def test_searched_hyper_parameters_are_those_of_domainbed(folder):
     )
     assert (
         made.hparams_seed == 2
-        and make_spec(
+        and make_config(
             "ERM",
             str(folder),
             ["sketch"],
@@ -283,7 +283,7 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
     (tmp_path / "mine.py").write_text(
         "from hmoe_repro.algorithms.base import ERM\nclass Mine(ERM): pass\n"
     )
-    made = make_spec(
+    made = make_config(
         f"{tmp_path / 'mine.py'}:Mine",
         "DigitDomainsTiny",
         ["photo"],
@@ -294,10 +294,10 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
     (tmp_path / "mine.py").write_text("raise SystemExit\n")
     child = """
 import json, sys
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.run import run
 record = CONFIG.restore(sys.argv[4])
-run(RunSpec.from_dict(json.loads(sys.argv[1])))
+run(RunConfig.from_dict(json.loads(sys.argv[1])))
 print(record["status"], record["reason"])
 """
     done = subprocess.run(

@@ -31,8 +31,8 @@ from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -422,7 +422,7 @@ def test_an_image_is_seen_alike_alone_and_among_others(place):
 
 def test_any_run_on_colour_images_predicts(place, tmp_path):
     erm = run(
-        make_spec("ERM", "DigitDomainsTiny", ["photo"], 0, {"batch_size": 8}, **SHORT),
+        make_config("ERM", "DigitDomainsTiny", ["photo"], 0, {"batch_size": 8}, **SHORT),
         place["store"],
     )
     fill(tmp_path / "new", (), ("x",), 3, "{}.png")

@@ -27,7 +27,7 @@ from hmoe_repro.bench.precision_parity import (
 )
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.report.render import KINDS, render
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 DOMAINS = ("+90%", "+80%", "-90%")
 
@@ -46,7 +46,7 @@ def run(
     "A run of which everything that is compared is given; MAX and OOD are a point apart from MIX."
     made = invented.record(algorithm, "photo", seed, np.random.default_rng(0), steps=steps)
     made["spec"] |= {"precision": precision, "dataset": "ColoredDigits", "test_domains": [domain]}
-    made["run_id"] = RunSpec.from_dict(made["spec"]).run_id
+    made["run_id"] = RunConfig.from_dict(made["spec"]).run_id
     made["selected"] = {
         mode: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.01 * i}
         for i, mode in enumerate(("default",) if algorithm == "ERM" else ("mix", "max", "ood"))

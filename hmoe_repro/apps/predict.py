@@ -23,7 +23,7 @@ from ..data.image_folder import IMAGE_SUFFIXES
 from ..data.kmeans_baseline import image_statistics
 from ..data.transforms import as_bytes, decode, in_threads, normalise, square
 from ..training.model import build_algorithm, load_weights
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-trainedmodel
@@ -133,7 +133,7 @@ def load_trained(
         choices.insert(0, "last")
     weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = store.path(run_id) / f"selected-{weights}.safetensors"
-    names, spec = _header(path, run_id), RunSpec.from_dict(record["spec"])
+    names, spec = _header(path, run_id), RunConfig.from_dict(record["spec"])
     shape = tuple(names["input_shape"])
     if shape[0] != 3:
         raise HmoeError(
@@ -142,7 +142,7 @@ def load_trained(
             fix="a run on colour images.",
         )
     if spec.weights:  # they are in the file: none have to be fetched
-        spec = RunSpec.from_dict(spec.to_dict() | {"weights": "random"})
+        spec = RunConfig.from_dict(spec.to_dict() | {"weights": "random"})
     domains, classes = names["domains"], names["classes"]
     data = _DataShape(spec.dataset, [*domains, *spec.test_domains], classes, shape)
     algorithm = build_algorithm(spec, data, trust_code)

@@ -9,7 +9,6 @@ __all__ = ['check_device']
 import contextlib
 import math
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from ..core.devices import resolve_device, single_thread
 from ..core.seeds import random_state, restore_random_state
 from ..training.checkpoint_io import load_state, save_state
 from ..training.model import build_dataset
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/06_gpu.ipynb #def-losses
@@ -44,7 +43,7 @@ def _losses(trainer: Trainer, updates: int) -> list[float]:
 
 # %% ../../nbs/09_bench/06_gpu.ipynb #def-check-device
 def check_device(
-    spec: RunSpec, device, data_dir=None, updates: int = 20, within: float = 1e-3
+    spec: RunConfig, device, data_dir=None, updates: int = 20, within: float = 1e-3
 ) -> dict:
     """Do `updates` updates of a run on `device` give the CPU's losses? Plain JSON: algorithm, the
     largest relative difference `gap`, whether the losses of a resumed run are bitwise identical
@@ -52,7 +51,7 @@ def check_device(
     device, data = resolve_device(str(device)), build_dataset(spec, data_dir)
 
     def trainer(where, **changed):
-        return Trainer(replace(spec, **changed), data.to(where), where)
+        return Trainer(spec.replace(**changed), data.to(where), where)
 
     half = updates // 2
     alone = single_thread() if device.type == "cpu" else contextlib.nullcontext()  # bits, or speed

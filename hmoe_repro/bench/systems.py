@@ -27,14 +27,14 @@ from ..core.errors import HmoeError, check_choice
 from ..core.style import colours, shared_legend
 from ..studies.studies import study_specs
 from ..training.model import build_dataset
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-one-of-each
 SYSTEMS = {"quick": "quick-systems", "pacs": "pacs-systems", "tiny": "smoke-systems"}
 
 
-def one_of_each(study: str) -> dict[str, RunSpec]:
+def one_of_each(study: str) -> dict[str, RunConfig]:
     """Algorithm -> its first run in a study. Raises `HmoeError` as `study_specs` does."""
     found = {}
     for spec in study_specs(study):

@@ -55,7 +55,7 @@ from ..data.base import MultiDomainDataset, as_input
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import PRECISIONS, Bf16GroupNorm
 from ..training.protocols import evaluate
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-scale
@@ -173,11 +173,11 @@ def our_trainer(algorithm: str, precision: str, data: MultiDomainDataset, scale:
     """The library's loop on the same work."""
     hparams = merge_hparams(get_algorithm(algorithm).HPARAMS, {"batch_size": scale.batch})
     network = {64: "mnist_cnn", 16: "small_cnn"}[scale.width]
-    spec = RunSpec(
-        algorithm,
-        data.name,
-        data.fingerprint,
-        (data.domain_names[-1],),
+    spec = RunConfig(
+        algorithm=algorithm,
+        dataset=data.name,
+        dataset_fingerprint=data.fingerprint,
+        test_domains=(data.domain_names[-1],),
         hparams={k: v for k, v in hparams.items() if k != "network"},
         network=network,
         resolution=scale.side,
@@ -234,22 +234,12 @@ def gflop(trainer: Trainer) -> float:
 
 def matrix_rate(n: int, dtype: torch.dtype) -> float:
     """GFLOP/s of a product of two n x n matrices, the best of three."""
-    a, b = torch.rand(2, n, n).to(dtype)
-
-    def once():
-        started = time.perf_counter()
-        a @ b
-        return time.perf_counter() - started
-
-    return 2e-9 * n**3 / min(once() for _ in range(3))
+    product = clocked(partial(torch.matmul, *torch.rand(2, n, n).to(dtype)))
+    return 2e-9 * n**3 / min(product() for _ in range(3))
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-group-norm-jobs
 def _native_norm(x, weight, bias):
     return F.group_norm(x, 8, weight, bias, 1e-5)
-
-
-def _blockwise_norm(x, weight, bias):
-    return Bf16GroupNorm.apply(x, weight, bias, 8, 1e-5)
 
 
 def _compiled_norm(*given):
@@ -268,7 +258,7 @@ def _compiled_norm(*given):
 NORMS = {
     "float32": (_native_norm, torch.float32),
     "bf16, PyTorch's": (_native_norm, torch.bfloat16),
-    "bf16, blockwise": (_blockwise_norm, torch.bfloat16),
+    "bf16, blockwise": (lambda *given: Bf16GroupNorm.apply(*given, 8, 1e-5), torch.bfloat16),
     "bf16, compiled": (_compiled_norm, torch.bfloat16),
 }
 

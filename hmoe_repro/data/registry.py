@@ -19,9 +19,9 @@ from hmoe_repro.data.base import (
     load_dataset,  # noqa: F401  (from here, it knows all)
     register_dataset,
 )
-from .benchmarks import KNOWN, READERS, KnownDataset, check_folders, count_notes
+from .benchmarks import KNOWN, READERS, KnownDataset, count_notes, lacking
 from .from_file import read_function
-from .image_folder import ImageTree, listed, scan_tree, without
+from .image_folder import ImageTree, scan_tree, without
 from .loader import ImageDataset
 
 # %% ../../nbs/02_data/10_registry.ipynb #def-known-root
@@ -69,30 +69,14 @@ def read_known(name: str, data_dir=None) -> ImageTree:
     return replace(tree, notes=notes + count_notes(name, amounts))
 
 # %% ../../nbs/02_data/10_registry.ipynb #def-known-state
-_TABLES = {
-    "folders": (),
-    "camelyon": ("metadata.csv",),
-    "fmow": ("rgb_metadata.csv", "country_code_mapping.csv"),
-}
-
-
 def known_state(name: str, data_dir=None) -> str:
-    """'here', 'missing', or 'incomplete' and why, from names of folders alone."""
+    """'here', 'missing', or 'incomplete' and why, from names of folders and tables alone."""
     try:
         root = known_root(name, data_dir)
     except HmoeError:
         return "missing"
-    known = KNOWN[name]
-    absent = [table for table in _TABLES[known.layout] if not (root / table).is_file()]
-    if absent:
-        return f"incomplete: lacks {listed(absent)}"
-    if known.layout == "folders":
-        try:
-            check_folders(known, root)
-        except HmoeError as error:
-            what = str(error).split(" in ")[0]  # 'PACS lacks the domain sketch'
-            return f"incomplete: {what.removeprefix(name).strip()}"
-    return "here"
+    what = lacking(KNOWN[name], root)
+    return f"incomplete: lacks {what}" if what else "here"
 
 # %% ../../nbs/02_data/10_registry.ipynb #def-as-dataset
 def _as_dataset(tree: ImageTree) -> ImageDataset:

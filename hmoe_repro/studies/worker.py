@@ -13,14 +13,14 @@ import warnings
 from ..core.config import CONFIG
 from ..core.errors import HmoeError
 from ..training.run import run
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-run-one
 SECONDS_BETWEEN_STEPS = 0.5  # between two messages about one run
 
 
-def run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
+def run_one(spec: RunConfig, store: RunStore, device, data_dir, send) -> tuple:
     """('done', run id, status, reason) of a run; status is 'complete', 'failed' or 'elsewhere'.
     Progress goes to `send` as ('step', run id, step, steps), and warnings as ('note', run id,
     text)."""
@@ -50,7 +50,7 @@ def run_given(given: dict, folder, device, data_dir, config: str) -> tuple:
     """As `run_one`, for a process that keeps nothing: of a specification as plain JSON, in the
     store at `folder`, without messages. `config`: `CONFIG` of the process that asks, as JSON."""
     CONFIG.restore(config)
-    spec, store = RunSpec.from_dict(given), RunStore(folder)
+    spec, store = RunConfig.from_dict(given), RunStore(folder)
     return run_one(spec, store, device, data_dir, lambda message: None)
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-serve-runs
@@ -67,5 +67,5 @@ def serve_runs(pipe, folder, device, data_dir, config: str):
             return
         if given is None:
             return
-        spec = RunSpec.from_dict(given)
+        spec = RunConfig.from_dict(given)
         pipe.send(run_one(spec, store, device, data_dir, pipe.send))
