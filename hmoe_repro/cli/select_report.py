@@ -163,18 +163,21 @@ def export_domainbed_command(
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches() -> dict[str, tuple]:
     """Name -> (the function that measures, the page of its record, title -> printed table)."""
-    from hmoe_repro.bench.costs import run_algorithms
-    from hmoe_repro.bench.costs_report import cost_table, layer_table, layer_targets, measured_costs
-    from hmoe_repro.bench.layers import run_moe
+    from hmoe_repro.bench.costs import cost_table, run_algorithms
+    from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
     from hmoe_repro.bench.systems import run_systems, systems_costs
-    from hmoe_repro.bench.updates import run_bench
-    from hmoe_repro.bench.updates_report import bench_table, bench_targets
+    from hmoe_repro.bench.timing import target_table
+    from hmoe_repro.bench.updates import bench_table, bench_targets, run_bench
 
     updates = {"Speed, as ratio to the plain loop": bench_table, "Targets": bench_targets}
-    costs = {"Time and memory at an equal batch": lambda made: cost_table(measured_costs(made))}
+    layers = {
+        "The sparse layer": layer_table,
+        "Targets": lambda record: target_table(record, LAYER_TARGETS),
+    }
+    costs = {"Time and memory at an equal batch": cost_table}
     return {
         "updates": (run_bench, "speed", updates),
-        "moe": (run_moe, "speed_moe", {"The sparse layer": layer_table, "Targets": layer_targets}),
+        "moe": (run_moe, "speed_moe", layers),
         "algorithms": (run_algorithms, "gmoe_table16", costs),
         "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
     }
@@ -205,7 +208,7 @@ def bench_command(
     ] = False,
 ):
     """Measure updates, experts and masks, whole algorithms, or the systems of a study."""
-    from hmoe_repro.bench.updates import write_bench
+    from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.core.style import as_text
     from hmoe_repro.report.reproduce import render_pages
@@ -220,10 +223,10 @@ def bench_command(
     name = f"bench-{what}-{scale}.json"
     if page:
         name = ARTEFACTS[page].results_file("bench").name
-    write_bench(record, ensure_writable(runs_dir()) / name)
+    write_record(record, ensure_writable(runs_dir()) / name)
     for title, table in tables.items():
         print_frame(title, as_text(table(record)))
     if publish:
-        write_bench(record, ensure_writable(results_dir()) / name)
+        write_record(record, ensure_writable(results_dir()) / name)
         if page:
             render_pages([("bench", page)], figures_dir(), say=say)
