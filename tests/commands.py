@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 
 from hmoe_repro.cli import app as cli
+from hmoe_repro.core.config import CONFIG
 
 UNHEARD = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
-VARIABLES = (
-    "HMOE_DATA",
-    "HMOE_FOLDERS",
-    "HMOE_SPLITS",
-    "HMOE_WORKERS",
-)  # what commands themselves set
 INSTALLED = Path(sys.executable).parent / "hmoe"
 
 
@@ -36,12 +31,9 @@ def hmoe(*arguments, folder, **more):
         warnings.resetwarnings()
         for category in UNHEARD:  # by a process that Python starts
             warnings.simplefilter("ignore", category)
-        for name in VARIABLES:
-            if name in os.environ:
-                patch.setenv(name, os.environ[name])  # so that it is put back
-            else:
-                patch.setenv(name, "")
-                patch.delenv(name)
+        patch.setenv("HMOE_DATA", os.environ.get("HMOE_DATA", ""))  # so that it is put back
+        for name, value in vars(CONFIG).items():
+            patch.setattr(CONFIG, name, value)
         for name, value in environment_of(folder, more).items():
             patch.setenv(name, value)
         # Help would call the program `python -m pytest.hmoe`.

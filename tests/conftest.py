@@ -133,8 +133,12 @@ def library():
 
 
 def registries():
-    "(name, dictionary) for each one in the library written in capitals, such as ALGORITHMS."
-    found = {
+    """(name, dictionary) for each one in the library written in capitals, such as ALGORITHMS, and
+    for what `CONFIG` holds."""
+    from hmoe_repro.core.config import CONFIG
+
+    found = {id(vars(CONFIG)): ("CONFIG", vars(CONFIG))}
+    found |= {
         id(value): (name, value)
         for module in library().values()
         for name, value in list(vars(module).items())
@@ -205,24 +209,17 @@ def each_left_as_found(file_left_as_found, request):
 
 @contextlib.contextmanager
 def names_given_back():
-    """Whatever the body registers is gone after it, and the variables that tell of it are as
-    before."""
+    """Whatever the body registers, or tells the process of, is gone after it."""
     import hmoe_repro.apps.own_images  # noqa: F401 (registers what it needs)
     from hmoe_repro.algorithms import FAMILIES, get_algorithm
 
     for name in FAMILIES:
         get_algorithm(name)  # so that what an import registers is there by now
-    names = ("HMOE_FOLDERS", "HMOE_DATA_FILES", "HMOE_SPLITS")
     held = [(r, dict(r)) for _, r in registries()]
-    variables = {name: os.environ.get(name) for name in names}
     yield
     for registry, before in held:
         registry.clear()
         registry.update(before)
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.selection import (
     differing_selection,
     in_domain_accuracy,
@@ -103,7 +103,7 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "threads": 1,
     }
     return {
-        "run_id": RunSpec.from_dict(spec).run_id,
+        "run_id": RunConfig.from_dict(spec).run_id,
         "record_version": 1,
         "status": "complete",
         "reason": None,

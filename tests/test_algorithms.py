@@ -28,7 +28,7 @@ from hmoe_repro.algorithms.tools import AnnealedPenalty, flat, unflat
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import DATASETS
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.planning import make_config
 
 SHAPE = dict(input_shape=(3, 16, 16), num_classes=4, num_domains=3)
 SMALL = {"network": "small_cnn"}
@@ -364,7 +364,7 @@ def test_versions():
 
 
 def test_planning_refuses_what_the_number_of_domains_does_not_allow():
-    plan = lambda algorithm, tests, **hparams: make_spec(
+    plan = lambda algorithm, tests, **hparams: make_config(
         algorithm, "DigitDomainsTiny", tests, network="small_cnn", hparams=hparams
     )
     domains = list(DATASETS["DigitDomainsTiny"].domain_names)
@@ -382,7 +382,7 @@ def test_planning_refuses_what_the_number_of_domains_does_not_allow():
     with pytest.raises(HmoeError, match="2 experts cannot each own"):
         plan("HMOE-DL", domains[:1], num_experts=2)
     drawn = {
-        make_spec(
+        make_config(
             "MLDG",
             "DigitDomainsTiny",
             domains[:k],

@@ -1,5 +1,6 @@
 """Archives that try to escape, to grow without end, or to leave half of themselves behind."""
 
+import contextlib
 import gzip
 import io
 import os
@@ -18,7 +19,7 @@ from trees import folder_tree, packed, picture
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import archives
-from hmoe_repro.data.archives import alone, safe_name, unpack
+from hmoe_repro.data.archives import alone, unpack
 
 
 def tar_of(path, *members, mode="w"):
@@ -100,11 +101,13 @@ UNSAFE = [
 
 @pytest.mark.parametrize("name", UNSAFE)
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_names_that_lead_out_are_refused(name, kind, folder):
+def test_names_that_lead_out_write_nothing_outside(name, kind, folder):
     make = zip_of if kind == "zip" else tar_of
-    refused(make(folder / "x", ("good.txt", b"good"), (name, b"bad")), folder, "unsafe name")
-    with pytest.raises(HmoeError, match="unsafe name"):
-        safe_name(name)
+    make(folder / "x", ("good.txt", b"good"), (name, b"bad"))
+    with contextlib.suppress(HmoeError):
+        unpack(folder / "x", folder / "target")
+    assert {p.name for p in folder.iterdir()} <= {"x", "target"}
+    assert {p.name for p in folder.parent.iterdir()} == {"secret.txt", "data"}
 
 
 @pytest.mark.parametrize(
@@ -124,63 +127,17 @@ def test_links_to_the_outside_are_refused(link, folder):
             folder,
             ". Fix: another source",
         )
+
+
+def test_symbolic_links_are_refused_and_hard_ones_are_files(folder):
+    link = ("d", {"type": tarfile.SYMTYPE, "linkname": "."})
+    refused(tar_of(folder / "x", link, ("d/g", b"2")), folder, "is a symbolic link")
     (folder / "x").unlink()
-    refused(
-        zip_of(folder / "x", ("link", link.encode()), mode=stat.S_IFLNK | 0o777),
-        folder,
-        "Fix: another source",
-    )
-
-
-def test_writing_through_a_link_is_not_possible(folder):
-    refused(
-        tar_of(
-            folder / "x",
-            ("d", {"type": tarfile.SYMTYPE, "linkname": "."}),
-            ("d/../../secret.txt", b"changed"),
-        ),
-        folder,
-        "Fix: another source",
-    )
-    (folder / "x").unlink()
-    refused(
-        tar_of(
-            folder / "x",
-            ("real/f", b"1"),
-            ("d", {"type": tarfile.SYMTYPE, "linkname": "real"}),
-            ("d/g", b"2"),
-        ),
-        folder,
-        "link to",
-    )
-    assert (folder.parent / "secret.txt").read_text() == "secret"
-
-
-def test_links_inside_become_files(folder):
-    unpack(
-        tar_of(
-            folder / "x",
-            ("a/one", b"1"),
-            ("b/two", {"type": tarfile.SYMTYPE, "linkname": "../a/one"}),
-            ("b/three", {"type": tarfile.LNKTYPE, "linkname": "a/one"}),
-        ),
-        folder / "target",
-    )
-    assert [(folder / "target/b" / n).read_bytes() for n in ("two", "three")] == [
-        b"1",
-        b"1",
-    ] and not any(p.is_symlink() for p in (folder / "target").rglob("*"))
+    zip_of(folder / "x", ("link", b"../../secret.txt"), mode=stat.S_IFLNK | 0o777)
+    assert not (unpack(folder / "x", folder / "target") / "link").is_symlink()
     shutil.rmtree(folder / "target")
-    os.unlink(folder / "x")
-    refused(
-        tar_of(
-            folder / "x",
-            ("a", {"type": tarfile.SYMTYPE, "linkname": "b"}),
-            ("b", {"type": tarfile.SYMTYPE, "linkname": "a"}),
-        ),
-        folder,
-        "no file in it",
-    )
+    tar_of(folder / "x", ("a/one", b"1"), ("b/two", {"type": tarfile.LNKTYPE, "linkname": "a/one"}))
+    assert (unpack(folder / "x", folder / "target") / "b/two").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
@@ -188,18 +145,15 @@ def test_devices_are_refused(kind, folder):
     refused(
         tar_of(folder / "x", ("good", b"good"), ("dev", {"type": kind})),
         folder,
-        "a device or the like",
+        "is a special file",
     )
 
 
-@pytest.mark.parametrize(
-    "names", [("a", "a"), ("a", "./a"), ("a/b", "a"), ("a", "a/b"), ("a", "a/b/c")]
-)
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_things_in_one_place_are_refused(names, folder):
-    refused(tar_of(folder / "x", *((n, b"x") for n in names)), folder, "two things in one place")
-    (folder / "x").unlink()
-    refused(zip_of(folder / "x", *((n, b"x") for n in names)), folder, "two things in one place")
+@pytest.mark.parametrize("names", [("a/b", "a"), ("a", "a/b")])
+def test_a_file_in_the_place_of_a_folder_is_refused(names, folder):
+    for make in (tar_of, zip_of):
+        (folder / "x").unlink(missing_ok=True)
+        refused(make(folder / "x", *((n, b"x") for n in names)), folder, "cannot be unpacked")
 
 
 def test_bombs_are_refused_before_they_are_written(folder):
@@ -213,12 +167,6 @@ def test_bombs_are_refused_before_they_are_written(folder):
     sparse.size = 1 << 50
     (folder / "x").write_bytes(sparse.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
     refused(folder / "x", folder, "more than 100 times its size")
-
-
-def test_a_copied_link_counts_as_what_it_holds(folder, monkeypatch):
-    monkeypatch.setattr(archives, "BOMB_RATIO", 0)
-    many = [(f"l{i}", {"type": tarfile.SYMTYPE, "linkname": "one"}) for i in range(70)]
-    refused(tar_of(folder / "x", ("one", b"\0" * (1 << 20)), *many), folder, "times its size")
 
 
 def test_a_full_disk_is_said_before_writing(folder, monkeypatch):

@@ -23,7 +23,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import STUDIES, read_study
-from hmoe_repro.training.run_request import make_toy_spec
+from hmoe_repro.training.planning import make_toy_config
 from hmoe_repro.training.store import RunStore, outcome
 
 UNPINNED = {name: value for name, value in os.environ.items() if name not in PORTABLE}
@@ -109,9 +109,9 @@ def test_small_profiles_ask_for_it_and_the_others_do_not():
         }
     for study in ("smoke-toy", "smoke-digits", "smoke-table1", "smoke-parity", "quick-collapse"):
         assert {s.arithmetic for s in study_specs(study)} == {"portable"}
-    assert "arithmetic" not in make_toy_spec().to_dict()
+    assert "arithmetic" not in make_toy_config().to_dict()
     with pytest.raises(HmoeError, match="arithmetic 'precise'"):
-        make_toy_spec(arithmetic="precise")
+        make_toy_config(arithmetic="precise")
 
 
 @pytest.mark.slow

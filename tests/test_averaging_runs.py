@@ -4,16 +4,16 @@ and the kept model gives the record's numbers."""
 import pytest
 
 from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import evaluate, make_splits
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
 
 def spec(algorithm, **hparams):
     "A short run on tiny data: eight checkpoints."
-    return make_spec(
+    return make_config(
         algorithm,
         "DigitDomainsTiny",
         ["photo"],

@@ -20,7 +20,7 @@ from hmoe_repro.networks.backbones import (
 )
 from hmoe_repro.networks.precision import Backbone, set_precision
 from hmoe_repro.networks.pretrained import keep_weights
-from hmoe_repro.networks.registry import make_featurizer, network_names
+from hmoe_repro.networks.registry import NETWORKS, make_featurizer
 
 COUNTS = {
     "resnet18": 11_689_512 - 513_000,
@@ -85,7 +85,7 @@ def test_counts_are_those_of_the_published_network_less_its_head(name):
 def test_the_names_are_the_ones_that_networks_lists():
     assert (
         list(BACKBONES) == [*LARGE, "small_vit", "small_vit8", "medium_vit8"]
-        and set(LARGE) < set(network_names())
+        and set(LARGE) < set(NETWORKS)
         and set(COUNTS) == set(LARGE)
     )
 

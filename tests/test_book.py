@@ -130,7 +130,7 @@ def test_a_column_on_a_page_of_evidence_is_no_name(book):
         ("gate_logits", False),  # not imported there: a column, for all that is known
         ("gating.gate_logits", True),
         ("GaussianBlur", False),
-        ("RunSpec", True),
+        ("RunConfig", True),
     ):
         assert book_text.markdown(here, page, f"`{word}`").startswith("{py:obj}") == linked, word
     assert "gate_logits <" in book_text.markdown(here, "docs/results.md", "`gate_logits`")
@@ -416,7 +416,7 @@ def test_the_problem_and_the_rules_are_named(class_slides):
     texts = [words(s) for s in class_slides]
     first = texts[0]
     assert "Domain generalization asks" in first and "test domain" in first and "ERM" in first
-    part = " ".join(t for t, s in zip(texts, class_slides) if s.page.endswith("03_selection.ipynb"))
+    part = " ".join(t for t, s in zip(texts, class_slides) if s.page.endswith("04_selection.ipynb"))
     assert all(rule in part for rule in ("training-domain validation", *selection.RULES[1:]))
 
 

@@ -345,33 +345,20 @@ def test_a_number_that_no_checkpoint_has_is_refused_with_a_fitting_digest_too(pu
     assert not list(tmp_path.glob("figures/**/*.png"))
 
 
-def test_the_map_says_what_the_docstrings_say_and_names_collide_with_nothing():
-    import importlib
-    import inspect
-
-    from hmoe_repro.cli.app import COMMANDS, DATA_COMMANDS
-
-    for entry in (*COMMANDS.values(), *DATA_COMMANDS.values()):
-        module, name = entry.function.split(".")
-        function = getattr(importlib.import_module(f"hmoe_repro.cli.{module}"), name)
-        assert " ".join(inspect.getdoc(function).split()) == entry.summary
-        assert name.endswith("_command")
-
-
-def test_all_commands_are_listed_without_their_modules():
+def test_all_commands_are_listed_and_nothing_large_is_imported():
     code = """
 import sys
-from hmoe_repro.cli.app import COMMANDS, main
+from hmoe_repro.cli.app import main
 sys.argv = ["hmoe", *sys.argv[1:]]
 try: main()
-except SystemExit: print(sorted(m for m in sys.modules if m.startswith("hmoe_repro.cli.")))
+except SystemExit: print({"torch", "pandas", "matplotlib", "sklearn"} & set(sys.modules))
 """
     for group in ((), ("data",)):
         done = subprocess.run(
             [sys.executable, "-c", code, *group, "--help"], capture_output=True, text=True
         )
         said = done.stdout.splitlines()
-        assert said[-1] == "['hmoe_repro.cli.app']", done.stderr
+        assert said[-1] == "set()", done.stderr
         for name in ("verify",) if group else ("train", "export-domainbed", "report", "data"):
             assert any(line.startswith(f"│ {name} ") for line in said), name
 

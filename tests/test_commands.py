@@ -15,15 +15,15 @@ from commands import hmoe
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.studies.export_import import pack, unpack
 from hmoe_repro.studies.sweep import JOBS_ON_GPU, default_jobs, sweep
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, outcome, run_lock
 
 OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
 
 
 def spec(domain="sketch", **changed):
-    return make_spec("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
+    return make_config("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
 
 
 class Stop(KeyboardInterrupt):
@@ -328,7 +328,7 @@ def test_data_commands(tmp_path, monkeypatch):
         assert isinstance(refused.exception, HmoeError) and str(tmp_path / "MNIST" / "raw") in str(
             refused.exception
         )
-    assert "Valid: MNIST" in str(invoke("data", "verify", "MNISTT").exception)
+    assert "ColoredMNIST" in str(invoke("data", "verify", "MNISTT").exception)
 
 
 def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
@@ -356,4 +356,4 @@ def test_train_takes_precision_and_parity(tmp_path, monkeypatch):
         and record["spec"]["evaluate"] == "selection:20"
         and record["spec"]["precision"] == "float32"
     )
-    assert "bf16-compile" in str(invoke(*arguments, "--precision", "fp16").exception)
+    assert "bf16-compile" in invoke(*arguments, "--precision", "fp16").output

@@ -38,13 +38,13 @@ DIGITS = ("ERM", "CORAL", "GroupDRO", "MIRO", "SWAD", "HMOE-DL", "HMOE-DN")
 def study():
     """Invented records of a study of Table 1, with a failed run and one algorithm that lacks a test
     domain."""
-    from hmoe_repro.training.run_config import RunSpec
+    from hmoe_repro.training.run_config import RunConfig
 
     def renamed(record, name):
         for chosen in record["selected"].values():
             chosen["validation_accuracy"] = 0.9
         spec = record["spec"] | {"algorithm": name}
-        return record | {"spec": spec, "run_id": RunSpec.from_dict(spec).run_id}
+        return record | {"spec": spec, "run_id": RunConfig.from_dict(spec).run_id}
 
     random = np.random.default_rng(0)
     make = lambda name, d, s: (
@@ -60,7 +60,7 @@ def study():
         if not (name == "SWAD" and d == "sketch")
     ]
     lost = renamed(invented.failed("ERM", "sketch", 0), "SWAD")
-    return runs + [lost | {"run_id": RunSpec.from_dict(lost["spec"]).run_id}]
+    return runs + [lost | {"run_id": RunConfig.from_dict(lost["spec"]).run_id}]
 
 
 @pytest.fixture(scope="module")

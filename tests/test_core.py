@@ -1,5 +1,6 @@
 """Seeds, generators, folders, atomic files and the torchvision guard."""
 
+import functools
 import json
 import os
 import socket
@@ -69,9 +70,9 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, monkeypatch, kind, li
         (os.mkfifo if kind == "FIFO" else os.mkdir)("it")
     os.symlink("it", "link")
     target, before = "link" if link else "it", os.lstat("it")
-    for write in (files.write_atomic, writable_file):
+    for write in (functools.partial(files.write_atomic, content="table"), writable_file):
         with pytest.raises(errors.HmoeError, match=f"cannot write .*{target}: it is a {kind}.*Fix"):
-            write(target, "table")
+            write(target)
     if kind != "folder":
         done = hmoe("pack", tmp_path / target, folder=tmp_path)
         assert done.returncode == 1 and f"it is a {kind}" in done.stderr

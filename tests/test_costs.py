@@ -14,40 +14,36 @@ from hmoe_repro.bench import costs
 from hmoe_repro.bench.costs import (
     COST_SCALES,
     METHODS,
-    make_method,
-    method_peaks,
-    network_size,
-    random_minibatches,
-    run_algorithms,
-    tensor_peak,
-)
-from hmoe_repro.bench.costs_report import (
-    LAYER_TARGETS,
     cost_notes,
     cost_table,
-    layer_table,
-    layer_targets,
+    make_method,
     measured_costs,
+    method_peaks,
+    network_size,
     plot_costs,
-    prediction_table,
     published_costs,
-    read_cost,
+    random_minibatches,
+    run_algorithms,
     size_table,
-    times_base,
+    tensor_peak,
+    time_jobs,
 )
 from hmoe_repro.bench.layers import (
     DENSE,
     EVERY,
+    LAYER_TARGETS,
     SPARSE_SCALES,
     EveryExpert,
-    layer_seconds,
+    layer_table,
     layers,
-    mask_jobs,
+    mask_work,
     network_update,
+    passes,
+    prediction_table,
     run_moe,
     saved_bytes,
 )
-from hmoe_repro.bench.updates import write_bench
+from hmoe_repro.bench.timing import measure, read_record, relative_times, target_table, write_record
 from hmoe_repro.cli.select_report import bench_command
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
@@ -116,8 +112,10 @@ def test_a_timed_pass_reaches_every_parameter_and_leaves_nothing(monkeypatch):
     x = torch.randn(40, 6, requires_grad=True)
     layer.router.register_full_backward_hook(lambda *args: seen.append("router"))
     layer.experts.w1.register_hook(lambda gradient: seen.append("experts"))
-    assert layer_seconds(layer, x, torch.ones(40, 6), "float32") > 0
-    assert sorted(seen) == ["experts", "router"]
+    gradients = passes(layer, x, torch.ones(40, 6), "float32")
+    assert sorted(seen) == ["experts", "router"] and len(gradients) == 1 + len(
+        [*layer.parameters()]
+    )
     assert x.grad is None and all(p.grad is None for p in layer.parameters())
 
 
@@ -162,9 +160,9 @@ def test_an_update_of_both_networks_moves_weights():
 
 
 def test_masks_are_measured_on_the_same_network_and_images():
-    jobs = mask_jobs(SPARSE_SCALES["tiny"])
-    assert all(job() > 0 for job in jobs.values())
-    work = {key: job.__closure__[0].cell_contents for key, job in jobs.items()}
+    work = mask_work(SPARSE_SCALES["tiny"])
+    for one in work.values():
+        one()
     plain, masked = (work["masks, update", name].func.__self__ for name in ("Aggregate", "DMG"))
     assert plain.update_count == masked.update_count == 1
     shapes = [[tuple(p.shape) for p in a.featurizer.parameters()] for a in (plain, masked)]
@@ -217,7 +215,7 @@ def test_greedy_masks_stand_beside_the_target_and_are_not_judged():
     table = prediction_table(invented_layer())
     assert table["times averaged alone"].tolist() == pytest.approx([1, 1.4, 1.8])
     assert table["for"].iloc[2] == "only choosing an epoch; no target"
-    judged = layer_targets(invented_layer()).set_index("target")["median"]
+    judged = target_table(invented_layer(), LAYER_TARGETS).set_index("target")["median"]
     assert judged.iloc[-1] == pytest.approx(1.4) and 1.8 not in judged.round(6).tolist()
     older = invented_layer()
     del older["seconds"]["masks, prediction"]["all modes, greedy masks"]
@@ -225,11 +223,11 @@ def test_greedy_masks_stand_beside_the_target_and_are_not_judged():
 
 
 def test_verdicts_on_the_layer_by_hand():
-    targets = layer_targets(invented_layer())
+    targets = target_table(invented_layer(), LAYER_TARGETS)
     assert targets["median"].tolist() == pytest.approx([1.1, 1.2, 5, 1.4, 1.45, 1.05, 1.05, 1.4])
     verdicts = ["met", "not met", "met", "not met", "met", "met", "met", "not met"]
     assert targets.verdict.tolist() == verdicts
-    tiny = layer_targets(invented_layer() | {"scale": "tiny"})
+    tiny = target_table(invented_layer() | {"scale": "tiny"}, LAYER_TARGETS)
     assert tiny.verdict.eq("cannot be measured here (scale tiny)").all()
     table = layer_table(invented_layer()).set_index("layer")
     assert table["times dense"]["linear"] == pytest.approx(1.1)
@@ -323,17 +321,12 @@ def test_the_record_of_the_algorithms_is_whole(algorithms):
 def test_all_rows_are_measured_in_one_run_in_turns(monkeypatch):
     order = []
 
-    def job(kind):
-        def seconds(algorithm, minibatches, device):
-            order.append((kind, type(algorithm).__name__))
-            return 1.0
+    def work(kind):
+        return lambda algorithm, minibatches: order.append((kind, type(algorithm).__name__))
 
-        return seconds
-
-    monkeypatch.setattr(costs, "update_seconds", job("training"))
-    monkeypatch.setattr(costs, "predict_seconds", job("inference"))
-    jobs = costs._time_jobs(TINY, torch.device("cpu"))
-    costs.busily_measured(jobs, 2, lambda line: None)
+    monkeypatch.setattr(costs, "train", work("training"))
+    monkeypatch.setattr(costs, "infer", work("inference"))
+    measure(time_jobs(TINY), 2, lambda line: None)
     first, second = order[16:32], order[32:]
     assert len(order) == 48 and second == first[::-1]
 
@@ -402,8 +395,8 @@ def test_the_picture_says_what_its_marks_are_and_draws_the_ratios_of_the_table()
 
 
 def test_multiples_of_an_update_are_those_of_one_round():
-    ratios = times_base(invented_costs(), "training", "ERM-ViT")
-    assert "ERM-ViT" not in ratios and ratios["GMoE"].tolist() == [1.5, 3, 2]
+    ratios = relative_times(invented_costs(), "training", "GMoE", "ERM-ViT")
+    assert ratios.tolist() == [1.5, 3, 2]
 
 
 # Files, pages and the command
@@ -412,29 +405,28 @@ def test_multiples_of_an_update_are_those_of_one_round():
 @pytest.mark.parametrize(
     "change, complaint",
     [
-        (lambda r: r.update(what="algorithms"), "not a record 'moe' of version 1"),
-        (lambda r: r.update(cost_version=0), "not a record 'moe' of version 1"),
-        (lambda r: r.pop("saved_bytes"), "missing or wrong: saved_bytes"),
-        (lambda r: r["seconds"]["bf16"]["cosine"].pop(), "missing or wrong: bf16"),
-        (lambda r: r["seconds"].pop("update"), "missing or wrong: update"),
+        (lambda r: r.update(what="algorithms"), "is not a benchmark record of 'moe'"),
+        (lambda r: r.pop("saved_bytes"), "wrong: saved_bytes"),
+        (lambda r: r["seconds"]["bf16"]["cosine"].pop(), "wrong: bf16"),
+        (lambda r: r["seconds"].pop("update"), "wrong: update"),
     ],
 )
 def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, change, complaint):
     damaged = recorded("moe")
     change(damaged)
-    write_bench(damaged, tmp_path / "bench-moe.json")
+    write_record(damaged, tmp_path / "bench-moe.json")
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
-        read_cost(tmp_path / "bench-moe.json", "moe")
+        read_record(tmp_path / "bench-moe.json", "moe")
     assert "Fix: `hmoe bench --what moe --publish`" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_or_cut_record_says_how_to_make_one(tmp_path):
-    with pytest.raises(HmoeError, match="no cost record at .*Fix: `hmoe bench --what alg"):
-        read_cost(tmp_path / "bench-algorithms.json", "algorithms")
+    with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --what alg"):
+        read_record(tmp_path / "bench-algorithms.json", "algorithms")
     (tmp_path / "cut.json").write_text(json.dumps(recorded("moe"))[:200])
     with pytest.raises(HmoeError, match="is truncated or not JSON"):
-        read_cost(tmp_path / "cut.json", "moe")
+        read_record(tmp_path / "cut.json", "moe")
 
 
 def test_too_few_rounds_and_unknown_scales_are_refused():
@@ -466,7 +458,7 @@ def test_pages_show_their_record(warm_kernels, tmp_path, page, made):
     store = tmp_path / "store"
     store.mkdir()
     for bench in ("moe", "algorithms"):
-        write_bench(recorded(bench), store / f"bench-{bench}.json")
+        write_record(recorded(bench), store / f"bench-{bench}.json")
     shown = render(page, "bench", store=store, output=tmp_path / "figures")
     names = {p.name for p in shown.parent.iterdir()}
     assert made | {f"{page}.provenance.json", f"{page}.ipynb"} <= names

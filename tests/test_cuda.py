@@ -19,9 +19,9 @@ from hmoe_repro.networks.precision import set_precision
 from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.checkpoint_io import load_state, save_state
 from hmoe_repro.training.model import load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import EVALUATION_BATCH, evaluate
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
@@ -105,7 +105,7 @@ def test_lower_precision_trains_alike_and_not_the_same(name, precision, most):
 
 def spec(name="HMOE-DN", steps=12, **options):
     hparams = {"batch_size": 8, **options.pop("hparams", {})}
-    return make_spec(
+    return make_config(
         name,
         "DigitDomainsTiny",
         ["sketch"],

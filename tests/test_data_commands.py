@@ -13,20 +13,12 @@ from typer.testing import CliRunner
 from hmoe_repro.cli.app import app
 from hmoe_repro.cli.options import print_table
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data.registry import KNOWN
+from hmoe_repro.data.registry import KNOWN, find_dataset
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path, monkeypatch, own_names):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("HMOE_FOLDERS", "")
-    from hmoe_repro.data.base import DATASETS
-    from hmoe_repro.data.registry import _FOLDERS
-
-    before = set(_FOLDERS)
-    yield
-    for name in set(_FOLDERS) - before:
-        _FOLDERS.pop(name), DATASETS.pop(name)
 
 
 def data(*arguments):
@@ -44,7 +36,7 @@ def test_list_shows_every_data_set_its_state_terms_and_citation(tmp_path):
     root = known_tree(tmp_path / "data", "PACS", 1)
     shutil.rmtree(root / "sketch")
     folder_tree(tmp_path / "my [red]pets", ("day", "night"), ("cat",))
-    os.environ["HMOE_FOLDERS"] = str(tmp_path / "my [red]pets")
+    find_dataset("my [red]pets", tmp_path)
     said = data("list").output
     rows = {line.split("  ")[0]: line for line in said.splitlines()}
     assert (
@@ -53,7 +45,7 @@ def test_list_shows_every_data_set_its_state_terms_and_citation(tmp_path):
         and "incomplete: lacks the" in rows["PACS"]
         and "missing" in rows["OfficeHome"]
         and "embedded" in rows["DigitDomains"]
-        and "your folder" in rows["my [red]pets"]
+        and "yours" in rows["my [red]pets"]
     )
     flat = " ".join(said.split())
     for known in KNOWN.values():
@@ -122,9 +114,8 @@ def test_one_domain_alone_is_a_note(tmp_path):
 
 
 def test_mistakes_are_one_line_with_a_fix(tmp_path):
-    assert "Valid: MNIST, VLCS, PACS" in refused(
-        "verify", "PACSS"
-    ) and "Valid: MNIST, VLCS" in refused("download", "DigitDomains")
+    assert "VLCS, PACS" in refused("verify", "PACSS")
+    assert "Valid: MNIST, ColoredMNIST" in refused("download", "DigitDomains")
     assert "hmoe data download TerraIncognita" in refused("verify", "TerraIncognita")
     assert "1 checksums for 0 archives" in refused("download", "PACS", "--sha256", "0" * 64)
     assert "does not exist" in refused("download", "PACS", "--archive", str(tmp_path / "no.zip"))

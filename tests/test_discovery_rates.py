@@ -35,10 +35,10 @@ from hmoe_repro.networks.encoders import SmallD2V
 from hmoe_repro.report.comparison import compare_runs
 from hmoe_repro.training.measurements import check_measure, measure_run
 from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import labelled_images
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 def plan(algorithm="HMOE-DN", measure="", **hparams):
     "A run of four updates on the tiny digits."
     hparams = {"batch_size": 4, "d2v_stride": 2} | hparams if "HMOE" in algorithm else hparams
-    return make_spec(
+    return make_config(
         algorithm, "DigitDomainsTiny", ["sketch"], measure=measure, hparams=hparams, **TINY
     )
 
@@ -331,7 +331,7 @@ def test_options_at_their_default_leave_a_run_its_name():
     assert given.run_id == plain.run_id and "code_norm" not in plain.hparams
     ours = plan(code_norm="batch")
     assert ours.run_id != plain.run_id and ours.hparams["code_norm"] == "batch"
-    assert RunSpec.from_dict(json.loads(json.dumps(ours.to_dict()))).run_id == ours.run_id
+    assert RunConfig.from_dict(json.loads(json.dumps(ours.to_dict()))).run_id == ours.run_id
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.method.masks import hard_iou, soft_iou
 from hmoe_repro.training.measurements import measure_masks, measure_run
 from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import evaluate
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.trainer import Trainer
 
@@ -370,10 +370,10 @@ def test_what_makes_no_sense_is_refused_in_a_line(domains, hparams, said):
 def test_it_is_refused_when_it_is_planned():
     for hparams, said in ({"places": ["layer3"]}, "layer3"), ({"lambda_o": -1.0}, "lambda_o"):
         with pytest.raises(HmoeError, match=said):
-            make_spec("DMG", "DigitDomainsTiny", ["sketch"], network="small_cnn", hparams=hparams)
+            make_config("DMG", "DigitDomainsTiny", ["sketch"], network="small_cnn", hparams=hparams)
     three = ["photo", "plain", "sketch"]
     with pytest.raises(HmoeError, match="there is only one"):
-        make_spec("DMG", "DigitDomainsTiny", three, network="small_cnn")
+        make_config("DMG", "DigitDomainsTiny", three, network="small_cnn")
 
 
 # Its cost, in operations
@@ -459,7 +459,7 @@ def spec_of(protocol="dmg", **hparams):
     length = {"epochs": 2} if protocol == "dmg" else {"steps": 6, "checkpoint_frequency": 5}
     given = {"batch_size": 16, "mask_lr": 0.1, **hparams}
     more = dict(network="image_cnn", hparams=given, protocol=protocol, **length)
-    return make_spec("DMG", "DigitDomainsTiny", ["sketch"], **more)
+    return make_config("DMG", "DigitDomainsTiny", ["sketch"], **more)
 
 
 @pytest.mark.parametrize("protocol", ["dmg", "domainbed"])
@@ -525,6 +525,6 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
 
 
 def test_a_run_without_masks_keeps_none():
-    spec = make_spec("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=1)
+    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=1)
     trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
     assert "masks" not in measure_run(trainer)[0]

@@ -2,7 +2,6 @@
 that go on in the middle of an epoch, and what is said where two protocols would meet."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,36 +10,32 @@ import torch
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM, register
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.search_tables import selected_table
-from hmoe_repro.analysis.tables import accuracy_table, run_results
+from hmoe_repro.analysis.tables import accuracy_table, run_results, selected_table
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.data.image_folder import ImageTree, sample_tree
 from hmoe_repro.data.loader import ImageDataset
-from hmoe_repro.data.registry import load_dataset, own_folder
+from hmoe_repro.data.registry import find_dataset, load_dataset
 from hmoe_repro.report.provenance import DMG_RULE, header, rule_of
 from hmoe_repro.studies.domainbed_export import export_domainbed
 from hmoe_repro.studies.plan import estimate_seconds
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import (
+    DMG,
     EpochSampler,
-    dmg_parts,
-    dmg_protocol_record,
     dmg_splits,
     epoch_length,
     evaluate,
-    is_epoch_checkpoint,
-    make_splits,
     split_indices,
-    splits_for,
     three_parts,
     without_a_tenth,
 )
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.selection import (
     in_domain_accuracy,
     select_model,
@@ -57,7 +52,7 @@ CPU = torch.device("cpu")
 def spec_of(algorithm="ERM", hparams=(), **more):
     given = dict(network="small_cnn", protocol="dmg", epochs=2) | more
     hparams = {"batch_size": 16} | dict(hparams)
-    return make_spec(algorithm, "DigitDomainsTiny", ["sketch"], hparams=hparams, **given)
+    return make_config(algorithm, "DigitDomainsTiny", ["sketch"], hparams=hparams, **given)
 
 
 def trainer(*given, **more):
@@ -68,7 +63,7 @@ def trainer(*given, **more):
 def train(one, until):
     while one.step < until:
         one.update()
-        if one.rules.due(one.step):
+        if one.is_due():
             one.evaluate()
 
 
@@ -101,8 +96,6 @@ def test_a_target_is_tested_on_all_of_its_images_and_gives_none_to_training():
     cut = dmg_splits(data, 0, ["photo"])
     assert list(cut["photo"]) == ["in"] and len(cut["photo"]["in"]) == len(data.labels[1])
     assert all(list(cut[d]) == ["in", "out", "test"] for d in ("negative", "plain", "sketch"))
-    domainbed = splits_for(data, 0, ["photo"], "domainbed")
-    assert domainbed["plain"]["in"].tolist() == make_splits(data, 0)["plain"]["in"].tolist()
 
 
 def test_a_domain_too_small_for_validation_is_refused():
@@ -189,19 +182,21 @@ def test_epochs_become_updates():
     assert spec.steps == 27 and spec.sampler == "domain" and spec.protocol == "dmg"
     assert spec_of(epochs=None, steps=27).run_id == spec.run_id
     assert spec_of(epochs=None).steps == 50 * 9
-    of_64 = make_spec(
+    of_64 = make_config(
         "ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", protocol="dmg", epochs=1
     )
     assert of_64.hparams["batch_size"] == 64 and of_64.steps == 3  # the whole batch, not a domain's
-    assert [s for s in range(27) if is_epoch_checkpoint(s, 27, 9)] == [8, 17, 26]
-    assert [s for s in range(10) if is_epoch_checkpoint(s, 10, 4)] == [3, 7, 9]
+    for steps, frequency, points in ((27, 9, [8, 17, 26]), (10, 4, [3, 7, 9])):
+        by = DMG(SimpleNamespace(steps=steps, checkpoint_frequency=frequency))
+        assert [step for step in range(steps) if by.is_checkpoint(step)] == points
 
 
 def test_ids_of_domainbed_runs_do_not_know_of_it():
-    spec = RunSpec("ERM", "DigitDomains", "f" * 12, ("sketch",), hparams={"lr": 0.001})
+    who = dict(algorithm="ERM", dataset="DigitDomains", dataset_fingerprint="f" * 12)
+    spec = RunConfig(**who, test_domains=("sketch",), hparams={"lr": 0.001})
     assert not {"protocol", "splits"} & set(spec.to_dict())
     assert spec.run_id == "3725d731d5a8"
-    assert RunSpec.from_dict(spec_of().to_dict()) == spec_of()
+    assert RunConfig.from_dict(spec_of().to_dict()) == spec_of()
 
 
 # Runs
@@ -244,7 +239,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_same_to_the_bit():
 
 
 def test_nothing_is_told_of_epochs_under_domainbeds_protocol():
-    spec = make_spec("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=3)
+    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=3)
     one = Trainer(spec, build_dataset(spec), CPU)
     one.algorithm.on_epoch = lambda epoch: pytest.fail("no epochs here")
     train(one, 3)
@@ -310,7 +305,7 @@ def test_greedy_judges_for_all_modes_and_kd_is_in_domain_alone(domains_known, tm
 
 def test_under_domainbed_a_mode_still_selects_for_itself(domains_known, tmp_path):
     given = dict(network="small_cnn", steps=7, checkpoint_frequency=2)
-    spec = make_spec("Domains known", "DigitDomainsTiny", ["sketch"], **given)
+    spec = make_config("Domains known", "DigitDomainsTiny", ["sketch"], **given)
     record = run(spec, RunStore(tmp_path))
     alone = training_domain_validation(record["checkpoints"], ["sketch"], ["default"])
     assert record["selected"] == alone and "in_domain" not in record and "protocol" not in record
@@ -318,10 +313,15 @@ def test_under_domainbed_a_mode_still_selects_for_itself(domains_known, tmp_path
 
 def test_only_a_better_epoch_and_the_last_are_tested():
     cut = {"a": {"in": 0, "out": 0, "test": 0}, "b": {"in": 0, "out": 0}, "t": {"in": 0}}
-    assert dmg_parts(cut, ["t"], "selection", False, False) == []
-    assert dmg_parts(cut, ["t"], "selection:5", True, False) == [("a", "test"), ("t", "in")]
+
+    def parts(policy, improved):
+        run = SimpleNamespace(test_domains=["t"], evaluate=policy)
+        return DMG(run).parts(cut, improved, last=False)
+
+    assert parts("selection", False) == []
+    assert parts("selection:5", True) == [("a", "test"), ("t", "in")]
     everything = [("a", "in"), ("a", "test"), ("b", "in"), ("t", "in")]
-    assert dmg_parts(cut, ["t"], "all", False, False) == everything
+    assert parts("all", False) == everything
 
 
 def test_in_domain_accuracy_is_the_mean_over_domains_at_the_selected_epoch():
@@ -491,16 +491,18 @@ def test_the_content_of_lists_is_their_name(lists, tmp_path, own_names):
     assert lists_in(moved, data).digest != before
 
 
-def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, own_names):
+def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
+    lists, tmp_path, own_names, monkeypatch
+):
     _, folder = lists
     for domain in DOMAINS:
         images = [line.rpartition(" ")[0] for line in (folder / f"{domain}_train.txt").open()]
         write(folder, domain, "train", images[:6])
         write(folder, domain, "val", images[6:])
-    name = own_folder(tmp_path / "Listed")
+    name = find_dataset("Listed", tmp_path)
     given = dict(network="image_cnn", resolution=16, protocol="dmg", epochs=1, splits=folder)
-    spec = make_spec("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
-    without = make_spec(
+    spec = make_config("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
+    without = make_config(
         "ERM", name, ["photo"], hparams={"batch_size": 5}, **given | {"splits": None}
     )
     assert spec.steps == 4 and spec.splits and without.run_id != spec.run_id  # 18 images by 5
@@ -510,7 +512,7 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, o
     assert record["protocol"]["splits"] == f"lists {spec.splits}"
     assert record["protocol"]["images"]["sketch"] == {"in": 6, "out": 2, "test": 3}
     assert (record["test_size"], record["in_domain_size"]) == (3, 9)
-    os.environ["HMOE_SPLITS"] = ""
+    monkeypatch.setattr(CONFIG, "splits", ())
     lost = run(spec, RunStore(tmp_path / "others"))
     assert lost["status"] == "failed" and "Fix: --splits FOLDER" in lost["reason"]
 
@@ -527,7 +529,7 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(lists, tmp_path, o
         (dict(sampler="pooled"), "the sampler pooled belongs to DomainBed's protocol"),
         (dict(parity=True), "parity belongs to DomainBed's protocol"),
         (dict(steps=5), "steps=5 and epochs=2 both say"),
-        (dict(epochs=0), "epochs must be a whole number of at least 1, got 0"),
+        (dict(epochs=0), "epochs must be greater than or equal to 1, got 0"),
         (dict(hparams={"batch_size": 0}), "batch_size"),
     ],
 )
@@ -565,7 +567,7 @@ def test_a_study_may_state_epochs(tmp_path):
         ("epochs = 3", 'epochs = 3\nsampler = "pooled"', 9, "the sampler pooled belongs to"),
         ("epochs = 3", "epochs = 3\nparity = true", 9, "parity belongs to DomainBed's"),
         ("epochs = 3", "", 1, "steps is missing"),
-        ("epochs = 3", "epochs = 0", 8, "epochs must be a whole number of at least 1"),
+        ("epochs = 3", "epochs = 0", 8, "epochs must be greater than or equal to 1"),
         (
             "epochs = 3",
             'epochs = 3\n[search]\nrule = "oracle"',
@@ -600,7 +602,7 @@ def test_a_study_finds_lists_beside_itself_and_names_the_line_where_there_are_no
 def two(tmp_path_factory):
     "A run of each protocol."
     store = RunStore(tmp_path_factory.mktemp("two"))
-    plain = make_spec(
+    plain = make_config(
         "ERM", "DigitDomainsTiny", ["sketch"], 1, network="small_cnn", steps=3, evaluate="all"
     )
     return run(plain, store), run(spec_of(evaluate="all"), store)
@@ -646,7 +648,8 @@ def test_a_repeated_run_has_the_same_record(two, tmp_path):
 
 def test_description_counts_epochs():
     cut = {"a": {"in": range(70), "out": range(5)}, "t": {"in": range(9)}}
-    said = dmg_protocol_record(cut, 64, steps=3, test_domains=["t"], digest="abc")
+    run = SimpleNamespace(steps=3, test_domains=["t"], splits="abc")
+    said = DMG(run).record(cut, 64)["protocol"]
     assert (said["updates_per_epoch"], said["epochs"], said["splits"]) == (2, 1.5, "lists abc")
     assert said["images"] == {"a": {"in": 70, "out": 5}, "t": {"in": 9}}
 

@@ -3,20 +3,15 @@
 import pytest
 
 from hmoe_repro.algorithms import get_algorithm
-from hmoe_repro.algorithms.base import network_options
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.analysis.dmg_tables import (
-    ensemble_lines,
-    in_domain_view,
-    known_domain_lines,
-    only_modes,
-)
+from hmoe_repro.analysis.published import mode_lines
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.tables import accuracy_table
+from hmoe_repro.analysis.tables import accuracy_table, in_domain_view, only_modes
+from hmoe_repro.networks.registry import network_options
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
 from hmoe_repro.studies.study_file import check_study, read_study
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 
@@ -24,8 +19,9 @@ DOMAINS = ("negative", "photo", "plain", "sketch")
 def record(algorithm, target, seed, network="small_cnn", protocol=True, **accuracies):
     "A complete run; accuracies of its modes on the target, and 0.1 more in domain."
     asked = {"protocol": "dmg"} if protocol else {}
-    who = (algorithm, "DigitDomains", "0", (target,), seed)
-    spec = RunSpec(*who, network=network, resolution=16, steps=320, **asked)
+    asked |= dict(algorithm=algorithm, dataset="DigitDomains", dataset_fingerprint="0")
+    asked |= dict(test_domains=(target,), trial_seed=seed, network=network)
+    spec = RunConfig(resolution=16, steps=320, **asked)
     chosen = {"step": 9, "validation_accuracy": 0.9}
     made = {
         "run_id": spec.run_id,
@@ -81,14 +77,14 @@ def several(**gaps):
 
 def test_modes_are_compared_within_one_model():
     "The seeds lie ten times as far apart as the modes, and the pairs do not see it."
-    outside, inside = ensemble_lines(several(mask_ens=0.004))
+    places = ("on the target", "on training domains")
+    outside, inside = mode_lines(several(mask_ens=0.004), "mask-ens", *places)
     said = "MASK-ENS − PRED-ENS on the target (small_cnn): +0.9 (95 % CI +0.9 to +0.9) points"
     assert outside.startswith(said) and "significant (6 models, 3 seeds)" in outside
     assert inside.startswith("MASK-ENS − PRED-ENS on training domains (small_cnn): +0.9")
-    (known,) = known_domain_lines(several(kd=-0.02))
+    (known,) = mode_lines(several(kd=-0.02), "kd", "on the training domains")
     assert known.startswith("KD − PRED-ENS on the training domains (small_cnn): -1.5 (95 % CI -1.5")
-    none = known_domain_lines(several(mask_ens=0.1))
-    assert none == ["No verdict on known domains: no run has both inference modes."]
+    assert mode_lines(several(mask_ens=0.1), "kd", "on the training domains") == []
 
 
 def test_accuracies_on_training_domains_take_the_place_of_those_on_the_target():
@@ -134,9 +130,8 @@ def test_the_papers_baselines_train_alexnet_with_its_dropout_and_dmg_without(nam
     for runs in read_study(name).runs:
         for algorithm in runs.algorithms:
             given = runs.settings(algorithm, {}) | {"network": runs.network}
-            declared = get_algorithm(algorithm).HPARAMS
-            known = {n: v for n, v in merge_hparams(declared, given).items() if n in declared}
-            dropout[runs.network, algorithm] = network_options(known)["dropout"]
+            merged = merge_hparams(get_algorithm(algorithm).HPARAMS, given)
+            dropout[runs.network, algorithm] = network_options(merged)["dropout"]
     assert {algorithm for _, algorithm in dropout} >= {"Aggregate", "Multi-Headed", "DMG"}
     for (network, algorithm), p in dropout.items():
         assert p == (0.5 if network == "alexnet" and algorithm != "DMG" else 0), (

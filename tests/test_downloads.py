@@ -19,7 +19,6 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
 from hmoe_repro.data.download import (
     SOURCES,
-    Remote,
     Source,
     _mark,
     download,
@@ -378,7 +377,7 @@ def served(server, folder):
 
     server.behave = behave
     return lambda *names, title="a mirror": Source(
-        title, tuple(Remote(f"http://127.0.0.1:{server.server_port}/{n}", n) for n in names)
+        title, {n: f"http://127.0.0.1:{server.server_port}/{n}" for n in names}
     )
 
 
@@ -428,9 +427,9 @@ def test_every_data_set_has_a_source_of_the_right_shape():
     assert list(SOURCES) == list(KNOWN) and len(SOURCES["TerraIncognita"]) == 2
     for sources in SOURCES.values():
         for source in sources:
-            assert len({r.file for r in source.files}) == len(source.files) and all(
-                r.url.startswith("http") and r.file.endswith((".zip", ".tar.gz"))
-                for r in source.files
+            assert source.files and all(
+                url.startswith("http") and file.endswith((".zip", ".tar.gz"))
+                for file, url in source.files.items()
             )
 
 
@@ -480,8 +479,8 @@ def test_terra_is_linear():
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("../../escape.jpg", "unsafe name"),
-        ("/etc/x.jpg", "unsafe name"),
+        ("../../escape.jpg", "not in the archive .escape.jpg"),
+        ("/etc/x.jpg", "not in the archive .x.jpg"),
         ("missing.jpg", "1 annotated images are not in the archive .missing.jpg"),
     ],
 )
@@ -662,7 +661,7 @@ def test_progress_names_what_it_counts(server, tmp_path):
     download_dataset(
         "VLCS", tmp_path / "data", (source,), lambda *state: states.append(state), **QUICK
     )
-    file, size = source.files[0].file, states[0][2]
+    file, size = archive.name, states[0][2]
     assert (file, size, size, "B") in states and states[-1][0] == "unpacking VLCS"
     assert {state[0] for state in states} == {file, "unpacking VLCS"}
     assert all(unit == "B" for *_, unit in states)

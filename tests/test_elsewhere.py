@@ -9,8 +9,8 @@ from hmoe_repro.algorithms import FAMILIES, get_algorithm
 from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import small_network
 from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import evaluate
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
@@ -65,7 +65,9 @@ def test_a_penalty_that_switches_on_stays_on_the_device_too():
 
 
 def test_a_run_carries_its_indices_over_in_one_copy_and_reads_a_test_once():
-    spec = make_spec("HMOE-DL", "DigitDomainsTiny", ["sketch"], hparams={"batch_size": 4}, steps=9)
+    spec = make_config(
+        "HMOE-DL", "DigitDomainsTiny", ["sketch"], hparams={"batch_size": 4}, steps=9
+    )
     data = load_dataset("DigitDomainsTiny", 0)
     with elsewhere() as (mode, read):
         trainer = Trainer(spec, data.to(META), META)

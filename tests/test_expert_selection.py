@@ -61,8 +61,8 @@ from hmoe_repro.training.measurements import (
     sparse_bodies,
 )
 from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, publish_study
 from hmoe_repro.training.trainer import Trainer
 
@@ -282,7 +282,7 @@ SPARSE = {"network": "gmoe_small", "hparams": {"batch_size": 4}, "steps": 2}
 
 @pytest.fixture(scope="module")
 def trainer():
-    spec = make_spec("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
+    spec = make_config("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
     made = Trainer(spec, build_dataset(spec), torch.device("cpu"))
     made.update()
     made.update()
@@ -352,7 +352,7 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
 
 
 def test_the_record_of_a_run_without_experts_is_what_it_was(tmp_path):
-    plain = make_spec("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
+    plain = make_config("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
     record = run(plain, RunStore(tmp_path))
     assert record["discovery"] is None and not {"expert_choices", "spectra"} & set(record)
     assert not (RunStore(tmp_path).path(plain.run_id) / "arrays.safetensors").exists()
@@ -360,7 +360,7 @@ def test_the_record_of_a_run_without_experts_is_what_it_was(tmp_path):
 
 def test_experts_are_measured_under_any_algorithm_and_leave_arrays(tmp_path):
     store = RunStore(tmp_path)
-    spec = make_spec("IRM", "DigitDomainsTiny", ["photo"], **SPARSE)
+    spec = make_config("IRM", "DigitDomainsTiny", ["photo"], **SPARSE)
     record = run(spec, store)
     assert record["status"] == "complete" and record["discovery"] is None
     assert record["expert_choices"]["blocks"] == [2, 4]
@@ -370,17 +370,17 @@ def test_experts_are_measured_under_any_algorithm_and_leave_arrays(tmp_path):
 
 
 def test_experts_and_codes_are_measured_together():
-    spec = make_spec("HMOE-DN", "DigitDomainsTiny", ["photo"], **SPARSE)
+    spec = make_config("HMOE-DN", "DigitDomainsTiny", ["photo"], **SPARSE)
     both = Trainer(spec, build_dataset(spec), torch.device("cpu"))
     scores, arrays = measure_run(both)
     assert set(scores) == {"discovery", "expert_choices"} and scores["discovery"]
     assert {"code_out", "panel_images", "choice_experts"} <= set(arrays)
-    alone, _ = MEASUREMENTS["discovery"].measure_run(both)
+    alone, _ = MEASUREMENTS["discovery"][1](both)
     assert alone == scores["discovery"]
 
 
 def test_averaged_weights_are_asked_and_not_those_in_training():
-    spec = make_spec("SWAD", "DigitDomainsTiny", ["photo"], **SPARSE)
+    spec = make_config("SWAD", "DigitDomainsTiny", ["photo"], **SPARSE)
     made = Trainer(spec, build_dataset(spec), torch.device("cpu"))
     training, averaged = sparse_bodies(made.algorithm)
     with torch.no_grad():  # all to expert 5 in one network, to expert 1 in the other
@@ -576,9 +576,9 @@ def test_the_page_of_trained_runs(tmp_path):
     """From training to the page: pictures and tables are of the runs, and what is missing is
     said."""
     store = RunStore(tmp_path / "runs")
-    specs = [make_spec("GMoE", "DigitDomainsTiny", [d], **SPARSE) for d in ("photo", "sketch")]
+    specs = [make_config("GMoE", "DigitDomainsTiny", [d], **SPARSE) for d in ("photo", "sketch")]
     specs.append(
-        make_spec("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
+        make_config("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
     )
     records = [run(spec, store) for spec in specs]
     ids = [spec.run_id for spec in specs]
@@ -605,8 +605,8 @@ def test_the_page_of_trained_runs(tmp_path):
 @pytest.mark.slow
 def test_the_page_says_where_nothing_is_to_be_drawn(tmp_path):
     store = RunStore(tmp_path / "runs")
-    sparse = make_spec("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
-    plain = make_spec("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
+    sparse = make_config("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
+    plain = make_config("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
     for spec in (sparse, plain):
         run(spec, store)
     for name, spec, said in (

@@ -2,7 +2,6 @@
 auxiliary loss's gradient under every algorithm that the paper combines with GMoE."""
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,22 +9,23 @@ import torch.nn.functional as F
 from trees import folder_tree
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm, meta
-from hmoe_repro.algorithms.base import SHARED_HPARAMS, expert_options
+from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches, small_network
-from hmoe_repro.algorithms.hparams import HParam, merge_hparams, searches
+from hmoe_repro.algorithms.hparams import merge_hparams, searches
 from hmoe_repro.apps.predict import load_trained, predict_folder
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.search_space import HParam
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import as_input
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.method.sparse_moe import balance_loss, choose, product_loss
 from hmoe_repro.networks.backbones import LARGE
-from hmoe_repro.networks.registry import network_names
+from hmoe_repro.networks.registry import NETWORKS, network_options
 from hmoe_repro.networks.sparse_vit import SPARSE, add_experts, expert_layers
 from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_specs
 from hmoe_repro.training.model import build_dataset, load_model, load_weights, save_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.trainer import Trainer
 
@@ -103,7 +103,7 @@ def test_a_spec_of_an_older_network_has_no_new_setting():
     old["deit_tiny"] |= old["small_cnn"]
     for network, names in old.items():
         given = {"weights": "random"} if network in LARGE else {}
-        spec = make_spec("ERM", "DigitDomainsTiny", ["photo"], network=network, hparams=given)
+        spec = make_config("ERM", "DigitDomainsTiny", ["photo"], network=network, hparams=given)
         assert set(spec.hparams) == names
 
 
@@ -127,7 +127,7 @@ def test_defaults_by_data_set_and_parity():
     "name, network", [("GMoE", "gmoe_small"), ("ERM-ViT", "small_vit"), ("ERM", "mnist_cnn")]
 )
 def test_the_network_needs_no_naming(name, network):
-    spec = make_spec(name, "DigitDomainsTiny", ["photo"])
+    spec = make_config(name, "DigitDomainsTiny", ["photo"])
     assert spec.network == network
     assert spec.weights == (None if name == "ERM" else "random")
 
@@ -136,10 +136,10 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
     folder = tmp_path / "mine"
     folder_tree(folder, ["a", "b", "c"], ["x", "y"], per_class=6)
     for name, network in (("GMoE", "gmoe_s16"), ("ERM-ViT", "deit_small"), ("ERM", "resnet50")):
-        spec = make_spec(name, str(folder), ["a"], hparams={"weights": "random"}, resolution=32)
+        spec = make_config(name, str(folder), ["a"], hparams={"weights": "random"}, resolution=32)
         assert spec.network == network
         with pytest.raises(HmoeError, match=f"{network}' can start from several weights"):
-            make_spec(name, str(folder), ["a"], resolution=32)
+            make_config(name, str(folder), ["a"], resolution=32)
 
 
 @pytest.mark.parametrize(
@@ -170,17 +170,19 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
 )
 def test_what_cannot_be_trained_is_refused_when_it_is_planned(name, settings, said):
     with pytest.raises(HmoeError) as refused:
-        make_spec(name, "DigitDomainsTiny", ["photo"], **settings)
+        make_config(name, "DigitDomainsTiny", ["photo"], **settings)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_parity_evaluates_as_released_and_says_so_in_the_run():
-    plan = functools.partial(make_spec, "IRM", "DigitDomainsTiny", ["photo"], network="gmoe_small")
+    plan = functools.partial(
+        make_config, "IRM", "DigitDomainsTiny", ["photo"], network="gmoe_small"
+    )
     assert plan().hparams["moe_evaluation"] == "dropless"
     assert plan(parity=True).hparams["moe_evaluation"] == "capacity"
     given = {"moe_evaluation": "dropless"}
     assert plan(parity=True, hparams=given).hparams["moe_evaluation"] == "dropless"
-    old = make_spec("IRM", "DigitDomainsTiny", ["photo"], network="small_cnn", parity=True)
+    old = make_config("IRM", "DigitDomainsTiny", ["photo"], network="small_cnn", parity=True)
     assert "moe_evaluation" not in old.hparams
 
 
@@ -188,7 +190,7 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
     x = as_input(load_dataset("DigitDomains").images[1][:60])
     moved = {}
     for parity in (False, True):
-        spec = make_spec("GMoE", "DigitDomains", ["photo"], parity=parity)
+        spec = make_config("GMoE", "DigitDomains", ["photo"], parity=parity)
         algorithm = made("GMoE", **spec.hparams)
         for _ in range(3):
             algorithm.update(batches())
@@ -204,7 +206,7 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
 def trained(tmp_path_factory):
     store = RunStore(tmp_path_factory.mktemp("runs"))
     hparams = {"batch_size": 8, "lr": 1e-3}
-    spec = make_spec(
+    spec = make_config(
         "GMoE", "DigitDomainsTiny", ["photo"], steps=4, checkpoint_frequency=2, hparams=hparams
     )
     return store, spec, run(spec, store)
@@ -274,7 +276,7 @@ def test_the_quick_study_is_equal_updates_and_settings_known_from_others():
     }
     for ours in specs[:24]:
         (theirs,) = [s for s in digits if str(s) == str(ours)]
-        assert replace(ours, steps=701, checkpoint_frequency=70, measure="") == theirs
+        assert ours.replace(steps=701, checkpoint_frequency=70, measure="") == theirs
     vit, gmoe = (next(s for s in specs if s.algorithm == n).hparams for n in ("ERM-ViT", "GMoE"))
     assert {n: v for n, v in gmoe.items() if not n.startswith("moe_")} == vit
 
@@ -341,7 +343,7 @@ def test_the_twins_differ_in_their_experts_alone():
         )
     assert small_network(get_algorithm("GMoE")) == "gmoe_small"
     assert small_network(get_algorithm("IRM")) == "small_cnn"
-    assert {"GMoE", "ERM-ViT"} <= set(algorithm_names()) and set(SPARSE) < set(network_names())
+    assert {"GMoE", "ERM-ViT"} <= set(algorithm_names()) and set(SPARSE) < set(NETWORKS)
 
 
 def test_it_reports_its_auxiliary_loss():
@@ -516,7 +518,7 @@ def test_options_reach_the_layer():
     layer = expert_layers(made("ERM", **given))[0]
     assert (layer.k, layer.auxiliary_weight, layer.gate_noise) == (2, 0.5, 2.0)
     assert layer.experts.dropout.p == 0.3
-    assert expert_options({"network": "small_cnn"}) == {}
+    assert network_options({"network": "small_cnn"}) == {}
     body = made("ERM-ViT", network="small_vit").featurizer.body
     add_experts(body, copy=True, auxiliary_weight=0.5)
     assert all(layer.auxiliary_weight == 0.5 for layer in expert_layers(body))

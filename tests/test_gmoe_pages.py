@@ -30,7 +30,7 @@ from hmoe_repro.report.gallery import evidence_line
 from hmoe_repro.report.not_run import not_run, not_run_line, quoted_cost, quoted_step
 from hmoe_repro.report.render import page_texts, render
 from hmoe_repro.studies.artefacts import ARTEFACTS
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
@@ -39,7 +39,7 @@ NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
 def changed(record, **spec):
     "A record with another specification, and the name that belongs to it."
     spec = record["spec"] | spec
-    return record | {"spec": spec, "run_id": RunSpec.from_dict(spec).run_id}
+    return record | {"spec": spec, "run_id": RunConfig.from_dict(spec).run_id}
 
 
 def run(algorithm, domain, seed, accuracy=None, dataset="DigitDomains", **hparams):
@@ -135,7 +135,7 @@ def test_a_row_is_undertrained_below_half_of_the_best_a_sixth_of_the_way_or_the_
     low = frame.assign(validation_accuracy=frame.algorithm.map({"ERM": 0.26, "ERM-ViT": 0.24}))
     low = low[low.algorithm != "GMoE"]
     assert undertrained(low) == [(data, "ERM-ViT")]  # a sixth of the way from 10 to 100 % is 25 %
-    assert undertrained(frame, lambda name: 50.0) == [(data, "ERM-ViT"), (data, "GMoE")]
+    assert undertrained(frame, 4 / 9) == [(data, "ERM-ViT"), (data, "GMoE")]
     with pytest.raises(HmoeError, match="no run is complete"):
         undertrained(frame.assign(status="failed"))
 

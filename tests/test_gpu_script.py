@@ -14,8 +14,8 @@ from test_imports import BLOCKED
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.studies.export_import import pack_parts, unpack
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
 
 SCRIPT = repo_root() / ".ci" / "gpu.py"
@@ -141,7 +141,7 @@ def half_done(store, specs):
 def begun(tmp_path):
     "Three half-done runs in the runs folder."
     specs = [
-        make_spec(
+        make_config(
             "ERM",
             "DigitDomainsTiny",
             [d],

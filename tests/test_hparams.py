@@ -8,21 +8,14 @@ import pytest
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
-from hmoe_repro.algorithms.hparams import (
-    Choice,
-    HParam,
-    LogUniform,
-    Uniform,
-    as_text,
-    draw_hparams,
-    merge_hparams,
-    searches,
-)
+from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams, searches, with_network
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.search_space import Choice, HParam, LogUniform, Uniform, as_text
 from hmoe_repro.core.seeds import seed_hash
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.planning import make_config
 
 LARGE_NETWORK = {"network": "resnet50", "weights": "random"}
+SHARED = with_network(SHARED_HPARAMS, "resnet50")
 DEFAULTS = {
     "small": {"lr": 1e-3, "batch_size": 64, "weight_decay": 0.0, "nonlinear_classifier": False},
     "large": {
@@ -73,10 +66,7 @@ def test_draws_are_those_of_domainbed(dataset):
                 name: draw(np.random.RandomState(seed_hash(seed, name)))
                 for name, draw in registry.items()
             }
-            assert (
-                draw_hparams(SHARED_HPARAMS, hparams_seed, trial_seed, resolution, dataset)
-                == expected
-            )
+            assert draw_hparams(SHARED, hparams_seed, trial_seed, resolution, dataset) == expected
 
 
 def test_bounds_are_reached_and_kept():
@@ -145,14 +135,14 @@ LARGE = dict.fromkeys(
 def test_an_algorithms_own_searches_are_those_of_domainbed(resolution, larger):
     text = lambda declared: {n: str(s) for n, s in searches(declared, resolution).items()}
     names = [n for n in algorithm_names() if n not in FIXED]
-    found = {name: text(get_algorithm(name).HPARAMS) for name in names}
+    found = {name: text(with_network(get_algorithm(name).HPARAMS, "resnet50")) for name in names}
     own = {name: OWN.get(name, {}) | larger.get(name, {}) for name in names}
-    assert found == {name: text(SHARED_HPARAMS) | own[name] for name in names}
+    assert found == {name: text(SHARED) | own[name] for name in names}
 
 
 def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():
     for name in algorithm_names():
-        declared = get_algorithm(name).HPARAMS
+        declared = with_network(get_algorithm(name).HPARAMS)
         for resolution in (28, 224):
             drawn = draw_hparams(declared, 5, 1, resolution)
             given = LARGE_NETWORK if resolution == 224 else {}
@@ -188,7 +178,7 @@ def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
 def test_the_order_in_which_test_domains_are_named_means_nothing():
     for parity in (False, True):
         made = [
-            make_spec("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity)
+            make_config("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity)
             for domains in (["-90%", "+90%"], ["+90%", "-90%"])
         ]
         assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
@@ -36,17 +37,19 @@ def folder(tmp_path_factory):
 
 
 def spec(folder, algorithm="ERM", **options):
-    return make_spec(algorithm, str(folder), ["sketch"], hparams=BATCH | options, **SMALL)
+    return make_config(algorithm, str(folder), ["sketch"], hparams=BATCH | options, **SMALL)
 
 
 CHILD = """
 import json, os, signal, sys
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.core.config import CONFIG
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.run import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
-run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
+CONFIG.restore(sys.argv[4])
+run(RunConfig.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
 """
 
 
@@ -68,12 +71,12 @@ def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
     assert (
         spec(folder, "HMOE-DN", val_augment=False).run_id
         != made.run_id
-        == RunSpec.from_dict(json.loads(text)).run_id
+        == RunConfig.from_dict(json.loads(text)).run_id
     )
 
 
 def test_data_that_is_tensors_has_no_new_fields():
-    made = make_spec("ERM", "DigitDomains", ["photo"], network="small_cnn")
+    made = make_config("ERM", "DigitDomains", ["photo"], network="small_cnn")
     assert (
         "images" not in made.to_dict()
         and "hparams_seed" not in made.to_dict()
@@ -82,9 +85,9 @@ def test_data_that_is_tensors_has_no_new_fields():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, workers):
-    monkeypatch.setenv("HMOE_WORKERS", workers)
+    monkeypatch.setattr(CONFIG, "workers", workers)
     made = spec(folder, "HMOE-DN")
     whole = run(made, RunStore(tmp_path / "whole"))
     assert whole["status"] == "complete", whole["reason"]
@@ -96,6 +99,7 @@ def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, wo
             json.dumps(made.to_dict()),
             str(tmp_path / "cut"),
             str(random.choice((4, 5))),
+            CONFIG.to_json(),
         ],
         capture_output=True,
         text=True,
@@ -109,10 +113,10 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
     folder, tmp_path, monkeypatch
 ):
     records = {}
-    for workers in ("0", "2"):
-        monkeypatch.setenv("HMOE_WORKERS", workers)
-        records[workers] = outcome(run(spec(folder), RunStore(tmp_path / workers)))
-    assert records["0"] == records["2"] and records["0"]["status"] == "complete"
+    for workers in (0, 2):
+        monkeypatch.setattr(CONFIG, "workers", workers)
+        records[workers] = outcome(run(spec(folder), RunStore(tmp_path / str(workers))))
+    assert records[0] == records[2] and records[0]["status"] == "complete"
     from_files, from_cache = (
         run(spec(folder, data_augmentation=False, source=s), RunStore(tmp_path / s))
         for s in ("files", "cache")
@@ -121,7 +125,7 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
         from_files["run_id"] != from_cache["run_id"]
         and from_files["checkpoints"] == from_cache["checkpoints"]
     )
-    assert records["0"]["checkpoints"] != from_files["checkpoints"]
+    assert records[0]["checkpoints"] != from_files["checkpoints"]
 
 
 def test_validation_images_are_augmented_only_if_asked_and_the_same_at_every_visit(folder):
@@ -171,19 +175,19 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
     alone = tmp_path / "alone"
     shutil.copytree(folder / "photo", alone / "photo")
     with pytest.raises(HmoeError, match="no training domain is left"):
-        make_spec("ERM", str(alone), ["photo"], hparams=BATCH, **SMALL)
+        make_config("ERM", str(alone), ["photo"], hparams=BATCH, **SMALL)
     with pytest.raises(
         HmoeError, match="none are named. Fix: weights=random, weights=IMAGENET1K_V1"
     ):
-        make_spec("ERM", str(folder), ["photo"], resolution=32)
+        make_config("ERM", str(folder), ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="images of 16 pixels"):
-        make_spec("ERM", "DigitDomains", ["photo"], resolution=32)
+        make_config("ERM", "DigitDomains", ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="no option source"):
-        make_spec("ERM", "DigitDomains", ["photo"], hparams={"source": "cache"})
+        make_config("ERM", "DigitDomains", ["photo"], hparams={"source": "cache"})
     with pytest.raises(HmoeError, match="exists only where network"):
-        make_spec("ERM", str(folder), ["photo"], hparams={"freeze_bn": "yes"}, **SMALL)
+        make_config("ERM", str(folder), ["photo"], hparams={"freeze_bn": "yes"}, **SMALL)
     with pytest.raises(HmoeError, match="unknown data set .nor is it the path of a folder."):
-        make_spec("ERM", str(tmp_path / "nowhere"), ["photo"])
+        make_config("ERM", str(tmp_path / "nowhere"), ["photo"])
 
 
 def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path, monkeypatch):
@@ -200,7 +204,7 @@ def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path,
         },
         tmp_path / "mine.safetensors",
     )
-    made = make_spec(
+    made = make_config(
         "ERM",
         str(folder),
         ["sketch"],
@@ -221,7 +225,7 @@ def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path,
 def test_panels_hold_small_pictures(folder, tmp_path):
     from safetensors.numpy import load_file
 
-    made = make_spec(
+    made = make_config(
         "HMOE-DN",
         str(folder),
         ["sketch"],
@@ -242,7 +246,7 @@ def test_panels_hold_small_pictures(folder, tmp_path):
 def test_searched_hyper_parameters_are_those_of_domainbed(folder):
     from hmoe_repro.core.seeds import seed_hash
 
-    made = make_spec(
+    made = make_config(
         "ERM",
         str(folder),
         ["sketch"],
@@ -259,7 +263,7 @@ def test_searched_hyper_parameters_are_those_of_domainbed(folder):
     )
     assert (
         made.hparams_seed == 2
-        and make_spec(
+        and make_config(
             "ERM",
             str(folder),
             ["sketch"],
@@ -279,7 +283,7 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
     (tmp_path / "mine.py").write_text(
         "from hmoe_repro.algorithms.base import ERM\nclass Mine(ERM): pass\n"
     )
-    made = make_spec(
+    made = make_config(
         f"{tmp_path / 'mine.py'}:Mine",
         "DigitDomainsTiny",
         ["photo"],
@@ -290,9 +294,10 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
     (tmp_path / "mine.py").write_text("raise SystemExit\n")
     child = """
 import json, sys
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.run import run
-record = run(RunSpec.from_dict(json.loads(sys.argv[1])))
+record = CONFIG.restore(sys.argv[4])
+run(RunConfig.from_dict(json.loads(sys.argv[1])))
 print(record["status"], record["reason"])
 """
     done = subprocess.run(

@@ -22,31 +22,16 @@ from trees import (
     put,
 )
 
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import DATASETS
-from hmoe_repro.data.registry import (
-    _FOLDERS,
-    KNOWN,
-    count_notes,
-    known_state,
-    own_folder,
-    own_folders,
-    read_known,
-)
+from hmoe_repro.data.registry import KNOWN, count_notes, find_dataset, known_state, read_known
 from hmoe_repro.data.verify import verify_dataset
 
+pytestmark = pytest.mark.usefixtures("own_names")
 FOLDERS = [name for name, known in KNOWN.items() if known.layout == "folders"]
 SMALL = [name for name in FOLDERS if name != "DomainNet"]
 PACS = Path(os.environ.get("HMOE_DATA", "nowhere")).expanduser().absolute() / "PACS"
-
-
-@pytest.fixture(autouse=True)
-def folders_of_this_test_only(monkeypatch):
-    monkeypatch.setenv("HMOE_FOLDERS", "")
-    before = set(_FOLDERS)
-    yield
-    for name in set(_FOLDERS) - before:
-        _FOLDERS.pop(name), DATASETS.pop(name)
 
 
 def content(root):
@@ -435,7 +420,7 @@ WORDS = ("my [bold]things", "Ünïcode – 写真", "with space")
 @pytest.mark.parametrize("name", WORDS)
 def test_a_folder_of_ones_own_keeps_its_names(name, tmp_path):
     folder_tree(tmp_path / name, ("b [red]", "a ß"), ("Katze 1", "[x]", "犬"), 2, "png")
-    assert own_folder(tmp_path / name) == name and own_folder(str(tmp_path / name) + "/") == name
+    assert find_dataset(name, tmp_path) == name == find_dataset(str(tmp_path / name) + "/")
     assert DATASETS[name].domain_names == ("a ß", "b [red]") and str(tmp_path) not in repr(
         (DATASETS[name].summary, DATASETS[name].files, DATASETS[name].licence)
     )
@@ -445,55 +430,57 @@ def test_a_folder_of_ones_own_keeps_its_names(name, tmp_path):
         and list(report.counts.index) == sorted(("Katze 1", "[x]", "犬"))
         and report.counts.values.sum() == 6 + 9
     )
-    assert os.environ["HMOE_FOLDERS"].split(os.pathsep) == [str(tmp_path / name)]
+    assert CONFIG.datasets == (str(tmp_path / name),)
 
 
 @pytest.mark.slow
-def test_another_process_finds_the_folder_by_name(tmp_path):
+def test_another_process_finds_ones_own_data_by_name(tmp_path):
     folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"))
-    own_folder(tmp_path / "pets")
+    (tmp_path / "noise.py").write_text(
+        "from hmoe_repro.data.digits import digit_domains\n"
+        "def Noise(): return digit_domains(per_domain=2, name='Noise')\n"
+    )
+    find_dataset(str(tmp_path / "pets")), find_dataset("noise.py:Noise", tmp_path)
     code = (
-        "from hmoe_repro.data.registry import DATASETS, own_folders; own_folders(); "
-        "print(DATASETS['pets'].domain_names)"
+        "import sys; from hmoe_repro.core.config import CONFIG; "
+        "from hmoe_repro.data.registry import DATASETS, find_dataset; "
+        "CONFIG.datasets or CONFIG.restore(sys.argv[1]); "
+        "print(DATASETS[find_dataset('pets')].domain_names, find_dataset(sys.argv[2]))"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ
-        ).stdout.strip()
-        == "('day', 'night')"
-    )
+    shell = os.environ | {"HMOE_FOLDERS": str(tmp_path / "pets")}
+    for env, told, other in ((os.environ, CONFIG.to_json(), "Noise"), (shell, "", "PACS")):
+        command = [sys.executable, "-c", code, told, other]
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert done.stdout == f"('day', 'night') {other}\n", done.stderr
 
 
-def test_names_that_would_be_confused_are_refused(tmp_path, monkeypatch):
+def test_names_that_would_be_confused_are_refused(tmp_path):
     for place in ("one", "two", "three"):
         folder_tree(
             tmp_path / place / ("PACS" if place == "three" else "pets"), ("day", "night"), ("cat",)
         )
-    own_folder(tmp_path / "one" / "pets")
-    with pytest.raises(HmoeError, match="another folder of yours has that name. Fix: rename"):
-        own_folder(tmp_path / "two" / "pets")
+    find_dataset("pets", tmp_path / "one")
+    with pytest.raises(HmoeError, match="a data set of yours has that name. Fix: rename"):
+        find_dataset(str(tmp_path / "two" / "pets"))
     with pytest.raises(HmoeError, match="--dataset PACS"):
-        own_folder(tmp_path / "three" / "PACS")
+        find_dataset(str(tmp_path / "three" / "PACS"))
     with pytest.raises(HmoeError, match="DigitDomains"):
-        put(tmp_path / "DigitDomains/a/b/1.png") or own_folder(tmp_path / "DigitDomains")
-    with pytest.raises(HmoeError, match="not a folder"):
-        own_folder(tmp_path / "none")
+        put(tmp_path / "DigitDomains/a/b/1.png") or find_dataset(str(tmp_path / "DigitDomains"))
+    with pytest.raises(HmoeError, match="nor is it the path of a folder"):
+        find_dataset(str(tmp_path / "none"))
     with pytest.raises(HmoeError):
-        own_folder("/")
+        find_dataset("/")
     (tmp_path / "empty").mkdir()
     with pytest.raises(HmoeError):
-        own_folder(tmp_path / "empty")
-    assert "empty" not in DATASETS and os.environ["HMOE_FOLDERS"] == str(tmp_path / "one" / "pets")
-    monkeypatch.setenv("HMOE_FOLDERS", str(tmp_path / "gone"))
-    with pytest.raises(HmoeError, match="HMOE_FOLDERS"):
-        own_folders()
+        find_dataset(str(tmp_path / "empty"))
+    assert "empty" not in DATASETS and CONFIG.datasets == (str(tmp_path / "one" / "pets"),)
 
 
 def test_a_class_missing_in_one_domain_of_ones_own_is_a_note(tmp_path):
     folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog", "eel"), 1)
     for p in (tmp_path / "pets/day/cat").iterdir():
         p.unlink()
-    own_folder(tmp_path / "pets")
+    find_dataset("pets", tmp_path)
     report = verify_dataset("pets")
     assert (
         report.ok
@@ -521,7 +508,7 @@ def test_the_registry_builds_image_data_and_warns_of_another_number(tmp_path):
 
 def test_a_folder_of_ones_own_is_built_by_name(tmp_path):
     folder_tree(tmp_path / "pets", ("day", "night"), ("cat", "dog"))
-    data = DATASETS[own_folder(tmp_path / "pets")].build(0, None)
+    data = DATASETS[find_dataset("pets", tmp_path)].build(0, None)
     assert (data.name, data.domain_names, data.class_names) == (
         "pets",
         ["day", "night"],

@@ -46,7 +46,7 @@ from hmoe_repro.report.render import render
 from hmoe_repro.studies.artefacts import artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
 from hmoe_repro.studies.study_file import read_study
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ENVIRONMENT = {"versions": {}, "commit": "0", "device": "cpu", "device_name": "none", "threads": 1}
@@ -80,9 +80,9 @@ def run(target, seed, weight, last=ALL, out=0.7, inside=0.9, own=0.9, **hparams)
     "A complete run of DMG: the first place keeps everything, the last as given."
     sources = [d for d in DOMAINS if d != target]
     hparams = {"lambda_o": weight, "lambda_s": 0.0} | hparams
-    who = ("DMG", "DigitDomains", "0", (target,), seed)
+    who = dict(algorithm="DMG", dataset="DigitDomains", dataset_fingerprint="0", trial_seed=seed)
     more = {"network": "image_cnn", "resolution": 16, "steps": 40, "protocol": "dmg"}
-    spec = RunSpec(*who, hparams=hparams, **more)
+    spec = RunConfig(**who, test_domains=(target,), hparams=hparams, **more)
     both = kept([a + b for a, b in zip(ALL, last)])
     losses = {f"iou_{p}": v for p, v in zip(("0_1", "0_2", "1_2"), both["iou"])}
     halfway = {p: (1 + v) / 2 for p, v in losses.items()}

@@ -19,7 +19,7 @@ from hmoe_repro.networks.masked import (
     width_of,
 )
 from hmoe_repro.networks.precision import set_precision
-from hmoe_repro.networks.registry import make_classifier, make_featurizer, network_names
+from hmoe_repro.networks.registry import NETWORKS, make_classifier, make_featurizer
 
 SIDES = {"alexnet": 63, "resnet18": 32, "resnet50": 32, "image_cnn": 16, "small_cnn": 16}
 WIDTHS = {  # protocol 5.1
@@ -95,7 +95,7 @@ def test_the_papers_reading_is_one_place_less(name):
 def test_alexnet_has_three_in_both_readings_and_a_transformer_its_last_one():
     assert choose_places("alexnet") == choose_places("alexnet", reading="paper")
     assert choose_places("alexnet") == ("fc6", "fc7", "fc8")
-    for name in network_names():
+    for name in NETWORKS:
         assert place_names(name)[-1] == ("fc8" if name == "alexnet" else "fc")
         if "vit" in name or "deit" in name:
             assert choose_places(name) == ("fc",)

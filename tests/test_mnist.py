@@ -24,8 +24,8 @@ from hmoe_repro.data.mnist import (
     verify_mnist,
 )
 from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.training.planning import data_seed, make_config
 from hmoe_repro.training.protocols import run_seed
-from hmoe_repro.training.run_request import data_seed, make_spec
 
 RAW = Path(os.environ.get("HMOE_DATA", "nowhere")).expanduser().absolute() / "MNIST" / "raw"
 needs_mnist = pytest.mark.skipif(
@@ -90,12 +90,12 @@ def test_partition_follows_the_trial_seed_and_with_parity_the_run(ink):
         load_dataset("ColoredDigits", 0).fingerprint != load_dataset("ColoredDigits", 1).fingerprint
     )
     same = {
-        make_spec(a, "ColoredDigits", ["-90%"], network="small_cnn").dataset_fingerprint
+        make_config(a, "ColoredDigits", ["-90%"], network="small_cnn").dataset_fingerprint
         for a in ("ERM", "HMOE-DN")
     }
     assert same == {load_dataset("ColoredDigits", 0).fingerprint}
     specs = [
-        make_spec(a, "ColoredDigits", ["-90%"], network="small_cnn", parity=True)
+        make_config(a, "ColoredDigits", ["-90%"], network="small_cnn", parity=True)
         for a in ("ERM", "HMOE-DN")
     ]
     assert len({s.dataset_fingerprint for s in specs} | same) == 3

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import hmoe_repro.networks.precision as precision
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
+from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import random_batches, small_network
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
@@ -28,12 +29,14 @@ from hmoe_repro.networks.precision import (
 )
 from hmoe_repro.networks.registry import (
     ENCODERS,
-    FEATURIZERS,
+    NETWORKS,
     make_classifier,
     make_encoder,
     make_featurizer,
 )
 from hmoe_repro.networks.small import ConvNet, pool
+
+SMALL = {"mnist_cnn", "small_cnn", "image_cnn"}
 
 
 def count(module):
@@ -89,10 +92,8 @@ def test_unknown_names_and_small_images_are_refused():
         make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"):
         make_encoder("image", (3, 8, 8))
-    assert set(FEATURIZERS) == {"mnist_cnn", "small_cnn", "image_cnn"} and set(ENCODERS) == {
-        "small",
-        "image",
-    }
+    assert SMALL < set(NETWORKS) and set(ENCODERS) == {"small", "image"}
+    assert not any(NETWORKS[name].HPARAMS for name in SMALL)
 
 
 def plain_image_d2v(net, x, norm, block):
@@ -191,18 +192,16 @@ def test_the_network_for_small_photographs_is_cheap():
 
 
 def test_small_networks_refuse_what_only_large_ones_have():
-    for name in FEATURIZERS:
-        assert (
-            make_featurizer(name, (3, 16, 16), "random", freeze_bn=True).num_features
-            == make_featurizer(name, (3, 16, 16)).num_features
-        )
+    for name in SMALL:
+        nets = [make_featurizer(name, (3, 16, 16), weights) for weights in ("random", None)]
+        assert nets[0].num_features == nets[1].num_features
         with pytest.raises(
             HmoeError,
             match=f"no weights 'IMAGENET1K_V1' for the network '{name}'.*Fix: weights random",
         ):
             make_featurizer(name, (3, 16, 16), "IMAGENET1K_V1")
-        with pytest.raises(HmoeError, match="no dropout"):
-            make_featurizer(name, (3, 16, 16), dropout=0.1)
+        with pytest.raises(HmoeError, match=f"resnet_dropout exists only .* here it is {name}"):
+            ERM((3, 16, 16), 2, 2, {"network": name, "resnet_dropout": 0.1})
 
 
 # Precision

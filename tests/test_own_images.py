@@ -33,9 +33,8 @@ from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -228,7 +227,7 @@ def test_the_page_says_what_the_run_says(place):
 @pytest.fixture(scope="module")
 def found(place):
     model = load_trained(place["run"], store=place["store"])
-    spec = RunSpec.from_dict(model.record["spec"])
+    spec = RunConfig.from_dict(model.record["spec"])
     discover_spec(place["folder"], resolution=24)
     return find_domains(spec, place["folder"], store=place["store"])
 
@@ -430,7 +429,7 @@ def test_an_image_is_seen_alike_alone_and_among_others(place):
 
 def test_any_run_on_colour_images_predicts(place, tmp_path):
     erm = run(
-        make_spec("ERM", "DigitDomainsTiny", ["photo"], 0, {"batch_size": 8}, **SHORT),
+        make_config("ERM", "DigitDomainsTiny", ["photo"], 0, {"batch_size": 8}, **SHORT),
         place["store"],
     )
     fill(tmp_path / "new", (), ("x",), 3, "{}.png")

@@ -28,7 +28,7 @@ from hmoe_repro.analysis.embeddings import (
 from hmoe_repro.analysis.results import frame_of, results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.report.render import KINDS, render
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -366,7 +366,7 @@ def arm(record, weight, folder):
     "A copy of a run with another weight on the load balance, arrays included."
     copy = json.loads(json.dumps(record))
     copy["spec"]["hparams"]["lambda_kl"] = weight
-    copy["run_id"] = RunSpec.from_dict(copy["spec"]).run_id
+    copy["run_id"] = RunConfig.from_dict(copy["spec"]).run_id
     arrays = folder / f"{record['run_id']}.safetensors"
     if arrays.exists() and copy["run_id"] != record["run_id"]:
         shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")

@@ -1,6 +1,5 @@
 """Plans and batches: what is missing, what is counted without its data, how a batch ended."""
 
-import functools
 import io
 
 import pytest
@@ -19,7 +18,8 @@ from hmoe_repro.studies.plan import (
     runs_of,
 )
 from hmoe_repro.studies.studies import count_runs, study_specs
-from hmoe_repro.studies.sweep import Batch, Outcomes, RunDisplay, drawn_specs, refuse_incomplete
+from hmoe_repro.studies.sweep import Batch, Outcomes, RunDisplay, drawn_configs, refuse_incomplete
+from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore
 
 
@@ -137,7 +137,11 @@ def test_outcomes_are_counted_and_refused(tmp_path):
 
 
 SMALL = {"network": "small_cnn", "steps": 3, "checkpoint_frequency": 3}
-some_draws = functools.partial(drawn_specs, "ERM", "DigitDomainsTiny", **SMALL)
+
+
+def some_draws(domains, n_hparams=None, **more):
+    given = dict(algorithm="ERM", dataset="DigitDomainsTiny", test_domains=domains, **SMALL)
+    return drawn_configs(RunOptions(**given, **more), n_hparams)
 
 
 def test_draws_of_one_run_and_what_cannot_be_searched():

@@ -1,5 +1,7 @@
 """Splits, batches, checkpoints and accuracy against DomainBed's definitions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,11 @@ from hmoe_repro.core.seeds import seed_everything, seed_hash
 from hmoe_repro.data.base import MultiDomainDataset, as_input
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.training.protocols import (
+    DomainBed,
     Sampler,
     evaluate,
-    is_checkpoint,
     make_batch,
     make_splits,
-    parts_to_evaluate,
     run_seed,
     split_indices,
     training_domains,
@@ -66,7 +67,7 @@ def test_sampler_draws_uniformly_with_replacement_and_resumes():
 def test_pooled_sampler_draws_from_the_union():
     """Each image of the union is as likely as any other; indices stay in their own domain."""
     splits = [torch.arange(5), torch.arange(50, 90), torch.tensor([3])]
-    sampler, counts = Sampler(splits, 100, seed=0, kind="pooled"), np.zeros(46)
+    sampler, counts = Sampler(splits, 100, seed=0, pooled=True), np.zeros(46)
     for _ in range(300):
         drawn = sampler.draw()
         assert sum(map(len, drawn)) == 300 and all(
@@ -103,9 +104,13 @@ def test_a_domain_that_was_not_drawn_keeps_its_place():
 
 
 def test_checkpoints_of_the_papers_schedule():
-    steps = [s for s in range(5001) if is_checkpoint(s, 5001, 300)]
+    def points(steps, frequency):
+        run = SimpleNamespace(steps=steps, checkpoint_frequency=frequency)
+        return [step for step in range(steps) if DomainBed(run).is_checkpoint(step)]
+
+    steps = points(5001, 300)
     assert steps[:2] == [0, 300] and steps[-2:] == [4800, 5000] and len(steps) == 18
-    assert sum(is_checkpoint(s, 5001, 100) for s in range(5001)) == 51 and is_checkpoint(0, 1, 300)
+    assert len(points(5001, 100)) == 51 and points(1, 300) == [0]
 
 
 def test_accuracy_against_counting():
@@ -129,8 +134,10 @@ def test_accuracy_against_counting():
 
 
 def test_policies():
-    assert parts_to_evaluate(["a", "b"], ["b"], "selection", False, True) == [("b", "in")]
-    assert parts_to_evaluate(["a", "b"], ["b"], "all", False, False) == [
+    run = SimpleNamespace(test_domains=["b"], evaluate="selection")
+    assert DomainBed(run).parts(["a", "b"], False, True) == [("b", "in")]
+    run.evaluate = "all"
+    assert DomainBed(run).parts(["a", "b"], False, False) == [
         ("a", "in"),
         ("b", "in"),
         ("b", "out"),
@@ -151,8 +158,6 @@ def test_bad_requests():
         Sampler([torch.arange(3)], 0, 0)
     with pytest.raises(HmoeError, match="no images"):
         Sampler([torch.arange(0)], 4, 0)
-    with pytest.raises(HmoeError, match="domain, pooled"):
-        Sampler([torch.arange(3)], 4, 0, "natural")
     tiny = MultiDomainDataset(
         "t",
         ["a"],

@@ -29,7 +29,7 @@ from hmoe_repro.report.reproduce import (
     sample_runs,
 )
 from hmoe_repro.studies.sweep import Batch
-from hmoe_repro.training.run_config import TOY, RunSpec
+from hmoe_repro.training.run_config import TOY, RunConfig
 from hmoe_repro.training.store import RunStore
 
 
@@ -310,7 +310,7 @@ def test_what_is_published_is_rendered_trained_and_compared(
     shutil.copytree(root / "figures" / "bench", tmp_path / "figures" / "bench")
     monkeypatch.setenv("HMOE_FIGURES", str(tmp_path / "figures"))
     record = load_study("smoke-toy")[0]
-    batch = Batch([RunSpec.from_dict(record["spec"])], RunStore(tmp_path / "runs"), jobs=1)
+    batch = Batch([RunConfig.from_dict(record["spec"])], RunStore(tmp_path / "runs"), jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
     reproduce_published(pages, frame_of([record]), batch, made, said.append)
     assert said[0].startswith("renders 1 page and trains 1 run afresh. The first picture")

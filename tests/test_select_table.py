@@ -32,8 +32,8 @@ from hmoe_repro.studies.search import (
 )
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.training.model import load_model
-from hmoe_repro.training.run_config import RunSpec
-from hmoe_repro.training.run_request import make_spec
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.selection import RULES, select_model
 from hmoe_repro.training.store import RunStore
 
@@ -44,7 +44,7 @@ PAIRS = [[a, b] for a in DOMAINS for b in DOMAINS if a < b]
 def full(held_out, trial=0, draw=0, modes=("default",), **changed):
     "An invented record whose specification is whole."
     made = curves(held_out, trial, draw, modes)
-    spec = RunSpec.from_dict(
+    spec = RunConfig.from_dict(
         made["spec"]
         | {
             "dataset_fingerprint": f"trial {trial}",
@@ -216,9 +216,9 @@ def test_what_each_rule_needs_is_planned_once(monkeypatch):
         )
     assert (
         oracle[1].hparams["lr"]
-        == make_spec("ERM", "DigitDomains", ["photo"], network="small_cnn", hparams_seed=1).hparams[
-            "lr"
-        ]
+        == make_config(
+            "ERM", "DigitDomains", ["photo"], network="small_cnn", hparams_seed=1
+        ).hparams["lr"]
         != base.hparams["lr"]
     )
     monkeypatch.setitem(
@@ -551,7 +551,7 @@ hparams.all.batch_size = 4
 
 @pytest.mark.slow
 def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
-    alone = make_spec("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id
+    alone = make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id
     for name in ("shadow", "other", "else/shadow"):
         (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
         text = f"# {name}\nfrom hmoe_repro.algorithms import base\nclass ERM(base.ERM): pass\n"
@@ -559,12 +559,12 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
     (tmp_path / "study.toml").write_text(SHADOWS)
     assert "3 of 3 runs complete" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")
     names = {"ERM", "ERM (shadow.py)", "ERM (other.py)"}
-    specs = [RunSpec.from_dict(record["spec"]) for record in RunStore().scan()[0]]
+    specs = [RunConfig.from_dict(record["spec"]) for record in RunStore().scan()[0]]
     assert {s.algorithm: bool(s.algorithm_source) for s in specs} == {n: n != "ERM" for n in names}
     for listed in (hmoe("select", "study.toml"), hmoe("runs")):
         assert all(name in listed for name in names) and re.search(r"\bERM +[^ (]", listed)
     assert get_algorithm("ERM").__module__ == "hmoe_repro.algorithms.base"
-    assert make_spec("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id == alone
+    assert make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id == alone
     (tmp_path / "study.toml").write_text(SHADOWS.replace("other.py", "else/shadow.py"))
     hmoe("plan", "study.toml", fails="have the same name, by which .* Fix: rename one of them")
 

@@ -29,25 +29,22 @@ from hmoe_repro.data.transforms import STD
 from hmoe_repro.networks.registry import make_featurizer
 from hmoe_repro.networks.spectra import (
     BANDS,
-    Spectra,
     as_map,
     band_mask,
     band_noise,
     bands_of,
     depth_modules,
     feature_spectra,
-    frequencies,
-    is_transformer,
     log_amplitudes,
-    relative_log_amplitude,
+    networks_with_depth,
 )
 from hmoe_repro.report.render import render
 from hmoe_repro.studies.studies import read_study, study_specs
 from hmoe_repro.training import measurements as measuring
 from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, measure_spectra
 from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, publish_study
 from hmoe_repro.training.trainer import Trainer
 
@@ -70,6 +67,12 @@ def generator(seed=0):
 # Spectra
 
 
+def relative(maps):
+    "Log amplitudes relative to frequency 0, mean over images."
+    mean = log_amplitudes(maps).mean(0)
+    return mean - mean[0]
+
+
 @pytest.mark.parametrize("side", [8, 7])
 def test_amplitudes_are_the_sums_of_the_definition(side):
     maps = torch.randn(2, 3, side, side, generator=generator(), dtype=torch.float64)
@@ -82,23 +85,21 @@ def test_amplitudes_are_the_sums_of_the_definition(side):
     found = log_amplitudes(maps)
     assert found.shape == (2, side // 2 + 1)
     assert torch.allclose(found, torch.stack(wanted, 1), atol=1e-4)
-    curve = relative_log_amplitude(maps)
-    assert curve[0] == 0 and torch.allclose(curve, (found - found[:, :1]).mean(0))
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 8])
 def test_a_wave_peaks_at_its_frequency_and_nowhere_else(k):
     x = torch.arange(16)
     wave = 1 + torch.cos(2 * math.pi * k * (x[:, None] + x) / 16)[None, None]
-    curve = relative_log_amplitude(wave)
+    curve = relative(wave)
     expected = 0.0 if k == 8 else math.log(0.5)
-    assert frequencies(16)[k] == k / 8 and math.isclose(curve[k], expected, abs_tol=1e-4)
+    assert math.isclose(curve[k], expected, abs_tol=1e-4)
     others = [value for i, value in enumerate(curve.tolist()) if i not in (0, k)]
     assert max(others) < -10
 
 
 def test_white_noise_is_flat_but_for_the_ends():
-    curve = relative_log_amplitude(torch.randn(3000, 2, 12, 12, generator=generator()))
+    curve = relative(torch.randn(3000, 2, 12, 12, generator=generator()))
     assert abs(curve[1:-1] - 0.5 * math.log(2)).max() < 0.04 and abs(curve[-1]) < 0.04
 
 
@@ -134,9 +135,8 @@ def test_the_parts_of_a_network_in_order(networks):
     assert parts["small_cnn"] == [f"layer {i}" for i in range(4)]
     assert parts["resnet18"] == [f"layer{i}.{j}" for i in range(1, 5) for j in range(2)]
     assert len(parts["resnet50"]) == 3 + 4 + 6 + 3
-    kinds = {name: is_transformer(network) for name, network in networks.items()}
-    assert [name for name, is_vit in kinds.items() if is_vit] == ["small_vit", "gmoe_small"]
-    assert depth_modules(torch.nn.Linear(2, 2)) == {}
+    other = torch.nn.Linear(2, 2)
+    assert depth_modules(other) == {} and networks_with_depth(other) == []
 
 
 def test_tokens_return_to_their_places_without_the_class_token(networks):
@@ -170,7 +170,10 @@ def test_curves_are_those_of_the_outputs_whatever_the_batches(networks, name):
     network = networks[name]
     side = 32 if name == "resnet18" else 16
     x = torch.rand(5, 3, side, side, generator=generator())
-    found = feature_spectra(network, network, [x[:2], x[2:]])
+    both = torch.nn.ModuleList([networks["resnet50"], network])  # of which one is used
+    found = feature_spectra(both, network, [x[:2], x[2:]])
+    assert found["maps"] == ("patches" if name == "small_vit" else "convolutions")
+    found = found["curves"]
     wanted, hooks = {}, []
     for part, module in depth_modules(network).items():
         hooks.append(
@@ -184,19 +187,14 @@ def test_curves_are_those_of_the_outputs_whatever_the_batches(networks, name):
         hook.remove()
     assert list(found) == list(wanted)
     for part, maps in wanted.items():
-        again = relative_log_amplitude(maps)
+        again = relative(maps)
         assert torch.allclose(torch.tensor(found[part]).double(), again, atol=1e-3), part
     assert not any(module._forward_hooks for module in depth_modules(network).values())
 
 
-def test_a_network_of_another_kind_is_refused():
-    with pytest.raises(HmoeError, match="the depth of Linear is not known"):
-        feature_spectra(torch.nn.Linear(2, 2), None, [])
-
-
 def test_hooks_are_removed_when_the_network_fails(networks):
-    with pytest.raises(ZeroDivisionError), Spectra(networks["small_cnn"]):
-        1 / 0
+    with pytest.raises(ZeroDivisionError):
+        feature_spectra(networks["small_cnn"], lambda x: 1 / x, [0])
     assert not any(part._forward_hooks for part in depth_modules(networks["small_cnn"]).values())
 
 
@@ -238,7 +236,7 @@ def test_noise_depends_on_its_seed_alone_and_a_ring_without_waves_is_refused():
 def spec_of(algorithm="ERM", network="small_cnn", **changes):
     settings = {"network": network, "hparams": {"batch_size": 4}, "steps": 2}
     settings |= {"measure": "spectra", "test_domains": ["photo"]}
-    return make_spec(algorithm, "DigitDomainsTiny", **settings | changes)
+    return make_config(algorithm, "DigitDomainsTiny", **settings | changes)
 
 
 def trainer_of(spec):
@@ -319,7 +317,7 @@ def test_the_same_images_get_the_same_noise_in_every_network(monkeypatch):
         seen.append(band_noise(shape, low, high, std, generator))
         return seen[-1]
 
-    monkeypatch.setattr(measuring, "band_noise", note)
+    monkeypatch.setattr(measuring.spectra, "band_noise", note)
     for name in ("small_cnn", "small_vit"):
         measure_spectra(trainer_of(spec_of(network=name)))
     half = len(seen) // 2
@@ -472,7 +470,7 @@ def test_a_network_before_training_is_the_one_that_its_run_began_with(kept_run):
     trained_on = choices.domain[choices.shown] != choices.domain_names.index("photo")
     assert 0 < trained_on.sum() < len(trained_on)
     x = torch.from_numpy(choices.images[trained_on]).float() / 255
-    curves = feature_spectra(algorithm.featurizer, algorithm.predict, [x])
+    curves = feature_spectra(algorithm.featurizer, algorithm.predict, [x])["curves"]
     assert list(curves) == list(found["spectra"]["curves"])
     for name, curve in curves.items():
         assert found["spectra"]["curves"][name] == pytest.approx(curve, abs=1e-5)

@@ -18,7 +18,6 @@ from hmoe_repro.analysis.statistics import (
     contrast,
     contrast_table,
     contrasts,
-    crossed_bootstrap,
     effect_lines,
     forest_plot,
     holm,
@@ -308,45 +307,3 @@ def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds(
     assert lines[1].endswith("not decided.")
     single = main_effects(frame[frame.trial_seed == 0], {"wide": "wide"})
     assert pd.isna(single.low[0]) and "(one seed)" in effect_lines(single)[0]
-
-
-# The crossed bootstrap
-
-
-def test_the_bootstrap_against_all_draws():
-    "Two seeds and two domains have sixteen equally likely draws, with the mean of each by hand."
-    grid = np.array([[1.0, 5.0], [2.0, -4.0]])
-    every = [
-        grid[np.ix_(s, d)].mean()
-        for s in itertools.product((0, 1), repeat=2)
-        for d in itertools.product((0, 1), repeat=2)
-    ]
-    values, counts = np.unique(np.round(every, 9), return_counts=True)
-    drawn = np.round(crossed_bootstrap(grid, 40_000), 9)
-    assert set(drawn) == set(values)
-    np.testing.assert_allclose([(drawn == v).mean() for v in values], counts / 16, atol=0.01)
-
-
-def test_the_bootstrap_against_a_loop_with_missing_cells():
-    grid = np.array([[1.0, np.nan, -1.0], [np.nan, np.nan, 4.0]])
-    random, slow = np.random.default_rng(3), []
-    for _ in range(6000):
-        rows, columns = random.integers(2, size=2), random.integers(3, size=3)
-        cells = [grid[s, d] for s in rows for d in columns if not np.isnan(grid[s, d])]
-        slow.append(sum(cells) / len(cells) if cells else math.nan)
-    fast = crossed_bootstrap(grid, 6000)
-    assert abs(np.isnan(fast).mean() - np.isnan(slow).mean()) < 0.02 and np.isnan(fast).any()
-    np.testing.assert_allclose(
-        np.nanquantile(fast, [0.1, 0.5, 0.9]), np.nanquantile(slow, [0.1, 0.5, 0.9]), atol=0.3
-    )
-    assert np.array_equal(fast, crossed_bootstrap(grid, 6000), equal_nan=True)
-
-
-def test_the_spread_is_that_of_rows_and_columns_drawn_whole():
-    "If all domains of a seed share their luck, twelve cells are three results."
-    rows = np.repeat([[0.0], [3.0], [6.0]], 40, axis=1)
-    assert (
-        abs(crossed_bootstrap(rows, 20_000).std() - np.sqrt(6 / 3)) < 0.03
-    )  # population variance 6, three draws
-    assert crossed_bootstrap(rows[:1].repeat(3, 0)).std() < 1e-9
-    assert abs(crossed_bootstrap(rows.T, 20_000).std() - np.sqrt(6 / 3)) < 0.03

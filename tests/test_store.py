@@ -1,6 +1,5 @@
 """Records and their store: damage, locks, publishing."""
 
-import dataclasses
 import json
 import shutil
 
@@ -13,7 +12,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256, write_atomic
 from hmoe_repro.studies.export_import import pack
 from hmoe_repro.training.checkpoint_io import sealed
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import (
     RunStore,
     outcome,
@@ -24,11 +23,11 @@ from hmoe_repro.training.store import (
     verify_studies,
 )
 
-SPEC = RunSpec(
-    "ERM",
-    "DigitDomains",
-    "f" * 12,
-    ("sketch",),
+SPEC = RunConfig(
+    algorithm="ERM",
+    dataset="DigitDomains",
+    dataset_fingerprint="f" * 12,
+    test_domains=("sketch",),
     hparams={"lr": 1e-3, "batch_size": 32},
     network="small_cnn",
     resolution=16,
@@ -73,7 +72,7 @@ def test_damaged_records_are_refused_by_name_and_left_alone(tmp_path, damage):
     with pytest.raises(HmoeError, match="record.json") as error:
         store.read(SPEC.run_id)
     assert "Fix:" in str(error.value) and path.read_bytes() == before
-    good = dataclasses.replace(SPEC, trial_seed=5)
+    good = SPEC.replace(trial_seed=5)
     store.write(record(good))
     records, damaged = store.scan()
     assert [r["run_id"] for r in records] == [good.run_id] and len(damaged) == 1
@@ -98,7 +97,7 @@ def test_a_complete_record_is_never_replaced(tmp_path):
     store.write(failed)
     assert store.write(record()) == record() == store.read(SPEC.run_id)
     assert store.write(failed) == record() == store.read(SPEC.run_id)
-    other = dataclasses.replace(SPEC, trial_seed=5)
+    other = SPEC.replace(trial_seed=5)
     store.path(other.run_id).mkdir()
     with run_lock(store.path(other.run_id)):
         with pytest.raises(HmoeError, match=f"{other.run_id} is locked by another process"):
@@ -108,7 +107,7 @@ def test_a_complete_record_is_never_replaced(tmp_path):
 
 
 def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
-    store, other = RunStore(tmp_path), dataclasses.replace(SPEC, trial_seed=5).run_id
+    store, other = RunStore(tmp_path), SPEC.replace(trial_seed=5).run_id
     store.write(record())
     shutil.copytree(store.path(SPEC.run_id), store.path(other))
     for read in (store.read, store.find, lambda run_id: store.discard_all([run_id])):
@@ -177,7 +176,7 @@ def test_one_owner_at_a_time(tmp_path):
 
 def test_publish_is_sorted_whole_or_nothing(tmp_path):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
-    specs = [dataclasses.replace(SPEC, trial_seed=s) for s in (2, 0, 1)]
+    specs = [SPEC.replace(trial_seed=s) for s in (2, 0, 1)]
     for spec in specs[:2]:
         store.write(record(spec))
     with pytest.raises(HmoeError, match="1 of 3 runs"):
@@ -216,8 +215,8 @@ def test_a_published_study_has_a_digest_that_sha256sum_knows(tmp_path, monkeypat
         publish_study("b", [SPEC.run_id], store, results)
         verify_studies(results)
     written = {p.name: p.read_bytes() for p in results.iterdir()}
-    store.write(record(dataclasses.replace(SPEC, trial_seed=5)))
-    changed = [SPEC.run_id, dataclasses.replace(SPEC, trial_seed=5).run_id]
+    store.write(record(SPEC.replace(trial_seed=5)))
+    changed = [SPEC.run_id, SPEC.replace(trial_seed=5).run_id]
     for broken in (1, 2):  # whichever of the two files cannot be written
         calls = iter(range(1, 9))
 

@@ -13,13 +13,13 @@ from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.core.toml import line_of
-from hmoe_repro.data.from_file import dataset_from_file
 from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.data.registry import find_dataset
 from hmoe_repro.report.study_report import chosen_rows, report_study, table_rows
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.studies.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 PUBLISHED = {}  # profile and first word of a study -> the published studies that begin so
 for name in sorted(path.stem for path in results_dir().glob("*.jsonl")):
@@ -175,7 +175,9 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
 
 def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("hmoe_repro.studies.studies._specs", lambda study: made.append(study) or ())
+    monkeypatch.setattr(
+        "hmoe_repro.studies.studies._configs", lambda study: made.append(study) or ()
+    )
     for folder in ("a", "b", "a"):
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
         study_specs("smoke-toy")
@@ -262,11 +264,11 @@ MISTAKES = [
     ('"HMOE-DN",\n]', '"HMOE-ON",\n]', 4, "unknown algorithm 'HMOE-ON'. Valid: ERM, HMOE-DL"),
     ('"DigitDomainsTiny"', '"DigitDomain"', 6, "unknown data set .*DigitDomains, DigitDomainsTiny"),
     ('["photo"]', '["photo", "foto"]', 7, "unknown domain of DigitDomainsTiny 'foto'.*negative"),
-    ("[0, 3]", "[]", 8, r"seeds must be how many .*, not \[\]"),
-    ("[0, 3]", "[1, 1]", 8, "seeds must be .* different"),
+    ("[0, 3]", "[]", 8, r"seeds must be a list of different values, .* got \[\]"),
+    ("[0, 3]", "[1, 1]", 8, "seeds must be a list of different values"),
     ("[0, 3]", "true", 8, "seeds must be"),
-    ("steps = 5", "steps = 0", 9, "steps must be a whole number of at least 1, not 0"),
-    ("steps = 5", 'stepz = "5"', 9, "unknown key 'stepz'. Valid: title, .*steps"),
+    ("steps = 5", "steps = 0", 9, "steps must be greater than or equal to 1, got 0"),
+    ("steps = 5", 'stepz = "5"', 9, "unknown option 'stepz'. Valid: title, .*steps"),
     ('"small_cnn"', '"large_cnn"', 10, "unknown network 'large_cnn'. Valid: mnist_cnn, small_cnn"),
     ('"bf16"', '"bf17"', 11, "unknown precisions 'bf17'. Valid: float32"),
     ("lr = 0.01", "larning_rate = 1", 14, "unknown hyper-parameter 'larning_rate'. Valid: lr"),
@@ -274,24 +276,39 @@ MISTAKES = [
     ("[hparams.HMOE-DN]", "[hparams.HMOE]", 16, "unknown algorithm in hparams 'HMOE'. Valid: all"),
     ("lambda_kl = 3.0", "lambda_k = 3.0", 17, "HMOE-DN: unknown hyper-parameter 'lambda_k'"),
     ("batch_size = 8", "batch_siz = 8", 20, "unknown hyper-parameter 'batch_siz'"),
-    ("[{}, { batch_size = 8 }]", "[]", 20, "variants must be a list of different tables"),
-    ("steps = 7", "steps = 7.5", 24, "steps must be .*not 7.5"),
-    ("steps = 7", 'title = "x"', 24, "unknown key 'title'"),
+    ("[{}, { batch_size = 8 }]", "[]", 20, "variants must be a list of different values"),
+    ("steps = 7", "steps = 7.5", 24, "steps must be .*got 7.5"),
+    ("steps = 7", 'title = "x"', 24, "unknown option 'title'"),
     ("steps = 7", 'sampler = "pool"', 24, "unknown sampler 'pool'. Valid: domain, pooled"),
-    ("steps = 7", 'sampler = { IRM = "pooled" }', 24, "unknown sampler 'IRM'. Valid: all, ERM"),
-    ("steps = 7", 'evaluate = "some"', 24, "unknown evaluation policy 'some'"),
+    (
+        "steps = 7",
+        'sampler = { IRM = "pooled" }',
+        24,
+        "unknown algorithm in sampler 'IRM'. Valid: all, ERM",
+    ),
+    (
+        "steps = 7",
+        'evaluate = "some"',
+        24,
+        "evaluate must be a text .*got 'some'. It means: selection or all",
+    ),
     ("steps = 7", 'arithmetic = "exact"', 24, "unknown arithmetic 'exact'. Valid: native"),
     ('"all"', '"every"', 25, 'test_domains must be "all"'),
     ("seeds = [0, 3]", "seeds = [0,", 9, "not TOML"),
     ("steps = 7", "steps = ", 24, "not TOML: Invalid value. Fix"),
     ('title = "two algorithms"', "", 1, "title is missing. Fix"),
     ("seeds = [0, 3]\n", "", 18, r"seeds is missing. Fix: add seeds at the top, or to every \[\["),
-    ("[hparams.all]", "[search]\nrules = 1\n[hparams.all]", 14, "unknown key 'rules'. Valid: n_h"),
+    (
+        "[hparams.all]",
+        "[search]\nrules = 1\n[hparams.all]",
+        14,
+        "unknown option 'rules'. Valid: n_h",
+    ),
     (
         "[hparams.all]",
         '[search]\nrule = "best"\n[hparams.all]',
         14,
-        "rule must be one of training-",
+        "unknown rule 'best'. Valid: training-domain",
     ),
     ("[hparams.all]", 'arrays.algorithms = ["CORAL"]\n[hparams.all]', 13, "unknown algorithm in a"),
     ('["DigitDomainsTiny"]', '["SineIntervals"]', 2, "the toy has other algorithms. Fix"),
@@ -433,27 +450,29 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
         ("raise SystemExit", "SystemExit: . Fix: line 1 of data.py"),
         ("def Mine():\n    raise SystemExit(0)", "SystemExit: 0. Fix: line 2 of data.py"),
         ("Mine = 3", "has no function 'Mine'"),
-        ("def PACS():\n    pass", "there is a data set PACS already"),
+        ("def PACS():\n    pass", "a data set of this library has that name"),
     ],
 )
 def test_a_data_file_that_fails_says_where(tmp_path, body, message):
     (tmp_path / "data.py").write_text(body)
     name = "PACS" if "PACS" in body else "Mine"
     with pytest.raises(HmoeError, match=message):
-        dataset_from_file(f"{tmp_path}/data.py:{name}")
+        find_dataset(f"data.py:{name}", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_names")
 def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
     from hmoe_repro.studies.sweep import sweep
-    from hmoe_repro.training.run_request import make_spec
+    from hmoe_repro.training.planning import make_config
     from hmoe_repro.training.store import RunStore
 
     (tmp_path / "noise.py").write_text(DATA)
     options = {"network": "small_cnn", "steps": 2, "checkpoint_frequency": 1}
     given = {"batch_size": 4}
-    specs = [make_spec("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"]
+    specs = [
+        make_config("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"
+    ]
     results = sweep(specs, RunStore(tmp_path / "runs"), jobs=2)
     assert list(results.values()) == [("complete", None)] * 2
 
@@ -557,7 +576,7 @@ def test_draws_become_one_run_by_the_rule_and_variants_rows():
     records = [r | {"spec": r["spec"]} for r in invented.digits(seeds=(0, 1), domains=("photo",))]
     better = []
     for r in records:
-        spec = RunSpec.from_dict(r["spec"] | {"hparams_seed": 1})
+        spec = RunConfig.from_dict(r["spec"] | {"hparams_seed": 1})
         points = json.loads(json.dumps(r["checkpoints"]))
         for splits in (point["accuracies"] for point in points):
             for domain in set(splits) - {"photo"}:

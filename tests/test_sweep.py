@@ -13,14 +13,14 @@ from hmoe_repro.studies.plan import estimate_seconds, on_device
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
 from hmoe_repro.studies.sweep import _feed, _Work, sweep
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import failed_record, run
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.store import RunStore, outcome, run_lock
 
 
 def specs(steps=11, **hparams):
     return [
-        make_spec(
+        make_config(
             "ERM",
             "DigitDomainsTiny",
             [d],

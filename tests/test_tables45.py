@@ -7,7 +7,6 @@ import pytest
 from hmoe_repro.analysis.protocol_diff import (
     PAPER_STUDIES,
     TWINS,
-    average_name,
     error_words,
     incomplete_cells,
     paper_dataset,
@@ -17,20 +16,19 @@ from hmoe_repro.analysis.protocol_diff import (
     study_settings,
 )
 from hmoe_repro.analysis.published import (
-    accuracy_block,
     against_paper,
     comparison,
     paper_block,
     paper_line,
     published_rows,
-    study_verdict,
+    trained_verdict,
     verdict_lines,
 )
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.tables import paper_numbers
+from hmoe_repro.analysis.tables import accuracy_block, accuracy_table, paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 
 
 def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=None, **changed):
@@ -41,7 +39,8 @@ def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=Non
     if paper.weights == "pretrained":
         scale["weights"] = "IMAGENET1K_V1"
     hparams = paper_hparams(algorithm, TWINS.get(dataset, dataset)) | (hparams or {})
-    spec = RunSpec(algorithm, dataset, "00", (domain,), seed, hparams, **scale | changed)
+    scale |= dict(algorithm=algorithm, dataset=dataset, dataset_fingerprint="00", hparams=hparams)
+    spec = RunConfig(**scale | dict(test_domains=(domain,), trial_seed=seed) | changed)
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     chosen = {"step": 1, "validation_accuracy": validation}
     selected = {m: chosen | {"test_accuracy": accuracy - i / 100} for i, m in enumerate(modes)}
@@ -130,8 +129,8 @@ def test_an_undertrained_row_is_compared_and_named():
     first, caveat = verdict_lines(frame, "ERM")
     assert "HMOE-DN MIX +10.0" in first
     assert caveat.startswith("Undertrained (under 80 %") and "HMOE-DN 50 %" in caveat
-    assert study_verdict(frame) == f"{first} {caveat}"
-    assert study_verdict(frame[frame.algorithm != "ERM"]).startswith("No verdict")
+    assert trained_verdict(frame) == f"{first} {caveat}"
+    assert trained_verdict(frame[frame.algorithm != "ERM"]).startswith("No verdict")
 
 
 def test_tables_and_titles():
@@ -139,9 +138,8 @@ def test_tables_and_titles():
     assert [*table] == ["algorithm", "mode", "+90%", "+80%", "-90%", "Average"]
     assert table.Average[0] == "70.0 ± 0.5" and len(cells) == 4 * 4
     part = whole(domains=("-90%", "+90%"), seeds=(0,))
-    assert average_name(part) == "Average of +90%, -90%" and error_words(part).startswith(
-        "one seed"
-    )
+    assert [*accuracy_table(part)][-1] == "Average of +90%, -90%"
+    assert error_words(part).startswith("one seed")
     both = pd.concat([whole(), whole("RotatedMNIST")], ignore_index=True)
     assert [*accuracy_block(both)[0]][2:] == ["ColoredMNIST", "RotatedMNIST"]
     with pytest.raises(HmoeError, match="no complete run"):

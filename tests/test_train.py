@@ -1,6 +1,5 @@
 """A run: killed and resumed, failing, selected, reloaded."""
 
-import dataclasses
 import json
 import random
 import signal
@@ -15,9 +14,9 @@ from safetensors.torch import load, save
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.checkpoint_io import is_sealed, load_state, sealed
 from hmoe_repro.training.model import build_dataset, load_model, selected_path
+from hmoe_repro.training.planning import make_config, make_toy_config
 from hmoe_repro.training.protocols import evaluate, make_splits
 from hmoe_repro.training.run import failed_record, run, without_paths
-from hmoe_repro.training.run_request import make_spec, make_toy_spec
 from hmoe_repro.training.selection import training_domain_validation, validation_accuracy
 from hmoe_repro.training.store import RunStore, outcome, publish_study
 
@@ -25,7 +24,7 @@ SHORT = dict(network="small_cnn", steps=23, checkpoint_frequency=6)
 
 
 def short(algorithm="HMOE-DN", **more):
-    return make_spec(
+    return make_config(
         algorithm,
         "DigitDomainsTiny",
         ["photo"],
@@ -36,12 +35,12 @@ def short(algorithm="HMOE-DN", **more):
 
 CHILD = """
 import json, os, signal, sys
-from hmoe_repro.training.run_config import RunSpec
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.run import run
 def die(step, steps):
     if step >= int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
-run(RunSpec.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
+run(RunConfig.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step=die)
 """
 
 
@@ -61,7 +60,7 @@ def killed(spec, folder, step):
         short("ERM"),
         short("HMOE-DN"),
         short("HMOE-DL", sampler="pooled"),
-        make_toy_spec(80, seeds=2),
+        make_toy_config(80, seeds=2),
     ],
     ids=["ERM", "HMOE-DN", "HMOE-DL pooled", "toy"],
 )
@@ -269,7 +268,7 @@ def test_a_failed_record_takes_no_checkpoints_from_another_runs_state(states, tm
 @pytest.mark.parametrize("toy", [False, True])
 def test_the_seal_of_weights_and_arrays(tmp_path, toy):
     """One wrong bit in the weights is refused, and in the arrays before they are published."""
-    spec = make_toy_spec(4, seeds=1) if toy else short("HMOE-DN", steps=2)
+    spec = make_toy_config(4, seeds=1) if toy else short("HMOE-DN", steps=2)
     store = RunStore(tmp_path / "runs")
     run(spec, store)
     files = list(store.path(spec.run_id).glob("*.safetensors"))
@@ -381,7 +380,7 @@ def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path):
-    spec = dataclasses.replace(short("ERM"), dataset_fingerprint="0" * 12)
+    spec = short("ERM").replace(dataset_fingerprint="0" * 12)
     assert "the images differ" in run(spec, RunStore(tmp_path))["reason"]
 
 

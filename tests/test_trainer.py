@@ -7,14 +7,14 @@ import torch
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import Sampler
-from hmoe_repro.training.run_request import make_spec
 from hmoe_repro.training.trainer import Batches, LossSums, Trainer
 
 
 def trainer(**more):
     given = dict(network="small_cnn", steps=5, checkpoint_frequency=2) | more
-    spec = make_spec("ERM", "DigitDomainsTiny", ["photo"], hparams={"batch_size": 4}, **given)
+    spec = make_config("ERM", "DigitDomainsTiny", ["photo"], hparams={"batch_size": 4}, **given)
     return Trainer(spec, build_dataset(spec), torch.device("cpu"))
 
 

@@ -6,7 +6,7 @@ import typer
 from book_text import outside_fences
 from typer.cli import get_docs_for_click
 
-from hmoe_repro.cli.app import COMMANDS, DATA_COMMANDS, app, load_command
+from hmoe_repro.cli.app import app
 
 
 def safe(text: str) -> str:
@@ -16,22 +16,22 @@ def safe(text: str) -> str:
     return "".join(parts)
 
 
-def help_of(name: str, entry) -> str:
+def help_of(name: str, command) -> str:
     """The help of one command as Markdown."""
-    command = load_command(name.split()[-1], entry)
-    context = typer.Context(command, info_name=f"hmoe {name}")
-    text = get_docs_for_click(obj=command, ctx=context, name=f"hmoe {name}")
-    text = outside_fences(text, safe)
+    context = typer.Context(command, info_name=name)
+    text = outside_fences(get_docs_for_click(obj=command, ctx=context, name=name), safe)
     return re.sub(r"^(#+) `(.*)`$", r"## \2", text, count=1, flags=re.M).strip()
 
 
 def commands_page() -> str:
     """Every command with its arguments and options."""
-    said = typer.main.get_command(app).help
-    entries = {**COMMANDS, **{f"data {name}": entry for name, entry in DATA_COMMANDS.items()}}
-    helps = [help_of(name, entry) for name, entry in entries.items()]
+    group = typer.main.get_command(app)
+    commands = {f"hmoe {name}": command for name, command in group.commands.items()}
+    data = commands.pop("hmoe data").commands
+    commands |= {f"hmoe data {name}": command for name, command in data.items()}
     intro = (
-        f"# Every command\n\n`hmoe`: {said} The text is what `hmoe COMMAND --help` prints. "
+        f"# Every command\n\n`hmoe`: {group.help} The text is what `hmoe COMMAND --help` prints. "
         "[Commands](/docs/commands.md) shows those of every day, in use."
     )
+    helps = [help_of(name, command) for name, command in commands.items()]
     return "\n\n".join([intro, *helps]).replace("```console", "```text") + "\n"

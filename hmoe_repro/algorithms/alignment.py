@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from .base import ERM, HParam, concatenate, register
-from .hparams import Choice, LogUniform
 from hmoe_repro.algorithms.tools import (
     by_domain,
     domain_labels,
@@ -26,6 +25,7 @@ from hmoe_repro.algorithms.tools import (
     update_average,
 )
 from ..core.errors import HmoeError
+from ..core.search_space import Choice, LogUniform
 from ..method.gating import reverse_gradient
 from ..method.toy import MLP
 from ..networks.registry import make_classifier

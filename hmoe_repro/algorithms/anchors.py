@@ -17,7 +17,7 @@ from torch import nn
 from .base import ERM, Algorithm, HParam, concatenate, register
 from .tools import frozen_copy
 from ..core.errors import HmoeError
-from ..networks.backbones import LARGE
+from ..networks.backbones import LARGE, LARGE_HPARAMS
 from ..networks.registry import make_classifier
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-tap-points
@@ -189,7 +189,7 @@ def start_near_zero(head: nn.Module):
 _DMG = ERM.HPARAMS | {
     "lr": HParam(1e-3, "learning rate of Adam", large_image_default=1e-4, min=0),
     "weight_decay": HParam(0.0, "coupled L2 weight decay of Adam", large_image_default=1e-5, min=0),
-    "freeze_bn": replace(ERM.HPARAMS["freeze_bn"], default="no"),
+    "freeze_bn": replace(LARGE_HPARAMS["freeze_bn"], default="no", requires=("network", LARGE)),
     "schedule": HParam(
         "none",
         f"learning rate over time: {', '.join(SCHEDULES)}",

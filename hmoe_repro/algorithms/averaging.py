@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from .base import ERM, Algorithm, HParam, register
+from .hparams import with_network
 from .tools import average_into, frozen_copy
 from ..core.errors import HmoeError
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-inner-state
 def hparams_of(cls: type[Algorithm], hparams: dict) -> dict:
-    """Those of `hparams` that an algorithm knows."""
-    return {name: value for name, value in hparams.items() if name in cls.HPARAMS}
+    """Those of `hparams` that an algorithm and networks know."""
+    known = with_network(cls.HPARAMS)
+    return {name: value for name, value in hparams.items() if name in known}
 
 
 def _inner_state(algorithm: Algorithm) -> dict:
@@ -342,6 +344,7 @@ class SWAD(Segmented):
             raise HmoeError(
                 f"n_converge = {begin} must be at least 1 and less than n_tolerance = {end}.",
                 fix="change one of them.",
+                setting="n_converge",
             )
 
     def on_checkpoint(self, validation):

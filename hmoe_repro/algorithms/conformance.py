@@ -55,7 +55,7 @@ PHASE_UNITS = {"updates": CHANGE, "checkpoints": CHANGE, "fraction": CHANGE / UP
 
 def phase_hparams(algorithm: Algorithm) -> dict:
     """Values for which every phase of an algorithm's training begins after `CHANGE` updates."""
-    declared = {name: algorithm.HPARAMS[name].phase for name in algorithm.hparams}
+    declared = {n: h.phase for n, h in algorithm.HPARAMS.items() if n in algorithm.hparams}
     return {
         name: PHASE_UNITS[check_choice(unit, PHASE_UNITS, f"phase of {name}")]
         for name, unit in declared.items()

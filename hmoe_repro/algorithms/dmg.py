@@ -15,11 +15,12 @@ from torch import Tensor
 
 from .anchors import SCHEDULES, Aggregate, Scheduled, start_near_zero
 from .base import ERM, HParam, concatenate, register
-from .hparams import Choice
 from .meta import MetaReg
 from .tools import domain_labels, refuse_one_domain
 from ..core.errors import check_choice
+from ..core.search_space import Choice
 from ..method.masks import applied, known_domains, mask_sum
+from ..networks.backbones import LARGE, LARGE_HPARAMS
 from ..networks.masked import READINGS, NetworkMasks, choose_places, passes, sampled
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-overlaps
@@ -82,7 +83,9 @@ _DMG = {
         "none", f"learning rates over time: {', '.join(SCHEDULES)}", choices=SCHEDULES
     ),
     "near_zero": HParam(False, "the last layer starts near zero"),
-    "resnet_dropout": replace(ERM.HPARAMS["resnet_dropout"], search_large=None),
+    "resnet_dropout": replace(
+        LARGE_HPARAMS["resnet_dropout"], search_large=None, requires=("network", LARGE)
+    ),
 }
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-masked-erm

@@ -9,9 +9,9 @@ __all__ = ['TransformerERM', 'GMoE', 'ERMViT']
 import torch
 
 from .base import ERM, HParam, register
-from .hparams import Choice, LogUniform
 from ..core.errors import HmoeError
-from ..networks.backbones import TRANSFORMERS
+from ..core.search_space import Choice, LogUniform
+from ..networks.backbones import TRANSFORMERS, Names
 from ..networks.sparse_vit import SPARSE_NETWORKS, draw_linear, expert_layers
 
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #paper-settings
@@ -37,11 +37,7 @@ _SETTINGS = {
         min=0,
     ),
     "drop_path": HParam(
-        0.1,
-        "stochastic depth, rising from 0 in the first block to this",
-        requires=("network", TRANSFORMERS + SPARSE_NETWORKS),
-        min=0,
-        below=1,
+        0.1, "stochastic depth, rising from 0 in the first block to this", min=0, below=1
     ),
 }
 
@@ -51,7 +47,7 @@ class TransformerERM(ERM):
     `networks`, and in `otherwise` what trains the others."""
 
     HPARAMS = ERM.HPARAMS | _SETTINGS
-    networks, otherwise = TRANSFORMERS + SPARSE_NETWORKS, "ERM"
+    networks, otherwise = Names(TRANSFORMERS | SPARSE_NETWORKS), "ERM"
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from .base import ERM, HParam, concatenate, register
-from .hparams import LogUniform, Uniform
 from hmoe_repro.algorithms.tools import (
     AnnealedPenalty,
     by_domain,
@@ -19,6 +18,7 @@ from hmoe_repro.algorithms.tools import (
     update_average,
 )
 from ..core.errors import HmoeError
+from ..core.search_space import LogUniform, Uniform
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-scale-gradients
 def scale_gradients(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,9 @@ from torch import nn
 from torch.func import functional_call
 
 from .base import ERM, HParam, concatenate, register
-from .hparams import Choice, LogUniform
 from .robustness import Stepwise
 from .tools import cyclic_pairs, domain_sizes, refuse_one_domain, step_on
+from ..core.search_space import Choice, LogUniform
 from ..networks.registry import make_classifier
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-first-adam-step

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from .base import ERM, HParam, concatenate, register
-from .hparams import LogUniform, Uniform
 from hmoe_repro.algorithms.tools import (
     cyclic_pairs,
     domain_losses,
@@ -23,6 +22,7 @@ from hmoe_repro.algorithms.tools import (
     to_floats,
 )
 from ..core.errors import HmoeError
+from ..core.search_space import LogUniform, Uniform
 from ..networks.registry import make_classifier
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-mixing-weights

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['rows_of', 'value_grid', 'paired_values', 'Interval', 'mean_interval', 'contrast', 'holm', 'contrasts', 'rate',
-           'rate_text', 'contrast_text', 'minimum_detectable_difference', 'accuracy_verdict', 'contrast_table',
-           'forest_plot', 'strip_plot', 'crossed_bootstrap', 'main_effects', 'effect_lines']
+           'rate_text', 'contrast_text', 'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict',
+           'contrast_table', 'forest_plot', 'strip_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
@@ -17,45 +17,39 @@ import pandas as pd
 from scipy import optimize, stats
 
 from .results import mode_rank
-from .tables import domain_order, row_name, run_results
+from .tables import domain_order, in_table_order, row_name, run_results
 from ..core.errors import HmoeError, check_choice, plural
-from ..studies.search import rank
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
 def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
     """The rows of `results` that `row` names: an algorithm ('ERM'), a pair ('HMOE-DN', 'mix') or a
     dict of columns, each with a value or a list of them. Without a mode, the first of each run.
     `HmoeError` for a column that there is not, and an algorithm without a run."""
-    if isinstance(row, str):
-        row = (row,)
-    if isinstance(row, tuple):
-        row = dict(zip(("algorithm", "mode"), row))
+    if not isinstance(row, dict):
+        row = dict(zip(("algorithm", "mode"), [row] if isinstance(row, str) else row))
     chosen = frame[frame.status == "complete"]
     for name, value in row.items():
         check_choice(name, frame.columns, "column of these results")
         if name == "algorithm" and isinstance(value, str):
-            known = chosen.algorithm.unique()
-            check_choice(value, known, "algorithm with complete runs")
+            check_choice(value, chosen.algorithm.unique(), "algorithm with complete runs")
         chosen = chosen[chosen[name].isin(value if isinstance(value, list) else [value])]
-    if "mode" not in row:
-        chosen = chosen.sort_values("mode", key=lambda modes: modes.map(mode_rank), kind="stable")
-        chosen = chosen.drop_duplicates("run_id").sort_index()
-    return chosen
+    if "mode" in row:
+        return chosen
+    chosen = chosen.sort_values("mode", key=lambda modes: modes.map(mode_rank), kind="stable")
+    return chosen.drop_duplicates("run_id").sort_index()
 
 
 def value_grid(rows: pd.DataFrame, metric: str = "accuracy") -> pd.DataFrame:
     """A column of some rows of `results` as a grid: trial seeds by test domains (with the data set
     in front where there are several). `HmoeError` where two runs claim a cell."""
-    where = rows.test_domain
-    if rows.dataset.nunique() > 1:
-        where = rows.dataset + " " + where
-    cells = pd.DataFrame({"trial_seed": rows.trial_seed, "test_domain": where})
-    cells["value"] = rows[metric].astype(float)
-    twice = cells.duplicated(["trial_seed", "test_domain"])
-    if twice.any():
-        seed, domain = cells.loc[twice, ["trial_seed", "test_domain"]].iloc[0]
+    several = rows.dataset.nunique() > 1
+    cells = pd.DataFrame({"trial_seed": rows.trial_seed, "value": rows[metric].astype(float)})
+    cells["test_domain"] = rows.dataset + " " + rows.test_domain if several else rows.test_domain
+    twice = cells[cells.duplicated(["trial_seed", "test_domain"])]
+    if len(twice):
+        first = twice.iloc[0]
         raise HmoeError(
-            f"two of these runs hold out {domain} with seed {seed}.",
+            f"two of these runs hold out {first.test_domain} with seed {first.trial_seed}.",
             fix="name the setting in which they differ.",
         )
     return cells.pivot(index="trial_seed", columns="test_domain", values="value")
@@ -65,8 +59,7 @@ def paired_values(frame: pd.DataFrame, a, b, metric: str = "accuracy") -> pd.Dat
     """The differences of a contrast: `metric` of `a` minus that of `b` (`rows_of`) at equal trial
     seed and test domain, a grid of seeds by domains; accuracies in points, NaN where a partner is
     missing. `HmoeError` where no pair exists."""
-    first, second = rows_of(frame, a), rows_of(frame, b)
-    grid = value_grid(first, metric) - value_grid(second, metric)
+    grid = value_grid(rows_of(frame, a), metric) - value_grid(rows_of(frame, b), metric)
     grid = grid.dropna(how="all").dropna(how="all", axis=1)
     if grid.empty:
         raise HmoeError(
@@ -122,10 +115,8 @@ def contrast(frame: pd.DataFrame, a, b="ERM", metric: str = "accuracy") -> pd.Da
     ahead, the number of pairs in which `a` is. The 'Average' has no interval where a test domain
     has one seed."""
     grid = paired_values(frame, a, b, metric)
-    rows = []
-    for domain in [*grid, "Average"]:
-        part = grid if domain == "Average" else grid[[domain]]
-        rows.append((domain, *mean_interval(part), int((part > 1e-9).sum().sum())))
+    parts = {**{domain: grid[[domain]] for domain in grid}, "Average": grid}
+    rows = [(n, *mean_interval(g), int((g > 1e-9).sum().sum())) for n, g in parts.items()]
     columns = ["test_domain", "difference", *Interval._fields[1:], "ahead"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -135,10 +126,10 @@ def holm(p) -> np.ndarray:
     none."""
     from statsmodels.stats.multitest import multipletests  # a second, for those who need it
 
-    p = np.asarray(p, dtype=float)
-    known, adjusted = ~np.isnan(p), np.full(len(p), np.nan)
+    adjusted = np.array(p, dtype=float)
+    known = ~np.isnan(adjusted)
     if known.any():
-        adjusted[known] = multipletests(p[known], method="holm")[1]
+        adjusted[known] = multipletests(adjusted[known], method="holm")[1]
     return adjusted
 
 
@@ -149,24 +140,22 @@ def contrasts(
     mode, the columns of `contrast`, `p_holm` (Holm over the averages, and over all single test
     domains) and `significant` (p_holm under 0.05). `without`: algorithms, or (algorithm, mode), to
     leave out. `HmoeError` without the baseline, or with nothing but it."""
-    done, base = frame[frame.accuracy.notna()], rows_of(frame, baseline)
+    base = rows_of(frame, baseline)
     if base["mode"].nunique() > 1:
         raise HmoeError(f"{_said(baseline)} has several modes.", fix="name one, as (name, mode).")
-    mine = (base.algorithm.iloc[0], base["mode"].iloc[0])
-    pairs = done[["algorithm", "mode"]].drop_duplicates().itertuples(index=False, name=None)
-    without = {mine, *without}
+    mine, columns = (base.algorithm.iloc[0], base["mode"].iloc[0]), ["algorithm", "mode"]
+    known = in_table_order(frame[frame.accuracy.notna()].drop_duplicates(columns), columns)
     parts = []
-    for row in sorted(pairs, key=lambda row: (rank(row[0]), mode_rank(row[1]))):
-        if not {row, row[0]} & without:
-            table = contrast(frame, row, mine, metric)
-            parts.append(table.assign(algorithm=row[0], mode=row[1]))
+    for row in zip(known.algorithm, known["mode"]):
+        if not {row, row[0]} & {mine, *without}:
+            parts.append(contrast(frame, row, mine, metric))
+            parts[-1].insert(0, "algorithm", row[0])
+            parts[-1].insert(1, "mode", row[1])
     if not parts:
         raise HmoeError(f"nothing to compare {_said(baseline)} with: no other row is complete.")
     table = pd.concat(parts, ignore_index=True)
-    columns = table.columns.drop(["algorithm", "mode"])
     average = table.test_domain == "Average"
     adjusted = np.where(average, holm(table.p.where(average)), holm(table.p.mask(average)))
-    table = table[["algorithm", "mode", *columns]]
     return table.assign(p_holm=adjusted, significant=adjusted < 0.05)
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-rate
@@ -196,7 +185,6 @@ def _noncentrality(freedom: float, power: float = 0.8) -> float:
     this power."""
     freedom = min(freedom, 1e6)
     limit = stats.t.isf(0.025, freedom)
-
     return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - power, 1, 2 * limit)
 
 
@@ -205,28 +193,36 @@ def minimum_detectable_difference(frame: pd.DataFrame, without=(), baseline="ERM
     in 80 % of cases, per test domain and for the 'Average': test_domain, test_images, seeds,
     detectable, rests_on. `without`: rows not to count, such as undertrained ones."""
     rows = run_results(frame)
-    domains, seeds = domain_order(rows), rows.trial_seed.nunique()
-    size = rows.groupby("test_domain").test_size.min()[domains].astype(float)
-    accuracy = rows.groupby("test_domain").accuracy.mean()[domains]
-    images = accuracy * (1 - accuracy) / size
-    squared = [*images, images.sum() / len(images) ** 2]
+    of_domain = rows.groupby("test_domain")[["test_size", "accuracy"]]
+    facts = of_domain.agg({"test_size": "min", "accuracy": "mean"}).loc[domain_order(rows)]
+    variance, size = facts.accuracy * (1 - facts.accuracy) / facts.test_size, facts.test_size
+    variance["Average"], size["Average"] = variance.sum() / len(facts) ** 2, size.sum()
     try:
         known = baseline in set(rows.algorithm) or isinstance(baseline, tuple)
         table = contrasts(rows, baseline if known else rows.algorithm[0], without=without).dropna()
     except HmoeError:  # one algorithm alone
         table = pd.DataFrame(columns=["test_domain"])
     found = []
-    for domain, variance in zip([*domains, "Average"], squared):
-        mine = table[table.test_domain == domain]
-        row = {"test_domain": domain, "test_images": size.get(domain, size.sum()), "seeds": seeds}
+    for domain in variance.index:
+        mine, why = table[table.test_domain == domain], "test images alone"
+        limit = 100 * math.sqrt(2 * variance[domain]) * _noncentrality(math.inf)
         if len(mine):
             errors = (mine.high - mine.difference) / stats.t.isf(0.025, mine.freedom)
             limit = errors.median() * _noncentrality(mine.freedom.median())
-        else:
-            limit = 100 * math.sqrt(2 * variance) * _noncentrality(math.inf)
-        why = "seeds, in pairs" if len(mine) else "test images alone"
-        found.append(row | {"detectable": limit, "rests_on": why})
-    return pd.DataFrame(found).astype({"test_images": int})
+            why = "seeds, in pairs"
+        found.append((domain, int(size[domain]), rows.trial_seed.nunique(), limit, why))
+    columns = ["test_domain", "test_images", "seeds", "detectable", "rests_on"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def resolution_note(chosen: pd.DataFrame) -> str:
+    """A line about what `choose` chose: seeds, test images, and the minimum detectable difference
+    of averages, in points."""
+    average = minimum_detectable_difference(chosen.assign(status="complete")).iloc[-1]
+    return (
+        f"trial seeds: {average.seeds}, test images: {average.test_images}; minimum detectable "
+        f"difference of averages ({average.rests_on}): {average.detectable:.1f} points"
+    )
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-accuracy-verdict
 def _listed(rows: pd.DataFrame, most: int = 8) -> str:
@@ -238,6 +234,24 @@ def _listed(rows: pd.DataFrame, most: int = 8) -> str:
     return ", ".join([*said[:most], *[f"and {len(said) - most} more"] * (len(said) > most)])
 
 
+def _averages_said(averages: pd.DataFrame, name: str):
+    """What the average rows of `contrasts` with the baseline `name` say, in sentences."""
+    tested, untested = averages[averages.p_holm.notna()], averages[averages.p_holm.isna()]
+    sure, rest = tested[tested.significant], tested[~tested.significant]
+    family = f"after Holm's correction for {plural(len(tested), 'comparison')}"
+    near = rest.sort_values(["p_holm", "p"])[:1]
+    close = f" (closest: {_listed(near)}, p = {near.p_holm.iloc[0]:.2g})" if len(near) else ""
+    if len(sure):
+        named = _listed(sure).replace(" (95", " points (95", 1)
+        other = f"; no other of {len(tested)} rows differs significantly in average accuracy{close}"
+        yield f"{named} against {name}, significant {family}{other * (len(rest) > 0)}."
+    elif len(tested):
+        yield f"No row differs significantly from {name} in average accuracy {family}{close}."
+    if len(untested):
+        seeds = "one trial seed" if untested.seeds.max() == 1 else "a test domain with one seed"
+        yield f"Not decided: {seeds}; in points against {name}: {_listed(untested)}."
+
+
 def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
     """In words: which rows differ significantly (`contrasts`) from `baseline` in average accuracy
     and on single test domains. `HmoeError` without the baseline."""
@@ -246,25 +260,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
         return f"Nothing to compare {name} with: no other algorithm has a complete run."
     table = contrasts(run_results(frame), baseline)
     average = table.test_domain == "Average"
-    tested = table[average & table.p_holm.notna()]
-    sure, rest = tested[tested.significant], tested[~tested.significant]
-    family = f"after Holm's correction for {plural(len(tested), 'comparison')}"
-    near = rest.sort_values(["p_holm", "p"])[:1]
-    close = f" (closest: {_listed(near)}, p = {near.p_holm.iloc[0]:.2g})" if len(near) else ""
-    untested = table[average & table.p_holm.isna()]
-    lines = []
-    if len(sure):
-        named = _listed(sure).replace(" (95", " points (95", 1)
-        other = f"no other of {len(tested)} rows differs significantly in average accuracy{close}"
-        ends = [f"{named} against {name}, significant {family}", *[other] * (len(rest) > 0)]
-        lines.append("; ".join(ends) + ".")
-    elif len(tested):
-        said = f"No row differs significantly from {name} in average accuracy"
-        lines.append(f"{said} {family}{close}.")
-    if len(untested):
-        seeds = "one trial seed" if untested.seeds.max() == 1 else "a test domain with one seed"
-        lines.append(f"Not decided: {seeds}; in points against {name}: {_listed(untested)}.")
-    alone = table[~average & table.p_holm.notna()]
+    lines, alone = [*_averages_said(table[average], name)], table[~average & table.p_holm.notna()]
     if len(alone):
         beyond = alone[alone.significant]
         line = f"On single test domains {len(beyond) or 'none'} of {len(alone)} differences "
@@ -355,30 +351,15 @@ def strip_plot(frame: pd.DataFrame):
     grid.figure.set_layout_engine("constrained")
     return grid.figure
 
-# %% ../../nbs/07_analysis/03_statistics.ipynb #def-crossed-bootstrap
-def crossed_bootstrap(grid: np.ndarray, resamples: int = 10_000, seed: int = 0) -> np.ndarray:
-    """Means (resamples,) of a grid (rows, columns; NaN where there is nothing) whose rows and
-    columns are drawn with replacement; NaN where only empty cells were drawn."""
-    random, known = np.random.default_rng(seed), ~np.isnan(grid)
-    rows, columns = (random.multinomial(n, np.full(n, 1 / n), size=resamples) for n in grid.shape)
-
-    def weighted(values):
-        return ((rows @ values) * columns).sum(1)
-
-    total, weight = weighted(np.where(known, grid, 0.0)), weighted(known.astype(float))
-    return np.divide(total, weight, out=np.full(resamples, np.nan), where=weight > 0)
-
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-main-effects
-def main_effects(frame: pd.DataFrame, factors: dict) -> pd.DataFrame:
+def main_effects(frame: pd.DataFrame, factors: dict[str, str]) -> pd.DataFrame:
     """The mean difference in test accuracy, in points, between each value of a setting and its
     first, over pairs of runs that are equal in all else: setting, value, against, difference, low,
     high (95 %, `mean_interval` of the means of pairs of a trial seed and test domain), pairs.
     `factors`: name -> column. Accuracies are those of the first mode."""
     done, place = rows_of(frame, {}), ["trial_seed", "test_domain"]
-    table = done[[*place, "accuracy"]].assign(accuracy=100 * done.accuracy)
-    for name, column in factors.items():
-        table[name] = done.record.map(column) if callable(column) else done[column]
-    rows = []
+    table = done[place].assign(**{name: done[column] for name, column in factors.items()})
+    table["accuracy"], rows = 100 * done.accuracy, []
     for name in factors:
         others = [column for column in table.columns if column not in (name, "accuracy")]
         wide = table.pivot_table("accuracy", others, name, sort=False)
@@ -392,9 +373,8 @@ def main_effects(frame: pd.DataFrame, factors: dict) -> pd.DataFrame:
 
 def effect_lines(effects: pd.DataFrame) -> list[str]:
     """A sentence for each row of `main_effects`."""
-    lines = []
-    for row in effects.itertuples():
-        said = f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points"
-        sure = "significant" if row.low * row.high > 0 else "not decided"
-        lines.append(f"{said}, {row.pairs} pairs, {sure}.")
-    return lines
+    return [
+        f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points, {row.pairs} "
+        f"pairs, {'significant' if row.low * row.high > 0 else 'not decided'}."
+        for row in effects.itertuples()
+    ]

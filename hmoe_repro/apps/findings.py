@@ -20,7 +20,7 @@ from ..data.kmeans_baseline import kmeans
 from ..method.clustering import cluster_scores, gate_scores
 from ..training.model import build_dataset
 from ..training.protocols import make_splits
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/03_findings.ipynb #def-findings
@@ -55,7 +55,7 @@ class Findings:
 
 # %% ../../nbs/10_apps/03_findings.ipynb #def-find
 def find_domains(
-    spec: RunSpec,
+    spec: RunConfig,
     folder,
     labels=None,
     store: RunStore | None = None,

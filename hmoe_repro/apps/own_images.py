@@ -23,8 +23,9 @@ from ..data.image_folder import IMAGE_SUFFIXES, LEFT_BEHIND, ImageTree, is_image
 from ..data.loader import ImageDataset
 from ..data.registry import load_dataset
 from ..networks.backbones import LARGE
-from ..training.run_config import RunSpec
-from ..training.run_request import make_spec
+from ..training.planning import make_config
+from ..training.run_config import RunConfig
+from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
 def _refuse(error: OSError):
@@ -246,10 +247,10 @@ def discover_spec(
     network: str = "image_cnn",
     seed: int = 0,
     hparams: dict | None = None,
-) -> RunSpec:
+) -> RunConfig:
     """The specification of a run of HMOE-ND on a folder. `hparams` override `OWN_DEFAULTS`. Raises
     `HmoeError` for settings that cannot be trained."""
-    return make_spec(
+    return make_config(
         "HMOE-ND",
         enter_pool(folder, test_domain),
         [HELD_OUT],

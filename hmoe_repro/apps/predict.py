@@ -7,7 +7,7 @@ __all__ = ['TrainedModel', 'load_trained', 'Looks', 'look_at_files', 'predict_fo
 
 # %% ../../nbs/10_apps/02_predict.ipynb #imports
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from hmoe_repro.data.transforms import (
     why_unreadable,
 )
 from ..training.model import build_algorithm, load_weights, selected_path
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-trainedmodel
@@ -76,7 +76,7 @@ class _DataShape(Domains):
     input_shape: tuple
 
 
-def _data_shape(path: Path, spec: RunSpec) -> _DataShape:
+def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
     """The data of a run, from the header of its weights. `HmoeError` if these are not here or
     damaged, and for images that are not RGB."""
     try:
@@ -115,7 +115,7 @@ def load_trained(
     for a model of images that are not RGB, and for code that is not trusted, as in `load_model`."""
     store = store or RunStore()
     record = store.find(run_id)
-    run_id, spec = record["run_id"], RunSpec.from_dict(record["spec"])
+    run_id, spec = record["run_id"], RunConfig.from_dict(record["spec"])
     if record["status"] != "complete" or not record["selected"]:
         raise HmoeError(
             f"run {run_id} has no model of images (status: {record['status']}).",
@@ -126,7 +126,7 @@ def load_trained(
     path = selected_path(store.path(run_id), weights)
     data = _data_shape(path, spec)
     if spec.weights:  # they are in the file: none have to be fetched
-        spec = replace(spec, weights="random")
+        spec = spec.replace(weights="random")
     algorithm = build_algorithm(spec, data, trust_code)
     load_weights(path, algorithm)
     experts = [f"expert {k}" for k in range(getattr(algorithm, "num_experts", 0))]

@@ -11,31 +11,18 @@ from typing import Annotated
 
 import typer
 
-from .options import DataDir, data_folder, print_frame, print_table
+from .options import DataDir, print_frame, print_table
 from ..core.errors import HmoeError, check_choice
-from ..core.files import data_dir
-from ..core.progress import Progress
-from ..data.download import download_dataset, prepare_given
-from ..data.mnist import download_mnist, verify_mnist
-from ..data.registry import KNOWN
-from hmoe_repro.data.verify import (
-    MNIST,
-    InventoryRow,
-    data_inventory,
-    data_with_files,
-    refuse_damaged,
-    terms,
-    verify_dataset,
-    with_totals,
-)
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
 def data_list_command(folder: DataDir = None):
     """List every data set, whether its files are available, and its terms of use."""
-    data_folder(folder)
-    rows = data_inventory()
+    from hmoe_repro.core.files import data_dir
+    from hmoe_repro.data.registry import KNOWN
+    from hmoe_repro.data.verify import InventoryRow, data_inventory
+
     title = f"Data sets (files are looked for in {data_dir()})"
-    print_table(title, list(InventoryRow._fields), rows)
+    print_table(title, list(InventoryRow._fields), data_inventory())
     print("\nunverified: found by name; `hmoe data verify NAME` opens every file")
     print("\nPlease cite:")
     for known in KNOWN.values():
@@ -53,19 +40,22 @@ NameOrFolder = Annotated[
 
 def data_verify_command(name: NameOrFolder, data_dir: DataDir = None, workers: Threads = None):
     """Open and count every file of a data set; for MNIST, compare checksums."""
-    folder, name = data_folder(data_dir), data_with_files(name)
-    if name == MNIST:
-        return print("\n".join(verify_mnist(folder)))
+    from hmoe_repro.core.progress import Progress
+    from hmoe_repro.data import verify
+    from hmoe_repro.data.mnist import verify_mnist
+
+    name = verify.data_with_files(name)
+    if name == verify.MNIST:
+        return print("\n".join(verify_mnist(data_dir)))
     with Progress() as progress:
 
         def looking(done, total):
             progress(f"reading the images of {name}", done, total, "images")
 
-        report = verify_dataset(name, folder, workers, looking)
-    print_frame(f"{name}: images of each class and domain", with_totals(report.counts))
-    for line in [*report.lines(), *terms(name)]:
-        print(line)
-    refuse_damaged(report)
+        report = verify.verify_dataset(name, data_dir, workers, looking)
+    print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
+    print(*report.lines(), *verify.terms(name), sep="\n")
+    verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-download
@@ -88,9 +78,15 @@ def data_download_command(
     sha256: Checksums = None,
 ):
     """Download a data set into the data folder, and check it."""
-    folder, name, archives = data_folder(data_dir), data_with_files(name), archive or []
+    from hmoe_repro.core.progress import Progress
+    from hmoe_repro.data.download import download_dataset, prepare_given
+    from hmoe_repro.data.mnist import download_mnist
+    from hmoe_repro.data.registry import KNOWN
+    from hmoe_repro.data.verify import MNIST, data_with_files, terms
+
+    name, archives = data_with_files(name), archive or []
     if name == MNIST:
-        return print("\n".join(download_mnist(folder)))
+        return print("\n".join(download_mnist(data_dir)))
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         raise HmoeError(
@@ -104,8 +100,8 @@ def data_download_command(
             progress(what, done, total, unit)
 
         if archives:
-            lines = prepare_given(name, archives, sha256, folder, receiving)
+            lines = prepare_given(name, archives, sha256, data_dir, receiving)
         else:
-            lines = download_dataset(name, folder, on_progress=receiving)
+            lines = download_dataset(name, data_dir, on_progress=receiving)
     print("\n".join(lines))
     print(f"next: `hmoe data verify {name}` opens every image")

@@ -12,34 +12,31 @@ import typer
 
 from .options import print_table
 from ..core.errors import HmoeError
-from ..core.files import results_dir
-from ..studies.artefacts import ARTEFACTS, artefact_study
-from ..studies.studies import count_runs
-from ..studies.study_file import PROFILES, STUDIES
-from ..training.store import RunStore, verify_studies
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
-def _published(artefact: str, profile: str) -> str:
-    """'published' or 'not published'; '-' where the profile does not make the artefact."""
-    if profile not in ARTEFACTS[artefact].profiles:
-        return "-"
-    if profile == "bench":
-        file = f"{ARTEFACTS[artefact].study}.json"
-    else:
-        file = f"{artefact_study(artefact, profile)}.jsonl"
-    return "published" if (results_dir() / file).exists() else "not published"
+def _list_artefacts():
+    """Where each artefact is published, and what each profile has."""
+    from hmoe_repro.core.files import results_dir
+    from hmoe_repro.studies.artefacts import ARTEFACTS
+    from hmoe_repro.studies.studies import count_runs
+    from hmoe_repro.studies.study_file import PROFILES, STUDIES
+    from hmoe_repro.training.store import verify_studies
 
-
-def _profile_rows() -> list[list]:
-    """Name, runs, published records and summary of each profile; a run of two studies counts in
-    both."""
-    rows = []
+    verify_studies(results_dir())
+    words, kinds = {True: "published", False: "not published"}, [*PROFILES, "bench"]
+    artefacts, profiles = [], []
+    for name, page in ARTEFACTS.items():
+        published = {kind: page.results_file(kind).exists() for kind in page.profiles}
+        places = [words.get(published.get(kind), "-") for kind in kinds]
+        artefacts.append([name, page.title, *places])
     for name, profile in PROFILES.items():
         studies = [study for study in STUDIES if study.split("-")[0] == name]
         files = [results_dir() / f"{study}.jsonl" for study in studies]
         published = sum(file.read_bytes().count(b"\n") for file in files if file.exists())
-        rows.append([name, sum(map(count_runs, studies)), published, profile.summary])
-    return rows
+        profiles.append([name, sum(map(count_runs, studies)), published, profile.summary])
+    print_table("Artefacts", ["name", "what", *kinds], artefacts)
+    print()
+    print_table("Profiles", ["name", "runs", "published", "what"], profiles)
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-list
 def list_command(
@@ -48,24 +45,28 @@ def list_command(
 ):
     """List artefacts and profiles; with an option, algorithms or data sets."""
     if algorithms:
-        return _list_algorithms()
-    if datasets:
-        return _list_datasets()
-    verify_studies(results_dir())
-    kinds = [*PROFILES, "bench"]
-    rows = [[n, a.title, *(_published(n, kind) for kind in kinds)] for n, a in ARTEFACTS.items()]
-    print_table("Artefacts", ["name", "what", *kinds], rows)
-    print()
-    print_table("Profiles", ["name", "runs", "published", "what"], _profile_rows())
+        _list_algorithms()
+    elif datasets:
+        _list_datasets()
+    else:
+        _list_artefacts()
 
 
 def _list_algorithms():
     """Every algorithm with its hyper-parameters; this one needs PyTorch."""
-    from hmoe_repro.algorithms import algorithm_names, describe_algorithm, describe_hparam
+    from hmoe_repro.algorithms import (
+        algorithm_names,
+        describe_algorithm,
+        describe_hparam,
+        describe_networks,
+    )
     from hmoe_repro.algorithms.base import SHARED_HPARAMS
 
     rows = [describe_algorithm(name) for name in algorithm_names()]
     print_table("Algorithms", list(rows[0]), [list(row.values()) for row in rows])
+    print()
+    rows = [list(row.values()) for row in describe_networks()]
+    print_table("Networks", ["networks", "hyper-parameters of their own"], rows)
     shared = "; ".join(describe_hparam(name, hparam) for name, hparam in SHARED_HPARAMS.items())
     print(
         "\nHyper-parameters as name=default [random search], small images / large images. "
@@ -75,34 +76,27 @@ def _list_algorithms():
 
 def _list_datasets():
     """Every data set with its domains; this one needs PyTorch, too."""
-    from hmoe_repro.data.registry import DATASETS, own_folders
+    from hmoe_repro.data.registry import DATASETS, own_datasets
 
-    own_folders()
+    own_datasets()
     rows = [[name, " ".join(info.domain_names), info.summary] for name, info in DATASETS.items()]
     print_table("Data sets", ["name", "domains", "what"], rows)
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-runs
 def _run_row(record: dict) -> list:
     """A row of `hmoe runs`: the run with its accuracies, or the reason why it failed."""
-    spec = record["spec"]
-    accuracies = [
-        f"{mode} {selected['test_accuracy']:.3f}" for mode, selected in record["selected"].items()
-    ]
-    return [
-        record["run_id"],
-        spec["algorithm"],
-        spec["dataset"],
-        "+".join(spec["test_domains"]),
-        spec["trial_seed"],
-        spec["steps"],
-        record["status"],
-        "  ".join(accuracies) or record.get("reason") or "",
-        f"{record.get('wall_time_s', 0):.0f}",
-    ]
+    spec, selected = record["spec"], record["selected"]
+    accuracies = [f"{mode} {chosen['test_accuracy']:.3f}" for mode, chosen in selected.items()]
+    said = "  ".join(accuracies) or record.get("reason") or ""
+    what = [spec["algorithm"], spec["dataset"], "+".join(spec["test_domains"])]
+    how = [spec["trial_seed"], spec["steps"], record["status"]]
+    return [record["run_id"], *what, *how, said, f"{record.get('wall_time_s', 0):.0f}"]
 
 
 def runs_command():
     """List the runs in the store: finished, failed and damaged ones."""
+    from hmoe_repro.training.store import RunStore
+
     columns = ["id", "algorithm", "data set", "test", "seed", "steps", "status"]
     columns += ["test accuracy (selected)", "seconds"]
     records, damaged = RunStore().scan()

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..core.config import CONFIG
 from ..core.devices import import_torchvision, on_device
 from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
@@ -330,7 +331,7 @@ class ImageFiles(Domains):
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagesource
 class ImageSource(ImageFiles):
     """Images at a resolution, decoded each time or from a cache. `resize_first`: the augmentation
-    of the WILDS data sets. `workers`: number of helpers (default: HMOE_WORKERS, or none); it
+    of the WILDS data sets. `workers`: number of helpers (default: `CONFIG.workers`); it
     changes no result."""
 
     def __init__(
@@ -348,7 +349,7 @@ class ImageSource(ImageFiles):
                 fix="224 is the protocol's.",
             )
         if workers is None:
-            workers = int(os.environ.get("HMOE_WORKERS", 0))
+            workers = CONFIG.workers
         self.resolution, self.input_shape = resolution, (3, resolution, resolution)
         self.resize_first, self.workers, self._helpers = resize_first, workers, {}
         self.augmented = self.options["data_augmentation"]

@@ -7,7 +7,6 @@ __all__ = ['MNIST', 'VerifyReport', 'verify_dataset', 'data_state', 'InventoryRo
            'with_totals', 'refuse_damaged']
 
 # %% ../../nbs/02_data/11_verify.ipynb #imports
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +28,10 @@ from .mnist import mnist_files
 from hmoe_repro.data.registry import (
     DATASETS,
     duplicates,
+    find_dataset,
     known_root,
     known_state,
-    own_folder,
-    own_folders,
+    own_datasets,
 )
 from .transforms import find_unreadable
 
@@ -168,7 +167,8 @@ def verify_dataset(
     """Open every image of a known data set or of a registered folder, and count.
     `on_progress(done, total)`. `HmoeError` if its folder does not exist; everything else is in the
     report."""
-    root = own_folders().get(name) or known_root(name, data_dir)
+    own = own_datasets().get(name)
+    root = Path(own) if own else known_root(name, data_dir)
     found = _look_at_files(name, root)
     counts = found.counts()
     notes = list(found.notes)
@@ -182,9 +182,9 @@ def verify_dataset(
 
 # %% ../../nbs/02_data/11_verify.ipynb #def-data-state
 def data_state(name: str) -> str:
-    """'embedded', 'your folder', 'missing', 'here (unverified)', or 'incomplete' and why."""
-    if name in own_folders():
-        return "your folder"
+    """'embedded', 'yours', 'missing', 'here (unverified)', or 'incomplete' and why."""
+    if name in own_datasets():
+        return "yours"
     if not DATASETS[name].files:
         return "embedded"
     if name in KNOWN:
@@ -209,8 +209,8 @@ class InventoryRow(NamedTuple):
 
 
 def data_inventory() -> list[InventoryRow]:
-    """A row for each data set, the user's own folders included."""
-    own_folders()
+    """A row for each data set, the user's own included."""
+    own_datasets()
     return [
         InventoryRow(name, info.files or "-", data_state(name), info.summary, info.licence)
         for name, info in DATASETS.items()
@@ -223,13 +223,12 @@ MNIST = "MNIST"  # the files behind ColoredMNIST and RotatedMNIST
 def data_with_files(name: str) -> str:
     """The data set that a name or the path of a folder `<domain>/<class>/<image>` means: `MNIST`, a
     known one, or a folder, which is registered. Raises `HmoeError` that lists the valid names."""
-    own = own_folders()
-    if name in DATASETS and DATASETS[name].files == MNIST:
-        return MNIST
-    valid = [MNIST, *KNOWN, *own]
-    if name not in valid and os.path.isdir(os.path.expanduser(name)):
-        return own_folder(name)
-    return check_choice(name, valid, "data set with files (nor is it the path of a folder):")
+    if name == MNIST:
+        return name
+    name = find_dataset(name)
+    with_files = {other: info.files for other, info in DATASETS.items() if info.files}
+    check_choice(name, [MNIST, *with_files], "data set with files")
+    return MNIST if with_files[name] == MNIST else name
 
 
 def terms(name: str) -> list[str]:

@@ -75,8 +75,9 @@ def init_hyperfan_(
         if isinstance(layer, nn.Linear):
             uniform_with_variance_(layer.weight, gain / layer.in_features)
             layer.bias.zero_()
-    moment = 1.0 if embeddings is None else body(embeddings).square().mean().item()
-    moment = moment or 1.0  # planning builds networks whose values are not drawn, and may be 0
+    moment = 1.0
+    if embeddings is not None and not head.weight.is_meta:
+        moment = body(embeddings).square().mean().item()
     for layer in slices:
         activated = layer is not slices[-1]
         of_weights, of_biases = hyperfan_in_variance(

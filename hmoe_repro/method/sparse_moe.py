@@ -339,13 +339,14 @@ class SparseMoE(nn.Module):
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-check-settings
 def check_settings(
-    num_experts: int,
-    k: int,
-    router: str,
-    capacity_factor: float,
-    evaluation: str,
-    gate_noise: float,
-    loss: str,
+    num_experts: int = 6,
+    k: int = 1,
+    router: str = "cosine",
+    capacity_factor: float = 1.5,
+    evaluation: str = "dropless",
+    gate_noise: float = 1.0,
+    loss: str = "balance",
+    **others,
 ):
     "Raise `HmoeError` for settings of `SparseMoE` that do not exist or contradict each other."
     check_choice(router, ROUTERS, "router")

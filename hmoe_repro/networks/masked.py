@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
 from ..method.masks import initial_masks
-from .registry import FEATURIZERS, network_names
+from .registry import NETWORKS
 
 # %% ../../nbs/03_networks/08_masked.ipynb #def-places
 _CLASSIFIER = ""  # the place in front of the classifier, which is no part of the featurizer
@@ -21,15 +21,13 @@ _RESNET = {f"layer{i}": f"body.layer{i}" for i in range(1, 5)} | {"fc": _CLASSIF
 _CONVNET = {f"conv{i + 1}": f"convolutions.{i}" for i in range(1, 4)} | {"fc": _CLASSIFIER}
 _ALEXNET = {"fc6": "body.classifier.1", "fc7": "body.classifier.4", "fc8": _CLASSIFIER}
 _PLACES = {"alexnet": _ALEXNET, "resnet18": _RESNET, "resnet50": _RESNET}
-_PLACES |= {name: _CONVNET for name in FEATURIZERS}
+_PLACES |= dict.fromkeys(("mnist_cnn", "small_cnn", "image_cnn"), _CONVNET)
 
 
 def place_names(network: str) -> tuple[str, ...]:
     """The places where a network can have masks, from input to output. `HmoeError` for a network
     that does not exist."""
-    return tuple(
-        _PLACES.get(check_choice(network, network_names(), "network"), {"fc": _CLASSIFIER})
-    )
+    return tuple(_PLACES.get(check_choice(network, NETWORKS, "network"), {"fc": _CLASSIFIER}))
 
 # %% ../../nbs/03_networks/08_masked.ipynb #def-choose-places
 READINGS = ("released", "paper")

@@ -88,7 +88,7 @@ def quoted_cost(study: str) -> QuotedCost:
     timed, hours, largest = 0, 0.0, 0.0
     for block in study.runs:
         for algorithm, dataset in itertools.product(block.algorithms, block.datasets):
-            part = replace(block, algorithms=(algorithm,), datasets=(dataset,))
+            part = block.replace(algorithms=(algorithm,), datasets=(dataset,))
             if found := _run_cost(part, algorithm, dataset):
                 count = count_runs(replace(study, runs=(part,)))
                 timed, hours = timed + count, hours + count * found[0] / 3600

@@ -13,25 +13,18 @@ from functools import cached_property
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from hmoe_repro.analysis.protocol_diff import (
-    complete_rows,
-    error_words,
-    protocol_diff,
-    setting_diff,
-)
+from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from hmoe_repro.analysis.published import (
-    accuracy_block,
     against_paper,
     compared_parts,
     comparison,
-    frame_parts,
     paper_line,
     undertrained_rows,
     verdict_lines,
 )
 from ..analysis.results import available_results, results, study_file
 from ..analysis.statistics import contrast_table, forest_plot, strip_plot
-from ..analysis.tables import table_notes
+from ..analysis.tables import accuracy_block, complete_rows, frame_parts, table_notes
 from ..core.errors import HmoeError, check_choice
 from ..core.style import markdown_table, save_figure, save_table, use_style
 from .not_run import not_run, not_run_line

@@ -22,17 +22,17 @@ import pandas as pd
 from ..analysis.results import frame_of, load_study, results, runs, short_path
 from ..core.determinism import starting, variables
 from ..core.environment import library_hash
-from ..core.errors import HmoeError, plural
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import figures_dir, repo_root, results_dir, runs_dir, write_atomic
 from ..core.progress import Progress
 from ..core.warm_kernels import warm_kernels
 from .comparison import compare_runs, compare_studies
 from .gallery import browsable, gallery
 from .render import KEPT, files_of, page_texts, render
-from ..studies.artefacts import ARTEFACTS, artefact_study
-from ..studies.plan import requested_artefacts, requested_studies
+from ..studies.artefacts import ARTEFACTS
+from ..studies.plan import requested_studies
 from ..studies.studies import runs_with_arrays, study_specs
-from ..studies.study_file import kept_file, read_study
+from ..studies.study_file import PROFILES, kept_file, read_study
 from ..studies.sweep import Batch
 from ..training.store import RunStore, publish_study, verify_studies
 
@@ -78,16 +78,13 @@ def published_records() -> list[dict]:
 
 
 def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
-    """`names`, or all artefacts of the profile whose study is published. Raises `HmoeError` where
-    none is, and for unknown names."""
-    studies = {name: artefact_study(name, profile) for name in names or []}
-    if studies:
-        return list(studies)
-    found = [
-        name
-        for name in requested_artefacts(None, profile, True)
-        if (results_dir() / f"{artefact_study(name, profile)}.jsonl").exists()
-    ]
+    """`names`, or all artefacts of the profile (of `PROFILES`, or 'bench') whose results are
+    published. Raises `HmoeError` where none is, and for unknown names."""
+    check_choice(profile, [*PROFILES, "bench"], "profile")
+    known = {name: page for name, page in ARTEFACTS.items() if profile in page.profiles}
+    for name in names or []:
+        check_choice(name, known, f"artefact of the profile {profile}")
+    found = names or [n for n, page in known.items() if page.results_file(profile).exists()]
     if not found:
         raise HmoeError(
             f"no study of profile {profile!r} is published.",
@@ -201,15 +198,12 @@ def reproduce(artefacts: list[str], profile: str, batch: Batch, output: Path, sa
 def published_pages() -> list[tuple[str, str]]:
     """(profile, artefact) of every page in `figures/`: all with published records, except those of
     the tests' profile."""
-    pages = []
-    for name, artefact in ARTEFACTS.items():
-        for profile in artefact.profiles:
-            file = f"{artefact.study_at(profile)}.jsonl"
-            if profile == "bench":
-                file = f"{artefact.study}.json"
-            if profile != "smoke" and (results_dir() / file).exists():
-                pages.append((profile, name))
-    return pages
+    return [
+        (profile, name)
+        for name, page in ARTEFACTS.items()
+        for profile in page.profiles
+        if profile != "smoke" and page.results_file(profile).exists()
+    ]
 
 
 def sample_runs() -> pd.DataFrame:

@@ -9,8 +9,10 @@ __all__ = ['ARTEFACTS', 'Artefact', 'artefact_study', 'artefact_studies']
 import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 
 from ..core.errors import HmoeError, check_choice
+from ..core.files import results_dir
 from .study_file import PROFILES, STUDIES
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #def-artefact
@@ -30,6 +32,13 @@ class Artefact:
     def study_at(self, profile: str) -> str:
         """The study that it is made of at a profile."""
         return f"{profile}-{self.study_overrides.get(profile, self.study)}"
+
+    def results_file(self, profile: str) -> Path:
+        """Where its published results at a profile are, if they are: the records of a study or,
+        for the profile 'bench', the record of a benchmark."""
+        if profile == "bench":
+            return results_dir() / f"{self.study}.json"
+        return results_dir() / f"{self.study_at(profile)}.jsonl"
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-by-name
 def _artefact(entry: dict) -> Artefact:

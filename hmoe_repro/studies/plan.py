@@ -15,7 +15,7 @@ from ..core.errors import check_choice, plural
 from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs
 from .study_file import PROFILES, STUDIES
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-on-device
@@ -40,7 +40,7 @@ def _kind(spec: dict) -> tuple:
     return (*(spec[name] for name in fields), *sizes, spec.get("protocol", "domainbed"))
 
 
-def estimate_seconds(spec: RunSpec, records: list[dict]) -> float | None:
+def estimate_seconds(spec: RunConfig, records: list[dict]) -> float | None:
     """Expected seconds of a run on one core or device: median seconds per update of finished runs
     of its kind, times its updates; None without any."""
     kind = _kind(spec.to_dict())
@@ -86,12 +86,12 @@ def describe_request(names: list[str] | None, profile: str) -> str:
     return f"profile {profile}"
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-runs-of
-def runs_of(studies: list[str]) -> list[RunSpec]:
+def runs_of(studies: list[str]) -> list[RunConfig]:
     """The runs of some studies, each once. Raises `HmoeError` where data of one are not here."""
     return list({spec.run_id: spec for study in studies for spec in study_specs(study)}.values())
 
 
-def missing_runs(specs, store: RunStore) -> list[RunSpec]:
+def missing_runs(specs, store: RunStore) -> list[RunConfig]:
     """Those of `specs` that are not finished. Raises `HmoeError` for a damaged record."""
 
     def finished(spec):

@@ -10,7 +10,6 @@ __all__ = ['rank', 'search_specs', 'only_algorithms', 'matching', 'check_kind', 
 import itertools
 import json
 import math
-from dataclasses import replace
 
 import pandas as pd
 
@@ -21,10 +20,16 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
-from ..algorithms.hparams import as_named, draw_hparams, merge_hparams, parse_setting
+from hmoe_repro.algorithms.hparams import (
+    as_named,
+    draw_hparams,
+    merge_hparams,
+    parse_setting,
+    with_network,
+)
 from ..core.errors import HmoeError, check_choice
 from ..data.registry import DATASETS
-from ..training.run_config import YOUNGER_FIELDS, RunSpec
+from ..training.run_config import YOUNGER_FIELDS, RunConfig
 from ..training.selection import RULES, select_model
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-rank
@@ -33,20 +38,21 @@ def rank(algorithm: str) -> tuple:
     return algorithm != "ERM", algorithm.startswith("HMOE"), algorithm
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-drawn
-def _algorithm_class(spec: RunSpec):
+def _algorithm_class(spec: RunConfig):
     """The algorithm's class that a specification means."""
     if spec.algorithm_source:
         return restore_algorithm(spec.algorithm, spec.algorithm_source)
     return get_algorithm(spec.algorithm)
 
 
-def _with_draw(spec: RunSpec, hparams_seed: int) -> RunSpec:
+def _with_draw(spec: RunConfig, hparams_seed: int) -> RunConfig:
     """`spec` with the hyper-parameters of a seed; itself for seed 0. `HmoeError` where there is
     nothing to search, or where the algorithm cannot train on so few domains."""
     cls = _algorithm_class(spec)
     num_domains = len(DATASETS[spec.dataset].domain_names) - len(spec.test_domains)
+    declared = with_network(cls.HPARAMS, spec.network)
     every = draw_hparams(
-        cls.HPARAMS, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset, num_domains
+        declared, hparams_seed, spec.trial_seed, spec.resolution, spec.dataset, num_domains
     )
     drawn = {name: value for name, value in every.items() if name in spec.hparams}
     cls.check_domains(num_domains, {"network": spec.network} | spec.hparams | drawn)
@@ -57,15 +63,15 @@ def _with_draw(spec: RunSpec, hparams_seed: int) -> RunSpec:
             f"{spec.algorithm} declares no hyper-parameter that is searched on {spec.dataset}.",
             fix="give one a `search`, or leave --n-hparams out.",
         )
-    return replace(spec, hparams=spec.hparams | drawn, hparams_seed=hparams_seed)
+    return spec.replace(hparams=spec.hparams | drawn, hparams_seed=hparams_seed)
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-everywhere
-def _everywhere(spec: RunSpec) -> RunSpec:
+def _everywhere(spec: RunConfig) -> RunConfig:
     """`spec`, evaluated on all domains at every checkpoint."""
-    return replace(spec, evaluate=":".join(["all", *spec.evaluate.split(":")[1:]]))
+    return spec.replace(evaluate=":".join(["all", *spec.evaluate.split(":")[1:]]))
 
 
-def _with_pairs(spec: RunSpec) -> list[RunSpec]:
+def _with_pairs(spec: RunConfig) -> list[RunConfig]:
     """`spec`, which holds out one domain, and the runs that hold out one more. `HmoeError` where no
     domain would be left to train on."""
     domains, held_out = DATASETS[spec.dataset].domain_names, spec.test_domains[0]
@@ -77,10 +83,10 @@ def _with_pairs(spec: RunSpec) -> list[RunSpec]:
         )
     pairs = [{held_out, other} for other in domains if other != held_out]
     in_order = [tuple(d for d in domains if d in pair) for pair in pairs]
-    return [spec, *(replace(spec, test_domains=pair) for pair in in_order)]
+    return [spec, *(spec.replace(test_domains=pair) for pair in in_order)]
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-search-specs
-def search_specs(specs, n_hparams: int = 1, rule: str = "training-domain") -> list[RunSpec]:
+def search_specs(specs, n_hparams: int = 1, rule: str = "training-domain") -> list[RunConfig]:
     """All runs that `rule` needs to choose among `n_hparams` draws for each of `specs`; runs
     without a test domain stay as they are. `HmoeError` for an unknown rule."""
     check_choice(rule, RULES, "selection rule")
@@ -94,16 +100,16 @@ def search_specs(specs, n_hparams: int = 1, rule: str = "training-domain") -> li
     return list({spec.run_id: spec for spec in found}.values())
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-as-guest
-def _settings_of_erm(spec: RunSpec, cls) -> RunSpec:
+def _settings_of_erm(spec: RunConfig, cls) -> RunConfig:
     """The run of the class `cls` that has the settings of `spec`, a run of ERM."""
-    given = {name: value for name, value in spec.hparams.items() if name in cls.HPARAMS}
+    declared = with_network(cls.HPARAMS, spec.network)
+    given = {name: value for name, value in spec.hparams.items() if name in declared}
     given["network"] = spec.network
     if spec.weights:
         given["weights"] = spec.weights
-    merged = as_named(cls.HPARAMS, merge_hparams(cls.HPARAMS, given, spec.resolution))
+    merged = as_named(declared, merge_hparams(declared, given, spec.resolution))
     hparams = {n: value for n, value in merged.items() if n not in ("network", "weights")}
-    return replace(
-        spec,
+    return spec.replace(
         algorithm=cls.name,
         algorithm_source=source_hash(cls),
         algorithm_version=getattr(cls, "version", 1),
@@ -111,14 +117,14 @@ def _settings_of_erm(spec: RunSpec, cls) -> RunSpec:
     )
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-only-algorithms
-def _runs_of(specs, name: str) -> list[RunSpec]:
+def _runs_of(specs, name: str) -> list[RunConfig]:
     """The runs of an algorithm among `specs`, or new ones with the settings of ERM's."""
     cls = get_algorithm(name)
     found = [s for s in specs if (s.algorithm, s.algorithm_source) == (name, source_hash(cls))]
     return found or [_settings_of_erm(s, cls) for s in specs if s.algorithm == "ERM"]
 
 
-def only_algorithms(specs, names: list[str]) -> list[RunSpec]:
+def only_algorithms(specs, names: list[str]) -> list[RunConfig]:
     """The runs of some algorithms; one that is not among `specs`, such as `file.py:Name`, is
     trained as ERM is there. `HmoeError` for unknown names, or where no ERM run says how."""
     found = []
@@ -198,7 +204,7 @@ def _must_agree(what: str, given: list[dict]):
             )
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-check-kind
-def check_kind(specs: list[RunSpec], rule: str = RULES[0]):
+def check_kind(specs: list[RunConfig], rule: str = RULES[0]):
     """Raises `HmoeError` where runs of one table differ and should not. Settings may differ between
     test domains, but not where `rule` compares runs with others that they hold out."""
     fixed, data, sources, hparams = [], {}, {}, {}
@@ -234,7 +240,7 @@ def _place(record: dict) -> tuple:
 def one_each(records: list[dict], rule: str = RULES[0]) -> list[dict]:
     """Records of one kind, one for each algorithm, set of test domains, trial seed and draw.
     `HmoeError` from `check_kind`."""
-    check_kind([RunSpec.from_dict(r["spec"]) for r in records], rule)
+    check_kind([RunConfig.from_dict(r["spec"]) for r in records], rule)
     full_last = sorted(records, key=lambda r: r["spec"]["evaluate"].startswith("all"))
     return list({_place(record): record for record in full_last}.values())
 
@@ -330,7 +336,7 @@ def _cell(runs: list[dict], test_domain: str, rule: str) -> list[dict]:
 # %% ../../nbs/06_studies/07_search.ipynb #def-cells
 def _failure(record: dict) -> str:
     """A note about a failed run."""
-    spec, draw = RunSpec.from_dict(record["spec"]), _draw(record)
+    spec, draw = RunConfig.from_dict(record["spec"]), _draw(record)
     return f"failed: {spec}, draw {draw} (run {record['run_id']}): {record['reason']}"
 
 

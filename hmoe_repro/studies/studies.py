@@ -9,23 +9,24 @@ __all__ = ['count_runs', 'study_specs', 'specs_or_reason', 'runs_with_arrays']
 import functools
 import itertools
 import math
-import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ..core.errors import HmoeError
 from ..core.files import data_dir
 from hmoe_repro.studies.study_file import (
+    PLURAL,
     STUDIES,
     Runs,
     Study,
     check_study,
     domain_names,
     find_dataset,
-    key_place,
     read_study,
     setting_place,
 )
-from ..training.run_config import TOY, RunSpec
+from ..training.run_config import TOY, RunConfig, RunOptions
 from ..training.selection import RULES
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-held-out
@@ -35,6 +36,8 @@ def _held_out(study: Study, runs: Runs, dataset: str, name) -> list[tuple[str, .
     said = runs.test_domains
     if isinstance(said, dict):
         said = said[dataset]
+    if dataset == TOY:
+        return [()]
     if said == "all":
         said = [(domain,) for domain in domain_names(name())]
     if study.rule != "leave-one-domain-out":
@@ -44,45 +47,47 @@ def _held_out(study: Study, runs: Runs, dataset: str, name) -> list[tuple[str, .
     return list({frozenset(together): together for together in (*said, *pairs)}.values())
 
 
+class _Place(NamedTuple):
+    """A run of a study: the number of its block, and which of the block's values it has."""
+
+    block: int
+    trial_seed: int
+    algorithm: str
+    variant: int
+    precision: str
+    dataset: str
+    test_domains: tuple[str, ...]
+    draw: int
+
+
+def _places(study: Study) -> Iterator[_Place]:
+    """The runs of a study in its order; one that two blocks describe comes twice."""
+    for block, runs in enumerate(study.runs):
+        of_block = (runs.seeds, runs.algorithms, range(len(runs.variants)), runs.precisions)
+        for *values, dataset in itertools.product(*of_block, runs.datasets):
+            name = functools.partial(find_dataset, dataset, study.file.folder)
+            draws = range(1 if dataset == TOY else study.n_hparams)
+            for rest in itertools.product(_held_out(study, runs, dataset, name), draws):
+                yield _Place(block, *values, dataset, *rest)
+
+
 def count_runs(study) -> int:
     """How many runs a study has, without its data; one that two blocks describe counts twice.
     Raises `HmoeError` as `read_study` does, and where a folder is not there to be counted."""
-    study, count = read_study(study), 0
-    for runs in study.runs:
-        if TOY in runs.datasets:
-            count += len(runs.variants)
-            continue
-        find = {d: functools.partial(find_dataset, d, study.file.folder) for d in runs.datasets}
-        domains = sum(len(_held_out(study, runs, d, find[d])) for d in runs.datasets)
-        whole = (runs.seeds, runs.algorithms, runs.variants, runs.precisions)
-        count += domains * functools.reduce(lambda n, each: n * len(each), whole, study.n_hparams)
-    return count
+    return sum(1 for _ in _places(read_study(study)))
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-specs-of
-def _toy_specs(runs: Runs) -> list[RunSpec]:
-    from hmoe_repro.training.run_request import make_toy_spec
-
-    settings = [runs.settings("HMOE", variant) for variant in runs.variants]
-    return [make_toy_spec(runs.steps, runs.arithmetic, **given) for given in settings]
-
-
-def _evaluation(study: Study, runs: Runs) -> str:
-    """The evaluation policy of some runs: all domains where the selection rule needs them."""
-    if study.rule == RULES[0]:
-        return runs.evaluate
-    return ":".join(["all", *runs.evaluate.split(":")[1:]])
-
-
-def _splits_folder(file, block: int, runs: Runs) -> Path | None:
+def _splits_folder(study: Study, block: int) -> str | None:
     """The folder of lists that runs name: next to the study's file, else in the folder of data.
     `HmoeError` with file and line where it holds none."""
+    runs, file = study.runs[block], study.file
     if runs.splits is None:
         return None
     from hmoe_repro.training.splits import own_splits
 
-    extra_studies = file.folder / Path(runs.splits).expanduser()
-    with file.at(*key_place(file, block, "splits")):
-        return own_splits(extra_studies if extra_studies.is_dir() else data_dir() / runs.splits)
+    beside = file.folder / Path(runs.splits).expanduser()
+    with file.at(*setting_place(file, block, "splits")):
+        return str(own_splits(beside if beside.is_dir() else data_dir() / runs.splits))
 
 
 def _in_ranges(study: Study, algorithm: str, draw: int, seed: int) -> dict:
@@ -90,72 +95,62 @@ def _in_ranges(study: Study, algorithm: str, draw: int, seed: int) -> dict:
     if not draw or not study.ranges:
         return {}
     from hmoe_repro.algorithms import get_algorithm
-    from hmoe_repro.algorithms.hparams import HParam, LogUniform, draw_hparams
+    from hmoe_repro.algorithms.hparams import draw_hparams, with_network
+    from hmoe_repro.core.search_space import HParam, LogUniform
 
-    declared = get_algorithm(algorithm).HPARAMS
+    declared = with_network(get_algorithm(algorithm).HPARAMS)
     ranges = {n: tuple(map(math.log10, r)) for n, r in study.ranges.items() if n in declared}
     searched = {n: HParam(None, "", search=LogUniform(*r)) for n, r in ranges.items()}
     return draw_hparams(searched, draw, seed)
 
 
-def _specs_of(study: Study, block: int, names: dict[str, str]) -> list[RunSpec]:
-    """The runs number `block` of a study. `HmoeError` with file and line where one cannot be."""
-    from hmoe_repro.training.run_request import make_spec
-
-    runs, file, found = study.runs[block], study.file, []
-    options = {
-        "network": runs.network,
-        "steps": runs.steps,
-        "epochs": runs.epochs,
-        "protocol": runs.protocol,
-        "splits": _splits_folder(file, block, runs),
-        "checkpoint_frequency": runs.checkpoint_frequency,
-        "evaluate": _evaluation(study, runs),
-        "resolution": runs.resolution,
-        "arithmetic": runs.arithmetic,
-        "parity": runs.parity,
-        "measure": runs.measure,
+def _options(study: Study, place: _Place, names: dict[str, str]) -> RunOptions:
+    """The options of one run of a study."""
+    runs = study.runs[place.block]
+    algorithm = names.get(place.algorithm, place.algorithm)
+    hparams = runs.settings(place.algorithm, runs.variants[place.variant])
+    given = {name: getattr(runs, name) for name in RunOptions.model_fields if name in dict(runs)}
+    given |= {name: getattr(place, name) for name in (*PLURAL, "test_domains")}
+    given |= {
+        "algorithm": algorithm,
+        "dataset": names.get(place.dataset, place.dataset),
+        "sampler": runs.sampler_of(place.algorithm),
+        "splits": _splits_folder(study, place.block),
+        "hparams": hparams | _in_ranges(study, algorithm, place.draw, place.trial_seed),
+        "hparams_seed": place.draw,
     }
-    variants = range(len(runs.variants))
-    product = itertools.product(
-        runs.seeds, runs.algorithms, variants, runs.precisions, runs.datasets
-    )
-    for seed, algorithm, variant, precision, dataset in product:
-        given = runs.settings(algorithm, runs.variants[variant])
-        held_out = _held_out(study, runs, dataset, lambda dataset=dataset: names[dataset])
-        options |= {"precision": precision, "sampler": runs.sampler_of(algorithm)}
-        for domains, draw in itertools.product(held_out, range(study.n_hparams)):
-            drawn = _in_ranges(study, names[algorithm], draw, seed)
-            who = names[algorithm], names[dataset], domains, seed, given | drawn
-            try:
-                found.append(make_spec(*who, **options, hparams_seed=draw))
-            except HmoeError as error:
-                mentioned = [n for n in given if re.search(rf"\b{re.escape(n)}\b", str(error))]
-                place = key_place(file, block, "datasets")
-                if mentioned:
-                    place = setting_place(file, block, algorithm, variant, mentioned[0])
-                raise file.refuse(f"{algorithm} on {dataset}: {error}", *place) from None
-    return found
+    if study.rule != RULES[0]:  # these rules need all domains
+        given["evaluate"] = ":".join(["all", *runs.evaluate.split(":")[1:]])
+    return RunOptions.of(**given)
+
+
+def _configs(study: Study) -> tuple[RunConfig, ...]:
+    """The different runs of a study. `HmoeError` with file and line where one cannot be."""
+    from hmoe_repro.training.planning import resolve
+
+    names, file, found = check_study(study), study.file, {}
+    for place in _places(study):
+        try:
+            config = resolve(_options(study, place, names))
+        except HmoeError as error:
+            where = place.block, error.setting or "datasets", place.algorithm, place.variant
+            said = error.at(f"{place.algorithm} on {place.dataset}")
+            raise said.at(file.place(*setting_place(file, *where))) from None
+        found[config.run_id] = config
+    return tuple(found.values())
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-study-specs
-def _specs(study: Study) -> tuple[RunSpec, ...]:
-    names, found = check_study(study), []
-    for block, runs in enumerate(study.runs):
-        found += _toy_specs(runs) if TOY in runs.datasets else _specs_of(study, block, names)
-    return tuple({spec.run_id: spec for spec in found}.values())
-
-
 @functools.lru_cache(maxsize=None)
-def _specs_by_name(name: str, folder: str) -> tuple[RunSpec, ...]:
-    return _specs(read_study(name))  # of the data in `folder`
+def _specs_by_name(name: str, folder: str) -> tuple[RunConfig, ...]:
+    return _configs(read_study(name))  # of the data in `folder`
 
 
-def study_specs(study) -> tuple[RunSpec, ...]:
+def study_specs(study) -> tuple[RunConfig, ...]:
     """The different runs of a study, given by name or path, in the order of its file. Raises
     `HmoeError` as `check_study` does, and where data are not there: an id holds their content."""
     if isinstance(study, str) and study in STUDIES:
         return _specs_by_name(study, str(data_dir()))
-    return _specs(read_study(study))
+    return _configs(read_study(study))
 
 
 study_specs.cache_clear = _specs_by_name.cache_clear
@@ -167,7 +162,7 @@ def _has_data(study: Study, names: dict[str, str]) -> bool:
 
     try:
         for block, runs in enumerate(study.runs):
-            _splits_folder(study.file, block, runs)
+            _splits_folder(study, block)
             for dataset in set(runs.datasets) - {TOY}:
                 load_dataset(names[dataset], 0, None)
     except HmoeError:
@@ -175,7 +170,7 @@ def _has_data(study: Study, names: dict[str, str]) -> bool:
     return True
 
 
-def specs_or_reason(study) -> tuple[tuple[RunSpec, ...] | None, str]:
+def specs_or_reason(study) -> tuple[tuple[RunConfig, ...] | None, str]:
     """The runs of a study; or None, and why, where its data are not here (`count_runs` counts them
     then). Raises `HmoeError` as `study_specs` for anything else."""
     names = check_study(study)

@@ -10,16 +10,17 @@ import signal
 import time
 import warnings
 
+from ..core.config import CONFIG
 from ..core.errors import HmoeError
 from ..training.run import run
-from ..training.run_config import RunSpec
+from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-run-one
 SECONDS_BETWEEN_STEPS = 0.5  # between two messages about one run
 
 
-def run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
+def run_one(spec: RunConfig, store: RunStore, device, data_dir, send) -> tuple:
     """('done', run id, status, reason) of a run; status is 'complete', 'failed' or 'elsewhere'.
     Progress goes to `send` as ('step', run id, step, steps), and warnings as ('note', run id,
     text)."""
@@ -45,16 +46,18 @@ def run_one(spec: RunSpec, store: RunStore, device, data_dir, send) -> tuple:
     return ("done", spec.run_id, record["status"], record["reason"])
 
 
-def run_given(given: dict, folder, device, data_dir) -> tuple:
+def run_given(given: dict, folder, device, data_dir, config: str) -> tuple:
     """As `run_one`, for a process that keeps nothing: of a specification as plain JSON, in the
-    store at `folder`, without messages."""
-    spec, store = RunSpec.from_dict(given), RunStore(folder)
+    store at `folder`, without messages. `config`: `CONFIG` of the process that asks, as JSON."""
+    CONFIG.restore(config)
+    spec, store = RunConfig.from_dict(given), RunStore(folder)
     return run_one(spec, store, device, data_dir, lambda message: None)
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-serve-runs
-def serve_runs(pipe, folder, device, data_dir):
+def serve_runs(pipe, folder, device, data_dir, config: str):
     """Run specifications that arrive through `pipe` until None or the end of the pipe; answers and
-    progress go back through it."""
+    progress go back through it. `config`: `CONFIG` of the process that asks, as JSON."""
+    CONFIG.restore(config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     store = RunStore(folder)
     while True:
@@ -64,5 +67,5 @@ def serve_runs(pipe, folder, device, data_dir):
             return
         if given is None:
             return
-        spec = RunSpec.from_dict(given)
+        spec = RunConfig.from_dict(given)
         pipe.send(run_one(spec, store, device, data_dir, pipe.send))

@@ -6,12 +6,11 @@
 __all__ = ['CODES', 'THUMBNAIL', 'PANEL', 'TEST_PANEL', 'CHOICE_PANEL', 'SPECTRUM_IMAGES', 'NOISE', 'MEASUREMENTS',
            'collect_codes', 'collect_panels', 'measure_codes', 'measure_clusters', 'sparse_bodies', 'patch_experts',
            'collect_choices', 'measure_choices', 'accuracy_with_noise', 'measure_spectra', 'accuracy_of_masks',
-           'measure_masks', 'Measurement', 'check_measure', 'measure_run']
+           'measure_masks', 'check_measure', 'measure_run']
 
 # %% ../../nbs/05_training/10_measurements.ipynb #imports
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
 from itertools import combinations
 
 import torch
@@ -20,25 +19,12 @@ import torch.nn.functional as F
 from ..core.errors import HmoeError
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.transforms import STD
-from hmoe_repro.method.clustering import (
-    cluster_scores,
-    code_statistics,
-    is_diverged,
-    purity,
-    score_discovery,
-)
+from ..method import clustering
 from ..method.masks import hard_iou, neuron_users
 from ..method.routing_analysis import score_choices
-from ..networks.precision import Backbone, set_precision
+from ..networks import spectra
+from ..networks.precision import set_precision
 from ..networks.sparse_vit import expert_layers
-from hmoe_repro.networks.spectra import (
-    Spectra,
-    band_noise,
-    bands_of,
-    depth_modules,
-    is_transformer,
-    patch_grid,
-)
 from .protocols import EVALUATION_BATCH
 from .trainer import Trainer
 
@@ -47,7 +33,30 @@ CODES = 500  # images of a split of which codes are kept, at most
 _BATCH = 512
 
 
+def _batches(trainer: Trainer, domains, split: str, limit: int | None = None, size: int = _BATCH):
+    """Of a split of some domains, in order and at most `limit` images, evenly from each domain:
+    the position of the domain, indices of images and these as inputs, at most `size` at a time."""
+    each = None if limit is None else limit // len(domains)
+    for domain in domains:
+        position = trainer.data.domain_index(domain)
+        for chosen in trainer.splits[domain][split][:each].split(size):
+            yield position, chosen, trainer.data.inputs(position, chosen, trainer.device)
+
+
 @torch.no_grad()
+def _collected(trainer: Trainer, domains, split: str, limit: int | None, measure) -> dict:
+    """What `measure(x)` says of images, name -> (N, ...), and their `domain` indices, `class` and
+    known factors (N,); images as in `_batches`."""
+    data, parts = trainer.data, defaultdict(list)
+    for position, chosen, x in _batches(trainer, domains, split, limit):
+        known = {"domain": torch.full((len(chosen),), position)}
+        known["class"] = data.labels[position][chosen]
+        known |= {name: values[position][chosen] for name, values in data.factors.items()}
+        for name, values in (measure(x) | known).items():
+            parts[name].append(values.cpu())
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
 def collect_codes(
     trainer: Trainer, domains, split: str, limit: int | None = CODES
 ) -> dict[str, torch.Tensor]:
@@ -55,116 +64,104 @@ def collect_codes(
     split of some domains, evenly from each.
 
     Returns name_split -> tensor: `code` (N, dim), `gate` (N, K), the others (N,)."""
-    data, algorithm = trainer.data, trainer.algorithm.eval()
-    each = None if limit is None else limit // len(domains)
-    parts = {name: [] for name in ("code", "gate", "domain", "class", *data.factors)}
-    for domain in domains:
-        position = data.domain_index(domain)
-        for chosen in trainer.splits[domain][split][:each].split(_BATCH):
-            code, gate = algorithm.codes(data.inputs(position, chosen, trainer.device))
-            parts["code"].append(code.cpu())
-            parts["gate"].append(gate.cpu())
-            parts["domain"].append(torch.full((len(chosen),), position))
-            parts["class"].append(data.labels[position][chosen].cpu())
-            for name, values in data.factors.items():
-                parts[name].append(values[position][chosen].cpu())
-    return {f"{name}_{split}": torch.cat(values) for name, values in parts.items()}
+    algorithm = trainer.algorithm.eval()
+    found = _collected(
+        trainer, domains, split, limit, lambda x: dict(zip(("code", "gate"), algorithm.codes(x)))
+    )
+    return {f"{name}_{split}": values for name, values in found.items()}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-panels
 THUMBNAIL = 64  # pixels a side, at most
 PANEL, TEST_PANEL = 120, 24  # images of the training domains and of the test domains, at most
 
 
-def _thumbnails(data, domain: str, indices) -> torch.Tensor:
+def _thumbnails(trainer: Trainer, domain: str, indices) -> torch.Tensor:
     """Pictures of a domain as bytes (N, C, H, W), made smaller where they are larger than
     `THUMBNAIL`."""
-    pictures = data.pictures(data.domain_index(domain), indices)
-    if pictures.shape[-1] <= THUMBNAIL:
-        return pictures
-    small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
-    return small.round().clamp(0, 255).to(torch.uint8)
+    pictures = trainer.data.pictures(trainer.data.domain_index(domain), indices)
+    if pictures.shape[-1] > THUMBNAIL:
+        small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
+        pictures = small.round().clamp(0, 255).to(torch.uint8)
+    return pictures.cpu()
 
 
 def collect_panels(trainer: Trainer, codes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """At most 120 validation images, evenly from the training domains, with their rows in
     `codes["code_out"]`, and at most 24 of the test domains."""
-    data, test_domains = trainer.data, trainer.spec.test_domains
-    each, each_test = PANEL // len(trainer.domains), TEST_PANEL // len(test_domains)
-    images, rows = [], []
+    tests, images, rows = trainer.spec.test_domains, [], []
     for domain in trainer.domains:
-        chosen = trainer.splits[domain]["out"][:each]
-        of_domain = codes["domain_out"] == data.domain_index(domain)
-        images.append(_thumbnails(data, domain, chosen))
-        rows.append(int(of_domain.nonzero()[0]) + torch.arange(len(chosen)))
-    tested = [_thumbnails(data, d, trainer.splits[d]["in"][:each_test]) for d in test_domains]
+        chosen = trainer.splits[domain]["out"][: PANEL // len(trainer.domains)]
+        of_domain = codes["domain_out"] == trainer.data.domain_index(domain)
+        images.append(_thumbnails(trainer, domain, chosen))
+        rows.append(of_domain.nonzero().flatten()[: len(chosen)])
+    each = TEST_PANEL // len(tests)
+    tested = [_thumbnails(trainer, d, trainer.splits[d]["in"][:each]) for d in tests]
     return {
-        "panel_images": torch.cat(images).cpu(),
+        "panel_images": torch.cat(images),
         "panel_index": torch.cat(rows).to(torch.int16),
-        "panel_test": torch.cat(tested).cpu(),
+        "panel_test": torch.cat(tested),
     }
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-codes
-def _scores(trainer: Trainer) -> dict:
+def _discovery(trainer: Trainer) -> dict:
     """How well the gate's choices on the validation parts agree with domains, classes and
     factors."""
     out = collect_codes(trainer, trainer.domains, "out", limit=None)
-    gate, domain, label = (out[f"{name}_out"].numpy() for name in ("gate", "domain", "class"))
-    factors = {name: out[f"{name}_out"].numpy() for name in trainer.data.factors}
-    found = score_discovery(gate, domain, label, **factors)
+    out = {name.removesuffix("_out"): values.numpy() for name, values in out.items()}
+    factors = {name: out[name] for name in trainer.data.factors}
+    found = clustering.score_discovery(out["gate"], out["domain"], out["class"], **factors)
     embeddings = trainer.algorithm.model.embeddings.detach().cpu()
-    last = code_statistics(out["code_out"], gate, embeddings)
+    last = clustering.code_statistics(out["code"], out["gate"], embeddings)
     seen = [point["codes"] for point in trainer.checkpoints if "codes" in point]
-    diverged = any(map(is_diverged, [*seen, last]))
+    diverged = any(map(clustering.is_diverged, [*seen, last]))
     return {"split": "out", "step": trainer.step - 1, **found, "diverged": diverged}
 
 
-def _for_disk(array: torch.Tensor) -> torch.Tensor:
-    """Half precision for floats, 16 bits for whole numbers."""
-    kind = torch.float16 if array.is_floating_point() else torch.int16
-    return array.to(kind).contiguous()
+def _for_disk(arrays: dict[str, torch.Tensor], whole=torch.int16) -> dict[str, torch.Tensor]:
+    """Arrays in half precision, those of whole numbers as `whole` or, where that is too short for
+    them, in 16 bits."""
+
+    def kind(array):
+        if array.is_floating_point():
+            return torch.float16
+        return whole if int(array.max()) <= torch.iinfo(whole).max else torch.int16
+
+    return {name: array.to(kind(array)).contiguous() for name, array in arrays.items()}
 
 
 def measure_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     """Discovery scores on the validation parts, and the arrays that are kept: codes of both splits
     of the training domains and of the test domains (`_test`), the experts' embeddings (K, dim),
     and a panel of images."""
-    scores = _scores(trainer)
-    tested = collect_codes(trainer, list(trainer.spec.test_domains), "in")
+    tested = collect_codes(trainer, trainer.spec.test_domains, "in")
     arrays = collect_codes(trainer, trainer.domains, "in")
     arrays |= collect_codes(trainer, trainer.domains, "out")
     arrays |= {name.removesuffix("_in") + "_test": values for name, values in tested.items()}
     arrays["embeddings"] = trainer.algorithm.model.embeddings.detach().cpu()
-    kept = {name: _for_disk(array) for name, array in arrays.items()}
-    return scores, kept | collect_panels(trainer, kept)
+    kept = _for_disk(arrays)
+    return _discovery(trainer), kept | collect_panels(trainer, kept)
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-clusters
 def _featurizer(algorithm):
     """The network that turns images into features; None where an algorithm has none."""
-    return getattr(algorithm, "featurizer", None) or getattr(
-        getattr(algorithm, "model", None), "featurizer", None
-    )
+    model = getattr(algorithm, "model", None)
+    return getattr(algorithm, "featurizer", None) or getattr(model, "featurizer", None)
 
 
-@torch.no_grad()
 def measure_clusters(trainer: Trainer) -> tuple[dict, dict]:
     """Scores of k-means on the validation parts of the M training domains, k = M: on 'statistics'
     of images, and on the 'features' of the network; no arrays."""
-    data, network = trainer.data, _featurizer(trainer.algorithm.eval())
-    parts = {"statistics": [], "features": [], "domain": [], "class": []}
-    for domain in trainer.domains:
-        position = data.domain_index(domain)
-        for chosen in trainer.splits[domain]["out"].split(_BATCH):
-            x = data.inputs(position, chosen, trainer.device)
-            parts["statistics"].append(image_statistics(x).cpu())
-            parts["features"].append(network(x).float().cpu())
-            parts["domain"].append(torch.full((len(chosen),), position))
-            parts["class"].append(data.labels[position][chosen].cpu())
-    found, k = {n: torch.cat(values).numpy() for n, values in parts.items()}, len(trainer.domains)
+    network, k = _featurizer(trainer.algorithm.eval()), len(trainer.domains)
+
+    def measure(x):
+        return {"statistics": image_statistics(x), "features": network(x).float()}
+
+    found = _collected(trainer, trainer.domains, "out", None, measure)
     scores = {"split": "out", "step": trainer.step - 1, "clusters": k}
     for name in ("statistics", "features"):
-        groups = kmeans(found[name], k)
-        scores[name] = cluster_scores(groups, found["domain"], found["class"])
-        scores[name]["purity"] = purity(groups, found["domain"])
+        groups, domain = kmeans(found[name].numpy(), k), found["domain"].numpy()
+        scores[name] = clustering.cluster_scores(groups, domain, found["class"].numpy())
+        scores[name]["purity"] = clustering.purity(groups, domain)
     return scores, {}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-choices
@@ -188,12 +185,6 @@ def _sparse_blocks(body) -> dict[int, torch.nn.Module]:
     return {i: layers[0] for i, layers in found.items() if layers}
 
 
-def _num_experts(layer) -> int:
-    """How many experts a layer has, whichever backend computes it."""
-    state = layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
-    return len(state["experts.w1"])
-
-
 def sparse_bodies(algorithm) -> list[torch.nn.Module]:
     """The vision transformers in an algorithm that have sparse layers; those of a frozen or
     averaged copy are among them."""
@@ -205,45 +196,40 @@ def patch_experts(algorithm, x) -> torch.Tensor:
     """The first-choice experts (L, B, P), uint8, of the patches of images x (B, C, H, W) in each
     sparse layer of the first vision transformer that an algorithm predicts with."""
     bodies, heard = sparse_bodies(algorithm), {}
-    rows, columns, before = patch_grid(bodies[0])
+    rows, columns, before = spectra.patch_grid(bodies[0])
 
     def note(layer, inputs, output):
         chosen = layer.choice.experts[:, 0].view(len(x), before + rows * columns)
         heard[layer] = chosen[:, before:].to("cpu", torch.uint8)
 
     every = [list(_sparse_blocks(body).values()) for body in bodies]
-    hooks = [layer.register_forward_hook(note) for layers in every for layer in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in (layer for layers in every for layer in layers):
+            hooks.enter_context(layer.register_forward_hook(note))
         algorithm.predict(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     used = next(layers for layers in every if layers[0] in heard)
     return torch.stack([heard[layer] for layer in used])
 
 
-@torch.no_grad()
 def collect_choices(trainer: Trainer, domains, split: str, limit: int = CODES) -> dict:
     """Experts (L, N, P), domain indices and classes (N,) of at most `limit` images of a split of
     some domains, evenly from each."""
-    data, each = trainer.data, limit // len(domains)
-    parts = {"experts": [], "domain": [], "class": []}
     with _evaluated(trainer) as algorithm:
-        for domain in domains:
-            position = data.domain_index(domain)
-            for chosen in trainer.splits[domain][split][:each].split(_BATCH):
-                images = data.inputs(position, chosen, trainer.device)
-                parts["experts"].append(patch_experts(algorithm, images))
-                parts["domain"].append(torch.full((len(chosen),), position))
-                parts["class"].append(data.labels[position][chosen].cpu())
-    return {name: torch.cat(values, int(name == "experts")) for name, values in parts.items()}
+        found = _collected(
+            trainer,
+            domains,
+            split,
+            limit,
+            lambda x: {"experts": patch_experts(algorithm, x).transpose(0, 1)},
+        )
+    return found | {"experts": found["experts"].transpose(0, 1)}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-choices
 def _in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
     """Positions of at most `count` images, taken from the classes (n,) in turn."""
-    seen, turn = {}, []
+    seen, turn = defaultdict(int), []
     for position, label in enumerate(classes.tolist()):
-        seen[label] = seen.get(label, 0) + 1
+        seen[label] += 1
         turn.append((seen[label], label, position))
     return torch.tensor(sorted(position for *_, position in sorted(turn)[:count]))
 
@@ -255,48 +241,39 @@ def _choice_panel(trainer: Trainer, choices: dict, split_of: dict) -> dict[str, 
         of_domain = choices["domain"] == trainer.data.domain_index(domain)
         mine = of_domain.nonzero().flatten()
         chosen = _in_turns(choices["class"][mine], CHOICE_PANEL // len(split_of))
-        images.append(_thumbnails(trainer.data, domain, trainer.splits[domain][split][chosen]))
+        images.append(_thumbnails(trainer, domain, trainer.splits[domain][split][chosen]))
         rows.append(mine[chosen])
-    return {"choice_images": torch.cat(images).cpu(), "choice_shown": torch.cat(rows)}
+    return {"choice_images": torch.cat(images), "choice_shown": torch.cat(rows)}
 
 
 def measure_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     """What the experts follow, by `score_choices`, on validation images ('out') and on the test
     domains ('test'); and the arrays: `choice_experts` (L, N, P), `choice_domain` and
     `choice_class` (N,), `choice_images`, and their rows `choice_shown`."""
-    test_domains = list(trainer.spec.test_domains)
-    parts = {
-        "out": collect_choices(trainer, trainer.domains, "out"),
-        "test": collect_choices(trainer, test_domains, "in"),
-    }
-    layers = _sparse_blocks(body := sparse_bodies(trainer.algorithm)[0])
-    grid, most = patch_grid(body)[:2], max(map(_num_experts, layers.values()))
+    tests, body = trainer.spec.test_domains, sparse_bodies(trainer.algorithm)[0]
+    out = collect_choices(trainer, trainer.domains, "out")
+    tested, layers = collect_choices(trainer, tests, "in"), _sparse_blocks(body)
+    states = [
+        layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
+        for layer in layers.values()  # whichever backend computes it
+    ]
+    grid, experts = spectra.patch_grid(body)[:2], max(len(s["experts.w1"]) for s in states)
     scores = {
         "step": trainer.step - 1,
         "blocks": list(layers),
-        "experts": most,
+        "experts": experts,
         "grid": list(grid),
         "domain_names": list(trainer.data.domain_names),
         "class_names": list(trainer.data.class_names),
-        **{
-            name: score_choices(part["experts"], grid, most, part["class"], part["domain"])
-            for name, part in parts.items()
-        },
     }
-    both = {
-        name: torch.cat([part[name] for part in parts.values()], int(name == "experts"))
-        for name in ("experts", "domain", "class")
-    }
-    split_of = dict.fromkeys(trainer.domains, "out") | dict.fromkeys(test_domains, "in")
-    arrays = {f"choice_{name}": values for name, values in both.items()}
+    for name, part in (("out", out), ("test", tested)):
+        scores[name] = score_choices(part["experts"], grid, experts, part["class"], part["domain"])
+    both = {name: torch.cat([out[name], tested[name]]) for name in ("domain", "class")}
+    split_of = dict.fromkeys(trainer.domains, "out") | dict.fromkeys(tests, "in")
+    arrays = {"choice_experts": torch.cat([out["experts"], tested["experts"]], 1)}
+    arrays |= {f"choice_{name}": values for name, values in both.items()}
     arrays |= _choice_panel(trainer, both, split_of)
-    return scores, {name: _as_small(array) for name, array in arrays.items()}
-
-
-def _as_small(array: torch.Tensor) -> torch.Tensor:
-    """Whole numbers in 8 bits, or in 16 where there are larger ones."""
-    kind = torch.uint8 if int(array.max()) < 256 else torch.int16
-    return array.to(kind).contiguous()
+    return scores, _for_disk(arrays, torch.uint8)
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-spectra
 SPECTRUM_IMAGES = 240  # of a split, at most
@@ -305,68 +282,55 @@ NOISE = 0.1  # standard deviation; black is 0 and white is 1
 
 def _few_images(trainer: Trainer, domains, split: str):
     """Of every domain its position, and a few images of a split as inputs, with their labels."""
-    data, each = trainer.data, SPECTRUM_IMAGES // len(domains)
-    for domain in domains:
-        position, chosen = data.domain_index(domain), trainer.splits[domain][split][:each]
-        x = data.inputs(position, chosen, trainer.device)
-        yield position, x, data.labels[position][chosen].to(trainer.device)
+    few = _batches(trainer, domains, split, SPECTRUM_IMAGES, SPECTRUM_IMAGES)
+    for position, chosen, x in few:
+        yield position, x, trainer.data.labels[position][chosen].to(trainer.device)
 
 
 def _contrast(trainer: Trainer) -> torch.Tensor:
     """By how much inputs rise from black to white, for each channel: (C, 1, 1)."""
-    channels = trainer.data.input_shape[0]
     if hasattr(trainer.data, "options"):  # images from files are normalised
         return 1 / torch.tensor(STD)[:, None, None]
-    return torch.ones(channels, 1, 1)
+    return torch.ones(trainer.data.input_shape[0], 1, 1)
 
 
 def _right(algorithm, x, y) -> int:
     """How many of the images x with labels y are classified correctly."""
-    batches = zip(x.split(64), y.split(64))
+    batches = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH))
     return sum(int((algorithm.predict(a).argmax(1) == b).sum()) for a, b in batches)
 
 
 @torch.no_grad()
 def accuracy_with_noise(trainer: Trainer, algorithm, domains, split: str) -> dict:
     """Accuracy on a few images of a split: `clean`, and with noise of every ring of `bands`."""
-    bands = bands_of(*trainer.data.input_shape[1:])
+    bands = spectra.bands_of(*trainer.data.input_shape[1:])
     contrast, generator = NOISE * _contrast(trainer), torch.Generator()
     total, clean, noisy = 0, 0, [0] * len(bands)
     for position, x, y in _few_images(trainer, domains, split):
         total, clean = total + len(y), clean + _right(algorithm, x, y)
         for i, band in enumerate(bands):
             generator.manual_seed(1000 * position + i)
-            noise = contrast * band_noise(x.shape, *band, 1.0, generator)
+            noise = contrast * spectra.band_noise(x.shape, *band, 1.0, generator)
             noisy[i] += _right(algorithm, x + noise.to(x.device), y)
     accuracies = {"clean": clean / total, "noisy": [count / total for count in noisy]}
     return {"images": total, "bands": [list(band) for band in bands], **accuracies}
 
 
-@torch.no_grad()
-def _heard_spectra(trainer: Trainer, algorithm) -> Spectra:
-    """The spectra of the network that predicts, on a few validation images."""
-    networks = [m for m in algorithm.modules() if isinstance(m, Backbone) and depth_modules(m)]
-    with contextlib.ExitStack() as stack:
-        heard = [stack.enter_context(Spectra(network)) for network in networks]
-        for _, x, _ in _few_images(trainer, trainer.domains, "out"):
-            for part in x.split(64):
-                algorithm.predict(part)
-    return next(spectra for spectra in heard if spectra.sums)
-
-
 def measure_spectra(trainer: Trainer) -> tuple[dict, dict]:
     """Curves of the feature maps, and accuracies with noise on validation images ('out') and on the
     test domains ('test'). No arrays."""
+    few = _few_images(trainer, trainer.domains, "out")
+    batches = (part for _, x, _ in few for part in x.split(EVALUATION_BATCH))
     with _evaluated(trainer) as algorithm:
-        heard = _heard_spectra(trainer, algorithm)
+        found = spectra.feature_spectra(algorithm, algorithm.predict, batches)
         noise = {
             "out": accuracy_with_noise(trainer, algorithm, trainer.domains, "out"),
-            "test": accuracy_with_noise(trainer, algorithm, list(trainer.spec.test_domains), "in"),
+            "test": accuracy_with_noise(trainer, algorithm, trainer.spec.test_domains, "in"),
         }
     return {
         "step": trainer.step - 1,
-        "maps": "patches" if is_transformer(heard.network) else "convolutions",
-        "curves": {name: [round(v, 4) for v in c] for name, c in heard.curves.items()},
+        "maps": found["maps"],
+        "curves": {name: [round(v, 4) for v in c] for name, c in found["curves"].items()},
         "noise": {"std": NOISE, **noise},
     }, {}
 
@@ -390,17 +354,15 @@ def _kept_neurons(m: torch.Tensor) -> dict:
 def accuracy_of_masks(trainer: Trainer) -> dict[str, dict]:
     """domain -> its `split`, how many `images` that has, and the accuracy there (0 to 1) under the
     mask of each training domain (`by_mask`)."""
-    data, algorithm, found = trainer.data, trainer.algorithm.eval(), {}
-    tests = trainer.spec.test_domains
+    algorithm, tests, found = trainer.algorithm.eval(), trainer.spec.test_domains, {}
     for domain in (*trainer.domains, *tests):
-        parts, position = trainer.splits[domain], data.domain_index(domain)
+        parts = trainer.splits[domain]
         split = "in" if domain in tests else "test" if "test" in parts else "out"
-        right = torch.zeros(len(trainer.domains), dtype=torch.long)
-        for chosen in parts[split].split(EVALUATION_BATCH):
-            y = data.labels[position][chosen].to(trainer.device)
-            logits = algorithm.each_mask(data.inputs(position, chosen, trainer.device))
-            right += (logits.argmax(-1) == y).sum(1).cpu()
-        size = len(parts[split])
+        right, size = torch.zeros(len(trainer.domains), dtype=torch.long), len(parts[split])
+        batches = _batches(trainer, [domain], split, size=EVALUATION_BATCH)
+        for position, chosen, x in batches:
+            y = trainer.data.labels[position][chosen].to(trainer.device)
+            right += (algorithm.each_mask(x).argmax(-1) == y).sum(1).cpu()
         by_mask = [round(count / size, 4) for count in right.tolist()]
         found[domain] = {"split": split, "images": size, "by_mask": by_mask}
     return found
@@ -421,43 +383,33 @@ def measure_masks(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         "accuracy": accuracy_of_masks(trainer),
     }
     kept = {"masks": masks.real.detach().cpu(), "mask_sizes": torch.tensor(masks.sizes)}
-    return scores, {name: _for_disk(array) for name, array in kept.items()}
+    return scores, _for_disk(kept)
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-descriptions
-@dataclass(frozen=True)
-class Measurement:
-    """A measurement that is taken when training has ended."""
-
-    applies: Callable[[Trainer], bool]
-    measure_run: Callable[[Trainer], tuple[dict, dict[str, torch.Tensor]]]  # scores, arrays
-
-
-MEASUREMENTS = {
-    "discovery": Measurement(lambda trainer: hasattr(trainer.algorithm, "codes"), measure_codes),
-    "expert_choices": Measurement(
-        lambda trainer: bool(sparse_bodies(trainer.algorithm)), measure_choices
-    ),
-    "masks": Measurement(lambda trainer: hasattr(trainer.algorithm, "each_mask"), measure_masks),
-    "spectra": Measurement(lambda trainer: trainer.spec.measure == "spectra", measure_spectra),
-    "clusters": Measurement(lambda trainer: trainer.spec.measure == "clusters", measure_clusters),
+MEASUREMENTS = {  # name -> (does it apply to a trained Trainer?, its scores and arrays)
+    "discovery": (lambda trainer: hasattr(trainer.algorithm, "codes"), measure_codes),
+    "expert_choices": (lambda trainer: sparse_bodies(trainer.algorithm), measure_choices),
+    "masks": (lambda trainer: hasattr(trainer.algorithm, "each_mask"), measure_masks),
+    "spectra": (lambda trainer: trainer.spec.measure == "spectra", measure_spectra),
+    "clusters": (lambda trainer: trainer.spec.measure == "clusters", measure_clusters),
 }
 
 
 def check_measure(trainer: Trainer):
     """`HmoeError` where a run is to measure clusters and its algorithm has no featurizer, or
     spectra and no network of its algorithm has a known depth, or images are not square."""
-    if trainer.spec.measure == "clusters" and _featurizer(trainer.algorithm) is None:
+    spec, algorithm = trainer.spec, trainer.algorithm
+    if spec.measure == "clusters" and _featurizer(algorithm) is None:
         raise HmoeError(
-            f"{trainer.spec.algorithm} has no featurizer whose features could be clustered.",
+            f"{spec.algorithm} has no featurizer whose features could be clustered.",
             fix="another algorithm, or no measure.",
         )
-    if trainer.spec.measure != "spectra":
+    if spec.measure != "spectra":
         return
-    backbones = (m for m in trainer.algorithm.modules() if isinstance(m, Backbone))
     _, height, width = trainer.data.input_shape
-    if height != width or not any(depth_modules(m) for m in backbones):
+    if height != width or not spectra.networks_with_depth(algorithm):
         raise HmoeError(
-            f"spectra of {trainer.spec.network} at {height} x {width} pixels cannot be measured.",
+            f"spectra of {spec.network} at {height} x {width} pixels cannot be measured.",
             fix="a transformer, a ResNet or a small network on square images, or no measure.",
         )
 
@@ -466,8 +418,8 @@ def measure_run(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     """What a run keeps besides its accuracies: scores by the names of `MEASUREMENTS` for the
     record, 'discovery' None where it does not apply and others left out; and all arrays."""
     scores, arrays = {"discovery": None}, {}
-    for name, description in MEASUREMENTS.items():
-        if description.applies(trainer):
-            scores[name], found = description.measure_run(trainer)
+    for name, (applies, measure) in MEASUREMENTS.items():
+        if applies(trainer):
+            scores[name], found = measure(trainer)
             arrays |= found
     return scores, arrays

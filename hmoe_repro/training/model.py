@@ -7,7 +7,6 @@ __all__ = ['build_dataset', 'build_algorithm', 'check_version', 'selected_path',
 
 # %% ../../nbs/05_training/08_model.ipynb #imports
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -17,29 +16,21 @@ from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
 from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
-from ..data.from_file import own_datasets
-from ..data.registry import load_dataset
+from ..data.registry import find_dataset, load_dataset
 from ..networks.precision import set_precision
 from .checkpoint_io import is_sealed, sealed
+from .planning import data_seed
 from .protocols import training_domains
-from .run_config import RunSpec
-from .run_request import data_seed
+from .run_config import RunConfig
 from .store import RunStore
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-dataset
-def build_dataset(spec: RunSpec, data_dir=None):
+def build_dataset(spec: RunConfig, data_dir=None):
     """The data set of a specification. Raises `HmoeError` if its content is not what the
     specification says."""
-    own_datasets()
-    seed = data_seed(
-        spec.algorithm,
-        spec.dataset,
-        spec.test_domains,
-        spec.trial_seed,
-        spec.parity,
-        spec.hparams_seed,
-    )
-    data = load_dataset(spec.dataset, seed, data_dir).prepared(spec.resolution, spec.images)
+    find_dataset(spec.dataset)
+    data = load_dataset(spec.dataset, data_seed(spec), data_dir)
+    data = data.prepared(spec.resolution, spec.images)
     if data.fingerprint != spec.dataset_fingerprint:
         raise HmoeError(
             f"{spec.dataset} has fingerprint {data.fingerprint} here, run {spec.run_id} was made "
@@ -49,7 +40,7 @@ def build_dataset(spec: RunSpec, data_dir=None):
     return data
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-algorithm
-def build_algorithm(spec: RunSpec, data, trust_code: bool = True):
+def build_algorithm(spec: RunConfig, data, trust_code: bool = True):
     """The untrained algorithm of a specification, on the CPU. Its weights are drawn from the
     global generator. `trust_code` as in `restore_algorithm`."""
     if spec.algorithm_source:
@@ -66,7 +57,7 @@ def build_algorithm(spec: RunSpec, data, trust_code: bool = True):
     return algorithm
 
 # %% ../../nbs/05_training/08_model.ipynb #def-check-version
-def check_version(spec: RunSpec, algorithm):
+def check_version(spec: RunConfig, algorithm):
     """Raises `HmoeError` where the mathematics of a run's algorithm are not those of this
     library."""
     here = getattr(algorithm, "version", 1)
@@ -145,10 +136,10 @@ def load_model(
     store = store or RunStore()
     record = store.find(run_id)
     mode = _mode_of(record, mode)
-    spec = RunSpec.from_dict(record["spec"])
+    spec = RunConfig.from_dict(record["spec"])
     data = build_dataset(spec)
     if spec.weights:  # replaced by the run's own below: its initial ones need not be here
-        spec = replace(spec, weights="random")
+        spec = spec.replace(weights="random")
     algorithm = build_algorithm(spec, data, trust_code)
     path = selected_path(store.path(record["run_id"]), mode)
     if not path.exists():

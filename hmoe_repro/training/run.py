@@ -24,8 +24,7 @@ from ..method.toy_seeds import run_toy
 from .checkpoint_io import load_state, save_state, sealed
 from .measurements import check_measure, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
-from .protocols import dmg_protocol_record
-from .run_config import TOY, RunSpec
+from .run_config import TOY, RunConfig
 from .selection import in_domain_accuracy, training_domain_validation
 from .store import RECORD_VERSION, RunStore, run_lock
 from .trainer import Trainer
@@ -82,7 +81,7 @@ def _train_to_end(trainer: Trainer, folder: Path, started: float, on_step):
     spec = trainer.spec
     while trainer.step < spec.steps:
         trainer.update()
-        if trainer.rules.due(trainer.step):
+        if trainer.is_due():
             for mode in trainer.evaluate():
                 save_model(selected_path(folder, mode), trainer.algorithm, _names(trainer))
             spent = time.perf_counter() - started
@@ -102,22 +101,7 @@ def _described(trainer: Trainer, folder: Path) -> dict:
     return scores
 
 
-def _followed_dmg(trainer: Trainer) -> dict:
-    """What a record of DMG's protocol has besides: what was followed, and in-domain accuracy."""
-    spec, splits = trainer.spec, trainer.splits
-    if spec.protocol != "dmg":
-        return {}
-    batch_size = trainer.sampler.batch_size
-    followed = dmg_protocol_record(splits, batch_size, spec.steps, spec.test_domains, spec.splits)
-    rules = trainer.rules
-    found = in_domain_accuracy(
-        trainer.checkpoints, spec.test_domains, rules.modes, rules.selection_mode
-    )
-    size = sum(len(parts["test"]) for parts in splits.values() if "test" in parts)
-    return {"protocol": followed, "in_domain": found, "in_domain_size": size}
-
-
-def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _train(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
     trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
     check_version(spec, trainer.algorithm)
@@ -128,20 +112,24 @@ def _train(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
         trainer.load(saved["trainer"])
     resumed = trainer.step > 0
     _train_to_end(trainer, folder, started, on_step)
-    points, selection_mode = trainer.checkpoints, trainer.rules.selection_mode
-    modes = trainer.algorithm.modes
-    return {
-        "checkpoints": points,
-        "selected": training_domain_validation(points, spec.test_domains, modes, selection_mode),
+    choice, splits = (trainer.checkpoints, spec.test_domains), trainer.splits
+    by = trainer.selection_mode
+    measured = {
+        "checkpoints": trainer.checkpoints,
+        "selected": training_domain_validation(*choice, trainer.algorithm.modes, by),
         **_described(trainer, folder),
-        "test_size": sum(len(trainer.splits[d]["in"]) for d in spec.test_domains),
+        "test_size": sum(len(splits[d]["in"]) for d in spec.test_domains),
         "resumed": resumed,
         "wall_time_s": time.perf_counter() - started,
-        **_followed_dmg(trainer),
+        **trainer.protocol.record(splits, trainer.sampler.batch_size),
     }
+    if inside := in_domain_accuracy(*choice, trainer.modes, by):
+        size = sum(len(parts["test"]) for parts in splits.values() if "test" in parts)
+        measured |= {"in_domain": inside, "in_domain_size": size}
+    return measured
 
 # %% ../../nbs/05_training/11_run.ipynb #def-train-toy
-def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
     """As `_train`, for the toy regression."""
     path = _state_path(folder)
     saved = _saved(path, spec.run_id)
@@ -163,7 +151,7 @@ def _train_toy(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
     }
 
 # %% ../../nbs/05_training/11_run.ipynb #def-record
-def _record(spec: RunSpec, status: str, reason: str | None, measured: dict, device) -> dict:
+def _record(spec: RunConfig, status: str, reason: str | None, measured: dict, device) -> dict:
     return {
         "run_id": spec.run_id,
         "record_version": RECORD_VERSION,
@@ -216,7 +204,7 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
     return {"checkpoints": checkpoints}
 
 
-def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu", data_dir=None) -> dict:
+def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None) -> dict:
     """The record of a run that ended without a result: its reason without absolute paths, and what
     it had measured."""
     data = Path(data_dir or default_data_dir()).absolute()
@@ -225,7 +213,7 @@ def failed_record(spec: RunSpec, folder: Path, reason: str, device="cpu", data_d
     return _record(spec, "failed", reason, _measured_so_far(folder, spec.run_id), device)
 
 # %% ../../nbs/05_training/11_run.ipynb #def-run
-def _attempt(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
+def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
     """The record of a run, complete or failed."""
     train = _train_toy if spec.dataset == TOY else _train
     try:
@@ -240,7 +228,7 @@ def _attempt(spec: RunSpec, folder: Path, device, data_dir, on_step) -> dict:
 
 
 def run(
-    spec: RunSpec, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None
+    spec: RunConfig, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None
 ) -> dict | None:
     """Train the run of `spec`, or resume it, and return its record; None if another process has
     locked it. `on_step(step, steps)` is called after each update.

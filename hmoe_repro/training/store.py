@@ -19,7 +19,7 @@ from pathlib import Path
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, locked, runs_dir, sha256, write_atomic
 from .checkpoint_io import is_sealed, sealed
-from .run_config import RunSpec
+from .run_config import RunConfig
 from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
@@ -32,43 +32,41 @@ _REQUIRED = {
     "checkpoints": list,
     "selected": dict,
 }
-_MEND = "Fix: move it away and train the run again, or restore it from a copy."
+_MEND = "move it away and train the run again, or restore it from a copy."
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-record
 def check_record(record, where: str, run_id: str | None = None) -> dict:
-    """`record` if it is a whole record of this version, its name is the hash of its specification
+    """`record` if it is a whole record of this version, its name is the hash of its configuration
     (and `run_id`, under which it lies), and what was selected follows from its checkpoints;
     otherwise `HmoeError` naming `where`."""
+    wrong = None
     if not isinstance(record, dict):
-        raise HmoeError(f"{where} is not a run record. {_MEND}")
-    wrong = [name for name, kind in _REQUIRED.items() if not isinstance(record.get(name), kind)]
+        wrong = "is not a run record"
+    elif lacking := [n for n, kind in _REQUIRED.items() if not isinstance(record.get(n), kind)]:
+        wrong = f"is not a whole run record (missing or wrong: {', '.join(lacking)})"
+    elif record["record_version"] != RECORD_VERSION:
+        version = record["record_version"]
+        wrong = f"has record version {version}, this library reads {RECORD_VERSION}"
     if wrong:
-        names = ", ".join(wrong)
-        raise HmoeError(f"{where} is not a whole run record (missing or wrong: {names}). {_MEND}")
-    if record["record_version"] != RECORD_VERSION:
-        raise HmoeError(
-            f"{where} has record version {record['record_version']}, "
-            f"this library reads {RECORD_VERSION}. {_MEND}"
-        )
+        raise HmoeError(f"{where} {wrong}.", fix=_MEND)
     try:
-        expected = RunSpec.from_dict(record["spec"]).run_id
+        expected = RunConfig.from_dict(record["spec"]).run_id
     except HmoeError as error:
-        raise HmoeError(f"{where}: {error}") from None
-    except TypeError as error:
-        raise HmoeError(f"{where}: its specification cannot be read ({error}). {_MEND}") from None
-    if record["run_id"] != expected:
-        raise HmoeError(
-            f"{where} calls itself {record['run_id']}, but its specification is that of run "
-            f"{expected}: it was edited or belongs elsewhere. {_MEND}"
-        )
-    if run_id not in (None, expected):
-        raise HmoeError(f"{where} is the record of run {expected}, not of run {run_id}. {_MEND}")
+        raise HmoeError(f"{where}: {error}", fix=_MEND) from None
     differing = differing_selection(record)
-    if differing:
-        raise HmoeError(
-            f"{where}, run {expected}: its entry {differing!r} is not what its checkpoints say: "
-            f"it was edited. {_MEND}"
+    if record["run_id"] != expected:
+        wrong = (
+            f"calls itself {record['run_id']}, but its specification is that of run {expected}: "
+            "it was edited or belongs elsewhere"
         )
+    elif run_id not in (None, expected):
+        wrong = f"is the record of run {expected}, not of run {run_id}"
+    elif differing:
+        place = f"{where}, run {expected}"
+        wrong = f"its entry {differing!r} is not what its checkpoints say: it was edited."
+        raise HmoeError(f"{place}: {wrong}", fix=_MEND)
+    if wrong:
+        raise HmoeError(f"{where} {wrong}.", fix=_MEND)
     return record
 
 # %% ../../nbs/05_training/06_store.ipynb #def-read-record
@@ -81,7 +79,7 @@ def read_record(path: Path, where: str = "") -> dict:
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HmoeError(f"{where} is cut or not JSON ({error}). {_MEND}") from None
+        raise HmoeError(f"{where} is cut or not JSON ({error}).", fix=_MEND) from None
     return check_record(record, where, Path(path).parent.name)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-outcome
