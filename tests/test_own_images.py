@@ -35,6 +35,7 @@ from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
