@@ -9,15 +9,17 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from hmoe_repro.apps.discover_page import POLICY, Sample, page_groups
-from hmoe_repro.apps.findings import findings_verdict, found_domains
+from hmoe_repro.apps.discover import POLICY, category_colours, code_maps, page_groups
+from hmoe_repro.apps.findings import find_domains, findings_verdict, found_domains
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
@@ -33,6 +35,7 @@ from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
+from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -97,8 +100,8 @@ def place(tmp_path_factory, own_names_of_file):
 @pytest.mark.parametrize(
     "layout, said",
     [
-        ((), "has no images"),
-        (("a.png",), "1 images directly in it and no class folders"),
+        ((), "has 0 images"),
+        (("a.png",), "has 1 image (.jpg .jpeg .png .webp .bmp) and no class folders with images"),
         (("x/a.png", "y/x/a.png"), "not clear which level is the class"),
         (("x/a.png", "y/a.png"), "2 images of 2 classes: too little"),
         ([f"x/{i}.png" for i in range(40)], "40 images of 1 class:"),
@@ -117,8 +120,8 @@ def test_depth_tells_domains_from_classes(tmp_path):
         pool = read_pool(fill(root, domains, count=10 if domains else 20))
         assert (
             pool.class_names == sorted(CLASSES)
-            and len(pool.files) == 40
-            and sum(o is not None for o in pool.origins) == known
+            and len(pool.images) == 40
+            and pool.images.domain.notna().sum() == known
         )
 
 
@@ -138,9 +141,8 @@ def test_labels_of_some_are_only_for_those(tmp_path):
             csv.writer(f).writerows(rows)
         return read_pool(tmp_path / "p", tmp_path / "known.csv")
 
-    assert (
-        table(("domain", "file"), ("attic", file)).origins == [None] * 3 + ["attic"] + [None] * 36
-    )
+    images = table(("domain", "file"), ("attic", file)).images
+    assert images[images.domain.notna()][["file", "domain"]].values.tolist() == [[file, "attic"]]
     with pytest.raises(HmoeError, match="1 files in the table of labels are no images"):
         table(("file", "domain"), ("absent.png", "attic"))
     with pytest.raises(HmoeError, match="lacks the columns"):
@@ -223,38 +225,44 @@ def test_the_page_says_what_the_run_says(place):
     assert verdict_of(place) in texts and verdict_of(place) in place["said"]
 
 
-def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line():
-    rows = [
-        [name, images, "x%", 0, None, None, most, None]
-        for name, images, most in (
-            ("expert 0", 0, None),
-            ("expert 1", 1, "<b> (100%)"),
-            ("expert 2", 9, "$plain$ (60%)"),
-        )
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "hmoe_repro.apps.discover_page.samples", lambda f, k, root: [Sample("data:,", f"<{k}>")]
-        )
-        groups, empty = page_groups(None, None, rows)
-    page = Page(template("discover_parts.html").module.panels(groups, empty))
-    assert [text for text in page.texts if text.strip()] == [
-        "expert 2: 9 images, x%",
-        "most frequent class: $plain$ (60%)",
-        "expert 1: 1 image, x%",
-        "most frequent class: <b> (100%)",
-        "Without any image: expert 0.",
-    ]
-    assert [value for name, value in page.attributes if name == "alt"] == ["<2>", "<1>"]
+@pytest.fixture(scope="module")
+def found(place):
+    model = load_trained(place["run"], store=place["store"])
+    spec = RunConfig.from_dict(model.record["spec"])
+    discover_spec(place["folder"], resolution=24)
+    return find_domains(spec, place["folder"], store=place["store"])
 
 
-def test_a_table_holds_no_markup_and_no_gap():
+def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place):
+    names, images = found.model.expert_names, found.images
+    expert = pd.Categorical([names[1]] + [names[2]] * (len(images) - 1), names)
+    groups = page_groups(replace(found, images=images.assign(expert=expert)), place["folder"])
+    assert [len(group["samples"]) for group in groups] == [16, 1]
+    page = Page(template("discover_parts.html").module.panels(groups, names[:1]))
+    texts = [text.strip() for text in page.texts if text.strip()]
+    assert texts[0].startswith("expert 2: 39 images, 98%") and "expert 1: 1 image, 2%" in texts
+    assert "".join(texts).endswith("Without any image: expert 0.")
+    assert CLASSES[0] + ", predicted" in " ".join(v for n, v in page.attributes if n == "alt")
+
+
+def test_a_table_holds_no_markup_and_its_shades_are_shares_of_a_row():
     table = template("discover_parts.html").module.table
-    read = Page(table(["<b>", "n"], [["caf\udce9", None], ["'\"&", 3]], [[0.5], [1]]))
-    assert [text for text in read.texts if text.strip()] == ["<b>", "n", "caf?", "–", "'\"&", "3"]
+    frame = pd.DataFrame({"<b>": [1, 0], "n": [1, 3]}, index=["caf\udce9", "'\"&"])
+    read = Page(table(frame.rename_axis("class"), shaded=True))
+    texts = [text for text in read.texts if text.strip()]
+    assert texts == ["class", "<b>", "n", "caf?", "1", "1", "'\"&", "0", "3"]
     assert [value for _, value in read.attributes] == [
-        f"background:rgba(0,114,178,{shade})" for shade in ("0.28", "0.55")
+        f"background:rgba(0,114,178,{shade})" for shade in ("0.28", "0.28", "0.00", "0.55")
     ]
+
+
+def test_maps_show_images_not_trained_on_and_no_two_names_share_a_colour(found):
+    maps = code_maps(found)
+    assert [m["title"] for m in maps] == ["by group", "by class", "by known domain"]
+    assert all(len(m["dots"]) == len(found.fresh) and len(m["squares"]) == 3 for m in maps)
+    assert set(maps[2]["legend"]) == set(DOMAINS)
+    many = pd.Series([f"{i:02d}" for i in range(40)], dtype="category")
+    assert len(set(category_colours(many).values())) == 41
 
 
 def test_what_can_be_seen_comes_before_the_numbers(place):
@@ -306,18 +314,18 @@ def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_pat
     assert set((place["at"] / "runs").glob("*/record.json")) == before
 
 
-def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1, plain=0.2):
+def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2):
     return {
         "groups": {"expert 2": 0.6, "expert 0": 0.4},
         "num_experts": k,
         "share_of_log_K": share,
         "gate_entropy": share * np.log(k),
         "experts_used": used,
-        "nmi_origin": origin,
-        "ari_origin": origin,
+        "nmi_domain": domain,
+        "ari_domain": domain,
         "nmi_class": of_class,
         "nmi_plain": plain,
-        "nmi_plain_origin": None if origin is None else 0.3,
+        "nmi_plain_domain": None if domain is None else 0.3,
     }
 
 
@@ -332,11 +340,11 @@ def summary(share=0.2, used=2, k=3, origin=0.6, of_class=0.1, plain=0.2):
         ),
         ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
         ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
-        ({"origin": None}, True, "No origin is known"),
-        ({"origin": 0.1, "of_class": 0.5}, True, "mostly a partition by class"),
+        ({"domain": None}, True, "No domain is known"),
+        ({"domain": 0.1, "of_class": 0.5}, True, "mostly a partition by class"),
         ({"plain": 0.69}, True, "not those of colour and brightness: k-means on colour"),
         ({"plain": 0.7}, True, "agrees with NMI 0.70, and with the known domains with NMI 0.30"),
-        ({"plain": 0.7, "origin": None}, True, "mostly those of colour and brightness"),
+        ({"plain": 0.7, "domain": None}, True, "mostly those of colour and brightness"),
     ],
 )
 def test_the_sentence(changes, found, said):

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Seed, Settings, print_table, writable_file
+from .options import Device, Seed, Settings, print_frame, writable_file
+from ..core.errors import plural
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 PoolFolder = Annotated[
@@ -53,8 +54,9 @@ def discover_command(
 ):
     """Find domains in a folder of your own images; writes one HTML page."""
     from hmoe_repro.algorithms.hparams import parse_setting
-    from hmoe_repro.apps.discover import discover
-    from hmoe_repro.apps.discover_page import findings_verdict, group_rows, summarise, write_report
+    from hmoe_repro.apps.discover import discover, write_report
+    from hmoe_repro.apps.findings import findings_verdict, group_table, summarise
+    from hmoe_repro.core.style import as_text
 
     hparams = dict(parse_setting(text) for text in set_ or [])
     how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
@@ -62,10 +64,7 @@ def discover_command(
     found = discover(folder, labels, device, **how)
     write_report(found, folder, output)
     print(findings_verdict(summarise(found)))
-    rows = [["-" if cell is None else cell for cell in row] for row in group_rows(found)]
-    columns = ["group", "images", "share", "held out", "accuracy on these", "mean gate value"]
-    columns += ["most frequent class", "most frequent known domain"]
-    print_table(f"Groups, run {found.model.record['run_id']}", columns, rows)
+    print_frame(f"Groups, run {found.model.record['run_id']}", as_text(group_table(found)))
     print(f"{os.path.basename(output)}: the page")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
@@ -105,10 +104,14 @@ def predict_command(
 ):
     """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
     file."""
-    from hmoe_repro.apps.discover import predict_to_csv
+    from hmoe_repro.apps.predict import predict_to_csv
 
     settings = dict(mode=mode, skip_unreadable=skip_unreadable, device=device)
-    predicted = predict_to_csv(model, folder, output, weights, trust_code=trust_code, **settings)
-    for file, why in predicted.unreadable:
-        print(f"skipped: {file} ({why})", file=sys.stderr)
-    print(predicted.describe(os.path.basename(output)))
+    images, skipped = predict_to_csv(
+        model, folder, output, weights, trust_code=trust_code, **settings
+    )
+    for file, why in skipped:
+        name = file.encode("utf-8", "replace").decode()
+        print(f"skipped: {name} ({why})", file=sys.stderr)
+    left_out = f", {len(skipped)} skipped" if skipped else ""
+    print(f"{plural(images, 'image')} in {os.path.basename(output)}{left_out}")
