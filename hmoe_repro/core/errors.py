@@ -26,6 +26,9 @@ class HmoeError(Exception):
             parts.append(f"Valid: {', '.join(map(str, self.choices)) or '(none)'}.")
         return " ".join(filter(None, parts))
 
+    def __repr__(self):
+        return f"{type(self).__name__}({str(self)!r})"
+
     def at(self, place: str) -> "HmoeError":
         """The same error with its place, such as a file and a line, before the cause."""
         return type(self)(f"{place}: {self.cause}", *self.args[1:])
