@@ -296,8 +296,7 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
 import json, sys
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.run import run
-record = CONFIG.restore(sys.argv[4])
-run(RunConfig.from_dict(json.loads(sys.argv[1])))
+record = run(RunConfig.from_dict(json.loads(sys.argv[1])))
 print(record["status"], record["reason"])
 """
     done = subprocess.run(
