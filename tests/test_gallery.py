@@ -4,6 +4,7 @@ that nobody fills is an error."""
 import shutil
 
 import jinja2
+import pandas as pd
 import pytest
 
 from hmoe_repro.report.gallery import data_title, gallery, template, title_and_claim
@@ -28,7 +29,8 @@ def test_markdown_stays_as_it_is_and_html_is_escaped():
     lists = dict.fromkeys(("pictures", "tables", "linked"), [])
     text = template("gallery_section.md").render(**section, **lists, evidence="")
     assert "## a < b" in text and "it's" in text
-    assert "a &lt; b" in template("discover_parts.html").module.table(["a < b"], [])
+    frame = pd.DataFrame(columns=["a < b"])
+    assert "a &lt; b" in template("discover_parts.html").module.table(frame)
 
 
 def test_a_hole_that_nobody_fills_is_an_error():
