@@ -61,7 +61,7 @@ def line_with(**fields):
         ('"text"', "line 2 is not a run record"),
         (line_with(spec=3), "line 2 is not a whole run record .missing or wrong: spec"),
         (line_with(record_version=9), "line 2 has record version 9, this library reads 1"),
-        (line_with(), "line 2: not a run specification"),
+        (line_with(), "line 2: algorithm is missing"),
         (
             line_with(
                 spec={
@@ -71,7 +71,7 @@ def line_with(**fields):
                     "test_domains": 3,
                 }
             ),
-            "line 2: its specification cannot be read",
+            "line 2: test_domains must be a valid tuple",
         ),
         ("SAME", "line 2: run [0-9a-f]{12} again, already in line 1"),
     ],
