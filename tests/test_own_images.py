@@ -340,6 +340,7 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2):
         ),
         ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
         ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
+        ({"share": 0.95, "used": 1}, False, "the gate stayed nearly uniform"),
         ({"domain": None}, True, "No domain is known"),
         ({"domain": 0.1, "of_class": 0.5}, True, "mostly a partition by class"),
         ({"plain": 0.69}, True, "not those of colour and brightness: k-means on colour"),

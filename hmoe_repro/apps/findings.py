@@ -173,13 +173,13 @@ def findings_verdict(summary: dict) -> str:
         f"the mean entropy of the gate is {summary['gate_entropy']:.2f} "
         f"of at most {np.log(experts):.2f}"
     )
-    if used == 1:
-        return f"No domains found: (nearly) all images go to one expert of {experts}."
-    if not found_domains(summary):
+    if summary["share_of_log_K"] >= UNIFORM:
         return (
             f"No domains found: the gate stayed nearly uniform ({entropy}). The groups below only "
             "show which of nearly equal gate values is the largest."
         )
+    if used == 1:
+        return f"No domains found: (nearly) all images go to one expert of {experts}."
     groups = [f"{name} ({share:.0%} of the images)" for name, share in summary["groups"].items()]
     return (
         f"{len(groups)} groups found: {', '.join(groups)}. {_meaning(summary)} "
