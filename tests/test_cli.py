@@ -40,7 +40,7 @@ def test_train_prints_what_was_selected_and_keeps_a_record(trained):
         and record["run_id"] in said
         and f"{record['selected']['default']['test_accuracy']:.3f}" in said
     )
-    assert record["spec"]["hparams"]["batch_size"] == 8
+    assert record["config"]["hparams"]["batch_size"] == 8
 
 
 def test_the_same_command_again_only_reads(trained):
@@ -260,32 +260,32 @@ def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
     from hmoe_repro.core.files import results_dir
     from hmoe_repro.training.store import write_study
 
-    lines = (results_dir() / "smoke-toy.jsonl").read_text().splitlines()
+    lines = (results_dir() / "quick-toy.jsonl").read_text().splitlines()
 
     def planned(device):
         made = [json.loads(line) for line in lines]
         for record in made:
             record["environment"] |= {"device": device, "device_name": "a device"}
         (tmp_path / "results").mkdir(exist_ok=True)
-        write_study(tmp_path / "results" / "smoke-toy.jsonl", made, digest=True)
+        write_study(tmp_path / "results" / "quick-toy.jsonl", made, digest=True)
         return hmoe(
-            "plan", "hmoe_fig3", "--profile", "smoke", "--device", "cpu", folder=tmp_path
+            "plan", "hmoe_fig3", "--profile", "quick", "--device", "cpu", folder=tmp_path
         ).stdout
 
     elsewhere, here = planned("cuda"), planned("cpu")
-    assert re.search(r"smoke-toy\s+3\s+3\s+not measured", elsewhere)
+    assert re.search(r"quick-toy\s+3\s+3\s+not measured", elsewhere)
     assert "3 runs are of a kind that was not measured on this device (cpu)" in elsewhere
     assert "About" not in elsewhere and "not measured" not in here
     assert re.search(r"About \d+ minutes with \d+ jobs?, .* on this kind of device \(cpu\)", here)
 
 
 READERS = (
-    ("select", "--study", "smoke-digits"),
-    ("export-domainbed", "sweep", "--study", "smoke-digits"),
-    ("plan", "hmoe_fig3", "--profile", "smoke"),
-    ("reproduce", "hmoe_fig3", "--profile", "smoke"),
-    ("figures", "hmoe_fig3", "--profile", "smoke"),
-    ("figures", "--profile", "smoke"),
+    ("select", "--study", "quick-digits"),
+    ("export-domainbed", "sweep", "--study", "quick-digits"),
+    ("plan", "hmoe_fig3", "--profile", "quick"),
+    ("reproduce", "hmoe_fig3", "--profile", "quick"),
+    ("figures", "hmoe_fig3", "--profile", "quick"),
+    ("figures", "--profile", "quick"),
     ("list",),
 )
 
@@ -298,7 +298,7 @@ def published(tmp_path):
 
     results = tmp_path / "results"
     results.mkdir()
-    for study in ("smoke-digits", "smoke-toy"):
+    for study in ("quick-digits", "quick-toy"):
         write_study(results / f"{study}.jsonl", load_study(study), digest=True)
     return results
 
@@ -310,7 +310,7 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
     from hmoe_repro.analysis.results import results
     from hmoe_repro.report.readme import readme_blocks
 
-    study, sums = published / "smoke-digits.jsonl", published / "SHA256SUMS"
+    study, sums = published / "quick-digits.jsonl", published / "SHA256SUMS"
     if damage == "edited":
         before = study.read_text()
         accuracies = r'("(?:\w+_accuracy|default|mix|max|ood)"): [01]\.\d+'
@@ -320,26 +320,26 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
         sums.write_text(sums.read_text().splitlines()[1] + "\n")
     else:
         sums.unlink()
-    said = r"study 'smoke-digits' is not as it was published.*Fix: .*git.*hmoe publish smoke-digits"
+    said = r"study 'quick-digits' is not as it was published.*Fix: .*git.*hmoe publish quick-digits"
     for command in READERS:
         done = hmoe(*command, folder=tmp_path)
         assert done.returncode == 1 and re.search(said, done.stderr), (command, done.stderr)
         assert len(done.stderr.strip().splitlines()) == 1 and "0.99" not in done.stdout
     assert not [*tmp_path.glob("figures/**/*.*"), *tmp_path.glob("sweep/*")]
     monkeypatch.setenv("HMOE_RESULTS", str(published))
-    for read in (lambda: results("smoke-digits"), readme_blocks):
+    for read in (lambda: results("quick-digits"), readme_blocks):
         with pytest.raises(HmoeError, match=said):
             read()
 
 
 def test_a_number_that_no_checkpoint_has_is_refused_with_a_fitting_digest_too(published, tmp_path):
-    study = published / "smoke-digits.jsonl"
+    study = published / "quick-digits.jsonl"
     study.write_text(re.sub(r'("test_accuracy"): [01]\.\d+', r"\1: 0.99", study.read_text()))
     digest = hashlib.sha256(study.read_bytes()).hexdigest()
     sums = (published / "SHA256SUMS").read_text().splitlines()[1:]
-    (published / "SHA256SUMS").write_text("\n".join([f"{digest}  smoke-digits.jsonl", *sums]))
-    said = r"smoke-digits.jsonl, line 1, run \w+: its entry 'selected' is not what its checkpoints"
-    for command in (READERS[0], READERS[2], ("figures", "digits_table", "--profile", "smoke")):
+    (published / "SHA256SUMS").write_text("\n".join([f"{digest}  quick-digits.jsonl", *sums]))
+    said = r"quick-digits.jsonl, line 1, run \w+: its entry 'selected' is not what its checkpoints"
+    for command in (READERS[0], READERS[2], ("figures", "digits_table", "--profile", "quick")):
         done = hmoe(*command, folder=tmp_path)
         assert done.returncode == 1 and re.search(said, done.stderr), (command, done.stderr)
     assert not list(tmp_path.glob("figures/**/*.png"))
@@ -373,7 +373,7 @@ steps = 3
 checkpoint_frequency = 1
 network = "small_cnn"
 evaluate = "all"
-arithmetic = "portable"
+determinism = "portable"
 
 [hparams.all]
 batch_size = 4

@@ -193,7 +193,7 @@ def test_nobody_names_a_part_that_is_gone():
 def test_what_is_asked_most_often_imports_nothing_large(command, tmp_path):
     """A start without PyTorch takes half a second, with it three;
     counted in modules, not in seconds."""
-    record = (ROOT / "results" / "smoke-toy.jsonl").read_text().splitlines()[0]
+    record = (ROOT / "results" / "quick-toy.jsonl").read_text().splitlines()[0]
     run_id = json.loads(record)["run_id"]
     (tmp_path / "runs" / run_id).mkdir(parents=True)
     (tmp_path / "runs" / run_id / "record.json").write_text(record)

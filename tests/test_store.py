@@ -18,6 +18,7 @@ from hmoe_repro.training.store import (
     outcome,
     publish_study,
     read_record,
+    repeats,
     run_lock,
     to_json,
     verify_studies,
@@ -38,10 +39,10 @@ SPEC = RunConfig(
 def record(spec=SPEC, **more):
     return {
         "run_id": spec.run_id,
-        "record_version": 1,
+        "record_version": 2,
         "status": "complete",
         "reason": None,
-        "spec": spec.to_dict(),
+        "config": spec.to_dict(),
         "checkpoints": [],
         "selected": {},
         **more,
@@ -58,8 +59,8 @@ def record(spec=SPEC, **more):
         lambda text: text.replace(
             '"trial_seed": 0', '"trial_seed": 4'
         ),  # edited: the name no longer fits
-        lambda text: text.replace('"record_version": 1', '"record_version": 99'),
-        lambda text: text.replace('"parity"', '"purity"'),
+        lambda text: text.replace('"record_version": 2', '"record_version": 99'),
+        lambda text: text.replace('"domainbed_compat"', '"purity"'),
         lambda text: "\x00\xff",
     ],
 )
@@ -141,7 +142,7 @@ def better(record, entry, field, value):
     ],
 )
 def test_what_was_selected_follows_from_the_checkpoints(tmp_path, change):
-    made, store = load_study("smoke-dmg")[0], RunStore(tmp_path)
+    made, store = load_study("quick-dmg-short")[0], RunStore(tmp_path)
     edited = change(made)
     store.path(made["run_id"]).mkdir()
     store.record_path(made["run_id"]).write_text(json.dumps(edited))
@@ -187,7 +188,7 @@ def test_publish_is_sorted_whole_or_nothing(tmp_path):
     assert not results.exists()
     store.write(record(specs[2]))
     lines = publish_study("s", [x.run_id for x in specs], store, results).read_text().splitlines()
-    assert [json.loads(line)["spec"]["trial_seed"] for line in lines] == [0, 1, 2]
+    assert [json.loads(line)["config"]["trial_seed"] for line in lines] == [0, 1, 2]
     assert (
         publish_study("s", [x.run_id for x in specs[::-1]], store, results).read_text().splitlines()
         == lines
@@ -269,15 +270,12 @@ def test_outcome_leaves_out_what_may_differ():
     )
 
 
-def test_outcome_leaves_out_counts_that_older_records_lack():
-    place = {"kept": [0.5], "kinds": {"useless": 2}}
-    older = {"masks": {"places": {"fc": place}, "overall": place}}
-    counted = place | {"users": [2, 1]}
-    newer = {"masks": {"places": {"fc": counted}, "overall": counted}}
-    assert outcome(record() | older) == outcome(record() | newer)
-    other = {"masks": {"places": {"fc": counted | {"kept": [0.4]}}, "overall": counted}}
-    assert outcome(record() | older) != outcome(record() | other)
-    assert newer["masks"]["overall"]["users"] == [2, 1]
+def test_a_repeated_run_has_every_published_entry_and_may_have_more():
+    published = {"masks": {"kept": [0.5], "kinds": {"useless": 2}}, "checkpoints": [{"step": 0}]}
+    fresh = {"masks": published["masks"] | {"users": [2, 1]}, "checkpoints": [{"step": 0, "x": 1}]}
+    assert repeats(fresh, published) and not repeats(published, fresh)
+    for other in ({"masks": {"kept": [0.4]}}, {"checkpoints": []}, {"checkpoints": None}):
+        assert not repeats(fresh | other, published)
 
 
 @pytest.mark.parametrize("without, kept", [(None, 2), ("panel_", 1), ("", 0)])

@@ -243,7 +243,7 @@ def test_estimate_is_the_median_per_update():
     record = lambda t, status="complete": {
         "status": status,
         "wall_time_s": t,
-        "spec": spec.to_dict() | {"steps": 100},
+        "config": spec.to_dict() | {"steps": 100},
     }
     assert estimate_seconds(
         spec, [record(1), record(2), record(50), record(1000, "failed")]
@@ -259,7 +259,7 @@ def test_an_estimate_mixes_no_devices():
         return {
             "status": "complete",
             "wall_time_s": seconds,
-            "spec": spec.to_dict(),
+            "config": spec.to_dict(),
             "environment": made,
         }
 
@@ -290,12 +290,6 @@ def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wa
     assert len(baselines) == 13 and others.algorithms == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
     assert {*paper_numbers(artefact="HMOE Table 1").algorithm} == {*baselines, *others.algorithms}
     assert len(baselines) + len(others.algorithms) == 17 and runs.hparams == ({}, {})  # not scaled
-    for name in ("colored", "rotated"):
-        found = study_specs(f"smoke-{name}-baselines")
-        assert [s.trial_seed for s in found] == sorted(s.trial_seed for s in found)
-        assert (
-            len({s.run_id for s in found} - {s.run_id for s in study_specs(f"smoke-{name}")}) == 52
-        )
 
 
 def test_published_records_are_whole_and_tell_their_origin():

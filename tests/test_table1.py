@@ -9,7 +9,7 @@ import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams, with_network
-from hmoe_repro.analysis.results import frame_of, load_study
+from hmoe_repro.analysis.results import frame_of, results
 from hmoe_repro.analysis.tables import best_hparams
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
@@ -161,8 +161,7 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
     assert {s.steps for s in tried} == {s.steps for s in specs}
     budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in tried}
     assert len(budget) == len(tried) == 4 * 4 * (len(TABLE_1) - 3)
-    first, second = (load_study(f"quick-table1-search{end}") for end in ("", "-2"))
-    settled = best_hparams(frame_of(first + second))
+    settled = best_hparams(results("quick-table1-search"))
     start = {(s.algorithm, *s.test_domains): s.hparams for s in tried if not s.hparams_seed}
     due = {
         (row.algorithm, row.test_domain): start[row.algorithm, row.test_domain] | row.changed
@@ -189,8 +188,8 @@ def searched(seed=3):
     for (algorithm, held_out), reached in VALIDATED.items():
         for draw, rate in enumerate(RATES):
             made = invented.record(algorithm, held_out, seed, np.random.default_rng(0), lr=rate)
-            made["spec"]["hparams_seed"] = draw
-            made["run_id"] = RunConfig.from_dict(made["spec"]).run_id
+            made["config"]["hparams_seed"] = draw
+            made["run_id"] = RunConfig.from_dict(made["config"]).run_id
             values = {mode: reached[mode][draw] for mode in reached}
             seen = {d: {"out": values} for d in invented.DOMAINS if d != held_out}
             seen[held_out] = {"in": dict.fromkeys(values, 0.5)}

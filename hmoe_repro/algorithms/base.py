@@ -189,8 +189,6 @@ def register(name: str, paper: str, needs_domain_labels: bool, family: str = "ow
         if taken.__qualname__ != cls.__qualname__ or not file and taken.__module__ != module:
             other = f"{taken.__module__}.{taken.__qualname__}"
             raise HmoeError(f"the name {full!r} is taken by {other}.", fix="choose another.")
-        if not module.startswith("hmoe_repro."):
-            cls.version = max(2, cls.version)
         cls.name, cls.paper, cls.family = full, paper, family
         cls.needs_domain_labels = needs_domain_labels
         ALGORITHMS[full] = cls

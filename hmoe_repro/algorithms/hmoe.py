@@ -62,20 +62,12 @@ _MODEL = {
     ),
 }
 _OPTIONS = {
-    "code_norm": HParam(
-        "none",
-        "norm of the codes: 'none' or 'batch'",
-        omitted_at_default=True,
-        choices=tuple(CODE_NORMS),
-    ),
-    "embedding_scale": HParam(
-        1.0, "standard deviation of embeddings when drawn", omitted_at_default=True, above=0
-    ),
+    "code_norm": HParam("none", "norm of the codes: 'none' or 'batch'", choices=tuple(CODE_NORMS)),
+    "embedding_scale": HParam(1.0, "standard deviation of embeddings when drawn", above=0),
     "entropy_ramp": HParam(
         0.5,
         "share of training over which lambda_en rises; 0: constant",
         min=0,
-        omitted_at_default=True,
         phase="fraction",
         max=1,
     ),
@@ -83,26 +75,14 @@ _OPTIONS = {
         "none",
         "norm in the small D2V encoder: 'none' or 'instance'",
         requires=("d2v_encoder", ("small",)),
-        omitted_at_default=True,
         choices=tuple(NORMS),
     ),
-    "d2v_lr": HParam(
-        0.0,
-        "learning rate of the D2V encoder; 0: that of everything else",
-        min=0,
-        omitted_at_default=True,
-    ),
+    "d2v_lr": HParam(0.0, "learning rate of the D2V encoder; 0: that of everything else", min=0),
     "labelled_fraction": HParam(
-        1.0,
-        "fraction of the training images with a domain label",
-        min=0,
-        omitted_at_default=True,
-        max=1,
+        1.0, "fraction of the training images with a domain label", min=0, max=1
     ),
     "labelled_domains": HParam(
-        "",
-        "training domains with domain labels, comma-separated; empty: all",
-        omitted_at_default=True,
+        "", "training domains with domain labels, comma-separated; empty: all"
     ),
 }
 

@@ -174,12 +174,31 @@ def setting_place(
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-read-study
 def _study_path(study: str) -> Path:
-    """Where the file of a study is: the library's by name, yours by its path."""
+    """Where the file of a study is: the library's by name (that of the study which it reduces),
+    yours by its path."""
     if study in STUDIES:
-        return _FOLDER / f"{study}.toml"
+        profile, _, name = study.partition("-")
+        return _FOLDER / f"{PROFILES[profile].reduces.get('profile', profile)}-{name}.toml"
     if str(study).endswith(".toml"):
         return Path(study).expanduser()
     return check_choice(study, STUDIES, "study (nor is it a file that ends in .toml)")
+
+
+def _reduced(table: dict, datasets: dict[str, str], at_most: dict[str, int]) -> dict:
+    """The settings of a study, and of its blocks, with other data sets and smaller numbers; of a
+    list of seeds the first ones."""
+    made = dict(table)
+    for key, most in at_most.items():
+        if isinstance(made.get(key), list):
+            made[key] = made[key][:most]
+        elif key in made:
+            made[key] = min(made[key], most)
+    if "datasets" in made:
+        made["datasets"] = [datasets.get(name, name) for name in made["datasets"]]
+    for key in ("runs", "variants"):
+        if key in made:
+            made[key] = [_reduced(inside, datasets, at_most) for inside in made[key]]
+    return made
 
 
 def read_study(study) -> Study:
@@ -188,22 +207,25 @@ def read_study(study) -> Study:
     if isinstance(study, Study):
         return study
     path = _study_path(study)
-    check_study_name(path.stem)
+    name = study if study in STUDIES else check_study_name(path.stem)
     if path.stem in STUDIES and path.absolute().parent != _FOLDER:
         theirs = _FOLDER / path.name
         raise HmoeError(
             f"{path}: the library has a study of this name, {theirs}.", fix="rename yours."
         )
     file = open_settings(path, path.name if study in STUDIES else str(study))
-    of_runs = {key: value for key, value in file.content.items() if key in Runs.model_fields}
-    rest = {key: value for key, value in file.content.items() if key not in of_runs}
+    content = file.content
+    if name in STUDIES and (how := PROFILES[name.partition("-")[0]].reduces):
+        content = _reduced(content, how["datasets"], how["at_most"])
+    of_runs = {key: value for key, value in content.items() if key in Runs.model_fields}
+    rest = {key: value for key, value in content.items() if key not in of_runs}
     top = _read_table(file, _Top, rest, valid=Runs.model_fields)
     runs = tuple(_read_block(file, of_runs, i, inside) for i, inside in enumerate(top.runs))
     arrays = top.arrays
     if isinstance(arrays, dict):
         arrays = _read_table(file, _Arrays, arrays, "arrays").model_dump(exclude_none=True)
     search = _read_table(file, _Search, top.search, "search")
-    return Study(path.stem, top.title, runs, file, arrays, **dict(search))
+    return Study(name, top.title, runs, file, arrays, **dict(search))
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-profiles
 _FOLDER = Path(str(resources.files("hmoe_repro"))) / "study_files"
@@ -211,15 +233,19 @@ _FOLDER = Path(str(resources.files("hmoe_repro"))) / "study_files"
 
 @dataclass(frozen=True)
 class Profile:
-    """A scale of reproduction: what it is for, and its studies in the order of training."""
+    """A scale of reproduction: what it is for, its studies in the order of training, and whether
+    they are those of another profile, reduced."""
 
     summary: str
     studies: tuple[str, ...]
+    reduces: dict = field(
+        default_factory=dict
+    )  # the profile, its data sets here, the most of a key
 
 
 def _read_profiles() -> dict[str, Profile]:
     content = tomllib.loads((_FOLDER / "profiles.toml").read_text(encoding="utf-8"))
-    return {name: Profile(p["summary"], tuple(p["studies"])) for name, p in content.items()}
+    return {name: Profile(**p | {"studies": tuple(p["studies"])}) for name, p in content.items()}
 
 
 PROFILES = _read_profiles()
