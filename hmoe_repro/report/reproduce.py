@@ -202,7 +202,7 @@ def published_pages() -> list[tuple[str, str]]:
         (profile, name)
         for name, page in ARTEFACTS.items()
         for profile in page.profiles
-        if profile != "smoke" and page.results_file(profile).exists()
+        if page.results_file(profile).exists()
     ]
 
 
