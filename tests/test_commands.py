@@ -114,7 +114,7 @@ def rewritten(source, target, change, sealed=True):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda r: r | {"config": r["config"] | {"steps": 10}}, "its specification is that of run"),
+        (lambda r: r | {"config": r["config"] | {"steps": 10}}, "its configuration is that of run"),
         (lambda r: {"status": "complete"}, "not a whole run record"),
     ],
 )

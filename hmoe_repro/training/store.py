@@ -39,34 +39,30 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
     """`record` if it is a whole record of this version, its name is the hash of its configuration
     (and `run_id`, under which it lies), and what was selected follows from its checkpoints;
     otherwise `HmoeError` naming `where`."""
-    wrong = None
+
+    def refused(wrong: str) -> HmoeError:
+        return HmoeError(f"{where} {wrong}.", fix=_MEND)
+
     if not isinstance(record, dict):
-        wrong = "is not a run record"
-    elif lacking := [n for n, kind in _REQUIRED.items() if not isinstance(record.get(n), kind)]:
-        wrong = f"is not a whole run record (missing or wrong: {', '.join(lacking)})"
-    elif record["record_version"] != RECORD_VERSION:
-        version = record["record_version"]
-        wrong = f"has record version {version}, this library reads {RECORD_VERSION}"
-    if wrong:
-        raise HmoeError(f"{where} {wrong}.", fix=_MEND)
+        raise refused("is not a run record")
+    if lacking := [n for n, kind in _REQUIRED.items() if not isinstance(record.get(n), kind)]:
+        raise refused(f"is not a whole run record (missing or wrong: {', '.join(lacking)})")
+    if (version := record["record_version"]) != RECORD_VERSION:
+        raise refused(f"has record version {version}, this library reads {RECORD_VERSION}")
     try:
         expected = RunConfig.from_dict(record["config"]).run_id
     except HmoeError as error:
         raise HmoeError(f"{where}: {error}", fix=_MEND) from None
-    differing = differing_selection(record)
     if record["run_id"] != expected:
-        wrong = (
-            f"calls itself {record['run_id']}, but its specification is that of run {expected}: "
+        raise refused(
+            f"calls itself {record['run_id']}, but its configuration is that of run {expected}: "
             "it was edited or belongs elsewhere"
         )
-    elif run_id not in (None, expected):
-        wrong = f"is the record of run {expected}, not of run {run_id}"
-    elif differing:
-        place = f"{where}, run {expected}"
+    if run_id not in (None, expected):
+        raise refused(f"is the record of run {expected}, not of run {run_id}")
+    if differing := differing_selection(record):
         wrong = f"its entry {differing!r} is not what its checkpoints say: it was edited."
-        raise HmoeError(f"{place}: {wrong}", fix=_MEND)
-    if wrong:
-        raise HmoeError(f"{where} {wrong}.", fix=_MEND)
+        raise HmoeError(f"{where}, run {expected}: {wrong}", fix=_MEND)
     return record
 
 # %% ../../nbs/05_training/06_store.ipynb #def-read-record
@@ -290,20 +286,14 @@ def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: b
 
 def _whole_arrays(study: str, run_ids: list[str], store: RunStore) -> dict[str, Path]:
     """Run id -> its file of arrays. `HmoeError` if one is missing or damaged."""
-    fix = f"Fix: remove their folders in {store.folder} and train them again."
     files = {run_id: store.path(run_id) / "arrays.safetensors" for run_id in run_ids}
-    missing = [run_id for run_id, file in files.items() if not file.exists()]
-    if missing:
-        raise HmoeError(
-            f"{plural(len(missing), 'run')} of study {study!r} finished and left "
-            f"no arrays.safetensors, first {missing[0]}. {fix}"
-        )
-    damaged = [run_id for run_id, file in files.items() if not is_sealed(file.read_bytes())]
-    if damaged:
-        raise HmoeError(
-            f"the arrays of {plural(len(damaged), 'run')} of study {study!r} are damaged, "
-            f"first {damaged[0]}. {fix}"
-        )
+    for run_id, file in files.items():
+        if not file.exists() or not is_sealed(file.read_bytes()):
+            what = "has damaged arrays" if file.exists() else "left no arrays.safetensors"
+            raise HmoeError(
+                f"run {run_id} of study {study!r} {what}.",
+                fix=f"remove its folder in {store.folder} and train it again.",
+            )
     return files
 
 # %% ../../nbs/05_training/06_store.ipynb #def-publish-study
