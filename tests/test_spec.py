@@ -93,6 +93,7 @@ def test_specification_and_store_import_nothing_large():
     [
         ({"sampler": "x"}, "unknown sampler 'x'. Valid: domain, pooled"),
         ({"precision": "bf17"}, "unknown precision 'bf17'. Valid: float32, bf16"),
+        ({"measure": "speed"}, "unknown measure 'speed'. Valid: spectra, clusters."),
         ({"steps": 0}, "steps must be greater than or equal to 1, got 0"),
         ({"steps": 1.0}, "steps must be a valid integer, got 1.0"),
         ({"trial_seed": -1}, "trial_seed must be greater than or equal to 0"),

@@ -114,7 +114,8 @@ def explained(error: ValidationError, model: type[BaseModel], valid=()) -> HmoeE
         return HmoeError(f"{name} is missing.", fix=f"add {name}.", setting=name)
     if kind == "literal_error":
         expected = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return HmoeError(f"unknown {name} {value!r}.", choices=expected.split(", "), setting=name)
+        choices = filter(None, expected.split(", "))
+        return HmoeError(f"unknown {name} {value!r}.", choices=list(choices), setting=name)
     said = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     said = said.replace("String should match pattern", "a text that matches")
     meaning = model.model_fields[name].description
