@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from importlib import resources
 from pathlib import Path
 
 from .errors import HmoeError
@@ -19,9 +20,8 @@ from .errors import HmoeError
 def repo_root() -> Path:
     """The project's folder: the one with `settings.ini`, searched for from the package,
     then from the working directory upwards."""
-    here = Path.cwd()
-    package = Path(__file__).resolve().parents[1] if "__file__" in globals() else here
-    for folder in (package.parent, here, *here.parents):
+    here, package = Path.cwd(), Path(str(resources.files("hmoe_repro")))
+    for folder in (package.resolve().parent, here, *here.parents):
         settings = folder / "settings.ini"
         if settings.exists() and "lib_name = hmoe_repro" in settings.read_text(encoding="utf-8"):
             return folder
@@ -30,9 +30,7 @@ def repo_root() -> Path:
 # %% ../../nbs/00_core/02_files.ipynb #def-folder
 def _folder(variable: str, default: str) -> Path:
     chosen = os.environ.get(variable)
-    if not chosen:
-        return repo_root() / default
-    return Path(chosen).expanduser().absolute()
+    return Path(chosen).expanduser().absolute() if chosen else repo_root() / default
 
 
 def data_dir() -> Path:
@@ -76,10 +74,9 @@ def plain_file(path: Path) -> Path:
     folder, device, FIFO or socket."""
     path = Path(path)
     if path.exists() and not path.is_file():
-        tests = {"folder": path.is_dir, "FIFO": path.is_fifo, "socket": path.is_socket}
-        kind = next((name for name, test in tests.items() if test()), "device")
+        kind = "a folder" if path.is_dir() else "no regular file (a device, FIFO or socket)"
         raise HmoeError(
-            f"cannot write {path}: it is a {kind}, and writing would replace it by a file.",
+            f"cannot write {path}: it is {kind}, and writing would replace it.",
             fix="the path of a regular file, or of a new one.",
         )
     return path

@@ -7,7 +7,6 @@ __all__ = ['Progress', 'amount']
 
 # %% ../../nbs/00_core/07_progress.ipynb #imports
 import sys
-import time
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-progress
 class Progress:
@@ -20,9 +19,9 @@ class Progress:
         from rich import progress
         from rich.console import Console
 
-        if console is None:
-            console = Console(force_terminal=sys.stdout.isatty(), force_jupyter=False)
-        self.console, self.tasks, self.begun, self.bars = console, {}, {}, None
+        terminal = sys.stdout.isatty()
+        self.console = console or Console(force_terminal=terminal, force_jupyter=False)
+        self.tasks, self.bars = {}, None
         if self.console.is_terminal:
             columns = (
                 progress.TextColumn("{task.description}", markup=False),
@@ -42,24 +41,21 @@ class Progress:
             self.bars.stop()
 
     def __call__(self, what: str, done: int, total: int | None, unit: str = ""):
-        if what not in self.begun:
-            self.begun[what] = time.monotonic()
-            if self.bars:
-                self.tasks[what] = self.bars.add_task(what, total=total, amount="")
-            else:
+        if what not in self.tasks:
+            if not self.bars:
                 self.say(f"{what} ...")
+            self.tasks[what] = self.bars and self.bars.add_task(what, amount="")
         if self.bars:
-            self.bars.update(
-                self.tasks[what], completed=done, total=total, amount=amount(done, total, unit)
-            )
+            said = amount(done, total, unit)
+            self.bars.update(self.tasks[what], completed=done, total=total, amount=said)
         if done == total:
             self.end(what)
 
-    def end(self, what: str) -> float:
-        """Remove a task; returns its seconds."""
-        if self.bars and what in self.tasks:
-            self.bars.remove_task(self.tasks.pop(what))
-        return time.monotonic() - self.begun.pop(what, time.monotonic())
+    def end(self, what: str):
+        """Remove a task, if it has begun."""
+        task = self.tasks.pop(what, None)
+        if task is not None:
+            self.bars.remove_task(task)
 
     def say(self, line: str):
         """Print a line above the bars."""
