@@ -25,7 +25,7 @@ def discover_command(
         str, "CSV with columns file and domain: the domains of some images, to compare with."
     ) = None,
     test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
-    experts: option(int, "Number of experts, the most domains to find; default: 5.", min=1) = None,
+    experts: option(int, "Number of experts, the most domains to find.", min=1) = 5,
     steps: option(int, "Updates.", min=1) = 1500,
     seed: options.Seed = 0,
     network: option(str, "Featurizer.") = "image_cnn",
@@ -35,17 +35,17 @@ def discover_command(
 ):
     """Find domains in a folder of your own images; writes one HTML page."""
     from hmoe_repro.algorithms.hparams import parse_setting
-    from hmoe_repro.apps.discover import discover, write_report
-    from hmoe_repro.apps.findings import findings_verdict, group_table, summarise
+    from hmoe_repro.apps import discover as app
+    from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.style import as_text
 
     hparams = dict(parse_setting(text) for text in set_ or [])
     how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
     how |= {"test_domain": test_domain, "experts": experts, "hparams": hparams}
-    found = discover(folder, labels, device, **how)
-    write_report(found, folder, output)
-    print(findings_verdict(summarise(found)))
-    print_frame(f"Groups, run {found.model.record['run_id']}", as_text(group_table(found)))
+    found = app.discover(folder, labels, device, **how)
+    write_atomic(output, app.report_html(found, folder))
+    print(app.findings_verdict(app.summarise(found)))
+    print_frame(f"Groups, run {found.model.record['run_id']}", as_text(app.group_table(found)))
     print(f"{os.path.basename(output)}: the page")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
@@ -71,14 +71,17 @@ def predict_command(
 ):
     """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
     file."""
-    from hmoe_repro.apps.predict import predict_to_csv
+    from hmoe_repro.apps.predict import load_trained, predict_folder, predictions_csv
+    from hmoe_repro.core.devices import resolve_device
+    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.progress import Progress
 
-    settings = dict(mode=mode, skip_unreadable=skip_unreadable, device=device)
-    images, skipped = predict_to_csv(
-        model, folder, output, weights, trust_code=trust_code, **settings
-    )
+    trained = load_trained(model, weights, None, resolve_device(device), trust_code)
+    with Progress() as progress:
+        table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
+    write_atomic(output, predictions_csv(table))
     for file, why in skipped:
         name = file.encode("utf-8", "replace").decode()
         print(f"skipped: {name} ({why})", file=sys.stderr)
     left_out = f", {len(skipped)} skipped" if skipped else ""
-    print(f"{plural(images, 'image')} in {os.path.basename(output)}{left_out}")
+    print(f"{plural(len(table), 'image')} in {os.path.basename(output)}{left_out}")
