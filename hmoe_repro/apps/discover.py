@@ -67,19 +67,14 @@ class Findings:
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-find
 def find_domains(
-    spec: RunConfig,
-    folder,
-    labels=None,
-    store: RunStore | None = None,
-    device="cpu",
-    on_progress=None,
+    spec: RunConfig, folder, labels=None, store: RunStore | None = None, device="cpu", show=None
 ) -> Findings:
-    """Apply the last weights of a finished run to all images of its pool; `on_progress` as
+    """Apply the last weights of a finished run to all images of its pool; `show` as
     `Progress`. `HmoeError` if the images changed since training."""
     data = build_dataset(spec)
     model = load_trained(spec.run_id, "last", store, device)
     root, files = data.tree.root, data.tree.flat
-    files, outputs, _ = look_at_files(model, root, files, on_progress=on_progress)
+    files, outputs, _ = look_at_files(model, root, files, on_progress=show)
     part = np.repeat(np.array([TRAINING, HELD_OUT], object), [len(y) for y in data.labels])
     part[make_splits(data, spec.trial_seed)[POOLED]["out"].numpy()] = VALIDATION
     known = read_pool(folder, labels).images.set_index("file").domain.fillna(UNKNOWN)

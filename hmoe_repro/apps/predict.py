@@ -79,17 +79,10 @@ def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
     try:
         with safe_open(path, framework="pt") as file:
             names = json.loads(file.metadata()["names"])
-    except FileNotFoundError:
-        raise HmoeError(
-            f"the weights {path.name} of run {spec.run_id} are not in {path.parent.parent} "
-            "(published records do not include them).",
-            fix="train the run again.",
-        ) from None
     except (SafetensorError, OSError, TypeError, KeyError, ValueError):
-        raise HmoeError(
-            f"the weights {path} do not name their classes: they are damaged.",
-            fix="remove the run's folder and train it again.",
-        ) from None
+        what = "are damaged" if path.exists() else "are not here (published records have none)"
+        fix = "remove the run's folder and train it again."
+        raise HmoeError(f"the weights {path} {what}.", fix=fix) from None
     if names["input_shape"][0] != 3:
         raise HmoeError(
             f"run {spec.run_id} was trained on {spec.dataset}, whose images have "

@@ -6,6 +6,8 @@
 __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 
 # %% ../../nbs/11_cli/05_data.ipynb #imports
+from functools import partial
+
 from .options import DataDir, argument, option, print_frame, print_table
 from ..core.errors import HmoeError, check_choice
 
@@ -25,9 +27,7 @@ def data_list_command(folder: DataDir = None):
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-verify
 def data_verify_command(
-    name: argument(
-        str, "A data set of `hmoe data list`, or the path of a folder <domain>/<class>/<image>."
-    ),
+    name: argument(str, "A data set of `hmoe data list`, or a folder <domain>/<class>/<image>."),
     data_dir: DataDir = None,
     workers: option(int, "Threads; default: one per core.", min=1) = None,
 ):
@@ -40,10 +40,7 @@ def data_verify_command(
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
     with Progress() as progress:
-
-        def looking(done, total):
-            progress(f"reading the images of {name}", done, total, "images")
-
+        looking = partial(progress, f"reading the images of {name}", unit="images")
         report = verify.verify_dataset(name, data_dir, workers, looking)
     print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
     print(*report.lines(), *verify.terms(name), sep="\n")
@@ -55,9 +52,7 @@ def data_download_command(
     name: argument(str, "A data set of `hmoe data list`."),
     data_dir: DataDir = None,
     archive: option(
-        list[str],
-        "A zip or tar file, or its http(s) URL, to use instead of the known sources; "
-        "repeat for several.",
+        list[str], "Zip or tar file or its URL, in place of known ones; repeatable."
     ) = None,
     sha256: option(list[str], "SHA-256 of each --archive, in the same order.") = None,
 ):

@@ -15,15 +15,9 @@ from ..core.errors import plural
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
-    folder: argument(
-        str,
-        "<class>/<image>, or <domain>/<class>/<image>: then domains are used "
-        "for scoring, not for training.",
-    ),
+    folder: argument(str, "<class>/<image>, or <domain>/<class>/<image> (domains only score)."),
     output: option(str, "The page to write.", callback=options.writable_file) = "report.html",
-    labels: option(
-        str, "CSV with columns file and domain: the domains of some images, to compare with."
-    ) = None,
+    labels: option(str, "CSV with columns file and domain: known domains, to compare with.") = None,
     test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
     experts: option(int, "Number of experts, the most domains to find.", min=1) = 5,
     steps: option(int, "Updates.", min=1) = 1500,
@@ -52,22 +46,12 @@ def discover_command(
 def predict_command(
     folder: argument(str, "Any folder of images; subfolders are searched."),
     model: option(str, "Run, or the beginning of its id; `hmoe runs` lists them."),
-    output: option(
-        str, "The CSV file to write.", callback=options.writable_file
-    ) = "predictions.csv",
-    weights: option(
-        str,
-        "last, or an inference mode, for the weights it selected; default: last where the run "
-        "kept them.",
-    ) = None,
+    output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
+    weights: option(str, "last, or the inference mode that selected them; default: last.") = None,
     mode: option(str, "Inference mode; default: the algorithm's first.") = None,
-    skip_unreadable: option(
-        bool, "List images that cannot be read and skip them.", "--skip-unreadable"
-    ) = False,
+    skip_unreadable: option(bool, "Skip and list unreadable images.", "--skip-unreadable") = False,
     device: options.Device = "auto",
-    trust_code: option(
-        bool, "Run the algorithm's source file stored with the run; read it first.", "--trust-code"
-    ) = False,
+    trust_code: option(bool, "Run the source kept with the run; read it.", "--trust-code") = False,
 ):
     """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
     file."""

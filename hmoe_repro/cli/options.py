@@ -51,29 +51,17 @@ Device = option(str, "auto, cpu, cuda, cuda:1, mps.")
 DataDir = option(str, "Folder of data sets; default: HMOE_DATA, or data/.", callback=data_folder)
 Engine = option(str, "local (worker processes) or ray.")
 Seed = option(int, "Trial seed.")
-Settings = option(
-    list[str],
-    "name=value of a hyper-parameter, or of an option of image data; repeat for several.",
-    "--set",
-)
+Settings = option(list[str], "name=value of a hyper-parameter or image option.", "--set")
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
 Artefacts = argument(list[str], "Artefacts; default: all of the profile.")
-ArtefactsOrStudies = argument(
-    list[str],
-    "Artefacts, studies, or files of studies (my_study.toml); default: all artefacts of "
-    "the profile.",
-)
+ArtefactsOrStudies = argument(list[str], "Artefacts, studies, their files; default: the profile.")
 ProfileName = option(str, "smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
-OnRequest = option(
-    bool, "Without names: also the artefacts that are made only on request.", "--all"
-)
+OnRequest = option(bool, "Without names: also artefacts made only on request.", "--all")
 OnlyAlgorithms = option(list[str], "Only this algorithm; repeat for several.", "--algorithm")
 OnlyDataset = option(str, "Only this data set.", "--dataset")
 PublishedStudy = option(str, "A published study instead of the runs folder.", "--study")
-Where = option(
-    list[str], "name=value of a field or hyper-parameter that runs must have; repeat for several."
-)
+Where = option(list[str], "name=value of a field or hyper-parameter of the runs; repeatable.")
 Formats = option(list[str], "Also write tables as md or tex, pictures as pdf.", "--format")
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table

@@ -47,9 +47,7 @@ def reproduce_command(
     jobs: options.Jobs = None,
     device: options.Device = "cpu",
     engine: options.Engine = "local",
-    fresh: option(
-        bool, "Discard these runs from the store, and train all of them again.", "--fresh"
-    ) = False,
+    fresh: option(bool, "Discard these runs, and train all of them again.", "--fresh") = False,
     data_dir: options.DataDir = None,
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
@@ -86,9 +84,7 @@ def sweep_command(
     device: options.Device = "auto",
     engine: options.Engine = "local",
     minutes: option(float, "Stop after this many minutes; the next call resumes.", min=0.01) = None,
-    algorithm: option(
-        list[str], "Only this algorithm, or file.py:Name, trained as ERM is; repeat for several."
-    ) = None,
+    algorithm: option(list[str], "Only this, or file.py:Name, trained as ERM; repeatable.") = None,
     n_hparams: option(int, "Train each run with the hyper-parameter trials 0 to N-1.", min=1) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
     data_dir: options.DataDir = None,

@@ -6,6 +6,8 @@
 __all__ = ['publish_command', 'figures_command', 'select_command', 'report_command', 'export_domainbed_command', 'bench_command']
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
+from functools import partial
+
 from . import options
 from .options import argument, option, print_frame, say
 from ..core.errors import HmoeError, check_choice
@@ -59,22 +61,14 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
-    study_in_store: argument(
-        str, "Only runs of this study, a name or a file.", metavar="[STUDY]"
-    ) = None,
+    study_in_store: argument(str, "Only this study, a name or file.", metavar="[STUDY]") = None,
     algorithm: options.OnlyAlgorithms = None,
     dataset: options.OnlyDataset = None,
-    rule: option(
-        str,
-        "training-domain, leave-one-domain-out or oracle; default: the study's own, or "
-        "training-domain.",
-    ) = None,
+    rule: option(str, "training-domain, leave-one-domain-out, oracle; or the study's.") = None,
     n_hparams: option(int, "Only the hyper-parameter trials 0 to N-1; default: all.", min=1) = None,
     study: options.PublishedStudy = None,
     where: options.Where = None,
-    output: option(
-        str, "A CSV of the selected runs and steps.", callback=options.writable_file
-    ) = None,
+    output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
     from hmoe_repro.report.study_report import selected_tables
@@ -129,7 +123,7 @@ def export_domainbed_command(
         )
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
-def _benches() -> dict[str, tuple]:
+def _benches(device: str) -> dict[str, tuple]:
     """Name -> (the function that measures, the page of its record, title -> printed table)."""
     from hmoe_repro.bench.costs import cost_table, run_algorithms
     from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
@@ -138,29 +132,21 @@ def _benches() -> dict[str, tuple]:
     from hmoe_repro.bench.updates import bench_table, bench_targets, run_bench
 
     updates = {"Speed, as ratio to the plain loop": bench_table, "Targets": bench_targets}
-    layers = {
-        "The sparse layer": layer_table,
-        "Targets": lambda record: target_table(record, LAYER_TARGETS),
-    }
+    layer_targets = partial(target_table, targets=LAYER_TARGETS)
+    layers = {"The sparse layer": layer_table, "Targets": layer_targets}
     costs = {"Time and memory at an equal batch": cost_table}
     return {
         "updates": (run_bench, "speed", updates),
         "moe": (run_moe, "speed_moe", layers),
-        "algorithms": (run_algorithms, "gmoe_table16", costs),
+        "algorithms": (partial(run_algorithms, device=device), "gmoe_table16", costs),
         "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
     }
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
-    what: option(
-        str,
-        "updates (against a plain loop), moe (experts and masks), algorithms (time and "
-        "memory at an equal batch) or systems (those of a study, see --scale).",
-    ) = "updates",
+    what: option(str, "updates, moe (experts, masks), algorithms, or systems.") = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
-    scale: option(
-        str, "full, tiny (a test), gpu (algorithms at the paper's batch); systems: quick, pacs."
-    ) = "full",
+    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, pacs.") = "full",
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
@@ -171,15 +157,13 @@ def bench_command(
     from hmoe_repro.report.reproduce import render_pages
     from hmoe_repro.studies.artefacts import ARTEFACTS
 
-    benches = _benches()
+    benches = _benches(device)
     run, page, tables = benches[check_choice(what, benches, "bench")]
     if what != "algorithms" and device != "cpu":
         raise HmoeError(f"the bench {what!r} measures a processor.", fix="--device cpu.")
     scale = "quick" if (what, scale) == ("systems", "full") else scale
-    record = run(rounds, scale, say, **({"device": device} if what == "algorithms" else {}))
-    name = f"bench-{what}-{scale}.json"
-    if page:
-        name = ARTEFACTS[page].results_file("bench").name
+    record = run(rounds, scale, say)
+    name = ARTEFACTS[page].results_file("bench").name if page else f"bench-{what}-{scale}.json"
     write_record(record, ensure_writable(runs_dir()) / name)
     for title, table in tables.items():
         print_frame(title, as_text(table(record)))

@@ -101,10 +101,8 @@ def device_determinism(precision: str, device):
     import torch
 
     if precision == "tf32" and torch.device(device).type != "cuda":
-        raise HmoeError(
-            f"precision tf32 needs an NVIDIA GPU, and the device is {device}.",
-            fix="--device cuda, or precision float32.",
-        )
+        cause = f"precision tf32 needs an NVIDIA GPU, and the device is {device}."
+        raise HmoeError(cause, fix="--device cuda, or precision float32.")
     matmul, tf32 = torch.backends.cuda.matmul, precision == "tf32"
     flags = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": tf32}
     before = matmul.allow_tf32

@@ -23,10 +23,8 @@ def resolve_device(name: str = "auto"):
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise HmoeError(
-            f"device {name!r} cannot be used here ({first_line(error)}).",
-            fix="--device cpu, or auto.",
-        ) from None
+        cause = f"device {name!r} cannot be used here ({first_line(error)})."
+        raise HmoeError(cause, fix="--device cpu, or auto.") from None
     return device
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-on-device

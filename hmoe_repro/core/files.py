@@ -61,11 +61,8 @@ def ensure_writable(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise HmoeError(
-            f"cannot write in {folder} ({error.strerror}).",
-            fix="its permissions, or choose "
-            "another folder (HMOE_RUNS, HMOE_RESULTS, HMOE_FIGURES).",
-        ) from None
+        fix = "its permissions, or another folder (HMOE_RUNS, HMOE_RESULTS, HMOE_FIGURES)."
+        raise HmoeError(f"cannot write in {folder} ({error.strerror}).", fix=fix) from None
     return folder
 
 # %% ../../nbs/00_core/02_files.ipynb #def-write-atomic
@@ -75,10 +72,8 @@ def plain_file(path: Path) -> Path:
     path = Path(path)
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "no regular file (a device, FIFO or socket)"
-        raise HmoeError(
-            f"cannot write {path}: it is {kind}, and writing would replace it.",
-            fix="the path of a regular file, or of a new one.",
-        )
+        fix = "the path of a regular file, or of a new one."
+        raise HmoeError(f"cannot write {path}: it is {kind}, which it would replace.", fix=fix)
     return path
 
 
@@ -119,9 +114,8 @@ def locked(path: Path, wait: bool = True):
         yield False
         return
     except (OSError, NotImplementedError) as error:
-        raise HmoeError(
-            f"cannot lock {path} ({error}).", fix="use a folder on a file system that has locks."
-        ) from None
+        fix = "use a folder on a file system that has locks."
+        raise HmoeError(f"cannot lock {path} ({error}).", fix=fix) from None
     try:
         yield True
     finally:
