@@ -65,20 +65,15 @@ class Pool:
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-levels
 def _class_level(root: Path, paths: list[list[str]]) -> int:
     """0 for `<class>/<image>`, 1 for `<domain>/<class>/<image>`; `HmoeError` for other layouts."""
-    layouts = f"{root.name}/<class>/<image>, or {root.name}/<domain>/<class>/<image>"
+    fix = f"{root.name}/<class>/<image>, or {root.name}/<domain>/<class>/<image>."
     direct, deeper = {p[0] for p in paths if len(p) == 2}, {p[0] for p in paths if len(p) > 2}
     if not direct | deeper:
-        raise HmoeError(
-            f"{root} has {plural(len(paths), 'image')} ({' '.join(IMAGE_SUFFIXES)}) and no class "
-            "folders with images.",
-            fix=f"{layouts}.",
-        )
+        found = f"{root} has {plural(len(paths), 'image')} ({' '.join(IMAGE_SUFFIXES)})"
+        raise HmoeError(f"{found} and no class folders with images.", fix=fix)
     if direct and deeper - direct:
-        raise HmoeError(
-            f"{root.name}: images lie directly in {min(direct)}/ but one level further down in "
-            f"{min(deeper - direct)}/, so it is not clear which level is the class.",
-            fix=f"{layouts}. Known origins of some images go into a table (--labels).",
-        )
+        cause = f"{root.name}: images lie directly in {min(direct)}/ but one level further down in "
+        cause += f"{min(deeper - direct)}/, so it is not clear which level is the class."
+        raise HmoeError(cause, fix=f"{fix} Known origins of some images go into --labels.")
     return 0 if direct else 1
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-read-pool
@@ -98,16 +93,11 @@ def read_pool(folder, labels=None) -> Pool:
         notes.append(f"{len(files) - len(rows)} images outside class folders are left out")
     spread = images.groupby("class").domain.nunique()
     if images.domain.nunique() > 1 and spread.max() == 1:
-        notes.append(
-            "no class occurs in two of the folders of the first level, which are taken for "
-            "domains; they may be the classes"
-        )
+        notes.append("no class occurs in two of the domains: their folders may be the classes")
     if len(spread) < 2 or len(rows) < 30:
-        raise HmoeError(
-            f"{root.name} has {len(rows)} images of {plural(len(spread), 'class', 'classes')}: "
-            "too little to train, to validate and to hold out.",
-            fix="at least 30 images of 2 classes.",
-        )
+        cause = f"{root.name} has {len(rows)} images of {plural(len(spread), 'class', 'classes')}: "
+        cause += "too little to train, to validate and to hold out."
+        raise HmoeError(cause, fix="at least 30 images of 2 classes.")
     if labels:
         images["domain"] = _labelled(images, Path(labels).expanduser(), root.name)
     return Pool(root, images, notes)
@@ -128,11 +118,9 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
     files = [unicodedata.normalize("NFC", file) for file in images.file]
     absent = sorted(set(known) - set(files))
     if absent:
-        raise HmoeError(
-            f"{len(absent)} files in the table of labels are no images of {name}, first "
-            f"{absent[0]!r}.",
-            fix=f"paths from {name} on, such as {files[0]!r}.",
-        )
+        cause = f"{len(absent)} files in the table of labels are no images of {name}, first "
+        cause += f"{absent[0]!r}."
+        raise HmoeError(cause, fix=f"paths from {name} on, such as {files[0]!r}.")
     return [known.get(file, domain) for file, domain in zip(files, images.domain)]
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-held-out
@@ -154,11 +142,9 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
         held = (pool.images.domain == test_domain).to_numpy()
     left = classes[~held]
     if left.nunique() < 2 or len(left) < 15 or held.sum() < 5:
-        raise HmoeError(
-            f"{pool.root.name}: with {test_domain or 'a fifth'} held out, {len(left)} images of "
-            f"{left.nunique()} classes are left to train on, and {held.sum()} to measure.",
-            fix="hold out another domain, or none.",
-        )
+        cause = f"{pool.root.name}: with {test_domain or 'a fifth'} held out, {len(left)} images "
+        cause += f"of {left.nunique()} classes are left to train on, and {held.sum()} to measure."
+        raise HmoeError(cause, fix="hold out another domain, or none.")
     return held
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-deal-pool

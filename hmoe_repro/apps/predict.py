@@ -46,17 +46,11 @@ class TrainedModel:
     @torch.no_grad()
     def look(self, pictures: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
         """'probability' (B, C), the `image_statistics` as 'statistics' (B, 6) and, for HMOE, 'gate'
-        (B, K) and 'code' (B, D) of images, bytes (B, R, R, 3).
-        `HmoeError` where logits are not finite."""
+        (B, K) and 'code' (B, D) of images, bytes (B, R, R, 3)."""
         pictures = pictures.to(next(self.algorithm.parameters()).device)
         of_files = self.record["spec"].get("images")  # trained on files, or on tensors
         x = normalise(pictures) if of_files else as_input(pictures.permute(0, 3, 1, 2))
         logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
-        if not logits.isfinite().all():
-            raise HmoeError(
-                f"the model of run {self.record['run_id']} gives logits that are not finite.",
-                fix="another run; this one diverged, or its weights were changed.",
-            )
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
             outputs["code"], outputs["gate"] = self.algorithm.codes(x)
@@ -84,11 +78,9 @@ def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
         fix = "remove the run's folder and train it again."
         raise HmoeError(f"the weights {path} {what}.", fix=fix) from None
     if names["input_shape"][0] != 3:
-        raise HmoeError(
-            f"run {spec.run_id} was trained on {spec.dataset}, whose images have "
-            f"{names['input_shape'][0]} channels; files give red, green and blue.",
-            fix="a run on colour images.",
-        )
+        cause = f"run {spec.run_id} was trained on {spec.dataset}, whose images have "
+        cause += f"{names['input_shape'][0]} channels; files give red, green and blue."
+        raise HmoeError(cause, fix="a run on colour images.")
     domains = [*names["domains"], *spec.test_domains]
     return _DataShape(spec.dataset, domains, names["classes"], tuple(names["input_shape"]))
 
@@ -107,10 +99,8 @@ def load_trained(
     record = store.find(run_id)
     run_id, spec = record["run_id"], RunConfig.from_dict(record["spec"])
     if record["status"] != "complete" or not record["selected"]:
-        raise HmoeError(
-            f"run {run_id} has no model of images (status: {record['status']}).",
-            fix="another run; `hmoe runs` lists them.",
-        )
+        cause = f"run {run_id} has no model of images (status: {record['status']})."
+        raise HmoeError(cause, fix="another run; `hmoe runs` lists them.")
     choices = [*(["last"] if record["discovery"] else []), *record["selected"]]
     weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = selected_path(store.path(run_id), weights)

@@ -7,9 +7,7 @@ __all__ = ['run_parameters', 'train_command']
 
 # %% ../../nbs/11_cli/04_train.ipynb #imports
 import inspect
-from typing import Annotated, get_args, get_origin
-
-import typer
+from typing import get_type_hints
 
 from .options import DataDir, Device, Settings, data_folder, option, print_frame
 from ..core.config import CONFIG
@@ -20,28 +18,16 @@ from ..training.run_config import RunOptions
 _FLAGS = {"trial_seed": "--seed", "test_domains": "--test-domain"}
 
 
-def _plain(kind):
-    """A type without what pydantic adds to it."""
-    if get_origin(kind) is Annotated:
-        return _plain(get_args(kind)[0])
-    if type(None) in get_args(kind):
-        return _plain(get_args(kind)[0]) | None
-    return kind
-
-
 def run_parameters() -> list[inspect.Parameter]:
     """The options of a run, but its hyper-parameters, as parameters of a command."""
-    found = []
+    found, kinds = [], get_type_hints(RunOptions) | {"test_domains": list[str]}
     for name, field in RunOptions.model_fields.items():
         if name == "hparams":
             continue
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-        several = name == "test_domains"
-        kind = list[str] if several else _plain(field.annotation)
-        kind = Annotated[kind, typer.Option(flag, help=field.description)]
-        needed = field.is_required() or several
-        default = inspect.Parameter.empty if needed else field.default
-        given = {"default": default, "annotation": kind}
+        needed = field.is_required() or name == "test_domains"
+        given = {"default": inspect.Parameter.empty if needed else field.default}
+        given["annotation"] = option(kinds[name], field.description, flag)
         found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **given))
     return found
 

@@ -8,6 +8,7 @@ __all__ = ['PALETTE', 'EMBEDDING_COLOUR', 'TEST_COLOUR', 'ALGORITHM_COLOURS', 'c
            'latex_table', 'save_table']
 
 # %% ../../nbs/00_core/08_style.ipynb #imports
+import itertools
 import os
 import re
 from importlib import resources
@@ -36,9 +37,8 @@ def colours(names, fixed: dict | None = None) -> dict[str, str]:
     names = list(dict.fromkeys(names))
     fixed = ALGORITHM_COLOURS if fixed is None else fixed
     chosen = {name: colour for name, colour in fixed.items() if name in names}
-    free = [colour for colour in PALETTE if colour not in chosen.values()] or list(PALETTE)
-    others = [name for name in names if name not in chosen]
-    return {**chosen, **{name: free[i % len(free)] for i, name in enumerate(others)}}
+    free = itertools.cycle([c for c in PALETTE if c not in chosen.values()] or PALETTE)
+    return chosen | {name: next(free) for name in names if name not in chosen}
 
 # %% ../../nbs/00_core/08_style.ipynb #def-use-style
 def use_style():
@@ -72,13 +72,8 @@ def shared_legend(figure, axes, order, ncols: int | None = None, **options):
     for axis in axes:
         handles.update(zip(*axis.get_legend_handles_labels()[::-1]))
     labels = [label for label in order if label in handles]
-    figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        loc="outside lower center",
-        ncols=ncols or len(labels),
-        **options,
-    )
+    options |= {"loc": "outside lower center", "ncols": ncols or len(labels)}
+    figure.legend([handles[label] for label in labels], labels, **options)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-escape-tex
 _TEX = str.maketrans(
@@ -136,13 +131,8 @@ def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
 def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -> str:
     """The frame as a LaTeX table with booktabs rules, a caption and a label."""
     cells = as_text(frame, decimals).map(escape_tex).rename(columns=escape_tex)
-    return cells.style.hide(axis="index").to_latex(
-        hrules=True,
-        position_float="centering",
-        column_format="l" * cells.shape[1],
-        caption=escape_tex(title),
-        label=f"tab:{stem}",
-    )
+    named = {"caption": escape_tex(title), "label": f"tab:{stem}"}
+    return cells.to_latex(index=False, escape=False, **named)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-save-table
 def save_table(
