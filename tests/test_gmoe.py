@@ -250,10 +250,6 @@ def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, t
     model = load_trained(spec.run_id, store=store)
     rows, unreadable = predict_folder(model, tmp_path / "pictures")
     assert len(rows) == 3 and not unreadable
-    with torch.no_grad():
-        model.algorithm.classifier.weight.fill_(3e38)
-    with pytest.raises(HmoeError, match=f"run {spec.run_id} gives logits that are not finite. Fix"):
-        predict_folder(model, tmp_path / "pictures")
     algorithm, other = (load_model(spec.run_id, store=store)[0] for _ in range(2))
     with torch.no_grad():
         for p in other.parameters():

@@ -181,5 +181,5 @@ def test_a_log_has_a_line_for_each_run_and_a_terminal_for_what_went_wrong(termin
 
 def drawn(progress):
     "What the bars of a display say now."
-    tasks = progress.bars.tasks
+    tasks = progress.tasks
     return "\n".join(f"{task.description} {task.fields['amount']}" for task in tasks)

@@ -42,7 +42,7 @@ def test_markdown_keeps_its_columns_and_is_not_padded():
 
 def test_latex_escapes_title_names_and_cells():
     assert latex_table(FRAME, "All & nothing", "toy", 1) == (
-        "\\begin{table}\n\\centering\n\\caption{All \\& nothing}\n\\label{tab:toy}\n"
+        "\\begin{table}\n\\caption{All \\& nothing}\n\\label{tab:toy}\n"
         "\\begin{tabular}{lll}\n\\toprule\nalgorithm & mean accuracy & note \\\\\n\\midrule\n"
         "ERM & 51.2 & A\\textbar{}B \\\\\nIRM & -- & 100 \\% \\\\\n\\bottomrule\n"
         "\\end{tabular}\n\\end{table}\n"

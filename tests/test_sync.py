@@ -9,6 +9,7 @@ from notebooks import LIBRARY, PAPER, module_of
 
 HAND_WRITTEN = (
     "benchmarks.toml",
+    "hmoe.mplstyle",
     "claims.toml",
     "pages.toml",
     "paper_numbers.csv",

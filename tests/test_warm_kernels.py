@@ -64,12 +64,6 @@ class TestForked:
         shown = outputs(tmp_path, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2")
         assert shown[1] == ["False\n"] and shown[2][0].endswith(" 2)")
 
-    @pytest.mark.slow
-    def test_what_libraries_set_themselves_makes_no_difference(self, warm_kernels, tmp_path):
-        "scikit-learn sets this one to True where it is not set; a test may have imported it."
-        assert outputs(tmp_path, KMP_DUPLICATE_LIB_OK="True")[1] == ["True\n"]
-        assert outputs(tmp_path, KMP_DUPLICATE_LIB_OK="0")[1] == ["False\n"]
-
     def test_it_ends_with_whoever_started_it(self, warm_kernels):
         manager, client = start_new_kernel()
         shown = []

@@ -50,39 +50,35 @@ data_app.command("download")(data.data_download_command)
 app.add_typer(data_app, name="data")
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
-def _fail(message: str, status: int):
-    """Print one line to standard error and exit."""
-    print(f"hmoe: {message}", file=sys.stderr)
-    sys.exit(status)
-
-
 def _show_warning(message, category, filename, lineno, file=None, line=None):
     """`warnings.showwarning` while a command runs: one line, without the place in the code."""
     print(f"hmoe: note: {' '.join(str(message).split())}", file=file or sys.stderr)
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-main
 INTERRUPTED = 130  # exit status of a process interrupted by its user
+_HELP = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
+_STOPPED = "stopped; finished work is kept, and the same command resumes from there."
 
 
 def main():
-    """Entry point of `hmoe`."""
+    """Entry point of `hmoe`: an error is one line on standard error, and an exit status."""
     warnings.showwarning = _show_warning
+    said = ""
     try:
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except HmoeError as error:
-        _fail(str(error), 1)
+        status, said = 1, str(error)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        status, said = 2, f"{error.format_message().rstrip('.')}. Fix: {_HELP}"
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
-            sys.exit(2)
-        help = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
-        _fail(f"{error.format_message().rstrip('.')}. Fix: {help}", 2)
-    if status == INTERRUPTED:
-        _fail("stopped; finished work is kept, and the same command resumes from there.", status)
+            sys.exit(status)
+    if said or status == INTERRUPTED:
+        print(f"hmoe: {said or _STOPPED}", file=sys.stderr)
     sys.exit(status)
 
 # %% ../../nbs/11_cli/08_app.ipynb #run-module

@@ -6,11 +6,7 @@
 __all__ = ['list_command', 'runs_command']
 
 # %% ../../nbs/11_cli/02_listings.ipynb #imports
-from typing import Annotated
-
-import typer
-
-from .options import print_table
+from .options import option, print_table
 from ..core.errors import HmoeError
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
@@ -40,8 +36,8 @@ def _list_artefacts():
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-list
 def list_command(
-    algorithms: Annotated[bool, typer.Option("--algorithms", help="The algorithms.")] = False,
-    datasets: Annotated[bool, typer.Option("--datasets", help="The data sets.")] = False,
+    algorithms: option(bool, "The algorithms.", "--algorithms") = False,
+    datasets: option(bool, "The data sets.", "--datasets") = False,
 ):
     """List artefacts and profiles; with an option, algorithms or data sets."""
     if algorithms:

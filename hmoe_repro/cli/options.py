@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Jobs', 'Device', 'DataDir', 'Engine', 'Seed', 'Settings', 'Artefacts', 'ArtefactsOrStudies', 'ProfileName',
            'OnRequest', 'OnlyAlgorithms', 'OnlyDataset', 'PublishedStudy', 'Where', 'Formats', 'data_folder',
-           'writable_file', 'print_table', 'print_frame', 'say']
+           'writable_file', 'option', 'argument', 'print_table', 'print_frame', 'say']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import os
@@ -35,61 +35,34 @@ def writable_file(path: str | None) -> str | None:
     reason = "its folder does not exist or is not writable"
     raise HmoeError(f"cannot write {path}: {reason}.", fix="another --output.")
 
+# %% ../../nbs/11_cli/01_options.ipynb #def-option
+def option(kind, help: str, *flags: str, **more):
+    """The annotation of an option of a command; `flags` and `more` as of `typer.Option`."""
+    return Annotated[kind, typer.Option(*flags, help=help, **more)]
+
+
+def argument(kind, help: str, **more):
+    """The annotation of an argument of a command; `more` as of `typer.Argument`."""
+    return Annotated[kind, typer.Argument(help=help, **more)]
+
 # %% ../../nbs/11_cli/01_options.ipynb #options
-Jobs = Annotated[
-    int | None,
-    typer.Option(min=1, help="Concurrent runs; default: one per core, or four on a GPU."),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-DataDir = Annotated[
-    str | None,
-    typer.Option(callback=data_folder, help="Folder of data sets; default: HMOE_DATA, or data/."),
-]
-Engine = Annotated[str, typer.Option(help="local (worker processes) or ray.")]
-Seed = Annotated[int, typer.Option(help="Trial seed.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="name=value of a hyper-parameter, or of an option of image data; repeat for several.",
-    ),
-]
+Jobs = option(int, "Concurrent runs; default: one per core, or four on a GPU.", min=1)
+Device = option(str, "auto, cpu, cuda, cuda:1, mps.")
+DataDir = option(str, "Folder of data sets; default: HMOE_DATA, or data/.", callback=data_folder)
+Engine = option(str, "local (worker processes) or ray.")
+Seed = option(int, "Trial seed.")
+Settings = option(list[str], "name=value of a hyper-parameter or image option.", "--set")
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
-Artefacts = Annotated[
-    list[str] | None, typer.Argument(help="Artefacts; default: all of the profile.")
-]
-ArtefactsOrStudies = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Artefacts, studies, or files of studies (my_study.toml); default: all artefacts of "
-        "the profile."
-    ),
-]
-ProfileName = Annotated[
-    str, typer.Option(help="smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
-]
-OnRequest = Annotated[
-    bool,
-    typer.Option("--all", help="Without names: also the artefacts that are made only on request."),
-]
-OnlyAlgorithms = Annotated[
-    list[str] | None, typer.Option("--algorithm", help="Only this algorithm; repeat for several.")
-]
-OnlyDataset = Annotated[str | None, typer.Option("--dataset", help="Only this data set.")]
-PublishedStudy = Annotated[
-    str | None, typer.Option("--study", help="A published study instead of the runs folder.")
-]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="name=value of a field or hyper-parameter that runs must have; repeat for several."
-    ),
-]
-Formats = Annotated[
-    list[str] | None,
-    typer.Option("--format", help="Also write tables as md or tex, pictures as pdf."),
-]
+Artefacts = argument(list[str], "Artefacts; default: all of the profile.")
+ArtefactsOrStudies = argument(list[str], "Artefacts, studies, their files; default: the profile.")
+ProfileName = option(str, "smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
+OnRequest = option(bool, "Without names: also artefacts made only on request.", "--all")
+OnlyAlgorithms = option(list[str], "Only this algorithm; repeat for several.", "--algorithm")
+OnlyDataset = option(str, "Only this data set.", "--dataset")
+PublishedStudy = option(str, "A published study instead of the runs folder.", "--study")
+Where = option(list[str], "name=value of a field or hyper-parameter of the runs; repeatable.")
+Formats = option(list[str], "Also write tables as md or tex, pictures as pdf.", "--format")
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
 def print_table(title: str, columns: list[str], rows: list[list]):

@@ -11,10 +11,6 @@ import os
 from dataclasses import asdict, dataclass
 
 # %% ../../nbs/00_core/11_config.ipynb #def-config
-def _folders_of_shell() -> tuple[str, ...]:
-    return tuple(p for p in os.environ.get("HMOE_FOLDERS", "").split(os.pathsep) if p)
-
-
 @dataclass
 class Config:
     """What a process was told, and tells those that train runs for it."""
@@ -33,4 +29,5 @@ class Config:
         self.workers = told["workers"]
 
 
-CONFIG = Config(_folders_of_shell(), workers=int(os.environ.get("HMOE_WORKERS") or 0))
+_FOLDERS = tuple(filter(None, os.environ.get("HMOE_FOLDERS", "").split(os.pathsep)))
+CONFIG = Config(_FOLDERS, workers=int(os.environ.get("HMOE_WORKERS") or 0))

@@ -31,12 +31,8 @@ def with_determinism(determinism: str, environment=os.environ) -> dict[str, str]
     'portable' sets the variables of `PORTABLE`; 'native' sets nothing.
     Raises `HmoeError` for any other name.
     """
-    pinned = (
-        PORTABLE
-        if check_choice(determinism, DETERMINISM_MODES, "determinism") == "portable"
-        else {}
-    )
-    return {**environment, **pinned}
+    check_choice(determinism, DETERMINISM_MODES, "determinism")
+    return {**environment, **(PORTABLE if determinism == "portable" else {})}
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-set-arithmetic
 _LATE = (
@@ -68,16 +64,14 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def variables(**values: str):
     """Context manager: set environment variables for this process and those started in the
     body; the previous values are restored."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def starting(determinism: str):
@@ -107,33 +101,23 @@ def device_determinism(precision: str, device):
     import torch
 
     if precision == "tf32" and torch.device(device).type != "cuda":
-        raise HmoeError(
-            f"precision tf32 needs an NVIDIA GPU, and the device is {device}.",
-            fix="--device cuda, or precision float32.",
-        )
-    cudnn, matmul, tf32 = torch.backends.cudnn, torch.backends.cuda.matmul, precision == "tf32"
-    wanted = (
-        (cudnn, "deterministic", True),
-        (cudnn, "benchmark", False),
-        (cudnn, "allow_tf32", tf32),
-        (matmul, "allow_tf32", tf32),
-    )
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
-    for owner, name, value in wanted:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        cause = f"precision tf32 needs an NVIDIA GPU, and the device is {device}."
+        raise HmoeError(cause, fix="--device cuda, or precision float32.")
+    matmul, tf32 = torch.backends.cuda.matmul, precision == "tf32"
+    flags = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": tf32}
+    before = matmul.allow_tf32
+    with torch.backends.cudnn.flags(**flags):
+        matmul.allow_tf32 = tf32
+        try:
+            yield
+        finally:
+            matmul.allow_tf32 = before
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-warn
 def warn_of_determinism(asked: str, device="cpu"):
     """Warn where portable arithmetic is requested and possible on this machine, but not in use."""
-    if asked != "portable" or determinism_in_use(device) != "native":
-        return
     import torch
 
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        return
-    warnings.warn(_LATE, stacklevel=2)
+    possible = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    if asked == "portable" and possible and determinism_in_use(device) == "native":
+        warnings.warn(_LATE, stacklevel=2)

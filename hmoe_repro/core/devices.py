@@ -18,20 +18,13 @@ def resolve_device(name: str = "auto"):
     import torch
 
     if name == "auto":
-        present = {
-            "cuda": torch.cuda.is_available(),
-            "mps": torch.backends.mps.is_available(),
-            "cpu": True,
-        }
-        name = next(kind for kind, available in present.items() if available)
+        name = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise HmoeError(
-            f"device {name!r} cannot be used here ({first_line(error)}).",
-            fix="--device cpu, or auto.",
-        ) from None
+        cause = f"device {name!r} cannot be used here ({first_line(error)})."
+        raise HmoeError(cause, fix="--device cpu, or auto.") from None
     return device
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-on-device
@@ -56,10 +49,6 @@ def single_thread():
     finally:
         torch.set_num_threads(before)
 
-# %% ../../nbs/00_core/04_devices.ipynb #nms-signature
-_NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared = []
-
 # %% ../../nbs/00_core/04_devices.ipynb #def-import-torchvision
 def import_torchvision():
     """`torchvision`, also where its compiled operators cannot be loaded;
@@ -69,13 +58,14 @@ def import_torchvision():
     try:
         import torchvision
     except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error) or _declared:
+        if "torchvision::nms does not exist" not in str(error):
             raise
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
-            library.define(operator + _NMS)
-        _declared.append(library)
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
+
+        torchvision.declared = library  # its operators exist as long as it does
     return torchvision

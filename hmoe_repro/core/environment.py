@@ -11,37 +11,21 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 
 from .files import repo_root
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-versions
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "numpy",
-    "pandas",
-    "scikit-learn",
-    "matplotlib",
-    "safetensors",
-)
+PACKAGES = "torch torchvision timm numpy pandas scikit-learn matplotlib safetensors".split()
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages a result may depend on ('missing'
-    where one is not installed)."""
-
-    def version(name):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return "missing"
-
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    """Versions of Python and of the packages a result may depend on."""
+    return {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-git-commit
 def git_commit() -> str | None:
@@ -49,27 +33,21 @@ def git_commit() -> str | None:
     outside a git checkout what HMOE_COMMIT says, or None."""
 
     def git(*args):
-        return subprocess.run(
-            ["git", "-C", str(repo_root()), *args], capture_output=True, text=True, timeout=20
-        )
+        command = ["git", "-C", str(repo_root()), *args]
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
 
     try:
         head = git("rev-parse", "--short=12", "HEAD")
-        status = git("status", "--porcelain", "--", "hmoe_repro")
+        return head + ("+changes" if git("status", "--porcelain", "--", "hmoe_repro") else "")
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("HMOE_COMMIT")
-    if head.returncode:
-        return os.environ.get("HMOE_COMMIT")
-    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-library-hash
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def library_hash() -> str:
     """Twelve hexadecimal digits that change with any line of the installed library's Python,
     as it was when first asked."""
-    imported = sys.modules.get("hmoe_repro")
-    package = Path(imported.__file__).parent if imported else repo_root() / "hmoe_repro"
-    digest = hashlib.sha256()
+    package, digest = Path(str(resources.files("hmoe_repro"))), hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:12]
@@ -77,13 +55,10 @@ def library_hash() -> str:
 # %% ../../nbs/00_core/05_environment.ipynb #def-processor
 def processor() -> str:
     """The model name of the processor, where the system provides it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    about = Path("/proc/cpuinfo")
+    text = about.read_text() if about.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.*\S)", text, re.M)
+    return found[1] if found else platform.processor() or platform.machine()
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-peak-memory
 def _peak_memory_mb() -> float:

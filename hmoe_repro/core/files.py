@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from importlib import resources
 from pathlib import Path
 
 from .errors import HmoeError
@@ -19,9 +20,8 @@ from .errors import HmoeError
 def repo_root() -> Path:
     """The project's folder: the one with `settings.ini`, searched for from the package,
     then from the working directory upwards."""
-    here = Path.cwd()
-    package = Path(__file__).resolve().parents[1] if "__file__" in globals() else here
-    for folder in (package.parent, here, *here.parents):
+    here, package = Path.cwd(), Path(str(resources.files("hmoe_repro")))
+    for folder in (package.resolve().parent, here, *here.parents):
         settings = folder / "settings.ini"
         if settings.exists() and "lib_name = hmoe_repro" in settings.read_text(encoding="utf-8"):
             return folder
@@ -30,9 +30,7 @@ def repo_root() -> Path:
 # %% ../../nbs/00_core/02_files.ipynb #def-folder
 def _folder(variable: str, default: str) -> Path:
     chosen = os.environ.get(variable)
-    if not chosen:
-        return repo_root() / default
-    return Path(chosen).expanduser().absolute()
+    return Path(chosen).expanduser().absolute() if chosen else repo_root() / default
 
 
 def data_dir() -> Path:
@@ -63,11 +61,8 @@ def ensure_writable(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise HmoeError(
-            f"cannot write in {folder} ({error.strerror}).",
-            fix="its permissions, or choose "
-            "another folder (HMOE_RUNS, HMOE_RESULTS, HMOE_FIGURES).",
-        ) from None
+        fix = "its permissions, or another folder (HMOE_RUNS, HMOE_RESULTS, HMOE_FIGURES)."
+        raise HmoeError(f"cannot write in {folder} ({error.strerror}).", fix=fix) from None
     return folder
 
 # %% ../../nbs/00_core/02_files.ipynb #def-write-atomic
@@ -76,12 +71,9 @@ def plain_file(path: Path) -> Path:
     folder, device, FIFO or socket."""
     path = Path(path)
     if path.exists() and not path.is_file():
-        tests = {"folder": path.is_dir, "FIFO": path.is_fifo, "socket": path.is_socket}
-        kind = next((name for name, test in tests.items() if test()), "device")
-        raise HmoeError(
-            f"cannot write {path}: it is a {kind}, and writing would replace it by a file.",
-            fix="the path of a regular file, or of a new one.",
-        )
+        kind = "a folder" if path.is_dir() else "no regular file (a device, FIFO or socket)"
+        fix = "the path of a regular file, or of a new one."
+        raise HmoeError(f"cannot write {path}: it is {kind}, which it would replace.", fix=fix)
     return path
 
 
@@ -122,9 +114,8 @@ def locked(path: Path, wait: bool = True):
         yield False
         return
     except (OSError, NotImplementedError) as error:
-        raise HmoeError(
-            f"cannot lock {path} ({error}).", fix="use a folder on a file system that has locks."
-        ) from None
+        fix = "use a folder on a file system that has locks."
+        raise HmoeError(f"cannot lock {path} ({error}).", fix=fix) from None
     try:
         yield True
     finally:

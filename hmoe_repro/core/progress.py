@@ -7,59 +7,45 @@ __all__ = ['Progress', 'amount']
 
 # %% ../../nbs/00_core/07_progress.ipynb #imports
 import sys
-import time
+
+from rich import progress
+from rich.console import Console
+from rich.filesize import decimal
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-progress
-class Progress:
+class Progress(progress.Progress):
     """Progress display of named tasks; `console` is a `rich` console (default: standard output).
 
     Call it with (what, done, total, unit); `total` may be None while it is unknown. A unit of 'B'
-    is shown as kB, MB and so on. Use it as a context manager: its exit removes all bars."""
+    is shown as kB, MB and so on. Use it as a context manager: its exit removes all bars. `bars`:
+    is the output a terminal, which has some?"""
 
-    def __init__(self, console=None):
-        from rich import progress
-        from rich.console import Console
-
-        if console is None:
-            console = Console(force_terminal=sys.stdout.isatty(), force_jupyter=False)
-        self.console, self.tasks, self.begun, self.bars = console, {}, {}, None
-        if self.console.is_terminal:
-            columns = (
-                progress.TextColumn("{task.description}", markup=False),
-                progress.BarColumn(),
-                progress.TextColumn("{task.fields[amount]}"),
-                progress.TimeRemainingColumn(),
-            )
-            self.bars = progress.Progress(*columns, console=self.console, transient=True)
-
-    def __enter__(self):
-        if self.bars:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *_):
-        if self.bars:
-            self.bars.stop()
+    def __init__(self, console: Console | None = None):
+        terminal = sys.stdout.isatty()
+        console = console or Console(force_terminal=terminal, force_jupyter=False)
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[amount]}"),
+            progress.TimeRemainingColumn(),
+        )
+        self.bars, self.begun = console.is_terminal, {}
+        super().__init__(*columns, console=console, transient=True, disable=not self.bars)
 
     def __call__(self, what: str, done: int, total: int | None, unit: str = ""):
         if what not in self.begun:
-            self.begun[what] = time.monotonic()
-            if self.bars:
-                self.tasks[what] = self.bars.add_task(what, total=total, amount="")
-            else:
+            self.begun[what] = self.add_task(what, amount="")
+            if not self.bars:
                 self.say(f"{what} ...")
-        if self.bars:
-            self.bars.update(
-                self.tasks[what], completed=done, total=total, amount=amount(done, total, unit)
-            )
+        said = amount(done, total, unit)
+        self.update(self.begun[what], completed=done, total=total, amount=said)
         if done == total:
             self.end(what)
 
-    def end(self, what: str) -> float:
-        """Remove a task; returns its seconds."""
-        if self.bars and what in self.tasks:
-            self.bars.remove_task(self.tasks.pop(what))
-        return time.monotonic() - self.begun.pop(what, time.monotonic())
+    def end(self, what: str):
+        """Remove a task, if it has begun."""
+        if what in self.begun:
+            self.remove_task(self.begun.pop(what))
 
     def say(self, line: str):
         """Print a line above the bars."""
@@ -69,8 +55,6 @@ class Progress:
 def amount(done: int, total: int | None, unit: str = "") -> str:
     """'3/10 images', or '1.2/4.0 MB' where the unit is 'B'; without a total, what is done."""
     if unit == "B":
-        from rich.filesize import decimal
-
         return decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
     counted = f"{done:,}" if total is None else f"{done:,}/{total:,}"
     return f"{counted} {unit}".rstrip()

@@ -24,35 +24,28 @@ def as_text(value) -> str:
 # %% ../../nbs/00_core/12_search_space.ipynb #def-uniform
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between `low` and `high`; rounded down to a whole number if `integer`."""
-
-    low: float
-    high: float
-    integer: bool = False
-
-    def __call__(self, rng: np.random.RandomState) -> float:
-        return (int if self.integer else float)(rng.uniform(self.low, self.high))
-
-    def __str__(self):
-        return f"{'floor ' if self.integer else ''}U({self.low:g}, {self.high:g})"
-
-# %% ../../nbs/00_core/12_search_space.ipynb #def-loguniform
-@dataclass(frozen=True)
-class LogUniform:
-    """`base` to the power of a uniform number between `low` and `high`; rounded down to a
+    """Uniform between `low` and `high`, or `base` to the power of such a number; rounded down to a
     whole number if `integer`."""
 
     low: float
     high: float
-    base: int = 10
+    base: int | None = None
     integer: bool = False
 
     def __call__(self, rng: np.random.RandomState) -> float:
-        value = self.base ** rng.uniform(self.low, self.high)
-        return int(value) if self.integer else float(value)
+        drawn = rng.uniform(self.low, self.high)
+        return (int if self.integer else float)(self.base**drawn if self.base else drawn)
 
     def __str__(self):
-        return f"{'floor ' if self.integer else ''}{self.base}^U({self.low:g}, {self.high:g})"
+        power = f"{self.base}^" if self.base else ""
+        return f"{'floor ' if self.integer else ''}{power}U({self.low:g}, {self.high:g})"
+
+# %% ../../nbs/00_core/12_search_space.ipynb #def-loguniform
+@dataclass(frozen=True)
+class LogUniform(Uniform):
+    """Log-uniform: `base` to the power of a uniform number between `low` and `high`."""
+
+    base: int = 10
 
 # %% ../../nbs/00_core/12_search_space.ipynb #def-choice
 @dataclass(frozen=True)

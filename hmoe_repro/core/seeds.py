@@ -33,16 +33,10 @@ def random_state(device="cpu") -> dict:
     import torch
 
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, *rest = np.random.get_state()
     state = {
         "python": [version, list(internal), gauss],
-        "numpy": [
-            name,
-            torch.from_numpy(keys.astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
     }
     if torch.device(device).type == "cuda":
@@ -57,8 +51,8 @@ def restore_random_state(state: dict, device="cpu"):
 
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.device(device).type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

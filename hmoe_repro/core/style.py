@@ -8,9 +8,10 @@ __all__ = ['PALETTE', 'EMBEDDING_COLOUR', 'TEST_COLOUR', 'ALGORITHM_COLOURS', 'c
            'latex_table', 'save_table']
 
 # %% ../../nbs/00_core/08_style.ipynb #imports
-import io
+import itertools
 import os
 import re
+from importlib import resources
 from pathlib import Path
 
 import matplotlib
@@ -36,52 +37,20 @@ def colours(names, fixed: dict | None = None) -> dict[str, str]:
     names = list(dict.fromkeys(names))
     fixed = ALGORITHM_COLOURS if fixed is None else fixed
     chosen = {name: colour for name, colour in fixed.items() if name in names}
-    free = [colour for colour in PALETTE if colour not in chosen.values()] or list(PALETTE)
-    others = [name for name in names if name not in chosen]
-    return {**chosen, **{name: free[i % len(free)] for i, name in enumerate(others)}}
+    free = itertools.cycle([c for c in PALETTE if c not in chosen.values()] or PALETTE)
+    return chosen | {name: next(free) for name in names if name not in chosen}
 
 # %% ../../nbs/00_core/08_style.ipynb #def-use-style
 def use_style():
-    """Set matplotlib's defaults for every picture of the project:
+    """Set matplotlib's defaults for every picture of the project, from `hmoe.mplstyle`:
     small, quiet, readable in a column of a paper."""
-    matplotlib.rcParams.update(
-        matplotlib.rcParamsDefault | {"backend": matplotlib.rcParams["backend"]}
-    )
-    matplotlib.rcParams.update(
-        {
-            "figure.dpi": 80,
-            "savefig.dpi": 150,
-            "savefig.bbox": "tight",
-            "savefig.pad_inches": 0.04,
-            "figure.constrained_layout.use": True,
-            "font.size": 9,
-            "axes.titlesize": 9,
-            "axes.labelsize": 9,
-            "legend.fontsize": 8,
-            "xtick.labelsize": 8,
-            "ytick.labelsize": 8,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.color": "#E6E6E6",
-            "grid.linewidth": 0.6,
-            "axes.axisbelow": True,
-            "axes.linewidth": 0.7,
-            "xtick.major.width": 0.7,
-            "ytick.major.width": 0.7,
-            "lines.linewidth": 1.4,
-            "legend.frameon": False,
-            "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
-            "pdf.fonttype": 42,
-            "svg.hashsalt": "hmoe_repro",
-            "image.cmap": "viridis",
-        }
-    )
+    matplotlib.rc_file(resources.files("hmoe_repro") / "hmoe.mplstyle")
+    matplotlib.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=PALETTE)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-save-figure
 _UNDATED = {
     "png": {"Software": None},
-    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "pdf": dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator")),
 }
 
 
@@ -91,12 +60,10 @@ def save_figure(figure, output: Path, stem: str) -> list[str]:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     wanted = ("png", *os.environ.get("HMOE_FORMATS", "").split())
-    kinds = [kind for kind in _UNDATED if kind in wanted]
-    for kind in kinds:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=_UNDATED[kind])
-        write_atomic(Path(output) / f"{stem}.{kind}", buffer.getvalue())
-    return [f"{stem}.{kind}" for kind in kinds]
+    names = {f"{stem}.{kind}": undated for kind, undated in _UNDATED.items() if kind in wanted}
+    for name, undated in names.items():
+        figure.savefig(Path(output) / name, metadata=undated)
+    return list(names)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-shared-legend
 def shared_legend(figure, axes, order, ncols: int | None = None, **options):
@@ -105,41 +72,21 @@ def shared_legend(figure, axes, order, ncols: int | None = None, **options):
     for axis in axes:
         handles.update(zip(*axis.get_legend_handles_labels()[::-1]))
     labels = [label for label in order if label in handles]
-    figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        loc="outside lower center",
-        ncols=ncols or len(labels),
-        **options,
-    )
+    options |= {"loc": "outside lower center", "ncols": ncols or len(labels)}
+    figure.legend([handles[label] for label in labels], labels, **options)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-escape-tex
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "×": r"$\times$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "|": r"\textbar{}",
-}
+_TEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "–": "--"}
+    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$"}
+)
 
 
 def escape_tex(text: str) -> str:
     """`text` for LaTeX: every character that means something to it is written out."""
-    return "".join(_TEX.get(character, character) for character in " ".join(str(text).split()))
+    return " ".join(str(text).split()).translate(_TEX)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-escape-markdown
 def escape_markdown(text: str) -> str:
@@ -150,10 +97,7 @@ def escape_markdown(text: str) -> str:
 # %% ../../nbs/00_core/08_style.ipynb #def-number-as-text
 def number_as_text(value: float, decimals: int = 2) -> str:
     """A number rounded for reading: '–' where it is missing, and never '-0.00'."""
-    if np.isnan(value):
-        return "–"
-    rounds_to_zero = abs(value) < 0.5 * 10**-decimals
-    return f"{0 if rounds_to_zero else value:.{decimals}f}"
+    return "–" if np.isnan(value) else f"{value:z.{decimals}f}"
 
 # %% ../../nbs/00_core/08_style.ipynb #def-as-text
 def as_text(frame: pd.DataFrame, decimals: int = 2) -> pd.DataFrame:
@@ -166,10 +110,7 @@ def as_text(frame: pd.DataFrame, decimals: int = 2) -> pd.DataFrame:
         return "–" if value is None or value is pd.NA else str(value)
 
     frame = frame.reset_index() if any(frame.index.names) else frame
-    return pd.DataFrame(
-        [[text(value) for value in row] for row in frame.itertuples(index=False)],
-        columns=[str(c).replace("_", " ") for c in frame.columns],
-    )
+    return frame.astype(object).map(text).rename(columns=lambda name: str(name).replace("_", " "))
 
 # %% ../../nbs/00_core/08_style.ipynb #def-markdown-table
 _NUMBER = re.compile(r"[+−–-]?[\d.]*( ± .*)?( \(.*\))?")
@@ -190,13 +131,8 @@ def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
 def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -> str:
     """The frame as a LaTeX table with booktabs rules, a caption and a label."""
     cells = as_text(frame, decimals).map(escape_tex).rename(columns=escape_tex)
-    return cells.style.hide(axis="index").to_latex(
-        hrules=True,
-        position_float="centering",
-        column_format="l" * cells.shape[1],
-        caption=escape_tex(title),
-        label=f"tab:{stem}",
-    )
+    named = {"caption": escape_tex(title), "label": f"tab:{stem}"}
+    return cells.to_latex(index=False, escape=False, **named)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-save-table
 def save_table(
@@ -209,9 +145,9 @@ def save_table(
 ) -> list[str]:
     """Write `<stem>.csv` (all digits; of `numbers` where the table itself is text),
     `<stem>.md` and `<stem>.tex`. Returns the names of the files."""
-    source = frame if numbers is None else numbers
+    numbers = frame if numbers is None else numbers
     texts = {
-        "csv": source.to_csv(index=any(source.index.names), lineterminator="\n"),
+        "csv": numbers.to_csv(index=any(numbers.index.names), lineterminator="\n"),
         "md": f"**{escape_markdown(title)}**\n\n{markdown_table(frame, decimals)}",
         "tex": latex_table(frame, title, stem, decimals),
     }

@@ -6,15 +6,14 @@
 __all__ = ['PRELOADED', 'READ_AT_IMPORT', 'INLINE', 'read_at_import', 'warm_kernels']
 
 # %% ../../nbs/00_core/10_warm_kernels.ipynb #imports
+import atexit
 import contextlib
 import importlib.util
 import json
 import os
 import select
-import shutil
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import tempfile
@@ -23,34 +22,16 @@ from pathlib import Path
 
 # %% ../../nbs/00_core/10_warm_kernels.ipynb #preloaded
 PRELOADED = (
-    "numpy",
-    "pandas",
-    "torch",
     "torch._dynamo",
-    "matplotlib.pyplot",
     "seaborn",
-    "PIL.Image",
     "sklearn.datasets",
     "sklearn.manifold",
-    "sklearn.metrics",
-    "sklearn.neighbors",
     "safetensors.torch",
     "rich.progress",
     "typer.testing",
     "ipykernel.kernelapp",
 )
-READ_AT_IMPORT = (
-    "OMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "ATEN_",
-    "ONEDNN_",
-    "DNNL_",
-    "TORCH_",
-    "TORCHDYNAMO_",
-    "PYTHONHASHSEED",
-)
+READ_AT_IMPORT = ("ATEN_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHONHASH", "TORCH")
 INLINE = "module://matplotlib_inline.backend_inline"
 
 
@@ -59,19 +40,19 @@ def read_at_import(environment) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k.startswith(READ_AT_IMPORT)}
 
 # %% ../../nbs/00_core/10_warm_kernels.ipynb #def-become-kernel
-def _become_kernel(request: dict, streams: list[int]):
-    """Take over what the launcher was started with, and run a kernel until it is shut down."""
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _become_kernel(launcher: socket.socket, environment: dict, folder: str, arguments: list[str]):
+    """Take over what the launcher was started with, and run a kernel until it is shut down, or the
+    launcher ends."""
+    threading.Thread(target=lambda: (launcher.recv(1), os._exit(1)), daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     own = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
+    os.environ.update(environment)
+    os.chdir(folder)
     given = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     sys.path[:] = given + [p for p in sys.path if p not in own]
-    sys.argv[:] = ["ipykernel_launcher", *request["arguments"]]
+    sys.argv[:] = ["ipykernel_launcher", *arguments]
 
     import matplotlib
     import numpy
@@ -83,91 +64,46 @@ def _become_kernel(request: dict, streams: list[int]):
     matplotlib.rcParams["backend"] = os.environ.get("MPLBACKEND", INLINE)
     pandas.set_option("display.max_columns", 20)  # 0, for a terminal, where no kernel imported it
     numpy.random.seed(), torch.seed()
+    launcher.sendall(f"{os.getpid()}\n".encode())
     # parent_handle=1: the launcher's connection ends this kernel, so it need not watch a parent.
-    IPKernelApp.launch_instance(request["arguments"], parent_handle=1)
+    IPKernelApp.launch_instance(arguments, parent_handle=1)
 
 # %% ../../nbs/00_core/10_warm_kernels.ipynb #def-server
-class _Launch(socketserver.BaseRequestHandler):
-    """One kernel in its forked process. It sends its process id to the launcher, and at the end
-    its exit status; when the launcher ends, so does the kernel."""
-
-    def handle(self):
-        message, streams, *_ = socket.recv_fds(self.request, 1 << 20, 3)
-        while not message.endswith(b"\n"):
-            message += self.request.recv(1 << 20)
-        request = json.loads(message)
-        wanted = read_at_import(request["environment"]).items()
-        if not (self.server.at_start.items() <= wanted <= self.server.after_imports.items()):
-            return
-        self.server.socket.close()
-        self.request.sendall(f"{os.getpid()}\n".encode())
-        threading.Thread(target=self._end_with_launcher, daemon=True).start()
-        status = 1
-        try:
-            _become_kernel(request, streams)
-            status = 0
-        except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        finally:
-            self._leave(status)
-
-    def _end_with_launcher(self):
-        self.request.recv(1)
-        os._exit(1)
-
-    def _leave(self, status: int):
-        import atexit
-        import traceback
-
-        if sys.exc_info()[0] not in (None, SystemExit):
-            traceback.print_exc()
-        with contextlib.suppress(BaseException):
-            atexit._run_exitfuncs()
-            sys.stdout.flush(), sys.stderr.flush()
-            self.request.sendall(f"{status}\n".encode())
-        os._exit(status)
-
-
-class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    """Forks a process for each `_Launch` until standard input closes."""
-
-    def service_actions(self):
-        super().service_actions()
-        if select.select([sys.stdin], [], [], 0)[0]:
-            for child in self.active_children or ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            os._exit(0)  # at once: taking the libraries down again takes seconds
-
-
 def _serve(listener: int, modules):
+    """Fork a kernel for each launcher that connects, until standard input closes."""
     at_start = read_at_import(os.environ)
     for name in (*PRELOADED, *modules):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = _Server("", _Launch, bind_and_activate=False)
-    server.socket = socket.socket(fileno=listener)
-    server.at_start, server.after_imports = at_start, read_at_import(os.environ)
-    server.serve_forever(poll_interval=0.1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # kernels that ended leave nothing
+    server = socket.socket(fileno=listener)
+    while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
+        launcher, _ = server.accept()
+        request = json.loads(launcher.makefile().readline())
+        if read_at_import(request["environment"]) == at_start and not os.fork():
+            server.close()
+            try:
+                _become_kernel(launcher, **request)
+            finally:
+                atexit._run_exitfuncs()
+                os._exit(0)
+        launcher.close()
+    os.killpg(0, signal.SIGKILL)  # this process and its kernels
 
 # %% ../../nbs/00_core/10_warm_kernels.ipynb #def-launch
 def _launch(path: str, arguments: list[str]):
     """Ask the server at `path` for a kernel; without one, become an ordinary kernel."""
     request = {"environment": dict(os.environ), "folder": os.getcwd(), "arguments": arguments}
-    message, child = json.dumps(request).encode() + b"\n", ""
-    server = socket.socket(socket.AF_UNIX)
+    server, child = socket.socket(socket.AF_UNIX), ""
     with contextlib.suppress(OSError):
         server.connect(path)
-        sent = socket.send_fds(server, [message], [0, 1, 2])
-        server.sendall(message[sent:])
-        answers = server.makefile()
-        child = answers.readline()
+        server.sendall(json.dumps(request).encode() + b"\n")
+        child = server.makefile().readline()
     if not child:
         os.execv(sys.executable, [sys.executable, "-m", "ipykernel_launcher", *arguments])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: os.kill(int(child), n))
-    sys.exit(int(answers.readline() or 1))
+    server.recv(1)  # until the kernel ends
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["serve"]:
@@ -187,24 +123,17 @@ def warm_kernels(*modules: str):
         yield None
         return
     script = importlib.util.find_spec("hmoe_repro.core.warm_kernels").origin
-    folder = tempfile.mkdtemp(prefix="hmoe-", dir="/tmp")  # a socket's path must be short
-    path, described = f"{folder}/socket", Path(folder, "kernels", "python3", "kernel.json")
-    described.parent.mkdir(parents=True)
-    argv = [sys.executable, "-IS", script, "launch", path, "-f", "{connection_file}"]
-    described.write_text(json.dumps({"argv": argv, "display_name": "", "language": "python"}))
-    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
-    with socket.socket(socket.AF_UNIX) as listener:  # connections before the server is ready wait
-        listener.bind(path)
-        listener.listen(64)
-        inherited = listener.fileno()
-        start = [sys.executable, "-P", script, "serve", str(inherited), *modules]
-        server = subprocess.Popen(
-            start, stdin=subprocess.PIPE, env=environment, pass_fds=[inherited]
-        )
-    with server:
-        try:
-            with variables(JUPYTER_PATH=folder):
-                yield folder
-        finally:
-            server.stdin.close()
-            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="hmoe-", dir="/tmp") as folder:  # a short path
+        path, described = f"{folder}/socket", Path(folder, "kernels", "python3", "kernel.json")
+        described.parent.mkdir(parents=True)
+        argv = [sys.executable, "-IS", script, "launch", path, "-f", "{connection_file}"]
+        described.write_text(json.dumps({"argv": argv, "display_name": "", "language": "python"}))
+        environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+        with socket.socket(socket.AF_UNIX) as listener:  # launchers before it is ready wait
+            listener.bind(path)
+            listener.listen(64)
+            start = [sys.executable, "-P", script, "serve", str(listener.fileno()), *modules]
+            given = {"stdin": subprocess.PIPE, "env": environment, "start_new_session": True}
+            server = subprocess.Popen(start, pass_fds=[listener.fileno()], **given)
+        with server, variables(JUPYTER_PATH=folder):
+            yield folder
