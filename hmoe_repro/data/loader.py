@@ -149,10 +149,8 @@ class ImageFiles(Domains):
         workers: int | None = None,
     ):
         if not 8 <= resolution <= 2048:
-            raise HmoeError(
-                f"{tree.name}: a resolution of {resolution} pixels is not between 8 and 2048.",
-                fix="224 is the protocol's.",
-            )
+            cause = f"{tree.name}: a resolution of {resolution} pixels is not between 8 and 2048."
+            raise HmoeError(cause, fix="224 is the protocol's.")
         self.scanned, self.options, self.name = tree, checked_options(options), tree.name
         self.domain_names, self.class_names = tree.domain_names, tree.class_names
         self.resolution, self.input_shape = resolution, (3, resolution, resolution)
