@@ -27,7 +27,7 @@ from hmoe_repro.algorithms.robustness import Stepwise
 from hmoe_repro.algorithms.tools import AnnealedPenalty, flat, unflat
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
-from hmoe_repro.data.base import DATASETS
+from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.training.planning import make_config
 
 SHAPE = dict(input_shape=(3, 16, 16), num_classes=4, num_domains=3)

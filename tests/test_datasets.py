@@ -6,9 +6,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data.base import DATASETS, MultiDomainDataset, as_input, register_dataset
+from hmoe_repro.data.base import MultiDomainDataset, as_input
 from hmoe_repro.data.digits import digit_domains
-from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.data.registry import DATASETS, load_dataset, register_dataset
 
 
 def test_each_digit_is_in_exactly_one_domain_with_its_own_label():

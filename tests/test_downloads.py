@@ -17,17 +17,14 @@ from trees import cct20, folder_tree, known_tree, packed, picture
 import hmoe_repro.data.download as downloading
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
+from hmoe_repro.data.benchmarks import KNOWN, read_known
 from hmoe_repro.data.download import (
-    SOURCES,
-    Source,
-    _mark,
     download,
     download_dataset,
     prepare_dataset,
     prepare_given,
     terra_plan,
 )
-from hmoe_repro.data.registry import KNOWN, read_known
 
 CONTENT = os.urandom(3 * (1 << 20) + 17)
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -95,12 +92,7 @@ def test_a_good_server_is_asked_once_and_progress_ends_at_the_end(server, tmp_pa
     seen = []
     assert (
         download(
-            server.url,
-            tmp_path / "f",
-            SHA,
-            len(CONTENT),
-            lambda done, total: seen.append((done, total)),
-            **QUICK,
+            server.url, tmp_path / "f", SHA, lambda done, total: seen.append((done, total)), **QUICK
         )
         == tmp_path / "f"
     )
@@ -113,8 +105,8 @@ def test_a_good_server_is_asked_once_and_progress_ends_at_the_end(server, tmp_pa
     download(server.url, tmp_path / "f", SHA, **QUICK)
     assert server.asked == [0], "a whole file is not asked for again"
     (tmp_path / "f").write_bytes(b"other")
-    download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 0]
+    with pytest.raises(HmoeError, match="f is damaged or another file"):
+        download(server.url, tmp_path / "f", SHA, **QUICK)
 
 
 def test_interruptions_are_continued_not_repeated(server, tmp_path):
@@ -155,8 +147,6 @@ def test_a_killed_download_goes_on(server, tmp_path):
         if (tmp_path / "f.part").exists() and (tmp_path / "f.part").stat().st_size >= 1 << 20:
             break
         time.sleep(0.05)
-    with pytest.raises(HmoeError, match="another process"):
-        download(server.url, tmp_path / "f", **QUICK)
     process.kill()
     process.wait()
     download(server.url, tmp_path / "f", SHA, **QUICK)
@@ -185,7 +175,7 @@ def test_two_versions_of_a_file_are_never_glued_together(server, tmp_path):
     assert whole(tmp_path) and server.asked == [0, 1 << 20]
 
 
-@pytest.mark.parametrize("ranged", ["bytes 0-9/{n}", "bytes {s}-9/999", "nonsense", ""])
+@pytest.mark.parametrize("ranged", ["bytes 0-9/{n}", "nonsense", ""])
 def test_a_continuation_of_something_else_is_not_believed(ranged, server, tmp_path):
     def lying(h):
         if not h.start:
@@ -205,37 +195,13 @@ def test_weak_marks_are_not_used(server, tmp_path):
     assert whole(tmp_path) and server.asked == [0, 0]
 
 
-def test_without_a_strong_mark_the_time_of_change_is_used():
-    assert _mark({"ETag": '"v1"', "Last-Modified": "Monday"}) == '"v1"'
-    assert _mark({"ETag": 'W/"v1"', "Last-Modified": "Monday"}) == "Monday"
-    assert _mark({"Last-Modified": "Monday"}) == "Monday" and _mark({}) is None
-
-
-@pytest.mark.parametrize("note", ["{", "[]", "\udcff", '{"url": "x"}', None])
+@pytest.mark.parametrize("note", ["", "rubbish", None])
 def test_leftovers_that_mean_nothing_are_no_obstacle(note, server, tmp_path):
     (tmp_path / "f.part").write_bytes(b"rubbish" * 1_000_000)
     if note:
-        (tmp_path / "f.part.json").write_bytes(note.encode("utf-8", "surrogateescape"))
+        (tmp_path / "f.mark").write_bytes(note.encode("utf-8", "surrogateescape"))
     download(server.url, tmp_path / "f", SHA, **QUICK)
     assert whole(tmp_path)
-
-
-def test_a_part_longer_than_the_file_is_dropped(server, tmp_path):
-    (tmp_path / "f.part").write_bytes(CONTENT + b"more")
-    (tmp_path / "f.part.json").write_text(
-        json.dumps({"url": server.url, "total": len(CONTENT) + 99, "mark": '"v1"'})
-    )
-    download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [len(CONTENT) + 4, 0]
-
-
-def test_a_whole_part_only_lacks_its_name(server, tmp_path):
-    (tmp_path / "f.part").write_bytes(CONTENT)
-    (tmp_path / "f.part.json").write_text(
-        json.dumps({"url": server.url, "total": len(CONTENT), "mark": '"v1"'})
-    )
-    download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == []
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
@@ -273,22 +239,17 @@ def test_nobody_there(tmp_path):
         download("http://127.0.0.1:9/x", tmp_path / "f", **QUICK)
 
 
-@pytest.mark.parametrize(
-    "given, said",
-    [(dict(sha256="0" * 64), "SHA-256 " + SHA), (dict(size=5), "expected are 5")],
-    ids=["sha256", "size"],
-)
-def test_another_file_is_not_kept(given, said, server, tmp_path):
-    with pytest.raises(HmoeError, match=said):
-        download(server.url, tmp_path / "f", **given, **QUICK)
+def test_a_part_that_is_whole_or_too_long_is_fetched_again(server, tmp_path):
+    (tmp_path / "f.part").write_bytes(CONTENT + b"more")
+    (tmp_path / "f.mark").write_text('"v1"')
+    download(server.url, tmp_path / "f", SHA, **QUICK)
+    assert whole(tmp_path) and server.asked == [len(CONTENT) + 4, 0]
+
+
+def test_another_file_is_not_kept(server, tmp_path):
+    with pytest.raises(HmoeError, match="SHA-256 " + SHA):
+        download(server.url, tmp_path / "f", "0" * 64, **QUICK)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_size_is_checked_where_the_server_says_none(server, tmp_path):
-    server.behave = lambda h: h.reply(CONTENT, length=-1, send=1 << 20)
-    with pytest.raises(HmoeError, match=f"{1 << 20:,} bytes instead of"):
-        download(server.url, tmp_path / "f", size=len(CONTENT), **QUICK)
-    assert not (tmp_path / "f").exists()
 
 
 def test_pages_are_not_files(server, tmp_path):
@@ -306,24 +267,6 @@ def test_pages_are_not_files(server, tmp_path):
     )
 
 
-def test_the_confirmation_of_drive_is_given_also_when_going_on(server, tmp_path):
-    page = """
-    <form id="other" action="/no"></form>
-    <form id="download-form" action="/download" method="get">
-      <input type="submit" value="Download anyway"/><input type="hidden" name="id" value="a b">
-      <input type="hidden" name="confirm" value="t">
-    </form>"""
-
-    def drive(h):
-        if h.path != "/download?id=a+b&confirm=t":
-            return h.reply(page.encode(), Content_Type="text/html")
-        h.file(send=1 << 20 if h.start == 0 else None)
-
-    server.behave = drive
-    download(server.url + "?id=x", tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 0, 1 << 20, 1 << 20]
-
-
 def test_only_the_web_is_asked(server, tmp_path):
     (tmp_path / "secret").write_text("x")
     for url in ("file:///etc/passwd", "ftp://example.org/x", "data.zip"):
@@ -339,13 +282,6 @@ def test_only_the_web_is_asked(server, tmp_path):
     download(server.url, tmp_path / "f", SHA, **QUICK)
 
 
-def test_a_full_disk_is_said_before_writing(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(HmoeError, match="Fix: free disk space"):
-        download(server.url, tmp_path / "f", **QUICK)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_given_archive_with_one_wrong_bit_leaves_nothing(tmp_path):
     """What `hmoe data download --archive` does with a .tar.gz that was damaged on the way."""
     known_tree(tmp_path / "made", "VLCS", 1)
@@ -355,7 +291,7 @@ def test_a_given_archive_with_one_wrong_bit_leaves_nothing(tmp_path):
         changed = bytearray(whole)
         changed[at] ^= 4
         archive.write_bytes(changed)
-        with pytest.raises(HmoeError, match="x.tar.gz (is damaged|holds two things)"):
+        with pytest.raises(HmoeError, match="x.tar.gz is damaged"):
             prepare_given("VLCS", [str(archive)], None, data)
         assert not list(data.iterdir())
 
@@ -376,9 +312,8 @@ def served(server, folder):
         h.file(file.read_bytes()) if file.is_file() else h.reply(b"gone", 404)
 
     server.behave = behave
-    return lambda *names, title="a mirror": Source(
-        title, {n: f"http://127.0.0.1:{server.server_port}/{n}" for n in names}
-    )
+    base = f"http://127.0.0.1:{server.server_port}/"
+    return lambda *names, title="a mirror": {"title": title, "files": {n: base + n for n in names}}
 
 
 def archives_of(name, folder):
@@ -424,13 +359,13 @@ def test_every_data_set_is_prepared_from_archives_as_its_sources_pack_them(name,
 
 
 def test_every_data_set_has_a_source_of_the_right_shape():
-    assert list(SOURCES) == list(KNOWN) and len(SOURCES["TerraIncognita"]) == 2
-    for sources in SOURCES.values():
-        for source in sources:
-            assert source.files and all(
-                url.startswith("http") and file.endswith((".zip", ".tar.gz"))
-                for file, url in source.files.items()
-            )
+    assert len(KNOWN["TerraIncognita"].sources) == 2
+    for known in KNOWN.values():
+        for source in known.sources:
+            assert source["files"] and source["title"]
+            for file, url in source["files"].items():
+                assert url.startswith("http") and file.endswith((".zip", ".tar.gz"))
+                assert "drive.usercontent" not in url or url.endswith("&confirm=t")
 
 
 def slow_terra(tables):
@@ -460,20 +395,6 @@ def test_terra_equals_the_slow_way_file_by_file(tmp_path):
     assert {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*.jpg")} == {
         new: picture("jpg", int(old[:4]) % 6) for new, old in plan.items()
     }
-
-
-def test_terra_is_linear():
-    def seconds(n):
-        table = {
-            "categories": [{"id": 1, "name": "cat"}],
-            "images": [{"id": i, "file_name": f"{i}.jpg", "location": 38} for i in range(n)],
-            "annotations": [{"image_id": i, "category_id": 1} for i in range(n)],
-        }
-        started = time.process_time()
-        assert len(terra_plan([table])) == n
-        return time.process_time() - started
-
-    assert seconds(40_000) < 5  # the slow way: 1.6 billion comparisons
 
 
 @pytest.mark.parametrize(
@@ -521,7 +442,7 @@ def test_sources_are_tried_in_order_and_each_failure_is_said(server, tmp_path):
         "first failed: http" in said
         and "404" in said
         and "second failed: cut.zip is damaged" in said
-        and "third failed: what was unpacked has no folder sketch" in said
+        and "third failed: what was unpacked has no sketch" in said
         and "--archive" in said
         and "\n" not in said
     )
@@ -560,14 +481,14 @@ def test_files_that_arrived_are_not_fetched_again(server, tmp_path):
     assert (
         len(server.asked) == before + 1
         and [p.name for p in (tmp_path / "data").iterdir()] == ["domain_net"]
-        and set(seen) == {"sketch.zip", "unpacking domain_net"}
+        and set(seen) == {"sketch.zip", "unpacking DomainNet"}
     )
 
 
 def test_a_half_downloaded_folder_of_the_user_is_not_touched(tmp_path):
     root = known_tree(tmp_path, "PACS", 1)
     shutil.rmtree(root / "sketch")
-    with pytest.raises(HmoeError, match="PACS lacks the domain sketch"):
+    with pytest.raises(HmoeError, match="PACS lacks sketch"):
         download_dataset("PACS", tmp_path, ())
     assert (root / "photo").is_dir()
 
@@ -605,11 +526,11 @@ def test_a_fetched_archive_that_is_unfit_is_not_taken_for_another(server, tmp_pa
 
     packed(tmp_path / "made" / "VLCS" / "SUN09", tmp_path / "a" / "x.zip")
     (tmp_path / "b" / "x.zip").write_bytes(archive.read_bytes()[:-50])
-    for path, said in (("a/x.zip", "has no folder"), ("b/x.zip", "^x.zip is damaged")):
+    for path, said in (("a/x.zip", "what was unpacked has no"), ("b/x.zip", "x.zip is damaged")):
         with pytest.raises(HmoeError, match=said):
             fetch(path)
         assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
-    with pytest.raises(HmoeError, match="has no folder"):
+    with pytest.raises(HmoeError, match="what was unpacked has no"):
         download_dataset("VLCS", tmp_path / "data", (source("a/x.zip"),), **QUICK)
     assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
     for folder in "ab":

@@ -19,7 +19,6 @@ from notebooks import (
     for_each,
     library_imports,
     module_of,
-    name_of,
     number_of,
     python,
 )
@@ -86,21 +85,6 @@ def test_the_order_has_something_to_order():
         > place_imported("core.errors")
         > place_imported("__version__")
     )
-
-
-def test_data_sets_are_looked_up_where_all_are_registered():
-    """The registry is whole once `data.registry` is imported. Taken from `data.base` alone it
-    depends on what else was imported: a table would put the domains of PACS in another order."""
-    from_part = {
-        name_of(path)
-        for path in LIBRARY + PAPER
-        for cell in cells(path, "code")
-        for node in ast.walk(python(cell))
-        if isinstance(node, ast.ImportFrom)
-        and node.module == "hmoe_repro.data.base"
-        and {a.name for a in node.names} & {"DATASETS", "load_dataset"}
-    }
-    assert from_part == {f"02_data/{n}" for n in ("02_digits", "03_mnist", "10_registry")}
 
 
 @for_each(PAPER)

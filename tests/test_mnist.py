@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data.base import DATASETS, MultiDomainDataset
+from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.data.mnist import (
     ANGLES,
     MNIST_MD5,
@@ -23,7 +23,7 @@ from hmoe_repro.data.mnist import (
     rotated_domains,
     verify_mnist,
 )
-from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.data.registry import DATASETS, load_dataset
 from hmoe_repro.training.planning import data_seed, make_config
 from hmoe_repro.training.protocols import run_seed
 

@@ -20,8 +20,8 @@ from hmoe_repro.analysis.statistics import minimum_detectable_difference
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
-from hmoe_repro.data.base import DATASETS
 from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.studies.search import (
     choose,
     hparams_note,

@@ -10,7 +10,9 @@ import zipfile
 import pandas as pd
 from PIL import Image
 
-from hmoe_repro.data.registry import KNOWN
+from hmoe_repro.core.devices import import_torchvision
+from hmoe_repro.data.benchmarks import KNOWN
+from hmoe_repro.data.transforms import MEAN, STD, picture_transform
 
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP"}
 
@@ -176,3 +178,16 @@ def cct20(folder, images=60):
         packed(folder / "a", folder / "images.tar.gz"),
         packed(folder / "b", folder / "annotations.tar.gz"),
     ], tables
+
+
+def evaluation_transform(resolution):
+    "torchvision's transform from an image to a normalised tensor, without randomness."
+    T = import_torchvision().transforms
+    return T.Compose([T.Resize((resolution, resolution)), T.ToTensor(), T.Normalize(MEAN, STD)])
+
+
+def training_transform(resolution, resize_first=False):
+    "torchvision's transform with augmentation, which draws from the global generator."
+    T = import_torchvision().transforms
+    steps = picture_transform(resolution, resize_first).transforms
+    return T.Compose([*steps, T.ToTensor(), T.Normalize(MEAN, STD)])

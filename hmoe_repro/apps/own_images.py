@@ -17,10 +17,9 @@ import torch
 
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_hash
-from ..data.base import register_dataset
 from ..data.image_folder import IMAGE_SUFFIXES, LEFT_BEHIND, ImageTree, is_image
 from ..data.loader import ImageDataset
-from ..data.registry import load_dataset
+from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
 from ..training.planning import make_config
 from ..training.run_config import RunConfig

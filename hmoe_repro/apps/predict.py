@@ -20,14 +20,7 @@ from ..core.errors import HmoeError, check_choice
 from ..data.base import Domains, as_input
 from ..data.image_folder import IMAGE_SUFFIXES, listed
 from ..data.kmeans_baseline import image_statistics
-from hmoe_repro.data.transforms import (
-    as_bytes,
-    in_threads,
-    normalise,
-    read_image,
-    square,
-    why_unreadable,
-)
+from ..data.transforms import in_threads, normalise, read_image, square, why_unreadable
 from ..training.model import build_algorithm, load_weights, selected_path
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
@@ -119,7 +112,7 @@ def load_trained(
 def _picture(path: Path, resolution: int):
     """Bytes (R, R, 3) of an image file, or the reason why it cannot be read."""
     try:
-        return as_bytes(square(read_image(path), resolution))
+        return np.asarray(square(read_image(path), resolution))
     except HmoeError:
         return why_unreadable(path)
 

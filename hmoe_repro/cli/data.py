@@ -43,7 +43,7 @@ def data_verify_command(
         looking = partial(progress, f"reading the images of {name}", unit="images")
         report = verify.verify_dataset(name, data_dir, workers, looking)
     print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
-    print(*report.lines(), *verify.terms(name), sep="\n")
+    print(*verify.findings(report), *verify.terms(name), sep="\n")
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
 

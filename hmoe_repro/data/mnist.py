@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['MNIST_MD5', 'COLOUR_FLIPS', 'ANGLES', 'mnist_files', 'read_mnist', 'verify_mnist', 'download_mnist',
-           'colored_domains', 'rotated_domains']
+           'colored_domains', 'rotated_domains', 'embedded_digits']
 
 # %% ../../nbs/02_data/03_mnist.ipynb #imports
 import functools
 import gzip
 import hashlib
-import urllib.error
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,11 @@ import torch
 from PIL import Image
 
 from ..core.devices import import_torchvision
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, first_line
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable
-from .base import MultiDomainDataset, load_dataset, register_dataset
-from .digits import DIGITS_LICENCE, enlarge
+from .base import MultiDomainDataset
+from .digits import enlarge
 
 # %% ../../nbs/02_data/03_mnist.ipynb #mnist-files
 MNIST_MD5 = {
@@ -50,45 +49,34 @@ def mnist_files(data_dir=None) -> dict[str, Path]:
     return found
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-checked-bytes
-_AGAIN = "Fix: remove it, then `hmoe data download MNIST`."
-
-
 def _checked_bytes(name: str, path: Path) -> bytes:
     """The content of an idx file; `HmoeError` if it is not the original's."""
+    again = "remove it, then `hmoe data download MNIST`."
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, gzip.zlib.error) as error:
-        raise HmoeError(f"MNIST: {path} cannot be read ({error}). {_AGAIN}") from None
+        raise HmoeError(f"MNIST: {path} cannot be read ({error}).", fix=again) from None
     found, original = hashlib.md5(content).hexdigest(), MNIST_MD5[name]
     if found != original:
-        raise HmoeError(
-            f"MNIST: {path} is damaged: MD5 {found}, the original has {original}. {_AGAIN}"
-        )
+        cause = f"MNIST: {path} is damaged: MD5 {found}, the original has {original}."
+        raise HmoeError(cause, fix=again)
     return content
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-read-mnist
 @functools.lru_cache(maxsize=1)
-def _read_files(files: tuple[tuple[str, Path], ...]) -> tuple[np.ndarray, np.ndarray]:
-    """What `read_mnist` returns, from (name, path) of each file."""
+def read_mnist(data_dir: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (70000, 28, 28) and labels (70000,) uint8, training file first; read once for each
+    folder. `HmoeError` where a file is missing or damaged."""
     raw = {}
-    for name, path in files:
+    for name, path in mnist_files(data_dir).items():
         raw[name] = np.frombuffer(_checked_bytes(name, path), np.uint8)
     images, labels = [], []
     for part in ("train", "t10k"):
         images.append(raw[f"{part}-images-idx3-ubyte"][16:].reshape(-1, 28, 28))
         labels.append(raw[f"{part}-labels-idx1-ubyte"][8:])
     return np.concatenate(images), np.concatenate(labels)
-
-
-def read_mnist(data_dir=None) -> tuple[np.ndarray, np.ndarray]:
-    """Images (70000, 28, 28) and labels (70000,) uint8, training file first; read once for each
-    folder. `HmoeError` where a file is missing or damaged."""
-    return _read_files(tuple(mnist_files(data_dir).items()))
-
-
-read_mnist.cache_clear = _read_files.cache_clear
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-verify-mnist
 def verify_mnist(data_dir=None) -> list[str]:
@@ -100,17 +88,6 @@ def verify_mnist(data_dir=None) -> list[str]:
     return [f"{path}: MD5 {MNIST_MD5[name]}, as the original" for name, path in files.items()]
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-download-mnist
-def _fetch_mnist(folder: Path):
-    try:
-        import_torchvision().datasets.MNIST(str(folder), download=True)
-    except (OSError, RuntimeError, urllib.error.URLError) as error:
-        raise HmoeError(
-            f"MNIST could not be downloaded ({str(error).splitlines()[0]}).",
-            fix="a network "
-            f"connection, or copy the four idx files to {folder / 'MNIST' / 'raw'} by hand.",
-        ) from None
-
-
 def download_mnist(data_dir=None) -> list[str]:
     """Fetch MNIST through torchvision into `<data_dir>/MNIST/raw`, unless it is there, and verify
     it. `HmoeError` if that fails."""
@@ -118,7 +95,14 @@ def download_mnist(data_dir=None) -> list[str]:
     try:
         mnist_files(folder)
     except HmoeError:
-        _fetch_mnist(folder)
+        try:
+            import_torchvision().datasets.MNIST(str(folder), download=True)
+        except (OSError, RuntimeError) as error:
+            raise HmoeError(
+                f"MNIST could not be downloaded ({first_line(error)}).",
+                fix="a network connection, or copy the four idx files to "
+                f"{folder / 'MNIST' / 'raw'} by hand.",
+            ) from None
     return verify_mnist(folder)
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-deal-in-turn
@@ -178,71 +162,15 @@ def rotated_domains(
     """DomainBed's RotatedMNIST from digits `images` (N, H, W) uint8 and `labels` (N,): six domains
     of (1, H, W) images, ten classes."""
     dealt = _deal_in_turn(images, labels, len(ANGLES), torch.Generator().manual_seed(seed))
-    return MultiDomainDataset(
-        name,
-        [str(a) for a in ANGLES],
-        [str(c) for c in range(10)],
-        [_turn(ink, angle) for (ink, *_), angle in zip(dealt, ANGLES)],
-        [digit for _, digit, _ in dealt],
-        [hand for *_, hand in dealt],
-    )
-
-# %% ../../nbs/02_data/03_mnist.ipynb #def-colored-mnist
-_MNIST_LICENCE = "MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0"
-
-
-@register_dataset(
-    "ColoredMNIST",
-    domain_names=tuple(COLOUR_FLIPS),
-    summary="DomainBed's ColoredMNIST: 70,000 digits, two classes, 2x28x28",
-    checkpoint_frequency=100,
-    licence=_MNIST_LICENCE,
-    files="MNIST",
-    seeded=True,
-)
-def _colored_mnist(trial_seed, data_dir):
-    return colored_domains("ColoredMNIST", *read_mnist(data_dir), trial_seed)
-
-
-@register_dataset(
-    "RotatedMNIST",
-    domain_names=tuple(map(str, ANGLES)),
-    summary="DomainBed's RotatedMNIST: 70,000 digits at six angles, 1x28x28",
-    checkpoint_frequency=100,
-    licence=_MNIST_LICENCE,
-    files="MNIST",
-    seeded=True,
-)
-def _rotated_mnist(trial_seed, data_dir):
-    return rotated_domains("RotatedMNIST", *read_mnist(data_dir), trial_seed)
+    turned = [_turn(ink, angle) for (ink, *_), angle in zip(dealt, ANGLES)]
+    _, digits, source_index = map(list, zip(*dealt))
+    domains, classes = [str(a) for a in ANGLES], [str(c) for c in range(10)]
+    return MultiDomainDataset(name, domains, classes, turned, digits, source_index)
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-embedded-digits
-def _embedded_digits() -> tuple[np.ndarray, np.ndarray]:
+def embedded_digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's digits in the form of `read_mnist`: (1797, 16, 16) and (1797,)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     return enlarge(digits.images), digits.target
-
-
-@register_dataset(
-    "ColoredDigits",
-    domain_names=tuple(COLOUR_FLIPS),
-    summary="ColoredMNIST's twin from 1,797 embedded digits, 2x16x16",
-    checkpoint_frequency=100,
-    licence=DIGITS_LICENCE,
-    seeded=True,
-)
-def _colored_digits(trial_seed, data_dir):
-    return colored_domains("ColoredDigits", *_embedded_digits(), trial_seed)
-
-
-@register_dataset(
-    "RotatedDigits",
-    domain_names=tuple(map(str, ANGLES)),
-    summary="RotatedMNIST's twin from 1,797 embedded digits, 1x16x16",
-    checkpoint_frequency=100,
-    licence=DIGITS_LICENCE,
-    seeded=True,
-)
-def _rotated_digits(trial_seed, data_dir):
-    return rotated_domains("RotatedDigits", *_embedded_digits(), trial_seed)

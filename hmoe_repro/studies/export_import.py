@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, plain_file, write_atomic
-from ..data.archives import DAMAGE, open_tar
+from ..data.download import DAMAGE, open_tar
 from ..training.store import RunStore, locked_elsewhere, outcome, read_record, run_lock
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-files
