@@ -16,7 +16,7 @@ import browser
 import pytest
 from notebooks import ROOT
 
-from hmoe_repro.report.readme import item_status
+from hmoe_repro.report.gallery import item_status
 from hmoe_repro.training import selection
 
 BOOK = ROOT / "docs" / "book"

@@ -120,50 +120,6 @@ def test_claims_about_accuracy_take_mix():
     assert named == {"KD beats averaging", "Mask-Ens as Pred-Ens"}
 
 
-GOOD = """
-[[claims]]
-paper = "HMOE"
-key = "mine"
-text = "a claim"
-measure = "rate"
-rule = { more_than = 50 }
-[claims.arguments]
-studies = ["quick-digits"]
-where = { algorithm = "HMOE-DN" }
-condition = { idle_expert = true }
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"rate"', '"share"', "measure 'share'.*contrast.*mean.*rate"),
-        ("more_than", "most", "rule 'most'.*larger.*more_than"),
-        ("idle_expert", "idel", "column.*'idel'.*idle_expert"),
-        ("condition", "condtion", "argument of rate 'condtion'.*condition"),
-        ("text =", "txt =", "field of a claim 'txt'.*text"),
-    ],
-)
-def test_a_wrong_file_of_claims_is_named_with_claim_and_choices(tmp_path, frames, old, new, said):
-    file = tmp_path / "own.toml"
-    file.write_text(GOOD, encoding="utf-8")
-    (claim,) = read_claims(file)
-    assert evaluate_claim(claim, frames).evidence.runs == 12
-    file.write_text(GOOD.replace(old, new), encoding="utf-8")
-    with pytest.raises(HmoeError, match=said) as error:
-        evaluate_claims(read_claims(file), frames)
-    assert "own.toml" in str(error.value) and "'mine'" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_file_of_claims_that_is_no_toml(tmp_path):
-    with pytest.raises(HmoeError, match="own.toml"):
-        read_claims(tmp_path / "own.toml")
-    (tmp_path / "own.toml").write_text("[[", encoding="utf-8")
-    with pytest.raises(HmoeError, match="own.toml"):
-        read_claims(tmp_path / "own.toml")
-
-
 # Rules
 
 
@@ -394,16 +350,13 @@ def test_links_lead_to_the_rendered_page_or_to_its_source(weighed):
     assert page_link(absent) == "[dmg_table2](../../nbs/paper/dmg_table2.ipynb)"
 
 
-def test_the_answer_is_filled_from_the_claims(weighed, tmp_path):
+def test_the_answer_is_filled_from_the_claims(weighed):
     finds, helps, simple = claims_answer([*weighed.values()])
     assert "No (5 of 32 [5 to 33 %])" in finds and "chosen with the true labels" in finds
     assert helps.startswith("Does it help accuracy? No significant difference (-0.3 points")
     assert "photo 0.99 against 0.74" in simple
     absent = [evaluate_claim(claim, {}) for claim in CLAIMS]
     assert "Not run in this project's default setting" in claims_answer(absent)[0]
-    (tmp_path / "own.toml").write_text('answer = ["{nothing}"]', encoding="utf-8")
-    with pytest.raises(HmoeError, match="nothing"):
-        claims_answer(absent, tmp_path / "own.toml")
 
 
 def test_the_picture_has_a_panel_for_each_unit(weighed):

@@ -18,16 +18,9 @@ def test_the_committed_gallery_is_what_its_folder_gives(root, tmp_path, profile)
 
 
 def test_markdown_stays_as_it_is_and_html_is_escaped():
-    section = {
-        "name": "one",
-        "title": "a < b",
-        "claim": "",
-        "data": "",
-        "profile": "",
-        "verdict": "it's",
-    }
+    section = {"name": "one", "title": "a < b", "claim": "", "verdict": "it's"}
     lists = dict.fromkeys(("pictures", "tables", "linked"), [])
-    text = template("gallery_section.md").render(**section, **lists, evidence="")
+    text = template("gallery_section.md").render(**section, **lists)
     assert "## a < b" in text and "it's" in text
     frame = pd.DataFrame(columns=["a < b"])
     assert "a &lt; b" in template("discover_parts.html").module.table(frame)

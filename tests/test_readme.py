@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.report.readme import PAGES_WITH_BLOCKS, blocks_in, readme_blocks
+from hmoe_repro.report.gallery import PAGES_WITH_BLOCKS, readme_blocks
 
 README = repo_root() / "README.md"
 NOTEBOOK = r"nbs/[0-9]{2}_\w+/\d\d_\w+\.ipynb"
@@ -18,23 +18,24 @@ def test_generated_blocks_are_those_of_the_published_records():
     blocks, used = readme_blocks(), set()
     for name in PAGES_WITH_BLOCKS:
         page = (repo_root() / name).read_text(encoding="utf-8")
-        used |= set(blocks_in(page))
-        for block in blocks_in(page):
+        present = re.findall(r"<!-- ([\w-]+):start -->", page)
+        used |= set(present)
+        for block in present:
             inside = page.split(f"<!-- {block}:start -->")[1].split(f"<!-- {block}:end -->")[0]
             assert inside.strip() == blocks[block].strip(), f"{block} is stale. Fix: make figures"
     assert used == set(blocks)
 
 
 def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):
-    from hmoe_repro.report import readme
+    from hmoe_repro.report import gallery
 
     def rendered(profile, page, **facts):
         folder = tmp_path / "figures" / profile
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{page}.provenance.json").write_text(json.dumps(facts))
 
-    monkeypatch.setattr(readme, "repo_root", lambda: tmp_path)
-    status = readme.item_status
+    monkeypatch.setattr(gallery, "repo_root", lambda: tmp_path)
+    status = gallery.item_status
     assert status(("hmoe_fig5", "digits_fig5")) == ("not run", "[page](nbs/paper/hmoe_fig5.ipynb)")
     assert status(("",)) == ("not run", "–")
     assert status(("nbs/a.ipynb",)) == ("explained", "[notebook](nbs/a.ipynb)")

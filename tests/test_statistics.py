@@ -27,7 +27,6 @@ from hmoe_repro.analysis.statistics import (
     paired_values,
     rate,
     rate_text,
-    strip_plot,
 )
 from hmoe_repro.core.errors import HmoeError
 
@@ -274,16 +273,6 @@ def test_a_forest_has_a_row_for_each_contrast_filled_where_it_is_significant():
             assert drawn[at].get_xdata()[0] == pytest.approx(row.difference)
             assert (drawn[at].get_markerfacecolor() != "white") == row.significant
     assert drawn and len({axis.get_xlim() for axis in figure.axes}) == 1
-    plt.close(figure)
-
-
-def test_a_strip_has_a_dot_for_each_run():
-    frame = study(CORAL=[[1.0, None, 2.0, 1.0]] * 2, HMOE_DN=[[1.0, 2.0, 3.0, 4.0]] * 3)
-    figure = strip_plot(frame)
-    assert [axis.get_title() for axis in figure.axes] == [*DOMAINS]
-    for axis, domain in zip(figure.axes, DOMAINS):
-        dots = np.concatenate([dots.get_offsets() for dots in axis.collections])
-        assert len(dots) == (frame.test_domain == domain).sum()
     plt.close(figure)
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 from book_cells import read
 from book_text import Book, markdown, plain
 
-from hmoe_repro.report.gallery import facts_of, index_entry, title_and_claim
-from hmoe_repro.report.readme import PUBLISHED, item_status, status_words
+from hmoe_repro.report.gallery import (
+    PUBLISHED,
+    facts_of,
+    index_entry,
+    item_status,
+    status_words,
+    title_and_claim,
+)
 from hmoe_repro.report.render import files_of
 
 PROFILES = {

@@ -6,7 +6,7 @@
 __all__ = ['POINTS', 'RUNS', 'SUPPORTED', 'CONTRADICTED', 'UNDECIDED', 'SCALE', 'VERDICTS', 'MEASURES', 'VERDICT_COLOURS',
            'Evidence', 'Rule', 'make_rule', 'Claim', 'ClaimResult', 'read_claims', 'run_scores', 'nearest_domain',
            'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'chosen', 'contrast_measure', 'mean_measure',
-           'rate_measure', 'alike_measure', 'evaluate_claim', 'evaluate_claims', 'reason', 'claims_table', 'page_link',
+           'rate_measure', 'alike_measure', 'evaluate_claim', 'evaluate_claims', 'reason', 'page_link', 'claims_table',
            'claims_markdown', 'count_line', 'claims_answer', 'plot_claims']
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #imports
@@ -15,10 +15,8 @@ import math
 import re
 import tomllib
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
-from inspect import signature
-from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -141,7 +139,6 @@ class Claim:
     wanted: str = "more trial seeds"
     note: str = ""
     ours: bool = False
-    file: str = "claims.toml"
 
 
 class ClaimResult(NamedTuple):
@@ -152,42 +149,19 @@ class ClaimResult(NamedTuple):
     verdict: str
 
 
-def _made(row: dict) -> Claim:
-    """The claim of a table of the file. `HmoeError` for an unknown field, measure or rule."""
-    for name in row:
-        check_choice(name, [f.name for f in fields(Claim)], "field of a claim")
-    if "measure" in row:
-        known = [*signature(MEASURES[check_choice(row["measure"], MEASURES, "measure")]).parameters]
-        for arguments in (row["arguments"], *row.get("also", ())):
-            for name in arguments:
-                check_choice(name, [*known[1:], "studies", "says"], f"argument of {row['measure']}")
-    given = {"also": tuple(row.get("also", ()))}
-    if "rule" in row:
-        given["rule"] = make_rule(*next(iter(row["rule"].items())))
-    return Claim(**row | given)
+def _content() -> dict:
+    """The content of the file of claims."""
+    return tomllib.loads((resources.files("hmoe_repro") / "claims.toml").read_text("utf-8"))
 
 
-def _table_of(file: str | Path = "") -> dict:
-    """The content of a file of claims; `HmoeError` if it cannot be read."""
-    path = Path(file) if str(file) else resources.files("hmoe_repro") / "claims.toml"
-    try:
-        return {"answer": [], "file": path.name} | tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise HmoeError(
-            f"cannot read claims from {path.name}: {problem}.", fix="a TOML file."
-        ) from None
-
-
-def read_claims(file: str | Path = "") -> list[Claim]:
-    """The claims of a TOML file (default: the library's). `HmoeError` names file and claim."""
-    content, claims = _table_of(file), []
-    for row in content.get("claims", ()):
-        try:
-            claims.append(_made(row | {"file": content["file"]}))
-        except (HmoeError, TypeError, KeyError) as error:
-            where = f"{content['file']}, claim {row.get('key', '?')!r}"
-            raise HmoeError(f"{where}: {error}") from None
+def read_claims() -> list[Claim]:
+    """The claims of `hmoe_repro/claims.toml`. `HmoeError` for an unknown measure or rule."""
+    claims = []
+    for row in _content()["claims"]:
+        if "measure" in row:
+            check_choice(row["measure"], MEASURES, f"measure of the claim {row['key']!r}")
+        rule = make_rule(*next(iter(row["rule"].items()))) if "rule" in row else None
+        claims.append(Claim(**row | {"rule": rule}))
     return claims
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-scores
@@ -267,9 +241,15 @@ def toy_rows(record: dict, arrays: dict) -> pd.DataFrame:
     return frame[["seed", "intervals_found", "majority_found", "mix_best"]]
 
 
+def _file(study: str, store: str):
+    """The file of a study, or of a benchmark ('bench-...')."""
+    suffix = ".json" if study.startswith("bench-") else ".jsonl"
+    return study_file(study, store).with_suffix(suffix)
+
+
 def _cost_rows(study: str, store: str) -> pd.DataFrame:
     """A benchmark as a frame: `times_erm`, a training step's time over ERM's in the same round."""
-    found = json.loads(study_file(study, store).with_suffix(".json").read_text(encoding="utf-8"))
+    found = json.loads(_file(study, store).read_text(encoding="utf-8"))
     seconds = pd.DataFrame(next(iter(found["seconds"].values())))  # of training steps
     times = seconds.div(seconds["ERM"], axis=0).rename_axis("trial_seed").reset_index()
     rows = times.melt("trial_seed", var_name="algorithm", value_name="times_erm")
@@ -310,12 +290,9 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
 
 def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame]:
     """Study -> `claim_frame` of all studies that some claims read and that have a file."""
-    parts = [claim.arguments for claim in claims] + [p for c in claims for p in c.also]
+    parts = [part for claim in claims for part in (claim.arguments, *claim.also)]
     names = dict.fromkeys(study for part in parts for study in part.get("studies", ()))
-    files = {name: study_file(name, store) for name in names}
-    kinds = {name: ".json" if name.startswith("bench-") else ".jsonl" for name in names}
-    known = [name for name, file in files.items() if file.with_suffix(kinds[name]).exists()]
-    return {name: claim_frame(name, store) for name in known}
+    return {name: claim_frame(name, store) for name in names if _file(name, store).exists()}
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-young
 def _undertrained(rows: pd.DataFrame, share: float) -> str:
@@ -323,13 +300,6 @@ def _undertrained(rows: pd.DataFrame, share: float) -> str:
     found = undertrained(rows, share) if "record" in rows else []
     names = ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
     return f"undertrained: {names}" if names else ""
-
-
-def _unfair(first: pd.DataFrame, second: pd.DataFrame) -> str:
-    """The problem of comparing two algorithms of which one is far behind on validation images;
-    settings, masks and modes of one algorithm are comparable however long it was trained."""
-    alone = set(first.algorithm) & set(second.algorithm)
-    return "" if alone else _undertrained(pd.concat([first, second]), SLOW)
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-chosen
 def meets(frame: pd.DataFrame, name: str, wanted) -> pd.Series:
@@ -384,10 +354,12 @@ def contrast_measure(
     if grid.empty:
         raise HmoeError("no runs of equal seed and test domain")
     rows, paired = pd.concat([mine, theirs]), grid.stack().dropna().index
+    one = set(mine.algorithm) & set(theirs.algorithm)  # whose settings, masks or modes differ
+    problem = "" if one else _undertrained(rows, SLOW)
     rows = rows[pd.MultiIndex.from_frame(rows[["trial_seed", "test_domain"]]).isin(paired)]
     sides = [side.where(grid.notna()) for side in (first, second)]
     levels = {name: tuple(side[name].mean() for side in sides) for name in grid}
-    return _used(mean_interval(grid), rows, unit, levels=levels, problem=_unfair(mine, theirs))
+    return _used(mean_interval(grid), rows, unit, levels=levels, problem=problem)
 
 
 def mean_measure(frame, where: dict, metric: str, unit=POINTS) -> Evidence:
@@ -434,63 +406,48 @@ def alike_measure(frame, baseline: str, where: dict, margin: float) -> Evidence:
     return _used(found[worst], rows, POINTS, more=more)
 
 
-_ALL = (contrast_measure, mean_measure, rate_measure, alike_measure)
-MEASURES = {measure.__name__.removesuffix("_measure"): measure for measure in _ALL}
+MEASURES = {
+    "contrast": contrast_measure,
+    "mean": mean_measure,
+    "rate": rate_measure,
+    "alike": alike_measure,
+}
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-evaluate
-def _columns_of(given: dict) -> list[str]:
-    """The columns that some arguments of a measure name."""
-    tables = [given.get(name, {}) for name in ("a", "b", "where", "condition")]
-    names = [given.get(name) for name in ("metric", "metric_b", "by")]
-    return [*filter(None, names), *given.get("over", ()), *(c for table in tables for c in table)]
-
-
-def _measured(claim: Claim, given: dict, frames: dict[str, pd.DataFrame]) -> Evidence:
-    """The evidence of a claim with the arguments `given`, or the problem that there is none."""
-    given = {**claim.arguments, **given}
-    given.pop("says", None)
-    studies = given.pop("studies")
-    absent = [study for study in studies if study not in frames]
-    if absent:
+def _measured(claim: Claim, other: dict, frames: dict[str, pd.DataFrame]) -> Evidence:
+    """The evidence of a claim, with some `other` arguments, or the problem that there is none."""
+    given = {k: v for k, v in {**claim.arguments, **other}.items() if k not in ("says", "studies")}
+    studies = other.get("studies", claim.arguments["studies"])
+    if absent := [study for study in studies if study not in frames]:
         return Evidence(problem=f"not run: {', '.join(absent)}")
     frame = pd.concat([frames[study] for study in studies], ignore_index=True)
-    frame = frame.drop_duplicates(["run_id", "mode"])
-    known = set().union(*frames.values())
-    for name in _columns_of(given):
-        check_choice(name, known, f"column in {claim.file}, claim {claim.key!r}")
     try:
-        return MEASURES[claim.measure](frame, **given)
-    except (HmoeError, KeyError) as error:
-        return Evidence(problem=getattr(error, "cause", str(error)))
+        return MEASURES[claim.measure](frame.drop_duplicates(["run_id", "mode"]), **given)
+    except HmoeError as error:
+        return Evidence(problem=error.cause)
 
 
 def _levels(found: Evidence) -> str:
     """'By test domain: negative +6.7, sketch -12.6.', or of scores both sides of it."""
     if not 1 < len(found.levels) < 7:
         return ""
-    by = "data set" if set(found.levels) <= set(DATASETS) else "test domain"
-    if found.unit == POINTS:
-        said = [
-            f"{name} {value - sum(other):+.1f}" for name, (value, *other) in found.levels.items()
-        ]
-    else:
-        pairs = {n: " against ".join(f"{x:.2f}" for x in side) for n, side in found.levels.items()}
-        said = [f"{name} {pair}" for name, pair in pairs.items()]
+    by, said = "data set" if set(found.levels) <= set(DATASETS) else "test domain", []
+    for name, (value, *other) in found.levels.items():
+        both = " against ".join(f"{x:.2f}" for x in (value, *other))
+        said.append(f"{name} {f'{value - sum(other):+.1f}' if found.unit == POINTS else both}")
     return f"By {by}: {', '.join(said)}."
 
 
 def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult:
-    """The evidence for a claim in `claim_frames` and its verdict: one of `VERDICTS`. `HmoeError`
-    for a column that no study has."""
+    """The evidence for a claim in `claim_frames` and its verdict: one of `VERDICTS`."""
     found = Evidence(problem="no study of it")
     if claim.measure:
         found = _measured(claim, {}, frames)
         others = [(part["says"], _measured(claim, part, frames)) for part in claim.also]
         said = [f"{says}: {e.text()}." for says, e in others if e.runs]
         found = replace(found, more=" ".join(filter(None, [_levels(found), found.more, *said])))
-    if claim.scale:
-        return ClaimResult(claim, found, SCALE)
-    return ClaimResult(claim, found, claim.rule.judge(found) if claim.rule else UNDECIDED)
+    verdict = claim.rule.judge(found) if claim.rule else UNDECIDED
+    return ClaimResult(claim, found, SCALE if claim.scale else verdict)
 
 
 def evaluate_claims(claims: list[Claim], frames: dict[str, pd.DataFrame]) -> list[ClaimResult]:
@@ -510,15 +467,21 @@ def reason(result: ClaimResult) -> str:
     return text[:1].upper() + text[1:]
 
 
+def page_link(result: ClaimResult) -> str:
+    """The Markdown link to a claim's page, or to its source where nothing was run; else ''."""
+    profile, _, page = result.claim.page.rpartition("/")
+    folder = f"figures/{profile}" if result.evidence.runs else "nbs/paper"
+    return f"[{page}](../../{folder}/{page}.ipynb)" if page else ""
+
+
 def claims_table(results: list[ClaimResult]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A text table of claims, and the numbers behind it, each with a row for each claim."""
     texts, numbers = [], []
     for result in results:
         claim, found, verdict = result
-        text = (
-            f"{claim.text[:1].upper()}{claim.text[1:]} ({f'{claim.paper} {claim.section}'.strip()})"
-        )
-        texts.append([verdict, text, found.text(), reason(result), page_link(result)])
+        said = f"{claim.text[:1].upper()}{claim.text[1:]} "
+        said += f"({f'{claim.paper} {claim.section}'.strip()})"
+        texts.append([verdict, said, found.text(), reason(result), page_link(result)])
         row = {"paper": claim.paper, "section": claim.section, "claim": claim.key}
         row |= {name: getattr(found, name) for name in ("value", "low", "high", "unit", "runs")}
         row |= {"verdict": verdict, "rule": claim.rule.text if claim.rule else ""}
@@ -527,24 +490,18 @@ def claims_table(results: list[ClaimResult]) -> tuple[pd.DataFrame, pd.DataFrame
     return pd.DataFrame(texts, columns=columns), pd.DataFrame(numbers)
 
 
-def page_link(result: ClaimResult) -> str:
-    """The Markdown link to a claim's page, or to its source where nothing was run; else ''."""
-    profile, _, page = result.claim.page.rpartition("/")
-    folder = f"figures/{profile}" if result.evidence.runs else "nbs/paper"
-    return f"[{page}](../../{folder}/{page}.ipynb)" if page else ""
-
-
 def claims_markdown(results: list[ClaimResult]) -> str:
     """The table for reading, the findings of ours in one of their own."""
     lines = []
     for title, ours in (("Claims of the papers", False), ("Findings of ours", True)):
         table = claims_table([r for r in results if r.claim.ours == ours])[0]
-        if len(table):
-            words = [*table.columns[1:4]]
-            table[words] = table[words].map(escape_markdown)
-            rows = ("**" + table.verdict + "**").str.cat(table.iloc[:, 1:], " | ")
-            lines += [f"### {title}", "", f"| {' | '.join(table)} |", "|---" * 5 + "|"]
-            lines += [*("| " + rows + " |"), ""]
+        if table.empty:
+            continue
+        words = [*table.columns[1:4]]
+        table[words] = table[words].map(escape_markdown)
+        rows = ("**" + table.verdict + "**").str.cat(table.iloc[:, 1:], " | ")
+        lines += [f"### {title}", "", f"| {' | '.join(table)} |", "|---" * 5 + "|"]
+        lines += [*("| " + rows + " |"), ""]
     return "\n".join(lines)
 
 
@@ -561,7 +518,7 @@ def count_line(results: list[ClaimResult]) -> str:
     return f"{said}; multiple comparisons are not corrected for."
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-answer
-def claims_answer(results: list[ClaimResult], file: str | Path = "") -> list[str]:
+def claims_answer(results: list[ClaimResult]) -> list[str]:
     """The answer of the file of claims, a sentence a question. In its texts {key} stands for the
     verdict and the number of a claim, {gain: key} for the sign of a difference and the number, and
     {levels: key} for both sides of it by test domain."""
@@ -569,55 +526,46 @@ def claims_answer(results: list[ClaimResult], file: str | Path = "") -> list[str
     words = {SUPPORTED: "yes", CONTRADICTED: "no", UNDECIDED: UNDECIDED, SCALE: SCALE}
 
     def filled(place):
-        kind, key = place[1] or "", place[2]
-        _, evidence, verdict = found[check_choice(key, found, "claim in the answer")]
+        _, evidence, verdict = found[check_choice(place[2], found, "claim in the answer")]
         if not evidence.runs:
             return "not run"
-        if "levels" in kind:
+        if place[1] == "levels: ":
             return _levels(evidence).partition(": ")[2].rstrip(".")
         word = words[verdict]
-        if "gain" in kind:
+        if place[1] == "gain: ":
             word = "lower" if evidence.high < 0 else "no significant difference"
             word = "higher" if evidence.low > 0 else word
         return f"{word} ({evidence.text().replace('(', '[').replace(')', ']')})"
 
-    texts = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, text) for text in _table_of(file)["answer"])
+    texts = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, text) for text in _content()["answer"])
     return [re.sub(r"(?<=\? )\w", lambda first: first[0].upper(), text) for text in texts]
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-forest
 VERDICT_COLOURS = dict(zip(VERDICTS, ("#009E73", "#D55E00", "#7F7F7F", "#0072B2")))
 
 
-def _draw_claim(axis, row: int, result: ClaimResult):
-    """One claim in a row of a panel: number, interval, and the thresholds of its rule."""
-    claim, found, verdict = result
-    if claim.rule and verdict != SCALE:
-        axis.plot(claim.rule.marks, [row] * len(claim.rule.marks), "|", color="#555555", ms=11)
-    apart = [[found.value - found.low], [found.high - found.value]]
-    inside = "white" if verdict in (UNDECIDED, SCALE) else VERDICT_COLOURS[verdict]
-    axis.errorbar(
-        found.value, row, xerr=apart, fmt="o", ms=5, mfc=inside, color=VERDICT_COLOURS[verdict]
-    )
-
-
 def plot_claims(results: list[ClaimResult]):
-    """A figure with a panel for each unit: a row for each claim with an interval. `HmoeError` if
-    none has one."""
-    parts = {}
-    for row in results:
-        if row.evidence.measured:
-            parts.setdefault(row.evidence.unit, []).append(row)
-    if not parts:
+    """A figure with a panel for each unit: a row for each claim with an interval, and the
+    thresholds of its rule. `HmoeError` if none has one."""
+    measured = [result for result in results if result.evidence.measured]
+    if not measured:
         raise HmoeError("no claim has a number, so there is nothing to draw.", fix="train a study.")
-    parts = dict(sorted(parts.items(), key=lambda part: -len(part[1])))
-    heights = [len(rows) + 1.8 for rows in parts.values()]
+    units = Counter(result.evidence.unit for result in measured).most_common()
+    heights = [count + 1.8 for _, count in units]
     size = 7.4, 0.22 * sum(heights) + 0.4
-    figure, axes = plt.subplots(len(parts), 1, figsize=size, height_ratios=heights, squeeze=False)
-    for axis, (unit, rows) in zip(axes.flat, parts.items()):
-        for place, row in enumerate(rows):
-            _draw_claim(axis, place, row)
-        axis.set(yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlabel=unit)
-        axis.set_yticklabels([f"{row.claim.paper}: {row.claim.key}" for row in rows])
+    figure, axes = plt.subplots(len(units), 1, figsize=size, height_ratios=heights, squeeze=False)
+    for axis, (unit, count) in zip(axes.flat, units):
+        rows = [result for result in measured if result.evidence.unit == unit]
+        for place, (claim, found, verdict) in enumerate(rows):
+            if claim.rule and verdict != SCALE:
+                marks = claim.rule.marks
+                axis.plot(marks, [place] * len(marks), "|", color="#555555", ms=11)
+            look = {"color": VERDICT_COLOURS[verdict], "fmt": "o", "ms": 5}
+            look["mfc"] = "white" if verdict in (UNDECIDED, SCALE) else look["color"]
+            ends = [[found.value - found.low], [found.high - found.value]]
+            axis.errorbar(found.value, place, xerr=ends, **look)
+        names = [f"{claim.paper}: {claim.key}" for claim, *_ in rows]
+        axis.set(yticks=range(count), yticklabels=names, ylim=(count - 0.4, -0.6), xlabel=unit)
         axis.grid(axis="y", visible=False)
     handles = [Line2D([], [], marker="o", color=c, label=v) for v, c in VERDICT_COLOURS.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TWINS', 'PAPER_STUDIES', 'TABLES', 'PAPER_SEEDS', 'KNOWN_COPIES', 'paper_dataset', 'paper_hparams', 'paper_network',
-           'study_settings', 'setting_diff', 'incomplete_cells', 'protocol_diff', 'error_words']
+           'study_settings', 'setting_diff', 'protocol_diff', 'error_words']
 
 # %% ../../nbs/07_analysis/08_protocol_diff.ipynb #imports
 from itertools import product
@@ -209,26 +209,14 @@ def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
     return lines
 
 # %% ../../nbs/07_analysis/08_protocol_diff.ipynb #def-incomplete-cells
-def incomplete_cells(frame: pd.DataFrame) -> list[str]:
-    """One line naming each (algorithm, test domain) that lacks complete runs, with the seeds it has
-    and should have; nothing if all are whole."""
-    wanted = min(PAPER_SEEDS, frame.trial_seed.nunique())
-    seeds = complete_rows(frame).groupby(["algorithm", "test_domain"]).trial_seed.nunique()
-    cells = product(sorted(set(frame.algorithm), key=rank), frame.test_domain.unique())
-    have = [(who, domain, seeds.get((who, domain), 0)) for who, domain in cells]
-    short = [f"{who} on {d} ({n} of {wanted} seeds)" for who, d, n in have if n < wanted]
-    return [f"incomplete: {', '.join(short)}"] if short else []
-
-
 def protocol_diff(frame: pd.DataFrame, study=None) -> list[str]:
-    """`setting_diff`; then the algorithms of a named `study` that were not run, and those it lacks;
-    or, without one, the cells that lack seeds. An empty list if nothing differs."""
+    """`setting_diff`, and the algorithms of a named `study` that were not run, and those that it
+    lacks. An empty list if nothing differs."""
     lines = setting_diff(frame, study)
-    if not study:
-        return lines + incomplete_cells(frame)
-    ours, full = (set(table.algorithm) for table in _ours_and_theirs(frame, study))
-    for words, names in (("not run", full - ours), ("not in the paper's table", ours - full)):
-        lines += [f"{words}: {', '.join(sorted(names, key=rank))}"] if names else []
+    if study:
+        ours, full = (set(table.algorithm) for table in _ours_and_theirs(frame, study))
+        for words, names in (("not run", full - ours), ("not in the paper's table", ours - full)):
+            lines += [f"{words}: {', '.join(sorted(names, key=rank))}"] if names else []
     return lines
 
 # %% ../../nbs/07_analysis/08_protocol_diff.ipynb #def-error-words

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRUE_LABELS', 'CLASSES', 'TRAINED', 'SLOW', 'BLOCKS', 'min_validation_accuracy', 'undertrained', 'undertrained_rows',
-           'undertrained_line', 'learned_line', 'compared_parts', 'comparison', 'trained_verdict', 'verdict_lines',
-           'mode_lines', 'paper_block', 'against_paper', 'paper_line', 'published_rows', 'label_block', 'label_blocks']
+           'undertrained_line', 'learned_line', 'compared_parts', 'comparison', 'verdict_lines', 'mode_lines',
+           'paper_block', 'against_paper', 'paper_line', 'published_rows', 'label_block', 'label_blocks']
 
 # %% ../../nbs/07_analysis/09_published.ipynb #imports
 from itertools import product
@@ -14,22 +14,10 @@ import numpy as np
 import pandas as pd
 
 from ..algorithms import get_algorithm
+from . import statistics, tables
 from .protocol_diff import PAPER_SEEDS, TABLES, setting_diff
-from hmoe_repro.analysis.statistics import (
-    accuracy_verdict,
-    contrast,
-    contrast_text,
-    contrasts,
-    mean_interval,
-    value_grid,
-)
-from hmoe_repro.analysis.tables import (
-    complete_rows,
-    frame_parts,
-    paper_numbers,
-    paper_table,
-    row_name,
-)
+from .statistics import contrast_text, mean_interval
+from .tables import complete_rows, frame_parts, paper_numbers, row_name
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
@@ -85,17 +73,19 @@ def undertrained_line(frame: pd.DataFrame) -> str:
     """A sentence for each data set that names its undertrained rows with their accuracy on
     validation images; '' where there are none. An algorithm stands for its modes if all are."""
     found, lines = _validated(frame), []
-    datasets = found.groupby("dataset", sort=False)
-    for dataset, rows in datasets:
-        low = rows.accuracy[rows.accuracy < rows.floor]
-        whole = (rows.accuracy < rows.floor).groupby("algorithm").all()
-        named = {who if whole[who] else row_name(who, mode): a for (_, who, mode), a in low.items()}
+    for dataset, rows in found.groupby("dataset", sort=False):
+        low = rows.accuracy < rows.floor
+        whole = low.groupby("algorithm").all()
+        named = {
+            who if whole[who] else row_name(who, mode): f"{accuracy:.0f} %"
+            for (_, who, mode), accuracy in rows.accuracy[low].items()
+        }
         if named:
+            several = found.index.get_level_values("dataset").nunique() > 1
             lines.append(
-                f"{dataset + ': ' if len(datasets) > 1 else ''}Undertrained (under "
-                f"{rows.floor.iloc[0]:.0f} % on validation images), so their differences "
-                "hold for this length of training only: "
-                f"{', '.join(f'{name} {accuracy:.0f} %' for name, accuracy in named.items())}."
+                f"{dataset + ': ' if several else ''}Undertrained (under "
+                f"{rows.floor.iloc[0]:.0f} % on validation images), so their differences hold for "
+                f"this length of training only: {', '.join(map(' '.join, named.items()))}."
             )
     return " ".join(lines)
 
@@ -120,28 +110,19 @@ def compared_parts(frame: pd.DataFrame, baseline: str) -> dict[str, pd.DataFrame
 def comparison(frame: pd.DataFrame, *baselines: str) -> pd.DataFrame:
     """`contrasts` with each of the baselines, with its name and that of the part
     (`compared_parts`); no rows where none was run."""
-    tables = [
-        contrasts(part, baseline).assign(baseline=baseline, part=name)
+    found = [
+        statistics.contrasts(part, baseline).assign(baseline=baseline, part=name)
         for baseline in baselines
         for name, part in compared_parts(frame, baseline).items()
     ]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def trained_verdict(frame: pd.DataFrame, baseline: str = "ERM") -> str:
-    """`accuracy_verdict` against `baseline` about all rows, and `undertrained_line`; the reason if
-    there is none."""
-    try:
-        return f"{accuracy_verdict(frame, baseline)} {undertrained_line(frame)}".rstrip()
-    except HmoeError as error:
-        return f"No verdict: {error.cause}"
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
 def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[str]:
     """`accuracy_verdict` against each of the baselines that were run, for each part
     (`compared_parts`), and `undertrained_line`; a line says so where none was run."""
     lines = [
-        f"{name}{': ' if name else ''}{accuracy_verdict(part, baseline)}"
+        f"{name}{': ' if name else ''}{statistics.accuracy_verdict(part, baseline)}"
         for baseline in baselines
         for name, part in compared_parts(frame, baseline).items()
     ]
@@ -159,7 +140,7 @@ def mode_lines(frame: pd.DataFrame, mode: str, *places: str) -> list[str]:
         metric = "accuracy" if place == "on the target" else "accuracy_in_domain"
         mine = part[(part.algorithm == "DMG") & part[metric].notna()]
         if {mode, "pred-ens"} <= set(mine["mode"]):
-            row = contrast(mine, ("DMG", mode), ("DMG", "pred-ens"), metric).iloc[-1]
+            row = statistics.contrast(mine, ("DMG", mode), ("DMG", "pred-ens"), metric).iloc[-1]
             said = f"{mode.upper()} − PRED-ENS {place} ({network}): {contrast_text(row)} points, "
             said += "significant" if row.p < 0.05 else "not significant"
             said += f" ({int(row.pairs)} models, {int(row.seeds)} seeds). "
@@ -190,10 +171,10 @@ def against_paper(frame: pd.DataFrame, numbers: pd.DataFrame, study=None) -> pd.
             "formed.",
             fix="show the paper's numbers in a table of their own.",
         )
-    keys, rows, complete = ["dataset", "network", "algorithm", "mode"], [], complete_rows(frame)
+    keys, rows, complete = (["dataset", "network", "algorithm", "mode"], [], complete_rows(frame))
     seeds = min(PAPER_SEEDS, complete.trial_seed.nunique())
     for key, part in complete.groupby(keys, sort=False):
-        grid = 100 * value_grid(part)
+        grid = 100 * statistics.value_grid(part)
         grid = grid.loc[:, grid.count() >= seeds]
         parts = {domain: grid[[domain]] for domain in grid}
         if grid.shape[1] == len(DATASETS[key[0]].domain_names):
@@ -240,7 +221,7 @@ def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFra
 
     index = ["quantity"] if numbers.quantity.nunique() > 1 else []
     index += ["network", "algorithm", "mode", "quoted"]
-    table = paper_table(numbers, index, "test_domain", decimals=2)
+    table = tables.paper_table(numbers, index, "test_domain", decimals=2)
     table.insert(table.columns.get_loc("quoted"), "here", [here(row) for row in table.itertuples()])
     return table.drop(columns="quoted")
 

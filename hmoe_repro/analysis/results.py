@@ -55,28 +55,21 @@ def load_study(study: str, store: str = "") -> list[dict]:
         raise HmoeError(absent, fix=f"{train}, {publish}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HmoeError(f"cannot read {file}: {error}.", fix=f"{publish}.") from None
-    records, line_of = [], {}
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            records.append(_record(line, f"{file}, line {number}", publish))
-            first = line_of.setdefault(records[-1]["run_id"], number)
-            if first != number:
-                again = f"run {records[-1]['run_id']} again, already in line {first}"
-                raise HmoeError(f"{file}, line {number}: {again}.", fix=f"{publish}.")
+    records = {}
+    for number, line in ((n, line) for n, line in enumerate(lines, 1) if line.strip()):
+        place = f"{file}, line {number}"
+        try:
+            record = check_record(json.loads(line), place)
+        except (json.JSONDecodeError, HmoeError) as error:
+            problem = getattr(error, "cause", f"{place}: cut off or not JSON.")
+            fix = f"{publish}, or restore the file from git."
+            raise HmoeError(problem, fix=fix) from None
+        if records.setdefault(record["run_id"], record) is not record:
+            again = f"{place}: run {record['run_id']} again."
+            raise HmoeError(again, fix=f"{publish}.")
     if not records:
         raise HmoeError(f"{file} holds no record.", fix=f"{publish}.")
-    return records
-
-
-def _record(line: str, place: str, publish: str) -> dict:
-    """The record in one line of a study."""
-    try:
-        return check_record(json.loads(line), place)
-    except json.JSONDecodeError as error:
-        problem = f"{place}: cut off or not JSON ({error.msg})."
-    except HmoeError as error:
-        problem = error.cause
-    raise HmoeError(problem, fix=f"{publish}, or restore the file from git.")
+    return list(records.values())
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-results
 _FIELDS = ["run_id", "status", "reason", "test_size", "in_domain_size"]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['rows_of', 'value_grid', 'paired_values', 'Interval', 'mean_interval', 'contrast', 'holm', 'contrasts', 'rate',
            'rate_text', 'contrast_text', 'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict',
-           'contrast_table', 'forest_plot', 'strip_plot', 'main_effects', 'effect_lines']
+           'contrast_table', 'forest_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
@@ -145,15 +145,11 @@ def contrasts(
         raise HmoeError(f"{_said(baseline)} has several modes.", fix="name one, as (name, mode).")
     mine, columns = (base.algorithm.iloc[0], base["mode"].iloc[0]), ["algorithm", "mode"]
     known = in_table_order(frame[frame.accuracy.notna()].drop_duplicates(columns), columns)
-    parts = []
-    for row in zip(known.algorithm, known["mode"]):
-        if not {row, row[0]} & {mine, *without}:
-            parts.append(contrast(frame, row, mine, metric))
-            parts[-1].insert(0, "algorithm", row[0])
-            parts[-1].insert(1, "mode", row[1])
+    rows = [row for row in zip(known.algorithm, known["mode"]) if row != mine]
+    parts = {r: contrast(frame, r, mine, metric) for r in rows if not {r, r[0]} & {*without}}
     if not parts:
         raise HmoeError(f"nothing to compare {_said(baseline)} with: no other row is complete.")
-    table = pd.concat(parts, ignore_index=True)
+    table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
     average = table.test_domain == "Average"
     adjusted = np.where(average, holm(table.p.where(average)), holm(table.p.mask(average)))
     return table.assign(p_holm=adjusted, significant=adjusted < 0.05)
@@ -284,24 +280,14 @@ def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-forest-plot
 def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
     """The rows of a panel of `forest_plot`, in the current axes; points beyond `limit` as triangles
-    at the edge with their values, arrows where an interval goes on."""
-    axis, edge = plt.gca(), 1.06 * limit
+    at the edge."""
     beyond = np.sign(data.difference) * (data.difference.abs() > limit)
     data = data.assign(mark=beyond.map({-1: "<", 0: "o", 1: ">"}))
     for (significant, mark), part in data.groupby(["significant", "mark"]):
         ends = [part.difference - part.low, part.high - part.difference] if mark == "o" else None
         look = {"color": color, "mfc": color if significant else "white", "clip_on": mark == "o"}
         x = part.difference.clip(-limit, limit)
-        axis.errorbar(x, part["at"], xerr=ends, fmt=mark, ms=4.5, lw=1.3, **look)
-    look = {"textcoords": "offset points", "va": "center", "fontsize": 6, "color": color}
-    for row in data[data.mark != "o"].itertuples():
-        side = np.sign(row.difference)
-        place = {"xytext": (-6 * side, 0), "ha": "right" if side > 0 else "left"}
-        axis.annotate(f"{row.difference:+.0f}", (side * limit, row.at), **place, **look)
-    look = {"arrowstyle": "->", "color": color, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
-    for row in data[data.mark == "o"].itertuples():
-        for side in [side for side, end in ((-1, row.low), (1, row.high)) if side * end > edge]:
-            axis.annotate("", (side * edge, row.at), (0.9 * side * edge, row.at), arrowprops=look)
+        plt.gca().errorbar(x, part["at"], xerr=ends, fmt=mark, ms=4.5, lw=1.3, **look)
 
 
 def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, palette=None):
@@ -335,20 +321,6 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
         marks = [plt.Line2D([], [], color=c, marker="o", lw=1.3) for c in grid._colors]
         place = {"loc": "outside lower center", "ncols": len(marks), "frameon": False}
         grid.figure.legend(marks, grid.hue_names, **place)
-    return grid.figure
-
-# %% ../../nbs/07_analysis/03_statistics.ipynb #def-plot-results
-def strip_plot(frame: pd.DataFrame):
-    """A figure with the accuracy of every run, percent: a panel for each test domain."""
-    import seaborn as sns  # half a second, for pictures alone
-
-    rows = run_results(frame).assign(accuracy=lambda rows: 100 * rows.accuracy)
-    rows["row"] = [row_name(*row) for row in zip(rows.algorithm, rows["mode"])]
-    height = 0.22 * rows["row"].nunique() + 1.1
-    size = {"height": height, "aspect": 1.8 / height}
-    grid = sns.catplot(rows, x="accuracy", y="row", col="test_domain", kind="strip", s=16, **size)
-    grid.set_titles("{col_name}").set(xlabel="accuracy, %", ylabel="")
-    grid.figure.set_layout_engine("constrained")
     return grid.figure
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-main-effects

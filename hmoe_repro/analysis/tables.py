@@ -249,13 +249,12 @@ def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
     done = runs(frame[frame.status == "complete"])
     if done.empty:
         raise HmoeError("no finished run to take times from.", fix="train the study first.")
-    names = {"dataset": "data set", "steps": "updates", "environment.device_name": "device"}
-    groups = done.rename(columns=names).groupby(["data set", "algorithm", "updates", "device"])
-    times = groups.wall_time_s.agg(["size", "median", "sum"]).reset_index()
-    times["sum"] /= 60
-    table = times[["data set", "algorithm", "size", "updates", "median", "sum", "device"]]
-    titles = {"size": "runs", "median": "median seconds a run", "sum": "minutes in total"}
-    return table.rename(columns=titles)
+    times = done.groupby(["dataset", "algorithm", "steps", "environment.device_name"]).wall_time_s
+    table = times.agg(["size", "median", "sum"]).reset_index()
+    titles = {"dataset": "data set", "algorithm": "algorithm", "size": "runs", "steps": "updates"}
+    titles |= {"median": "median seconds a run", "sum": "minutes in total"}
+    titles |= {"environment.device_name": "device"}
+    return table.assign(sum=table["sum"] / 60)[[*titles]].rename(columns=titles)
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-narrow-records
 def narrow_results(
@@ -270,12 +269,11 @@ def narrow_results(
             "these runs fit the toy's function and have no accuracy to make a table of.",
             fix="hmoe figures hmoe_fig3 shows them.",
         )
-    wanted = [("dataset", "data set", [dataset] if dataset else [])]
-    for column, words, names in [*wanted, ("algorithm", "algorithm", algorithms)]:
-        if names and len(found):
-            for name in names:
-                check_choice(name, sorted(set(found[column])), f"{words} of these runs")
-            found = found[found[column].isin(names)]
+    for column, names in (("dataset", [dataset] if dataset else []), ("algorithm", algorithms)):
+        for name in (names or []) if len(found) else []:
+            words = f"{column.replace('dataset', 'data set')} of these runs"
+            check_choice(name, sorted(set(found[column])), words)
+        found = found[found[column].isin(names)] if names else found
     return found
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-selected-table

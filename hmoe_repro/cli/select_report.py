@@ -30,7 +30,7 @@ def figures_command(
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
     from hmoe_repro.core.files import figures_dir, repo_root
-    from hmoe_repro.report.readme import README_PROFILES, update_readme
+    from hmoe_repro.report.gallery import README_PROFILES, update_readme
     from hmoe_repro.report.render import KEPT
     from hmoe_repro.report.reproduce import published_artefacts, render_pages
 
@@ -77,14 +77,14 @@ def select_command(
     records = _records(study_in_store, study, algorithm, dataset, where)
     if rule is None:
         rule = read_study(study_in_store).rule if study_in_store else "training-domain"
-    selected = selected_tables(records, rule, n_hparams)
-    for title, table, notes in selected.tables:
+    tables, refused, chosen = selected_tables(records, rule, n_hparams)
+    for title, table, notes in tables:
         print_frame(f"{title} by {rule}, percent", table)
         print(*notes, sep="\n")
-    for title, error in selected.refused.items():
+    for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
-        selected.chosen.to_csv(output, index=False)
+        chosen.to_csv(output, index=False)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(

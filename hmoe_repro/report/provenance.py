@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..algorithms import get_algorithm
+from ..algorithms import algorithm_names, get_algorithm
 from ..algorithms.base import merge_hparams
 from ..analysis.results import one_protocol, runs, study_file, validation_cap
 from ..core.environment import versions
-from ..core.errors import HmoeError, plural
+from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
+from ..core.search_space import as_text
 from ..training.run_config import TOY
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-output-folder
@@ -73,47 +74,24 @@ def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
     )
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-changed-settings
-def _defaults(algorithm: str, resolution) -> dict:
-    """The defaults of an algorithm at a resolution; {} if it is not registered here."""
-    try:
-        defaults = get_algorithm(algorithm).HPARAMS
-    except HmoeError:
-        return {}
-    return merge_hparams(defaults, {}, int(resolution) if pd.notna(resolution) else 28)
-
-
-def _value_text(name: str, value) -> str:
-    """A value of a hyper-parameter as text; in words where the number is a code for a setting."""
-    if name == "num_experts" and value == 0:
-        return "one per training domain"
-    if isinstance(value, tuple):
-        return " and ".join(map(str, value)) or "those of the algorithm"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def changed_settings(frame: pd.DataFrame) -> list[str]:
     """One text for each hyper-parameter that differs from its algorithm's default in some runs:
     its values, the default, and the algorithms if not all."""
-    trained, in_use, texts = runs(frame), {}, []
-    everyone = values_of(trained, "algorithm")
-    trained = trained[trained.dataset != TOY]
-    trained = trained.reindex(columns=trained.columns.union(["resolution"], sort=False))
-    for group, part in trained.groupby(["algorithm", "resolution"], dropna=False):
-        for name, default in _defaults(*group).items():
-            for value in values_of(part, f"hparams.{name}"):
-                users = in_use.setdefault((name, default), {})
-                users.setdefault(value, set()).add(group[0])
-    for (name, default), users in sorted(in_use.items(), key=lambda item: item[0][0]):
-        changed = sorted(set(users) - {default})
-        if not changed:
-            continue
-        changers = set().union(*(users[value] for value in changed))
-        values = " or ".join(_value_text(name, value) for value in changed)
-        text = f"{name} {values} instead of {_value_text(name, default)}"
-        text += " in some runs" if users.get(default, set()) & changers else ""
-        named = f" ({', '.join(sorted(changers))})" if len(changers) < len(everyone) else ""
-        texts.append(text + named)
-    return texts
+    trained, found = runs(frame), {}
+    trained = trained[(trained.dataset != TOY) & trained.algorithm.isin(algorithm_names())]
+    for algorithm, part in trained.groupby("algorithm"):
+        resolution = max(values_of(part, "resolution"), default=28)
+        usual = merge_hparams(get_algorithm(algorithm).HPARAMS, {}, int(resolution))
+        for name, default in usual.items():
+            values = values_of(part, f"hparams.{name}")
+            if set(values) - {default}:
+                said = f"{name} {' or '.join(map(as_text, values))} instead of {as_text(default)}"
+                found.setdefault(said, []).append(algorithm)
+    everyone = trained.algorithm.nunique()
+    return [
+        said + (f" ({', '.join(who)})" if len(who) < everyone else "")
+        for said, who in sorted(found.items())
+    ]
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption
 def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
