@@ -4,41 +4,35 @@
 
 # %% auto #0
 __all__ = ['COST_SCALES', 'METHODS', 'COUNTED', 'COSTS', 'CostScale', 'make_method', 'random_minibatches', 'train', 'infer',
-           'time_jobs', 'tensor_peak', 'method_peaks', 'network_size', 'run_algorithms', 'measured_costs',
-           'published_costs', 'cost_ratios', 'cost_table', 'size_table', 'plot_costs', 'cost_notes']
+           'time_jobs', 'tensor_peak', 'method_peaks', 'counted_size', 'run_algorithms', 'cost_rounds', 'cost_ratios',
+           'cost_table', 'size_table', 'plot_costs', 'cost_notes']
 
 # %% ../../nbs/09_bench/04_costs.ipynb #imports
 import gc
-import json
 import os
-import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..algorithms import get_algorithm
 from ..algorithms.base import Algorithm
-from ..analysis.tables import paper_numbers
-from .layers import CLASSES, draw_rounds
-from .timing import by_kind, clocked, finish, measure, new_record, relative_times
+from ..analysis.tables import paper_numbers, paper_setting
+from .layers import CLASSES
+from .timing import measure, new_record, plot_rounds, ratios
 from ..core.devices import import_torchvision, resolve_device
 from ..core.errors import check_choice
 from ..core.style import PALETTE, shared_legend
-from ..networks.registry import make_featurizer
+from ..networks.model_size import multiply_accumulates, network_size, parameters
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-methods
-@dataclass(frozen=True)
-class CostScale:
+class CostScale(NamedTuple):
     """An update sees `batch` images (side x side) of each of `domains` domains; networks by
     kind."""
 
@@ -55,16 +49,12 @@ COST_SCALES = {
     "gpu": CostScale(224, 5, 32, "resnet50", "deit_small", "gmoe_s16"),  # the paper's 160 images
     "tiny": CostScale(32, 2, 2, "resnet18", "deit_tiny", "gmoe_ti16"),
 }
-METHODS = {
-    "ERM": ("ERM", "convolutional"),
-    "DANN": ("DANN", "convolutional"),
-    "IRM": ("IRM", "convolutional"),
-    "Fish": ("Fish", "convolutional"),
-    "Fishr": ("Fishr", "convolutional"),
-    "SWAD": ("SWAD", "convolutional"),
+_ON_A_RESNET = ("ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD")
+METHODS = {  # row of the table -> algorithm, kind of network
+    **{name: (name, "convolutional") for name in _ON_A_RESNET},
     "ERM-ViT": ("ERM", "dense"),
     "GMoE": ("ERM", "sparse"),
-}  # row of the table -> algorithm, kind of network
+}
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-make-method
 def make_method(name: str, scale: CostScale, device="cpu") -> Algorithm:
@@ -104,48 +94,26 @@ def time_jobs(scale: CostScale, device="cpu", methods=tuple(METHODS)) -> dict:
     minibatches, jobs = random_minibatches(scale, device), {}
     for name in methods:
         algorithm = make_method(name, scale, device)
-        jobs["training", name] = clocked(partial(train, algorithm, minibatches), device)
-        jobs["inference", name] = clocked(partial(infer, algorithm, minibatches), device)
+        jobs["training", name] = partial(train, algorithm, minibatches)
+        jobs["inference", name] = partial(infer, algorithm, minibatches)
     return jobs
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-tensor-peak
-def _peak_of_trace(events: list[dict]) -> int:
-    "Largest sum of blocks held at one time, from the memory events of a profiler's trace."
-    held, now, highest = {}, 0, 0
-    for event in sorted(events, key=lambda e: e["ts"]):
-        address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        if size > 0:
-            held[address] = size
-            now += size
-            highest = max(highest, now)
-        else:
-            now -= held.pop(address, 0)  # 0: a block from before
-    return highest
-
-
-def _peak_on_cpu(work: Callable) -> int:
-    quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # or it says when it starts and stops
-    with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        work()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        trace.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return _peak_of_trace([e for e in events if e.get("name") == "[memory]"])
-
-
 def tensor_peak(work: Callable, device="cpu") -> int:
     "Largest number of bytes in tensors that `work()` holds on a device at one time."
     device = torch.device(device)
     gc.collect()
-    if device.type != "cuda":
-        return _peak_on_cpu(work)
-    finish(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    work()
-    finish(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # or it says when it starts and stops
+    with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        work()
+    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return int(np.cumsum([event.nbytes() for event in events]).max())
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-method-peaks
 def method_peaks(name: str, scale: CostScale, device="cpu") -> dict[str, int]:
@@ -165,71 +133,61 @@ def method_peaks(name: str, scale: CostScale, device="cpu") -> dict[str, int]:
 COUNTED = ("resnet50", "resnet101", "deit_small", "gmoe_s16")
 
 
-def _counted_network(name: str, side: int) -> nn.Module:
-    "A featurizer by name; torchvision's, where the library has none of that name."
-    if name == "resnet101":
-        network = import_torchvision().models.resnet101(weights=None)
-        network.fc = nn.Identity()
-        return network
-    return make_featurizer(name, (3, side, side), "random")
-
-
-@torch.no_grad()
-def network_size(name: str, side: int = 224) -> dict[str, int]:
-    "Multiply-accumulates of one image (side x side), and parameters, without the classifier."
-    network = _counted_network(name, side).eval()
-    counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), counter:
-        network(torch.zeros(1, 3, side, side))
-    parameters = sum(p.numel() for p in network.parameters())
-    return {"macs": counter.get_total_flops() // 2, "parameters": parameters}
+def counted_size(name: str, side: int = 224) -> dict[str, int]:
+    """Multiply-accumulates of one image (side x side), and parameters, without the classifier;
+    torchvision's ResNet-101, which the library does not train."""
+    if name != "resnet101":
+        weights, macs, _ = network_size(name, side)
+        return {"macs": macs, "parameters": weights}
+    network = import_torchvision().models.resnet101(weights=None)
+    network.fc = nn.Identity()
+    macs = multiply_accumulates(network, (3, side, side))
+    return {"macs": macs, "parameters": parameters(network)}
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-run-algorithms
 def run_algorithms(
     rounds: int = 5, scale: str = "full", say=print, device: str = "cpu", methods=tuple(METHODS)
 ) -> dict:
     """Measure some `methods` in one run; the record, plain JSON. `full` takes about five minutes on
-    one core. `HmoeError` for an unknown scale or fewer than three rounds."""
+    one core. `HmoeError` for an unknown scale."""
     size = COST_SCALES[check_choice(scale, COST_SCALES, "scale")]
     device = resolve_device(device)
     with new_record("algorithms", scale, rounds, device) as record:
-        results = by_kind(measure(time_jobs(size, device, methods), rounds, say)[0])
+        seconds = measure(time_jobs(size, device, methods), rounds, say)[0]
         gc.collect()
         peaks = {name: method_peaks(name, size, device) for name in methods}
         say("memory measured")
         networks = COUNTED if size.side == 224 else (size.convolutional, size.dense, size.sparse)
-        record["sizes"], record["seconds"] = asdict(size), results
-        record["peak_bytes"] = {kind: {n: peaks[n][kind] for n in methods} for kind in results}
-        record["networks"] = {name: network_size(name, size.side) for name in networks}
+        record["sizes"], record["seconds"] = size._asdict(), seconds
+        record["peak_bytes"] = {kind: {n: peaks[n][kind] for n in methods} for kind in seconds}
+        record["networks"] = {name: counted_size(name, size.side) for name in networks}
     return record
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-cost-table
-COSTS = {
-    ("training", "seconds"): ("training step time", 1),
-    ("inference", "seconds"): ("inference step time", 1),
-    ("training", "peak_bytes"): ("training run-time memory", 1e9),
-    ("inference", "peak_bytes"): ("inference run-time memory", 1e9),
+COSTS = {  # kind, quantity -> the paper's name, head of the column, its unit
+    ("training", "seconds"): ("training step time", "training (s)", 1),
+    ("inference", "seconds"): ("inference step time", "inference (s)", 1),
+    ("training", "peak_bytes"): ("training run-time memory", "training (GB)", 1e9),
+    ("inference", "peak_bytes"): ("inference run-time memory", "inference (GB)", 1e9),
 }
-_HEADS = {"seconds": "s", "peak_bytes": "GB"}
 
 
-def measured_costs(record: dict) -> pd.DataFrame:
-    """A row per method, a column per (kind, quantity) of `COSTS`: medians in s, peaks in GB."""
-    return pd.DataFrame(
-        {
-            (kind, part): {
-                name: float(np.median(value)) / unit for name, value in record[part][kind].items()
-            }
-            for (kind, part), (_, unit) in COSTS.items()
-        }
-    )
+def cost_rounds(record: dict | None = None) -> dict[str, pd.DataFrame]:
+    """Column of the table -> rounds (one of memory) by methods: seconds and bytes of a record, or
+    s and GB of the paper without one (GMoE, Table 16: one V100, 160 images of 224 pixels)."""
+    if record is None:
+        numbers = paper_numbers(artefact="GMoE Table 16")
+        wide = numbers.pivot(index="quantity", columns="algorithm", values="value")[list(METHODS)]
+        return {head: wide.loc[[quantity]] for quantity, head, _ in COSTS.values()}
+    return {
+        head: pd.DataFrame({name: np.atleast_1d(v) for name, v in record[part][kind].items()})
+        for (kind, part), (_, head, _) in COSTS.items()
+    }
 
 
-def published_costs() -> pd.DataFrame:
-    """The same table as published (GMoE, Table 16: one V100, 160 images of 224 pixels)."""
-    rows = paper_numbers(artefact="GMoE Table 16")
-    wide = rows.pivot(index="algorithm", columns="quantity", values="value").loc[list(METHODS)]
-    return pd.DataFrame({key: wide[quantity] for key, (quantity, _) in COSTS.items()})
+def cost_ratios(record: dict | None = None) -> dict[str, pd.DataFrame]:
+    """`cost_rounds` relative to ERM, each round by itself."""
+    return {head: rows.div(rows["ERM"], axis=0) for head, rows in cost_rounds(record).items()}
 
 
 def _range(values) -> str:
@@ -237,91 +195,57 @@ def _range(values) -> str:
     return f"{min(values):.2f}–{max(values):.2f}"
 
 
-def cost_ratios(record: dict) -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    """(kind, quantity) of `COSTS` -> method -> its cost relative to ERM's: a value for each round
-    where it is a time, one value where it is memory."""
-    found = {}
-    for kind, part in COSTS:
-        values = record[part][kind]
-        found[kind, part] = {
-            name: np.atleast_1d(np.array(value) / np.array(values["ERM"]))
-            for name, value in values.items()
-        }
-    return found
-
-
 def cost_table(record: dict | None = None) -> pd.DataFrame:
     """The costs of a record, or those published (None), as they are shown: each quantity, and the
     same relative to ERM; of measured times the median of the ratios of all rounds, and their
     range."""
-    costs = published_costs() if record is None else measured_costs(record)
-    ratios = {} if record is None else cost_ratios(record)
-    table = pd.DataFrame({"algorithm": costs.index})
-    for kind, part in COSTS:
-        values, head = costs[kind, part], f"{kind} ({_HEADS[part]})"
-        found = ratios.get((kind, part), (values / values["ERM"]).to_dict())
-        table[head] = values.to_numpy()
-        table[f"{head}, times ERM"] = [float(np.median(found[name])) for name in costs.index]
-        if ratios and part == "seconds":
-            table[f"{head}, range"] = [_range(found[name]) for name in costs.index]
-    return table
+    rounds, relative = cost_rounds(record), cost_ratios(record)
+    table = pd.DataFrame(index=next(iter(rounds.values())).columns)
+    for (_, head, unit), rows in zip(COSTS.values(), rounds.values()):
+        table[head] = rows.median() / (unit if record else 1)
+        table[f"{head}, times ERM"] = relative[head].median()
+        if len(rows) > 1:
+            table[f"{head}, range"] = relative[head].apply(_range)
+    return table.rename_axis("algorithm").reset_index()
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-size-table
 def size_table(record: dict) -> pd.DataFrame:
     """Per network: multiply-accumulates of one image of 224 pixels, in billions, counted and
     published, and parameters in millions, without the classifier."""
     published = paper_numbers(artefact="GMoE single source", quantity="MACs")
-    stated = {
-        setting.partition("network=")[2].partition(";")[0]: value
-        for setting, value in zip(published.setting, published.value)
-    }
-    rows = [
-        {
-            "network": name,
-            "G multiply-accumulates": size["macs"] / 1e9,
-            "published": stated.get(name, float("nan")),
-            "M parameters": size["parameters"] / 1e6,
-        }
-        for name, size in record["networks"].items()
-    ]
-    return pd.DataFrame(rows)
+    published = published.set_index(paper_setting(published, "network")).value
+    sizes = pd.DataFrame(record["networks"]).T
+    table = (sizes.macs / 1e9).to_frame("G multiply-accumulates")
+    table["published"] = published.reindex(table.index)
+    table["M parameters"] = sizes.parameters / 1e6
+    return table.rename_axis("network").reset_index()
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-plot-costs
 def plot_costs(record: dict, axes):
     """The four quantities of Table 16 relative to ERM, one on each axis: bars are ours, with a dot
     for each round of a time, diamonds as published; a legend below."""
-    ours, theirs = cost_ratios(record), published_costs()
-    labels = ("median of the rounds", "a round", "published")
-    for axis, (kind, part) in zip(axes, COSTS):
-        names, colour = list(ours[kind, part]), PALETTE[0 if part == "seconds" else 1]
-        for row, name in enumerate(names):
-            draw_rounds(axis, row, ours[kind, part][name], colour, labels)
-        ratio = (theirs[kind, part] / theirs[kind, part]["ERM"]).reindex(names)
-        look = {"ms": 5, "mfc": "none", "mec": "black", "mew": 0.8, "label": labels[2]}
-        axis.plot(ratio, range(len(names)), "D", **look)
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_title(f"{kind}, {'time' if part == 'seconds' else 'memory'}")
-        axis.set(yticks=range(len(names)), yticklabels=names, xlabel="times ERM")
-    axes[0].invert_yaxis()
+    theirs, labels = cost_ratios(), ("median of the rounds", "a round", "published")
+    look = {"ms": 5, "mfc": "none", "mec": "black", "mew": 0.8, "label": labels[2]}
+    for axis, (head, rounds), (title, *_) in zip(axes, cost_ratios(record).items(), COSTS.values()):
+        plot_rounds(axis, rounds, PALETTE["GB" in head], labels[:2])
+        published = theirs[head][rounds.columns].iloc[0]
+        axis.plot(published, range(len(published)), "D", **look)
+        axis.set(title=title, xlabel="times ERM")
     shared_legend(axes[0].figure, axes[:1], labels)
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-cost-notes
 def cost_notes(record: dict) -> list[str]:
     """Sentences on the cost of GMoE relative to the ViT and of the slowest algorithm relative to
-    ERM: range and median of the ratios of all rounds, the ratio of medians, and the published
-    ratios."""
-    memory, published = record["peak_bytes"]["training"], published_costs()["training", "seconds"]
-    twin = relative_times(record, "training", "GMoE", "ERM-ViT")
-    middle = measured_costs(record)["training", "seconds"]
-    time = cost_ratios(record)["training", "seconds"]
-    slowest = max(time, key=lambda name: np.median(time[name]))
+    ERM: range and median of the ratios of all rounds, and the published ratios."""
+    head = "training (s)"
+    memory, published = record["peak_bytes"]["training"], cost_rounds()[head].iloc[0]
+    twin, time = ratios(record, "training", "ERM-ViT")["GMoE"], cost_ratios(record)[head]
+    slowest = time.median().idxmax()
     return [
         f"A training step of GMoE takes {_range(twin)} times as long as the ViT's in the "
-        f"{len(twin)} rounds, {np.median(twin):.2f} in their median, and holds "
+        f"{len(twin)} rounds, {twin.median():.2f} in their median, and holds "
         f"{memory['GMoE'] / memory['ERM-ViT']:.2f} times as much.",
-        f"The seconds of the table give {middle['GMoE'] / middle['ERM-ViT']:.2f}: the median of "
-        "GMoE and that of the ViT may be from different rounds.",
-        f"The longest step is that of {slowest}: {np.median(time[slowest]):.2f} times ERM's "
+        f"The longest step is that of {slowest}: {time[slowest].median():.2f} times ERM's "
         f"({_range(time[slowest])}).",
         f"As published, with another machine and batch: a step of GMoE takes "
         f"{published['GMoE'] / published['ERM-ViT']:.2f} times as long as the ViT's, one of "

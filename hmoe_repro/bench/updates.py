@@ -5,19 +5,16 @@
 # %% auto #0
 __all__ = ['ON_CPU', 'SCALES', 'CLASSES', 'PLAIN', 'NORMS', 'SMALL', 'WORKLOADS', 'SPEEDUPS', 'TARGETS', 'Scale', 'random_images',
            'plain_convnet', 'plain_encoder', 'PlainERM', 'PlainHMOE', 'plain_updates', 'plain_accuracy', 'our_trainer',
-           'stopwatch', 'timed_update', 'gflop', 'matrix_rate', 'group_norm', 'small_updates', 'arithmetic_cost',
-           'run_bench', 'bench_table', 'best_path', 'bench_targets', 'determinism_notes', 'bench_notes',
-           'group_norm_table', 'group_norm_notes', 'plot_bench']
+           'update_alone', 'gflop', 'group_norm', 'measured_norms', 'matrix_rates', 'small_updates', 'arithmetic_cost',
+           'run_bench', 'speedups', 'bench_table', 'bench_notes', 'group_norm_table', 'group_norm_notes', 'plot_bench']
 
 # %% ../../nbs/09_bench/02_updates.ipynb #imports
 import os
 import subprocess
 import sys
-import time
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from unittest.mock import patch
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,20 +25,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..algorithms import get_algorithm
-from ..algorithms.base import merge_hparams
-from hmoe_repro.bench.timing import (
-    RECORDS,
-    Target,
-    by_kind,
-    clocked,
-    machine_notes,
-    measure,
-    new_record,
-    ratio_columns,
-    relative_times,
-    spread,
-    target_table,
-)
+from ..algorithms.base import concatenate, merge_hparams
+from .timing import Target, machine_notes, measure, new_record, plot_rounds, summary
 from hmoe_repro.core.determinism import (
     DETERMINISM_MODES,
     PORTABLE,
@@ -49,9 +34,9 @@ from hmoe_repro.core.determinism import (
     determinism_in_use,
     with_determinism,
 )
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import check_choice
 from ..core.style import PALETTE
-from ..data.base import MultiDomainDataset, as_input
+from ..data.base import MultiDomainDataset
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import PRECISIONS, Bf16GroupNorm
 from ..training.protocols import evaluate
@@ -59,8 +44,7 @@ from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-scale
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """How much work is measured: images (side x side) of `domains` training domains, `batch` of
     each in an update, `stored` in each, `evaluated` in an evaluation."""
 
@@ -185,81 +169,28 @@ def our_trainer(algorithm: str, precision: str, data: MultiDomainDataset, scale:
     )
     return Trainer(spec, data, torch.device("cpu"))
 
-# %% ../../nbs/09_bench/02_updates.ipynb #def-timed-update
-@contextmanager
-def stopwatch(*calls):
-    """Yields a list that gets the seconds of each call of `calls`, (object, name of an attribute)
-    pairs, while the body runs."""
-    spent = []
-
-    def timed(function):
-        def call(*args, **kwargs):
-            started = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent.append(time.perf_counter() - started)
-
-        return call
-
-    with ExitStack() as stack:
-        for owner, name in calls:
-            stack.enter_context(patch.object(owner, name, timed(getattr(owner, name))))
-        yield spent
-
-
-def timed_update(trainer: Trainer) -> tuple[float, float]:
-    """Seconds of one `Trainer.update`, and its share outside forward, backward and optimiser."""
-    algorithm = trainer.algorithm
-    if algorithm.optimizer is None:
-        algorithm.optimizer = algorithm.make_optimizer()
-    optimizer, module = algorithm.optimizer, sys.modules[type(algorithm).loss.__module__]
-    passes = ((algorithm, "loss"), (torch.Tensor, "backward"))
-    steps = ((optimizer, "step"), (optimizer, "zero_grad"))
-    with stopwatch((module, "concatenate")) as joining, stopwatch(*passes, *steps) as inside:
-        seconds = clocked(trainer.update)()
-    return seconds, 1 - (sum(inside) - sum(joining)) / seconds
-
 # %% ../../nbs/09_bench/02_updates.ipynb #def-gflop
-def gflop(trainer: Trainer) -> float:
-    """Billions of multiplications and additions in the forward and backward pass of one update,
-    from the shapes of its operations."""
-    count = len(trainer.domains) * trainer.sampler.batch_size
-    x, y = as_input(torch.cat(trainer.data.images)[:count]), torch.cat(trainer.data.labels)
+def update_alone(trainer: Trainer):
+    """The trainer's update without the trainer: a function that does forward and backward pass and
+    the optimiser's step on one batch, drawn and joined beforehand."""
+    return partial(trainer.algorithm.update, [concatenate(trainer.batches.next())])
+
+
+def gflop(work) -> float:
+    """Billions of multiplications and additions of `work()`, from the shapes of its operations."""
     with FlopCounterMode(display=False) as counter:
-        trainer.algorithm.loss([(x, y[: len(x)])])["loss"].backward()
-    trainer.algorithm.zero_grad(set_to_none=True)
+        work()
     return counter.get_total_flops() / 1e9
-
-
-def matrix_rate(n: int, dtype: torch.dtype) -> float:
-    """GFLOP/s of a product of two n x n matrices, the best of three."""
-    product = clocked(partial(torch.matmul, *torch.rand(2, n, n).to(dtype)))
-    return 2e-9 * n**3 / min(product() for _ in range(3))
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-group-norm-jobs
 def _native_norm(x, weight, bias):
     return F.group_norm(x, 8, weight, bias, 1e-5)
 
 
-def _compiled_norm(*given):
-    """`_native_norm` compiled; a failure of the compiler is raised as `HmoeError`."""
-    try:
-        return torch.compile(_native_norm)(*given)
-    except Exception as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise
-        raise HmoeError(
-            f"torch.compile does not work here ({type(error).__name__}).",
-            fix="install a C++ compiler.",
-        ) from None
-
-
 NORMS = {
     "float32": (_native_norm, torch.float32),
     "bf16, PyTorch's": (_native_norm, torch.bfloat16),
     "bf16, blockwise": (lambda *given: Bf16GroupNorm.apply(*given, 8, 1e-5), torch.bfloat16),
-    "bf16, compiled": (_compiled_norm, torch.bfloat16),
 }
 
 
@@ -274,38 +205,57 @@ def group_norm(name: str, shape: tuple):
     given = tuple(tensor.requires_grad_() for tensor in (x, weight, bias))
     return lambda: torch.autograd.grad(norm(*given), given, dy)
 
+
+def measured_norms(scale: Scale, rounds: int) -> dict[str, dict]:
+    """Shape -> implementation of `NORMS` -> seconds in each round."""
+    images, w, s = scale.domains * scale.batch, scale.width, scale.side
+    shapes = ((w, s), (2 * w, s // 2))
+    jobs = {
+        (f"{c} x {side} x {side}", name): group_norm(name, (images, c, side, side))
+        for (c, side), name in product(shapes, NORMS)
+    }
+    return measure(jobs, rounds)[0]
+
+
+def matrix_rates(n: int, rounds: int) -> dict[str, list[float]]:
+    """Precision -> GFLOP/s of a product of two n x n matrices in each round."""
+    factors = torch.rand(2, n, n)
+    dtypes = {"float32": torch.float32, "bf16": torch.bfloat16}
+    jobs = {("", name): partial(torch.matmul, *factors.to(dtypes[name])) for name in dtypes}
+    return {
+        name: [2e-9 * n**3 / s for s in seconds]
+        for name, seconds in measure(jobs, rounds)[0][""].items()
+    }
+
 # %% ../../nbs/09_bench/02_updates.ipynb #def-arithmetic-cost
 SMALL = Scale(16, 3, 16, 200, 16, 16, ("float32",), 64)  # as in the profile quick
 
 
 def small_updates(updates: int = 20):
-    """Print the arithmetic of this process, and mean seconds of an update of HMOE-DN."""
+    """Print the arithmetic of this process, and median seconds of an update of HMOE-DN."""
     trainer = our_trainer("HMOE-DN", "float32", random_images(SMALL), SMALL)
-    trainer.update()
-    seconds = clocked(lambda: [trainer.update() for _ in range(updates)])()
-    print(determinism_in_use(), seconds / updates)
+    seconds = measure({("update", "HMOE-DN"): trainer.update}, updates)[0]["update"]["HMOE-DN"]
+    print(determinism_in_use(), np.median(seconds))
 
 
 def _updates_in(arithmetic: str) -> float:
-    """`small_updates` of a process in this arithmetic. `HmoeError` where that is impossible."""
+    """`small_updates` of a process in this arithmetic; NaN where that is impossible."""
     free = {name: value for name, value in os.environ.items() if PORTABLE.get(name) != value}
     environment = with_determinism(arithmetic, free | dict.fromkeys(THREADS, "1"))
     code = "from hmoe_repro.bench.updates import small_updates; small_updates()"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    used, _, seconds = done.stdout.strip().partition(" ")
-    if used != arithmetic:
-        raise HmoeError(f"{arithmetic} arithmetic is not possible here: {used or done.stderr}.")
-    return float(seconds)
+    said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    used, _, seconds = said.strip().partition(" ")
+    return float(seconds) if used == arithmetic else np.nan
 
 
 def arithmetic_cost(rounds: int) -> dict[str, list[float]]:
     """Arithmetic -> seconds of an update in each round, of those that this processor has."""
-    jobs = {name: partial(_updates_in, name) for name in DETERMINISM_MODES}
-    return measure(jobs, rounds, lambda line: None)[0]
+    rows = [{name: _updates_in(name) for name in DETERMINISM_MODES} for _ in range(rounds)]
+    return pd.DataFrame(rows).dropna(axis=1).to_dict("list")
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-jobs
-WORKLOADS = RECORDS["updates"][0]
+WORKLOADS = ("ERM update", "HMOE-DN update", "evaluation")
 
 
 def _plain_jobs(data: MultiDomainDataset, scale: Scale) -> dict:
@@ -313,104 +263,71 @@ def _plain_jobs(data: MultiDomainDataset, scale: Scale) -> dict:
     models = {name: build(scale.width, scale.domains) for name, build in PLAIN.items()}
     part = slice(scale.evaluated)
     images = TensorDataset(data.images[0][part].float() / 255, data.labels[0][part])
-    loader = DataLoader(images, batch_size=64)
     jobs = {
-        (f"{name} update", "plain"): clocked(partial(next, plain_updates(model, data, scale)))
+        (f"{name} update", "plain"): partial(next, plain_updates(model, data, scale))
         for name, model in models.items()
     }
-    accuracy = clocked(partial(plain_accuracy, models["ERM"], loader))
+    accuracy = partial(plain_accuracy, models["ERM"], DataLoader(images, batch_size=64))
     return jobs | {("evaluation", "plain"): accuracy}
 
 
-def _our_jobs(data: MultiDomainDataset, scale: Scale) -> tuple[dict, dict]:
-    """(workload, precision) -> a job of the library, updates with their share outside; and the
-    GFLOP of each update."""
-    part, jobs, work = torch.arange(scale.evaluated), {}, {}
-    for precision in scale.precisions:
-        for name in PLAIN:
-            trainer = our_trainer(name, precision, data, scale)
-            jobs[f"{name} update", precision] = partial(timed_update, trainer)
-            if name == "ERM":
-                score = clocked(partial(evaluate, trainer.algorithm, data, "0", part))
-                jobs["evaluation", precision] = score
-            if precision == "float32":
-                work[f"{name} update"] = gflop(trainer)
-    return jobs, work
-
-
-def _reference_jobs(scale: Scale) -> dict:
-    """(kind, ...) -> a job for group norm and for matrix products, which updates consist of."""
-    compiling = any("compile" in precision for precision in scale.precisions)
-    images, w, s = scale.domains * scale.batch, scale.width, scale.side
-    jobs = {
-        ("group norm", f"{c} x {side} x {side}", name): clocked(
-            group_norm(name, (images, c, side, side))
-        )
-        for c, side in ((w, s), (2 * w, s // 2))
-        for name in NORMS
-        if compiling or "compiled" not in name
-    }
-    for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
-        jobs["matrix product", name] = partial(matrix_rate, scale.matrix, dtype)
+def _our_jobs(data: MultiDomainDataset, scale: Scale) -> dict:
+    """(workload, precision) -> a job of the library; ('alone', workload) -> `update_alone`."""
+    part, jobs = torch.arange(scale.evaluated), {}
+    for precision, name in product(scale.precisions, PLAIN):
+        trainer = our_trainer(name, precision, data, scale)
+        jobs[f"{name} update", precision] = trainer.update
+        if name == "ERM":
+            jobs["evaluation", precision] = partial(evaluate, trainer.algorithm, data, "0", part)
+        if precision == "float32":
+            jobs["alone", f"{name} update"] = update_alone(trainer)
     return jobs
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-run-bench
 def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
     """Measure everything and return the record, plain JSON. `full` takes about seven minutes on one
-    core. `HmoeError` for an unknown scale or fewer than three rounds."""
+    core. `HmoeError` for an unknown scale."""
     size = SCALES[check_choice(scale, SCALES, "scale")]
     with new_record("updates", scale, rounds) as record:
         data = random_images(size)
-        ours, work = _our_jobs(data, size)
-        jobs = _plain_jobs(data, size) | ours | _reference_jobs(size)
-        results, first, skipped = measure(jobs, rounds, say)
-        record["images"], record["evaluated"] = size.domains * size.batch, size.evaluated
-        record |= {"image": [1, size.side, size.side], "gflop": work}
-        record |= _measurements(results, first) | {"skipped": _left_out(scale, skipped)}
+        jobs = _plain_jobs(data, size) | _our_jobs(data, size)
+        seconds, first, record["skipped"] = measure(jobs, rounds, say)
+        alone = seconds.pop("alone")
+        record |= {"images": size.domains * size.batch, "evaluated": size.evaluated}
+        record |= {"image": [1, size.side, size.side], "seconds": seconds}
+        record["outside"] = {
+            w: [1 - a / b for a, b in zip(alone[w], seconds[w]["float32"])] for w in alone
+        }
+        record["first_call"] = {
+            w: {p: first[w, p] for p in seconds[w] if "compile" in p} for w in WORKLOADS
+        }
+        record["gflop"] = {w: gflop(jobs["alone", w]) for w in alone}
+        record["group_norm"] = measured_norms(size, rounds)
+        record["matrix_gflops"] = matrix_rates(size.matrix, rounds)
         if scale == "full":
             record["arithmetic"] = arithmetic_cost(rounds)
     return record
 
-
-def _left_out(scale: str, skipped: dict) -> dict[str, str]:
-    """Path -> why it was not measured."""
-    absent = {*SCALES["full"].precisions} - {*SCALES[scale].precisions}
-    reasons = dict.fromkeys(sorted(absent), f"not measured at scale {scale}")
-    for key, reason in skipped.items():
-        reasons[key[1] if key[0] in WORKLOADS else " ".join(key)] = reason
-    return reasons
-
-
-def _measurements(results: dict, first: dict) -> dict:
-    """What `measure` returned, as the parts of the record."""
-    paths = by_kind({key: values for key, values in results.items() if key[0] in WORKLOADS})
-    norms = by_kind({key[1:]: v for key, v in results.items() if key[0] == "group norm"})
-    ours = {w: {p: v for p, v in paths[w].items() if p != "plain"} for w in WORKLOADS[:2]}
-    for workload, found in ours.items():
-        paths[workload] |= {path: [s for s, _ in values] for path, values in found.items()}
-    return {
-        "seconds": paths,
-        "outside": {w: [share for _, share in ours[w]["float32"]] for w in ours},
-        "group_norm": norms,
-        "matrix_gflops": {name: results["matrix product", name] for name in ("float32", "bf16")},
-        "first_call": {w: {p: first[w, p] for p in paths[w] if "compile" in p} for w in WORKLOADS},
-    }
-
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-table
+def speedups(record: dict, workload: str) -> pd.DataFrame:
+    """How many times as fast as the plain loop each path of a workload (columns) is, by round."""
+    seconds = pd.DataFrame(record["seconds"][workload])
+    return seconds.rdiv(seconds["plain"], axis=0)
+
+
 def bench_table(record: dict) -> pd.DataFrame:
     """Per workload and path: median seconds, images a second, times the plain loop (median and
     quartiles), and GFLOP/s."""
-    rows = []
+    tables = {}
     for workload, paths in record["seconds"].items():
+        table = pd.DataFrame(paths).median().to_frame("seconds")
         images = record["images"] if "update" in workload else record["evaluated"]
+        table["images/s"] = (images / table.seconds).map("{:,.0f}".format)
+        table = table.join(summary(speedups(record, workload), "times plain"))
         work = record["gflop"].get(workload)
-        for path, seconds in paths.items():
-            median = float(np.median(seconds))
-            row = {"workload": workload, "path": path, "seconds": median}
-            row["images/s"] = f"{images / median:,.0f}"
-            row |= ratio_columns(relative_times(record, workload, "plain", path), "times plain")
-            rows.append(row | {"GFLOP/s": f"{work / median:.0f}" if work else "–"})
-    return pd.DataFrame(rows)
+        table["GFLOP/s"] = (work / table.seconds).map("{:.0f}".format) if work else "–"
+        tables[workload] = table
+    return pd.concat(tables, names=["workload", "path"]).reset_index()
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-targets
 SPEEDUPS = {  # (workload, precision) -> least times the plain loop
@@ -422,15 +339,12 @@ SPEEDUPS = {  # (workload, precision) -> least times the plain loop
 }
 
 
-def best_path(record: dict, workload: str, kind: str = "bf16") -> str:
-    """The path of a precision, compiled or not, that was fastest in the median."""
-    paths = record["seconds"][workload]
-    return min((p for p in paths if p.startswith(kind)), key=lambda p: np.median(paths[p]))
-
-
-def _speedup(workload: str, kind: str, record: dict) -> np.ndarray:
-    path = best_path(record, workload) if kind == "bf16" else kind
-    return relative_times(record, workload, "plain", path)
+def _best_speedup(workload: str, precision: str, record: dict) -> pd.Series:
+    """`speedups` of float32, or of the bf16 path that was faster in the median."""
+    found = speedups(record, workload)
+    if precision == "bf16":
+        precision = found.filter(like="bf16").median().idxmax()
+    return found[precision]
 
 
 def _outside(workload: str, record: dict) -> np.ndarray:
@@ -438,8 +352,8 @@ def _outside(workload: str, record: dict) -> np.ndarray:
 
 
 def _hmoe_against_erm(record: dict) -> np.ndarray:
-    erm, hmoe = (record["seconds"][w]["float32"] for w in WORKLOADS[:2])
-    return np.array(hmoe) / np.array(erm)
+    erm, hmoe = (np.array(record["seconds"][w]["float32"]) for w in WORKLOADS[:2])
+    return hmoe / erm
 
 
 _PATHS = {"float32": "float32", "bf16": "best bf16 path"}
@@ -447,59 +361,35 @@ _SHARE = "ERM update, float32, share outside forward, backward, optimiser (%)"
 _HMOE_SHARE = "HMOE-DN update, float32, share outside (%)"
 TARGETS = [
     *(
-        Target(f"{w}, {_PATHS[kind]}, times plain", ">=", least, partial(_speedup, w, kind))
-        for (w, kind), least in SPEEDUPS.items()
+        Target(f"{w}, {_PATHS[p]}, times plain", "≥", least, partial(_best_speedup, w, p))
+        for (w, p), least in SPEEDUPS.items()
     ),
     Target(_SHARE, "<", 5.0, partial(_outside, "ERM update")),
     Target(_HMOE_SHARE, "<", 5.0, partial(_outside, "HMOE-DN update")),
-    Target("HMOE-DN update / ERM update, float32", "<=", 1.2, _hmoe_against_erm),
+    Target("HMOE-DN update / ERM update, float32", "≤", 1.2, _hmoe_against_erm),
 ]
-
-
-def bench_targets(record: dict) -> pd.DataFrame:
-    """`target_table` of `TARGETS`."""
-
-    def unfit(target):
-        amx = record["bf16"] == "amx" or "bf16" not in target.text
-        return "" if amx else "no AMX: bf16 is " + record["bf16"].replace("avx512", "AVX512")
-
-    return target_table(record, TARGETS, unfit)
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-notes
 def _work_notes(record: dict) -> list[str]:
     """Per workload: its operations, and the share of the processor's peak rate that it reaches."""
-    rates = {name: float(np.median(values)) for name, values in record["matrix_gflops"].items()}
-    notes = []
+    rates, notes = pd.DataFrame(record["matrix_gflops"]).median(), []
     for workload, work in record["gflop"].items():
-        reached = work / float(np.median(record["seconds"][workload]["float32"]))
+        reached = work / np.median(record["seconds"][workload]["float32"])
         notes.append(
             f"{workload}: {work:.0f} GFLOP in float32 at {reached:.0f} GFLOP/s, "
-            f"{reached / rates['float32']:.0%} of what a matrix product reaches on this core "
-            f"({rates['float32']:.0f} float32, {rates['bf16']:.0f} bf16)."
+            f"{reached / rates.float32:.0%} of what a matrix product reaches on this core "
+            f"({rates.float32:.0f} float32, {rates.bf16:.0f} bf16)."
         )
     return notes
 
 
-def _norm_notes(record: dict) -> list[str]:
-    """Per shape: milliseconds of each implementation of group norm."""
-    notes = []
-    for shape, found in record["group_norm"].items():
-        median = {name: np.median(values) for name, values in found.items()}
-        listed = ", ".join(f"{name} {1e3 * value:.3g}" for name, value in median.items())
-        fastest = min((name for name in median if name != "float32"), key=median.get)
-        notes.append(
-            f"Group norm of {record['images']} x {shape}, forward and backward, in ms: {listed}; "
-            f"fastest in bf16: {fastest.removeprefix('bf16, ')}."
-        )
-    return notes
-
-
-def determinism_notes(record: dict) -> list[str]:
+def _determinism_notes(record: dict) -> list[str]:
     """[one sentence on the cost of portable arithmetic]; [] if the record has not measured it."""
-    seconds = record.get("arithmetic") or {}
+    seconds = record.get("arithmetic", {})
     if len(seconds) < 2:
         return []
-    middle, low, high = spread(np.array(seconds["portable"]) / np.array(seconds["native"]))
+    ratio = np.array(seconds["portable"]) / np.array(seconds["native"])
+    low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
     return [
         f"Portable arithmetic: an update of HMOE-DN on the small networks takes {middle:.2f} "
         f"({low:.2f} to {high:.2f}) times as long as in this processor's own."
@@ -507,10 +397,9 @@ def determinism_notes(record: dict) -> list[str]:
 
 
 def bench_notes(record: dict) -> list[str]:
-    """Notes on the machine, its load, the share of its peak rate, group norm, and the skipped
-    paths."""
-    notes = machine_notes(record) + _work_notes(record) + _norm_notes(record)
-    notes += determinism_notes(record)
+    """Notes on the machine, its load, the share of its peak rate, portable arithmetic, compilation
+    and the skipped paths."""
+    notes = machine_notes(record) + _work_notes(record) + _determinism_notes(record)
     compiled = ", ".join(
         f"{workload} {path} {seconds:.0f} s"
         for workload, paths in record["first_call"].items()
@@ -528,52 +417,32 @@ def group_norm_table(record: dict, groups: int = 8) -> pd.DataFrame:
     for shape, timed in record["group_norm"].items():
         channels = int(shape.split(" ")[0]) // groups
         row = {"shape": shape, "channels a group": channels}
-        for name, values in timed.items():
-            row[f"{name} (ms)"] = 1e3 * float(np.median(values))
-        row["used in bf16"] = "blockwise" if channels < 16 else "PyTorch's"
-        rows.append(row)
+        row |= {f"{name} (ms)": 1e3 * float(np.median(s)) for name, s in timed.items()}
+        rows.append(row | {"used in bf16": "blockwise" if channels < 16 else "PyTorch's"})
     return pd.DataFrame(rows)
 
 
 def group_norm_notes(record: dict) -> list[str]:
-    """Per shape: by how much the implementation that bf16 runs use is faster or slower."""
+    """Per shape: which implementation bf16 runs use, and its time relative to the other's."""
     notes = []
     for row in group_norm_table(record).to_dict("records"):
-        ours, native = row["bf16, blockwise (ms)"], row["bf16, PyTorch's (ms)"]
-        used, other = (ours, native) if row["used in bf16"] == "blockwise" else (native, ours)
-        if used < other:
-            gain = f"{other / used:.1f} times as fast as the other"
-        else:
-            gain = (
-                f"although it takes {used / other:.1f} times as long as the other on this machine"
-            )
-        size = f"{row['channels a group']} channels a group ({row['shape']})"
-        notes.append(f"{size}: {row['used in bf16']} is used, {gain}.")
+        used = row["used in bf16"]
+        other = "PyTorch's" if used == "blockwise" else "blockwise"
+        times = row[f"bf16, {used} (ms)"] / row[f"bf16, {other} (ms)"]
+        notes.append(
+            f"{row['channels a group']} channels a group ({row['shape']}): bf16 uses {used}, which "
+            f"takes {times:.2f} times as long as {other} here."
+        )
     return notes
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-plot-bench
-def _draw_path(axis, row: int, path: str, values: np.ndarray):
-    """One path of a panel: bar, whiskers and dots."""
-    middle, low, high = spread(values)
-    whiskers, jitter = [[middle - low], [high - middle]], np.linspace(-0.2, 0.2, len(values))
-    axis.barh(row, middle, color=PALETTE[PRECISIONS.index(path)], alpha=0.6, height=0.6)
-    axis.errorbar(middle, row, xerr=whiskers, color="black", capsize=3, linewidth=1)
-    axis.plot(values, row + jitter, ".", color="black", markersize=3)
-
-
 def plot_bench(record: dict, axes):
-    """Times the plain loop of every path, one panel for each workload: bars are medians, whiskers
-    quartiles, dots rounds, marks targets."""
-    for axis, (workload, paths) in zip(axes, record["seconds"].items()):
-        rows = [path for path in paths if path != "plain"]
-        for row, path in enumerate(rows):
-            _draw_path(axis, row, path, relative_times(record, workload, "plain", path))
-            kind = "bf16" if path.startswith("bf16") else path
-            if bound := SPEEDUPS.get((workload, kind)):
-                height = [row - 0.42, row + 0.42]
-                axis.plot([bound, bound], height, color="#D55E00", linewidth=1.6, label="target")
-        axis.axvline(1, color="black", linewidth=0.8, label="plain loop")
-        axis.set(
-            yticks=range(len(rows)), yticklabels=rows, title=workload, xlabel="times the plain loop"
-        )
-        axis.invert_yaxis()
+    """Times the plain loop of every path, one panel for each workload: bars are medians, dots
+    rounds, marks targets."""
+    for axis, workload in zip(axes, record["seconds"]):
+        found = speedups(record, workload).drop(columns="plain")
+        plot_rounds(axis, found, PALETTE[0])
+        for row, path in enumerate(found):
+            if bound := SPEEDUPS.get((workload, "bf16" if "bf16" in path else path)):
+                axis.vlines(bound, row - 0.42, row + 0.42, "#D55E00", label="target")
+        axis.set(title=workload, xlabel="times the plain loop")
