@@ -12,7 +12,6 @@ from torch import nn
 
 from hmoe_repro.bench import costs
 from hmoe_repro.bench.costs import (
-    COST_SCALES,
     METHODS,
     cost_notes,
     cost_rounds,
@@ -31,7 +30,6 @@ from hmoe_repro.bench.layers import (
     DENSE,
     EVERY,
     LAYER_TARGETS,
-    SPARSE_SCALES,
     EveryExpert,
     layer_table,
     layers,
@@ -42,7 +40,14 @@ from hmoe_repro.bench.layers import (
     run_moe,
     saved_bytes,
 )
-from hmoe_repro.bench.timing import measure, ratios, read_record, target_table, write_record
+from hmoe_repro.bench.timing import (
+    measure,
+    ratios,
+    read_record,
+    scale_of,
+    target_table,
+    write_record,
+)
 from hmoe_repro.cli.select_report import bench_command
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
@@ -52,7 +57,7 @@ from hmoe_repro.report.render import render
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-TINY = COST_SCALES["tiny"]
+TINY = scale_of("algorithms", "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,7 @@ def recorded(bench):
 
 
 def test_the_full_scale_is_the_layer_of_gmoe_s16():
-    size = SPARSE_SCALES["full"]
+    size = scale_of("moe", "full")
     assert (size.images, size.tokens, size.dim, size.hidden, size.experts) == (
         32,
         197,
@@ -134,7 +139,7 @@ def test_bytes_are_counted_once_and_without_parameters():
 
 @pytest.mark.parametrize("router, bound", [("linear", 1.35), ("cosine", 1.5)])
 def test_the_layer_keeps_little_more_than_the_dense_one(router, bound):
-    size = SPARSE_SCALES["full"]
+    size = scale_of("moe", "full")
     x = torch.randn(4, size.tokens, size.dim, requires_grad=True)
     made = layers(size)
     for name in (router, f"{router}, capacity 1.5"):
@@ -154,12 +159,12 @@ def test_experts_leave_no_buffer_of_zeros_for_each_of_them():
 
 
 def test_an_update_of_both_networks_moves_weights():
-    size = SPARSE_SCALES["tiny"]
+    size = scale_of("moe", "tiny")
     assert all(network_update(name, size)()["loss"] > 0 for name in (size.dense, size.sparse))
 
 
 def test_masks_are_measured_on_the_same_network_and_images():
-    work = mask_work(SPARSE_SCALES["tiny"])
+    work = mask_work(scale_of("moe", "tiny"))
     for one in work.values():
         one()
     plain, masked = (work["masks, update", name].func.__self__ for name in ("Aggregate", "DMG"))
@@ -172,12 +177,12 @@ def test_masks_are_measured_on_the_same_network_and_images():
     assert set(found) == {"pred-ens", "mask-ens", "kd", "greedy"}
     alone = work["masks, prediction", "average of predictions"]()
     torch.testing.assert_close(alone, found["pred-ens"], atol=1e-5, rtol=1e-5)
-    assert not alone.requires_grad and len(alone) == 3 * SPARSE_SCALES["tiny"].batch
+    assert not alone.requires_grad and len(alone) == 3 * scale_of("moe", "tiny").batch
 
 
 @pytest.mark.slow
 def test_the_record_of_the_layer_has_every_round(moe):
-    assert set(moe["seconds"]["float32"]) == set(layers(SPARSE_SCALES["tiny"]))
+    assert set(moe["seconds"]["float32"]) == set(layers(scale_of("moe", "tiny")))
     assert set(moe["seconds"]["bf16"]) == set(moe["seconds"]["float32"]) - {EVERY}
     assert set(moe["seconds"]["update"]) == {"small_vit", "gmoe_small"}
     assert set(moe["seconds"]["masks, update"]) == {"Aggregate", "DMG"}
@@ -243,10 +248,10 @@ def test_verdicts_on_the_layer_by_hand():
 def test_the_full_scale_is_the_papers_table():
     assert list(METHODS) == ["ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD", "ERM-ViT", "GMoE"]
     for scale in ("full", "gpu"):
-        size = COST_SCALES[scale]
+        size = scale_of("algorithms", scale)
         assert (size.side, size.convolutional) == (224, "resnet50")
         assert (size.dense, size.sparse) == ("deit_small", "gmoe_s16")
-    assert COST_SCALES["gpu"].domains * COST_SCALES["gpu"].batch == 160
+    assert scale_of("algorithms", "gpu").domains * scale_of("algorithms", "gpu").batch == 160
 
 
 def test_batch_norm_is_frozen_and_batches_are_equal():
@@ -255,8 +260,6 @@ def test_batch_norm_is_frozen_and_batches_are_equal():
     assert norms and not any(m.training for m in norms)
     batches = random_minibatches(TINY)
     assert [tuple(x.shape) for x, _ in batches] == [(TINY.batch, 3, 32, 32)] * TINY.domains
-    with pytest.raises(HmoeError, match="unknown method 'Mixup'"):
-        make_method("Mixup", TINY)
 
 
 def test_a_peak_is_the_most_that_is_held_at_one_time():
@@ -342,7 +345,7 @@ def test_published_numbers_are_table_16():
         0.98,
     ]
     assert theirs["inference (GB)"]["GMoE"].tolist() == [1.05]
-    sizes = {name: {"macs": 1, "parameters": 1} for name in costs.COUNTED}
+    sizes = {name: {"macs": 1, "parameters": 1} for name in scale_of("algorithms", "full").counted}
     assert size_table({"networks": sizes}).published.tolist() == [4.1, 7.9, 4.6, 4.8]
 
 

@@ -62,16 +62,17 @@ def run_systems(rounds: int = 7, scale: str = "quick", say=print) -> dict:
         }
         record["seconds"] = measure(jobs, rounds, say)[0]
         record["peak_bytes"] = {name: tensor_peak(partial(two_updates, name)) for name in specs}
-        record["sizes"] = {name: _size(trainer) for name, trainer in trainers.items()}
+        record["sizes"] = {
+            name: {
+                "network": trainer.spec.network,
+                "parameters": sum(
+                    p.numel() for p in trainer.algorithm.parameters() if p.requires_grad
+                ),
+                "images": trainer.algorithm.hparams["batch_size"] * len(trainer.domains),
+            }
+            for name, trainer in trainers.items()
+        }
     return record
-
-
-def _size(trainer: Trainer) -> dict:
-    """The network of a system, its parameters, and the images of an update."""
-    trained = [p for p in trainer.algorithm.parameters() if p.requires_grad]
-    images = trainer.algorithm.hparams["batch_size"] * len(trainer.domains)
-    weights = sum(p.numel() for p in trained)
-    return {"network": trainer.spec.network, "parameters": weights, "images": images}
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-discovered
 def _mean_and_range(values: pd.Series) -> str:

@@ -165,17 +165,11 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def copy_mlp(self, first: nn.Linear, second: nn.Linear):
-        "Make each expert a copy of one MLP. Raises `HmoeError` where the sizes differ."
+        "Make each expert a copy of one MLP of the same sizes."
         for own, given in zip(
             (self.w1, self.b1, self.w2, self.b2),
             (first.weight, first.bias, second.weight, second.bias),
         ):
-            if own.shape[1:] != given.shape:
-                raise HmoeError(
-                    f"an expert's tensor has shape {tuple(own.shape[1:])}, the MLP's "
-                    f"{tuple(given.shape)}.",
-                    fix="weights of a network of the same width.",
-                )
             own.copy_(given.expand_as(own))
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-traffic

@@ -7,6 +7,7 @@ __all__ = ['INSTALL', 'NAMES', 'OURS', 'COUNT', 'GATES', 'KEPT', 'BACKENDS', 'tu
            'tutel_arguments', 'TutelMoE', 'with_backend']
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #imports-export
+import re
 from contextlib import nullcontext
 
 import torch
@@ -48,41 +49,32 @@ OURS = {theirs: ours for ours, theirs in NAMES.items()}
 COUNT = "_num_global_experts"
 
 
-def _split(key: str, names) -> tuple[str, str]:
-    "`key` split into prefix and a name of `names`; the name is empty if it ends in none."
-    for name in names:
-        if key == name or key.endswith("." + name):
-            return key[: len(key) - len(name)], name
-    return key, ""
+def _renamed(state: dict, names: dict) -> dict:
+    """A state whose keys end in other `names`; the second weights of experts are transposed."""
+    made = {}
+    for key, value in state.items():
+        name = next((name for name in names if f".{key}".endswith(f".{name}")), "")
+        if name in ("experts.w2", "experts.batched_fc2_w"):
+            value = value.transpose(1, 2).contiguous()
+        made[key.removesuffix(name) + names.get(name, "")] = value
+    return made
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-to-tutel-state
 def to_tutel_state(state: dict) -> dict:
     """A state with `SparseMoE` layers, under Tutel's names and in its shapes."""
-    made = {}
-    for key, value in state.items():
-        before, name = _split(key, NAMES)
-        if not name:
-            made[key] = value
-            continue
-        if name == "experts.w1":
-            made[before + COUNT] = torch.tensor(len(value))
-        if name == "experts.w2":
-            value = value.transpose(1, 2).contiguous()
-        made[before + NAMES[name]] = value
-    return made
+    counts = {
+        key.removesuffix("experts.w1") + COUNT: torch.tensor(len(value))
+        for key, value in state.items()
+        if key.endswith("experts.w1")
+    }
+    return _renamed(state, NAMES) | counts
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-from-tutel-state
 def from_tutel_state(state: dict) -> dict:
     """The reverse of `to_tutel_state`, whether Tutel's layers stand alone or in `TutelMoE`."""
-    made = {}
-    for key, value in state.items():
-        before, name = _split(key, [*OURS, COUNT])
-        if name == COUNT:
-            continue
-        if name == "experts.batched_fc2_w":
-            value = value.transpose(1, 2).contiguous()
-        made[before.removesuffix("layer.") + OURS[name] if name else key] = value
-    return made
+    kept = {key: value for key, value in state.items() if not key.endswith(COUNT)}
+    alone = {re.sub(r"\blayer\.(experts|gates)\b", r"\1", key): kept[key] for key in kept}
+    return _renamed(alone, OURS)
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-tutel-arguments
 GATES = {"linear": "top", "cosine": "cosine_top"}
