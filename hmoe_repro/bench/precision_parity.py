@@ -27,7 +27,7 @@ def _twins(frame: pd.DataFrame, *precisions: str) -> pd.DataFrame:
     its precision; NaN where there is no such run."""
     found = runs(frame[frame.precision.isin(precisions)])
     shared = [
-        json.dumps({k: v for k, v in record["spec"].items() if k != "precision"}, sort_keys=True)
+        json.dumps({k: v for k, v in record["config"].items() if k != "precision"}, sort_keys=True)
         for record in found.record
     ]
     wide = found.assign(shared=shared).pivot(index="shared", columns="precision", values="record")
@@ -48,7 +48,7 @@ def precision_pairs(
         )
 
     def place(pair):
-        record, spec = pair[0], pair[0]["spec"]
+        record, spec = pair[0], pair[0]["config"]
         return rank(spec["algorithm"]), spec["test_domains"], spec["trial_seed"], record["run_id"]
 
     return sorted(zip(twins[base], twins[other]), key=place)
@@ -62,7 +62,7 @@ def unpaired_notes(frame: pd.DataFrame, base: str = "float32", other: str = "bf1
     for record in runs(frame[frame.precision.isin(twin)]).record:
         if record["run_id"] in paired:
             continue
-        spec, precision = record["spec"], record["spec"]["precision"]
+        spec, precision = record["config"], record["config"]["precision"]
         where = f"{spec['algorithm']} on {','.join(spec['test_domains'])}"
         name = f"{where}, seed {spec['trial_seed']} (run {record['run_id']})"
         if record["status"] == "complete":
@@ -79,7 +79,7 @@ MEASURES = (ACCURACY, VALIDATION, NMI, LOSS)
 
 def _compared_values(record: dict) -> dict[tuple[str, str], float]:
     """(measure, row) -> value of everything that is compared of a run."""
-    algorithm, selected, found = record["spec"]["algorithm"], record["selected"], {}
+    algorithm, selected, found = record["config"]["algorithm"], record["selected"], {}
     for measure, key in ((ACCURACY, "test_accuracy"), (VALIDATION, "validation_accuracy")):
         for mode in sorted(selected, key=MODE_ORDER.index):
             if key in selected[mode]:
@@ -102,7 +102,7 @@ def paired_runs(pairs: list[tuple[dict, dict]]) -> pd.DataFrame:
     trial_seed, base, other, difference (other minus base)."""
     rows = []
     for first, second in pairs:
-        a, b, spec = _compared_values(first), _compared_values(second), first["spec"]
+        a, b, spec = _compared_values(first), _compared_values(second), first["config"]
         place = spec["dataset"], ",".join(spec["test_domains"]), spec["trial_seed"]
         rows += [(*key, *place, a[key], b[key], b[key] - a[key]) for key in a if key in b]
     frame = pd.DataFrame(rows, columns=[*_PLACE, "base", "other", "difference"])

@@ -213,13 +213,13 @@ def small_updates(updates: int = 20):
     print(determinism.determinism_in_use(), np.median(seconds))
 
 
-def _updates_in(arithmetic: str) -> float:
+def _updates_in(determinism: str) -> float:
     """`small_updates` of a process in this arithmetic; NaN where that is impossible."""
     free = {
         name: value for name, value in os.environ.items() if determinism.PORTABLE.get(name) != value
     }
     environment = determinism.with_determinism(
-        arithmetic, free | dict.fromkeys(determinism.THREADS, "1")
+        determinism, free | dict.fromkeys(determinism.THREADS, "1")
     )
     code = "from hmoe_repro.bench.updates import small_updates; small_updates()"
     command = [sys.executable, "-c", code]
@@ -286,7 +286,7 @@ def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
         record["group_norm"] = measured_norms(size, rounds)
         record["matrix_gflops"] = matrix_rates(size.matrix, rounds)
         if scale == "full":
-            record["arithmetic"] = arithmetic_cost(rounds)
+            record["determinism"] = arithmetic_cost(rounds)
     return record
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-table
@@ -366,7 +366,7 @@ def _work_notes(record: dict) -> list[str]:
 
 def _determinism_notes(record: dict) -> list[str]:
     """[one sentence on the cost of portable arithmetic]; [] if the record has not measured it."""
-    seconds = record.get("arithmetic", {})
+    seconds = record.get("determinism", {})
     if len(seconds) < 2:
         return []
     ratio = np.array(seconds["portable"]) / np.array(seconds["native"])
