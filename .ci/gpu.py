@@ -11,10 +11,11 @@
     speed       time and memory of eight algorithms, as in GMoE's Table 16
 
 It needs Python 3.11 or newer, PyTorch and the library's own dependencies; no network, no notebook
-tools and no home folder. It works in .gpu and leaves in --out (or OUT, or .gpu/out) gpu.json,
-gpu.log and archives of at most --mib, --files files in all, for `hmoe unpack`. Runs that a step did
-not finish stay in .gpu/runs and are resumed when it is called again; if the machine is not kept,
-their checkpoints are in the archives, as far as they fit: unpack, `prepare` again, resume there.
+tools and no home folder; `check` needs pytest. It works in .gpu and leaves in --out (or OUT, or
+.gpu/out) gpu.json, gpu.log and archives of at most --mib, --files files in all, for `hmoe unpack`.
+Runs that a step did not finish stay in .gpu/runs and are resumed when it is called again; if the
+machine is not kept, their checkpoints are in the archives, as far as they fit: unpack, `prepare`
+again, resume there.
 """
 
 import argparse
@@ -140,52 +141,11 @@ def unpack_in(work):
 # There: the steps. Each takes options and the remaining seconds, and returns plain JSON
 
 
-def specs_of(options, step):
-    "The first run of each algorithm of a step, in order."
-    from hmoe_repro.studies.artefacts import artefact_studies
-    from hmoe_repro.studies.studies import study_specs
-
-    first = {}
-    for study in artefact_studies(page_of(options.profile, step), options.profile):
-        for spec in study_specs(study):
-            first.setdefault((spec.dataset, spec.algorithm), spec)
-    return list(first.values())
-
-
 def run_check(options, seconds):
-    "Six algorithms against the CPU; then the tests that are marked `cuda`, where pytest is."
-    from hmoe_repro.bench.gpu import check_device
-
-    try:
-        import pytest
-    except ImportError:
-        pytest = None
-
-    names, small = ("ERM", "HMOE-DL", "HMOE-DN", "IRM", "DANN", "MLDG"), options.profile == "smoke"
-    chosen = [
-        s
-        for s in specs_of(options, "baselines")  # the CPU is slow on the other data set
-        if s.algorithm in names and s.dataset.startswith("Colored")
-    ]
-    end, found = time.monotonic() + seconds, []
-    for spec in chosen:
-        if time.monotonic() > end:
-            break
-        found.append(check_device(spec, options.device, updates=6 if small else 20))
-        say(json.dumps(found[-1]))
-    tests, left = ROOT / "tests" / "test_cuda.py", end - time.monotonic()
-    if pytest and tests.exists() and not small and left > 0:
-        options_of = ["-q", "-rs", "-m", "cuda", "-p", "no:cacheprovider"]
-        command = [sys.executable, "-m", "pytest", *options_of, str(tests)]
-        status = call(command, left)
-    else:
-        status = None
-    return {
-        "ok": all(f["ok"] for f in found) and status in (0, None),
-        "checked": found,
-        "not_reached": len(chosen) - len(found),
-        "pytest": status,
-    }
+    "The tests that are marked `cuda`: the GPU against the CPU, and against itself."
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "cuda", "-p", "no:cacheprovider"]
+    status = call([*command, str(ROOT / "tests" / "test_cuda.py")], seconds)
+    return {"ok": status == 0, "pytest": status}
 
 
 def run_training(options, seconds, step):

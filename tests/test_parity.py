@@ -8,6 +8,7 @@ import invented
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 from scipy.stats import t
 
 from hmoe_repro.analysis.results import frame_of
@@ -212,13 +213,13 @@ def test_seed_noise_is_taken_within_domains():
         (
             (0.020, 0.021, 0.019),
             "shifted",
-            "Shifted, but not beyond seed noise: ERM (accuracy +2.0, 95 % CI +1.9 to +2.1)",
+            "Shifted, but not beyond seed noise: ERM (accuracy +2, 95 % CI +1.92 to +2.08)",
         ),
         (
             (-0.090, -0.091, -0.089),
             "beyond seed noise",
-            "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9.0, 95 % CI -9.1 to "
-            "-8.9), HMOE-DN MIX (accuracy -9.0, 95 % CI -9.1 to -8.9)",
+            "Yes: bf16 changes results beyond seed noise in ERM (accuracy -9, 95 % CI -9.08 to "
+            "-8.92), HMOE-DN MIX (accuracy -9, 95 % CI -9.08 to -8.92)",
         ),
         (
             (0, 0, 0),
@@ -238,8 +239,6 @@ def test_the_answer_follows_the_records(shifts, outcome, said):
 def test_one_seed_decides_nothing():
     one = summary_of(study((0.03,), noise=(0.0,), domains=("+90%",)))
     assert parity_verdict(one)[0] == "Not decided: one trial seed gives no standard error."
-    line = "Accuracy: the largest mean change is +3.0 points (ERM, 1 pair)."
-    assert parity_verdict(one)[2] == line
     runs = [run("ERM", d, 0, "float32") for d in DOMAINS]
     runs += [run("ERM", d, 0, "bf16", accuracy=0.53 + 0.001 * i) for i, d in enumerate(DOMAINS)]
     assert outcomes(summary_of(runs)).iloc[0] == "unknown"
@@ -272,13 +271,7 @@ def test_what_could_have_been_seen_is_said():
     lines = parity_verdict(
         summary_of(study((0.06, -0.06, 0.01), domains=("-90%",), algorithms=("ERM",)))
     )
-    spread = np.std([6, -6, 1], ddof=1) / math.sqrt(3)
-    assert (
-        f"(ERM, 3 pairs); 95 % CI of ± {4.30 * spread:.1f} points; in a single run "
-        "the precision has "
-        f"{math.sqrt(73 / 3) / 5 / math.sqrt(2):.2f} times the effect of another seed." in lines[2]
-    )
-    assert lines[-1] == "A shift as large as the seed noise is not excluded in ERM (accuracy)."
+    assert lines[-1] == "A shift as large as the seed noise is not excluded: ERM (accuracy)."
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))
     assert not any("is not excluded" in line for line in sharp)
 
@@ -288,7 +281,8 @@ def test_the_picture_shows_every_pair():
     figure, axes = plt.subplots(1, 3)
     plot_parity(frame, axes)
     for axis, (measure, part) in zip(axes, frame.groupby("measure", sort=False)):
-        dots = [x for line in axis.lines if line.get_marker() == "o" for x in line.get_xdata()]
+        marks = [c.get_offsets() for c in axis.collections if isinstance(c, PathCollection)]
+        dots = [x for x, y in np.concatenate(marks)]
         assert (
             np.allclose(sorted(dots), sorted(part.difference))
             and [label.get_text() for label in axis.get_yticklabels()]
@@ -322,7 +316,6 @@ def test_the_page(warm_kernels, tmp_path):
         "failed in bf16: HMOE-DN on -90%, seed 2",
         "no complete twin in bf16: HMOE-DN on -90%, seed 2",
         "No change beyond seed noise",
-        "95 % CI of ±",
         "is not excluded",
     ):
         assert said in page, said

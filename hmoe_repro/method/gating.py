@@ -16,53 +16,40 @@ from torch import Tensor
 from ..core.errors import HmoeError
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-gate-logits
-def gate_logits(
-    v: Tensor,  # (..., B, D): codes
-    embeddings: Tensor,  # (..., K, D)
-    eps: float = 1e-6,  # keeps the logarithm finite at d = 0
-) -> Tensor:  # (..., B, K)
-    "Logarithms of the gate values, log p_k (HMOE, eq. 2)."
+def gate_logits(v: Tensor, embeddings: Tensor, eps: float = 1e-6) -> Tensor:
+    """Logarithms of the gate values, log p_k (HMOE, eq. 2): codes v (..., B, D) and embeddings
+    (..., K, D) -> (..., B, K). `eps` keeps the logarithm finite at d = 0."""
     exact = torch.promote_types(v.dtype, torch.float32)  # half precision cannot hold eps
     d2 = (v.to(exact).unsqueeze(-2) - embeddings.to(exact).unsqueeze(-3)).square().sum(-1)
     return F.log_softmax(-torch.log(d2 + eps), dim=-1)
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-gate-values
-def gate_values(
-    v: Tensor,  # (..., B, D): codes
-    embeddings: Tensor,  # (..., K, D)
-    eps: float = 1e-6,
-) -> Tensor:  # (..., B, K), rows sum to 1
-    "Gate values p_k, in closed form proportional to 1 / (d_k^2 + eps) (HMOE, eq. 2)."
+def gate_values(v: Tensor, embeddings: Tensor, eps: float = 1e-6) -> Tensor:
+    """Gate values p_k (..., B, K) of codes v (..., B, D) and embeddings (..., K, D), in closed form
+    proportional to 1 / (d_k^2 + eps) (HMOE, eq. 2); rows sum to 1."""
     return gate_logits(v, embeddings, eps).exp()
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-entropy
-def entropy(
-    p: Tensor,  # (..., K): rows sum to 1
-) -> Tensor:  # (...)
-    "Shannon entropy in nats, with 0 log 0 = 0 and a finite gradient there."
+def entropy(p: Tensor) -> Tensor:
+    """Shannon entropy in nats of p (..., K), whose rows sum to 1: (...), with 0 log 0 = 0 and a
+    finite gradient there."""
     return -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1)
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-entropy-loss
-def entropy_loss(
-    p: Tensor,  # (..., B, K): the gate values of a batch
-) -> Tensor:  # (...)
-    "Mean entropy of the gate values, L_en (HMOE, eq. 3)."
+def entropy_loss(p: Tensor) -> Tensor:
+    "Mean entropy of the gate values p (..., B, K) of a batch, L_en (...) (HMOE, eq. 3)."
     return entropy(p).mean(-1)
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-entropy-weight
-def entropy_weight(
-    progress: float,  # t / T, from 0 to 1
-    ramp: float = 0.5,  # the share of training over which it rises; 0: it is 1 from the start
-) -> float:
-    """Ramp gamma_en of the entropy loss: 0 to 1 over the first half of training (HMOE,
-    section 3.4.2)."""
+def entropy_weight(progress: float, ramp: float = 0.5) -> float:
+    """Ramp gamma_en of the entropy loss at progress t / T: 0 to 1 over the first half of training
+    (HMOE, section 3.4.2), or over the share `ramp` of it; 1 from the start if that is 0."""
     return min(1.0, progress / ramp) if ramp else 1.0
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-load-balance-loss
-def load_balance_loss(
-    p: Tensor,  # (..., B, K): the gate values of a batch
-) -> Tensor:  # (...)
-    "KL divergence of a batch's expert load from the uniform distribution, L_kl (HMOE, eq. 4)."
+def load_balance_loss(p: Tensor) -> Tensor:
+    """KL divergence of the expert load of a batch's gate values p (..., B, K) from the uniform
+    distribution, L_kl (...) (HMOE, eq. 4)."""
     return math.log(p.shape[-1]) - entropy(p.mean(-2))
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-gradientreversal
@@ -79,26 +66,19 @@ class GradientReversal(torch.autograd.Function):
         return -ctx.weight * gradient, None
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-reverse-gradient
-def reverse_gradient(
-    x: Tensor,
-    weight: float,  # lambda_grl
-) -> Tensor:  # x itself; its gradient arrives multiplied by -weight
-    "Gradient reversal layer (HMOE, eq. 5)."
+def reverse_gradient(x: Tensor, weight: float) -> Tensor:
+    "Gradient reversal layer: x itself; its gradient is multiplied by -weight (HMOE, eq. 5)."
     return GradientReversal.apply(x, weight)
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-reversal-weight
-def reversal_weight(
-    progress: float,  # t / T, from 0 to 1
-) -> float:
-    "Weight lambda_grl of the gradient reversal, from 0 to almost 1 (HMOE, eq. 6)."
+def reversal_weight(progress: float) -> float:
+    "Weight lambda_grl of the gradient reversal at progress t / T, 0 to almost 1 (HMOE, eq. 6)."
     return 2.0 / (1.0 + math.exp(-10.0 * progress)) - 1.0
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-domain-loss
-def domain_loss(
-    log_p: Tensor,  # (B, K): from `gate_logits`
-    domain_labels: Tensor,  # (B,) integers: 0 ... K-1, or -1 where the domain is unknown
-) -> Tensor:  # scalar; 0 if no sample is labelled
-    """Negative log likelihood of the known domains, L_d (HMOE, eq. 7).
+def domain_loss(log_p: Tensor, domain_labels: Tensor) -> Tensor:
+    """Negative log likelihood of the known domains, L_d (HMOE, eq. 7): log_p (B, K) from
+    `gate_logits`, labels (B,) 0 ... K-1, or -1 where the domain is unknown; 0 if none is known.
 
     HmoeError for labels on the CPU outside -1 ... K-1. Labels on a GPU are not read, because that
     would synchronise at each update; there the negative log likelihood fails for them.

@@ -9,7 +9,6 @@ __all__ = ['MASK_MODES', 'initial_masks', 'straight_through_bernoulli', 'applied
 # %% ../../nbs/01_method/10_masks.ipynb #imports-export
 from itertools import combinations
 from numbers import Integral
-from reprlib import repr as short_repr
 
 import torch
 from torch import Tensor, nn
@@ -46,27 +45,6 @@ def applied(real: Tensor, mode: str, domain=None, images: int | None = None) -> 
     return (own > 0.5).to(own.dtype) if mode == "greedy" else own
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-known-domains
-def _index_of_each(domain, images: int | None) -> Tensor:
-    "`domain` as integers (B,); `HmoeError` if it is something else."
-    if isinstance(domain, Integral) and not isinstance(domain, bool):
-        return torch.full((1 if images is None else images,), int(domain))
-    whole = isinstance(domain, Tensor) and not domain.is_floating_point() and domain.dim() == 1
-    if not whole or domain.dtype in (torch.bool, torch.complex64, torch.complex128):
-        given = short_repr(domain)
-        if isinstance(domain, Tensor):
-            given = f"a tensor of {domain.dtype} and shape {tuple(domain.shape)}"
-        raise HmoeError(
-            f"a domain is named by its index, not by {given}.",
-            fix="the index of a training domain, or a tensor of integers, one for each image.",
-        )
-    if images is not None and len(domain) != images:
-        raise HmoeError(
-            f"{len(domain)} domains were given for {images} images.",
-            fix="one index for each image, or one for all of them.",
-        )
-    return domain.long()
-
-
 def known_domains(domain, num_domains: int, images: int | None = None) -> Tensor:
     """Indices (B,) of training domains: from a tensor of B integers, or from one index for all the
     `images`. Raises `HmoeError` for anything else, and for domains that were not trained on."""
@@ -75,14 +53,21 @@ def known_domains(domain, num_domains: int, images: int | None = None) -> Tensor
             "a mask belongs to a domain, and none was given.",
             fix="the domain of each image, or an ensemble of all masks.",
         )
-    domain = _index_of_each(domain, images)
+    if isinstance(domain, Integral):
+        domain = torch.full((1 if images is None else images,), int(domain))
+    whole = isinstance(domain, Tensor) and domain.dim() == 1 and not domain.is_floating_point()
+    if not whole or images not in (None, len(domain)):
+        raise HmoeError(
+            f"a domain is named by its index, not by {type(domain).__name__} for {images} images.",
+            fix="the index of a training domain, or a tensor of integers, one for each image.",
+        )
     unknown = domain[(domain < 0) | (domain >= num_domains)]
     if len(unknown):
         raise HmoeError(
             f"there are masks of domains 0 to {num_domains - 1}, not of {int(unknown[0])}.",
             fix="a domain that was trained on, or an ensemble of all masks.",
         )
-    return domain
+    return domain.long()
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-soft-iou
 def soft_iou(m: Tensor, reduction: str = "mean") -> Tensor:

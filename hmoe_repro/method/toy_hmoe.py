@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import HmoeError
+from ..core.errors import check_choice
 from .gating import entropy_loss, load_balance_loss
 from .hmoe import HMOE, HMOE_MODES
 from .toy import MLP, sine_intervals
@@ -29,25 +29,17 @@ TOY_HPARAMS = {  # HMOE, section 4.1 and supplement A; seeds, eps and points are
 }
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-resolve-hparams
-def toy_hparams(
-    given: dict | None = None,  # changes to TOY_HPARAMS
-) -> dict:
-    "Complete settings of a toy run. HmoeError for a name that does not exist."
-    given = given or {}
-    if unknown := sorted(given.keys() - TOY_HPARAMS.keys()):
-        raise HmoeError(
-            f"unknown setting of the toy: {', '.join(unknown)}.",
-            fix=f"use {', '.join(TOY_HPARAMS)}.",
-        )
-    return {**TOY_HPARAMS, **given}
+def toy_hparams(given: dict | None = None) -> dict:
+    """Complete settings of a toy run, from changes to TOY_HPARAMS. HmoeError for a name that does
+    not exist."""
+    for name in given or {}:
+        check_choice(name, TOY_HPARAMS, "setting of the toy")
+    return {**TOY_HPARAMS, **(given or {})}
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-toy-model
-def toy_model(
-    seed: int,  # of the initial weights
-    hparams: dict,  # from `toy_hparams`
-) -> HMOE:
-    """The HMOE of the toy: 41,921 parameters (HMOE, supplement A).
-    Leaves the global random state alone."""
+def toy_model(seed: int, hparams: dict) -> HMOE:
+    """The HMOE of the toy: 41,921 parameters (HMOE, supplement A), with initial weights by `seed`
+    and settings of `toy_hparams`. Leaves the global random state alone."""
     D, K = hparams["embedding_dim"], hparams["num_experts"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -64,12 +56,9 @@ def toy_model(
         )
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-intervals-found
-def intervals_found(
-    p: Tensor,  # (B, K): gate values of the points
-    interval: Tensor,  # (B,): true interval
-    share: float = 0.95,  # of an interval's points that its expert must have
-) -> bool:
-    "Whether every interval has an expert of its own."
+def intervals_found(p: Tensor, interval: Tensor, share: float = 0.95) -> bool:
+    """Whether every interval has an expert of its own, with at least `share` of its points: gate
+    values p (B, K) and true intervals (B,) of the points."""
     top, owners = p.argmax(-1), []
     for i in interval.unique():
         counts = top[interval == i].bincount(minlength=p.shape[-1])
@@ -80,13 +69,9 @@ def intervals_found(
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-evaluate-toy
 @torch.no_grad()
-def evaluate_toy(
-    model: HMOE,
-    x: Tensor,  # (60, 1)
-    y: Tensor,  # (60, 1)
-    interval: Tensor,  # (60,)
-) -> dict:
-    "Mean squared error of each mode, losses and experts in use, on the training points."
+def evaluate_toy(model: HMOE, x: Tensor, y: Tensor, interval: Tensor) -> dict:
+    """Mean squared error of each mode, losses and experts in use, on the training points x (60, 1),
+    y (60, 1) of intervals (60,)."""
     modes, p = model.predict_modes(x), model(x).p
     return {
         "mse": {mode: F.mse_loss(modes[mode], y).item() for mode in HMOE_MODES},

@@ -19,26 +19,20 @@ from .toy import sine_intervals
 from .toy_hmoe import evaluate_toy, toy_hparams, toy_model
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stack-models
-def stack_models(
-    models: list[HMOE],  # S models of one architecture
-) -> Tensor:  # (S, P)
-    """Parameters of S models, one row each;
-    the weights of linear layers are stored transposed, (inputs, outputs)."""
-
-    def row(model):
-        parts = []
-        for name, p in model.named_parameters():
-            parts.append((p.mT if name.endswith("weight") else p).reshape(-1))
-        return torch.cat(parts)
-
-    return torch.stack([row(model) for model in models]).detach()
+def stack_models(models: list[HMOE]) -> Tensor:
+    """Parameters of S models of one architecture, (S, P), one row each; the weights of linear
+    layers are stored transposed, (inputs, outputs)."""
+    rows = []
+    for model in models:
+        named = model.named_parameters()
+        parts = [(p.mT if name.endswith("weight") else p).reshape(-1) for name, p in named]
+        rows.append(torch.cat(parts))
+    return torch.stack(rows).detach()
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stacked-views
-def stacked_views(
-    stack: Tensor,  # (S, P) from `stack_models`
-    model: HMOE,  # any model of that architecture
-) -> dict[str, Tensor]:  # name -> (S, ...)
-    "The named parameters as views into the rows of a stack."
+def stacked_views(stack: Tensor, model: HMOE) -> dict[str, Tensor]:
+    """The named parameters, name -> (S, ...), as views into the rows of a stack (S, P) of models of
+    the architecture of `model`."""
     views, start = {}, 0
     for name, p in model.named_parameters():
         shape = p.mT.shape if name.endswith("weight") else p.shape
@@ -47,12 +41,9 @@ def stacked_views(
     return views
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stacked-mlp
-def stacked_mlp(
-    views: dict[str, Tensor],  # from `stacked_views`
-    prefix: str,  # which MLP, for example "encoder"
-    a: Tensor,  # (S, B, inputs)
-) -> Tensor:  # (S, B, outputs)
-    "S multilayer perceptrons on S batches, one batched product per layer."
+def stacked_mlp(views: dict[str, Tensor], prefix: str, a: Tensor) -> Tensor:
+    """S multilayer perceptrons, those of `stacked_views` whose names begin with `prefix`, such as
+    "encoder", on S batches: a (S, B, inputs) -> (S, B, outputs), one batched product per layer."""
     weights = [name for name in views if name.startswith(prefix) and name.endswith("weight")]
     for i, name in enumerate(weights):
         bias = views[name.removesuffix("weight") + "bias"].unsqueeze(1)
@@ -60,12 +51,9 @@ def stacked_mlp(
     return a
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stacked-forward
-def stacked_forward(
-    views: dict[str, Tensor],  # from `stacked_views`
-    x: Tensor,  # (S, B, 1)
-    model: HMOE,  # any model of that architecture: for its layer shapes and eps
-) -> HMOEOutput:  # as `HMOE.forward`, every tensor with a leading S
-    "Forward pass of S toy models at once (HMOE, eq. 1)."
+def stacked_forward(views: dict[str, Tensor], x: Tensor, model: HMOE) -> HMOEOutput:
+    """Forward pass of S toy models at once (HMOE, eq. 1), x (S, B, 1): as `HMOE.forward`, every
+    tensor with a leading S. `model`: any of that architecture, for its layer shapes and eps."""
     e = views["embeddings"]
     z, v = stacked_mlp(views, "featurizer", x), stacked_mlp(views, "encoder", x)
     theta = stacked_mlp(views, "hypernetwork", e)
@@ -144,11 +132,8 @@ class ToyTrainer:
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-unstack-model
 @torch.no_grad()
-def unstack_model(
-    row: Tensor,  # (P,): a row of a stack
-    hparams: dict,  # from `toy_hparams`
-) -> HMOE:
-    "The ordinary model behind one row of a stack."
+def unstack_model(row: Tensor, hparams: dict) -> HMOE:
+    "The ordinary model of settings `toy_hparams` behind one row (P,) of a stack."
     model = toy_model(0, hparams)
     for (name, p), view in zip(model.named_parameters(), stacked_views(row[None], model).values()):
         p.copy_(view[0].mT if name.endswith("weight") else view[0])
@@ -168,12 +153,9 @@ def toy_grid() -> Tensor:  # (121, 1)
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-snapshot
 @torch.no_grad()
-def toy_snapshot(
-    stack: Tensor,  # (S, P)
-    hparams: dict,  # from `toy_hparams`
-) -> dict[str, Tensor]:  # experts and gates (S, 121, K), curves (S, 3, 121); float16
-    """What the figure shows of every model: experts, gate values and, in the order of `HMOE_MODES`,
-    the modes on the grid."""
+def toy_snapshot(stack: Tensor, hparams: dict) -> dict[str, Tensor]:
+    """What the figure shows of every model of a stack (S, P): experts and gate values (S, 121, K)
+    and, in the order of `HMOE_MODES`, the modes on the grid, curves (S, 3, 121); float16."""
     grid, shots = toy_grid(), {"experts": [], "gates": [], "curves": []}
     for row in stack:
         model = unstack_model(row, hparams)
@@ -184,10 +166,8 @@ def toy_snapshot(
     return {name: torch.stack(s).clamp(-6e4, 6e4).half() for name, s in shots.items()}
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-result
-def toy_result(
-    trainer: ToyTrainer,  # after its last epoch
-) -> tuple[dict, list, dict[str, Tensor]]:  # result, checkpoints, arrays
-    "Record and arrays of a finished toy run."
+def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
+    "Record of a finished toy run: its result, checkpoints and arrays."
     per_seed = []
     for i, (seed, row) in enumerate(zip(trainer.seeds, trainer.best)):
         model = unstack_model(row, trainer.hparams)
@@ -210,12 +190,11 @@ def toy_result(
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-run-toy
 def run_toy(
-    hparams: dict | None = None,  # changes to TOY_HPARAMS
-    steps: int = 20_000,  # epochs
-    state: dict | None = None,  # from `ToyTrainer.state`: continue there
-    on_checkpoint=None,  # called with the trainer after every checkpoint
-) -> tuple[dict, list, dict[str, Tensor]]:  # result, checkpoints, arrays
-    """Train the toy for all seeds; returns its record and arrays (HMOE, section 4.1).
+    hparams: dict | None = None, steps: int = 20_000, state: dict | None = None, on_checkpoint=None
+) -> tuple[dict, list, dict[str, Tensor]]:
+    """Train the toy for all seeds, with changes `hparams` to TOY_HPARAMS, for `steps` epochs
+    (HMOE, section 4.1): result, checkpoints, arrays. `state`: from `ToyTrainer.state`, to continue
+    there; `on_checkpoint` is called with the trainer after every checkpoint.
     HmoeError if a loss stops being finite."""
     trainer = ToyTrainer(hparams, steps)
     if state is not None:

@@ -4,22 +4,17 @@
 
 # %% auto #0
 __all__ = ['INSTALL', 'NAMES', 'OURS', 'COUNT', 'GATES', 'KEPT', 'BACKENDS', 'tutel_class', 'to_tutel_state', 'from_tutel_state',
-           'tutel_arguments', 'TutelMoE', 'with_backend', 'make_layer']
+           'tutel_arguments', 'TutelMoE', 'with_backend']
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #imports-export
+import re
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
-from hmoe_repro.method.sparse_moe import (
-    AddAuxLoss,
-    LinearRouter,
-    SparseMoE,
-    choose,
-    positive_capacity,
-)
+from .sparse_moe import AddAuxLoss, LinearRouter, SparseMoE, capacity_of, choose
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-tutel-class
 INSTALL = "pip install --no-build-isolation git+https://github.com/microsoft/tutel@main"
@@ -54,50 +49,32 @@ OURS = {theirs: ours for ours, theirs in NAMES.items()}
 COUNT = "_num_global_experts"
 
 
-def _split(key: str, names) -> tuple[str, str]:
-    "`key` split into prefix and a name of `names`; the name is empty if it ends in none."
-    for name in names:
-        if key == name or key.endswith("." + name):
-            return key[: len(key) - len(name)], name
-    return key, ""
-
-# %% ../../nbs/01_method/12_tutel_layer.ipynb #def-to-tutel-state
-def to_tutel_state(state: dict, within: str = "") -> dict:
-    """A state with `SparseMoE` layers, under Tutel's names and in its shapes.
-
-    `within`: 'layer.' for a network of `TutelMoE`, where Tutel's layer is a part of that name."""
+def _renamed(state: dict, names: dict) -> dict:
+    """A state whose keys end in other `names`; the second weights of experts are transposed."""
     made = {}
     for key, value in state.items():
-        before, name = _split(key, NAMES)
-        if not name:
-            made[key] = value
-            continue
-        if name == "experts.w1":
-            made[before + within + COUNT] = torch.tensor(len(value))
-        if name == "experts.w2":
+        name = next((name for name in names if f".{key}".endswith(f".{name}")), "")
+        if name in ("experts.w2", "experts.batched_fc2_w"):
             value = value.transpose(1, 2).contiguous()
-        made[before + within + NAMES[name]] = value
+        made[key.removesuffix(name) + names.get(name, "")] = value
     return made
+
+# %% ../../nbs/01_method/12_tutel_layer.ipynb #def-to-tutel-state
+def to_tutel_state(state: dict) -> dict:
+    """A state with `SparseMoE` layers, under Tutel's names and in its shapes."""
+    counts = {
+        key.removesuffix("experts.w1") + COUNT: torch.tensor(len(value))
+        for key, value in state.items()
+        if key.endswith("experts.w1")
+    }
+    return _renamed(state, NAMES) | counts
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-from-tutel-state
 def from_tutel_state(state: dict) -> dict:
-    """The reverse of `to_tutel_state`, whether Tutel's layers stand alone or in `TutelMoE`.
-
-    Raises `HmoeError` for a layer of several gates, which `SparseMoE` does not have."""
-    made = {}
-    for key, value in state.items():
-        before, name = _split(key, [*OURS, COUNT])
-        if "gates.1." in key:
-            raise HmoeError(
-                f"{key} belongs to a Tutel layer of several gates.",
-                fix="a state of a layer with one gate.",
-            )
-        if name == COUNT:
-            continue
-        if name == "experts.batched_fc2_w":
-            value = value.transpose(1, 2).contiguous()
-        made[before.removesuffix("layer.") + OURS[name] if name else key] = value
-    return made
+    """The reverse of `to_tutel_state`, whether Tutel's layers stand alone or in `TutelMoE`."""
+    kept = {key: value for key, value in state.items() if not key.endswith(COUNT)}
+    alone = {re.sub(r"\blayer\.(experts|gates)\b", r"\1", key): kept[key] for key in kept}
+    return _renamed(alone, OURS)
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-tutel-arguments
 GATES = {"linear": "top", "cosine": "cosine_top"}
@@ -105,13 +82,8 @@ GATES = {"linear": "top", "cosine": "cosine_top"}
 
 def tutel_arguments(layer: SparseMoE) -> dict:
     """Keyword arguments with which Tutel's layer has the settings of `layer`; new dictionaries at
-    each call. Raises `HmoeError` for an odd width, which Tutel cannot hold."""
+    each call."""
     count, hidden, dim = layer.experts.w1.shape
-    if dim % 2:
-        raise HmoeError(
-            f"Tutel's layer needs an even width, got {dim}.",
-            fix="a network of even width, or the backend 'torch'.",
-        )
     router = "linear" if isinstance(layer.router, LinearRouter) else "cosine"
     return {
         "gate_type": {
@@ -137,26 +109,15 @@ KEPT = ("k", "capacity_factor", "evaluation", "gate_noise", "by_score", "loss", 
 
 
 class TutelMoE(nn.Module):
-    """`SparseMoE` computed by Tutel: x (..., D) -> (..., D), with the same settings, the same
-    parameters for one state of the generator, and the auxiliary loss carried by the output.
+    """A layer `SparseMoE` computed by Tutel: x (..., D) -> (..., D), with its settings and
+    parameters, and the auxiliary loss carried by the output.
 
     After a pass `auxiliary_loss` is set as in `SparseMoE`, and after one in evaluation `choice`
     too; Tutel does not expose its noise, so in training it is None. On a CPU it computes in
-    float32. Raises `HmoeError` without Tutel, for an odd width, and as `SparseMoE` does."""
+    float32. Raises `HmoeError` without Tutel."""
 
-    def __init__(self, dim: int, hidden: int, **settings):
+    def __init__(self, layer: SparseMoE):
         super().__init__()
-        self._become(SparseMoE(dim, hidden, **settings))
-
-    @classmethod
-    def like(cls, layer: SparseMoE) -> "TutelMoE":
-        "Tutel's layer with the settings and the parameters of `layer`."
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made._become(layer)
-        return made
-
-    def _become(self, layer: SparseMoE):
         make, arguments = tutel_class(), tutel_arguments(layer)
         with torch.random.fork_rng(devices=[]):  # its first weights are not kept
             self.layer = make(**arguments)
@@ -182,7 +143,7 @@ class TutelMoE(nn.Module):
         self.layer.gates[0].capacity_factor = self.capacity_factor if limited else 0.0
         tokens = x.reshape(-1, x.shape[-1]).contiguous()
         if limited:
-            positive_capacity(len(tokens), self.num_experts, self.k, self.capacity_factor)
+            capacity_of(len(tokens), self.num_experts, self.k, self.capacity_factor)
         with nullcontext() if x.is_cuda else torch.autocast(x.device.type, enabled=False):
             y = self.layer(tokens)
         loss, self.layer.l_aux = y.l_aux, None
@@ -198,10 +159,4 @@ BACKENDS = ("torch", "tutel")
 def with_backend(layer: SparseMoE, backend: str = "torch") -> nn.Module:
     "`layer` itself ('torch'), or Tutel's with its settings and parameters. `HmoeError` as there."
     check_choice(backend, BACKENDS, "backend of the experts")
-    return layer if backend == "torch" else TutelMoE.like(layer)
-
-
-def make_layer(backend: str, dim: int, hidden: int, **settings) -> nn.Module:
-    "A sparse mixture D -> H -> D by a backend of `BACKENDS`; settings of `SparseMoE`."
-    check_choice(backend, BACKENDS, "backend of the experts")
-    return with_backend(SparseMoE(dim, hidden, **settings), backend)
+    return layer if backend == "torch" else TutelMoE(layer)
