@@ -14,10 +14,7 @@ from safetensors.numpy import save_file
 from hmoe_repro.analysis.masks import (
     by_weight,
     change_line,
-    draw_kinds,
     draw_masks,
-    draw_pairs,
-    draw_places,
     draw_sensitivity,
     kind_table,
     mask_rows,
@@ -375,28 +372,6 @@ def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
     bare = draw_sensitivity(scores.assign(empty=10.0 * (scores.weight == 1)), panels, "lambda_o")
     hollow = [x for x in bare.axes[2].lines if x.get_markerfacecolor() == "white"]
     assert [x.get_xdata().tolist() for x in hollow] == [[2]]
-
-
-def test_places_and_kinds_have_a_panel_each():
-    places = place_scores(framed(*sweep()))
-    grid = draw_places(places)
-    assert [*grid.axes_dict] == ["all targets", "photo", "sketch"]
-    mean = places[places.place == "first"].groupby("weight").iou.mean()
-    assert grid.axes_dict["all targets"].lines[0].get_ydata() == pytest.approx(mean)
-    figure = draw_kinds(places)
-    assert list(figure.axes_dict) == ["first", "last"]
-    bars = [bar.get_height() for bar in figure.axes_dict["last"].patches]
-    assert sorted(bars) == [0] * 7 + [25, 25, 50, 100, 100]
-
-
-def test_pairs_have_a_row_each_and_one_for_their_mean_and_for_the_neurons():
-    frame = framed(*(run("photo", s, 0.1, APART) for s in range(2)))
-    (axis,) = draw_pairs(pair_scores(frame), mask_scores(frame)).axes.flat
-    dots = [x for found in axis.collections for x in sorted(found.get_offsets()[:, 0])]
-    values = np.repeat([0.7143, 0.8333, 0.8333, 0.7936, 17 / 24], 2)  # a dot for each seed
-    assert sorted(dots) == pytest.approx(sorted(values), abs=1e-3)
-    names = [label.get_text() for label in axis.get_yticklabels()]
-    assert names[-2:] == ["all pairs", "neurons kept"]
 
 
 def test_masks_are_drawn_by_who_keeps_a_neuron():

@@ -6,7 +6,7 @@
 __all__ = ['NEURON_KINDS', 'OVERALL', 'SPARSE', 'LAMBDA', 'mask_runs', 'mask_rows', 'own_mask_gain', 'own_mask_line',
            'mask_scores', 'by_weight', 'place_scores', 'kind_table', 'pair_scores', 'pair_curves', 'overlap_line',
            'weight_changes', 'change_line', 'sparse_line', 'weight_table', 'weight_diff', 'draw_sensitivity',
-           'draw_places', 'draw_kinds', 'draw_pairs', 'ordered_masks', 'draw_masks']
+           'ordered_masks', 'draw_masks']
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #imports
 import math
@@ -26,12 +26,7 @@ from ..core.style import colours, number_as_text
 from ..studies.study_file import read_study
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-mask-scores
-NEURON_KINDS = {  # in the picture
-    "shared": ("shared: all domains", "#009E73"),
-    "some": ("specific: some domains", "#56B4E9"),
-    "one": ("specific: one domain", "#0072B2"),
-    "useless": ("useless: no domain", "#BBBBBB"),
-}
+NEURON_KINDS = ("shared", "some", "one", "useless")
 OVERALL = "all places"
 _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "weight", "test_domain", "trial_seed"]
 
@@ -326,18 +321,12 @@ LAMBDA = {"lambda_o": r"$\lambda_O$", "lambda_s": r"$\lambda_S$"}
 _PERCENT = ("out_of_domain", "in_domain", "kept")
 
 
-def _with_text(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The table with its weights as text, and these in order: places of equal distance, of which
-    one is 0."""
-    order = [f"{weight:g}" for weight in sorted(table.weight.unique())]
-    return table.assign(weight=table.weight.map("{:g}".format)), order
-
-
 def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, reference=()):
     """A grid of seaborn with a panel for each column of `mask_scores` in `panels` (column -> title)
     against the weight `knob`: the mean of each test domain, and in black their mean with its 95 %
     interval. `reference`: column -> value of a dashed line. Hollow: a mask is empty."""
-    (rows, order), empty = _with_text(scores), set(scores.weight[scores["empty"] > 0])
+    order = [f"{weight:g}" for weight in sorted(scores.weight.unique())]
+    rows, empty = scores.assign(weight=scores.weight.map("{:g}".format)), scores["empty"] > 0
     rows = rows.melt(["weight", "test_domain"], list(panels), "panel", "score").dropna()
     look = {"hue": "test_domain", "palette": colours(rows.test_domain, {}), "errorbar": None}
     look |= {"order": order, "lw": 0.9, "markersize": 2.5, "alpha": 0.75, "sharey": False}
@@ -348,7 +337,7 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
         bars = np.nan_to_num([mean["mean"] - mean.low, mean.high - mean["mean"]]).clip(0)
         x = mean.weight.map("{:g}".format).map(order.index)
         axis.errorbar(x, mean["mean"], bars, color="k", lw=1.8, capsize=2, marker="o", ms=3.5)
-        hollow = mean.weight.isin(empty)
+        hollow = mean.weight.isin(scores.weight[empty])
         axis.plot(x[hollow], mean["mean"][hollow], "o", ms=5, mfc="white", mec="k", zorder=6)
         if value in dict(reference):
             axis.axhline(dict(reference)[value], color="#D62728", ls="--", lw=1.1)
@@ -360,50 +349,6 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
     for axis in both:
         axis.set_ylim(min(ends), max(ends))
     return grid.set_axis_labels(LAMBDA[knob], "")
-
-# %% ../../nbs/07_analysis/11_masks.ipynb #def-draw-places
-def draw_places(places: pd.DataFrame, knob: str = "lambda_o"):
-    """A grid of seaborn with a panel for each test domain and for all: IoU of each place against
-    the weight, mean over runs, the bar from the lowest to the highest run."""
-    rows, order = _with_text(
-        pd.concat([places.assign(test_domain="all targets"), places], ignore_index=True)
-    )
-    look = {"hue": "place", "palette": colours(places.place, {}), "errorbar": ("pi", 100)}
-    look |= {"order": order, "markersize": 3, "lw": 1.2, "err_kws": {"lw": 0.8}, "dodge": 0.25}
-    panels = {"col": "test_domain", "col_wrap": 3, "height": 2.1, "aspect": 1.15}
-    grid = sns.catplot(rows, kind="point", x="weight", y="iou", **look, **panels)
-    grid.set_titles("{col_name}").set_axis_labels(LAMBDA[knob], "IoU of masks")
-    return grid.set(ylim=(-0.03, 1.06))
-
-
-def draw_kinds(places: pd.DataFrame, knob: str = "lambda_o"):
-    """A grid of seaborn with a panel for each place, and in it a bar for each weight: the neurons
-    by kind, in percent."""
-    rows, order = _with_text(kind_table(places))
-    shades = dict(NEURON_KINDS.values())
-    rows = rows.rename(columns={kind: label for kind, (label, _) in NEURON_KINDS.items()})
-    rows = rows.melt(["place", "weight"], list(shades), "kind", "percent")
-    rows["weight"] = pd.Categorical(rows.weight, order)
-    bars = {"weights": "percent", "multiple": "stack", "shrink": 0.8, "lw": 0, "alpha": 1}
-    look = {"hue": "kind", "hue_order": list(shades)[::-1], "palette": shades}
-    grid = sns.displot(rows, x="weight", col="place", height=2.7, aspect=0.85, **bars, **look)
-    return grid.set_titles("{col_name}").set_axis_labels(LAMBDA[knob], "neurons, %")
-
-# %% ../../nbs/07_analysis/11_masks.ipynb #def-draw-pairs
-def draw_pairs(ends: pd.DataFrame, scores: pd.DataFrame):
-    """A grid of seaborn from `pair_scores` and `mask_scores` of runs of one weight: a panel for
-    each target, with a row for each pair of training domains, one for their mean (dark), and one
-    for the share of neurons that a mask keeps (grey); a dot is a run."""
-    kept = scores.assign(pair="neurons kept", iou=scores.kept / 100)
-    rows = pd.concat([ends, scores.assign(pair="all pairs"), kept], ignore_index=True)
-    rows["kind"] = rows.pair.where(rows.pair.isin(["all pairs", "neurons kept"]), "pair")
-    shades = {"pair": "#0072B2", "all pairs": "#003B5C", "neurons kept": "#999999"}
-    look = {"hue": "kind", "palette": shades, "legend": False, "jitter": False, "s": 22}
-    height = 0.22 * (ends.groupby("test_domain").pair.nunique().max() + 2) + 0.6
-    panels = {"col": "test_domain", "col_wrap": 2, "sharey": False, "height": height}
-    grid = sns.catplot(rows, x="iou", y="pair", aspect=3.6 / height, **look, **panels)
-    grid.set_titles("target {col_name}").set(xlim=(-0.03, 1.03), ylabel="")
-    return grid.set_xlabels("IoU of masks; share of neurons")
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-draw-masks
 def ordered_masks(kept: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'measured_runs', 'spectrum_rows', 'depth_changes', 'untrained_runs', 'noise_rows', 'noise_drops',
-           'noise_differences', 'plot_noise', 'convolutional_baseline', 'upper_half', 'spectra_verdict']
+           'noise_differences', 'convolutional_baseline', 'upper_half', 'spectra_verdict']
 
 # %% ../../nbs/07_analysis/12_spectra.ipynb #imports
 import math
@@ -18,7 +18,6 @@ from .experts import StoredChoices
 from .results import runs
 from .statistics import contrast, contrast_text, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
-from ..core.style import colours
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
@@ -166,22 +165,6 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     table = pd.DataFrame(table).drop(columns="test_domain")
     adjusted = table.groupby(["model", "part"]).p.transform(holm)
     return table.assign(significant=adjusted < 0.05)
-
-# %% ../../nbs/07_analysis/12_spectra.ipynb #def-plot-noise
-def plot_noise(axes, rows: pd.DataFrame, baseline: str, part: str = "validation"):
-    """Two panels for one part of `noise_rows`: the drop of every model against the frequency of the
-    noise, and the differences to the `baseline`, each with its interval as a band."""
-    differences = noise_differences(rows, baseline).rename(columns={"difference": "mean"})
-    colour_of = colours(rows.model, {})
-    for axis, table in zip(axes, (noise_drops(rows), differences)):
-        for model, mine in table[table.part == part].groupby("model", sort=False):
-            middle, style = (mine.ring + mine.ring_end) / 2, {"color": colour_of[model]}
-            axis.plot(middle, mine["mean"], marker=".", label=model, **style)
-            axis.fill_between(middle, mine.low, mine.high, alpha=0.2, lw=0, **style)
-        axis.axhline(0, color="#7F7F7F", lw=0.8)
-        axis.set_xlabel("frequency of the noise / π")
-    axes[0].set(ylabel="accuracy lost, points", title=f"{part}: with noise of one ring")
-    axes[1].set_title(f"{part}: minus that of {baseline}")
 
 # %% ../../nbs/07_analysis/12_spectra.ipynb #def-convolutional-baseline
 def convolutional_baseline(frame: pd.DataFrame) -> str:
