@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hmoe_repro.analysis.experts import (
-    MACS,
-    PARAMETERS,
-    draw_sizes,
-    name_by_network,
-    name_by_placement,
-    size_table,
-    sized_averages,
-)
+from hmoe_repro.analysis.experts import MACS, PARAMETERS, draw_sizes, size_table, sized_averages
 from hmoe_repro.analysis.protocol_diff import protocol_diff
 from hmoe_repro.analysis.published import CLASSES, min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import available_results, frame_of
@@ -112,17 +104,6 @@ def test_from_where_a_row_is_trained():
 
 
 # Beside the paper
-
-
-def test_rows_are_named_by_their_settings():
-    frame = frame_of(study(domains=("photo",), seeds=1))
-    assert set(name_by_network(frame)) == {f"{a} on {n}" for a, n in NETWORKS.items()}
-    named = dict(zip(frame.algorithm, name_by_placement(frame)))
-    assert named["GMoE"] == f"{NETWORKS['GMoE']}, last-two, cosine"
-    assert named["ERM"] == f"ERM on {NETWORKS['ERM']}"
-    plain = frame.drop(columns="hparams.moe_router")
-    assert name_by_placement(plain).equals(name_by_network(plain))
-    assert name_by_placement(frame_of([])).empty
 
 
 def test_a_row_is_undertrained_below_half_of_the_best_a_sixth_of_the_way_or_the_floor():
