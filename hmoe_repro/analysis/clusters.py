@@ -76,8 +76,8 @@ def domains_and_experts(record: dict) -> tuple[int, int]:
     `num_experts`; 0 means M)."""
     points = record.get("checkpoints") or []
     validated = {d for p in points for d, splits in p["accuracies"].items() if "out" in splits}
-    domains = len(validated - set(record["spec"]["test_domains"]))
-    return domains, record["spec"].get("hparams", {}).get("num_experts") or domains
+    domains = len(validated - set(record["config"]["test_domains"]))
+    return domains, record["config"].get("hparams", {}).get("num_experts") or domains
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-scored-runs
 FOUND = 0.9  # NMI of experts and domains

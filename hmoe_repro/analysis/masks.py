@@ -34,7 +34,7 @@ _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "weight", "test_doma
 def mask_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The complete runs of `results` with masks that hold out one domain: a row each."""
     found = runs(frame[frame.status == "complete"])
-    masked = [bool(r.get("masks")) and len(r["spec"]["test_domains"]) == 1 for r in found.record]
+    masked = [bool(r.get("masks")) and len(r["config"]["test_domains"]) == 1 for r in found.record]
     return found[np.array(masked, dtype=bool)]
 
 
