@@ -300,20 +300,15 @@ def code_maps(found: Findings, most: int = 500, side: int = 340) -> list[dict]:
     placed = tsne({"code": found.outputs["code"][images.index], "embeddings": embeddings})
     places = np.concatenate(list(placed.values()))
     extent = np.maximum(np.ptp(places, axis=0), 1e-9)
-    places = (10 + (side - 20) * (places - places.min(0)) / extent).round(1).tolist()
-    squares = [
-        (x, y, EMBEDDING_COLOUR, f"embedding of {name}")
-        for (x, y), name in zip(places[len(images) :], found.model.expert_names)
-    ]
+    x, y = (10 + (side - 20) * (places - places.min(0)) / extent).round(1).T.tolist()
+    count, names = len(images), [f"embedding of {name}" for name in found.model.expert_names]
+    squares = list(zip(x[count:], y[count:], [EMBEDDING_COLOUR] * len(names), names))
     maps = []
     for title, column in (("group", "expert"), ("class", "class"), ("known domain", "domain")):
         colours, present = category_colours(found.images[column]), set(images[column])
         if present == {UNKNOWN}:
             continue
-        dots = [
-            (x, y, colours[value], file)
-            for (x, y), value, file in zip(places, images[column], images.file)
-        ]
+        dots = list(zip(x, y, (colours[value] for value in images[column]), images.file))
         legend = {name: colour for name, colour in colours.items() if name in present}
         maps.append({"title": f"by {title}", "dots": dots, "squares": squares, "legend": legend})
     return maps

@@ -79,11 +79,7 @@ def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-load-trained
 def load_trained(
-    run_id: str,
-    weights: str | None = None,
-    store: RunStore | None = None,
-    device="cpu",
-    trust_code: bool = False,
+    run_id: str, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
     """The model of a finished run, without its data. `weights`: 'last' (default where the run kept
     them) or an inference mode, for the weights it selected. Raises `HmoeError` if there are none,
@@ -118,17 +114,11 @@ def _picture(path: Path, resolution: int):
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-look-at-files
 def look_at_files(
-    model: TrainedModel,
-    root,
-    files: list[str],
-    mode: str | None = None,
-    skip: bool = False,
-    on_progress=None,
-    at_once: int = 256,
+    model: TrainedModel, root, files: list, mode=None, skip=False, on_progress=None, at_once=256
 ) -> tuple[list[str], dict[str, np.ndarray], list[tuple[str, str]]]:
     """The readable `files` below `root`, the outputs of `TrainedModel.look` for them, and (file,
-    reason) of the others; `on_progress` as `Progress`. `HmoeError` for an unknown mode, and for
-    files that cannot be read unless `skip`."""
+    reason) of the others. `mode`: of inference; `at_once`: how many files; `on_progress` as
+    `Progress`. `HmoeError` for an unknown mode, and for files that cannot be read unless `skip`."""
     spec, modes = model.record["config"], model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {spec['algorithm']}")
     kept, unreadable, parts = [], [], []
@@ -144,10 +134,8 @@ def look_at_files(
             on_progress("evaluating all images", start + len(names), len(files), "images")
     if unreadable and not (skip and parts):
         named = listed([f"{file} ({why})" for file, why in unreadable], 5)
-        raise HmoeError(
-            f"{len(unreadable)} of {len(files)} images cannot be read: {named}.",
-            fix="copy them again, or leave them out with --skip-unreadable.",
-        )
+        cause = f"{len(unreadable)} of {len(files)} images cannot be read: {named}."
+        raise HmoeError(cause, fix="copy them again, or leave them out with --skip-unreadable.")
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return kept, outputs, unreadable
 

@@ -51,9 +51,7 @@ def data_verify_command(
 def data_download_command(
     name: argument(str, "A data set of `hmoe data list`."),
     data_dir: DataDir = None,
-    archive: option(
-        list[str], "Zip or tar file or its URL, in place of known ones; repeatable."
-    ) = None,
+    archive: option(list[str], "Zip or tar file or its URL instead of known ones; several.") = None,
     sha256: option(list[str], "SHA-256 of each --archive, in the same order.") = None,
 ):
     """Download a data set into the data folder, and check it."""
@@ -68,10 +66,8 @@ def data_download_command(
         return print("\n".join(download_mnist(data_dir)))
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
-        raise HmoeError(
-            f"{len(sha256)} checksums for {len(archives)} archives.",
-            fix="one --sha256 for each --archive, in the same order.",
-        )
+        cause = f"{len(sha256)} checksums for {len(archives)} archives."
+        raise HmoeError(cause, fix="one --sha256 for each --archive, in the same order.")
     print("\n".join(terms(name)))
     with Progress() as progress:
 

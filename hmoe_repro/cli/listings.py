@@ -50,24 +50,17 @@ def list_command(
 
 def _list_algorithms():
     """Every algorithm with its hyper-parameters; this one needs PyTorch."""
-    from hmoe_repro.algorithms import (
-        algorithm_names,
-        describe_algorithm,
-        describe_hparam,
-        describe_networks,
-    )
+    from hmoe_repro import algorithms
     from hmoe_repro.algorithms.base import SHARED_HPARAMS
 
-    rows = [describe_algorithm(name) for name in algorithm_names()]
+    rows = [algorithms.describe_algorithm(name) for name in algorithms.algorithm_names()]
     print_table("Algorithms", list(rows[0]), [list(row.values()) for row in rows])
     print()
-    rows = [list(row.values()) for row in describe_networks()]
+    rows = [list(row.values()) for row in algorithms.describe_networks()]
     print_table("Networks", ["networks", "hyper-parameters of their own"], rows)
-    shared = "; ".join(describe_hparam(name, hparam) for name, hparam in SHARED_HPARAMS.items())
-    print(
-        "\nHyper-parameters as name=default [random search], small images / large images. "
-        f"All have {shared}."
-    )
+    shared = "; ".join(algorithms.describe_hparam(*item) for item in SHARED_HPARAMS.items())
+    print("\nHyper-parameters as name=default [random search], small images / large images.")
+    print(f"All have {shared}.")
 
 
 def _list_datasets():

@@ -117,10 +117,8 @@ def export_domainbed_command(
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
     strange = sorted({r["config"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
     if strange:
-        print(
-            "DomainBed's collect_results prints tables of its own data sets only; "
-            f"not of {', '.join(strange)} unless you add a class of that name"
-        )
+        print("DomainBed's collect_results prints tables of its own data sets only;")
+        print(f"not of {', '.join(strange)} unless you add a class of that name")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches(device: str) -> dict[str, tuple]:

@@ -136,14 +136,9 @@ def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -
 
 # %% ../../nbs/00_core/08_style.ipynb #def-save-table
 def save_table(
-    frame: pd.DataFrame,
-    output: Path,
-    stem: str,
-    title: str,
-    numbers: pd.DataFrame | None = None,
-    decimals: int = 2,
+    frame: pd.DataFrame, output: Path, stem: str, title: str, numbers=None, decimals: int = 2
 ) -> list[str]:
-    """Write `<stem>.csv` (all digits; of `numbers` where the table itself is text),
+    """Write `<stem>.csv` (all digits; of the frame `numbers` where the table itself is text),
     `<stem>.md` and `<stem>.tex`. Returns the names of the files."""
     numbers = frame if numbers is None else numbers
     texts = {
