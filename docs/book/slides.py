@@ -63,7 +63,7 @@ def shortened(text: str, whole: bool) -> str:
 def prepared(page: str, cell: dict, tags: list[str], pictures: list[str]) -> dict:
     """A cell as it stands on a slide: code only where it is the point."""
     if cell["cell_type"] == "markdown":
-        return said(shortened(markdown(page, cell["source"]), "slide-whole" in tags))
+        return said(markdown(page, shortened(cell["source"], "slide-whole" in tags)))
     if pictures:
         folder = Path(page).parent.as_posix()
         return said("\n\n".join(f"![Picture of {name}](/{folder}/{name})" for name in pictures))
