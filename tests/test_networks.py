@@ -19,6 +19,7 @@ from hmoe_repro.algorithms.conformance import random_batches, small_network
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.method.sparse_moe import SparseMoE
+from hmoe_repro.networks.backbones import LARGE
 from hmoe_repro.networks.encoders import ImageD2V, SmallD2V
 from hmoe_repro.networks.precision import (
     PRECISIONS,
@@ -526,3 +527,13 @@ def test_bf16_group_norm_is_used_only_where_it_is_the_faster_one(monkeypatch):
     set_precision(net := ConvNet(1, 64), "bf16")
     net(torch.rand(1, 1, 8, 8))
     assert called == [64, 64]
+
+
+FROM_WEIGHTS = {*LARGE, "gmoe_ti16", "gmoe_s16", "gmoe_b16"}  # tested in test_backbones
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if "<" not in n and n not in FROM_WEIGHTS])
+def test_every_network_makes_as_many_features_as_it_says(name):
+    network = make_featurizer(name, (3, 32, 32))
+    features = network(torch.rand(4, 3, 32, 32))
+    assert features.shape == (4, network.num_features) and features.requires_grad

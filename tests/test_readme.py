@@ -128,6 +128,12 @@ def test_notebooks_that_are_named_in_prose_exist():
     assert len(named) >= 5 and not missing, missing
 
 
+def test_the_tests_that_contributing_names_exist():
+    text = (repo_root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(tests/\w+\.py)`", text))
+    assert len(named) > 15 and not [name for name in named if not (repo_root() / name).exists()]
+
+
 def test_the_lines_for_researchers_draw_every_run():
     import matplotlib.pyplot as plt
 

@@ -1,4 +1,5 @@
-"""Slides for a class, made from the cells of the notebooks that carry tags.
+"""Slides for a class, made from the cells of the notebooks that carry tags, as one notebook that
+sphinx-revealjs shows.
 
 The plan in docs/class_plan.md names the parts, their notebooks and the questions to the class. In a
 notebook a cell is tagged
@@ -7,39 +8,23 @@ notebook a cell is tagged
 - `slide-ask`: with it begins the slide of the part's next question. Where the cell is tagged
   `slide` as well, it is shown a second time, and the slide of the question holds back its text and
   what it displays;
-- `slide-whole`: its text is not shortened; `slide-output`: its code is left out;
-- `slide-items-1-last`: of its list only these items are kept.
+- `slide-whole`: its text is not shortened; `slide-output`: its code is left out.
 """
 
-import base64
-import functools
-import itertools
 import re
+from collections import namedtuple
 from dataclasses import dataclass
-from html import escape
-from importlib.util import find_spec
 from pathlib import Path
 
-import book_cells
-import nbformat
-from book_text import ANCHOR, LINK, Book, plain, profiled
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from nbconvert import HTMLExporter
+from cells import ANCHOR, as_json, is_picture, markdown, note, said, saved_pictures
+from names import DIRECTIVE, ROOT, cells_of
 
 PLAN = "docs/class_plan.md"
-HEADING = re.compile(r"^#+ (.*)$", re.M)
-CLOSING = "## To take home"  # the section of the plan that is the last slide
-NOT_HERE = "Answers are below, and they run."  # said of the notebook
+CLOSING = "## To take home\n"  # the section of the plan that is the last slide
+LINK = re.compile(r"\[((?:[^\[\]`]|`[^`]*`)*)\]\([^()\s]+\)")
 
 
-@dataclass
-class Part:
-    """A row of the plan."""
-
-    minutes: str
-    pages: list[str]  # notebooks
-    happens: str
-    questions: list[str]
+Part = namedtuple("Part", "minutes pages happens questions")  # a row of the plan
 
 
 @dataclass
@@ -53,180 +38,96 @@ class Slide:
     opens: str = ""  # minutes of the part and what happens in it, on its first slide
 
 
-def plan(root: Path) -> list[Part]:
+def plan() -> list[Part]:
     """The parts of the class. The questions of one are divided by <br>."""
     parts = []
-    for row in (root / PLAN).read_text(encoding="utf-8").splitlines():
-        fields = [f.strip() for f in row.strip("|").split("|")]
+    for row in (ROOT / PLAN).read_text(encoding="utf-8").splitlines():
+        fields = [field.strip() for field in row.strip("|").split("|")]
         pages = re.findall(r"\]\(\.\./([^)]+\.ipynb)\)", row) if row[:1] == "|" else []
-        if pages and len(fields) == 4:
-            questions = [q.strip() for q in fields[3].split("<br>")]
+        if pages:
+            questions = [question.strip() for question in fields[3].split("<br>")]
             parts.append(Part(fields[0], list(dict.fromkeys(pages)), fields[2], questions))
     return parts
 
 
-def planned(root: Path) -> list[str]:
-    """The notebooks of the plan's table, each once, in its order."""
-    return list(dict.fromkeys(page for part in plan(root) for page in part.pages))
+def shortened(text: str, whole: bool) -> str:
+    """Markdown for a slide: its first paragraph, what ends a sentence begun by that, and all
+    formulas, lists, quotations, tables and code. Links are words; the heading is the slide's."""
+    text = LINK.sub(r"\1", ANCHOR.sub("", text)).strip()
+    text = re.sub(r"^#+ .*\n?", "", text, flags=re.M).strip()
+    kept = re.compile(r">|\$\$|\d\.|```|- |\||[a-z]")
+    blocks = enumerate(re.split(r"\n\s*\n", text))
+    return "\n\n".join(b for i, b in blocks if whole or not i or kept.match(b))
 
 
-def tags_of(root: Path, page: str) -> dict[str, list[str]]:
-    """Cell id -> tags. Those of an executed page are in the notebook that it was made from."""
-    source = root / page
-    if page.startswith("figures/"):
-        source = root / "nbs/paper" / Path(page).name
-    return {c["id"]: c["metadata"].get("tags", []) for c in book_cells.read(source)}
-
-
-def beginning(blocks: list[str]) -> list[str]:
-    """What a slide keeps of a text: its first paragraph and its first table, all formulas, with
-    the paragraphs that end a sentence begun by one, all lists, quotations and blocks of code."""
-    kept, first = [], {"paragraph": True, "table": True}
-    for before, block in zip(["", *blocks], blocks):
-        kind = "table" if block[0] == "|" else "paragraph"
-        always = re.match(r"#|>|\$\$|\d\.|```|- ", block)
-        goes_on = kept[-1:] == [before] and re.search(r"\$\$$", before) and block[0].islower()
-        if always or goes_on or first[kind]:
-            kept.append(block)
-            first[kind] = first[kind] and bool(always or goes_on)
-    return kept
-
-
-def items(text: str, tags: list[str]) -> str:
-    """Markdown with those items of its list that a tag such as `slide-items-1-last` names."""
-    chosen = [tag.split("-")[2:] for tag in tags if tag.startswith("slide-items-")]
-    item = re.compile(r"^(?:- |\d+\. ).*\n?(?: +.*\n?)*", re.M)
-    number, total = itertools.count(1), len(item.findall(text))
-
-    def kept(match):
-        n = next(number)
-        names = {str(n), "last"} if n == total else {str(n)}
-        return match[0] if not chosen or names & set(chosen[0]) else ""
-
-    return item.sub(kept, text).rstrip()
-
-
-def shortened(text: str, tags: list[str]) -> str:
-    """Markdown for a slide. Links are words; the heading is the slide's."""
-    text = LINK.sub(lambda m: m[1], ANCHOR.sub("", text)).replace(NOT_HERE, "").strip()
-    blocks = [re.sub(r"\A#+ .*\n?", "", b) for b in re.split(r"\n\s*\n", text)]
-    blocks = [b for b in blocks if b.strip()]
-    kept = blocks if "slide-whole" in tags else beginning(blocks)
-    return items("\n\n".join(kept), tags)
-
-
-def prepared(cell: dict, tags: list[str]) -> dict:
+def prepared(page: str, cell: dict, tags: list[str], pictures: list[str]) -> dict:
     """A cell as it stands on a slide: code only where it is the point."""
-    cell = {k: v for k, v in cell.items() if k != "id"} | {"metadata": {}}
     if cell["cell_type"] == "markdown":
-        return cell | {"source": shortened(cell["source"], tags)}
-    source = book_cells.DIRECTIVE.sub("", cell["source"]).strip("\n")
-    hidden = "slide-output" in tags or book_cells.is_picture(cell)
-    for data in (o["data"] for o in cell["outputs"] if "data" in o):
-        data |= {kind: "".join(value) for kind, value in data.items() if isinstance(value, list)}
-        if "text/markdown" in data:
-            data["text/markdown"] = items(data["text/markdown"], tags)
-            hidden = True
-    for output in (o for o in cell["outputs"] if "text" in o):
-        output["text"] = "".join(output["text"])
-    made = {"execution_count": None, "metadata": {"tags": ["quiet"] if hidden else []}}
-    return cell | made | {"source": "" if hidden else source}
+        return said(markdown(page, shortened(cell["source"], "slide-whole" in tags)))
+    if pictures:
+        folder = Path(page).parent.as_posix()
+        return said("\n\n".join(f"![Picture of {name}](/{folder}/{name})" for name in pictures))
+    tables = any("text/markdown" in output.get("data", {}) for output in cell["outputs"])
+    hidden = tables or "slide-output" in tags or is_picture(cell)
+    source = DIRECTIVE.sub("", cell["source"]).strip("\n")
+    meta = {"tags": ["remove-input"] if hidden else []}
+    meta |= {"mystnb": {"image": {"alt": f"Picture of {page}"}}}
+    return cell | {"source": source, "metadata": meta, "execution_count": None}
 
 
-def held_back(cell: dict) -> list[dict]:
-    """What the class sees of a cell before it answers: the code, if that is the point."""
-    if cell["cell_type"] == "markdown" or "quiet" in cell["metadata"]["tags"]:
-        return []
-    return [cell | {"outputs": []}]
-
-
-def slides_of(book: Book, page: str, pictures: dict, questions: list[str]) -> list[Slide]:
-    """The slides of a notebook. The questions that it asks are taken out of `questions`."""
-    tags, slides, heading = tags_of(book.root, page), [], ""
-    for cell in book_cells.read(book.root / page):
-        cell["source"] = profiled(page, cell["source"])
-        own = HEADING.findall(cell["source"]) if cell["cell_type"] == "markdown" else []
+def slides_of(page: str, questions: list[str]) -> list[Slide]:
+    """The slides of a notebook. The questions that it asks are taken out of `questions`. The tags
+    of an executed page are in the notebook that it was made from."""
+    cells, executed = cells_of(page), page.startswith("figures/")
+    tagged = cells_of(f"nbs/paper/{Path(page).name}") if executed else cells
+    tags = {cell["id"]: cell["metadata"].get("tags", []) for cell in tagged}
+    pictures = saved_pictures(page, cells) if executed else {}
+    slides, heading = [], ""
+    for cell in cells:
+        own = re.findall(r"^#+ (.*)$", cell["source"], re.M) if cell["cell_type"] != "code" else []
         title, heading = (own or [heading])[0], (own or [heading])[-1]
         mine = tags.get(cell["id"], [])
-        if not {"slide", "slide-more", "slide-ask"} & set(mine):
+        if not {"slide", "slide-more", "slide-ask"} & {*mine}:
             continue
-        for path in pictures.get(cell["id"], []):
-            image = base64.b64encode((book.root / path).read_bytes()).decode()
-            data = {"output_type": "display_data", "metadata": {}, "data": {"image/png": image}}
-            cell["outputs"] = [data]
-        made = prepared(cell, mine)
+        made = prepared(page, cell, mine, pictures.get(cell["id"], []))
         if "slide-ask" in mine:
-            if not questions:
-                raise ValueError(f"{page}: the plan has no question for the cell {cell['id']}")
-            shown = held_back(made) if "slide" in mine else [made]
+            shown = [made]
+            if "slide" in mine:  # held back but for code
+                shown = [made | {"outputs": []}] if made["metadata"].get("tags") == [] else []
             slides.append(Slide(title if shown else "Question", shown, page, questions.pop(0)))
         if "slide" in mine:
-            slides.append(Slide(title, [made] if made["source"] or "outputs" in made else [], page))
+            slides.append(Slide(title, [made], page))
         if "slide-more" in mine:
-            if own and all(c["cell_type"] == "code" for c in slides[-1].cells):
-                slides[-1].title = title  # it began below the heading of another topic
+            if own and slides[-1].cells[0]["cell_type"] == "code":  # below another topic's heading
+                slides[-1].title = title
             slides[-1].cells.append(made)
     return slides
 
 
-def closing(root: Path) -> Slide:
-    """The last slide: a section of the plan."""
-    text = (root / PLAN).read_text(encoding="utf-8").partition(CLOSING + "\n")[2]
-    text = shortened(text.partition("\n## ")[0], ["slide-whole"])
-    return Slide(CLOSING.strip("# "), [{"cell_type": "markdown", "metadata": {}, "source": text}])
-
-
-def slides_of_class(book: Book, pictures: dict[str, dict]) -> list[Slide]:
-    """All slides but the title. `pictures`: page -> cell id -> files."""
+def slides_of_class() -> list[Slide]:
+    """All slides but the title. `ValueError` for a question that no cell asks."""
     made = []
-    for part in plan(book.root):
+    for part in plan():
         left, begins = list(part.questions), len(made)
         for page in part.pages:
-            made += slides_of(book, page, pictures.get(page, {}), left)
+            made += slides_of(page, left)
         if left:
             raise ValueError(f"{part.pages[-1]} has no cell tagged slide-ask for: {left[0]}")
         made[begins].opens = f"Minute {part.minutes}: {part.happens}"
-    return [*made, closing(book.root)]
+    last = (ROOT / PLAN).read_text(encoding="utf-8").partition(CLOSING)[2].partition("\n## ")[0]
+    return [*made, Slide(CLOSING.strip("# \n"), [said(last.strip())])]
 
 
-@functools.cache
-def exporter() -> HTMLExporter:
-    """What makes HTML of cells: nothing but the cells, without a page around them."""
-    made = HTMLExporter(template_name="basic")
-    made.exclude_input_prompt = made.exclude_output_prompt = True
-    return made
-
-
-def fullness(body: str, code: bool) -> str:
-    """What the style sheet makes larger: 'picture' ('alone') with little (no) text,
-    'few' words and no code, or 'none', so that only a question is there."""
-    words = len(re.sub(r"<[^>]*>|\s+", " ", body).strip())
-    if "<img" in body:
-        return "" if words > 520 or "<table" in body else "picture" if words else "alone"
-    return "none" if not words else "" if code or words > 600 else "few"
-
-
-def html(slide: Slide) -> dict[str, str]:
-    """A slide as the template takes it: the HTML of its cells, and a word on how full it is."""
-    made = {"cells": slide.cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
-    body, _ = exporter().from_notebook_node(nbformat.from_dict(made))
-    body = re.sub(r"<a class=\"anchor-link\".*?</a>", "", body)
-    alt = escape(plain(slide.title))
-    body = re.sub(r'alt="No description has been provided for this image"', f'alt="{alt}"', body)
-    code = any(c["cell_type"] == "code" and c["source"] for c in slide.cells)
-    made = {"body": body, "full": fullness(body, code)}
-    return {**vars(slide), **made, "source": slide.page.removesuffix(".ipynb")}
-
-
-def deck(book: Book, pictures: dict[str, dict]) -> str:
-    """The page of slides. `pictures`: page -> cell id -> files."""
-    made = [html(slide) for slide in slides_of_class(book, pictures)]
-    folder = Path(__file__).resolve().parent / "templates"
-    settings = {"loader": FileSystemLoader(folder), "undefined": StrictUndefined}
-    template = Environment(**settings).get_template("slides.html")
-    return template.render(slides=made, parts=plan(book.root))
-
-
-def reveal_folder() -> Path:
-    """Where the package sphinx-revealjs keeps reveal.js."""
-    return Path(find_spec("sphinx_revealjs").submodule_search_locations[0], "_static", "revealjs")
+def deck() -> str:
+    """The slides as one notebook, as its JSON."""
+    hint = "A class of 90 minutes. Arrow keys move; Esc shows all slides."
+    rows = [f"| {part.minutes} | {part.happens} |" for part in plan()]
+    table = "\n".join(["| minute | what happens |", "|---|---|", *rows])
+    cells = [said(f"# Domain generalization with experts\n\n{hint}\n\n{table}")]
+    for slide in slides_of_class():
+        name = slide.page.removesuffix(".ipynb")
+        opens = note("opens", slide.opens) if slide.opens else ""
+        asked = note("question", f"To the class: {slide.question}") if slide.question else ""
+        source = note("source", f'<a href="../{name}.html">{name}</a>') if name else ""
+        cells += [said(f"## {slide.title}{opens}"), *slide.cells, said(asked + source)]
+    return as_json(cells)
