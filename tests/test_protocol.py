@@ -150,7 +150,7 @@ def test_bad_requests():
         ([], "one or more"),
         (["photo", "photo"], "different"),
         (["foto"], "negative, photo"),
-        (list(data.domain_names), "no training domain"),
+        (list(data.domain_names), "leave a training domain"),
     ]:
         with pytest.raises(HmoeError, match=message):
             training_domains(data, wrong)

@@ -41,13 +41,11 @@ class Artefact:
         return results_dir() / f"{self.study_at(profile)}.jsonl"
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-by-name
-def _artefact(entry: dict) -> Artefact:
-    """An entry of `pages.toml` as an `Artefact`."""
-    return Artefact(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
-
-
 _PAGES = tomllib.loads((files("hmoe_repro") / "pages.toml").read_text(encoding="utf-8"))["pages"]
-ARTEFACTS = {name: _artefact(entry) for name, entry in _PAGES.items()}
+ARTEFACTS = {
+    name: Artefact(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    for name, entry in _PAGES.items()
+}
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #def-artefact-study
 def artefact_study(artefact: str, profile: str) -> str:
@@ -55,8 +53,7 @@ def artefact_study(artefact: str, profile: str) -> str:
     profiles."""
     described = ARTEFACTS[check_choice(artefact, ARTEFACTS, "artefact")]
     check_choice(profile, PROFILES, "profile")
-    check_choice(profile, described.profiles, f"profile of {artefact}")
-    return described.study_at(profile)
+    return described.study_at(check_choice(profile, described.profiles, f"profile of {artefact}"))
 
 
 def artefact_studies(artefact: str, profile: str) -> list[str]:

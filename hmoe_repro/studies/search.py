@@ -150,26 +150,19 @@ def matching(records: list[dict], settings: list[str]) -> list[dict]:
     return records
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-same
-_MAY_VARY = [
-    "algorithm",
-    "algorithm_source",
-    "algorithm_version",
-    "test_domains",
-    "trial_seed",
-    "hparams_seed",
-    "hparams",
-    "dataset_fingerprint",
-    "evaluate",
-    "measure",
-]
+_MAY_VARY = (
+    "algorithm algorithm_source algorithm_version test_domains trial_seed hparams_seed hparams "
+    "dataset_fingerprint evaluate measure"
+).split()
 
 
 def _runs(records: list[dict]) -> pd.DataFrame:
-    """The `record`, the `fields` of the configuration, and these, of each run. `held_out` names its
-    test domains; `drawn_for` is the trial seed where hyper-parameters were drawn: draw 0 is equal
-    in all."""
-    rows = [{"record": r, "fields": (fields := _fields(r["spec"])), **fields} for r in records]
-    table = pd.DataFrame(rows, columns=["record", "fields", *RunConfig.model_fields])
+    """The configuration of each run in columns and as `fields`, and its `record`. `held_out` names
+    its test domains; `drawn_for` is the trial seed where hyper-parameters were drawn: draw 0 is
+    equal in all."""
+    fields = [_fields(record["spec"]) for record in records]
+    table = pd.DataFrame(fields, columns=[*RunConfig.model_fields])
+    table["fields"], table["record"] = fields, records
     table["held_out"] = ["+".join(sorted(domains)) for domains in table.test_domains]
     return table.assign(drawn_for=table.trial_seed.where(table.hparams_seed > 0, 0))
 

@@ -71,35 +71,45 @@ def collect_codes(
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-panels
 THUMBNAIL = 64  # pixels a side, at most
 PANEL, TEST_PANEL = 120, 24  # images of the training domains and of the test domains, at most
+CHOICE_PANEL = 48  # images that are kept with the experts of their patches, at most
 
 
-def _thumbnails(trainer: Trainer, domain: str, indices) -> torch.Tensor:
-    """Pictures of a domain as bytes (N, C, H, W), made smaller where they are larger than
-    `THUMBNAIL`."""
-    pictures = trainer.data.pictures(trainer.data.domain_index(domain), indices)
-    if pictures.shape[-1] > THUMBNAIL:
-        small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
-        pictures = small.round().clamp(0, 255).to(torch.uint8)
-    return pictures.cpu()
+def _in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
+    """Positions of at most `count` images, taken from the classes (n,) in turn."""
+    labels = classes.numpy()
+    turn = pd.Series(labels).groupby(labels).cumcount()
+    return torch.from_numpy(np.sort(np.lexsort((labels, turn))[:count]))
 
 
-def collect_panels(trainer: Trainer, of_code: torch.Tensor) -> dict[str, torch.Tensor]:
-    """At most 120 validation images, evenly from the training domains, with their rows among those
-    of which codes are kept, whose domain indices are `of_code` (N,); and at most 24 of the test
-    domains."""
-    each, tests, images, rows = PANEL // len(trainer.domains), trainer.spec.test_domains, [], []
-    for domain in trainer.domains:
-        chosen = trainer.splits[domain]["out"][:each]
-        images.append(_thumbnails(trainer, domain, chosen))
-        of_domain = of_code == trainer.data.domain_index(domain)
-        rows.append(of_domain.nonzero().flatten()[: len(chosen)])
-    each = TEST_PANEL // len(tests)
-    tested = [_thumbnails(trainer, d, trainer.splits[d]["in"][:each]) for d in tests]
-    return {
-        "panel_images": torch.cat(images),
-        "panel_index": torch.cat(rows).to(torch.int16),
-        "panel_test": torch.cat(tested),
-    }
+def _panel(trainer: Trainer, split_of: dict[str, str], count: int, domain, classes=None) -> tuple:
+    """Pictures (n, C, H, W) of at most `count` images, evenly from the domains of `split_of`, as
+    bytes and at most `THUMBNAIL` large; and their rows (n,) among images of these parts whose
+    domain indices (N,) are given: the first of each domain, or those of its `classes` in turn."""
+    data, images, rows, each = trainer.data, [], [], count // len(split_of)
+    for name, split in split_of.items():
+        mine = (domain == data.domain_index(name)).nonzero().flatten()
+        chosen = torch.arange(len(mine))[:each]
+        if classes is not None:
+            chosen = _in_turns(classes[mine], each)
+        found = trainer.splits[name][split][chosen]
+        pictures = data.pictures(data.domain_index(name), found)
+        if pictures.shape[-1] > THUMBNAIL:
+            small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
+            pictures = small.round().clamp(0, 255).to(torch.uint8)
+        images.append(pictures.cpu())
+        rows.append(mine[chosen])
+    return torch.cat(images), torch.cat(rows)
+
+
+def collect_panels(trainer: Trainer, domain_out, domain_test) -> dict[str, torch.Tensor]:
+    """At most 120 validation images, evenly from the training domains, and at most 24 of the test
+    domains, with the rows of the first among those of which codes are kept. Given are the domain
+    indices of these codes, of validation images and of test images."""
+    validated = dict.fromkeys(trainer.domains, "out")
+    images, rows = _panel(trainer, validated, PANEL, domain_out)
+    tested = dict.fromkeys(trainer.spec.test_domains, "in")
+    test, _ = _panel(trainer, tested, TEST_PANEL, domain_test)
+    return {"panel_images": images, "panel_index": rows.to(torch.int16), "panel_test": test}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-codes
 def _for_disk(arrays: dict[str, torch.Tensor], whole=torch.int16) -> dict[str, torch.Tensor]:
@@ -134,7 +144,7 @@ def measure_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         found = collect_codes(trainer, *of)
         arrays |= {f"{name}_{part}": values for name, values in found.items()}
     kept = _for_disk(arrays)
-    return scores, kept | collect_panels(trainer, kept["domain_out"])
+    return scores, kept | collect_panels(trainer, kept["domain_out"], kept["domain_test"])
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-clusters
 def _featurizer(algorithm):
@@ -160,9 +170,6 @@ def measure_clusters(trainer: Trainer) -> tuple[dict, dict]:
     return scores, {}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-choices
-CHOICE_PANEL = 48  # images that are kept to be drawn, at most
-
-
 @contextlib.contextmanager
 def _evaluated(trainer: Trainer):
     """The algorithm in evaluation mode and not compiled, so that hooks are called."""
@@ -215,35 +222,13 @@ def collect_choices(trainer: Trainer, domains, split: str, limit: int = CODES) -
     return found | {"experts": found["experts"].transpose(0, 1)}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-choices
-def _in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of at most `count` images, taken from the classes (n,) in turn."""
-    labels = classes.numpy()
-    turn = pd.Series(labels).groupby(labels).cumcount()
-    return torch.from_numpy(np.sort(np.lexsort((labels, turn))[:count]))
-
-
-def _choice_panel(trainer: Trainer, domain: torch.Tensor, classes: torch.Tensor) -> dict:
-    """Thumbnails of some images of every domain, and their rows among those whose domains and
-    classes (N,) are given."""
-    split_of = dict.fromkeys(trainer.domains, "out")
-    split_of |= dict.fromkeys(trainer.spec.test_domains, "in")
-    images, rows = [], []
-    for name, split in split_of.items():
-        mine = (domain == trainer.data.domain_index(name)).nonzero().flatten()
-        chosen = _in_turns(classes[mine], CHOICE_PANEL // len(split_of))
-        images.append(_thumbnails(trainer, name, trainer.splits[name][split][chosen]))
-        rows.append(mine[chosen])
-    return {"choice_images": torch.cat(images), "choice_shown": torch.cat(rows)}
-
-
 def measure_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     """What the experts follow, by `score_choices`, on validation images ('out') and on the test
     domains ('test'); and the arrays: `choice_experts` (L, N, P), `choice_domain` and
     `choice_class` (N,), `choice_images`, and their rows `choice_shown`."""
-    body = sparse_bodies(trainer.algorithm)[0]
+    body, split_of = sparse_bodies(trainer.algorithm)[0], dict.fromkeys(trainer.domains, "out")
+    split_of |= dict.fromkeys(trainer.spec.test_domains, "in")
     layers, grid = _sparse_blocks(body), spectra.patch_grid(body)[:2]
-    out = collect_choices(trainer, trainer.domains, "out")
-    test = collect_choices(trainer, trainer.spec.test_domains, "in")
     states = [  # whichever backend computes it
         layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
         for layer in layers.values()
@@ -257,11 +242,15 @@ def measure_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         "domain_names": list(trainer.data.domain_names),
         "class_names": list(trainer.data.class_names),
     }
+    out = collect_choices(trainer, trainer.domains, "out")
+    test = collect_choices(trainer, trainer.spec.test_domains, "in")
     for name, part in (("out", out), ("test", test)):
         scores[name] = score_choices(part["experts"], grid, experts, part["class"], part["domain"])
-    dims = {"experts": 1, "domain": 0, "class": 0}
-    arrays = {f"choice_{n}": torch.cat([out[n], test[n]], dim) for n, dim in dims.items()}
-    arrays |= _choice_panel(trainer, arrays["choice_domain"], arrays["choice_class"])
+    domain, classes = (torch.cat([out[name], test[name]]) for name in ("domain", "class"))
+    arrays = {"choice_experts": torch.cat([out["experts"], test["experts"]], 1)}
+    arrays |= {"choice_domain": domain, "choice_class": classes}
+    shown = _panel(trainer, split_of, CHOICE_PANEL, domain, classes)
+    arrays |= dict(zip(("choice_images", "choice_shown"), shown))
     return scores, _for_disk(arrays, torch.uint8)
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-spectra

@@ -55,17 +55,11 @@ def training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
     Raises `HmoeError` for unknown or repeated ones, or if none is left."""
     for domain in test_domains:
         dataset.domain_index(domain)
-    every = ", ".join(dataset.domain_names)
-    if len(set(test_domains)) != len(test_domains) or not test_domains:
-        raise HmoeError(
-            "test domains must be one or more different names, "
-            f"got {list(test_domains)}. Valid: {every}."
-        )
     left = [d for d in dataset.domain_names if d not in test_domains]
-    if not left:
+    if not test_domains or len(set(test_domains)) != len(test_domains) or not left:
         raise HmoeError(
-            f"no training domain is left: {dataset.name} has only {every}.",
-            fix="fewer test domains.",
+            "test domains must be one or more different names that leave a training domain, "
+            f"got {list(test_domains)}. Valid: {', '.join(dataset.domain_names)}."
         )
     return left
 
@@ -454,7 +448,7 @@ class DMG(DomainBed):
             }
         }
 
-
+# %% ../../nbs/05_training/03_protocols.ipynb #def-protocol-of
 PROTOCOLS = {"domainbed": DomainBed, "dmg": DMG}
 
 

@@ -197,13 +197,10 @@ class Trainer:
 
     def _note_best(self, accuracies: dict) -> list[str]:
         """The modes whose validation accuracy is the best so far."""
-        improved = []
-        for mode in self.modes:
-            by = self.selection_mode or mode
-            score = validation_accuracy(accuracies, self.spec.test_domains, by)
-            if score > self.best.get(mode, -1):
-                self.best[mode] = score
-                improved.append(mode)
+        by, tests = self.selection_mode, self.spec.test_domains
+        scores = {mode: validation_accuracy(accuracies, tests, by or mode) for mode in self.modes}
+        improved = [mode for mode in scores if scores[mode] > self.best.get(mode, -1)]
+        self.best |= {mode: scores[mode] for mode in improved}
         return improved
 
     def state(self) -> dict:
