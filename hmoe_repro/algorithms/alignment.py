@@ -196,7 +196,7 @@ class Adversarial(ERM):
         """The parameters of each step of the next update."""
         k = self.hparams["d_steps_per_g_step"]
         network, adversary = self.network_parameters(), self.adversary_parameters()
-        if self.hparams["parity"]:
+        if self.hparams["domainbed_compat"]:
             alone = (self.update_count + 1) % (1 + k) < k
             return [adversary if alone else network]
         return [adversary] * (k - 1) + [network + adversary]
@@ -217,7 +217,9 @@ class DANN(Adversarial):
     single training domain."""
 
     HPARAMS = Adversarial.HPARAMS | {
-        "parity": HParam(False, "DomainBed's schedule: the discriminator alone, or all else alone")
+        "domainbed_compat": HParam(
+            False, "DomainBed's schedule: the discriminator alone, or all else alone"
+        )
     }
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -259,7 +261,7 @@ class CDANN(DANN):
     2018)."""
 
     HPARAMS = DANN.HPARAMS | {
-        "parity": HParam(
+        "domainbed_compat": HParam(
             False, "DomainBed's schedule, and its class weights by the largest label of the batch"
         )
     }
@@ -272,7 +274,7 @@ class CDANN(DANN):
         return z + self.adversary["embedding"](y)
 
     def domain_loss(self, losses, y):
-        factor = y.max() + 1 if self.hparams["parity"] else None
+        factor = y.max() + 1 if self.hparams["domainbed_compat"] else None
         return (class_weights(y, self.num_classes, factor) * losses).sum()
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-mtl
@@ -281,7 +283,7 @@ class MTL(ERM):
     """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021).
     Predicts a batch as images of one domain."""
 
-    version = 2  # 1 made one pass where batch norm was live, and with `parity` drew in evaluation
+    version = 2  # 1: one pass with live batch norm; `domainbed_compat` drew in evaluation
     HPARAMS = ERM.HPARAMS | {
         "mtl_ema": HParam(
             0.99,
@@ -290,7 +292,7 @@ class MTL(ERM):
             min=0,
             max=1,
         ),
-        "parity": HParam(False, "DomainBed's noise in place of the domain's mean"),
+        "domainbed_compat": HParam(False, "DomainBed's noise in place of the domain's mean"),
     }
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -303,7 +305,7 @@ class MTL(ERM):
     def classify(self, z, e, generator=None):
         """Logits (B, C) of features z (B, F) with their domains' summaries e (B, F), or with noise
         in their place, drawn from `generator` (None: the global one)."""
-        if self.hparams["parity"]:
+        if self.hparams["domainbed_compat"]:
             e = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         return self.classifier(torch.cat([z, e], 1))
 
@@ -317,6 +319,8 @@ class MTL(ERM):
     def predict(self, x):
         z = self.featurizer(x)
         noise = None
-        if self.hparams["parity"]:  # a generator of its own: evaluation leaves training alone
+        if self.hparams[
+            "domainbed_compat"
+        ]:  # a generator of its own: evaluation leaves training alone
             noise = torch.Generator(z.device).manual_seed(0)
         return self.classify(z, z.mean(0).expand_as(z), noise)

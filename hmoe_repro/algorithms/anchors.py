@@ -224,14 +224,16 @@ class MultiHeaded(Scheduled):
     logits (DMG, section 4)."""
 
     HPARAMS = _DMG | {
-        "parity": HParam(False, "all domains share one head, as in the released code for AlexNet")
+        "domainbed_compat": HParam(
+            False, "all domains share one head, as in the released code for AlexNet"
+        )
     }
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.featurizer = self.make_featurizer()
         features, nonlinear = self.featurizer.num_features, self.hparams["nonlinear_classifier"]
-        number = 1 if self.hparams["parity"] else num_domains
+        number = 1 if self.hparams["domainbed_compat"] else num_domains
         self.heads = nn.ModuleList(
             make_classifier(features, num_classes, nonlinear) for _ in range(number)
         )

@@ -325,7 +325,7 @@ _SWAD = {
     "tolerance_ratio": HParam(
         0.3, "how far above the mean loss of the beginning the threshold lies", min=0
     ),
-    "parity": HParam(False, "segments and their weights as in the released code"),
+    "domainbed_compat": HParam(False, "segments and their weights as in the released code"),
 }
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-swad
@@ -372,12 +372,12 @@ class SWAD(Segmented):
 
     def valley(self) -> Valley:
         """Which segments count, by the rule of the paper or of the released code."""
-        rule = published_valley if self.hparams["parity"] else loss_valley
+        rule = published_valley if self.hparams["domainbed_compat"] else loss_valley
         names = ("n_converge", "n_tolerance", "tolerance_ratio")
         return rule(self.losses, **{name: self.hparams[name] for name in names})
 
     def _add(self, mean: WeightMean, segments: list[int]):
-        """Add the means of some segments, weighted by updates or, with `parity`, equally."""
+        """Add the means of some segments, weighted by updates or (`domainbed_compat`) equally."""
         for i in segments:
             part = self.queue[i - len(self.losses)]
-            mean.add(part.tensors, 1 if self.hparams["parity"] else part.count)
+            mean.add(part.tensors, 1 if self.hparams["domainbed_compat"] else part.count)

@@ -42,11 +42,11 @@ class MLDG(Stepwise):
         "n_meta_test": HParam(
             2,
             "number of domains kept for meta-test",
-            requires=("parity", (True,)),
+            requires=("domainbed_compat", (True,)),
             search=Choice((1, 2)),
             below_domains=True,
         ),
-        "parity": HParam(
+        "domainbed_compat": HParam(
             False,
             "DomainBed's pairs since April 2022: a random order of the domains, cut into "
             "meta-train and meta-test",
@@ -60,7 +60,7 @@ class MLDG(Stepwise):
 
     def pairs(self, num_domains: int) -> list[tuple[int, int]]:
         """(meta-train, meta-test) indices of one update."""
-        if not self.hparams["parity"]:
+        if not self.hparams["domainbed_compat"]:
             return cyclic_pairs(num_domains)
         order = torch.randperm(num_domains).tolist()
         cut = num_domains - self.hparams["n_meta_test"]
@@ -127,7 +127,7 @@ class ARM(ERM):
             max=65536,
         ),
         "context_width": HParam(64, "channels inside the context network", min=1, max=65536),
-        "parity": HParam(
+        "domainbed_compat": HParam(
             False,
             "as DomainBed: the context network is left out of the optimiser and keeps its "
             "initial weights",
@@ -139,7 +139,7 @@ class ARM(ERM):
         super().__init__((channels + 1, *size), num_classes, num_domains, hparams)
         self.input_shape = tuple(input_shape)
         self.context = context_network(channels, self.hparams["context_width"])
-        self.fixed = ("context.",) if self.hparams["parity"] else ()
+        self.fixed = ("context.",) if self.hparams["domainbed_compat"] else ()
 
     def grouped(self, x, sizes: list[int]) -> torch.Tensor:
         """Logits of x (B, C, H, W), cut into groups of the given sizes that share their context."""

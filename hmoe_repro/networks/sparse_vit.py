@@ -204,7 +204,7 @@ EXPERT_HPARAMS = WEIGHTS_HPARAMS | {
         "evaluation",
         "dropless",
         "in evaluation: 'dropless', or the same 'capacity' as in training",
-        with_parity="capacity",
+        domainbed_default="capacity",
         choices=("dropless", "capacity"),
     ),
     "moe_noise": _moe(

@@ -21,7 +21,7 @@ SPLITS = ("in", "out")
 def _domain_names(record: dict) -> list[str]:
     """All domains of a record's data set, in order; those of data that are not registered here in
     the order of the alphabet. `HmoeError` where a checkpoint lacks an accuracy of one."""
-    dataset, points = record["spec"]["dataset"], record["checkpoints"]
+    dataset, points = record["config"]["dataset"], record["checkpoints"]
     if dataset in DATASETS:
         names = list(DATASETS[dataset].domain_names)
     else:
@@ -41,7 +41,7 @@ def _domain_names(record: dict) -> list[str]:
 def domainbed_lines(record: dict, mode: str) -> list[dict]:
     """One dictionary per checkpoint, as DomainBed writes them. Raises `HmoeError` where the record
     lacks an accuracy."""
-    names, spec = _domain_names(record), record["spec"]
+    names, spec = _domain_names(record), record["config"]
     of_mode = "" if mode == "default" else f"-{mode.upper()}"
     arguments = {  # those of DomainBed's `train.py` that would have made this run
         "algorithm": spec["algorithm"] + of_mode,
@@ -82,7 +82,7 @@ def _refuse_alike(records: list[dict]):
     not distinguish and what they differ in."""
     first_of: dict[tuple, dict] = {}
     for record in records:
-        spec = record["spec"]
+        spec = record["config"]
         if protocol_of(record) == "dmg":
             raise HmoeError(
                 f"run {record['run_id']} followed DMG's protocol, and DomainBed's scripts would "
@@ -94,8 +94,8 @@ def _refuse_alike(records: list[dict]):
         other = first_of.setdefault(identity, record)
         if other is record:
             continue
-        fields = sorted({*spec, *other["spec"]})
-        differ = [n for n in fields if spec.get(n) != other["spec"].get(n)] or ["nothing"]
+        fields = sorted({*spec, *other["config"]})
+        differ = [n for n in fields if spec.get(n) != other["config"].get(n)] or ["nothing"]
         raise HmoeError(
             f"runs {other['run_id']} and {record['run_id']} of {spec['algorithm']} differ only in "
             f"{', '.join(differ)}, which DomainBed's scripts do not look at: they would select "

@@ -142,7 +142,7 @@ def matching(records: list[dict], settings: list[str]) -> list[dict]:
     for setting in settings:
         name, value = parse_setting(setting)
         text = setting.partition("=")[2]
-        fields = [_fields(record["spec"]) | record["spec"]["hparams"] for record in records]
+        fields = [_fields(record["config"]) | record["config"]["hparams"] for record in records]
         if records:
             check_choice(name, sorted(set().union(*fields)), "field or hyper-parameter")
         fits = [name not in f or f[name] == value or str(f[name]) == text for f in fields]
@@ -160,7 +160,7 @@ def _runs(records: list[dict]) -> pd.DataFrame:
     """The configuration of each run in columns and as `fields`, and its `record`. `held_out` names
     its test domains; `drawn_for` is the trial seed where hyper-parameters were drawn: draw 0 is
     equal in all."""
-    fields = [_fields(record["spec"]) for record in records]
+    fields = [_fields(record["config"]) for record in records]
     table = pd.DataFrame(fields, columns=[*RunConfig.model_fields])
     table["fields"], table["record"] = fields, records
     table["held_out"] = ["+".join(sorted(domains)) for domains in table.test_domains]
@@ -200,7 +200,7 @@ def _check_kind(table: pd.DataFrame, rule: str):
     test domains, but not where `rule` compares runs with others that they hold out."""
     _must_agree("the runs", _kinds(table))
     texts, hparams = _texts(table.fields), _texts(table.hparams)
-    for seed, mine in texts[~table.parity.astype(bool)].groupby(table.trial_seed):
+    for seed, mine in texts[~table.domainbed_compat.astype(bool)].groupby(table.trial_seed):
         _must_agree(f"runs with trial seed {seed}", mine[["dataset_fingerprint"]])
     for algorithm, mine in texts.groupby(table.algorithm, sort=False):
         _must_agree(f"runs of {algorithm}", mine[["algorithm_source", "algorithm_version"]])
@@ -272,7 +272,7 @@ def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[
     rows, first = [], next(iter(usable.values()), {"selected": ()})
     for mode in first["selected"]:
         chosen = select_model([*usable.values()], test_domain, rule, mode)
-        row = {name: first["spec"][name] for name in ("algorithm", "trial_seed", "dataset")}
+        row = {name: first["config"][name] for name in ("algorithm", "trial_seed", "dataset")}
         row |= {"mode": mode, "test_domain": test_domain, "accuracy": chosen.pop("test_accuracy")}
         row["test_size"] = usable[chosen["run_id"]].get("test_size")
         rows.append(row | chosen)
@@ -293,7 +293,7 @@ def choose(
     draws = n_hparams or asked.hparams_seed.max() + 1
     complete = asked.record.map(lambda record: record["status"] == "complete").astype(bool)
     for run in asked[~complete].itertuples():
-        what = f"{RunConfig.from_dict(run.record['spec'])}, draw {run.hparams_seed}"
+        what = f"{RunConfig.from_dict(run.record['config'])}, draw {run.hparams_seed}"
         notes.append(f"failed: {what} (run {run.record['run_id']}): {run.record['reason']}")
     whole, singles = _one_each(asked[complete], rule), asked[asked.test_domains.str.len() == 1]
     algorithms = sorted(asked.algorithm.unique(), key=rank)

@@ -51,12 +51,12 @@ class _Worker(NamedTuple):
         return "done", "failed", reason
 
 
-def _start_worker(arguments: tuple, arithmetic: str) -> _Worker:
+def _start_worker(arguments: tuple, determinism: str) -> _Worker:
     """A new worker. Its threads and its arithmetic are set before it imports anything."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve_runs, args=(theirs, *arguments), daemon=True)
-    with starting(arithmetic):
+    with starting(determinism):
         process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -69,7 +69,7 @@ def _give(spec: RunConfig, idle: list[_Worker], arguments: tuple) -> _Worker:
             idle[-1].pipe.send(spec.to_dict())
             return idle.pop()
         idle.pop()
-    worker = _start_worker(arguments, spec.arithmetic)
+    worker = _start_worker(arguments, spec.determinism)
     worker.pipe.send(spec.to_dict())
     return worker
 
@@ -78,11 +78,11 @@ def _drive_local(specs: list[RunConfig], hear, jobs: int, arguments: tuple, end:
     """Run configurations on worker processes of this machine, until none is left or the clock
     passes `end`; `hear(spec, kind, *details)` is told what happens."""
     todo, busy = list(specs), {}  # busy: pipe -> (worker, configuration)
-    idle = {spec.arithmetic: [] for spec in specs}  # workers by their arithmetic
+    idle = {spec.determinism: [] for spec in specs}  # workers by their arithmetic
     try:
         while todo or busy:
             while todo and len(busy) < jobs:
-                worker = _give(todo[0], idle[todo[0].arithmetic], arguments)
+                worker = _give(todo[0], idle[todo[0].determinism], arguments)
                 busy[worker.pipe] = worker, todo.pop(0)
                 hear(busy[worker.pipe][1], "start")
             ready = wait(list(busy), end and max(0.0, end - time.monotonic()))
@@ -91,7 +91,7 @@ def _drive_local(specs: list[RunConfig], hear, jobs: int, arguments: tuple, end:
                 kind, *details = worker.message()
                 hear(spec, kind, *details)
                 if kind == "done":
-                    idle[spec.arithmetic].append(busy.pop(pipe)[0])
+                    idle[spec.determinism].append(busy.pop(pipe)[0])
             if end and time.monotonic() >= end:
                 return
     finally:
@@ -128,7 +128,7 @@ def _drive_ray(specs: list[RunConfig], hear, jobs: int | None, arguments: tuple)
     while todo or flying:
         while todo and len(flying) < limit:
             spec = todo.pop(0)
-            fitting = portable if spec.arithmetic == "portable" else task
+            fitting = portable if spec.determinism == "portable" else task
             flying[fitting.remote(spec.to_dict(), *arguments)] = spec
             hear(spec, "start")
         (ended, *_), _ = ray.wait(list(flying), num_returns=1)

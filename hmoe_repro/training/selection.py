@@ -95,7 +95,7 @@ RULES = ("training-domain", "leave-one-domain-out", "oracle")
 
 def protocol_of(record: dict) -> str:
     """The protocol that a run followed: 'domainbed' or 'dmg'."""
-    return record["spec"].get("protocol", "domainbed")
+    return record["config"].get("protocol", "domainbed")
 
 
 def selection_mode_of(run: dict) -> str | None:
@@ -110,7 +110,7 @@ def selection_mode_of(run: dict) -> str | None:
 def differing_selection(record: dict) -> str | None:
     """'selected' or 'in_domain' if that entry of a complete run is not what its checkpoints say;
     None where both are, and for the toy, which selects nothing."""
-    points, test = record["checkpoints"], record["spec"].get("test_domains")
+    points, test = record["checkpoints"], record["config"].get("test_domains")
     if not test or record["status"] != "complete":
         return None
     try:
@@ -156,7 +156,7 @@ def _by_pairs(run: dict, runs: list[dict], test: str, mode: str):
     domains = sorted({d for point in run["checkpoints"] for d in point["accuracies"]} - {test})
     pairs = {}
     for other in reversed(runs):  # of several the first counts
-        pairs |= {d: other for d in domains if {*other["spec"]["test_domains"]} == {test, d}}
+        pairs |= {d: other for d in domains if {*other["config"]["test_domains"]} == {test, d}}
     if missing := [f"{test}+{domain}" for domain in domains if domain not in pairs]:
         second = missing[0].removeprefix(f"{test}+")
         command = f"hmoe train --test-domain {test} --test-domain {second} --evaluate all"
@@ -213,9 +213,9 @@ def select_model(
     _refuse_protocols(records, rule)
     runs_of_seed, offers = {}, []
     for record in records:
-        runs_of_seed.setdefault(record["spec"].get("hparams_seed", 0), []).append(record)
+        runs_of_seed.setdefault(record["config"].get("hparams_seed", 0), []).append(record)
     for seed, runs in runs_of_seed.items():
-        for run in (r for r in runs if r["spec"]["test_domains"] == [test_domain]):
+        for run in (r for r in runs if r["config"]["test_domains"] == [test_domain]):
             points, scores = scored(run, runs, test_domain, mode)
             best = points[scores.index(max(scores))]
             offer = {"run_id": run["run_id"], "validation": max(scores), "step": best["step"]}
