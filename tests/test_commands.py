@@ -282,7 +282,10 @@ def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
             content = bytearray(old.extractfile(member).read())
             content[-20] ^= 1
             new.addfile(member, io.BytesIO(content))
-    for name, said in (("bare", "has no digest"), ("other", "is not what was packed")):
+    for name, said in (
+        ("bare", "not what was packed .its SHA-256: none"),
+        ("other", "is not what was packed"),
+    ):
         home = RunStore(tmp_path / "home")
         with pytest.raises(HmoeError, match=said):
             unpack(home, tmp_path / f"{name}.tar.gz")

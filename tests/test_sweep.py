@@ -1,8 +1,8 @@
 """Many runs: failures isolated, dead workers replaced, nothing done twice."""
 
+import multiprocessing
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +12,7 @@ from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_s
 from hmoe_repro.studies.plan import estimate_seconds, on_device
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
-from hmoe_repro.studies.sweep import _feed, _Work, sweep
+from hmoe_repro.studies.sweep import _give, _settled, _Worker, sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import failed_record, run
 from hmoe_repro.training.store import RunStore, outcome, run_lock
@@ -68,8 +68,6 @@ def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
             and not killed
             and (store.path(long.run_id) / "state.safetensors").exists()
         ):
-            import multiprocessing
-
             pid = next(
                 p.pid
                 for p in multiprocessing.active_children()
@@ -134,20 +132,17 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     assert [line.split()[1] for line in said] == sorted([first.run_id, others[0].run_id])
 
 
-def test_a_worker_that_died_between_two_runs_spoils_neither():
-    "The next run stays to be done, and the last one, which is finished, is not reported as failed."
-    finished, waiting = specs()[:2]
-    worker = SimpleNamespace(spec=finished)
+def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
+    "The next run goes to a new worker, and the last one, which is finished, is not called failed."
 
-    class Pool:
-        workers = {"pipe": worker}
-
-        def give(self, pipe, spec):
+    class Dead:
+        def send(self, given):
             raise BrokenPipeError
 
-    todo = [waiting]
-    _feed(Pool(), "pipe", todo, work=None)
-    assert todo == [waiting] and worker.spec is None
+    ours, theirs = multiprocessing.Pipe()
+    new, idle, spec = _Worker(None, ours), [_Worker(None, Dead())], specs()[0]
+    monkeypatch.setattr("hmoe_repro.studies.sweep._start_worker", lambda *_: new)
+    assert _give(spec, idle, ()) is new and not idle and theirs.recv() == spec.to_dict()
 
 
 def test_ray_gives_the_same_records(tmp_path):
@@ -195,18 +190,16 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
     """One coordinator lost its worker; another one finishes the run before, or while, the first
     one writes that it failed."""
     store, (first, second, *_) = RunStore(tmp_path), specs()
-    work, finished = _Work([first, second], store, None), [run(first, store)]
+    finished = [run(first, store)]
 
     def finish_meanwhile(spec, *given):
         finished.append(run(spec, RunStore(tmp_path)))
         return failed_record(spec, *given)
 
     monkeypatch.setattr("hmoe_repro.studies.sweep.failed_record", finish_meanwhile)
-    for spec in (first, second):
-        work.hear("done", spec.run_id, "failed", "its worker died")
-    results = work.settled()
-    assert results[first.run_id] == ("complete", None) and store.read(first.run_id) == finished[0]
-    assert finished[1:] == [None] and results[second.run_id] == ("failed", "its worker died")
+    results = [_settled(spec, store, "its worker died") for spec in (first, second)]
+    assert results == [("complete", None), ("failed", "its worker died")]
+    assert store.read(first.run_id) == finished[0] and finished[1:] == [None]
     assert run(second, store)["status"] == "complete"
 
 

@@ -10,13 +10,11 @@ import contextlib
 import gzip
 import hashlib
 import io
-import os
 import re
-import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, plain_file, write_atomic
@@ -29,24 +27,19 @@ _FILE = r"record\.json|arrays\.safetensors|state\.safetensors|selected-[\w-]+\.s
 _MEMBER = re.compile(f"{_RUN}/({_FILE})")
 
 
-def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[Path]:
-    """The files of one run that are packed, by name; none if there is neither a record nor a state
-    to resume from."""
-    of_run = [p for p in sorted(folder.iterdir()) if _MEMBER.fullmatch(f"{folder.name}/{p.name}")]
-    names = {p.name for p in of_run}
+def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]:
+    """The names of the files of one run that are packed; none if there is neither a record nor a
+    state to resume from."""
+    names = [p.name for p in folder.iterdir() if _MEMBER.fullmatch(f"{folder.name}/{p.name}")]
     if "record.json" in names:
         states = False
     elif not states or "state.safetensors" not in names:
         return []
     travels = {"record": True, "arrays": arrays, "state": states, "selected": weights or states}
-    return [p for p in of_run if travels[re.split(r"\W", p.name)[0]]]
+    return sorted(name for name in names if travels[re.split(r"\W", name)[0]])
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-archive
 _DIGEST = "HMOE.sha256"
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _archive(files: dict[str, Path]) -> bytes:
@@ -57,7 +50,8 @@ def _archive(files: dict[str, Path]) -> bytes:
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, path in files.items():
                 content, member = path.read_bytes(), tarfile.TarInfo(name)
-                member.size, member.pax_headers = len(content), {_DIGEST: _digest(content)}
+                member.size = len(content)
+                member.pax_headers = {_DIGEST: hashlib.sha256(content).hexdigest()}
                 archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
 
@@ -77,20 +71,18 @@ def pack(
     records, damaged = store.scan()
     if damaged:
         raise HmoeError(damaged[0])
-    files, packed = {}, []
+    files = {}
     for folder in sorted(store.folder.iterdir()):
-        if not re.fullmatch(_RUN, folder.name) or (runs is not None and folder.name not in runs):
-            continue
-        if found := _files(folder, states, weights, arrays):
-            packed.append(folder.name)
-            files |= {f"{folder.name}/{file.name}": file for file in found}
-    if not packed:
+        if re.fullmatch(_RUN, folder.name) and (runs is None or folder.name in runs):
+            names = _files(folder, states, weights, arrays)
+            files |= {f"{folder.name}/{name}": folder / name for name in names}
+    if not files:
         raise HmoeError(
             f"{store.folder} holds no run to pack.",
             fix="train one, or point HMOE_RUNS at the right folder.",
         )
-    content = _archive(files)
-    write_atomic(path, content)
+    write_atomic(path, content := _archive(files))
+    packed = {file.parent.name for file in files.values()}
     ended = sum(record["run_id"] in packed for record in records)
     half_done = plural(len(packed) - ended, "half-done run")
     size = f"{len(content) / 2**20:.1f} MiB"
@@ -123,124 +115,82 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> b
             fix="pass a file that `hmoe pack` wrote.",
         )
     content = archive.extractfile(member).read()
-    digest = member.pax_headers.get(_DIGEST)
-    if digest is None:
+    digest = member.pax_headers.get(_DIGEST, "none")
+    if digest != hashlib.sha256(content).hexdigest():
         raise HmoeError(
-            f"{where}: {member.name} has no digest, so it cannot be verified.",
-            fix="pass a file that this version's `hmoe pack` wrote.",
-        )
-    if digest != _digest(content):
-        raise HmoeError(
-            f"{where}: {member.name} is not what was packed (its SHA-256 differs).",
-            fix="copy it again, or pack it again.",
+            f"{where}: {member.name} is not what was packed (its SHA-256: {digest}).",
+            fix="pass a file that this version's `hmoe pack` wrote, or copy it again.",
         )
     return content
 
+# %% ../../nbs/06_studies/08_export_import.ipynb #def-stage
+class _Staged(NamedTuple):
+    """A run of an archive, unpacked into a folder next to the store's runs."""
 
-def _record(folder: Path, where: str) -> dict | None:
-    """The checked record in the folder of a run; None if there is none."""
-    path = folder / "record.json"
-    return read_record(path, where) if path.exists() else None
+    folder: Path
+    where: str  # its name in an error
+    record: dict | None  # None: half-done
 
-# %% ../../nbs/06_studies/08_export_import.ipynb #def-read
-def _read(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name (run id, slash, file name) and content of each file in an archive. `HmoeError` if it is
-    damaged or foreign."""
+
+def _stage(path: Path, folder: Path) -> list[_Staged]:
+    """Unpack an archive into the new `folder`. `HmoeError` if it is missing, damaged or foreign, or
+    a record is not whole."""
+    if not path.exists():
+        raise HmoeError(f"{path} does not exist.", fix="the path of a file `hmoe pack` wrote.")
     try:
         with open_tar(path) as archive:
             for member in archive:
-                yield member.name, _content(archive, member, path.name)
-    except FileNotFoundError:
-        raise HmoeError(
-            f"{path} does not exist.", fix="the path of a file that `hmoe pack` wrote."
-        ) from None
-    except (*DAMAGE, OSError) as error:
+                content, place = _content(archive, member, path.name), folder / member.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(place, content)
+    except DAMAGE as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise HmoeError(
             f"{path.name} is cut or not an archive ({cause}).", fix="copy it again."
         ) from None
-
-
-def _stage(path: Path, folder: Path) -> dict[str, str]:
-    """Write the files of an archive into `folder`, a folder for each run; run id -> its name in
-    errors. `HmoeError` as `_read`, and for a record that is another run's."""
-    folder.mkdir()
-    for name, content in _read(path):
-        (folder / name).parent.mkdir(exist_ok=True)
-        write_atomic(folder / name, content)
-    runs = {run.name: f"{path.name}, run {run.name}" for run in sorted(folder.iterdir())}
-    for run_id, where in runs.items():
-        _record(folder / run_id, where)
+    runs = []
+    for of_run in sorted(folder.iterdir()) if folder.exists() else ():
+        where, record = f"{path.name}, run {of_run.name}", of_run / "record.json"
+        runs.append(_Staged(of_run, where, read_record(record, where) if record.exists() else None))
     return runs
 
-# %% ../../nbs/06_studies/08_export_import.ipynb #def-is-new
-def _is_new(here: dict | None, there: dict | None, where: str) -> bool:
-    """Should a run be written whose record is `there` (None: half-done)? `HmoeError` if it is
-    finished `here` with another outcome."""
+# %% ../../nbs/06_studies/08_export_import.ipynb #def-unpack
+def _is_new(run: _Staged, here: dict | None) -> bool:
+    """Should a run be added? `HmoeError` if it is finished `here` with another outcome."""
     if not here or here["status"] != "complete":
         return True
+    there = run.record
     if there and there["status"] == "complete" and outcome(there) != outcome(here):
         raise HmoeError(
-            f"{where} is finished here and there with different outcomes.",
+            f"{run.where} is finished here and there with different outcomes.",
             fix="decide which one counts, and remove the other's folder before unpacking.",
         )
     return False
 
-# %% ../../nbs/06_studies/08_export_import.ipynb #def-unpack
-def _hold(store: RunStore, run_id: str, locks: contextlib.ExitStack):
-    """Lock a run that is here and not finished. `HmoeError` while another process works on it."""
-    here = store.read(run_id)
-    if not store.path(run_id).is_dir() or (here and here["status"] == "complete"):
-        return
-    if not locks.enter_context(run_lock(store.path(run_id))):
-        raise locked_elsewhere(run_id, "wait for it, then unpack again")
 
-
-def _put(staged: Path, folder: Path, undo: contextlib.ExitStack):
-    """Move the files of a run from `staged` into `folder`, its record last and its state away then;
-    `undo` can take it back. A folder that is not there yet comes as a whole."""
-    if not folder.exists():
-        staged.rename(folder)
-        undo.callback(shutil.rmtree, folder)
-        return
-    names = sorted((f.name for f in staged.iterdir()), key=lambda name: name == "record.json")
-    ended = ["state.safetensors"] if "record.json" in names else []
-    for name in (*names, *ended):
-        place, old = folder / name, staged / f"{name}.old"
-        if place.exists():
-            shutil.copyfile(place, old)
-            undo.callback(os.replace, old, place)
-        else:
-            undo.callback(place.unlink, missing_ok=True)
-        if name in names:
-            os.replace(staged / name, place)
-        else:
-            place.unlink(missing_ok=True)
-
-
-def _add(store: RunStore, parcels: dict[Path, dict[str, str]]) -> list[str]:
-    """Put the runs of staged archives, folder -> runs, that are new into `store`; a line about each
-    archive. An error takes all of it back."""
-    lines = []
+def _add(store: RunStore, archives: list[list[_Staged]]) -> list[str]:
+    """Put the runs of archives that are new into `store`; a line about each archive. An error
+    takes all of it back."""
+    here, new, lines = {}, {}, []
     with contextlib.ExitStack() as locks, contextlib.ExitStack() as undo:
-        for run_id in sorted(set().union(*parcels.values())):
-            _hold(store, run_id, locks)
-        ready: dict[str, Path] = {}
-        for folder, runs in parcels.items():
-            new = 0
-            for run_id, where in runs.items():
-                staged, there = folder / run_id, _record(folder / run_id, where)
-                earlier = _record(ready[run_id], where) if run_id in ready else None
-                if not _is_new(earlier or store.read(run_id), there, where):
-                    continue
-                new += 1
-                if run_id in ready:  # from an earlier archive: this one's files count
-                    _put(staged, ready[run_id], contextlib.ExitStack())
-                else:
-                    ready[run_id] = staged
-            lines.append(f"{plural(new, 'run')} added, {len(runs) - new} here already")
-        for run_id, staged in ready.items():
-            _put(staged, store.path(run_id), undo)
+        for run_id in sorted({run.folder.name for runs in archives for run in runs}):
+            here[run_id], folder = store.read(run_id), store.path(run_id)
+            finished = here[run_id] and here[run_id]["status"] == "complete"
+            if folder.is_dir() and not finished and not locks.enter_context(run_lock(folder)):
+                raise locked_elsewhere(run_id, "wait for it, then unpack again")
+        for runs in archives:
+            added = {run.folder.name: run for run in runs if _is_new(run, here[run.folder.name])}
+            rest = len(runs) - len(added)
+            lines.append(f"{plural(len(added), 'run')} added, {rest} here already")
+            new |= added
+            here |= {run_id: run.record for run_id, run in added.items()}
+        for run_id, run in new.items():
+            place, old = store.path(run_id), run.folder.with_name(f"{run_id}.old")
+            if place.exists():
+                place.rename(old)
+                undo.callback(old.rename, place)
+            run.folder.rename(place)
+            undo.callback(place.rename, run.folder)
         undo.pop_all()
     return lines
 
@@ -250,13 +200,11 @@ def unpack(store: RunStore, *paths) -> str:
     as it was, if anything in any of them does not fit or cannot be written."""
     try:
         with tempfile.TemporaryDirectory(dir=store.folder, prefix=".unpack-") as staging:
-            parcels = {}
-            for path in map(Path, dict.fromkeys(paths)):
-                folder = Path(staging) / str(len(parcels))
-                parcels[folder] = _stage(path.absolute(), folder)
-            return "\n".join(_add(store, parcels))
+            named = enumerate(map(Path, dict.fromkeys(paths)))
+            staged = [_stage(path.absolute(), Path(staging) / str(i)) for i, path in named]
+            return "\n".join(_add(store, staged))
     except OSError as error:
         raise HmoeError(
-            f"cannot unpack into {store.folder} ({error.strerror}); nothing was added.",
+            f"cannot unpack into {store.folder} ({error}); nothing was added.",
             fix="make room there, or its permissions.",
         ) from None

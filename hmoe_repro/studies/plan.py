@@ -22,13 +22,9 @@ from ..training.store import RunStore
 def on_device(records: list[dict], here: dict) -> list[dict]:
     """The records that were made on the kind of device of `here` (an `environment`): any processor,
     or an accelerator of the same name."""
-
-    def is_alike(made: dict) -> bool:
-        if made.get("device") != here["device"]:
-            return False
-        return here["device"] == "cpu" or made.get("device_name") == here["device_name"]
-
-    return [record for record in records if is_alike(record.get("environment") or {})]
+    names = ["device"] if here["device"] == "cpu" else ["device", "device_name"]
+    made = [record.get("environment") or {} for record in records]
+    return [r for r, one in zip(records, made) if all(one.get(n) == here[n] for n in names)]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-estimate
 def _kind(spec: dict) -> tuple:
@@ -56,13 +52,9 @@ def requested_artefacts(names: list[str] | None, profile: str, on_request: bool 
     """`names`, or without any the artefacts that the profile makes by itself; with `on_request`
     also those that it makes only when asked. Raises `HmoeError` for an unknown profile."""
     check_choice(profile, PROFILES, "profile")
-    if names:
-        return list(names)
-    return [
-        name
-        for name, artefact in ARTEFACTS.items()
-        if profile in artefact.profiles and (on_request or profile not in artefact.optional)
-    ]
+    of_profile = [name for name, page in ARTEFACTS.items() if profile in page.profiles]
+    default = [n for n in of_profile if on_request or profile not in ARTEFACTS[n].optional]
+    return list(names or default)
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-requested-studies
 def is_study(name: str) -> bool:
@@ -93,12 +85,8 @@ def runs_of(studies: list[str]) -> list[RunConfig]:
 
 def missing_runs(specs, store: RunStore) -> list[RunConfig]:
     """Those of `specs` that are not finished. Raises `HmoeError` for a damaged record."""
-
-    def finished(spec):
-        record = store.read(spec.run_id)
-        return record is not None and record["status"] == "complete"
-
-    return [spec for spec in specs if not finished(spec)]
+    records = {spec.run_id: store.read(spec.run_id) or {} for spec in specs}
+    return [spec for spec in specs if records[spec.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-study-plan
 class StudyPlan(NamedTuple):
@@ -127,22 +115,20 @@ def as_time(seconds: float) -> str:
     return plural(round(seconds / 60), "minute")
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-plan-studies
-def _plan_study(study: str, store: RunStore, records: list[dict], planned: set) -> StudyPlan:
-    """One row; ids of this study are added to `planned`."""
-    specs, why = specs_or_reason(study)
-    if specs is None:
-        return StudyPlan(study, count_runs(study), None, [], why)
-    missing = missing_runs([s for s in specs if s.run_id not in planned], store)
-    planned |= {spec.run_id for spec in specs}
-    times = [estimate_seconds(spec, records) for spec in missing]
-    return StudyPlan(study, len(specs), len(missing), [t for t in times if t])
-
-
 def plan_studies(studies: list[str], store: RunStore, records: list[dict]) -> list[StudyPlan]:
     """A `StudyPlan` for each study, with times from finished `records`. Raises `HmoeError` for an
     unknown study or a damaged record in `store`."""
-    planned = set()
-    return [_plan_study(study, store, records, planned) for study in studies]
+    planned, rows = set(), []
+    for study in studies:
+        specs, why = specs_or_reason(study)
+        if specs is None:
+            rows.append(StudyPlan(study, count_runs(study), None, [], why))
+            continue
+        missing = missing_runs([s for s in specs if s.run_id not in planned], store)
+        planned |= {spec.run_id for spec in specs}
+        times = [estimate_seconds(spec, records) for spec in missing]
+        rows.append(StudyPlan(study, len(specs), len(missing), [t for t in times if t]))
+    return rows
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-plan
 class Plan(NamedTuple):
@@ -165,10 +151,8 @@ class Plan(NamedTuple):
             )
         if unmeasured:
             runs = "1 run is" if unmeasured == 1 else f"{unmeasured:,} runs are"
-            lines.append(
-                f"{runs} of a kind that was not measured on this device ({self.device}): "
-                "no estimate."
-            )
+            unknown = f"of a kind that was not measured on this device ({self.device})"
+            lines.append(f"{runs} {unknown}: no estimate.")
         reasons = {s.why.partition("Fix:")[2]: s.why for s in reversed(self.studies) if s.why}
         lines += [f"not available: {why}" for why in reversed(reasons.values())]
         if self.memory:

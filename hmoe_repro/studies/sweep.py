@@ -14,7 +14,7 @@ import os
 import time
 import warnings
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 from ..core.config import CONFIG
@@ -24,165 +24,86 @@ from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable
 from ..core.progress import Progress
 from .plan import missing_runs
-from .worker import run_given, serve_runs
+from .worker import LOCKED, run_given, serve_runs
 from ..training.planning import resolve
 from ..training.run import failed_record, run
 from ..training.run_config import RunConfig, RunOptions
 from ..training.store import RunStore, run_lock
 
-# %% ../../nbs/06_studies/06_sweep.ipynb #def-pool
-@dataclass
-class _Worker:
-    """A process, and what it works on."""
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-worker
+class _Worker(NamedTuple):
+    """A process that runs `serve_runs`, and our end of its pipe."""
 
     process: multiprocessing.Process
-    spec: RunConfig | None = None
+    pipe: Connection
 
-    def last_words(self) -> tuple:
-        """Failure message of a worker that died."""
-        self.process.join(5)
+    def message(self) -> tuple:
+        """What the worker says; where it has died, that its run failed."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(5)
         reason = (
             f"its worker process died (exit code {self.process.exitcode}); out of memory is the "
             "usual cause. Fix: fewer --jobs, then start again: the run resumes from its last "
             "checkpoint"
         )
-        return ("done", self.spec.run_id, "failed", reason)
+        return "done", "failed", reason
 
 
-class _Pool:
-    """Persistent worker processes, one pipe each. `arguments`: those of `serve_runs` after the
-    pipe."""
+def _start_worker(arguments: tuple, determinism: str) -> _Worker:
+    """A new worker. Its threads and its arithmetic are set before it imports anything."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve_runs, args=(theirs, *arguments), daemon=True)
+    with starting(determinism):
+        process.start()
+    theirs.close()
+    return _Worker(process, ours)
 
-    def __init__(self, jobs: int, arguments: tuple, determinism: str = "native"):
-        self.context = multiprocessing.get_context("spawn")
-        self.jobs, self.arguments, self.determinism = jobs, arguments, determinism
-        self.workers: dict = {}  # our end of the pipe -> the worker at the other
-        for _ in range(jobs):
-            self.start()
 
-    def start(self):
-        """Start one worker and return its pipe. Its threads and its arithmetic are set before it
-        imports anything."""
-        ours, theirs = self.context.Pipe()
-        arguments = (theirs, *self.arguments)
-        process = self.context.Process(target=serve_runs, args=arguments, daemon=True)
-        with starting(self.determinism):
-            process.start()
-        theirs.close()
-        self.workers[ours] = _Worker(process)
-        return ours
+def _give(spec: RunConfig, idle: list[_Worker], arguments: tuple) -> _Worker:
+    """Let one of the `idle` workers run a configuration, or a new one; returns it."""
+    while idle:
+        with contextlib.suppress(OSError):  # it died after its last run
+            idle[-1].pipe.send(spec.to_dict())
+            return idle.pop()
+        idle.pop()
+    worker = _start_worker(arguments, spec.determinism)
+    worker.pipe.send(spec.to_dict())
+    return worker
 
-    def give(self, pipe, spec: RunConfig):
-        """Let a worker run a specification. `OSError` if it has died."""
-        pipe.send(spec.to_dict())
-        self.workers[pipe].spec = spec
-
-    def messages(self, seconds: float | None = None):
-        """Wait, `seconds` at most, for the next messages; yields each with the pipe it came from,
-        None for the pipe of a dead worker."""
-        for pipe in wait(list(self.workers), seconds):
-            try:
-                yield pipe, pipe.recv()
-            except (EOFError, ConnectionResetError):
-                worker = self.workers.pop(pipe)
-                if worker.spec is not None:
-                    yield None, worker.last_words()
-
-    def stop(self):
-        """End all workers, whatever they do."""
-        for worker in self.workers.values():
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-local
+def _drive_local(specs: list[RunConfig], hear, jobs: int, arguments: tuple, end: float | None):
+    """Run configurations on worker processes of this machine, until none is left or the clock
+    passes `end`; `hear(spec, kind, *details)` is told what happens."""
+    todo, busy = list(specs), {}  # busy: pipe -> (worker, configuration)
+    idle = {spec.determinism: [] for spec in specs}  # workers by their arithmetic
+    try:
+        while todo or busy:
+            while todo and len(busy) < jobs:
+                worker = _give(todo[0], idle[todo[0].determinism], arguments)
+                busy[worker.pipe] = worker, todo.pop(0)
+                hear(busy[worker.pipe][1], "start")
+            ready = wait(list(busy), end and max(0.0, end - time.monotonic()))
+            for pipe in ready:
+                worker, spec = busy[pipe]
+                kind, *details = worker.message()
+                hear(spec, kind, *details)
+                if kind == "done":
+                    idle[spec.determinism].append(busy.pop(pipe)[0])
+            if end and time.monotonic() >= end:
+                return
+    finally:
+        workers = sum(idle.values(), [worker for worker, _ in busy.values()])
+        for worker in workers:
             worker.process.terminate()
-        for worker in self.workers.values():
+        for worker in workers:
             worker.process.join(5)
 
-# %% ../../nbs/06_studies/06_sweep.ipynb #def-work
-class _Work:
-    """The runs of a sweep: what is left to start, and how the others ended."""
-
-    def __init__(self, specs: list[RunConfig], store: RunStore, on_event):
-        self.by_id = {spec.run_id: spec for spec in specs}
-        self.store, self.tell = store, on_event or (lambda *_: None)
-        records = {run_id: store.read(run_id) for run_id in self.by_id}
-        self.results: dict[str, tuple[str, str | None]] = {}
-        for run_id, record in records.items():
-            if record and record["status"] == "complete":
-                self.results[run_id] = ("complete", None)
-        self.todo = [spec for run_id, spec in self.by_id.items() if run_id not in self.results]
-
-    def hear(self, kind: str, run_id: str, *details):
-        """Enter what a worker said, and pass it on."""
-        if kind == "note":
-            warnings.warn(details[0], stacklevel=2)  # a worker has nobody to tell
-            return
-        self.tell(kind, self.by_id[run_id], *details)
-        if kind == "done":
-            self.results[run_id] = tuple(details)
-
-    def settled(self) -> dict[str, tuple[str, str | None]]:
-        """Results in the order asked for; a run that died with its worker gets its failed record
-        here, unless another process has the run by now, or has finished it."""
-        for run_id, (status, reason) in self.results.items():
-            if status == "failed":
-                self.results[run_id] = self._failed(run_id, reason)
-        unfinished = ("unfinished", "the time was up")
-        return {run_id: self.results.get(run_id, unfinished) for run_id in self.by_id}
-
-    def _failed(self, run_id: str, reason: str) -> tuple[str, str | None]:
-        """How a run ended that a worker called failed."""
-        folder = ensure_writable(self.store.path(run_id))
-        with run_lock(folder) as mine:
-            if not mine:
-                return "elsewhere", "locked by another process"
-            record = self.store.read(run_id)
-            if record is None:
-                record = failed_record(self.by_id[run_id], folder, reason)
-                self.store.write(record, mine=True)
-        return ("complete", None) if record["status"] == "complete" else ("failed", reason)
-
-# %% ../../nbs/06_studies/06_sweep.ipynb #def-drive
-def _feed(pool: _Pool, pipe, todo: list[RunConfig], work: _Work):
-    """Give the next run to a worker that has nothing to do."""
-    pool.workers[pipe].spec = None
-    if not todo:
-        return
-    try:
-        pool.give(pipe, todo[0])
-    except OSError:  # it is dead, which `messages` notices next
-        return
-    work.tell("start", todo.pop(0))
-
-
-def _drive(pool: _Pool, todo: list[RunConfig], work: _Work, end: float | None):
-    """Hand out specifications and collect outcomes until none is left, or the clock passes
-    `end`."""
-    wanted = len(work.results) + len(todo)
-    for pipe in list(pool.workers):
-        _feed(pool, pipe, todo, work)
-    while len(work.results) < wanted and (end is None or time.monotonic() < end):
-        seconds = None if end is None else max(0.0, end - time.monotonic())
-        for pipe, message in list(pool.messages(seconds)):
-            work.hear(*message)
-            if message[0] == "done" and pipe is not None:
-                _feed(pool, pipe, todo, work)
-        while todo and len(pool.workers) < pool.jobs:
-            _feed(pool, pool.start(), todo, work)
-
-
-def _drive_local(work: _Work, jobs: int, arguments: tuple, seconds: float | None):
-    """Run what is left on worker processes of this machine, one arithmetic after the other."""
-    end = time.monotonic() + seconds if seconds else None
-    for determinism in dict.fromkeys(spec.determinism for spec in work.todo):
-        alike = [spec for spec in work.todo if spec.determinism == determinism]
-        pool = _Pool(max(1, min(jobs, len(alike))), arguments, determinism)
-        try:
-            _drive(pool, alike, work, end)
-        finally:
-            pool.stop()
-
-# %% ../../nbs/06_studies/06_sweep.ipynb #def-ray
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-ray
 def _connect_ray(jobs: int | None):
-    """The connected `ray` module and how many runs may be in flight. Raises `HmoeError` where Ray
-    is not installed."""
+    """The connected `ray` module. Raises `HmoeError` where Ray is not installed."""
     try:
         import ray
     except ImportError:
@@ -191,43 +112,35 @@ def _connect_ray(jobs: int | None):
             fix="pip install -c constraints.txt -e '.[ray]', or use --engine local.",
         ) from None
     if not ray.is_initialized():
-        here = {}
-        if not os.environ.get("RAY_ADDRESS"):
-            here = {"num_cpus": jobs or os.cpu_count(), "_node_ip_address": "127.0.0.1"}
+        here = {"num_cpus": jobs or os.cpu_count(), "_node_ip_address": "127.0.0.1"}
+        given = {} if os.environ.get("RAY_ADDRESS") else here
         with starting("native"):
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", **here)
-    return ray, jobs or int(ray.cluster_resources()["CPU"])
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", **given)
+    return ray
 
 
-def _start_task(task, spec: RunConfig, arguments: tuple):
-    """Let a Ray task run a specification, in a process with the arithmetic it asks for."""
-    options = {}
-    if spec.determinism == "portable":
-        options["runtime_env"] = {"env_vars": PORTABLE}
-    return task.options(**options).remote(spec.to_dict(), *arguments)
-
-# %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-ray
-def _drive_ray(work: _Work, jobs: int | None, arguments: tuple):
-    """As `_drive_local`, on Ray. A task that dies is a failed run."""
-    ray, limit = _connect_ray(jobs)
+def _drive_ray(specs: list[RunConfig], hear, jobs: int | None, arguments: tuple):
+    """As `_drive_local`, on Ray and of any arithmetic. A task that dies is a failed run."""
+    ray = _connect_ray(jobs)
+    todo, flying, limit = list(specs), {}, jobs or int(ray.cluster_resources()["CPU"])
     task = ray.remote(num_cpus=1, max_retries=0)(run_given)
-    todo, flying = list(work.todo), {}
+    portable = task.options(runtime_env={"env_vars": PORTABLE})
     while todo or flying:
         while todo and len(flying) < limit:
             spec = todo.pop(0)
-            flying[_start_task(task, spec, arguments)] = spec
-            work.tell("start", spec)
+            fitting = portable if spec.determinism == "portable" else task
+            flying[fitting.remote(spec.to_dict(), *arguments)] = spec
+            hear(spec, "start")
         (ended, *_), _ = ray.wait(list(flying), num_returns=1)
-        spec = flying.pop(ended)
         try:
-            message = ray.get(ended)
+            result = ray.get(ended)
         except ray.exceptions.RayError as error:
             reason = (
                 f"its Ray task died ({type(error).__name__}). "
                 "Fix: start again; the run resumes from its last checkpoint"
             )
-            message = ("done", spec.run_id, "failed", reason)
-        work.hear(*message)
+            result = "failed", reason
+        hear(flying.pop(ended), "done", *result)
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-sweep
 ENGINES = ("local", "ray")
@@ -237,6 +150,20 @@ JOBS_ON_GPU = 4  # small networks leave a GPU idle: several runs share it
 def default_jobs(device: str = "cpu") -> int:
     """The default number of concurrent runs: one per core, or `JOBS_ON_GPU` on an accelerator."""
     return (os.cpu_count() or 1) if str(device) == "cpu" else JOBS_ON_GPU
+
+
+def _settled(spec: RunConfig, store: RunStore, reason: str) -> tuple[str, str | None]:
+    """How a run ended that its worker called failed. One that died with its worker gets its failed
+    record here, unless another process has the run by now, or has finished it."""
+    folder = ensure_writable(store.path(spec.run_id))
+    with run_lock(folder) as mine:
+        if not mine:
+            return LOCKED
+        record = store.read(spec.run_id)
+        if record is None:
+            record = failed_record(spec, folder, reason)
+            store.write(record, mine=True)
+    return ("complete", None) if record["status"] == "complete" else ("failed", reason)
 
 
 def sweep(
@@ -249,96 +176,98 @@ def sweep(
     engine: str = "local",
     seconds: float | None = None,
 ) -> dict[str, tuple[str, str | None]]:
-    """Run all specifications on `jobs` worker processes (default: `default_jobs`), or on Ray;
+    """Run all configurations on `jobs` worker processes (default: `default_jobs`), or on Ray;
     run id -> (status, reason). After `seconds` it stops; statuses are then 'unfinished', too.
 
     `on_event(kind, spec, *details)` hears ('start',), ('step', step, steps) and ('done', status,
     reason). Raises `HmoeError` for a damaged record or an unknown engine.
     """
     check_choice(engine, ENGINES, "engine")
-    work = _Work(specs, store or RunStore(), on_event)
-    if not work.todo:
-        return work.results
-    arguments = (str(work.store.folder), device, data_dir, CONFIG.to_json())
-    if engine == "local":
-        _drive_local(work, jobs or default_jobs(device), arguments, seconds)
-    elif seconds:
+    if seconds and engine != "local":
         raise HmoeError("a time limit works with the local engine only.", fix="--engine local.")
+    end = time.monotonic() + seconds if seconds else None
+    store, by_id = store or RunStore(), {spec.run_id: spec for spec in specs}
+    todo = missing_runs(by_id.values(), store)
+    results = dict.fromkeys(by_id, ("complete", None))
+    results |= {spec.run_id: ("unfinished", "the time was up") for spec in todo}
+
+    def hear(spec, kind, *details):
+        if kind == "note":
+            warnings.warn(details[0], stacklevel=2)
+            return
+        if kind == "done":
+            details = _settled(spec, store, details[1]) if details[0] == "failed" else details
+            results[spec.run_id] = tuple(details)
+        if on_event:
+            on_event(kind, spec, *details)
+
+    arguments = (str(store.folder), device, data_dir, CONFIG.to_json())
+    if engine == "ray" and todo:
+        _drive_ray(todo, hear, jobs, arguments)
     else:
-        _drive_ray(work, jobs, arguments)
-    return work.settled()
+        _drive_local(todo, hear, jobs or default_jobs(device), arguments, end)
+    return results
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-run-display
 class RunDisplay:
-    """Listens to a sweep of `total` runs and shows it on a `Progress`."""
+    """Listens to a sweep of `total` runs and shows it on a `Progress`: as bars on a terminal, as a
+    line for each run elsewhere."""
 
     def __init__(self, total: int, progress: Progress):
-        self.total, self.progress = total, progress
-        self.ended, self.started = 0, {}
+        self.total, self.progress, self.ended, self.started = total, progress, 0, {}
 
     def __call__(self, kind: str, spec: RunConfig, *details):
+        what, now = f"{spec} ({spec.run_id})", time.monotonic()
+        began = self.started.setdefault(spec.run_id, now)
         if kind == "done":
-            self._done(spec, *details)
-        elif kind == "start":
-            self.started[spec.run_id] = time.monotonic()
-            self._bar(f"{spec} ({spec.run_id})", 0, spec.steps, "updates")
-            self._bar("all runs", self.ended, self.total, "runs")
+            self.progress.end(what)
+            self.ended += 1
+            status, reason = details
+            line = f"[{self.ended}/{self.total}] {what}: "
+            if status != "complete":
+                self.progress.say(f"{line}{status}: {reason}")
+            elif not self.progress.bars:
+                self.progress.say(f"{line}{now - began:.0f} s")
         else:
-            self._bar(f"{spec} ({spec.run_id})", *details, "updates")
+            self._bar(what, *(details or (0, spec.steps)), "updates")
+        self._bar("all runs", self.ended, self.total, "runs")
 
     def _bar(self, what: str, done: int, total: int, unit: str):
-        """Bars are for terminals: a log would get a line for each."""
         if self.progress.bars and done < total:
             self.progress(what, done, total, unit)
 
-    def _done(self, spec: RunConfig, status: str, reason: str | None):
-        now, what = time.monotonic(), f"{spec} ({spec.run_id})"
-        seconds = now - self.started.get(spec.run_id, now)
-        self.ended += 1
-        self.progress.end(what)
-        self._bar("all runs", self.ended, self.total, "runs")
-        if status != "complete":
-            self.progress.say(f"[{self.ended}/{self.total}] {what}: {status}: {reason}")
-        elif not self.progress.bars:
-            self.progress.say(f"[{self.ended}/{self.total}] {what}: {seconds:.0f} s")
-
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-outcomes
-class Outcomes(NamedTuple):
+class Outcomes(dict):
     """How the runs of a sweep ended: run id -> (status, reason)."""
-
-    results: dict[str, tuple[str, str | None]]
 
     def ended(self, status: str) -> dict[str, str | None]:
         """Run id -> reason of the runs with this status."""
-        return {i: reason for i, (found, reason) in self.results.items() if found == status}
+        return {i: reason for i, (found, reason) in self.items() if found == status}
 
     def summary(self, store: RunStore) -> str:
         """One line: how many runs are complete, unfinished (and begun), locked, failed."""
         count = {s: len(self.ended(s)) for s in ("complete", "unfinished", "elsewhere", "failed")}
         states = [store.path(i) / "state.safetensors" for i in self.ended("unfinished")]
-        begun = sum(path.exists() for path in states)
         return (
-            f"{count['complete']} of {len(self.results)} runs complete, "
-            f"{count['unfinished']} unfinished ({begun} begun), "
+            f"{count['complete']} of {len(self)} runs complete, "
+            f"{count['unfinished']} unfinished ({sum(p.exists() for p in states)} begun), "
             f"{count['elsewhere']} locked by another process, {count['failed']} failed"
         )
 
     def refuse_elsewhere(self):
         """Raises `HmoeError` if runs are locked by another process."""
-        elsewhere = list(self.ended("elsewhere"))
-        if elsewhere:
+        if locked := list(self.ended("elsewhere")):
             raise HmoeError(
-                f"{len(elsewhere)} runs are locked by another process ({elsewhere[0]}, ...).",
+                f"{len(locked)} runs are locked by another process ({locked[0]}, ...).",
                 fix="wait for it, then start again.",
             )
 
     def refuse_failed(self):
         """Raises `HmoeError` with the first reason if runs failed."""
         failed = self.ended("failed")
-        for run_id, reason in failed.items():
-            raise HmoeError(
-                f"{len(failed)} of {len(self.results)} runs failed; the first is {run_id}: {reason}"
-            )
+        for run_id, why in failed.items():
+            count = f"{len(failed)} of {len(self)} runs failed"
+            raise HmoeError(f"{count}; the first is {run_id}: {why}")
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-batch
 @dataclass
@@ -370,18 +299,10 @@ class Batch:
     def train(self, seconds: float | None = None, progress: Progress | None = None) -> Outcomes:
         """Train what is missing, for `seconds` at most, and show it on `progress` if there is one
         already. A failed run stops nobody else."""
+        where = (self.store, self.jobs, self.device, self.data_dir)
         with contextlib.nullcontext(progress) if progress else Progress() as progress:
-            results = sweep(
-                self.specs,
-                self.store,
-                self.jobs,
-                self.device,
-                self.data_dir,
-                RunDisplay(len(self.missing), progress),
-                self.engine,
-                seconds,
-            )
-        return Outcomes(results)
+            display = RunDisplay(len(self.missing), progress)
+            return Outcomes(sweep(self.specs, *where, display, self.engine, seconds))
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drawn-configs
 def drawn_configs(run: RunOptions, n_hparams: int | None = None, data_dir=None) -> list[RunConfig]:
@@ -403,17 +324,16 @@ def train_here(
     specs: list[RunConfig], store: RunStore | None = None, device: str = "auto", data_dir=None
 ) -> list[dict]:
     """The records of some runs, trained in this process as far as they are not, with progress; one
-    without a specification where another process has locked it."""
+    without a configuration where another process has locked it."""
     store, records = store or RunStore(), []
     with Progress() as progress:
         display = RunDisplay(len(specs), progress)
         for spec in specs:
             display("start", spec)
-            record = run(
-                spec, store, device, data_dir, functools.partial(display, "step", spec)
-            ) or {"status": "elsewhere", "reason": "locked by another process"}
-            display("done", spec, record["status"], record["reason"])
-            records.append(record)
+            on_step = functools.partial(display, "step", spec)
+            record = run(spec, store, device, data_dir, on_step)
+            records.append(record or dict(zip(("status", "reason"), LOCKED)))
+            display("done", spec, records[-1]["status"], records[-1]["reason"])
     return records
 
 

@@ -42,18 +42,16 @@ def _unflatten(tree: dict, tensors: dict):
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-sealed
 _SEAL = b'"sha256":"'  # what precedes the digest in a file's header
-_DIGITS = 64  # of a SHA-256
-_NO_DIGEST = b"0" * _DIGITS
+_NO_DIGEST = b"0" * 64
 
 
 def sealed(tensors: "dict[str, torch.Tensor]", **metadata: str) -> bytes:
     """The bytes of a safetensors file of `tensors` and `metadata`, with their own SHA-256."""
     from safetensors.torch import save
 
-    content = bytearray(save(tensors, metadata | {"sha256": _NO_DIGEST.decode()}))
-    start = content.index(_SEAL) + len(_SEAL)
-    content[start : start + _DIGITS] = hashlib.sha256(content).hexdigest().encode()
-    return bytes(content)
+    content = save(tensors, metadata | {"sha256": _NO_DIGEST.decode()})
+    before, after = content.split(_SEAL + _NO_DIGEST, 1)
+    return before + _SEAL + hashlib.sha256(content).hexdigest().encode() + after
 
 
 def is_sealed(content: bytes) -> bool | None:
@@ -63,11 +61,10 @@ def is_sealed(content: bytes) -> bool | None:
     found = content.find(_SEAL, 0, header_ends)
     if found < 0:
         return None
-    view, start = memoryview(content), found + len(_SEAL)
-    digest = hashlib.sha256(view[:start])
-    digest.update(_NO_DIGEST)
-    digest.update(view[start + _DIGITS :])
-    return digest.hexdigest().encode() == content[start : start + _DIGITS]
+    start = found + len(_SEAL)
+    end = start + len(_NO_DIGEST)
+    digest = hashlib.sha256(content[:start] + _NO_DIGEST + content[end:])
+    return digest.hexdigest().encode() == content[start:end]
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-save-state
 def save_state(path: Path, state):

@@ -13,6 +13,8 @@ import contextlib
 from collections import defaultdict
 from itertools import combinations
 
+import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
@@ -30,28 +32,28 @@ from .trainer import Trainer
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-codes
 CODES = 500  # images of a split of which codes are kept, at most
-_BATCH = 512
 
 
-def _batches(trainer: Trainer, domains, split: str, limit: int | None = None, size: int = _BATCH):
+def _batches(trainer: Trainer, domains, split: str, limit: int | None = None, size: int = 512):
     """Of a split of some domains, in order and at most `limit` images, evenly from each domain:
-    the position of the domain, indices of images and these as inputs, at most `size` at a time."""
+    the position of the domain, indices of images, and these as inputs with their labels, at most
+    `size` at a time."""
     each = None if limit is None else limit // len(domains)
     for domain in domains:
         position = trainer.data.domain_index(domain)
         for chosen in trainer.splits[domain][split][:each].split(size):
-            yield position, chosen, trainer.data.inputs(position, chosen, trainer.device)
+            x = trainer.data.inputs(position, chosen, trainer.device)
+            yield position, chosen, x, trainer.data.labels[position][chosen].to(trainer.device)
 
 
 @torch.no_grad()
 def _collected(trainer: Trainer, domains, split: str, limit: int | None, measure) -> dict:
     """What `measure(x)` says of images, name -> (N, ...), and their `domain` indices, `class` and
     known factors (N,); images as in `_batches`."""
-    data, parts = trainer.data, defaultdict(list)
-    for position, chosen, x in _batches(trainer, domains, split, limit):
-        known = {"domain": torch.full((len(chosen),), position)}
-        known["class"] = data.labels[position][chosen]
-        known |= {name: values[position][chosen] for name, values in data.factors.items()}
+    parts = defaultdict(list)
+    for position, chosen, x, y in _batches(trainer, domains, split, limit):
+        known = {"domain": torch.full((len(chosen),), position), "class": y}
+        known |= {name: values[position][chosen] for name, values in trainer.data.factors.items()}
         for name, values in (measure(x) | known).items():
             parts[name].append(values.cpu())
     return {name: torch.cat(values) for name, values in parts.items()}
@@ -61,85 +63,88 @@ def collect_codes(
     trainer: Trainer, domains, split: str, limit: int | None = CODES
 ) -> dict[str, torch.Tensor]:
     """Codes, gate values, domain indices, classes and known factors of at most `limit` images of a
-    split of some domains, evenly from each.
-
-    Returns name_split -> tensor: `code` (N, dim), `gate` (N, K), the others (N,)."""
-    algorithm = trainer.algorithm.eval()
-    found = _collected(
-        trainer, domains, split, limit, lambda x: dict(zip(("code", "gate"), algorithm.codes(x)))
-    )
-    return {f"{name}_{split}": values for name, values in found.items()}
+    split of some domains, evenly from each: `code` (N, dim), `gate` (N, K), the others (N,)."""
+    codes = trainer.algorithm.eval().codes
+    measure = lambda x: dict(zip(("code", "gate"), codes(x)))
+    return _collected(trainer, domains, split, limit, measure)
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-panels
 THUMBNAIL = 64  # pixels a side, at most
 PANEL, TEST_PANEL = 120, 24  # images of the training domains and of the test domains, at most
+CHOICE_PANEL = 48  # images that are kept with the experts of their patches, at most
 
 
-def _thumbnails(trainer: Trainer, domain: str, indices) -> torch.Tensor:
-    """Pictures of a domain as bytes (N, C, H, W), made smaller where they are larger than
-    `THUMBNAIL`."""
-    pictures = trainer.data.pictures(trainer.data.domain_index(domain), indices)
-    if pictures.shape[-1] > THUMBNAIL:
-        small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
-        pictures = small.round().clamp(0, 255).to(torch.uint8)
-    return pictures.cpu()
+def _in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
+    """Positions of at most `count` images, taken from the classes (n,) in turn."""
+    labels = classes.numpy()
+    turn = pd.Series(labels).groupby(labels).cumcount()
+    return torch.from_numpy(np.sort(np.lexsort((labels, turn))[:count]))
 
 
-def collect_panels(trainer: Trainer, codes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """At most 120 validation images, evenly from the training domains, with their rows in
-    `codes["code_out"]`, and at most 24 of the test domains."""
-    tests, images, rows = trainer.spec.test_domains, [], []
-    for domain in trainer.domains:
-        chosen = trainer.splits[domain]["out"][: PANEL // len(trainer.domains)]
-        of_domain = codes["domain_out"] == trainer.data.domain_index(domain)
-        images.append(_thumbnails(trainer, domain, chosen))
-        rows.append(of_domain.nonzero().flatten()[: len(chosen)])
-    each = TEST_PANEL // len(tests)
-    tested = [_thumbnails(trainer, d, trainer.splits[d]["in"][:each]) for d in tests]
-    return {
-        "panel_images": torch.cat(images),
-        "panel_index": torch.cat(rows).to(torch.int16),
-        "panel_test": torch.cat(tested),
-    }
+def _panel(trainer: Trainer, split_of: dict[str, str], count: int, domain, classes=None) -> tuple:
+    """Pictures (n, C, H, W) of at most `count` images, evenly from the domains of `split_of`, as
+    bytes and at most `THUMBNAIL` large; and their rows (n,) among images of these parts whose
+    domain indices (N,) are given: the first of each domain, or those of its `classes` in turn."""
+    data, images, rows, each = trainer.data, [], [], count // len(split_of)
+    for name, split in split_of.items():
+        mine = (domain == data.domain_index(name)).nonzero().flatten()
+        chosen = torch.arange(len(mine))[:each]
+        if classes is not None:
+            chosen = _in_turns(classes[mine], each)
+        found = trainer.splits[name][split][chosen]
+        pictures = data.pictures(data.domain_index(name), found)
+        if pictures.shape[-1] > THUMBNAIL:
+            small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
+            pictures = small.round().clamp(0, 255).to(torch.uint8)
+        images.append(pictures.cpu())
+        rows.append(mine[chosen])
+    return torch.cat(images), torch.cat(rows)
+
+
+def collect_panels(trainer: Trainer, domain_out, domain_test) -> dict[str, torch.Tensor]:
+    """At most 120 validation images, evenly from the training domains, and at most 24 of the test
+    domains, with the rows of the first among those of which codes are kept. Given are the domain
+    indices of these codes, of validation images and of test images."""
+    validated = dict.fromkeys(trainer.domains, "out")
+    images, rows = _panel(trainer, validated, PANEL, domain_out)
+    tested = dict.fromkeys(trainer.spec.test_domains, "in")
+    test, _ = _panel(trainer, tested, TEST_PANEL, domain_test)
+    return {"panel_images": images, "panel_index": rows.to(torch.int16), "panel_test": test}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-codes
-def _discovery(trainer: Trainer) -> dict:
-    """How well the gate's choices on the validation parts agree with domains, classes and
-    factors."""
-    out = collect_codes(trainer, trainer.domains, "out", limit=None)
-    out = {name.removesuffix("_out"): values.numpy() for name, values in out.items()}
-    factors = {name: out[name] for name in trainer.data.factors}
-    found = clustering.score_discovery(out["gate"], out["domain"], out["class"], **factors)
-    embeddings = trainer.algorithm.model.embeddings.detach().cpu()
-    last = clustering.code_statistics(out["code"], out["gate"], embeddings)
-    seen = [point["codes"] for point in trainer.checkpoints if "codes" in point]
-    diverged = any(map(clustering.is_diverged, [*seen, last]))
-    return {"split": "out", "step": trainer.step - 1, **found, "diverged": diverged}
-
-
 def _for_disk(arrays: dict[str, torch.Tensor], whole=torch.int16) -> dict[str, torch.Tensor]:
     """Arrays in half precision, those of whole numbers as `whole` or, where that is too short for
     them, in 16 bits."""
-
-    def kind(array):
-        if array.is_floating_point():
-            return torch.float16
-        return whole if int(array.max()) <= torch.iinfo(whole).max else torch.int16
-
-    return {name: array.to(kind(array)).contiguous() for name, array in arrays.items()}
+    kept = {}
+    for name, array in arrays.items():
+        kind = torch.float16
+        if not array.is_floating_point():
+            kind = whole if int(array.max()) <= torch.iinfo(whole).max else torch.int16
+        kept[name] = array.to(kind).contiguous()
+    return kept
 
 
 def measure_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Discovery scores on the validation parts, and the arrays that are kept: codes of both splits
-    of the training domains and of the test domains (`_test`), the experts' embeddings (K, dim),
-    and a panel of images."""
-    tested = collect_codes(trainer, trainer.spec.test_domains, "in")
-    arrays = collect_codes(trainer, trainer.domains, "in")
-    arrays |= collect_codes(trainer, trainer.domains, "out")
-    arrays |= {name.removesuffix("_in") + "_test": values for name, values in tested.items()}
-    arrays["embeddings"] = trainer.algorithm.model.embeddings.detach().cpu()
+    """How well the gate's choices on the validation parts agree with domains, classes and factors;
+    and the arrays that are kept: codes of both splits of the training domains (`_in`, `_out`) and
+    of the test domains (`_test`), the experts' embeddings (K, dim), and a panel of images."""
+    whole = collect_codes(trainer, trainer.domains, "out", limit=None)
+    out = {name: values.numpy() for name, values in whole.items()}
+    factors = {name: out[name] for name in trainer.data.factors}
+    embeddings = trainer.algorithm.model.embeddings.detach().cpu()
+    seen = [point["codes"] for point in trainer.checkpoints if "codes" in point]
+    seen.append(clustering.code_statistics(out["code"], out["gate"], embeddings))
+    scores = {"split": "out", "step": trainer.step - 1}
+    scores |= clustering.score_discovery(out["gate"], out["domain"], out["class"], **factors)
+    scores["diverged"] = any(map(clustering.is_diverged, seen))
+    asked = {"in": (trainer.domains, "in"), "out": (trainer.domains, "out")}
+    asked["test"] = trainer.spec.test_domains, "in"
+    arrays = {"embeddings": embeddings}
+    for part, of in asked.items():
+        found = collect_codes(trainer, *of)
+        arrays |= {f"{name}_{part}": values for name, values in found.items()}
     kept = _for_disk(arrays)
-    return _discovery(trainer), kept | collect_panels(trainer, kept)
+    return scores, kept | collect_panels(trainer, kept["domain_out"], kept["domain_test"])
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-clusters
 def _featurizer(algorithm):
@@ -165,9 +170,6 @@ def measure_clusters(trainer: Trainer) -> tuple[dict, dict]:
     return scores, {}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-collect-choices
-CHOICE_PANEL = 48  # images that are kept to be drawn, at most
-
-
 @contextlib.contextmanager
 def _evaluated(trainer: Trainer):
     """The algorithm in evaluation mode and not compiled, so that hooks are called."""
@@ -204,7 +206,7 @@ def patch_experts(algorithm, x) -> torch.Tensor:
 
     every = [list(_sparse_blocks(body).values()) for body in bodies]
     with contextlib.ExitStack() as hooks:
-        for layer in (layer for layers in every for layer in layers):
+        for layer in sum(every, []):
             hooks.enter_context(layer.register_forward_hook(note))
         algorithm.predict(x)
     used = next(layers for layers in every if layers[0] in heard)
@@ -215,49 +217,23 @@ def collect_choices(trainer: Trainer, domains, split: str, limit: int = CODES) -
     """Experts (L, N, P), domain indices and classes (N,) of at most `limit` images of a split of
     some domains, evenly from each."""
     with _evaluated(trainer) as algorithm:
-        found = _collected(
-            trainer,
-            domains,
-            split,
-            limit,
-            lambda x: {"experts": patch_experts(algorithm, x).transpose(0, 1)},
-        )
+        measure = lambda x: {"experts": patch_experts(algorithm, x).transpose(0, 1)}
+        found = _collected(trainer, domains, split, limit, measure)
     return found | {"experts": found["experts"].transpose(0, 1)}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-choices
-def _in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of at most `count` images, taken from the classes (n,) in turn."""
-    seen, turn = defaultdict(int), []
-    for position, label in enumerate(classes.tolist()):
-        seen[label] += 1
-        turn.append((seen[label], label, position))
-    return torch.tensor(sorted(position for *_, position in sorted(turn)[:count]))
-
-
-def _choice_panel(trainer: Trainer, choices: dict, split_of: dict) -> dict[str, torch.Tensor]:
-    """Thumbnails of some images of every domain, and their rows among the `choices`."""
-    images, rows = [], []
-    for domain, split in split_of.items():
-        of_domain = choices["domain"] == trainer.data.domain_index(domain)
-        mine = of_domain.nonzero().flatten()
-        chosen = _in_turns(choices["class"][mine], CHOICE_PANEL // len(split_of))
-        images.append(_thumbnails(trainer, domain, trainer.splits[domain][split][chosen]))
-        rows.append(mine[chosen])
-    return {"choice_images": torch.cat(images), "choice_shown": torch.cat(rows)}
-
-
 def measure_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     """What the experts follow, by `score_choices`, on validation images ('out') and on the test
     domains ('test'); and the arrays: `choice_experts` (L, N, P), `choice_domain` and
     `choice_class` (N,), `choice_images`, and their rows `choice_shown`."""
-    tests, body = trainer.spec.test_domains, sparse_bodies(trainer.algorithm)[0]
-    out = collect_choices(trainer, trainer.domains, "out")
-    tested, layers = collect_choices(trainer, tests, "in"), _sparse_blocks(body)
-    states = [
+    body, split_of = sparse_bodies(trainer.algorithm)[0], dict.fromkeys(trainer.domains, "out")
+    split_of |= dict.fromkeys(trainer.spec.test_domains, "in")
+    layers, grid = _sparse_blocks(body), spectra.patch_grid(body)[:2]
+    states = [  # whichever backend computes it
         layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
-        for layer in layers.values()  # whichever backend computes it
+        for layer in layers.values()
     ]
-    grid, experts = spectra.patch_grid(body)[:2], max(len(s["experts.w1"]) for s in states)
+    experts = max(len(state["experts.w1"]) for state in states)
     scores = {
         "step": trainer.step - 1,
         "blocks": list(layers),
@@ -266,25 +242,20 @@ def measure_choices(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
         "domain_names": list(trainer.data.domain_names),
         "class_names": list(trainer.data.class_names),
     }
-    for name, part in (("out", out), ("test", tested)):
+    out = collect_choices(trainer, trainer.domains, "out")
+    test = collect_choices(trainer, trainer.spec.test_domains, "in")
+    for name, part in (("out", out), ("test", test)):
         scores[name] = score_choices(part["experts"], grid, experts, part["class"], part["domain"])
-    both = {name: torch.cat([out[name], tested[name]]) for name in ("domain", "class")}
-    split_of = dict.fromkeys(trainer.domains, "out") | dict.fromkeys(tests, "in")
-    arrays = {"choice_experts": torch.cat([out["experts"], tested["experts"]], 1)}
-    arrays |= {f"choice_{name}": values for name, values in both.items()}
-    arrays |= _choice_panel(trainer, both, split_of)
+    domain, classes = (torch.cat([out[name], test[name]]) for name in ("domain", "class"))
+    arrays = {"choice_experts": torch.cat([out["experts"], test["experts"]], 1)}
+    arrays |= {"choice_domain": domain, "choice_class": classes}
+    shown = _panel(trainer, split_of, CHOICE_PANEL, domain, classes)
+    arrays |= dict(zip(("choice_images", "choice_shown"), shown))
     return scores, _for_disk(arrays, torch.uint8)
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-spectra
 SPECTRUM_IMAGES = 240  # of a split, at most
 NOISE = 0.1  # standard deviation; black is 0 and white is 1
-
-
-def _few_images(trainer: Trainer, domains, split: str):
-    """Of every domain its position, and a few images of a split as inputs, with their labels."""
-    few = _batches(trainer, domains, split, SPECTRUM_IMAGES, SPECTRUM_IMAGES)
-    for position, chosen, x in few:
-        yield position, x, trainer.data.labels[position][chosen].to(trainer.device)
 
 
 def _contrast(trainer: Trainer) -> torch.Tensor:
@@ -294,45 +265,38 @@ def _contrast(trainer: Trainer) -> torch.Tensor:
     return torch.ones(trainer.data.input_shape[0], 1, 1)
 
 
-def _right(algorithm, x, y) -> int:
-    """How many of the images x with labels y are classified correctly."""
-    batches = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH))
-    return sum(int((algorithm.predict(a).argmax(1) == b).sum()) for a, b in batches)
-
-
 @torch.no_grad()
 def accuracy_with_noise(trainer: Trainer, algorithm, domains, split: str) -> dict:
     """Accuracy on a few images of a split: `clean`, and with noise of every ring of `bands`."""
     bands = spectra.bands_of(*trainer.data.input_shape[1:])
     contrast, generator = NOISE * _contrast(trainer), torch.Generator()
-    total, clean, noisy = 0, 0, [0] * len(bands)
-    for position, x, y in _few_images(trainer, domains, split):
-        total, clean = total + len(y), clean + _right(algorithm, x, y)
-        for i, band in enumerate(bands):
-            generator.manual_seed(1000 * position + i)
-            noise = contrast * spectra.band_noise(x.shape, *band, 1.0, generator)
-            noisy[i] += _right(algorithm, x + noise.to(x.device), y)
-    accuracies = {"clean": clean / total, "noisy": [count / total for count in noisy]}
-    return {"images": total, "bands": [list(band) for band in bands], **accuracies}
+    total, right = 0, [0] * (1 + len(bands))
+    for position, _, x, y in _batches(trainer, domains, split, SPECTRUM_IMAGES, SPECTRUM_IMAGES):
+        total += len(y)
+        for i, band in enumerate((None, *bands)):
+            noisy = x
+            if band:
+                generator.manual_seed(1000 * position + i - 1)
+                noise = contrast * spectra.band_noise(x.shape, *band, 1.0, generator)
+                noisy = x + noise.to(x.device)
+            for part, labels in zip(noisy.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH)):
+                right[i] += int((algorithm.predict(part).argmax(1) == labels).sum())
+    clean, *noisy = [count / total for count in right]
+    return {"images": total, "bands": [list(b) for b in bands], "clean": clean, "noisy": noisy}
 
 
 def measure_spectra(trainer: Trainer) -> tuple[dict, dict]:
     """Curves of the feature maps, and accuracies with noise on validation images ('out') and on the
     test domains ('test'). No arrays."""
-    few = _few_images(trainer, trainer.domains, "out")
-    batches = (part for _, x, _ in few for part in x.split(EVALUATION_BATCH))
+    few = _batches(trainer, trainer.domains, "out", SPECTRUM_IMAGES, SPECTRUM_IMAGES)
+    batches = (part for _, _, x, _ in few for part in x.split(EVALUATION_BATCH))
+    parts = {"out": (trainer.domains, "out"), "test": (trainer.spec.test_domains, "in")}
     with _evaluated(trainer) as algorithm:
         found = spectra.feature_spectra(algorithm, algorithm.predict, batches)
-        noise = {
-            "out": accuracy_with_noise(trainer, algorithm, trainer.domains, "out"),
-            "test": accuracy_with_noise(trainer, algorithm, trainer.spec.test_domains, "in"),
-        }
-    return {
-        "step": trainer.step - 1,
-        "maps": found["maps"],
-        "curves": {name: [round(v, 4) for v in c] for name, c in found["curves"].items()},
-        "noise": {"std": NOISE, **noise},
-    }, {}
+        noise = {n: accuracy_with_noise(trainer, algorithm, *of) for n, of in parts.items()}
+    curves = {name: [round(v, 4) for v in curve] for name, curve in found["curves"].items()}
+    noise = {"std": NOISE, **noise}
+    return {"step": trainer.step - 1, "maps": found["maps"], "curves": curves, "noise": noise}, {}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-masks
 def _kept_neurons(m: torch.Tensor) -> dict:
@@ -359,9 +323,7 @@ def accuracy_of_masks(trainer: Trainer) -> dict[str, dict]:
         parts = trainer.splits[domain]
         split = "in" if domain in tests else "test" if "test" in parts else "out"
         right, size = torch.zeros(len(trainer.domains), dtype=torch.long), len(parts[split])
-        batches = _batches(trainer, [domain], split, size=EVALUATION_BATCH)
-        for position, chosen, x in batches:
-            y = trainer.data.labels[position][chosen].to(trainer.device)
+        for _, _, x, y in _batches(trainer, [domain], split, size=EVALUATION_BATCH):
             right += (algorithm.each_mask(x).argmax(-1) == y).sum(1).cpu()
         by_mask = [round(count / size, 4) for count in right.tolist()]
         found[domain] = {"split": split, "images": size, "by_mask": by_mask}

@@ -55,17 +55,11 @@ def training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
     Raises `HmoeError` for unknown or repeated ones, or if none is left."""
     for domain in test_domains:
         dataset.domain_index(domain)
-    every = ", ".join(dataset.domain_names)
-    if len(set(test_domains)) != len(test_domains) or not test_domains:
-        raise HmoeError(
-            "test domains must be one or more different names, "
-            f"got {list(test_domains)}. Valid: {every}."
-        )
     left = [d for d in dataset.domain_names if d not in test_domains]
-    if not left:
+    if not test_domains or len(set(test_domains)) != len(test_domains) or not left:
         raise HmoeError(
-            f"no training domain is left: {dataset.name} has only {every}.",
-            fix="fewer test domains.",
+            "test domains must be one or more different names that leave a training domain, "
+            f"got {list(test_domains)}. Valid: {', '.join(dataset.domain_names)}."
         )
     return left
 
@@ -105,8 +99,6 @@ class Sampler:
     def __init__(
         self, splits: list[torch.Tensor], batch_size: int, seed: int, pooled: bool = False
     ):
-        if batch_size < 1:
-            raise HmoeError(f"batch_size must be at least 1, got {batch_size}.")
         if any(len(s) == 0 for s in splits):
             raise HmoeError(
                 "a training domain has no images to draw from.", fix="remove it, or give it images."
@@ -145,13 +137,6 @@ class Sampler:
         return [split[drawn[domain == i] - starts[i]] for i, split in enumerate(self.splits)]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-batch
-def _beside(indices, device) -> list[torch.Tensor]:
-    """Index tensors on the device of what they index, carried over in one copy."""
-    if all(part.device == device for part in indices):
-        return list(indices)
-    return list(on_device(torch.cat(list(indices)), device).split([len(part) for part in indices]))
-
-
 def request_batch(
     dataset: MultiDomainDataset,
     domains: list[str],
@@ -162,31 +147,26 @@ def request_batch(
     """A function that returns what `make_batch` does; where images come from files and helpers
     decode them, they begin now."""
     positions = [dataset.domain_index(d) for d in domains]
-    indices = _beside(indices, dataset.labels[positions[0]].device)
-    seeds = seeds or [None] * len(indices)
-    images = [dataset.request(*asked) for asked in zip(positions, indices, seeds)]
+    here = dataset.labels[positions[0]].device
+    if any(part.device != here for part in indices):  # carried over in one copy
+        sizes = [len(part) for part in indices]
+        indices = on_device(torch.cat(list(indices)), here).split(sizes)
+    asked = list(zip(positions, indices, seeds or [None] * len(indices)))
+    images = [dataset.request(*one) for one in asked]
 
     def batch():
-        minibatches = []
-        for take_images, position, chosen in zip(images, positions, indices):
-            x = take_images(device)
-            y = on_device(dataset.labels[position][chosen], device)
-            minibatches.append((x, y))
-        return minibatches
+        labels = [dataset.labels[position][chosen] for position, chosen, _ in asked]
+        return [(take(device), on_device(y, device)) for take, y in zip(images, labels)]
 
     return batch
 
 
 def make_batch(
-    dataset: MultiDomainDataset,
-    domains: list[str],
-    indices: list[torch.Tensor],
-    device="cpu",
-    seeds: list[torch.Tensor] | None = None,
+    dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu"
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Minibatches [(x, y), ...], one for each named domain and in their order; a domain that was
-    not drawn has an empty one. `seeds`: one for each image that is to be augmented."""
-    return request_batch(dataset, domains, indices, device, seeds)()
+    """Minibatches [(x, y), ...], one for each named domain and in their order, never augmented; a
+    domain that was not drawn has an empty one."""
+    return request_batch(dataset, domains, indices, device)()
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-validation-seeds
 def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> torch.Tensor:
@@ -206,14 +186,6 @@ def run_seed(
 EVALUATION_BATCH = 64
 
 
-def _prediction(algorithm, own: int | None):
-    """(function of images to logits of each mode, names of the modes)."""
-    extra = getattr(algorithm, "domain_modes", ())
-    if own is None or not extra:
-        return algorithm.predict_modes, algorithm.modes
-    return lambda x: algorithm.predict_modes(x, domain=own), (*algorithm.modes, *extra)
-
-
 @torch.no_grad()
 def evaluate(
     algorithm,
@@ -228,17 +200,18 @@ def evaluate(
     `seeds`, one for each image. `own`: which of the training domains it is, for `domain_modes`."""
     position, was_training = dataset.domain_index(domain), algorithm.training
     algorithm.eval()
+    modes, known = algorithm.modes, {}
+    if own is not None and getattr(algorithm, "domain_modes", ()):
+        modes, known = (*modes, *algorithm.domain_modes), {"domain": own}
     labels = dataset.labels[position]
     parts = on_device(indices, labels.device).split(EVALUATION_BATCH)
-    drawn = [None] * len(parts)
-    if seeds is not None:
-        drawn = seeds.split(EVALUATION_BATCH)
-    predict, modes = _prediction(algorithm, own)
+    drawn = [None] * len(parts) if seeds is None else seeds.split(EVALUATION_BATCH)
     # Counted where the model is and read once, at the end: a GPU is not kept waiting.
     hits = torch.zeros(len(modes), dtype=torch.long, device=device)
     for part, part_seeds in zip(parts, drawn):
         y = on_device(labels[part], device)
-        logits = predict(dataset.inputs(position, part, device, part_seeds))
+        x = dataset.inputs(position, part, device, part_seeds)
+        logits = algorithm.predict_modes(x, **known)
         hits += torch.stack([(logits[m].argmax(1) == y).sum() for m in modes])
     algorithm.train(was_training)
     return {mode: n / len(indices) for mode, n in zip(modes, hits.tolist())}
@@ -326,49 +299,31 @@ def without_a_tenth(
     return positions[order[held_out:]], positions[order[:held_out]]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-dmg-splits
-def _source_parts(data, position: int, trial_seed: int, lists: SplitLists | None) -> dict:
-    """{'in', 'out'} of a training domain, and 'test' where it has test images. `HmoeError` where
-    it is too small for validation."""
-    domain = data.domain_names[position]
-    if lists is None:
-        cut = three_parts(len(data.labels[position]), trial_seed, position)
-        parts = dict(zip(("in", "out", "test"), map(torch.from_numpy, cut)))
-    else:
-        parts = dict(lists.parts[domain])
-        if "val" not in parts:
-            parts["train"], parts["val"] = without_a_tenth(parts["train"], trial_seed, position)
-        parts = {
-            {"train": "in", "val": "out"}.get(part, part): found for part, found in parts.items()
-        }
-    if len(parts["out"]) == 0:
-        raise HmoeError(
-            f"{data.name}: domain {domain!r} has {plural(len(data.labels[position]), 'image')}, "
-            "too few for a tenth of those that are not for testing.",
-            fix=f"more images, or a list {domain}_val.txt.",
-        )
-    return parts
-
-
-def _target_part(data, position: int, lists: SplitLists | None) -> torch.Tensor:
-    """What a target domain is tested on: its test list, else all that is listed, else all."""
-    if lists is None:
-        return torch.arange(len(data.labels[position]))
-    parts = lists.parts[data.domain_names[position]]
-    return parts["test"] if "test" in parts else torch.cat([*parts.values()])
-
-
 def dmg_splits(
     data, trial_seed: int, test_domains, lists: SplitLists | None = None
 ) -> dict[str, dict[str, torch.Tensor]]:
     """domain -> {'in', 'out', 'test'} of the training domains ('test' where there is one) and
-    {'in'} of the test domains. Raises `HmoeError` for a training domain without validation
-    images."""
-    splits = {}
+    {'in'} of the test domains: the test list, else all that is listed, else all. Raises `HmoeError`
+    for a training domain without validation images."""
+    splits, names = {}, {"train": "in", "val": "out", "test": "test"}
     for position, domain in enumerate(data.domain_names):
+        size, listed = len(data.labels[position]), dict(lists.parts[domain]) if lists else {}
         if domain in test_domains:
-            splits[domain] = {"in": _target_part(data, position, lists)}
-        else:
-            splits[domain] = _source_parts(data, position, trial_seed, lists)
+            every = torch.cat([*listed.values()]) if listed else torch.arange(size)
+            splits[domain] = {"in": listed.get("test", every)}
+            continue
+        if not listed:
+            cut = three_parts(size, trial_seed, position)
+            listed = dict(zip(names, map(torch.from_numpy, cut)))
+        elif "val" not in listed:
+            listed["train"], listed["val"] = without_a_tenth(listed["train"], trial_seed, position)
+        if len(listed["val"]) == 0:
+            raise HmoeError(
+                f"{data.name}: domain {domain!r} has {plural(size, 'image')}, "
+                "too few for a tenth of those that are not for testing.",
+                fix=f"more images, or a list {domain}_val.txt.",
+            )
+        splits[domain] = {names[part]: found for part, found in listed.items()}
     return splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-epoch-length
@@ -386,23 +341,22 @@ class EpochSampler(Sampler):
         self.updates_per_epoch = epoch_length(int(self.sizes.sum()), batch_size)
         self.drawn, self._order = 0, (-1, None)
 
-    def order(self, epoch: int) -> torch.Tensor:
-        """The order (n,) in which an epoch goes through the domains laid end to end."""
-        if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(seed_hash(self.seed, "epoch", epoch))
-            self._order = epoch, torch.randperm(int(self.sizes.sum()), generator=generator)
-        return self._order[1]
+    def _generator(self, what: str, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed_hash(self.seed, what, number))
 
     def draw(self) -> list[torch.Tensor]:
         """The next batch: per domain, indices into that domain's images."""
         epoch, place = divmod(self.drawn, self.updates_per_epoch)
-        start = place * self.batch_size
+        if self._order[0] != epoch:  # through the domains laid end to end
+            generator = self._generator("epoch", epoch)
+            self._order = epoch, torch.randperm(int(self.sizes.sum()), generator=generator)
         self.drawn += 1
-        return self._of_union(self.order(epoch)[start : start + self.batch_size])
+        start = place * self.batch_size
+        return self._of_union(self._order[1][start : start + self.batch_size])
 
     def seeds(self, indices: list[torch.Tensor]) -> list[torch.Tensor]:
         """One seed for each image of the batch that was drawn last, for its augmentation."""
-        generator = torch.Generator().manual_seed(seed_hash(self.seed, "images", self.drawn))
+        generator = self._generator("images", self.drawn)
         return [torch.randint(2**31, (len(part),), generator=generator) for part in indices]
 
     def state(self):
@@ -414,15 +368,12 @@ class EpochSampler(Sampler):
         self.drawn = state["drawn"]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-dmg
-class DMG:
+class DMG(DomainBed):
     """DMG's protocol for one `run`, with the methods of `DomainBed` (section 7.5)."""
 
     defaults = {"batch_size": 64}  # images of all training domains together
     image_defaults = {"val_augment": False}
     epochs = 50
-
-    def __init__(self, run):
-        self.run = run
 
     def check(self):
         """Raises `HmoeError` for an option of DomainBed's protocol, and for two lengths."""
@@ -471,11 +422,11 @@ class DMG:
         if not (everything or improved or last):
             return []
         pairs = [(domain, part) for domain in splits for part in ("in", "test")]
+        trained = [] if everything else {*splits} - {*self.run.test_domains}
         return [
             (domain, part)
             for domain, part in pairs
-            if part in splits[domain]
-            and (part == "test" or everything or domain in self.run.test_domains)
+            if part in splits[domain] and (part == "test" or domain not in trained)
         ]
 
     def modes(self, algorithm) -> tuple[tuple[str, ...], str | None]:
@@ -497,7 +448,7 @@ class DMG:
             }
         }
 
-
+# %% ../../nbs/05_training/03_protocols.ipynb #def-protocol-of
 PROTOCOLS = {"domainbed": DomainBed, "dmg": DMG}
 
 

@@ -6,13 +6,12 @@
 __all__ = ['PARTS', 'list_files', 'read_list', 'SplitLists', 'read_split_lists', 'lists_in', 'own_splits', 'find_splits']
 
 # %% ../../nbs/05_training/02_splits.ipynb #imports
-import functools
 import hashlib
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 
 from ..core.config import CONFIG
@@ -20,7 +19,6 @@ from ..core.errors import HmoeError
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-list-files
 PARTS = ("train", "val", "test")
-_NAMES = {"train": "train", "val": "val", "crossval": "val", "test": "test"}
 _LIST = re.compile(r"(?P<domain>.+)_(?P<part>train|val|crossval|test)(_kfold)?\.txt")
 
 
@@ -36,7 +34,7 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
             fix="a folder with DOMAIN_train.txt, and if there are any _val.txt and _test.txt.",
         ) from None
     for match in filter(None, map(_LIST.fullmatch, names)):
-        key = match["domain"], _NAMES[match["part"]]
+        key = match["domain"], match["part"].removeprefix("cross")
         if key in found:
             raise HmoeError(
                 f"{folder} has two lists for {key[1]} of {key[0]}: {found[key].name} and "
@@ -52,25 +50,24 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
     return found
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-read-lines
-def read_list(path: Path) -> list[tuple[str, str, int]]:
-    """(image, label, number of the line) of each line that is not empty. Raises `HmoeError` with
-    the line for anything else than a path and a whole number, and for a file without images."""
+def read_list(path: Path) -> list[tuple[str, str]]:
+    """(image, label) of each line that is not empty. Raises `HmoeError` with the line for anything
+    else than a path and a whole number, and for a file without images."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HmoeError(f"cannot read the list {path} ({why}).", fix="copy it again.") from None
     found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        image, _, label = line.strip().rpartition(" ")
-        if not image or not label.isdecimal():
+    for number, line in enumerate(map(str.strip, lines), 1):
+        image, _, label = line.rpartition(" ")
+        if line and not (image and label.isdecimal()):
             raise HmoeError(
-                f"{Path(path).name}, line {number}: {line.strip()!r} is not a path and a label.",
+                f"{Path(path).name}, line {number}: {line!r} is not a path and a label.",
                 fix="lines such as clipart/zebra/1.jpg 344.",
             )
-        found.append((image.strip().removeprefix("./"), label, number))
+        if line:
+            found.append((image.strip().removeprefix("./"), label))
     if not found:
         raise HmoeError(f"the list {path} names no image.", fix="copy it again, or remove it.")
     return found
@@ -83,131 +80,80 @@ class SplitLists(NamedTuple):
     parts: dict[str, dict[str, torch.Tensor]]  # domain -> part -> positions in the domain (n,)
     unlisted: int  # images that are in no list
 
-
-def _positions(path: Path, lines: list, place_of: dict, said_in: dict, data) -> list[int]:
-    """Positions of a list's images. `said_in`, image -> the lists it is in, gets them, too;
-    `HmoeError` for an image that does not exist or occurs twice in this list."""
-    found, mine = [], set()
-    for image, _, _ in lines:
-        if image not in place_of:
-            raise HmoeError(
-                f"{path.name} names {image}, which is not among the images of {data.name}.",
-                fix="the list, or the folder of the data set.",
-            )
-        if image in mine:
-            raise HmoeError(f"{path.name} names {image} twice.", fix="remove one line.")
-        mine.add(image)
-        said_in.setdefault(image, []).append(path.name)
-        found.append(place_of[image])
-    return found
-
-
-def _refuse_shared(said_in: dict[str, list[str]]):
-    """`HmoeError` for the first image that is in two lists."""
-    for image, files in said_in.items():
-        if len(files) > 1:
-            raise HmoeError(
-                f"{image} is in {files[0]} and in {files[1]}: a model must not be trained or "
-                "selected on its test images.",
-                fix="remove it from one of them.",
-            )
-
 # %% ../../nbs/05_training/02_splits.ipynb #def-domain-lists
-def _domain_parts(data, position: int, files: dict, contents: dict) -> dict[str, torch.Tensor]:
-    """part -> positions (n,) of one domain. `HmoeError` as `read_split_lists`."""
-    domain, said_in, parts = data.domain_names[position], {}, {}
-    if (domain, "train") not in files:
-        have = ", ".join(sorted({name for name, _ in files}))
+def _refuse_images(lines: pd.DataFrame, data):
+    """`HmoeError` for the first image that does not exist, or occurs twice in one list."""
+    for row in lines[lines.position.isna()].head(1).itertuples():
         raise HmoeError(
-            f"no list {domain}_train.txt for domain {domain} of {data.name} "
-            f"(there are lists of: {have}).",
-            fix="add it.",
+            f"{row.file} names {row.image}, which is not among the images of {data.name}.",
+            fix="the list, or the folder of the data set.",
         )
-    place_of = {file: i for i, file in enumerate(data.tree.files[position])}
-    for part in PARTS:
-        if (domain, part) in files:
-            lines = contents[domain, part]
-            together = {image for image, _, _ in lines} == said_in.keys()
-            if part == "test" and "val" in parts and together:
-                continue  # PACS: all of the domain, for when it is the target
-            found = _positions(files[domain, part], lines, place_of, said_in, data)
-            parts[part] = torch.tensor(found)
-    _refuse_shared(said_in)
-    return parts
+    for row in lines[lines.duplicated(["file", "image"])].head(1).itertuples():
+        raise HmoeError(f"{row.file} names {row.image} twice.", fix="remove one line.")
 
 
-def _numberings(class_names: list[str]):
-    """The ways to number classes: from 0 or 1, in the order given or, as in DomainNet's lists, in
-    that of the letters alone, whatever their case."""
-    letters = sorted(class_names, key=lambda name: re.sub(r"[\W_]", "", name.casefold()))
-    for order in (class_names, letters):
-        for first in (0, 1):
-            yield {name: first + i for i, name in enumerate(order)}
-
-
-def _refuse_labels(data, files: dict, contents: dict):
-    """`HmoeError` for the first label that is not the number of its folder's class, in the one of
-    the `_numberings` that fits all lists best."""
-    folder_of, wrong = {}, None
-    for images, labels in zip(data.tree.files, data.tree.labels):
-        folder_of |= zip(images, (data.class_names[c] for c in labels.tolist()))
-    lines = [(key, *line) for key in contents for line in contents[key]]
-    for number in _numberings(data.class_names):
-        here = [(number, *one) for one in lines if number[folder_of[one[1]]] != int(one[2])]
-        wrong = here if wrong is None or len(here) < len(wrong) else wrong
-    for number, key, image, label, line in wrong:
-        folder = folder_of[image]
-        meant = [name for name, i in number.items() if i == int(label)] or ["no class"]
+def _without_unions(lines: pd.DataFrame) -> pd.DataFrame:
+    """The lines without those of `test` lists that are `train` and `val` together: PACS's, of all
+    of the domain, for when it is the target. `HmoeError` for an image that is in two other
+    lists."""
+    for domain, mine in lines.groupby("domain"):
+        images = mine.groupby("part").image.agg(set)
+        if {"val", "test"} <= {*images.index} and images.train | images.val == images.test:
+            lines = lines[(lines.domain != domain) | (lines.part != "test")]
+    for row in lines[lines.duplicated(["domain", "image"])].head(1).itertuples():
+        first = lines[(lines.domain == row.domain) & (lines.image == row.image)].file.iloc[0]
         raise HmoeError(
-            f"{files[key].name}, line {line}: {image} has label {label}, which is {meant[0]}, and "
-            f"lies in the folder {folder}, which is {number[folder]}.",
-            fix="the labels, 0, 1, ... "
-            f"or 1, 2, ... for {', '.join(list(number)[:4])}{', ...' * (len(number) > 4)}.",
+            f"{row.image} is in {first} and in {row.file}: a model must not be trained or "
+            "selected on its test images.",
+            fix="remove it from one of them.",
         )
+    return lines
 
 
 def read_split_lists(folder, data) -> SplitLists:
     """The lists in a folder, for a data set of image files. Raises `HmoeError` for data that are
-    not files, a domain without a `train` list, an image that does not exist or is in two lists,
-    and a label that is not the number of the image's class."""
+    not files, a domain without a `train` list, and an image that does not exist or is in two
+    lists."""
     if not hasattr(data, "tree"):
         raise HmoeError(
             f"{data.name} is made of tensors, whose images have no names for lists to name.",
             fix="leave --splits out; the split then follows the trial seed.",
         )
-    files = list_files(folder)
-    ours = {key: path for key, path in files.items() if key[0] in data.domain_names}
-    contents, digest = {}, hashlib.sha256()
-    for key in sorted(ours):
-        contents[key] = read_list(ours[key])
-        digest.update(repr((key, [line[:2] for line in contents[key]])).encode())
-    places = range(data.num_domains)
-    parts = {data.domain_names[i]: _domain_parts(data, i, files, contents) for i in places}
-    _refuse_labels(data, files, contents)
-    listed = sum(len(positions) for of_domain in parts.values() for positions in of_domain.values())
-    return SplitLists(digest.hexdigest()[:12], parts, len(data.tree) - listed)
+    files, digest, listed, images = list_files(folder), hashlib.sha256(), [], []
+    for domain, names in zip(data.domain_names, data.tree.files):
+        images += [(domain, image, position) for position, image in enumerate(names)]
+        if (domain, "train") not in files:
+            have = ", ".join(sorted({name for name, _ in files}))
+            raise HmoeError(
+                f"no list {domain}_train.txt for domain {domain} of {data.name} "
+                f"(there are lists of: {have}).",
+                fix="add it.",
+            )
+    for key in sorted(key for key in files if key[0] in data.domain_names):
+        lines = read_list(files[key])
+        digest.update(repr((key, lines)).encode())
+        listed += [(*key, files[key].name, image) for image, _ in lines]
+    lines = pd.DataFrame(listed, columns=["domain", "part", "file", "image"])
+    lines = lines.sort_values("part", key=lambda part: part.map(PARTS.index), kind="stable")
+    known = pd.DataFrame(images, columns=["domain", "image", "position"])
+    lines = lines.merge(known, "left", ["domain", "image"])
+    _refuse_images(lines, data)
+    lines, parts = _without_unions(lines), {domain: {} for domain in data.domain_names}
+    for (domain, part), mine in lines.groupby(["domain", "part"], sort=False):
+        parts[domain][part] = torch.tensor(mine.position.astype(int).tolist())
+    return SplitLists(digest.hexdigest()[:12], parts, len(data.tree) - len(lines))
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-own-splits
-@dataclass(frozen=True)
-class _Asked:
-    """Cache key of lists: equal as long as the files and the content of the data are."""
-
-    folder: str
-    files: tuple  # (path, size, time of the last change) of each list
-    fingerprint: str
-    data: object = field(compare=False)
-
-
-@functools.lru_cache(maxsize=4)
-def _read_once(asked: _Asked) -> SplitLists:
-    return read_split_lists(asked.folder, asked.data)
+_READ: dict[tuple, SplitLists] = {}  # by the data, and path, size and last change of the files
 
 
 def lists_in(folder, data) -> SplitLists:
     """`read_split_lists`, read once as long as data and files stay the same."""
     states = [(str(p), p.stat()) for p in list_files(folder).values()]
-    files = tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
-    return _read_once(_Asked(str(folder), files, data.fingerprint, data))
+    key = data.fingerprint, *((path, state.st_size, state.st_mtime_ns) for path, state in states)
+    if key not in _READ:
+        _READ[key] = read_split_lists(folder, data)
+    return _READ[key]
 
 
 def own_splits(folder) -> Path:
