@@ -172,10 +172,6 @@ def test_options_that_an_encoder_does_not_have_are_refused():
         make_encoder("image", (3, 16, 16), norm="batch")
     with pytest.raises(HmoeError, match="residual block 'last'. Valid: post, pre, stargan"):
         make_encoder("image", (3, 16, 16), block="last")
-    with pytest.raises(HmoeError, match="residual block 'last'. Valid: post, pre, stargan"):
-        make_encoder("small", (3, 16, 16), block="last")
-    with pytest.raises(HmoeError, match="'small' has no residual blocks.*encoder 'image'"):
-        make_encoder("small", (3, 16, 16), block="pre")
 
 
 def test_the_network_for_small_photographs_is_cheap():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import ERM, HParam, concatenate, register
+from .base import ERM, concatenate, register
 from hmoe_repro.algorithms.tools import (
     by_domain,
     domain_labels,
@@ -21,14 +21,11 @@ from hmoe_repro.algorithms.tools import (
     forward_parts,
     refuse_one_domain,
     step_on,
-    to_floats,
     update_average,
 )
-from ..core.errors import HmoeError
-from ..core.search_space import Choice, LogUniform
+from ..core.search_space import declared_hparams
 from ..method.gating import reverse_gradient
 from ..method.toy import MLP
-from ..networks.registry import make_classifier
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-spread
 def spread(values: torch.Tensor) -> torch.Tensor:
@@ -42,11 +39,7 @@ class Alignment(ERM):
     `distance`."""
 
     version = 2  # 1 made one pass where batch norm was live
-    HPARAMS = ERM.HPARAMS | {
-        "mmd_gamma": HParam(
-            1.0, "weight of the distance between domains", search=LogUniform(-1, 1), min=0
-        )
-    }
+    HPARAMS = ERM.HPARAMS | declared_hparams("alignment")
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
         """Mean over all pairs of domains of the distance between their features, z concatenated
@@ -100,68 +93,9 @@ class MMD(Alignment):
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-make-discriminator
 def make_discriminator(num_features: int, num_domains: int, hparams: dict) -> MLP:
     """The adversary z (B, F) -> logits (B, M): `mlp_depth` linear layers with dropout and ReLU
-    between them. Raises `HmoeError` for fewer than 2."""
-    width, depth = hparams["mlp_width"], hparams["mlp_depth"]
-    if depth < 2:
-        raise HmoeError(
-            f"a discriminator of depth {depth} has no hidden layer.", fix="mlp_depth of at least 2."
-        )
-    sizes = (num_features, *[width] * (depth - 1), num_domains)
-    return MLP(sizes, nn.ReLU, hparams["mlp_dropout"])
-
-# %% ../../nbs/04_algorithms/07_alignment.ipynb #adversary-hparams
-_RATE = ERM.HPARAMS["lr"]
-_ADVERSARY = {
-    "lambda": HParam(
-        1.0, "weight of the adversary's gradient in the featurizer", search=LogUniform(-2, 2), min=0
-    ),
-    "lr_g": HParam(
-        0.0,
-        "learning rate of featurizer and classifier",
-        search=_RATE.search,
-        search_large=_RATE.search_large,
-        min=0,
-        follows="lr",
-    ),
-    "weight_decay_g": HParam(
-        0.0, "their weight decay", search_large=LogUniform(-6, -2), min=0, follows="weight_decay"
-    ),
-    "lr_d": HParam(
-        0.0,
-        "learning rate of the discriminator",
-        search=_RATE.search,
-        search_large=_RATE.search_large,
-        min=0,
-        follows="lr",
-    ),
-    "weight_decay_d": HParam(
-        0.0, "its weight decay", search=LogUniform(-6, -2), min=0, follows="weight_decay"
-    ),
-    "beta1": HParam(
-        0.5, "first beta of Adam; the second is 0.9", search=Choice((0.0, 0.5)), min=0, below=1
-    ),
-    "d_steps_per_g_step": HParam(
-        1,
-        "steps of the discriminator for each of the featurizer",
-        search=LogUniform(0, 3, 2, integer=True),
-        min=1,
-    ),
-    "grad_penalty": HParam(
-        0.0,
-        "weight of the squared gradient at the discriminator's input",
-        search=LogUniform(-2, 1),
-        min=0,
-    ),
-    "mlp_width": HParam(
-        256,
-        "width of the discriminator",
-        search=LogUniform(6, 10, 2, integer=True),
-        min=1,
-        max=65536,
-    ),
-    "mlp_depth": HParam(3, "its linear layers", search=Choice((3, 4, 5)), max=100),
-    "mlp_dropout": HParam(0.0, "its dropout", search=Choice((0.0, 0.1, 0.5)), min=0, below=1),
-}
+    between them."""
+    hidden = [hparams["mlp_width"]] * (hparams["mlp_depth"] - 1)
+    return MLP((num_features, *hidden, num_domains), nn.ReLU, hparams["mlp_dropout"])
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-adversarial
 class Adversarial(ERM):
@@ -169,46 +103,37 @@ class Adversarial(ERM):
     defines `loss`. `HmoeError` for a single training domain."""
 
     version = 2  # in 1, a weight_decay_d or weight_decay_g of 0 was weight_decay
-    HPARAMS = ERM.HPARAMS | _ADVERSARY
+    HPARAMS = ERM.HPARAMS | declared_hparams("adversary")
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
         refuse_one_domain(num_domains, f"{cls.name} hides from which training domain an image is")
         super().check_domains(num_domains, hparams)
 
-    def network_parameters(self) -> list:
-        """Those of featurizer and classifier, which the adversary plays against."""
-        return [*self.featurizer.parameters(), *self.classifier.parameters()]
-
-    def adversary_parameters(self) -> list:
-        return list(self.adversary.parameters())
-
     def make_optimizer(self):
-        groups = []
-        players = {"g": self.network_parameters(), "d": self.adversary_parameters()}
-        for player, parameters in players.items():
-            rate = self.hparams[f"lr_{player}"]
-            decay = self.hparams[f"weight_decay_{player}"]
-            groups.append({"params": parameters, "lr": rate, "weight_decay": decay})
-        return torch.optim.Adam(groups, betas=(self.hparams["beta1"], 0.9), fused=True)
+        h, groups = self.hparams, []
+        for player, parameters in (
+            ("g", self.network_parameters()),
+            ("d", self.adversary.parameters()),
+        ):
+            rates = {"lr": h[f"lr_{player}"], "weight_decay": h[f"weight_decay_{player}"]}
+            groups.append({"params": list(parameters), **rates})
+        return torch.optim.Adam(groups, betas=(h["beta1"], 0.9), fused=True)
 
     def schedule(self) -> list:
         """The parameters of each step of the next update."""
         k = self.hparams["d_steps_per_g_step"]
-        network, adversary = self.network_parameters(), self.adversary_parameters()
+        network, adversary = self.network_parameters(), list(self.adversary.parameters())
         if self.hparams["parity"]:
             alone = (self.update_count + 1) % (1 + k) < k
             return [adversary if alone else network]
         return [adversary] * (k - 1) + [network + adversary]
 
-    def update(self, minibatches, unlabeled=None):
-        if self.optimizer is None:
-            self.optimizer = self.make_optimizer()
+    def steps(self, minibatches):
         for parameters in self.schedule():
             losses = self.loss(minibatches)
             step_on(self.optimizer, losses["loss"], parameters)
-        self.update_count += 1
-        return to_floats(losses)
+        return losses
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-dann
 @register("DANN", paper="Ganin et al., 2016", needs_domain_labels=True, family="alignment")
@@ -216,9 +141,7 @@ class DANN(Adversarial):
     """Features that hide the domain from a discriminator (Ganin et al., 2016). `HmoeError` for a
     single training domain."""
 
-    HPARAMS = Adversarial.HPARAMS | {
-        "parity": HParam(False, "DomainBed's schedule: the discriminator alone, or all else alone")
-    }
+    HPARAMS = Adversarial.HPARAMS | declared_hparams("DANN")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -258,11 +181,7 @@ class CDANN(DANN):
     """DANN with a discriminator that is given the class and weighs classes equally (Li et al.,
     2018)."""
 
-    HPARAMS = DANN.HPARAMS | {
-        "parity": HParam(
-            False, "DomainBed's schedule, and its class weights by the largest label of the batch"
-        )
-    }
+    HPARAMS = DANN.HPARAMS | declared_hparams("CDANN")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -282,22 +201,11 @@ class MTL(ERM):
     Predicts a batch as images of one domain."""
 
     version = 2  # 1 made one pass where batch norm was live, and with `parity` drew in evaluation
-    HPARAMS = ERM.HPARAMS | {
-        "mtl_ema": HParam(
-            0.99,
-            "weight of the newest mean in the running average",
-            search=Choice((0.5, 0.9, 0.99, 1.0)),
-            min=0,
-            max=1,
-        ),
-        "parity": HParam(False, "DomainBed's noise in place of the domain's mean"),
-    }
+    HPARAMS = ERM.HPARAMS | declared_hparams("MTL")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        self.classifier = make_classifier(
-            2 * self.featurizer.num_features, num_classes, self.hparams["nonlinear_classifier"]
-        )
+        self.classifier = self.make_classifier(2 * self.featurizer.num_features)
         self.register_buffer("summaries", torch.zeros(num_domains, self.featurizer.num_features))
 
     def classify(self, z, e, generator=None):

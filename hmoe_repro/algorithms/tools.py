@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain_labels', 'refuse_one_domain', 'live_batch_norm',
-           'forward_parts', 'cyclic_pairs', 'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy', 'flat',
-           'unflat', 'step_on', 'to_floats']
+           'forward_parts', 'cyclic_pairs', 'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy',
+           'step_on', 'sgd', 'to_floats']
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #imports
 import copy
@@ -96,14 +96,10 @@ class AnnealedPenalty:
     penalty_before = 1.0
 
     @property
-    def annealed(self) -> bool:
-        """Is the next update at or after the jump?"""
-        return self.update_count >= self.hparams[self.penalty_hparams[1]]
-
-    @property
     def penalty_weight(self) -> float:
         """The penalty's weight at the next update."""
-        return self.hparams[self.penalty_hparams[0]] if self.annealed else self.penalty_before
+        weight, jump = (self.hparams[name] for name in self.penalty_hparams)
+        return weight if self.update_count >= jump else self.penalty_before
 
     def update(self, minibatches, unlabeled=None):
         if 0 < self.update_count == self.hparams[self.penalty_hparams[1]]:
@@ -120,41 +116,15 @@ def update_average(stored: torch.Tensor, value: torch.Tensor, keep: float) -> to
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-average-into
 @torch.no_grad()
-def average_into(target: nn.Module, source: nn.Module, weight: float, buffers: bool = False):
-    """`target += weight * (source - target)` for all parameters, in place; with `buffers` for those
-    too, whole numbers being copied."""
-    targets, sources = list(target.parameters()), list(source.parameters())
-    if buffers:
-        targets += target.buffers()
-        sources += source.buffers()
-    fractions = [(t, s) for t, s in zip(targets, sources) if t.is_floating_point()]
-    if fractions:
-        torch._foreach_lerp_([t for t, _ in fractions], [s for _, s in fractions], weight)
-    for t, s in zip(targets, sources):
-        if not t.is_floating_point():
-            t.copy_(s)
+def average_into(target: nn.Module, source: nn.Module, weight: float):
+    """`target += weight * (source - target)` for all parameters, in place."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), weight)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-frozen-copy
 def frozen_copy(model: nn.Module) -> nn.Module:
     """A copy of `model` that no optimiser updates. An algorithm that keeps one as `self.x` lists
     'x' in `fixed`."""
     return copy.deepcopy(model).requires_grad_(False)
-
-# %% ../../nbs/04_algorithms/02_tools.ipynb #def-flat
-def flat(tensors) -> torch.Tensor:
-    """All tensors as one vector, in order."""
-    return torch.cat([t.reshape(-1) for t in tensors])
-
-# %% ../../nbs/04_algorithms/02_tools.ipynb #def-unflat
-def unflat(vector: torch.Tensor, like) -> list[torch.Tensor]:
-    """The inverse of `flat`: copies of pieces of `vector` in the shapes and memory layouts of
-    `like`."""
-    like = list(like)
-    pieces = []
-    for t, piece in zip(like, vector.split([t.numel() for t in like])):
-        empty = torch.empty_like(t, dtype=vector.dtype, device=vector.device, requires_grad=False)
-        pieces.append(empty.copy_(piece.view(t.shape)))
-    return pieces
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-match-layouts
 def _laid_out(value, like: torch.Tensor):
@@ -180,14 +150,19 @@ def _match_layouts(optimizer: torch.optim.Optimizer, *_):
 _LAYOUT_HOOK = register_optimizer_step_pre_hook(_match_layouts)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-step-on
-def step_on(
-    optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters, retain_graph: bool = False
-):
+def step_on(optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters):
     """One step of `optimizer` on `loss` that moves only `parameters`; the others keep value,
     moments and step count."""
     optimizer.zero_grad(set_to_none=True)
-    loss.backward(inputs=list(parameters), retain_graph=retain_graph)
+    loss.backward(inputs=list(parameters))
     optimizer.step()
+
+# %% ../../nbs/04_algorithms/02_tools.ipynb #def-sgd
+def sgd(algorithm: nn.Module) -> torch.optim.SGD:
+    """SGD over all parameters, with the algorithm's `lr`, `momentum` and `weight_decay`."""
+    names = ("lr", "momentum", "weight_decay")
+    options = {name: algorithm.hparams[name] for name in names}
+    return torch.optim.SGD(algorithm.parameters(), **options)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-to-floats
 def to_floats(losses: dict) -> dict[str, float]:

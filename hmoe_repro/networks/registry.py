@@ -15,6 +15,7 @@ from torch import nn
 
 from ..core.errors import HmoeError, check_choice
 from ..core.search_space import HParam
+from ..method.sparse_moe import check_settings
 from ..method.toy import MLP
 from hmoe_repro.networks.backbones import (
     IN_TIMM,
@@ -25,15 +26,10 @@ from hmoe_repro.networks.backbones import (
     Names,
     make_backbone,
 )
-from .encoders import BLOCKS, ImageD2V, SmallD2V
+from .encoders import ImageD2V, SmallD2V
 from .pretrained import RANDOM, weights_for
 from .small import ConvNet, image_cnn
-from hmoe_repro.networks.sparse_vit import (
-    EXPERT_HPARAMS,
-    SPARSE_NETWORKS,
-    check_experts,
-    make_sparse_vit,
-)
+from .sparse_vit import EXPERT_HPARAMS, SPARSE_NETWORKS, make_sparse_vit
 
 # %% ../../nbs/03_networks/07_registry.ipynb #def-make-classifier
 def make_classifier(num_features: int, num_classes: int, nonlinear: bool = False) -> nn.Module:
@@ -80,7 +76,7 @@ NETWORKS |= dict.fromkeys(LARGE, Network(make_backbone, LARGE_HPARAMS))
 NETWORKS |= dict.fromkeys(
     [*SMALL_TRANSFORMERS, f"timm:{IN_TIMM}"], Network(make_backbone, WEIGHTS_HPARAMS)
 )
-NETWORKS |= dict.fromkeys(SPARSE_NETWORKS, Network(make_sparse_vit, EXPERT_HPARAMS, check_experts))
+NETWORKS |= dict.fromkeys(SPARSE_NETWORKS, Network(make_sparse_vit, EXPERT_HPARAMS, check_settings))
 
 # %% ../../nbs/03_networks/07_registry.ipynb #def-make-featurizer
 def usual_weights(network: str, weights=None) -> str:
@@ -132,11 +128,6 @@ def make_encoder(
         raise HmoeError(
             f"the D2V encoder 'image' needs 16 pixels a side, got {tuple(input_shape[1:])}.",
             fix="encoder 'small'.",
-        )
-    if encoder == "small" and check_choice(block, BLOCKS, "residual block") != "post":
-        raise HmoeError(
-            f"the D2V encoder 'small' has no residual blocks to order as {block!r}.",
-            fix="encoder 'image', or block 'post'.",
         )
     options = {"stride": stride} if encoder == "small" else {"block": block}
     if norm is not None:
