@@ -2,7 +2,6 @@
 
 import copy
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -268,15 +267,6 @@ def test_gradients_assigned_by_hand_train_as_erm_does(cls):
     assert ends[cls] == pytest.approx(ends[ERM], rel=0.01) and ends[ERM] < 0.5
 
 
-def test_conformance_catches_gradients_in_another_layout(monkeypatch):
-    """Without the hook, a gradient assigned by hand is what a broken step of one's own looks
-    like."""
-    check_algorithm(ByHand)
-    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {})
-    with pytest.raises(AssertionError, match="channels-last order move otherwise"):
-        check_algorithm(ByHand)
-
-
 def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
     erm = ERM(**SHAPE, hparams=SMALL)
     erm.update(random_batches(3, SHAPE["input_shape"], 4, 0))
@@ -291,11 +281,10 @@ def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
 @pytest.mark.parametrize(
     "reported, said",
     [
-        (torch.tensor(1.0), "update of Mine returned Tensor and no dictionary"),
-        (None, "returned NoneType and no"),
-        ({"loss": torch.zeros(2)}, "'loss': Tensor, which is no number"),
-        ({"loss": "low"}, "'loss': str"),
-        ({1: 0.5}, "1: float"),
+        (torch.tensor(1.0), r"update of Mine returned tensor\(1.\), which is no dictionary of n"),
+        (None, "returned None, which"),
+        ({"loss": torch.zeros(2)}, "'loss': tensor.*, which is no dictionary of numbers"),
+        ({"loss": "low"}, "'loss': 'low'"),
     ],
 )
 def test_what_an_update_reports_is_refused_unless_it_is_numbers(reported, said):

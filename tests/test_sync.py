@@ -10,6 +10,7 @@ from notebooks import LIBRARY, PAPER, module_of
 HAND_WRITTEN = (
     "benchmarks.toml",
     "claims.toml",
+    "hyperparameters.toml",
     "pages.toml",
     "paper_numbers.csv",
     "sample.toml",

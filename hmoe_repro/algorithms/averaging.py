@@ -27,18 +27,6 @@ def hparams_of(cls: type[Algorithm], hparams: dict) -> dict:
     known = with_network(cls.HPARAMS)
     return {name: value for name, value in hparams.items() if name in known}
 
-
-def _inner_state(algorithm: Algorithm) -> dict:
-    """The training state of an algorithm inside another one, which holds its weights."""
-    state = algorithm.training_state()
-    del state["model"]
-    return state
-
-
-def _load_inner_state(algorithm: Algorithm, state: dict):
-    """Put back what `_inner_state` returned; the weights are there already."""
-    algorithm.load_training_state(state | {"model": algorithm.state_dict()})
-
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-around
 class Averaging(Algorithm):
     """Trains `current`, an instance of `base`, and predicts with `result`, which has averaged
@@ -82,13 +70,6 @@ class Averaging(Algorithm):
 
     def predict_modes(self, x):
         return self.result.predict_modes(x)
-
-    def training_state(self):
-        return super().training_state() | {"current": _inner_state(self.current)}
-
-    def load_training_state(self, state):
-        super().load_training_state(state)
-        _load_inner_state(self.current, state["current"])
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-around-class
 def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging]:
@@ -147,14 +128,6 @@ class EoA(Algorithm):
 
     def predict(self, x):
         return torch.stack([member.predict(x) for member in self.members]).mean(0)
-
-    def training_state(self):
-        return super().training_state() | {"members": [_inner_state(m) for m in self.members]}
-
-    def load_training_state(self, state):
-        super().load_training_state(state)
-        for member, saved in zip(self.members, state["members"]):
-            _load_inner_state(member, saved)
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-valley
 class Valley(NamedTuple):

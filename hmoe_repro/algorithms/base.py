@@ -7,8 +7,8 @@ __all__ = ['SHARED_HPARAMS', 'ALGORITHMS', 'Resumable', 'Algorithm', 'register',
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #imports
 import copy
+import reprlib
 import sys
-from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -25,25 +25,34 @@ SHARED_HPARAMS = declared_hparams("shared")
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-resumable
 class Resumable(nn.Module):
-    """A module with optimisers whose training resumes bitwise identically from its state.
-    `make_optimizer` makes the one called `optimizer`, where there is none yet."""
+    """A module with optimisers whose training resumes bitwise identically from its state, and so
+    does that of such modules inside it. `make_optimizer` makes the one called `optimizer`, where
+    there is none yet."""
 
     def training_state(self) -> dict:
         """All that training needs to resume bitwise identically: tensors, optimisers, counters."""
-        own = vars(self).items()
-        optimizers = {n: o.state_dict() for n, o in own if isinstance(o, torch.optim.Optimizer)}
-        counters = {name: value for name, value in own if type(value) in (int, float)}
-        return {"model": self.state_dict(), "optimizers": optimizers, "counters": counters}
+        state = {"model": self.state_dict(), "optimizers": {}, "counters": {}}
+        for path, part in self.named_modules():
+            for name, value in vars(part).items() if isinstance(part, Resumable) else ():
+                if isinstance(value, torch.optim.Optimizer):
+                    state["optimizers"][f"{path}.{name}"] = value.state_dict()
+                if type(value) in (int, float):
+                    state["counters"][f"{path}.{name}"] = value
+        return state
 
     def load_training_state(self, state: dict):
         """Put back what `training_state` returned."""
         self.load_state_dict(state["model"])
-        for name, value in state["counters"].items():
-            setattr(self, name, value)
-        if "optimizer" in state["optimizers"] and self.optimizer is None:
-            self.optimizer = self.make_optimizer()
-        for name, saved in state["optimizers"].items():
-            getattr(self, name).load_state_dict(copy.deepcopy(saved))
+        for kind in ("counters", "optimizers"):
+            for place, saved in state[kind].items():
+                path, _, name = place.rpartition(".")
+                part = self.get_submodule(path)
+                if kind == "counters":
+                    setattr(part, name, saved)
+                    continue
+                if name == "optimizer" and part.optimizer is None:
+                    part.optimizer = part.make_optimizer()
+                getattr(part, name).load_state_dict(copy.deepcopy(saved))
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-with-a-loss
 def _with_a_loss(losses, name: str) -> dict:
@@ -72,6 +81,7 @@ class Algorithm(Resumable):
     domain_modes = ()  # further ones, for images whose training domain is known
     fixed = ()  # parameters, by prefix, that training leaves alone
     resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
+    needs_two_domains = ""  # what the algorithm does with a second training domain it must have
 
     def __init__(
         self, input_shape, num_classes: int, num_domains: int, hparams: dict | None = None
@@ -88,6 +98,11 @@ class Algorithm(Resumable):
         """Raises `HmoeError` where the algorithm cannot train on so many domains with `hparams`,
         which are filled in, or these contradict each other. Asked when a run is planned, and again
         in construction."""
+        if cls.needs_two_domains and num_domains < 2:
+            raise HmoeError(
+                f"{cls.needs_two_domains}, and there is only one.",
+                fix="more training domains, or the algorithm ERM.",
+            )
         NETWORKS[hparams["network"]].check(**network_options(hparams))
         for name in (name for name, h in cls.HPARAMS.items() if h.below_domains):
             value = hparams.get(name)
@@ -207,20 +222,11 @@ class ERM(Algorithm):
 def as_floats(reported, name: str = "the algorithm") -> dict[str, float]:
     """What an `update` reported as a dictionary of floats; tensors of one element count as numbers.
     Raises `HmoeError`, which calls the algorithm `name`, for anything else."""
-
-    def refuse(what: str):
+    try:
+        return {f"{key}": float(value) for key, value in reported.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        what = " ".join(reprlib.repr(reported).split())
         raise HmoeError(
-            f"update of {name} returned {what}.",
-            fix="return a dictionary of numbers, such as {'loss': loss.item()}.",
-        )
-
-    if not isinstance(reported, dict):
-        refuse(f"{type(reported).__name__} and no dictionary")
-    numbers = {}
-    for key, value in reported.items():
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
-        if not isinstance(value, Real) or not isinstance(key, str):
-            refuse(f"{key!r}: {type(value).__name__}, which is no number")
-        numbers[key] = float(value)
-    return numbers
+            f"update of {name} returned {what}, which is no dictionary of numbers.",
+            fix="return such a dictionary, for example {'loss': loss.item()}.",
+        ) from None

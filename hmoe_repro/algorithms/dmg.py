@@ -15,7 +15,7 @@ from torch import Tensor
 from .anchors import Aggregate, Scheduled, of_large_networks, start_near_zero
 from .base import ERM, concatenate, register
 from .meta import MetaReg
-from .tools import domain_labels, refuse_one_domain, sgd
+from .tools import domain_labels, sgd
 from ..core.errors import check_choice
 from ..core.search_space import declared_hparams
 from ..method.masks import applied, known_domains, mask_sum
@@ -78,10 +78,10 @@ class MaskedERM(Scheduled, ERM):
     HPARAMS = Aggregate.HPARAMS | declared_hparams("DMG") | of_large_networks("DMG-large")
     modes = ("pred-ens", "mask-ens")
     domain_modes = tuple(_OWN_MASK)
+    needs_two_domains = "DMG compares the masks of pairs of training domains"
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        refuse_one_domain(num_domains, "DMG compares the masks of pairs of training domains")
         super().check_domains(num_domains, hparams)
         choose_places(hparams["network"], hparams["places"], hparams["reading"])
 
@@ -103,15 +103,12 @@ class MaskedERM(Scheduled, ERM):
         """Logits (B, C). 'kd' and 'greedy' need `domain`, the index of a training domain or of one
         for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain,
         one that was not trained on, or something that is no index."""
-        single = [f"mask-{d}" for d in range(self.num_domains)]
-        check_choice(mode, (*self.modes, *self.domain_modes, *single), "mode of DMG")
+        check_choice(mode, (*self.modes, *self.domain_modes), "mode of DMG")
         real = self.masks.real
         if mode in _OWN_MASK:
             with self.masks.applied(applied(real, _OWN_MASK[mode], domain, len(x))):
                 return self.logits(x)
         rows = applied(real, "average") if mode == "mask-ens" else self.masks.probabilities()
-        if mode in single:
-            rows = rows[[single.index(mode)]]
         return passes(self.masks, self.logits, x, rows).mean(0)
 
     def each_mask(self, x) -> Tensor:

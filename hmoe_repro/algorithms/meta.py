@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from .base import ERM, concatenate, register
-from .tools import cyclic_pairs, domain_sizes, refuse_one_domain, sgd, step_on
+from .tools import cyclic_pairs, domain_sizes, sgd, step_on
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-first-adam-step
@@ -33,11 +33,7 @@ class MLDG(ERM):
     `HmoeError` where no pair of domains is left to meta-train on."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("MLDG")
-
-    @classmethod
-    def check_domains(cls, num_domains, hparams):
-        refuse_one_domain(num_domains, "MLDG tests each step on another training domain")
-        super().check_domains(num_domains, hparams)
+    needs_two_domains = "MLDG tests each step on another training domain"
 
     def pairs(self, num_domains: int) -> list[tuple[int, int]]:
         """(meta-train, meta-test) indices of one update."""
@@ -165,6 +161,7 @@ class MetaReg(ERM):
     then used to train afresh. SGD throughout. `HmoeError` for one domain."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("MetaReg")
+    needs_two_domains = "MetaReg learns its penalty from pairs of training domains"
     resting = ("psi.", "theta.", "phi.", "featurizer.", "classifier.")  # first 3, then 2
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -173,11 +170,6 @@ class MetaReg(ERM):
         features = self.psi.num_features
         self.theta = nn.ModuleList(self.make_classifier(features) for _ in range(num_domains))
         self.phi = nn.ParameterList(torch.zeros_like(p) for p in self.classifier.parameters())
-
-    @classmethod
-    def check_domains(cls, num_domains, hparams):
-        refuse_one_domain(num_domains, "MetaReg learns its penalty from pairs of training domains")
-        super().check_domains(num_domains, hparams)
 
     def make_optimizer(self):
         return sgd(self)

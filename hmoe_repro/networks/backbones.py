@@ -18,7 +18,13 @@ from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice
 from ..core.search_space import declared_hparams
 from .precision import Backbone
-from .pretrained import find_weights, fit_weights, timm_name, weights_for
+from hmoe_repro.networks.pretrained import (
+    find_weights,
+    fit_weights,
+    import_timm,
+    timm_name,
+    weights_for,
+)
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-architecture
 @dataclass(frozen=True)
@@ -129,21 +135,13 @@ def adapt_channels(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return given[:, torch.arange(wanted.shape[1]) % 3]
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-adapt-positions
-def _timm():
-    """The module timm, imported after `import_torchvision`."""
-    import_torchvision()
-    import timm
-
-    return timm
-
-
 def _adapt_positions(given, wanted, grid, others: int):
     """Position embeddings (1, others + n * n, D) with those of the patches resampled to `grid` =
     (rows, columns); the `others` (class token, distillation token) are kept."""
     patches = given.shape[1] - others if given.dim() == 3 else 0
     if patches < 1 or round(patches**0.5) ** 2 != patches or given.shape[2] != wanted.shape[2]:
         return given
-    return _timm().layers.resample_abs_pos_embed(
+    return import_timm().layers.resample_abs_pos_embed(
         given, new_size=list(grid), num_prefix_tokens=others
     )
 
@@ -152,7 +150,7 @@ def _adapt_positions(given, wanted, grid, others: int):
 def _architecture_in_timm(name: str) -> Architecture:
     """The architecture of a network of timm. `HmoeError` if it is no vision transformer."""
     with torch.device("meta"):
-        body = _timm().create_model(name, num_classes=0)
+        body = import_timm().create_model(name, num_classes=0)
     embed = getattr(body, "patch_embed", None)
     plain = isinstance(getattr(embed, "proj", None), nn.Conv2d) and hasattr(body, "blocks")
     if not plain or getattr(embed, "backbone", None) is not None:
@@ -216,7 +214,7 @@ def build_body(info: Architecture, input_shape, drop_path: float = 0.0) -> nn.Mo
     convolutional one of torchvision, or a transformer of timm that returns its class token."""
     if info.patch == 1:
         return _convolutional_body(info, input_shape[0])
-    return _timm().create_model(
+    return import_timm().create_model(
         info.title,
         pretrained=False,
         num_classes=0,

@@ -112,24 +112,13 @@ def make_featurizer(network: str, input_shape, weights=None, **options) -> nn.Mo
 ENCODERS = {"small": SmallD2V, "image": ImageD2V}
 
 # %% ../../nbs/03_networks/07_registry.ipynb #def-make-encoder
-def make_encoder(
-    encoder: str,
-    input_shape,
-    dim: int = 32,
-    stride: int = 1,
-    norm: str | None = None,
-    block: str = "post",
-) -> nn.Module:
-    """D2V encoder by name, x (B, *input_shape) -> v (B, dim). `stride` applies to the first
-    convolution of 'small', `block` to the residual blocks of 'image'; `norm` None is the encoder's
-    own default."""
+def make_encoder(encoder: str, input_shape, dim: int = 32, **options) -> nn.Module:
+    """D2V encoder by name, x (B, *input_shape) -> v (B, dim); `options` are those of its class.
+    `HmoeError` for an unknown name, and for images that are too small."""
     build = ENCODERS[check_choice(encoder, ENCODERS, "D2V encoder")]
     if encoder == "image" and min(input_shape[1:]) < 16:
         raise HmoeError(
             f"the D2V encoder 'image' needs 16 pixels a side, got {tuple(input_shape[1:])}.",
             fix="encoder 'small'.",
         )
-    options = {"stride": stride} if encoder == "small" else {"block": block}
-    if norm is not None:
-        options["norm"] = norm
     return build(input_shape[0], dim, **options).to(memory_format=torch.channels_last)
