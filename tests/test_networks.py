@@ -122,7 +122,7 @@ def plain_image_d2v(net, x, norm, block):
     return conv(x, "layers.11", padding=1).mean((2, 3))
 
 
-@pytest.mark.parametrize("norm", ["instance", "none", None])
+@pytest.mark.parametrize("norm", ["instance", "none"])
 @pytest.mark.parametrize("block", ["post", "pre", "stargan"])
 def test_the_image_encoder_in_every_order(norm, block):
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_the_image_encoder_in_every_order(norm, block):
         for p in net.parameters():
             p.add_(0.1 * torch.randn_like(p))  # norms that scale and shift
         torch.testing.assert_close(
-            net(x), plain_image_d2v(net, x, norm or "instance", block), rtol=1e-4, atol=1e-4
+            net(x), plain_image_d2v(net, x, norm, block), rtol=1e-4, atol=1e-4
         )
 
 

@@ -223,7 +223,8 @@ def as_floats(reported, name: str = "the algorithm") -> dict[str, float]:
     """What an `update` reported as a dictionary of floats; tensors of one element count as numbers.
     Raises `HmoeError`, which calls the algorithm `name`, for anything else."""
     try:
-        return {f"{key}": float(value) for key, value in reported.items()}
+        plain = {n: v.item() if isinstance(v, torch.Tensor) else v for n, v in reported.items()}
+        return {f"{name}": float(value) for name, value in plain.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError):
         what = " ".join(reprlib.repr(reported).split())
         raise HmoeError(

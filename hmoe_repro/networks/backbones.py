@@ -18,13 +18,7 @@ from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice
 from ..core.search_space import declared_hparams
 from .precision import Backbone
-from hmoe_repro.networks.pretrained import (
-    find_weights,
-    fit_weights,
-    import_timm,
-    timm_name,
-    weights_for,
-)
+from .pretrained import find_weights, fit_weights, import_timm, timm_name
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-architecture
 @dataclass(frozen=True)
