@@ -65,6 +65,22 @@ def _with_a_loss(losses, name: str) -> dict:
         fix="return {'loss': loss.mean()}.",
     )
 
+# %% ../../nbs/04_algorithms/03_base.ipynb #def-check-number
+def _check_number(cls, num_domains: int, hparams: dict):
+    """Refuse a number of training domains that an algorithm's class, or `hparams`, do not allow."""
+    if cls.needs_two_domains and num_domains < 2:
+        raise HmoeError(
+            f"{cls.needs_two_domains}, and there is only one.",
+            fix="more training domains, or the algorithm ERM.",
+        )
+    for name in (name for name, h in cls.HPARAMS.items() if h.below_domains):
+        value = hparams.get(name)
+        if value is not None and not 0 < value < num_domains:
+            raise HmoeError(
+                f"{name}={value} is impossible with {num_domains} training domains.",
+                fix=f"{name} from 1 to {num_domains - 1}, or more training domains.",
+            )
+
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-algorithm
 class Algorithm(Resumable):
     """Base of all algorithms, with DomainBed's interface.
@@ -98,19 +114,8 @@ class Algorithm(Resumable):
         """Raises `HmoeError` where the algorithm cannot train on so many domains with `hparams`,
         which are filled in, or these contradict each other. Asked when a run is planned, and again
         in construction."""
-        if cls.needs_two_domains and num_domains < 2:
-            raise HmoeError(
-                f"{cls.needs_two_domains}, and there is only one.",
-                fix="more training domains, or the algorithm ERM.",
-            )
+        _check_number(cls, num_domains, hparams)
         NETWORKS[hparams["network"]].check(**network_options(hparams))
-        for name in (name for name, h in cls.HPARAMS.items() if h.below_domains):
-            value = hparams.get(name)
-            if value is not None and not 0 < value < num_domains:
-                raise HmoeError(
-                    f"{name}={value} is impossible with {num_domains} training domains.",
-                    fix=f"{name} from 1 to {num_domains - 1}, or more training domains.",
-                )
 
     def make_featurizer(self) -> nn.Module:
         """The featurizer that the hyper-parameters name, for this input shape. Raises `HmoeError`
