@@ -90,7 +90,7 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "sampler": "domain",
         "evaluate": "selection",
         "precision": "float32",
-        "parity": False,
+        "domainbed_compat": False,
         "protocol_version": 1,
         "algorithm_source": None,
     }
@@ -107,7 +107,7 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "record_version": 1,
         "status": "complete",
         "reason": None,
-        "spec": spec,
+        "config": spec,
         "checkpoints": points,
         "selected": selected,
         "discovery": None if algorithm == "ERM" else scores,
@@ -132,9 +132,9 @@ def failed(algorithm, test_domain, seed, reason="NaN loss at step 40", **hparams
 
 def arrays(run, random, per_domain=40):
     "Codes, gate values and labels as a classification run stores them; experts follow the domains."
-    test = run["spec"]["test_domains"][0]
+    test = run["config"]["test_domains"][0]
     training = [i for i, d in enumerate(DOMAINS) if d != test]
-    experts = 5 if run["spec"]["algorithm"] == "HMOE-ND" else 3
+    experts = 5 if run["config"]["algorithm"] == "HMOE-ND" else 3
     embeddings = 3 * random.normal(size=(experts, 32))
     stored = {"embeddings": embeddings.astype(np.float16)}
     for split, domains in (("in", training), ("out", training), ("test", [DOMAINS.index(test)])):
@@ -159,7 +159,7 @@ def followed(record):
     "A record with checkpoints of which those are selected that it says are."
     if differing_selection(record) is None:
         return record
-    test = record["spec"]["test_domains"]
+    test = record["config"]["test_domains"]
     training = [domain for domain in DOMAINS if domain not in test]
     points = {p["step"]: {"losses": {}} | p | {"accuracies": {}} for p in record["checkpoints"]}
 
@@ -197,7 +197,7 @@ def write_study(folder, study, records, with_arrays=()):
         if (
             run["status"] == "complete"
             and run["discovery"]
-            and run["spec"]["trial_seed"] in with_arrays
+            and run["config"]["trial_seed"] in with_arrays
         ):
             (folder / study).mkdir(exist_ok=True)
             save_file(

@@ -348,8 +348,13 @@ def test_planning_refuses_what_the_number_of_domains_does_not_allow():
             match="n_meta_test=2 is impossible with 2 training domains. "
             "Fix: n_meta_test from 1 to 1",
         ):
-            plan(algorithm, domains[:2], parity=True)
-        assert plan(algorithm, domains[:2], parity=True, n_meta_test=1).hparams["n_meta_test"] == 1
+            plan(algorithm, domains[:2], domainbed_compat=True)
+        assert (
+            plan(algorithm, domains[:2], domainbed_compat=True, n_meta_test=1).hparams[
+                "n_meta_test"
+            ]
+            == 1
+        )
     for algorithm in ("MLDG", "DANN", "CDANN", "MetaReg", "SMA-DANN"):
         with pytest.raises(HmoeError, match="training domain"):
             plan(algorithm, domains[:3])
@@ -361,7 +366,7 @@ def test_planning_refuses_what_the_number_of_domains_does_not_allow():
             "DigitDomainsTiny",
             domains[:k],
             network="small_cnn",
-            hparams={"parity": True},
+            hparams={"domainbed_compat": True},
             hparams_seed=seed,
         ).hparams["n_meta_test"]
         for k in (2,)

@@ -109,13 +109,13 @@ def test_kernels_in_float32_are_as_rounded_as_documented():
     ).abs().max() < 1e-9
 
 
-def adversarial_losses(slow, minibatches, settings, parity):
+def adversarial_losses(slow, minibatches, settings, domainbed_compat):
     """Cross entropy of the classes and the discriminator's loss, image by image."""
     x, y = torch.cat([b[0] for b in minibatches]), torch.cat([b[1] for b in minibatches])
     domains = [i for i, (_, labels) in enumerate(minibatches) for _ in labels]
     z, slopes, total = slow.featurizer(x), [], 0
     conditional = isinstance(slow, CDANN)
-    classes = max(y.tolist()) + 1 if parity else CLASSES
+    classes = max(y.tolist()) + 1 if domainbed_compat else CLASSES
     for b, d in enumerate(domains):
         seen = (
             z[b : b + 1] + slow.adversary["embedding"].weight[y[b]] if conditional else z[b : b + 1]
@@ -153,10 +153,13 @@ def step(adam, loss, parameters):
     ],
     ids=["plain", "all-set"],
 )
-@pytest.mark.parametrize("parity", [False, True], ids=["intended", "parity"])
-def test_adversaries_with_two_separate_adams(cls, k, settings, parity):
+@pytest.mark.parametrize("domainbed_compat", [False, True], ids=["intended", "domainbed_compat"])
+def test_adversaries_with_two_separate_adams(cls, k, settings, domainbed_compat):
     """The classes 0, 1 and 2 of 4 occur, so that the two class weights of CDANN differ."""
-    fast, slow = build(cls, settings | {"d_steps_per_g_step": k, "parity": parity, "mlp_width": 8})
+    fast, slow = build(
+        cls,
+        settings | {"d_steps_per_g_step": k, "domainbed_compat": domainbed_compat, "mlp_width": 8},
+    )
     own, adversary = (
         [*slow.featurizer.parameters(), *slow.classifier.parameters()],
         list(slow.adversary.parameters()),
@@ -168,11 +171,13 @@ def test_adversaries_with_two_separate_adams(cls, k, settings, parity):
     weight = settings.get("lambda", 1.0)
     for n in range(1, 5):
         minibatches = random_domains(n, labels=[0, 1, 2])
-        for _ in range(0 if parity else k - 1):
+        for _ in range(0 if domainbed_compat else k - 1):
             step(
-                discriminator, adversarial_losses(slow, minibatches, settings, parity)[1], adversary
+                discriminator,
+                adversarial_losses(slow, minibatches, settings, domainbed_compat)[1],
+                adversary,
             )
-        nll, L_d = adversarial_losses(slow, minibatches, settings, parity)
+        nll, L_d = adversarial_losses(slow, minibatches, settings, domainbed_compat)
         reported = fast.update(minibatches)
         close(reported["nll"], nll.detach()), close(reported["L_d"], L_d.detach())
         discriminates = n % (1 + k) < k
@@ -180,16 +185,16 @@ def test_adversaries_with_two_separate_adams(cls, k, settings, parity):
             torch.autograd.grad(L_d, adversary, retain_graph=True),
             torch.autograd.grad(nll - weight * L_d, own),
         )  # both before either step
-        if discriminates or not parity:
+        if discriminates or not domainbed_compat:
             discriminator.step(adversary, gradients[0])
-        if not (discriminates and parity):
+        if not (discriminates and domainbed_compat):
             generator.step(own, gradients[1])
         same_parameters(fast, slow)
 
 
 @ADVERSARIES
 def test_in_domainbeds_schedule_the_first_update_is_the_generators(cls):
-    fast, _ = build(cls, {"parity": True})
+    fast, _ = build(cls, {"domainbed_compat": True})
     moved = []
     for t in range(4):
         before = {name: p.clone() for name, p in fast.named_parameters()}
@@ -218,7 +223,12 @@ def test_by_default_every_part_moves_in_every_update(cls):
     "hparams",
     [
         {"grad_penalty": 1.0, "d_steps_per_g_step": 3},
-        {"parity": True, "grad_penalty": 1.0, "d_steps_per_g_step": 2, "mlp_dropout": 0.5},
+        {
+            "domainbed_compat": True,
+            "grad_penalty": 1.0,
+            "d_steps_per_g_step": 2,
+            "mlp_dropout": 0.5,
+        },
     ],
     ids=str,
 )
@@ -302,7 +312,7 @@ def test_mtl_predicts_with_the_mean_of_the_batch():
 def test_mtl_parity_is_noise():
     """The summary does not reach the classifier: a prediction is that of the feature beside
     Gaussian noise."""
-    fast, _ = build(MTL, {"parity": True})
+    fast, _ = build(MTL, {"domainbed_compat": True})
     x = random_domains(0)[0][0]
     with torch.no_grad():
         noise = torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -313,13 +323,13 @@ def test_mtl_parity_is_noise():
         assert (
             trained == fast.loss(random_domains(0))["loss"] != fast.loss(random_domains(0))["loss"]
         ), "training draws afresh"
-    check_algorithm(MTL, hparams={"parity": True})
+    check_algorithm(MTL, hparams={"domainbed_compat": True})
 
 
 def test_mtl_parity_trains_the_same_however_often_it_is_evaluated():
     ends = []
     for evaluations in (0, 3):
-        fast, _ = build(MTL, {"parity": True})
+        fast, _ = build(MTL, {"domainbed_compat": True})
         seed_everything(3)
         for t in range(3):
             fast.update(random_domains(t))

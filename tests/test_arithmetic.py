@@ -61,7 +61,7 @@ def test_an_environment_gets_the_variables_and_keeps_the_others():
     given = {"HOME": "here", "ATEN_CPU_CAPABILITY": "avx512"}
     assert with_determinism("portable", given) == {"HOME": "here", **PORTABLE}
     assert with_determinism("native", given) == given and given["ATEN_CPU_CAPABILITY"] == "avx512"
-    with pytest.raises(HmoeError, match="unknown arithmetic 'exact'. Valid: native, portable"):
+    with pytest.raises(HmoeError, match="unknown determinism 'exact'. Valid: native, portable"):
         with_determinism("exact", given)
 
 
@@ -104,14 +104,14 @@ def test_a_process_that_could_be_portable_and_is_not_is_warned(monkeypatch):
 def test_small_profiles_ask_for_it_and_the_others_do_not():
     for study in STUDIES:
         small = study.startswith(("smoke-", "quick-"))
-        assert {runs.arithmetic for runs in read_study(study).runs} == {
+        assert {runs.determinism for runs in read_study(study).runs} == {
             "portable" if small else "native"
         }
     for study in ("smoke-toy", "smoke-digits", "smoke-table1", "smoke-parity", "quick-collapse"):
-        assert {s.arithmetic for s in study_specs(study)} == {"portable"}
-    assert "arithmetic" not in make_toy_config().to_dict()
+        assert {s.determinism for s in study_specs(study)} == {"portable"}
+    assert "determinism" not in make_toy_config().to_dict()
     with pytest.raises(HmoeError, match="arithmetic 'precise'"):
-        make_toy_config(arithmetic="precise")
+        make_toy_config(determinism="precise")
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_
     assert (
         len(fresh) == 4
         and not damaged
-        and {r["environment"]["arithmetic"] for r in fresh} == {"portable"}
+        and {r["environment"]["determinism"] for r in fresh} == {"portable"}
     )
     assert all(outcome(r) == outcome(published[r["run_id"]]) for r in fresh)
 
@@ -139,15 +139,15 @@ def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_
 @pytest.mark.slow
 @pinnable
 def test_a_single_run_takes_the_arithmetic_it_is_told(tmp_path):
-    for arithmetic in ("native", "portable"):
+    for determinism in ("native", "portable"):
         command = [
             *COMMAND,
             *(
                 "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo "
                 "--network small_cnn --steps 2 --set batch_size=4 --device cpu "
-                "--arithmetic"
+                "--determinism"
             ).split(),
-            arithmetic,
+            determinism,
         ]
         done = subprocess.run(
             command, env=UNPINNED | {"HMOE_RUNS": str(tmp_path)}, capture_output=True, text=True
@@ -155,7 +155,7 @@ def test_a_single_run_takes_the_arithmetic_it_is_told(tmp_path):
         assert done.returncode == 0 and not done.stderr, done.stderr
     records, _ = RunStore(tmp_path).scan()
     assert {
-        r["spec"].get("arithmetic", "native"): r["environment"]["arithmetic"] for r in records
+        r["config"].get("determinism", "native"): r["environment"]["determinism"] for r in records
     } == {"native": "native", "portable": "portable"}
 
 

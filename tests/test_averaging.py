@@ -225,10 +225,10 @@ def test_both_rules_against_slow_ones_on_random_courses(N_s, N_e, r):
 # SWAD
 
 
-def trained_swad(losses, updates, parity=False):
+def trained_swad(losses, updates, domainbed_compat=False):
     """SWAD driven by given validation losses; `updates[j]` updates before checkpoint j. Returns
     it and the weights after every update, by segment."""
-    swad, seen = build(SWAD, parity=parity, lr=1e-2), []
+    swad, seen = build(SWAD, domainbed_compat=domainbed_compat, lr=1e-2), []
     for j, (loss, count) in enumerate(zip(losses, updates)):
         seen.append([])
         for k in range(count):
@@ -238,16 +238,16 @@ def trained_swad(losses, updates, parity=False):
     return swad, seen
 
 
-@pytest.mark.parametrize("parity", [False, True])
+@pytest.mark.parametrize("domainbed_compat", [False, True])
 @pytest.mark.parametrize("losses", [COURSE, NINE, [3.0, 2.0, 1.0]])
-def test_swad_is_the_mean_of_the_weights_of_its_segments(losses, parity):
+def test_swad_is_the_mean_of_the_weights_of_its_segments(losses, domainbed_compat):
     updates = [
         1,
         *[2 + j % 2 for j in range(len(losses) - 1)],
     ]  # the first segment has one update, as in a run
-    swad, seen = trained_swad(losses, updates, parity)
-    settled, still_open, _ = (published_valley if parity else loss_valley)(losses)
-    if parity:
+    swad, seen = trained_swad(losses, updates, domainbed_compat)
+    settled, still_open, _ = (published_valley if domainbed_compat else loss_valley)(losses)
+    if domainbed_compat:
         parts = [
             [sum(weights) / len(segment) for weights in zip(*segment)]
             for segment in (seen[i] for i in settled + still_open)
@@ -545,7 +545,7 @@ def test_heads_begin_near_zero_and_the_published_ones_are_one():
         0.0003 < float(deep.heads[0][-1].weight.detach().std()) < 0.003
         and float(deep.heads[0][0].weight.detach().std()) > 0.01
     )
-    tied = build(MultiHeaded, parity=True)
+    tied = build(MultiHeaded, domainbed_compat=True)
     x = draw(0)[0][0]
     assert (
         len(tied.heads) == 1

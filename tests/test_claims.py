@@ -67,10 +67,10 @@ def cells(records, value, algorithm=None, **hparams):
     "(test domain, seed) -> value of the runs of an algorithm with these hyper-parameters."
     return pd.Series(
         {
-            (",".join(r["spec"]["test_domains"]), r["spec"]["trial_seed"]): value(r)
+            (",".join(r["config"]["test_domains"]), r["config"]["trial_seed"]): value(r)
             for r in records
-            if algorithm in (None, r["spec"]["algorithm"])
-            and all(r["spec"]["hparams"].get(name) == v for name, v in hparams.items())
+            if algorithm in (None, r["config"]["algorithm"])
+            and all(r["config"]["hparams"].get(name) == v for name, v in hparams.items())
         }
     )
 
@@ -203,7 +203,7 @@ def invented(algorithm, accuracy, seeds=3, validation=0.8, dataset="Invented"):
         for seed in range(seeds):
             chosen = {"validation_accuracy": validation, "test_accuracy": accuracy, "step": 9}
             spec = {"algorithm": algorithm, "dataset": dataset, "test_domains": [domain]}
-            record = {"status": "complete", "spec": spec, "selected": {"default": chosen}}
+            record = {"status": "complete", "config": spec, "selected": {"default": chosen}}
             row = {"run_id": f"{algorithm}{domain}{seed}", "status": "complete", "mode": "default"}
             row |= {"algorithm": algorithm, "dataset": dataset, "test_domain": domain, "steps": 10}
             row |= {"trial_seed": seed, "accuracy": accuracy, "accuracy_in_domain": math.nan}
@@ -261,8 +261,8 @@ def test_missing_studies_decide_nothing_and_say_so():
 
 
 def test_rate_of_found_domains(weighed):
-    runs = [r for r in lines("quick-discovery") if r["spec"]["algorithm"] == "HMOE-DN"]
-    given = [r["spec"]["hparams"] for r in runs]
+    runs = [r for r in lines("quick-discovery") if r["config"]["algorithm"] == "HMOE-DN"]
+    given = [r["config"]["hparams"] for r in runs]
     default = [
         r["discovery"]["nmi_domain"] >= 0.9
         for r, h in zip(runs, given)
@@ -290,8 +290,8 @@ def test_hmoe_against_erm_on_rotated_mnist(weighed):
 def test_k_means_against_the_experts(weighed):
     records = lines("quick-discovery")
     theirs = cells(records, lambda r: r["clusters"]["statistics"]["nmi_domain"], "ERM")
-    plain = [r for r in records if "code_norm" not in str(r["spec"]["hparams"])]
-    plain = [r for r in plain if r["spec"]["hparams"].get("d2v_small_norm", "none") == "none"]
+    plain = [r for r in records if "code_norm" not in str(r["config"]["hparams"])]
+    plain = [r for r in plain if r["config"]["hparams"].get("d2v_small_norm", "none") == "none"]
     ours = cells(plain, lambda r: r["discovery"]["nmi_domain"], "HMOE-DN")
     assert np.allclose(numbers(weighed["k-means"]), interval(theirs - ours))
     levels = {
@@ -304,10 +304,10 @@ def test_modes_have_equal_weight_by_data_set_and_test_domain(weighed):
     studies = "quick-digits quick-table1 quick-colored quick-rotated mnist-colored mnist-rotated"
     rows = []
     for r in {r["run_id"]: r for r in lines(*studies.split(), "pacs-pacs")}.values():
-        if r["spec"]["algorithm"] in ("HMOE-DN", "HMOE-ND"):
+        if r["config"]["algorithm"] in ("HMOE-DN", "HMOE-ND"):
             mix, ood = (r["selected"][m]["test_accuracy"] for m in ("mix", "ood"))
-            cell = r["spec"]["dataset"], r["spec"]["test_domains"][0]
-            rows.append((" ".join(cell), r["spec"]["trial_seed"], 100 * (ood - mix)))
+            cell = r["config"]["dataset"], r["config"]["test_domains"][0]
+            rows.append((" ".join(cell), r["config"]["trial_seed"], 100 * (ood - mix)))
     frame = pd.DataFrame(rows, columns=["cell", "seed", "gap"])
     found = weighed["OOD is safe"]
     assert found.evidence.runs == len(frame)
@@ -317,14 +317,14 @@ def test_modes_have_equal_weight_by_data_set_and_test_domain(weighed):
 def test_right_mask(weighed):
     gains = {}
     for r in lines("pacs-dmg"):
-        if r["spec"]["algorithm"] == "DMG":
+        if r["config"]["algorithm"] == "DMG":
             masks, each = r["masks"], []
             for domain, measured in masks["accuracy"].items():
                 if measured["split"] == "test":
                     by = list(measured["by_mask"])
                     own = by.pop(masks["domains"].index(domain))
                     each.append(100 * (own - np.mean(by)))
-            gains[r["spec"]["test_domains"][0], r["spec"]["trial_seed"]] = np.mean(each)
+            gains[r["config"]["test_domains"][0], r["config"]["trial_seed"]] = np.mean(each)
     found = weighed["right mask beats wrong"]
     assert np.allclose(numbers(found), interval(pd.Series(gains)))
     assert found.verdict == SUPPORTED and "Undertrained: DMG (PACS)." in found.evidence.more
@@ -342,14 +342,14 @@ def test_overlap_falls_with_its_weight(weighed):
 def test_router_is_averaged_over_the_other_settings(weighed):
     rows = [
         {
-            "router": r["spec"]["hparams"]["moe_router"],
-            "rest": (r["spec"]["hparams"]["moe_placement"], r["spec"]["network"]),
-            "seed": r["spec"]["trial_seed"],
-            "domain": r["spec"]["test_domains"][0],
+            "router": r["config"]["hparams"]["moe_router"],
+            "rest": (r["config"]["hparams"]["moe_placement"], r["config"]["network"]),
+            "seed": r["config"]["trial_seed"],
+            "domain": r["config"]["test_domains"][0],
             "accuracy": 100 * next(iter(r["selected"].values()))["test_accuracy"],
         }
         for r in lines("quick-gmoe-placement")
-        if r["spec"]["algorithm"] == "GMoE"
+        if r["config"]["algorithm"] == "GMoE"
     ]
     wide = pd.DataFrame(rows).pivot(index=["domain", "seed", "rest"], columns="router")["accuracy"]
     gain = (wide["cosine"] - wide["linear"]).groupby(level=[0, 1]).mean()

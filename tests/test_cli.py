@@ -40,7 +40,7 @@ def test_train_prints_what_was_selected_and_keeps_a_record(trained):
         and record["run_id"] in said
         and f"{record['selected']['default']['test_accuracy']:.3f}" in said
     )
-    assert record["spec"]["hparams"]["batch_size"] == 8
+    assert record["config"]["hparams"]["batch_size"] == 8
 
 
 def test_the_same_command_again_only_reads(trained):
@@ -373,7 +373,7 @@ steps = 3
 checkpoint_frequency = 1
 network = "small_cnn"
 evaluate = "all"
-arithmetic = "portable"
+determinism = "portable"
 
 [hparams.all]
 batch_size = 4

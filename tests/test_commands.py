@@ -114,7 +114,7 @@ def rewritten(source, target, change, sealed=True):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda r: r | {"spec": r["spec"] | {"steps": 10}}, "its specification is that of run"),
+        (lambda r: r | {"config": r["config"] | {"steps": 10}}, "its specification is that of run"),
         (lambda r: {"status": "complete"}, "not a whole run record"),
     ],
 )
@@ -349,11 +349,11 @@ def test_train_takes_precision_and_parity(tmp_path, monkeypatch):
         "train --algorithm ERM --dataset ColoredDigits --test-domain -90% --network "
         "small_cnn --steps 2 --set batch_size=4 --evaluate selection:20 --device cpu"
     ).split()
-    assert invoke(*arguments, "--parity").exit_code == 0
+    assert invoke(*arguments, "--domainbed-compat").exit_code == 0
     (record,), _ = RunStore(tmp_path).scan()
     assert (
-        record["spec"]["parity"]
-        and record["spec"]["evaluate"] == "selection:20"
-        and record["spec"]["precision"] == "float32"
+        record["config"]["domainbed_compat"]
+        and record["config"]["evaluate"] == "selection:20"
+        and record["config"]["precision"] == "float32"
     )
     assert "bf16-compile" in invoke(*arguments, "--precision", "fp16").output

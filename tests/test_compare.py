@@ -43,8 +43,8 @@ def study():
     def renamed(record, name):
         for chosen in record["selected"].values():
             chosen["validation_accuracy"] = 0.9
-        spec = record["spec"] | {"algorithm": name}
-        return record | {"spec": spec, "run_id": RunConfig.from_dict(spec).run_id}
+        spec = record["config"] | {"algorithm": name}
+        return record | {"config": spec, "run_id": RunConfig.from_dict(spec).run_id}
 
     random = np.random.default_rng(0)
     make = lambda name, d, s: (
@@ -60,7 +60,7 @@ def study():
         if not (name == "SWAD" and d == "sketch")
     ]
     lost = renamed(invented.failed("ERM", "sketch", 0), "SWAD")
-    return runs + [lost | {"run_id": RunConfig.from_dict(lost["spec"]).run_id}]
+    return runs + [lost | {"run_id": RunConfig.from_dict(lost["config"]).run_id}]
 
 
 @pytest.fixture(scope="module")

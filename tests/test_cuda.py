@@ -237,7 +237,7 @@ def test_a_whole_run_ends_with_codes_and_a_model_that_loads(tmp_path):
     record = run(asked, store, "cuda")
     assert record["status"] == "complete", record["reason"]
     assert record["discovery"]["experts_used"] >= 1
-    assert record["environment"]["device"] == record["environment"]["arithmetic"] == "cuda"
+    assert record["environment"]["device"] == record["environment"]["determinism"] == "cuda"
     algorithm, _ = load_model(asked.run_id, store=store)
     assert algorithm.predict(torch.rand(2, *algorithm.input_shape)).shape == (2, 10)
 

@@ -225,7 +225,7 @@ def run(seed=0, algorithm="HMOE-DN", experts=3, **discovery):
     return {
         "run_id": f"{seed:08x}{algorithm[-4:]}",
         "status": "complete",
-        "spec": spec | {"trial_seed": seed, "hparams": hparams},
+        "config": spec | {"trial_seed": seed, "hparams": hparams},
         "checkpoints": [{"step": 10, "accuracies": looks}],
         "selected": {"mix": {"step": 10, "validation_accuracy": 0.9, "test_accuracy": 0.5}},
         "discovery": whole,
@@ -437,7 +437,7 @@ def test_a_uniform_gate_names_nothing_and_says_why():
     assert "uniform in every run (entropy at least 99 % of log K; undertrained)" in line
     assert "class" not in line
     for r in runs:
-        r["spec"]["hparams"]["lambda_en"] = 0.0
+        r["config"]["hparams"]["lambda_en"] = 0.0
     assert "trained without an entropy loss" in discovery_lines(frame_of(runs))[0]
     runs[0]["discovery"]["gate_entropy"] = 0.1
     assert len(discovery_lines(frame_of(runs))) == 2
@@ -467,7 +467,7 @@ def test_finding_the_domains_is_compared_within_a_test_domain():
     runs = []
     for seed, (domain, base) in enumerate([("photo", 0.2), ("ink", 0.8)] * 6):
         made = run(seed, nmi_domain=0.1 * (seed // 2))
-        made["spec"]["test_domains"] = [domain]
+        made["config"]["test_domains"] = [domain]
         made["selected"]["mix"]["test_accuracy"] = base + 0.01 * (seed // 2)
         runs.append(made)
     table = found_and_right(frame_of(runs))

@@ -197,7 +197,7 @@ def record(setting, domain="ink", seed=0, nmi=0.95, diverged=False, **more):
     return {
         "run_id": f"{sorted(setting.items())}{domain}{seed}",
         "status": "complete",
-        "spec": spec | more,
+        "config": spec | more,
         "checkpoints": points,
         "selected": {"mix": {"test_accuracy": 0.5, "validation_accuracy": 0.5, "step": 10}},
         "discovery": scores,
@@ -258,7 +258,7 @@ def test_accuracy_is_compared_with_erm_on_equal_seeds_and_by_test_domain():
     for domain, seed in itertools.product(base, range(3)):
         for algorithm, gain in (("ERM", 0.0), ("HMOE-DN", 0.01 + 0.001 * seed)):
             made = record({}, domain, seed, 0.95 if domain == "ink" else 0.3)
-            made["spec"]["algorithm"] = algorithm
+            made["config"]["algorithm"] = algorithm
             right = base[domain] + 0.02 * seed + gain
             chosen = {"step": 10, "validation_accuracy": 0.5, "test_accuracy": right}
             made["selected"] = {"mix" if gain else "default": chosen}

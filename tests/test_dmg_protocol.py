@@ -249,7 +249,7 @@ def test_a_record_says_what_was_followed_and_has_in_domain_accuracy(tmp_path):
     spec = spec_of()
     record = run(spec, RunStore(tmp_path))
     followed = record["protocol"]
-    assert record["spec"]["protocol"] == "dmg" and record["status"] == "complete"
+    assert record["config"]["protocol"] == "dmg" and record["status"] == "complete"
     assert (followed["splits"], followed["epochs"]) == ("72/8/20 by trial seed", 2)
     assert followed["images"]["plain"] == {"in": 44, "out": 4, "test": 12}
     assert followed["images"]["sketch"] == {"in": 60}
@@ -527,7 +527,7 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
         (dict(protocol="domainbed", epochs=2), "epochs belong to DMG's protocol"),
         (dict(protocol="domainbed", epochs=None, splits="x"), "splits belong to DMG's protocol"),
         (dict(sampler="pooled"), "the sampler pooled belongs to DomainBed's protocol"),
-        (dict(parity=True), "parity belongs to DomainBed's protocol"),
+        (dict(domainbed_compat=True), "domainbed_compat belongs to DomainBed's protocol"),
         (dict(steps=5), "steps=5 and epochs=2 both say"),
         (dict(epochs=0), "epochs must be greater than or equal to 1, got 0"),
         (dict(hparams={"batch_size": 0}), "batch_size"),
@@ -565,7 +565,7 @@ def test_a_study_may_state_epochs(tmp_path):
         ('"dmg"', '"domainbed"', 8, "epochs belong to DMG's protocol"),
         ("epochs = 3", "epochs = 3\nsteps = 4", 8, "steps=4 and epochs=3 both say"),
         ("epochs = 3", 'epochs = 3\nsampler = "pooled"', 9, "the sampler pooled belongs to"),
-        ("epochs = 3", "epochs = 3\nparity = true", 9, "parity belongs to DomainBed's"),
+        ("epochs = 3", "epochs = 3\nparity = true", 9, "domainbed_compat belongs to DomainBed's"),
         ("epochs = 3", "", 1, "steps is missing"),
         ("epochs = 3", "epochs = 0", 8, "epochs must be greater than or equal to 1"),
         (
@@ -638,7 +638,7 @@ def test_times_of_one_protocol_say_nothing_about_the_other(two):
     plain, by_dmg = two
     alike = spec_of(epochs=7, evaluate="all")
     seconds = estimate_seconds(alike, [plain, by_dmg])
-    assert seconds == pytest.approx(by_dmg["wall_time_s"] / by_dmg["spec"]["steps"] * alike.steps)
+    assert seconds == pytest.approx(by_dmg["wall_time_s"] / by_dmg["config"]["steps"] * alike.steps)
     assert estimate_seconds(alike, [plain]) is None
 
 

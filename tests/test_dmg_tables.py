@@ -26,7 +26,7 @@ def record(algorithm, target, seed, network="small_cnn", protocol=True, **accura
     made = {
         "run_id": spec.run_id,
         "status": "complete",
-        "spec": spec.to_dict(),
+        "config": spec.to_dict(),
         "checkpoints": [],
         "selected": {m: chosen | {"test_accuracy": a} for m, a in accuracies.items()},
         "test_size": 450,

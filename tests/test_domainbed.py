@@ -34,7 +34,7 @@ def record(held_out, trial=0, hseed=0, modes=("default",), seed=0):
         "status": "complete",
         "checkpoints": points,
         "selected": {m: {} for m in modes},
-        "spec": {
+        "config": {
             "algorithm": "ERM" if len(modes) == 1 else "HMOE-DN",
             "dataset": "DigitDomains",
             "test_domains": list(held_out),
@@ -159,7 +159,7 @@ def test_an_export_can_be_repeated_also_after_collect_results(tmp_path):
 )
 def test_runs_that_domainbed_would_take_for_one_are_refused(tmp_path, change):
     one = record(["photo"])
-    other = one | {"run_id": "b" * 12, "spec": one["spec"] | change}
+    other = one | {"run_id": "b" * 12, "config": one["config"] | change}
     (name,) = change
     with pytest.raises(HmoeError, match=f"differ only in {name}.*--where {name}="):
         export_domainbed([one, other], tmp_path / "sweep")

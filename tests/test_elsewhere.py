@@ -16,7 +16,9 @@ from hmoe_repro.training.trainer import Trainer
 META = torch.device("meta")
 NAMES = [name for name in FAMILIES if name != "GMoE"]  # it counts its experts' tokens
 CASES = [(name, {}) for name in NAMES] + [
-    (name, {"parity": True}) for name in NAMES if "parity" in get_algorithm(name).HPARAMS
+    (name, {"domainbed_compat": True})
+    for name in NAMES
+    if "domainbed_compat" in get_algorithm(name).HPARAMS
 ]
 READS = {"EoA": 6}  # one for each of its models; all others one
 every_case = pytest.mark.parametrize("name, hparams", CASES, ids=lambda v: v if v else "")

@@ -334,7 +334,7 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
     kept = StoredChoices(
-        {"run_id": "0", "spec": trainer.spec.to_dict(), "expert_choices": scores}, arrays
+        {"run_id": "0", "config": trainer.spec.to_dict(), "expert_choices": scores}, arrays
     )
     assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
     test = trainer.data.domain_index("photo")
@@ -443,7 +443,7 @@ def invented(seed=0, network="gmoe_small", chance=0.01):
         found[part] = {"layers": [layer(0.4), layer(0.0)], "between": between}
     spec = {"algorithm": "GMoE", "network": network, "test_domains": ["sand"], "trial_seed": seed}
     spec["dataset"] = "Invented"
-    return {"status": "complete", "run_id": str(seed), "spec": spec, "expert_choices": found}
+    return {"status": "complete", "run_id": str(seed), "config": spec, "expert_choices": found}
 
 
 def arrays_by_hand():

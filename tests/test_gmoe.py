@@ -1,4 +1,4 @@
-"""GMoE and its dense twin: settings by data set, the default network, what parity means, and the
+"""GMoE and its dense twin: settings by data set, the default network, what domainbed_compat means, and the
 auxiliary loss's gradient under every algorithm that the paper combines with GMoE."""
 
 import functools
@@ -111,7 +111,7 @@ def test_defaults_by_data_set_and_parity():
     declared = {
         "a": HParam(1.0, "one", large_image_default=2.0, default_in=(("There", 3.0),)),
         "b": HParam(0.0, "two", follows="a"),
-        "c": HParam("x", "three", with_parity="y"),
+        "c": HParam("x", "three", domainbed_default="y"),
     }
     merged = lambda *where: tuple(merge_hparams(declared, {}, *where).values())
     assert merged(28) == (1.0, 1.0, "x") and merged(224, "Here") == (2.0, 2.0, "x")
@@ -179,18 +179,20 @@ def test_parity_evaluates_as_released_and_says_so_in_the_run():
         make_config, "IRM", "DigitDomainsTiny", ["photo"], network="gmoe_small"
     )
     assert plan().hparams["moe_evaluation"] == "dropless"
-    assert plan(parity=True).hparams["moe_evaluation"] == "capacity"
+    assert plan(domainbed_compat=True).hparams["moe_evaluation"] == "capacity"
     given = {"moe_evaluation": "dropless"}
-    assert plan(parity=True, hparams=given).hparams["moe_evaluation"] == "dropless"
-    old = make_config("IRM", "DigitDomainsTiny", ["photo"], network="small_cnn", parity=True)
+    assert plan(domainbed_compat=True, hparams=given).hparams["moe_evaluation"] == "dropless"
+    old = make_config(
+        "IRM", "DigitDomainsTiny", ["photo"], network="small_cnn", domainbed_compat=True
+    )
     assert "moe_evaluation" not in old.hparams
 
 
 def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
     x = as_input(load_dataset("DigitDomains").images[1][:60])
     moved = {}
-    for parity in (False, True):
-        spec = make_config("GMoE", "DigitDomains", ["photo"], parity=parity)
+    for domainbed_compat in (False, True):
+        spec = make_config("GMoE", "DigitDomains", ["photo"], domainbed_compat=domainbed_compat)
         algorithm = made("GMoE", **spec.hparams)
         for _ in range(3):
             algorithm.update(batches())
@@ -198,7 +200,9 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
             for layer in expert_layers(algorithm):  # a router with preferences
                 layer.router.directions.add_(0.03 * torch.randn(6))
             algorithm.eval()
-            moved[parity] = (algorithm.predict(x)[:1] - algorithm.predict(x[:1])).abs().max()
+            moved[domainbed_compat] = (
+                (algorithm.predict(x)[:1] - algorithm.predict(x[:1])).abs().max()
+            )
     assert moved[False] < 1e-5 and moved[True] > 1e-4
 
 
@@ -266,7 +270,7 @@ def test_the_quick_study_is_equal_updates_and_settings_known_from_others():
     specs, digits = study_specs("quick-gmoe"), study_specs("quick-digits")
     assert len(specs) == count_runs("quick-gmoe") == 4 * 4 * 3
     assert {s.steps for s in specs} == {301} and {s.hparams["batch_size"] for s in specs} == {16}
-    assert {s.arithmetic for s in specs} == {"portable"}
+    assert {s.determinism for s in specs} == {"portable"}
     networks = {s.algorithm: s.network for s in specs}
     assert networks == {
         "ERM": "small_cnn",
@@ -456,7 +460,7 @@ def test_the_auxiliary_loss_reaches_the_router_once_and_whole(name, kind, monkey
 
 
 def test_a_step_of_the_adversary_alone_moves_no_router():
-    algorithm = made("DANN", parity=True, d_steps_per_g_step=1)
+    algorithm = made("DANN", domainbed_compat=True, d_steps_per_g_step=1)
     values, moved = [], []
     for step in range(3):
         values.append(torch.cat([p.detach().flatten() for p in routers(algorithm)]))

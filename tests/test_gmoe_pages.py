@@ -38,8 +38,8 @@ NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
 
 def changed(record, **spec):
     "A record with another specification, and the name that belongs to it."
-    spec = record["spec"] | spec
-    return record | {"spec": spec, "run_id": RunConfig.from_dict(spec).run_id}
+    spec = record["config"] | spec
+    return record | {"config": spec, "run_id": RunConfig.from_dict(spec).run_id}
 
 
 def run(algorithm, domain, seed, accuracy=None, dataset="DigitDomains", **hparams):
@@ -55,7 +55,7 @@ def run(algorithm, domain, seed, accuracy=None, dataset="DigitDomains", **hparam
         algorithm=algorithm,
         network=NETWORKS[algorithm],
         dataset=dataset,
-        hparams=made["spec"]["hparams"] | hparams,
+        hparams=made["config"]["hparams"] | hparams,
     )
 
 
@@ -75,7 +75,7 @@ def study(dataset="DigitDomains", levels=(0.50, 0.60, 0.62), domains=invented.DO
 def validated(records, **accuracies):
     "The same runs with these accuracies on validation images, by algorithm."
     for record in records:
-        found = accuracies.get(record["spec"]["algorithm"], 0.9)
+        found = accuracies.get(record["config"]["algorithm"], 0.9)
         record["selected"]["default"]["validation_accuracy"] = found
     return records
 
@@ -83,7 +83,7 @@ def validated(records, **accuracies):
 def moded(records, **accuracies):
     "The records of HMOE-DN with modes of so high an accuracy on validation images."
     for record in records:
-        if record["spec"]["algorithm"] == "HMOE-DN":
+        if record["config"]["algorithm"] == "HMOE-DN":
             chosen = record["selected"].pop("default")
             modes = {m: chosen | {"validation_accuracy": a} for m, a in accuracies.items()}
             record["selected"] |= modes
@@ -91,7 +91,7 @@ def moded(records, **accuracies):
 
 
 def named(record, algorithm):
-    return record["spec"]["algorithm"] == algorithm
+    return record["config"]["algorithm"] == algorithm
 
 
 def test_from_where_a_row_is_trained():
@@ -144,7 +144,7 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
     records = [
         changed(r, dataset="PACS", test_domains=["photo"], network="resnet50", steps=5001)
         for r in study(domains=("photo",), seeds=2)
-        if r["spec"]["algorithm"] == "ERM"
+        if r["config"]["algorithm"] == "ERM"
     ]
     lines = protocol_diff(frame_of(records), "paper-pacs")
     assert "trial seeds: 2 instead of 3" in lines and "not run: HMOE-DL, HMOE-DN, HMOE-ND" in lines
@@ -192,7 +192,7 @@ def single(algorithm, seed, inside, **outside):
     first = {"paper": {"out": {"default": 0.1}}}
     return {
         "status": "complete",
-        "spec": {"algorithm": algorithm, "trial_seed": seed, "test_domains": [*outside]},
+        "config": {"algorithm": algorithm, "trial_seed": seed, "test_domains": [*outside]},
         "selected": {"default": {"step": 9}},
         "checkpoints": [{"step": 0, "accuracies": first}, {"step": 9, "accuracies": later}],
     }

@@ -176,9 +176,15 @@ def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
 
 
 def test_the_order_in_which_test_domains_are_named_means_nothing():
-    for parity in (False, True):
+    for domainbed_compat in (False, True):
         made = [
-            make_config("ERM", "ColoredDigits", domains, network="small_cnn", parity=parity)
+            make_config(
+                "ERM",
+                "ColoredDigits",
+                domains,
+                network="small_cnn",
+                domainbed_compat=domainbed_compat,
+            )
             for domains in (["-90%", "+90%"], ["+90%", "-90%"])
         ]
         assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")

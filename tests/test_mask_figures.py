@@ -95,7 +95,7 @@ def run(target, seed, weight, last=ALL, out=0.7, inside=0.9, own=0.9, **hparams)
         "record_version": 1,
         "status": "complete",
         "reason": None,
-        "spec": spec.to_dict(),
+        "config": spec.to_dict(),
         "checkpoints": [
             {"step": 19, "losses": {"loss": 1.0, "iou_fc": 0.5} | halfway, "accuracies": {}},
             {"step": 39, "losses": {"loss": 0.5} | losses, "accuracies": {}},
@@ -182,7 +182,7 @@ def test_other_runs_are_left_out_and_two_of_a_cell_refused():
     with pytest.raises(HmoeError, match="two of these runs hold out photo with seed 0"):
         by_weight(twice, "iou")
     other = run("sketch", 0, 0.1)
-    other["spec"] |= {"protocol": "domainbed"}
+    other["config"] |= {"protocol": "domainbed"}
     with pytest.raises(HmoeError, match="two protocols"):
         mask_scores(framed(run("photo", 0, 0.1), other))
 
@@ -469,7 +469,7 @@ def write(folder, study, records, arrays=False):
     "A study's file, and the masks of its runs with the seed 0."
     invented.write_study(folder, study, records)
     for record in records if arrays else ():
-        if record["spec"]["trial_seed"] == 0:
+        if record["config"]["trial_seed"] == 0:
             (folder / study).mkdir(exist_ok=True)
             kept_by = np.ones((3, 8), np.float16)
             stored = {"masks": kept_by, "mask_sizes": np.array([4, 4], np.int16)}

@@ -32,8 +32,8 @@ def test_a_killed_training_goes_on_and_one_domain_works_or_says_why_not(cls, tmp
 @pytest.mark.parametrize(
     "cls, hparams",
     [
-        (MLDG, {"parity": True}),
-        (ARM, {"parity": True, "context_width": 4}),
+        (MLDG, {"domainbed_compat": True}),
+        (ARM, {"domainbed_compat": True, "context_width": 4}),
         (MetaReg, {"nonlinear_classifier": True, "inner_steps": 2}),
     ],
 )
@@ -51,15 +51,15 @@ def test_registered_with_the_published_defaults():
         for cls in (MLDG, ARM, Fish)
     }
     assert own == {
-        "MLDG": {"mldg_beta": 1.0, "n_meta_test": 2, "parity": False},
-        "ARM": {"batch_size": 64, "context_width": 64, "parity": False},
+        "MLDG": {"mldg_beta": 1.0, "n_meta_test": 2, "domainbed_compat": False},
+        "ARM": {"batch_size": 64, "context_width": 64, "domainbed_compat": False},
         "Fish": {"meta_lr": 0.5},
     }
     assert ARM.HPARAMS["batch_size"].large_image_default == 8
 
 
 @pytest.mark.parametrize(
-    "domains, parity, n_meta_test, weight_decay",
+    "domains, domainbed_compat, n_meta_test, weight_decay",
     [
         (3, False, 2, 0.0),
         (3, False, 2, 0.1),
@@ -70,14 +70,14 @@ def test_registered_with_the_published_defaults():
         (2, True, 1, 0.0),
     ],
 )
-def test_mldg_against_clones_and_fresh_adams(domains, parity, n_meta_test, weight_decay):
+def test_mldg_against_clones_and_fresh_adams(domains, domainbed_compat, n_meta_test, weight_decay):
     mldg = by_hand.tiny(
         MLDG,
         domains=domains,
         mldg_beta=0.7,
-        parity=parity,
+        domainbed_compat=domainbed_compat,
         weight_decay=weight_decay,
-        **({"n_meta_test": n_meta_test} if parity else {}),
+        **({"n_meta_test": n_meta_test} if domainbed_compat else {}),
     )
     shadow, initial = copy.deepcopy(mldg), copy.deepcopy(mldg.state_dict())
     adam = by_hand.Adam(shadow.parameters(), 0.01, weight_decay)
@@ -89,7 +89,7 @@ def test_mldg_against_clones_and_fresh_adams(domains, parity, n_meta_test, weigh
         order = torch.randperm(domains).tolist()
         pairs = (
             list(zip(order[:-n_meta_test], cycle(order[-n_meta_test:])))
-            if parity
+            if domainbed_compat
             else [(order[k], order[(k + 1) % domains]) for k in range(domains)]
         )
         total, objective = [torch.zeros_like(p) for p in shadow.parameters()], 0.0
@@ -105,7 +105,7 @@ def test_mldg_against_clones_and_fresh_adams(domains, parity, n_meta_test, weigh
                     p.grad = g
                 fresh.step()
         assert len(pairs) == (
-            domains - n_meta_test if parity else domains
+            domains - n_meta_test if domainbed_compat else domains
         ) and reported == pytest.approx(objective, rel=1e-10)
         adam.step(total)
     by_hand.assert_same_parameters(mldg, shadow, 1e-8)
@@ -117,9 +117,9 @@ def test_mldg_against_clones_and_fresh_adams(domains, parity, n_meta_test, weigh
 def test_mldg_refuses_what_trains_nothing():
     for domains, hparams in [
         (1, {}),
-        (2, {"parity": True}),
-        (3, {"parity": True, "n_meta_test": 3}),
-        (3, {"parity": True, "n_meta_test": 0}),
+        (2, {"domainbed_compat": True}),
+        (3, {"domainbed_compat": True, "n_meta_test": 3}),
+        (3, {"domainbed_compat": True, "n_meta_test": 0}),
     ]:
         with pytest.raises(HmoeError, match="Fix"):
             by_hand.tiny(MLDG, domains=domains, **hparams)
@@ -154,13 +154,15 @@ def slow_context(context, x, statistics):
 
 
 @pytest.mark.parametrize(
-    "sizes, parity", [((4, 4, 4), False), ((5, 3, 4), False), ((4, 4, 4), True)]
+    "sizes, domainbed_compat", [((4, 4, 4), False), ((5, 3, 4), False), ((4, 4, 4), True)]
 )
-def test_arm(sizes, parity):
-    arm = by_hand.tiny(ARM, context_width=3, batch_size=4, parity=parity)
+def test_arm(sizes, domainbed_compat):
+    arm = by_hand.tiny(ARM, context_width=3, batch_size=4, domainbed_compat=domainbed_compat)
     shadow = copy.deepcopy(arm)
     trained = [
-        p for name, p in shadow.named_parameters() if not (parity and name.startswith("context"))
+        p
+        for name, p in shadow.named_parameters()
+        if not (domainbed_compat and name.startswith("context"))
     ]
     shadow.requires_grad_(True)
     adam, statistics = (
@@ -192,12 +194,14 @@ def test_arm(sizes, parity):
 
 
 def test_arm_trains_its_context_network_unless_parity():
-    for parity in (False, True):
-        arm = by_hand.tiny(ARM, context_width=3, parity=parity, weight_decay=0.1)
+    for domainbed_compat in (False, True):
+        arm = by_hand.tiny(
+            ARM, context_width=3, domainbed_compat=domainbed_compat, weight_decay=0.1
+        )
         before = copy.deepcopy(arm.context)
         arm.update(by_hand.draw((4, 4, 4), 0))
         same = [torch.equal(a, b) for a, b in zip(arm.context.parameters(), before.parameters())]
-        assert all(same) if parity else not any(same)
+        assert all(same) if domainbed_compat else not any(same)
         assert not torch.equal(arm.context[1].running_mean, before[1].running_mean)
 
 

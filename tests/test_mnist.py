@@ -95,7 +95,7 @@ def test_partition_follows_the_trial_seed_and_with_parity_the_run(ink):
     }
     assert same == {load_dataset("ColoredDigits", 0).fingerprint}
     specs = [
-        make_config(a, "ColoredDigits", ["-90%"], network="small_cnn", parity=True)
+        make_config(a, "ColoredDigits", ["-90%"], network="small_cnn", domainbed_compat=True)
         for a in ("ERM", "HMOE-DN")
     ]
     assert len({s.dataset_fingerprint for s in specs} | same) == 3

@@ -158,9 +158,9 @@ def test_training_never_sees_an_origin(place):
     )
     record = place["store"].find(place["run"])
     assert (
-        record["spec"]["algorithm"] == "HMOE-ND"
-        and record["spec"]["hparams"]["lambda_d"] == 0
-        and record["spec"]["test_domains"] == [HELD_OUT]
+        record["config"]["algorithm"] == "HMOE-ND"
+        and record["config"]["hparams"]["lambda_d"] == 0
+        and record["config"]["test_domains"] == [HELD_OUT]
     )
     with pytest.raises(HmoeError, match="unknown domain of"):
         deal_pool(pool, test_domain="moon")
@@ -217,7 +217,7 @@ def test_the_page_says_what_the_run_says(place):
     record = place["store"].find(place["run"])
     for word in (
         place["run"],
-        record["spec"]["dataset_fingerprint"],
+        record["config"]["dataset_fingerprint"],
         record["environment"]["commit"],
         "NMI with the known domains",
     ):
@@ -228,7 +228,7 @@ def test_the_page_says_what_the_run_says(place):
 @pytest.fixture(scope="module")
 def found(place):
     model = load_trained(place["run"], store=place["store"])
-    spec = RunConfig.from_dict(model.record["spec"])
+    spec = RunConfig.from_dict(model.record["config"])
     discover_spec(place["folder"], resolution=24)
     return find_domains(spec, place["folder"], store=place["store"])
 

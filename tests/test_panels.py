@@ -163,7 +163,7 @@ def a_run(**scores):
     "A row of `results` with these scores of discovery."
     spec = {"algorithm": "HMOE-DN", "dataset": "Invented", "test_domains": ["-90%"]}
     spec |= {"trial_seed": 0, "hparams": {}}
-    record = {"run_id": "0", "status": "complete", "spec": spec, "discovery": scores}
+    record = {"run_id": "0", "status": "complete", "config": spec, "discovery": scores}
     return frame_of([record]).iloc[0]
 
 
@@ -298,7 +298,7 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
             store,
             study,
             lambda r: r["discovery"].update(
-                nmi_domain=0.9 if r["spec"]["hparams"]["eps"] < 1e-3 else 0.2
+                nmi_domain=0.9 if r["config"]["hparams"]["eps"] < 1e-3 else 0.2
             ),
         )
     text = markdown_of(
@@ -365,8 +365,8 @@ def test_runs_with_codes_passes_over_runs_without(study_copy):
 def arm(record, weight, folder):
     "A copy of a run with another weight on the load balance, arrays included."
     copy = json.loads(json.dumps(record))
-    copy["spec"]["hparams"]["lambda_kl"] = weight
-    copy["run_id"] = RunConfig.from_dict(copy["spec"]).run_id
+    copy["config"]["hparams"]["lambda_kl"] = weight
+    copy["run_id"] = RunConfig.from_dict(copy["config"]).run_id
     arrays = folder / f"{record['run_id']}.safetensors"
     if arrays.exists() and copy["run_id"] != record["run_id"]:
         shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
@@ -384,7 +384,7 @@ def test_the_page_of_fig7_shows_the_arms_that_were_trained(weights, study_copy, 
             for line in (study_copy / "quick-collapse.jsonl").read_text().splitlines()
         ],
     )
-    thrice = [r for r in records if r["spec"]["hparams"]["lambda_kl"] == 3]
+    thrice = [r for r in records if r["config"]["hparams"]["lambda_kl"] == 3]
     path.write_text(
         "".join(
             json.dumps(arm(r, weight, store / "quick-collapse")) + "\n"
@@ -421,7 +421,7 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
             {name: 0.0 for name in r["discovery"] if name.startswith(("nmi_", "ari_"))}
             | {
                 "gate_entropy": math.log(
-                    r["spec"]["hparams"].get("num_experts") or (2 if study == "colored" else 5)
+                    r["config"]["hparams"].get("num_experts") or (2 if study == "colored" else 5)
                 )
             }
         ),

@@ -160,7 +160,7 @@ def rendered(tmp_path_factory):
     runs = [
         r
         for r in invented.digits(seeds=(0, 1), domains=("photo", "sketch"))
-        if not (r["spec"]["algorithm"] == "HMOE-ND" and r["spec"]["test_domains"] == ["sketch"])
+        if not (r["config"]["algorithm"] == "HMOE-ND" and r["config"]["test_domains"] == ["sketch"])
     ]
     invented.write_study(
         base / "store",

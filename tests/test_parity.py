@@ -45,8 +45,8 @@ def run(
 ):
     "A run of which everything that is compared is given; MAX and OOD are a point apart from MIX."
     made = invented.record(algorithm, "photo", seed, np.random.default_rng(0), steps=steps)
-    made["spec"] |= {"precision": precision, "dataset": "ColoredDigits", "test_domains": [domain]}
-    made["run_id"] = RunConfig.from_dict(made["spec"]).run_id
+    made["config"] |= {"precision": precision, "dataset": "ColoredDigits", "test_domains": [domain]}
+    made["run_id"] = RunConfig.from_dict(made["config"]).run_id
     made["selected"] = {
         mode: {"step": 20, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.01 * i}
         for i, mode in enumerate(("default",) if algorithm == "ERM" else ("mix", "max", "ood"))
@@ -307,9 +307,9 @@ def test_the_page(warm_kernels, tmp_path):
     lost = next(
         r
         for r in runs
-        if r["spec"]["precision"] == "bf16"
-        and r["spec"]["trial_seed"] == 2
-        and r["spec"]["algorithm"] == "HMOE-DN"
+        if r["config"]["precision"] == "bf16"
+        and r["config"]["trial_seed"] == 2
+        and r["config"]["algorithm"] == "HMOE-DN"
     )
     runs = [r for r in runs if r is not lost] + [run("HMOE-DN", "-90%", 2, "bf16", status="failed")]
     invented.write_study(tmp_path / "store", "mnist-parity", runs)

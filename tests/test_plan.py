@@ -28,7 +28,7 @@ def record(spec, status="complete", **more):
     from hmoe_repro.training.store import RECORD_VERSION
 
     empty = {"checkpoints": [], "selected": {}, "record_version": RECORD_VERSION}
-    return empty | {"run_id": spec.run_id, "spec": spec.to_dict(), "status": status} | more
+    return empty | {"run_id": spec.run_id, "config": spec.to_dict(), "status": status} | more
 
 
 def test_names_are_artefacts_studies_or_files():

@@ -48,7 +48,7 @@ def test_a_relative_store_starts_at_the_root(monkeypatch, tmp_path):
 
 def line_with(**fields):
     "A line that is a record but for the given fields."
-    whole = {"run_id": "a", "record_version": 1, "status": "complete", "spec": {}}
+    whole = {"run_id": "a", "record_version": 1, "status": "complete", "config": {}}
     return json.dumps(whole | {"checkpoints": [], "selected": {}} | fields)
 
 
@@ -101,7 +101,7 @@ def test_an_edited_record_is_refused(tmp_path, change):
         invented.record("ERM", "negative", 0, np.random.default_rng(0)),
         invented.record("ERM", "negative", 1, np.random.default_rng(0)),
     )
-    edited["spec"] |= change
+    edited["config"] |= change
     (tmp_path / "quick-digits.jsonl").write_text(
         json.dumps(whole) + "\n" + json.dumps(edited) + "\n"
     )
@@ -175,7 +175,7 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
         "other", "quick", frame_of(miniature), tmp_path, selection_rule="after the last update"
     )
     toy = invented.measured("ERM", "photo", 0, default=0.5)
-    toy["spec"]["dataset"] = "SineIntervals"
+    toy["config"]["dataset"] = "SineIntervals"
     assert (
         said["selection_rule"] == "after the last update"
         and provenance("other", "quick", frame_of([toy]), tmp_path)["selection_rule"]
@@ -214,7 +214,7 @@ def test_the_header_owns_up(miniature):
     ) and "1 failed" in header("quick", frame_of(miniature))
     assert "not the paper's" not in header("paper", frame_of(miniature))
     toy = invented.measured("ERM", "photo", 0, default=0.5)
-    toy["spec"] |= {"dataset": "SineIntervals", "steps": 20_000}
+    toy["config"] |= {"dataset": "SineIntervals", "steps": 20_000}
     assert "full scale" in header("quick", frame_of([toy]))
 
 
@@ -224,13 +224,13 @@ def test_the_header_tells_precision_and_caps(miniature):
     ) and "validation on" not in header("quick", frame_of(miniature))
     capped = copy.deepcopy(miniature[:2])
     for made, precision in zip(capped, ("bf16", "float32")):
-        made["spec"] |= {"precision": precision, "evaluate": "selection:2000"}
+        made["config"] |= {"precision": precision, "evaluate": "selection:2000"}
     assert (
         "precision: bf16, float32; validation on at most 2,000 images of each training domain\n"
         in header("mnist", frame_of(capped))
         and "stand-in study" in header("mnist", frame_of(capped))
     )
-    capped[0]["spec"]["evaluate"], capped[1]["spec"]["evaluate"] = "all", "selection:500"
+    capped[0]["config"]["evaluate"], capped[1]["config"]["evaluate"] = "all", "selection:500"
     assert "validation on at most 500 images of each training domain (all in some runs)" in header(
         "mnist", frame_of(capped)
     )
@@ -241,7 +241,7 @@ def test_the_header_names_each_fingerprint_with_its_data(miniature):
     for made, (name, mark) in zip(
         runs, (("Sine", "11"), ("Sine", "00"), ("Another", "zz"), ("Another", "zz"))
     ):
-        made["spec"] |= {"dataset": name, "dataset_fingerprint": mark}
+        made["config"] |= {"dataset": name, "dataset_fingerprint": mark}
     assert "data: Another (zz), Sine (00, 11);" in header(
         "quick", frame_of(runs)
     ) and "data: none;" in header("quick", frame_of([]))

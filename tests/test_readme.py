@@ -163,7 +163,7 @@ def test_the_trial_of_pretraining_says_what_its_records_say():
     rows = {}
     for path in ("results/pacs-pacs.jsonl", "docs/trials/pacs-pretraining.jsonl"):
         for record in map(json.loads, (repo_root() / path).read_text().splitlines()):
-            spec, place = record["spec"], (*record["spec"]["test_domains"], 0)[0]
+            spec, place = record["config"], (*record["config"]["test_domains"], 0)[0]
             if spec["algorithm"] in ("ERM", "RotationPretrained") and place in ("photo", "sketch"):
                 row = rows.setdefault((spec["algorithm"], spec["steps"]), {})
                 row[place, spec["trial_seed"]] = record["selected"]["default"]

@@ -44,7 +44,7 @@ def shifted(records, points, processor="another processor", **only):
     made = copy.deepcopy(records)
     for record in made:
         record["environment"]["device_name"] = processor
-        if any(record["spec"][name] != value for name, value in only.items()):
+        if any(record["config"][name] != value for name, value in only.items()):
             continue
         for chosen in record["selected"].values():
             chosen["test_accuracy"] += points / 100
@@ -185,7 +185,7 @@ def toy(errors, found):
         "selected": {},
         "checkpoints": [],
         "environment": {},
-        "spec": {
+        "config": {
             "algorithm": "HMOE",
             "dataset": "SineIntervals",
             "test_domains": [],
@@ -208,7 +208,7 @@ def test_the_toy_is_compared_in_powers_of_ten():
 
 
 def test_one_seed_resolves_nothing_beyond_the_images(there):
-    single = [r for r in there if r["spec"]["trial_seed"] == 0]
+    single = [r for r in there if r["config"]["trial_seed"] == 0]
     lines = compared({"s": (shifted(single, 20), single)}, {})
     assert (
         lines[0].startswith("same findings, different rounding")
@@ -233,15 +233,15 @@ def test_what_differs_between_machines_is_said(there):
             [
                 r
                 | {
-                    "spec": r["spec"] | {"arithmetic": asked},
+                    "config": r["config"] | {"determinism": asked},
                     "environment": r["environment"] | environment,
                 }
                 for r in there[:2]
             ]
         )
 
-    portable = made(arithmetic="portable")
-    gpu = circumstances(made(arithmetic="cuda", device="cuda", device_name="a GPU"), portable)
+    portable = made(determinism="portable")
+    gpu = circumstances(made(determinism="cuda", device="cuda", device_name="a GPU"), portable)
     assert gpu == ("arithmetic cuda instead of portable, on a GPU instead of an invented processor")
     assert (
         circumstances(frame_of(there), portable) == "on an equal processor with equal versions"
@@ -298,10 +298,10 @@ def test_the_published_pages_are_those_of_the_committed_figures(root):
 
 
 def test_the_sample_has_the_toy_and_every_family():
-    specs = [record["spec"] for record in sample_runs().record]
+    specs = [record["config"] for record in sample_runs().record]
     families = {FAMILIES[spec["algorithm"]] for spec in specs if spec["dataset"] != TOY}
     assert families == set(FAMILIES.values()) and any(spec["dataset"] == TOY for spec in specs)
-    assert all(spec["arithmetic"] == "portable" for spec in specs)
+    assert all(spec["determinism"] == "portable" for spec in specs)
 
 
 def test_what_is_published_is_rendered_trained_and_compared(
@@ -310,7 +310,7 @@ def test_what_is_published_is_rendered_trained_and_compared(
     shutil.copytree(root / "figures" / "bench", tmp_path / "figures" / "bench")
     monkeypatch.setenv("HMOE_FIGURES", str(tmp_path / "figures"))
     record = load_study("smoke-toy")[0]
-    batch = Batch([RunConfig.from_dict(record["spec"])], RunStore(tmp_path / "runs"), jobs=1)
+    batch = Batch([RunConfig.from_dict(record["config"])], RunStore(tmp_path / "runs"), jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
     reproduce_published(pages, frame_of([record]), batch, made, said.append)
     assert said[0].startswith("renders 1 page and trains 1 run afresh. The first picture")

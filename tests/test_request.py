@@ -21,8 +21,8 @@ def test_portable_arithmetic_is_not_promised_of_compiled_code():
         algorithm="ERM", dataset="DigitDomainsTiny", test_domains=["photo"], network="small_cnn"
     )
     with pytest.raises(HmoeError, match="exclude each other.*Fix: precision bf16, or native"):
-        make_config(**given, precision="bf16-compile", arithmetic="portable")
-    assert make_config(**given, precision="bf16", arithmetic="portable").arithmetic == "portable"
+        make_config(**given, precision="bf16-compile", determinism="portable")
+    assert make_config(**given, precision="bf16", determinism="portable").determinism == "portable"
 
 
 def test_spec_fills_in_defaults_and_checks(monkeypatch):
@@ -115,7 +115,9 @@ def test_generated_data_follow_the_trial_unless_parity_is_asked_for():
     run = RunOptions(algorithm="ERM", dataset="DigitDomains", test_domains=["sketch"], trial_seed=4)
     other = run.replace(algorithm="IRM")
     assert data_seed(run) == data_seed(other) == 4
-    assert data_seed(run.replace(parity=True)) != data_seed(other.replace(parity=True))
+    assert data_seed(run.replace(domainbed_compat=True)) != data_seed(
+        other.replace(domainbed_compat=True)
+    )
     with pytest.raises(HmoeError, match="Valid: negative, photo, plain, sketch"):
         data_seed(run.replace(test_domains=["foto"]))
 

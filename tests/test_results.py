@@ -23,8 +23,8 @@ def test_a_row_for_each_run_and_mode_with_what_the_record_says():
         for mode, chosen in record["selected"].items():
             row = frame[(frame.run_id == record["run_id"]) & (frame["mode"] == mode)].squeeze()
             assert row.accuracy == chosen["test_accuracy"] and row.step == chosen["step"]
-            assert row.test_domain == ",".join(record["spec"]["test_domains"])
-            assert row["hparams.lr"] == record["spec"]["hparams"]["lr"]
+            assert row.test_domain == ",".join(record["config"]["test_domains"])
+            assert row["hparams.lr"] == record["config"]["hparams"]["lr"]
             if record.get("discovery"):
                 assert row["discovery.nmi_domain"] == record["discovery"]["nmi_domain"]
 

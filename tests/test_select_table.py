@@ -45,7 +45,7 @@ def full(held_out, trial=0, draw=0, modes=("default",), **changed):
     "An invented record whose specification is whole."
     made = curves(held_out, trial, draw, modes)
     spec = RunConfig.from_dict(
-        made["spec"]
+        made["config"]
         | {
             "dataset_fingerprint": f"trial {trial}",
             "evaluate": "all",
@@ -53,7 +53,12 @@ def full(held_out, trial=0, draw=0, modes=("default",), **changed):
         }
         | changed
     )
-    return made | {"run_id": spec.run_id, "reason": None, "spec": spec.to_dict(), "test_size": 400}
+    return made | {
+        "run_id": spec.run_id,
+        "reason": None,
+        "config": spec.to_dict(),
+        "test_size": 400,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +79,7 @@ def test_each_cell_is_the_rules_choice_within_one_trial_seed(searched, rule):
         assert (
             row.accuracy
             == select_model(
-                [r for r in searched if r["spec"]["trial_seed"] == row.trial_seed],
+                [r for r in searched if r["config"]["trial_seed"] == row.trial_seed],
                 row.test_domain,
                 rule,
             )["test_accuracy"]
@@ -88,8 +93,8 @@ def test_what_is_missing_has_a_name(searched):
     kept = [
         r
         for r in searched
-        if gone.get(tuple(r["spec"]["test_domains"]))
-        != (r["spec"]["trial_seed"], r["spec"].get("hparams_seed", 0))
+        if gone.get(tuple(r["config"]["test_domains"]))
+        != (r["config"]["trial_seed"], r["config"].get("hparams_seed", 0))
     ]
     rows, missing = choose(kept, "leave-one-domain-out")
     assert len(rows) == 4 and len(missing) == 2
@@ -314,9 +319,9 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
     )
     records = RunStore().scan()[0]
     assert (
-        {r["spec"].get("hparams_seed", 0) for r in records} == {0, 1}
-        and {r["spec"]["hparams"]["batch_size"] for r in records} == {4}
-        and len({r["spec"]["hparams"]["lr"] for r in records}) == 2
+        {r["config"].get("hparams_seed", 0) for r in records} == {0, 1}
+        and {r["config"]["hparams"]["batch_size"] for r in records} == {4}
+        and len({r["config"]["hparams"]["lr"] for r in records}) == 2
     )
     for mode in ("mix", "max", "ood"):
         assert re.search(rf"{mode} +{select_model(records, 'photo', mode=mode)['run_id']} ", said)
@@ -487,9 +492,9 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     assert "4 of 4 runs complete" in hmoe(*sweep) and "0 to train" in hmoe(*sweep)
     old = RunStore().scan()[0]
     assert (
-        {r["spec"]["algorithm"] for r in old} == {"Mine (mine.py)"}
-        and old[0]["spec"]["hparams"]["strength"] == 0.5
-        and {r["spec"]["trial_seed"] for r in old} == {0, 1}
+        {r["config"]["algorithm"] for r in old} == {"Mine (mine.py)"}
+        and old[0]["config"]["hparams"]["strength"] == 0.5
+        and {r["config"]["trial_seed"] for r in old} == {0, 1}
     )
     train = (
         *(
@@ -499,7 +504,7 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
         11,
         "--checkpoint-frequency",
         5,
-        *"--device cpu --set lr=0.003 --set batch_size=16 --arithmetic portable".split(),
+        *"--device cpu --set lr=0.003 --set batch_size=16 --determinism portable".split(),
     )
     hmoe(*train)
     assert "Mine" in hmoe("select") and len(RunStore().scan()[0]) == 4, (
@@ -510,7 +515,7 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     now = RunStore().scan()[0]
     assert len(now) == 5 and {r["run_id"] for r in old} < {r["run_id"] for r in now}
     hmoe("select", fails="runs of Mine .mine.py. differ in algorithm_source")
-    for key in {r["spec"]["algorithm_source"] for r in now}:
+    for key in {r["config"]["algorithm_source"] for r in now}:
         assert "Mine" in hmoe("select", "--where", f"algorithm_source={key}")
     hmoe(*train, "--set", "strengh=1", fails="strength")
     hmoe(*train, "--set", "strength=much", fails="strength must be float")
@@ -523,7 +528,7 @@ def test_code_that_came_with_a_store_is_run_only_if_it_is_trusted(hmoe, tmp_path
     (record,) = RunStore().scan()[0]
     sample_tree(tmp_path / "pictures", per_class=1, size=32)
     predict = ("predict", "pictures", "--model", record["run_id"], "--device", "cpu")
-    key = record["spec"]["algorithm_source"]
+    key = record["config"]["algorithm_source"]
     del sys.modules[f"hmoe_own_{key}_mine.py"], ALGORITHMS["Mine (mine.py)"]  # another process
     (tmp_path / "ran").unlink()
     hmoe(*predict, fails=rf"Mine .mine.py. is code .*algorithms/{key}.py, .*Fix: .*--trust-code")
@@ -558,7 +563,7 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
     (tmp_path / "study.toml").write_text(SHADOWS)
     assert "3 of 3 runs complete" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")
     names = {"ERM", "ERM (shadow.py)", "ERM (other.py)"}
-    specs = [RunConfig.from_dict(record["spec"]) for record in RunStore().scan()[0]]
+    specs = [RunConfig.from_dict(record["config"]) for record in RunStore().scan()[0]]
     assert {s.algorithm: bool(s.algorithm_source) for s in specs} == {n: n != "ERM" for n in names}
     for listed in (hmoe("select", "study.toml"), hmoe("runs")):
         assert all(name in listed for name in names) and re.search(r"\bERM +[^ (]", listed)

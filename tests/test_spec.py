@@ -37,12 +37,12 @@ def test_every_field_of_the_specification_changes_the_name():
         sampler="pooled",
         evaluate="all",
         precision="bf16",
-        parity=True,
+        domainbed_compat=True,
         protocol_version=2,
         algorithm_source="abc",
         images={"source": "cache"},
         hparams_seed=1,
-        arithmetic="portable",
+        determinism="portable",
         algorithm_version=2,
         protocol="dmg",
         splits="0123456789ab",
@@ -67,7 +67,7 @@ def test_names_are_stable():
 
 def test_fields_that_came_later_are_left_out_while_they_say_what_was_before():
     assert not set(YOUNGER_FIELDS) & set(SPEC.to_dict())
-    others = dict(hparams_seed=3, arithmetic="portable", algorithm_version=2, measure="spectra")
+    others = dict(hparams_seed=3, determinism="portable", algorithm_version=2, measure="spectra")
     for name, other in others.items():
         changed = SPEC.replace(**{name: other})
         assert set(changed.to_dict()) - set(SPEC.to_dict()) == {name}
@@ -97,7 +97,7 @@ def test_specification_and_store_import_nothing_large():
         ({"steps": 0}, "steps must be greater than or equal to 1, got 0"),
         ({"steps": 1.0}, "steps must be a valid integer, got 1.0"),
         ({"trial_seed": -1}, "trial_seed must be greater than or equal to 0"),
-        ({"parity": 1}, "parity must be a valid boolean"),
+        ({"domainbed_compat": 1}, "domainbed_compat must be a valid boolean"),
         ({"evaluate": "selection:0"}, "evaluate must be a text that matches .* caps the valid"),
         ({"stepps": 1}, "unknown option 'stepps'. Valid: algorithm, dataset"),
     ],

@@ -373,7 +373,7 @@ def invented(network, domain, seed, drop):
     spec = {"algorithm": "ERM", "network": network, "test_domains": [domain], "trial_seed": seed}
     measured = {"maps": kind, "curves": curves, "noise": {"std": 0.1, **noise}}
     spec["dataset"], run_id = "Invented", f"{network} {domain} {seed}"
-    return {"status": "complete", "run_id": run_id, "spec": spec, "spectra": measured}
+    return {"status": "complete", "run_id": run_id, "config": spec, "spectra": measured}
 
 
 def framed(gap=0.1):
@@ -481,10 +481,10 @@ def test_a_network_before_training_is_the_one_that_its_run_began_with(kept_run):
 def test_what_began_trained_or_has_no_pictures_is_left_out(kept_run):
     record, kept = kept_run
     for change in ({"weights": "IMAGENET1K_V1"}, {"test_domains": ["ink"]}, {"resolution": 224}):
-        changed = frame_of([record | {"spec": record["spec"] | change}])
+        changed = frame_of([record | {"config": record["config"] | change}])
         assert untrained_runs(changed, [kept]).empty
     assert untrained_runs(frame_of([record]), []).empty
-    other = record | {"spec": record["spec"] | {"trial_seed": 1}, "run_id": "other"}
+    other = record | {"config": record["config"] | {"trial_seed": 1}, "run_id": "other"}
     assert len(untrained_runs(frame_of([record, other]), [kept])) == 1, (
         "the first seed stands for all"
     )

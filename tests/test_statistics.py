@@ -45,7 +45,7 @@ def run(algorithm, domain, seed, accuracy, **more):
     }
     spec = {"algorithm": algorithm, "dataset": "DigitDomains", "test_domains": [domain]}
     made = {"run_id": f"{algorithm}-{domain}-{seed}-{more}", "status": "complete"}
-    made |= {"spec": spec | {"trial_seed": seed} | more, "test_size": 360}
+    made |= {"config": spec | {"trial_seed": seed} | more, "test_size": 360}
     return made | {"selected": selected}
 
 

@@ -41,7 +41,7 @@ def record(spec=SPEC, **more):
         "record_version": 1,
         "status": "complete",
         "reason": None,
-        "spec": spec.to_dict(),
+        "config": spec.to_dict(),
         "checkpoints": [],
         "selected": {},
         **more,
@@ -59,7 +59,7 @@ def record(spec=SPEC, **more):
             '"trial_seed": 0', '"trial_seed": 4'
         ),  # edited: the name no longer fits
         lambda text: text.replace('"record_version": 1', '"record_version": 99'),
-        lambda text: text.replace('"parity"', '"purity"'),
+        lambda text: text.replace('"domainbed_compat"', '"purity"'),
         lambda text: "\x00\xff",
     ],
 )
@@ -187,7 +187,7 @@ def test_publish_is_sorted_whole_or_nothing(tmp_path):
     assert not results.exists()
     store.write(record(specs[2]))
     lines = publish_study("s", [x.run_id for x in specs], store, results).read_text().splitlines()
-    assert [json.loads(line)["spec"]["trial_seed"] for line in lines] == [0, 1, 2]
+    assert [json.loads(line)["config"]["trial_seed"] for line in lines] == [0, 1, 2]
     assert (
         publish_study("s", [x.run_id for x in specs[::-1]], store, results).read_text().splitlines()
         == lines

@@ -78,7 +78,7 @@ def test_published_runs_are_those_of_the_file(alike):
     missing = []
     for study in PUBLISHED[alike]:
         lines = (results_dir() / f"{study}.jsonl").read_text().splitlines()
-        published = {record["run_id"]: record["spec"] for record in map(json.loads, lines)}
+        published = {record["run_id"]: record["config"] for record in map(json.loads, lines)}
         assert count_runs(study) == len(published), study
         specs, reason = specs_or_reason(study)
         if specs is None:
@@ -292,7 +292,7 @@ MISTAKES = [
         24,
         "evaluate must be a text .*got 'some'. It means: selection or all",
     ),
-    ("steps = 7", 'arithmetic = "exact"', 24, "unknown arithmetic 'exact'. Valid: native"),
+    ("steps = 7", 'determinism = "exact"', 24, "unknown determinism 'exact'. Valid: native"),
     ('"all"', '"every"', 25, 'test_domains must be "all"'),
     ("seeds = [0, 3]", "seeds = [0,", 9, "not TOML"),
     ("steps = 7", "steps = ", 24, "not TOML: Invalid value. Fix"),
@@ -573,15 +573,17 @@ def test_a_report_compares_trained_rows_and_names_the_others():
 
 
 def test_draws_become_one_run_by_the_rule_and_variants_rows():
-    records = [r | {"spec": r["spec"]} for r in invented.digits(seeds=(0, 1), domains=("photo",))]
+    records = [
+        r | {"config": r["config"]} for r in invented.digits(seeds=(0, 1), domains=("photo",))
+    ]
     better = []
     for r in records:
-        spec = RunConfig.from_dict(r["spec"] | {"hparams_seed": 1})
+        spec = RunConfig.from_dict(r["config"] | {"hparams_seed": 1})
         points = json.loads(json.dumps(r["checkpoints"]))
         for splits in (point["accuracies"] for point in points):
             for domain in set(splits) - {"photo"}:
                 splits[domain]["out"] = {mode: 0.99 for mode in splits[domain]["out"]}
-        chosen = {"run_id": spec.run_id, "spec": spec.to_dict(), "checkpoints": points}
+        chosen = {"run_id": spec.run_id, "config": spec.to_dict(), "checkpoints": points}
         better.append(r | chosen)
     rows, missing = chosen_rows(frame_of(records + better), "training-domain", 2)
     assert set(rows.run_id) == {r["run_id"] for r in better} and not missing

@@ -243,7 +243,7 @@ def test_estimate_is_the_median_per_update():
     record = lambda t, status="complete": {
         "status": status,
         "wall_time_s": t,
-        "spec": spec.to_dict() | {"steps": 100},
+        "config": spec.to_dict() | {"steps": 100},
     }
     assert estimate_seconds(
         spec, [record(1), record(2), record(50), record(1000, "failed")]
@@ -259,7 +259,7 @@ def test_an_estimate_mixes_no_devices():
         return {
             "status": "complete",
             "wall_time_s": seconds,
-            "spec": spec.to_dict(),
+            "config": spec.to_dict(),
             "environment": made,
         }
 

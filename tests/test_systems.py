@@ -21,7 +21,7 @@ def study(seeds, domains, behind=0.1, names=("ERM", "CORAL")):
                 spec = {"algorithm": name, "dataset": "DigitDomains", "test_domains": [domain]}
                 spec |= {"trial_seed": seed, "network": "small_cnn", "hparams": {}}
                 chosen = {"step": 1, "validation_accuracy": 0.9, "test_accuracy": accuracy}
-                made = {"run_id": f"{name}{domain}{seed}", "status": "complete", "spec": spec}
+                made = {"run_id": f"{name}{domain}{seed}", "status": "complete", "config": spec}
                 records.append(made | {"selected": {"default": chosen}, "test_size": 100_000})
     return frame_of(records)
 

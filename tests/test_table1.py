@@ -189,8 +189,8 @@ def searched(seed=3):
     for (algorithm, held_out), reached in VALIDATED.items():
         for draw, rate in enumerate(RATES):
             made = invented.record(algorithm, held_out, seed, np.random.default_rng(0), lr=rate)
-            made["spec"]["hparams_seed"] = draw
-            made["run_id"] = RunConfig.from_dict(made["spec"]).run_id
+            made["config"]["hparams_seed"] = draw
+            made["run_id"] = RunConfig.from_dict(made["config"]).run_id
             values = {mode: reached[mode][draw] for mode in reached}
             seen = {d: {"out": values} for d in invented.DOMAINS if d != held_out}
             seen[held_out] = {"in": dict.fromkeys(values, 0.5)}

@@ -95,7 +95,7 @@ def test_two_runs_for_one_cell_are_refused(miniature):
 
 def test_pairs_of_test_domains_stay_out_of_the_table(miniature):
     pair = invented.measured("ERM", "photo", 0, default=0.1)
-    pair["spec"]["test_domains"] = ["photo", "sketch"]
+    pair["config"]["test_domains"] = ["photo", "sketch"]
     both = pd.concat([miniature, frame_of([pair])])
     assert accuracy_table(both).equals(accuracy_table(miniature))
 

@@ -44,7 +44,7 @@ def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=Non
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     chosen = {"step": 1, "validation_accuracy": validation}
     selected = {m: chosen | {"test_accuracy": accuracy - i / 100} for i, m in enumerate(modes)}
-    record = {"run_id": spec.run_id, "status": "complete", "spec": spec.to_dict()}
+    record = {"run_id": spec.run_id, "status": "complete", "config": spec.to_dict()}
     return record | {"checkpoints": [], "selected": selected, "test_size": 900, "environment": {}}
 
 

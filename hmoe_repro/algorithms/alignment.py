@@ -125,7 +125,7 @@ class DANN(ERM):
         """The parameters of each step of the next update."""
         k = self.hparams["d_steps_per_g_step"]
         network, adversary = self.network_parameters(), list(self.adversary.parameters())
-        if self.hparams["parity"]:
+        if self.hparams["domainbed_compat"]:
             alone = (self.update_count + 1) % (1 + k) < k
             return [adversary if alone else network]
         return [adversary] * (k - 1) + [network + adversary]
@@ -179,7 +179,7 @@ class CDANN(DANN):
         return z + self.adversary["embedding"](y)
 
     def domain_loss(self, losses, y):
-        factor = y.max() + 1 if self.hparams["parity"] else None
+        factor = y.max() + 1 if self.hparams["domainbed_compat"] else None
         return (class_weights(y, self.num_classes, factor) * losses).sum()
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-mtl
@@ -188,7 +188,7 @@ class MTL(ERM):
     """The classifier sees the feature and the mean feature of its domain (Blanchard et al., 2021).
     Predicts a batch as images of one domain."""
 
-    version = 2  # 1 made one pass where batch norm was live, and with `parity` drew in evaluation
+    version = 2  # 1: one pass with live batch norm; `domainbed_compat` drew in evaluation
     HPARAMS = ERM.HPARAMS | declared_hparams("MTL")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -199,7 +199,7 @@ class MTL(ERM):
     def classify(self, z, e, generator=None):
         """Logits (B, C) of features z (B, F) with their domains' summaries e (B, F), or with noise
         in their place, drawn from `generator` (None: the global one)."""
-        if self.hparams["parity"]:
+        if self.hparams["domainbed_compat"]:
             e = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         return self.classifier(torch.cat([z, e], 1))
 
@@ -213,6 +213,8 @@ class MTL(ERM):
     def predict(self, x):
         z = self.featurizer(x)
         noise = None
-        if self.hparams["parity"]:  # a generator of its own: evaluation leaves training alone
+        if self.hparams[
+            "domainbed_compat"
+        ]:  # a generator of its own: evaluation leaves training alone
             noise = torch.Generator(z.device).manual_seed(0)
         return self.classify(z, z.mean(0).expand_as(z), noise)

@@ -207,7 +207,7 @@ class MultiHeaded(Scheduled):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.featurizer = self.make_featurizer()
         features, number = self.featurizer.num_features, num_domains
-        if self.hparams["parity"]:
+        if self.hparams["domainbed_compat"]:
             number = 1
         self.heads = nn.ModuleList(self.make_classifier(features) for _ in range(number))
         for head in self.heads:

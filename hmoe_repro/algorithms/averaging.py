@@ -277,15 +277,15 @@ class SWAD(Averaging):
 
     def valley(self) -> Valley:
         """Which segments count, by the rule of the paper or of the released code."""
-        rule = published_valley if self.hparams["parity"] else loss_valley
+        rule = published_valley if self.hparams["domainbed_compat"] else loss_valley
         names = ("n_converge", "n_tolerance", "tolerance_ratio")
         return rule(self.losses, **{name: self.hparams[name] for name in names})
 
     def _add(self, mean: WeightMean, segments: list[int]):
-        """Add the means of some segments, weighted by updates or, with `parity`, equally."""
+        """Add the means of some segments, weighted by updates or (`domainbed_compat`) equally."""
         for i in segments:
             part = self.queue[i - len(self.losses)]
-            mean.add(part.tensors, 1 if self.hparams["parity"] else part.count)
+            mean.add(part.tensors, 1 if self.hparams["domainbed_compat"] else part.count)
 
     def training_state(self):
         valley = {

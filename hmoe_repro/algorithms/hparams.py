@@ -25,10 +25,10 @@ def with_network(declared: dict[str, HParam], network: str | None = None) -> dic
     return declared | network_hparams(chosen) | declared
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-merge-hparams
-def _default(declared: HParam, resolution: int, dataset: str | None, parity: bool):
-    """The default for a size of images, a data set, and runs with or without `parity`."""
-    if parity and declared.with_parity is not None:
-        return declared.with_parity
+def _default(declared: HParam, resolution: int, dataset: str | None, domainbed_compat: bool):
+    """The default for a size of images, a data set, and runs with or without `domainbed_compat`."""
+    if domainbed_compat and declared.domainbed_default is not None:
+        return declared.domainbed_default
     large = resolution >= LARGE_IMAGE and declared.large_image_default is not None
     usual = declared.large_image_default if large else declared.default
     return dict(declared.default_in).get(dataset, usual)
@@ -49,11 +49,11 @@ def merge_hparams(
     given: dict,
     resolution: int = 28,
     dataset: str | None = None,
-    parity: bool = False,
+    domainbed_compat: bool = False,
 ) -> dict:
     """Defaults of an algorithm and of its network, overridden by `given`, which is checked by name
     and value. Raises `HmoeError`, for a misspelt name with the list of the valid ones."""
-    where, network = (resolution, dataset, parity), None
+    where, network = (resolution, dataset, domainbed_compat), None
     if "network" in declared:
         network = given.get("network", _default(declared["network"], *where))
         declared = with_network(declared, network)

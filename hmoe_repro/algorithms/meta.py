@@ -37,7 +37,7 @@ class MLDG(ERM):
 
     def pairs(self, num_domains: int) -> list[tuple[int, int]]:
         """(meta-train, meta-test) indices of one update."""
-        if not self.hparams["parity"]:
+        if not self.hparams["domainbed_compat"]:
             return cyclic_pairs(num_domains)
         order = torch.randperm(num_domains).tolist()
         cut = num_domains - self.hparams["n_meta_test"]
@@ -100,7 +100,7 @@ class ARM(ERM):
         super().__init__((channels + 1, *size), num_classes, num_domains, hparams)
         self.input_shape = tuple(input_shape)
         self.context = context_network(channels, self.hparams["context_width"])
-        self.fixed = ("context.",) if self.hparams["parity"] else ()
+        self.fixed = ("context.",) if self.hparams["domainbed_compat"] else ()
 
     def grouped(self, x, sizes: list[int]) -> torch.Tensor:
         """Logits of x (B, C, H, W), cut into groups of the given sizes that share their context."""

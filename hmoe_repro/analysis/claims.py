@@ -252,7 +252,7 @@ def run_scores(record: dict) -> dict:
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-arrays
 def nearest_domain(record: dict, arrays: dict) -> str:
     """The training domain whose images the gate treats most like those of the test domain."""
-    like = gate_similarity(mean_gates(arrays, DATASETS[record["spec"]["dataset"]].domain_names))
+    like = gate_similarity(mean_gates(arrays, DATASETS[record["config"]["dataset"]].domain_names))
     return like.iloc[-1, :-1].idxmax()
 
 

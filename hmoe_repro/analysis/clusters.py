@@ -110,8 +110,8 @@ def domains_and_experts(run) -> tuple[int, int]:
     record = run if isinstance(run, dict) else run.record
     points = record.get("checkpoints") or []
     validated = {d for p in points for d, splits in p["accuracies"].items() if "out" in splits}
-    domains = len(validated - set(record["spec"]["test_domains"]))
-    return domains, record["spec"].get("hparams", {}).get("num_experts") or domains
+    domains = len(validated - set(record["config"]["test_domains"]))
+    return domains, record["config"].get("hparams", {}).get("num_experts") or domains
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-scored-runs
 _RUN = ["algorithm", "test_domain", "trial_seed"]

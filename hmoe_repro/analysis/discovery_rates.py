@@ -21,7 +21,7 @@ def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> 
     """Run id -> its setting in words: the hyper-parameters in which the runs differ, where they are
     not the most frequent value; 'default' where none is. `names`: what to call some of these."""
     found = frame.drop_duplicates("run_id")
-    specs = [{**r["spec"]["hparams"], "updates": r["spec"]["steps"]} for r in found.record]
+    specs = [{**r["config"]["hparams"], "updates": r["config"]["steps"]} for r in found.record]
     values = pd.DataFrame(specs, index=found.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
     said = (values.columns + " " + texts).where(texts.ne(texts.mode().iloc[0]) & values.notna())

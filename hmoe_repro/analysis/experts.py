@@ -37,7 +37,7 @@ class StoredChoices:
                 f"run {record['run_id']} kept no experts of patches.",
                 fix="choose a run whose network has sparse layers, and publish its arrays.",
             )
-        self.record, self.test_domains = record, record["spec"]["test_domains"]
+        self.record, self.test_domains = record, record["config"]["test_domains"]
         self.blocks, self.num_experts, self.grid = (found[k] for k in ("blocks", "experts", "grid"))
         self.domain_names, self.class_names = found["domain_names"], found["class_names"]
         self.experts, self.domain, self.label, self.shown = (

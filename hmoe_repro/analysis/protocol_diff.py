@@ -52,7 +52,7 @@ def paper_dataset(frame: pd.DataFrame) -> str:
 # %% ../../nbs/07_analysis/08_protocol_diff.ipynb #def-paper-hparams
 def paper_hparams(algorithm: str, dataset: str = "ColoredMNIST", given=None, network="", **more):
     """Hyper-parameters of an algorithm in the papers' studies of a data set: defaults overridden by
-    `given`, without network and weights. `more`: `parity`, as `merge_hparams` takes it."""
+    `given`, without network and weights. `more`: `domainbed_compat`, as in `merge_hparams`."""
     photographs = dataset in KNOWN
     usual = {"network": network or paper_network(algorithm, dataset)}
     declared = with_network(get_algorithm(algorithm).HPARAMS, usual["network"])
@@ -110,7 +110,9 @@ def study_settings(*studies: str) -> pd.DataFrame:
             given, photographs = block.settings(who, variant), data in KNOWN
             network = block.network or given.get("network") or paper_network(who, data)
             usual = PROTOCOLS[block.protocol].defaults
-            hparams = paper_hparams(who, data, usual | given, network, parity=block.parity)
+            hparams = paper_hparams(
+                who, data, usual | given, network, domainbed_compat=block.domainbed_compat
+            )
             row = {"algorithm": who, "dataset": data, "trial_seed": seed, "precision": precision}
             row |= {"network": network, "sampler": block.sampler_of(who), **of_block}
             row["weights"] = _weights(given.get("weights", "pretrained" if photographs else None))
@@ -124,7 +126,7 @@ def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
     """The same settings of the runs of `results`."""
     table = runs(frame)
     said = [record.get("protocol") or {} for record in table.record]
-    given = [record["spec"].get("images") or {} for record in table.record]
+    given = [record["config"].get("images") or {} for record in table.record]
     splits, photographs = [s.get("splits") for s in said], table.dataset.isin(KNOWN)
     files = table.dataset_fingerprint.map(KNOWN_COPIES).fillna(_FILES)
     table = table.assign(

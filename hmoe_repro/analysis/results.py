@@ -111,7 +111,7 @@ def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
     """`results` of records that are already read."""
     rows, nested = [], []
     for record in records:
-        spec = record["spec"]
+        spec = record["config"]
         run = {"study": study, "test_domain": ",".join(spec["test_domains"])}
         run |= {name: record.get(name) for name in _FIELDS}
         run |= {k: v for k, v in spec.items() if k not in ("hparams", "test_domains")}

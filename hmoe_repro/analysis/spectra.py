@@ -90,7 +90,7 @@ def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> 
 @torch.no_grad()
 def _before_training(record: dict, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
-    spec = RunConfig.from_dict(record["spec"]).replace(precision="float32")
+    spec = RunConfig.from_dict(record["config"]).replace(precision="float32")
     tested = [kept.domain_names.index(domain) for domain in spec.test_domains]
     x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
     if spec.images is not None:  # images from files are normalised
@@ -116,7 +116,7 @@ def untrained_runs(frame: pd.DataFrame, kept_runs: list[StoredChoices]) -> pd.Da
     domains and resolution; runs for which there are none are left out."""
     pictures = {",".join(kept.test_domains): kept for kept in reversed(kept_runs)}
     found = measured_runs(frame)
-    random = found.record.map(lambda r: r["spec"].get("weights") in (None, "random"))
+    random = found.record.map(lambda r: r["config"].get("weights") in (None, "random"))
     found = found[found.test_domain.isin(list(pictures)) & random]
     sides = found.test_domain.map(lambda domain: pictures[domain].images.shape[-1])
     found = found[sides == found.resolution].drop_duplicates(["model", "test_domain"])

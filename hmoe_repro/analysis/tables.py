@@ -341,7 +341,7 @@ def best_hparams(frame: pd.DataFrame, mode: str = "mix") -> pd.DataFrame:
     table = chosen[chosen["mode"].isin([mode, "default"])]
     place, (defaults, _) = ["algorithm", "mode", "test_domain"], choose(records, n_hparams=1)
     table = table.merge(defaults, on=place, suffixes=("", "_first"))
-    hparams = {record["run_id"]: record["spec"]["hparams"] for record in records}
+    hparams = {record["run_id"]: record["config"]["hparams"] for record in records}
     pairs = zip(table.run_id_first, table.run_id)
     table["changed"] = [_changed(hparams[first], hparams[best]) for first, best in pairs]
     table["validation"], table["default"] = 100 * table.validation, 100 * table.validation_first

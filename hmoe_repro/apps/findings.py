@@ -254,7 +254,7 @@ def number_table(found: Findings, summary: dict) -> pd.DataFrame:
 def provenance_table(record: dict) -> pd.DataFrame:
     """The provenance of the numbers, what and value: run, weights, specification, environment."""
     facts = {"run": record["run_id"], "model": "the weights after the last update"}
-    facts |= record["spec"] | {"finished": record["finished"]} | record["environment"]
+    facts |= record["config"] | {"finished": record["finished"]} | record["environment"]
     rows = []
     for name, value in facts.items():
         if isinstance(value, dict):

@@ -52,7 +52,7 @@ class TrainedModel:
         (B, K) and 'code' (B, D) of images, bytes (B, R, R, 3).
         `HmoeError` where logits are not finite."""
         pictures = pictures.to(next(self.algorithm.parameters()).device)
-        of_files = self.record["spec"].get("images")  # trained on files, or on tensors
+        of_files = self.record["config"].get("images")  # trained on files, or on tensors
         x = normalise(pictures) if of_files else as_input(pictures.permute(0, 3, 1, 2))
         logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         if not logits.isfinite().all():
@@ -115,7 +115,7 @@ def load_trained(
     for a model of images that are not RGB, and for code that is not trusted, as in `load_model`."""
     store = store or RunStore()
     record = store.find(run_id)
-    run_id, spec = record["run_id"], RunConfig.from_dict(record["spec"])
+    run_id, spec = record["run_id"], RunConfig.from_dict(record["config"])
     if record["status"] != "complete" or not record["selected"]:
         raise HmoeError(
             f"run {run_id} has no model of images (status: {record['status']}).",
@@ -165,7 +165,7 @@ def look_at_files(
 ) -> Looks:
     """The outputs of `model` for the files below `root`; `on_progress` as `Progress`. `HmoeError`
     for an unknown mode, and for files that cannot be read unless `skip`."""
-    spec, modes = model.record["spec"], model.algorithm.modes
+    spec, modes = model.record["config"], model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {spec['algorithm']}")
     kept, unreadable, parts = [], [], []
     for start in range(0, len(files), at_once):

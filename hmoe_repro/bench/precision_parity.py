@@ -24,7 +24,7 @@ from ..studies.search import rank
 # %% ../../nbs/09_bench/07_precision_parity.ipynb #def-without-precision
 def _without_precision(record: dict) -> str:
     """A run's specification without its precision, as text: equal for twins."""
-    spec = {name: value for name, value in record["spec"].items() if name != "precision"}
+    spec = {name: value for name, value in record["config"].items() if name != "precision"}
     return json.dumps(spec, sort_keys=True)
 
 
@@ -50,7 +50,7 @@ def precision_pairs(
         )
 
     def place(pair):
-        record, spec = pair[0], pair[0]["spec"]
+        record, spec = pair[0], pair[0]["config"]
         return rank(spec["algorithm"]), spec["test_domains"], spec["trial_seed"], record["run_id"]
 
     return sorted(pairs, key=place)
@@ -62,7 +62,7 @@ def unpaired_notes(frame: pd.DataFrame, base: str = "float32", other: str = "bf1
     for precision, twin in ((base, other), (other, base)):
         twins = _by_spec(complete, twin)
         for key, record in _by_spec(frame, precision).items():
-            spec, failed = record["spec"], record["status"] != "complete"
+            spec, failed = record["config"], record["status"] != "complete"
             where = f"{spec['algorithm']} on {','.join(spec['test_domains'])}"
             name = f"{where}, seed {spec['trial_seed']} (run {record['run_id']})"
             if failed:
@@ -80,7 +80,7 @@ MEASURES = (ACCURACY, VALIDATION, NMI, LOSS)
 
 def _compared_values(record: dict) -> dict[tuple[str, str], float]:
     """(measure, row) -> value of everything that is compared of a run."""
-    algorithm, selected, found = record["spec"]["algorithm"], record["selected"], {}
+    algorithm, selected, found = record["config"]["algorithm"], record["selected"], {}
     for measure, key in ((ACCURACY, "test_accuracy"), (VALIDATION, "validation_accuracy")):
         for mode in sorted(selected, key=MODE_ORDER.index):
             if key in selected[mode]:
@@ -103,7 +103,7 @@ def paired_runs(pairs: list[tuple[dict, dict]]) -> pd.DataFrame:
     trial_seed, base, other, difference (other minus base)."""
     rows = []
     for first, second in pairs:
-        a, b, spec = _compared_values(first), _compared_values(second), first["spec"]
+        a, b, spec = _compared_values(first), _compared_values(second), first["config"]
         place = spec["dataset"], ",".join(spec["test_domains"]), spec["trial_seed"]
         rows += [(*key, *place, a[key], b[key], b[key] - a[key]) for key in a if key in b]
     frame = pd.DataFrame(rows, columns=[*_PLACE, "base", "other", "difference"])

@@ -286,16 +286,16 @@ def small_updates(updates: int = 20):
     print(determinism_in_use(), seconds / updates)
 
 
-def _updates_in(arithmetic: str) -> float:
+def _updates_in(determinism: str) -> float:
     """`small_updates` of a process in this arithmetic. `HmoeError` where that is impossible."""
     free = {name: value for name, value in os.environ.items() if PORTABLE.get(name) != value}
-    environment = with_determinism(arithmetic, free | dict.fromkeys(THREADS, "1"))
+    environment = with_determinism(determinism, free | dict.fromkeys(THREADS, "1"))
     code = "from hmoe_repro.bench.updates import small_updates; small_updates()"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     used, _, seconds = done.stdout.strip().partition(" ")
-    if used != arithmetic:
-        raise HmoeError(f"{arithmetic} arithmetic is not possible here: {used or done.stderr}.")
+    if used != determinism:
+        raise HmoeError(f"{determinism} arithmetic is not possible here: {used or done.stderr}.")
     return float(seconds)
 
 
@@ -368,7 +368,7 @@ def run_bench(rounds: int = 7, scale: str = "full", say=print) -> dict:
         record |= {"image": [1, size.side, size.side], "gflop": work}
         record |= _measurements(results, first) | {"skipped": _left_out(scale, skipped)}
         if scale == "full":
-            record["arithmetic"] = arithmetic_cost(rounds)
+            record["determinism"] = arithmetic_cost(rounds)
     return record
 
 
@@ -496,7 +496,7 @@ def _norm_notes(record: dict) -> list[str]:
 
 def determinism_notes(record: dict) -> list[str]:
     """[one sentence on the cost of portable arithmetic]; [] if the record has not measured it."""
-    seconds = record.get("arithmetic") or {}
+    seconds = record.get("determinism") or {}
     if len(seconds) < 2:
         return []
     middle, low, high = spread(np.array(seconds["portable"]) / np.array(seconds["native"]))

@@ -85,7 +85,7 @@ def _list_datasets():
 # %% ../../nbs/11_cli/02_listings.ipynb #def-runs
 def _run_row(record: dict) -> list:
     """A row of `hmoe runs`: the run with its accuracies, or the reason why it failed."""
-    spec, selected = record["spec"], record["selected"]
+    spec, selected = record["config"], record["selected"]
     accuracies = [f"{mode} {chosen['test_accuracy']:.3f}" for mode, chosen in selected.items()]
     said = "  ".join(accuracies) or record.get("reason") or ""
     what = [spec["algorithm"], spec["dataset"], "+".join(spec["test_domains"])]

@@ -83,7 +83,7 @@ def reproduce_command(
     sample = not (artefacts or profile or everything or fresh)
     if sample:
         published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
-        specs = [RunConfig.from_dict(record["spec"]) for record in published.record]
+        specs = [RunConfig.from_dict(record["config"]) for record in published.record]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
         specs, store = runs_of(requested_studies(names, profile or "quick")), RunStore()

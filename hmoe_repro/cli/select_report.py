@@ -153,7 +153,7 @@ def export_domainbed_command(
     complete = [record for record in records if record["status"] == "complete"]
     written = export_domainbed(complete, folder)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
-    strange = sorted({r["spec"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
+    strange = sorted({r["config"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
     if strange:
         print(
             "DomainBed's collect_results prints tables of its own data sets only; "

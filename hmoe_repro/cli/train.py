@@ -65,7 +65,7 @@ def train_command(
     print the selected accuracies."""
     folder = data_folder(data_dir)
     CONFIG.workers = workers or CONFIG.workers
-    set_determinism(options["arithmetic"])  # the library is imported after this, not before
+    set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
@@ -76,7 +76,7 @@ def train_command(
     records = train_here(configs, None, device, folder)
     complete = sum(record["status"] == "complete" for record in records)
     if n_hparams and complete:
-        chosen = search_table(frame_of([r for r in records if "spec" in r]), n_hparams)
+        chosen = search_table(frame_of([r for r in records if "config" in r]), n_hparams)
         print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
     refuse_incomplete(configs, records)
     if n_hparams:

@@ -25,14 +25,16 @@ PORTABLE = {
 DETERMINISM_MODES = ("native", "portable")
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-with-arithmetic
-def with_determinism(arithmetic: str, environment=os.environ) -> dict[str, str]:
+def with_determinism(determinism: str, environment=os.environ) -> dict[str, str]:
     """A copy of `environment` for a new process with portable or native arithmetic.
 
     'portable' sets the variables of `PORTABLE`; 'native' sets nothing.
     Raises `HmoeError` for any other name.
     """
     pinned = (
-        PORTABLE if check_choice(arithmetic, DETERMINISM_MODES, "arithmetic") == "portable" else {}
+        PORTABLE
+        if check_choice(determinism, DETERMINISM_MODES, "determinism") == "portable"
+        else {}
     )
     return {**environment, **pinned}
 
@@ -44,13 +46,13 @@ _LATE = (
 )
 
 
-def set_determinism(arithmetic: str):
+def set_determinism(determinism: str):
     """Set portable or native arithmetic for this process, before torch is imported.
 
     Once torch is imported nothing is changed; where that matters a warning says so.
     Raises `HmoeError` for an unknown name.
     """
-    wanted = with_determinism(arithmetic)
+    wanted = with_determinism(determinism)
     if wanted == dict(os.environ):
         return
     if "torch" in sys.modules:
@@ -78,10 +80,10 @@ def variables(**values: str):
                 os.environ[name] = value
 
 
-def starting(arithmetic: str):
+def starting(determinism: str):
     """Context manager: processes started in the body compute in this arithmetic, with one
     thread each."""
-    return variables(**with_determinism(arithmetic, {}), **dict.fromkeys(THREADS, "1"))
+    return variables(**with_determinism(determinism, {}), **dict.fromkeys(THREADS, "1"))
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-in-use
 def determinism_in_use(device="cpu") -> str:

@@ -58,7 +58,7 @@ _NOT_SETTINGS = {"algorithm", "dataset", "dataset_fingerprint", "test_domains", 
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
     """Run id -> its algorithm, with the settings in which that algorithm's runs differ."""
     frame, names = runs(frame), {}
-    specs = [record["spec"] for record in frame.record]
+    specs = [record["config"] for record in frame.record]
     settings = [
         {k: v for k, v in spec.items() if k not in _NOT_SETTINGS | {"hparams"}}
         | (spec.get("hparams") or {})
@@ -157,7 +157,7 @@ def changed_verdict(published: str, fresh: str) -> tuple[list[str], bool]:
 def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
     """The differences between the environments of two frames of `results`, in a few words."""
     here, there, parts = fresh, published, []
-    facts = ["arithmetic", "device_name"]
+    facts = ["determinism", "device_name"]
     facts += [name[12:] for name in here if name.startswith("environment.versions.")]
     for fact in [*facts, "library"]:
         new, old = (listed(side, f"environment.{fact}", "") for side in (here, there))

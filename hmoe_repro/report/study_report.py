@@ -55,7 +55,7 @@ def table_rows(
     found, notes, cell = {}, [], ["algorithm", "test_domain", "trial_seed"]
     for dataset, mine in frame.groupby("dataset", sort=False):
         if rule != "leave-one-domain-out":  # which looks at runs that hold out two
-            mine = mine[mine.record.map(lambda record: len(record["spec"]["test_domains"]) == 1)]
+            mine = mine[mine.record.map(lambda record: len(record["config"]["test_domains"]) == 1)]
         mine, missing = chosen_rows(mine, rule, n_hparams)
         if runs(mine).duplicated(cell).any():
             mine = mine.assign(algorithm=mine.run_id.map(row_names(mine)))

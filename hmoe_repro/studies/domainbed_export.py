@@ -41,7 +41,7 @@ def _check_measured(record: dict, names: list[str]):
 def _domain_names(record: dict) -> list[str]:
     """All domains of a record's data set, in order; those of data that are not registered here in
     the order of the alphabet. `HmoeError` where a checkpoint lacks one."""
-    dataset = record["spec"]["dataset"]
+    dataset = record["config"]["dataset"]
     if dataset in DATASETS:
         names = list(DATASETS[dataset].domain_names)
     else:
@@ -52,7 +52,7 @@ def _domain_names(record: dict) -> list[str]:
 # %% ../../nbs/06_studies/09_domainbed_export.ipynb #def-lines
 def _arguments(record: dict, mode: str, names: list[str]) -> dict:
     """The arguments of DomainBed's `train.py` that would have made this run."""
-    spec = record["spec"]
+    spec = record["config"]
     return {
         "algorithm": exported_name(spec["algorithm"], mode),
         "dataset": spec["dataset"],
@@ -76,7 +76,7 @@ def domainbed_lines(record: dict, mode: str) -> list[dict]:
     """One dictionary per checkpoint, as DomainBed writes them. Raises `HmoeError` where the record
     lacks an accuracy."""
     names = _domain_names(record)
-    arguments, hparams = _arguments(record, mode, names), record["spec"]["hparams"]
+    arguments, hparams = _arguments(record, mode, names), record["config"]["hparams"]
     lines = []
     for point in record["checkpoints"]:
         line = {"args": arguments, "hparams": hparams, "step": point["step"], "epoch": None}
@@ -129,12 +129,12 @@ def _refuse_alike(records: list[dict]):
     differ in."""
     first_of: dict[tuple, dict] = {}
     for record in records:
-        spec = record["spec"]
+        spec = record["config"]
         other = first_of.setdefault(_identity(spec), record)
         if other is record:
             continue
-        fields = sorted({*spec, *other["spec"]})
-        differ = [name for name in fields if spec.get(name) != other["spec"].get(name)]
+        fields = sorted({*spec, *other["config"]})
+        differ = [name for name in fields if spec.get(name) != other["config"].get(name)]
         example = differ[0] if differ else "NAME"
         raise HmoeError(
             f"runs {other['run_id']} and {record['run_id']} of {spec['algorithm']} differ only in "

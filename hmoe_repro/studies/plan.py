@@ -45,9 +45,9 @@ def estimate_seconds(spec: RunConfig, records: list[dict]) -> float | None:
     of its kind, times its updates; None without any."""
     kind = _kind(spec.to_dict())
     per_update = [
-        record["wall_time_s"] / record["spec"]["steps"]
+        record["wall_time_s"] / record["config"]["steps"]
         for record in records
-        if record["status"] == "complete" and _kind(record["spec"]) == kind
+        if record["status"] == "complete" and _kind(record["config"]) == kind
     ]
     return statistics.median(per_update) * spec.steps if per_update else None
 

@@ -160,7 +160,7 @@ def matching(records: list[dict], settings: list[str]) -> list[dict]:
         text = setting.partition("=")[2]
         kept, known = [], set()
         for record in records:
-            fields = _fields(record["spec"]) | record["spec"]["hparams"]
+            fields = _fields(record["config"]) | record["config"]["hparams"]
             known.update(fields)
             if name not in fields or fields[name] == value or str(fields[name]) == text:
                 kept.append(record)
@@ -210,7 +210,7 @@ def check_kind(specs: list[RunConfig], rule: str = RULES[0]):
     fixed, data, sources, hparams = [], {}, {}, {}
     for s in specs:
         fixed.append(_kind(s.to_dict()))
-        if not s.parity:
+        if not s.domainbed_compat:
             data.setdefault(s.trial_seed, []).append({"dataset_fingerprint": s.dataset_fingerprint})
         sources.setdefault(s.algorithm, []).append(
             {"algorithm_source": s.algorithm_source, "algorithm_version": s.algorithm_version}
@@ -228,20 +228,20 @@ def check_kind(specs: list[RunConfig], rule: str = RULES[0]):
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-one-each
 def _draw(record: dict) -> int:
-    return record["spec"].get("hparams_seed", 0)
+    return record["config"].get("hparams_seed", 0)
 
 
 def _place(record: dict) -> tuple:
     """The row and column of a table to which a record belongs."""
-    spec = record["spec"]
+    spec = record["config"]
     return spec["algorithm"], frozenset(spec["test_domains"]), spec["trial_seed"], _draw(record)
 
 
 def one_each(records: list[dict], rule: str = RULES[0]) -> list[dict]:
     """Records of one kind, one for each algorithm, set of test domains, trial seed and draw.
     `HmoeError` from `check_kind`."""
-    check_kind([RunConfig.from_dict(r["spec"]) for r in records], rule)
-    full_last = sorted(records, key=lambda r: r["spec"]["evaluate"].startswith("all"))
+    check_kind([RunConfig.from_dict(r["config"]) for r in records], rule)
+    full_last = sorted(records, key=lambda r: r["config"]["evaluate"].startswith("all"))
     return list({_place(record): record for record in full_last}.values())
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-tables-of
@@ -267,10 +267,10 @@ def _variants(records: list[dict]) -> list[dict]:
     for record in records:
         algorithm, held_out, trial, draw = _place(record)
         cell = algorithm, held_out, draw, trial if draw else 0
-        cells.setdefault(cell, []).append(record["spec"]["hparams"])
+        cells.setdefault(cell, []).append(record["config"]["hparams"])
     for (algorithm, *_), given in cells.items():
         varied.setdefault(algorithm, {}).update(dict.fromkeys(_varied(given)))
-    specs = [record["spec"] for record in records]
+    specs = [record["config"] for record in records]
     return [{n: spec["hparams"].get(n) for n in varied[spec["algorithm"]]} for spec in specs]
 
 
@@ -279,9 +279,9 @@ def tables_of(records: list[dict]) -> list[tuple[str, list[dict]]]:
     one variant of each algorithm. The title is the data set and, in parentheses, the settings that
     distinguish the table."""
     tables = []
-    for dataset in dict.fromkeys(r["spec"]["dataset"] for r in records):
-        mine = [r for r in records if r["spec"]["dataset"] == dataset]
-        for kind, alike in _parts(mine, [_kind(r["spec"]) for r in mine]).items():
+    for dataset in dict.fromkeys(r["config"]["dataset"] for r in records):
+        mine = [r for r in records if r["config"]["dataset"] == dataset]
+        for kind, alike in _parts(mine, [_kind(r["config"]) for r in mine]).items():
             for variant, part in _parts(alike, _variants(alike)).items():
                 apart = ", ".join(filter(None, (kind, variant)))
                 tables.append((f"{dataset} ({apart})" if apart else dataset, part))
@@ -292,8 +292,8 @@ def hparams_note(records: list[dict]) -> list[str]:
     """One line if algorithms have other settings on other test domains, without a draw."""
     given = {}
     for record in records:
-        if len(record["spec"]["test_domains"]) == 1 and not _draw(record):
-            given.setdefault(record["spec"]["algorithm"], []).append(record["spec"]["hparams"])
+        if len(record["config"]["test_domains"]) == 1 and not _draw(record):
+            given.setdefault(record["config"]["algorithm"], []).append(record["config"]["hparams"])
     found = [f"{name} ({', '.join(_varied(of))})" for name, of in given.items() if _varied(of)]
     return [f"settings differ between test domains: {'; '.join(found)}"] if found else []
 
@@ -317,7 +317,7 @@ def _cell(runs: list[dict], test_domain: str, rule: str) -> list[dict]:
     """One row for each mode: the run and checkpoint that `rule` chooses."""
     if not runs:
         return []
-    spec, by_id = runs[0]["spec"], {r["run_id"]: r for r in runs}
+    spec, by_id = runs[0]["config"], {r["run_id"]: r for r in runs}
     rows = []
     for mode in runs[0]["selected"]:
         chosen = select_model(runs, test_domain, rule, mode)
@@ -336,13 +336,13 @@ def _cell(runs: list[dict], test_domain: str, rule: str) -> list[dict]:
 # %% ../../nbs/06_studies/07_search.ipynb #def-cells
 def _failure(record: dict) -> str:
     """A note about a failed run."""
-    spec, draw = RunConfig.from_dict(record["spec"]), _draw(record)
+    spec, draw = RunConfig.from_dict(record["config"]), _draw(record)
     return f"failed: {spec}, draw {draw} (run {record['run_id']}): {record['reason']}"
 
 
 def _cells_of(records: list[dict]):
     """(algorithm, test domain, trial seed) of the cells of a table, in its order."""
-    specs = [r["spec"] for r in records]
+    specs = [r["config"] for r in records]
     algorithms = sorted({s["algorithm"] for s in specs}, key=rank)
     held_out = sorted({s["test_domains"][0] for s in specs if len(s["test_domains"]) == 1})
     return itertools.product(algorithms, held_out, sorted({s["trial_seed"] for s in specs}))
@@ -357,11 +357,13 @@ def choose(
     Raises `HmoeError` if no run can be evaluated, or the runs are not of one kind (`check_kind`).
     """
     check_choice(rule, RULES, "selection rule")
-    asked = [r for r in records if r["spec"]["test_domains"] and _draw(r) < (n_hparams or math.inf)]
+    asked = [
+        r for r in records if r["config"]["test_domains"] and _draw(r) < (n_hparams or math.inf)
+    ]
     draws = n_hparams or max(map(_draw, asked), default=0) + 1
     by_row = {}
     for run in one_each([r for r in asked if r["status"] == "complete"], rule):
-        row = run["spec"]["algorithm"], run["spec"]["trial_seed"]
+        row = run["config"]["algorithm"], run["config"]["trial_seed"]
         by_row.setdefault(row, []).append(run)
     rows, notes = [], [_failure(r) for r in asked if r["status"] != "complete"]
     for algorithm, test_domain, seed in _cells_of(asked):
@@ -372,7 +374,7 @@ def choose(
             which = f"draw {', '.join(map(str, lacking))} of {draws}"
             notes.append(f"missing: {algorithm} on {test_domain}, seed {seed}, {which}: {reason}")
     if not rows:
-        together = ", ".join(sorted({"+".join(r["spec"]["test_domains"]) for r in asked}))
+        together = ", ".join(sorted({"+".join(r["config"]["test_domains"]) for r in asked}))
         why = f"Those that were found hold out {together} together. " if together else ""
         why = notes[0] if notes else f"{why}Fix: `hmoe runs` lists what there is."
         raise HmoeError(f"there is no run to choose from. {why}")

@@ -53,9 +53,9 @@ class _Pool:
     """Persistent worker processes, one pipe each. `arguments`: those of `serve_runs` after the
     pipe."""
 
-    def __init__(self, jobs: int, arguments: tuple, arithmetic: str = "native"):
+    def __init__(self, jobs: int, arguments: tuple, determinism: str = "native"):
         self.context = multiprocessing.get_context("spawn")
-        self.jobs, self.arguments, self.arithmetic = jobs, arguments, arithmetic
+        self.jobs, self.arguments, self.determinism = jobs, arguments, determinism
         self.workers: dict = {}  # our end of the pipe -> the worker at the other
         for _ in range(jobs):
             self.start()
@@ -66,7 +66,7 @@ class _Pool:
         ours, theirs = self.context.Pipe()
         arguments = (theirs, *self.arguments)
         process = self.context.Process(target=serve_runs, args=arguments, daemon=True)
-        with starting(self.arithmetic):
+        with starting(self.determinism):
             process.start()
         theirs.close()
         self.workers[ours] = _Worker(process)
@@ -171,9 +171,9 @@ def _drive(pool: _Pool, todo: list[RunConfig], work: _Work, end: float | None):
 def _drive_local(work: _Work, jobs: int, arguments: tuple, seconds: float | None):
     """Run what is left on worker processes of this machine, one arithmetic after the other."""
     end = time.monotonic() + seconds if seconds else None
-    for arithmetic in dict.fromkeys(spec.arithmetic for spec in work.todo):
-        alike = [spec for spec in work.todo if spec.arithmetic == arithmetic]
-        pool = _Pool(max(1, min(jobs, len(alike))), arguments, arithmetic)
+    for determinism in dict.fromkeys(spec.determinism for spec in work.todo):
+        alike = [spec for spec in work.todo if spec.determinism == determinism]
+        pool = _Pool(max(1, min(jobs, len(alike))), arguments, determinism)
         try:
             _drive(pool, alike, work, end)
         finally:
@@ -202,7 +202,7 @@ def _connect_ray(jobs: int | None):
 def _start_task(task, spec: RunConfig, arguments: tuple):
     """Let a Ray task run a specification, in a process with the arithmetic it asks for."""
     options = {}
-    if spec.arithmetic == "portable":
+    if spec.determinism == "portable":
         options["runtime_env"] = {"env_vars": PORTABLE}
     return task.options(**options).remote(spec.to_dict(), *arguments)
 

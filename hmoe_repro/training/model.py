@@ -136,7 +136,7 @@ def load_model(
     store = store or RunStore()
     record = store.find(run_id)
     mode = _mode_of(record, mode)
-    spec = RunConfig.from_dict(record["spec"])
+    spec = RunConfig.from_dict(record["config"])
     data = build_dataset(spec)
     if spec.weights:  # replaced by the run's own below: its initial ones need not be here
         spec = spec.replace(weights="random")

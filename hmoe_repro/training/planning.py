@@ -34,13 +34,13 @@ from .splits import lists_in, own_splits
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-data-seed
 def data_seed(run: RunOptions) -> int:
-    """The seed a generated data set is drawn from: the trial seed, or with `parity` DomainBed's
+    """The seed a generated data set is drawn from: the trial seed, or with `domainbed_compat` DomainBed's
     seed of the run (its partition differs between algorithms).
 
     Raises `HmoeError` for test domains that the data set does not have."""
     names, what = DATASETS[run.dataset].domain_names, f"domain of {run.dataset}"
     positions = sorted(names.index(check_choice(d, names, what)) for d in run.test_domains)
-    if not run.parity:
+    if not run.domainbed_compat:
         return run.trial_seed
     return run_seed(run.dataset, run.algorithm, positions, run.trial_seed, run.hparams_seed)
 
@@ -60,12 +60,12 @@ def check_options(run: RunOptions):
     if run.network:
         with about("network"):
             check_choice(run.network, NETWORKS, "network")
-    if run.arithmetic == "portable" and run.precision.endswith("-compile"):
+    if run.determinism == "portable" and run.precision.endswith("-compile"):
         raise HmoeError(
             f"portable arithmetic and precision {run.precision} exclude each other: the compiler "
             "writes code for the processor it finds.",
             fix=f"precision {run.precision.removesuffix('-compile')}, or native.",
-            setting="arithmetic",
+            setting="determinism",
         )
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-hparams
@@ -91,7 +91,7 @@ def _resolved_hparams(run: RunOptions, data) -> dict:
     given |= {name: v for name, v in run.hparams.items() if name not in IMAGE_OPTIONS}
     seeds = run.hparams_seed, run.trial_seed
     drawn = draw_hparams(declared, *seeds, data.resolution, run.dataset, len(domains))
-    where = data.resolution, run.dataset, run.parity
+    where = data.resolution, run.dataset, run.domainbed_compat
     exist = merge_hparams(declared, given, *where)
     drawn = {name: value for name, value in drawn.items() if name in exist}
     resolved = merge_hparams(declared, drawn | given, *where)
@@ -144,7 +144,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     """The configuration of a run, with everything filled in. Raises `HmoeError` naming the valid
     choices."""
     if run.dataset == TOY:
-        return make_toy_config(run.steps, run.arithmetic, **run.hparams)
+        return make_toy_config(run.steps, run.determinism, **run.hparams)
     run = _known_names(run)
     check_options(run)
     data = _prepared_data(run, data_dir)
@@ -201,7 +201,7 @@ def _toy_fingerprint(points: str, seeds) -> str:
     return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()[:12]
 
 
-def make_toy_config(steps: int = 20_000, arithmetic: str = "native", **hparams) -> RunConfig:
+def make_toy_config(steps: int = 20_000, determinism: str = "native", **hparams) -> RunConfig:
     """Configuration of a toy run (HMOE, section 4.1), of `steps` epochs. Raises `HmoeError` for
     unknown hyper-parameters."""
     resolved = toy_hparams(hparams)
@@ -217,5 +217,5 @@ def make_toy_config(steps: int = 20_000, arithmetic: str = "native", **hparams) 
         resolution=1,
         steps=steps,
         checkpoint_frequency=max(1, steps // 40),
-        arithmetic=arithmetic,
+        determinism=determinism,
     )

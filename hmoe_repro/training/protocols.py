@@ -427,12 +427,12 @@ class DMG:
     def check(self):
         """Raises `HmoeError` for an option of DomainBed's protocol, and for two lengths."""
         run = self.run
-        if run.sampler != "domain" or run.parity:
-            what = "parity" if run.parity else f"the sampler {run.sampler}"
+        if run.sampler != "domain" or run.domainbed_compat:
+            what = "domainbed_compat" if run.domainbed_compat else f"the sampler {run.sampler}"
             raise HmoeError(
                 f"{what} belongs to DomainBed's protocol; DMG's mixes its batches in one way.",
                 fix="leave it out, or protocol domainbed.",
-                setting="parity" if run.parity else "sampler",
+                setting="domainbed_compat" if run.domainbed_compat else "sampler",
             )
         if run.steps and run.epochs:
             raise HmoeError(

@@ -157,11 +157,11 @@ def _record(spec: RunConfig, status: str, reason: str | None, measured: dict, de
         "record_version": RECORD_VERSION,
         "status": status,
         "reason": reason,
-        "spec": spec.to_dict(),
+        "config": spec.to_dict(),
         "checkpoints": [],
         "selected": {},
         **measured,
-        "environment": environment(device) | {"arithmetic": determinism_in_use(device)},
+        "environment": environment(device) | {"determinism": determinism_in_use(device)},
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -239,7 +239,7 @@ def run(
     store = store or RunStore()
     device = resolve_device("cpu" if spec.dataset == TOY else str(device))
     folder = ensure_writable(store.path(spec.run_id))
-    warn_of_determinism(spec.arithmetic, device)
+    warn_of_determinism(spec.determinism, device)
     precise = device_determinism(spec.precision, device)
     with run_lock(folder) as mine, single_thread(), precise:
         if not mine:

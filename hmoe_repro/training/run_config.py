@@ -88,12 +88,12 @@ class RunOptions(Checked):
         ge=0,
         description="0: default hyper-parameters; otherwise DomainBed's random trial of this seed.",
     )
-    parity: bool = Field(
+    domainbed_compat: bool = Field(
         False,
         description="As DomainBed: generated data depend on the run seed instead of the trial "
         "seed; GMoE's capacity also applies in evaluation.",
     )
-    arithmetic: Literal["native", "portable"] = Field(
+    determinism: Literal["native", "portable"] = Field(
         "native",
         description="native, or portable: bitwise identical on every x86-64 processor with AVX2.",
     )
@@ -126,7 +126,7 @@ def explained(error: ValidationError, model: type[BaseModel], valid=()) -> HmoeE
 YOUNGER_FIELDS = {
     "images": None,
     "hparams_seed": 0,
-    "arithmetic": "native",
+    "determinism": "native",
     "algorithm_version": 1,
     "measure": "",
     "protocol": "domainbed",

@@ -108,7 +108,7 @@ class Offer(NamedTuple):
 
 def protocol_of(record: dict) -> str:
     """The protocol that a run followed: 'domainbed' or 'dmg'."""
-    return record["spec"].get("protocol", "domainbed")
+    return record["config"].get("protocol", "domainbed")
 
 
 def selection_mode_of(run: dict) -> str | None:
@@ -141,7 +141,7 @@ def _modes(checkpoints: list[dict], part: str) -> dict:
 def differing_selection(record: dict) -> str | None:
     """'selected' or 'in_domain' if that entry of a complete run is not what its checkpoints say;
     None where both are, and for the toy, which selects nothing."""
-    points, test = record["checkpoints"], record["spec"].get("test_domains")
+    points, test = record["checkpoints"], record["config"].get("test_domains")
     if not test or record["status"] != "complete":
         return None
     try:
@@ -180,7 +180,7 @@ def _runs_of_pairs(run: dict, runs: list[dict], test: str) -> dict[str, dict]:
     domains = {d for point in run["checkpoints"] for d in point["accuracies"]}
     pairs, missing = {}, []
     for domain in sorted(domains - {test}):
-        fitting = [r for r in runs if set(r["spec"]["test_domains"]) == {test, domain}]
+        fitting = [r for r in runs if set(r["config"]["test_domains"]) == {test, domain}]
         if fitting:
             pairs[domain] = fitting[0]
         else:
@@ -254,11 +254,11 @@ def select_model(
     _refuse_protocols(records, rule)
     runs_of_seed: dict[int, list[dict]] = {}
     for record in records:
-        runs_of_seed.setdefault(record["spec"].get("hparams_seed", 0), []).append(record)
+        runs_of_seed.setdefault(record["config"].get("hparams_seed", 0), []).append(record)
     offers = []
     for seed, runs in runs_of_seed.items():
         for run in runs:
-            if run["spec"]["test_domains"] == [test_domain]:
+            if run["config"]["test_domains"] == [test_domain]:
                 offer = offer_of(run, runs, test_domain, mode)
                 offers.append({"run_id": run["run_id"], **offer._asdict(), "hparams_seed": seed})
     if not offers:

@@ -28,7 +28,7 @@ _REQUIRED = {
     "run_id": str,
     "record_version": int,
     "status": str,
-    "spec": dict,
+    "config": dict,
     "checkpoints": list,
     "selected": dict,
 }
@@ -50,7 +50,7 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
     if wrong:
         raise HmoeError(f"{where} {wrong}.", fix=_MEND)
     try:
-        expected = RunConfig.from_dict(record["spec"]).run_id
+        expected = RunConfig.from_dict(record["config"]).run_id
     except HmoeError as error:
         raise HmoeError(f"{where}: {error}", fix=_MEND) from None
     differing = differing_selection(record)
@@ -222,7 +222,7 @@ def check_study_name(name: str) -> str:
 
 def _place_in_study(record: dict) -> tuple:
     """What the lines of a published study are sorted by."""
-    spec = record["spec"]
+    spec = record["config"]
     names = ("dataset", "algorithm", "test_domains", "trial_seed")
     return (*(spec[name] for name in names), record["run_id"])
 
