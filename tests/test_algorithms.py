@@ -2,7 +2,6 @@
 
 import copy
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -23,8 +22,7 @@ from hmoe_repro.algorithms.base import (
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.hmoe import HMOE_DL, HMOE_DN, build_encoder
 from hmoe_repro.algorithms.hparams import parse_setting
-from hmoe_repro.algorithms.robustness import Stepwise
-from hmoe_repro.algorithms.tools import AnnealedPenalty, flat, unflat
+from hmoe_repro.algorithms.tools import AnnealedPenalty
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.registry import DATASETS
@@ -185,12 +183,12 @@ SOUND = {Heads: {"taken": lambda self: list(self.parameters())}, Scaled: {"fixed
         (Scaled, {}, r"declared fixed that training moves: \['classifier.bias"),
         (
             Phased,
-            {"weight": lambda self: 0.0 if self.annealed else 1.0},
+            {"weight": lambda self: 0.0 if self.update_count >= 2 else 1.0},
             "does not move after the change of phase: .*classifier.bias",
         ),
         (
             Phased,
-            {"weight": lambda self: 1.0 if self.annealed else 0.0},
+            {"weight": lambda self: 1.0 if self.update_count >= 2 else 0.0},
             "does not move before the change of phase: .*classifier.bias",
         ),
         (Phased, {"weight": forgotten_switch}, "training resumed from a saved state is not"),
@@ -211,7 +209,7 @@ def test_what_changes_a_phase_is_declared():
     assert timed == {name for name, h in declared.items() if h.phase} and len(timed) == 7
 
 
-class ByHand(Stepwise):
+class ByHand(ERM):
     """ERM on domains of equal size, whose gradients are put together by hand."""
 
     def gradients(self, parameters, losses):
@@ -228,18 +226,6 @@ class ByHand(Stepwise):
             p.grad = g
         self.optimizer.step()
         return {"loss": torch.stack(losses).mean()}
-
-
-class Unflattened(ByHand):
-    """As DomainBed's ANDMask and its kin: gradients as one vector, and back."""
-
-    def gradients(self, parameters, losses):
-        pieces = unflat(
-            torch.stack([flat(torch.autograd.grad(loss, parameters)) for loss in losses]).mean(0),
-            parameters,
-        )
-        assert all(piece.stride() == p.stride() for piece, p in zip(pieces, parameters))
-        return pieces
 
 
 class Hidden(ByHand):
@@ -266,9 +252,7 @@ class Replaced(ByHand):
         return reported
 
 
-@pytest.mark.parametrize(
-    "cls", [ByHand, Unflattened, Hidden, Replaced], ids=lambda cls: cls.__name__
-)
+@pytest.mark.parametrize("cls", [ByHand, Hidden, Replaced], ids=lambda cls: cls.__name__)
 def test_gradients_assigned_by_hand_train_as_erm_does(cls):
     """Thirty updates on one batch: without the hook the loss ends at four times ERM's."""
     ends = {}
@@ -281,15 +265,6 @@ def test_gradients_assigned_by_hand_train_as_erm_does(cls):
         for _ in range(30):
             ends[kind] = algorithm.update(batches)["loss"]
     assert ends[cls] == pytest.approx(ends[ERM], rel=0.01) and ends[ERM] < 0.5
-
-
-def test_conformance_catches_gradients_in_another_layout(monkeypatch):
-    """Without the hook, a gradient assigned by hand is what a broken step of one's own looks
-    like."""
-    check_algorithm(ByHand)
-    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {})
-    with pytest.raises(AssertionError, match="channels-last order move otherwise"):
-        check_algorithm(ByHand)
 
 
 def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
@@ -306,11 +281,10 @@ def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
 @pytest.mark.parametrize(
     "reported, said",
     [
-        (torch.tensor(1.0), "update of Mine returned Tensor and no dictionary"),
-        (None, "returned NoneType and no"),
-        ({"loss": torch.zeros(2)}, "'loss': Tensor, which is no number"),
-        ({"loss": "low"}, "'loss': str"),
-        ({1: 0.5}, "1: float"),
+        (torch.tensor(1.0), r"update of Mine returned tensor\(1.\), which is no dictionary of n"),
+        (None, "returned None, which"),
+        ({"loss": torch.zeros(2)}, "'loss': tensor.*, which is no dictionary of numbers"),
+        ({"loss": "low"}, "'loss': 'low'"),
     ],
 )
 def test_what_an_update_reports_is_refused_unless_it_is_numbers(reported, said):

@@ -123,7 +123,7 @@ def plain_image_d2v(net, x, norm, block):
     return conv(x, "layers.11", padding=1).mean((2, 3))
 
 
-@pytest.mark.parametrize("norm", ["instance", "none", None])
+@pytest.mark.parametrize("norm", ["instance", "none"])
 @pytest.mark.parametrize("block", ["post", "pre", "stargan"])
 def test_the_image_encoder_in_every_order(norm, block):
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_the_image_encoder_in_every_order(norm, block):
         for p in net.parameters():
             p.add_(0.1 * torch.randn_like(p))  # norms that scale and shift
         torch.testing.assert_close(
-            net(x), plain_image_d2v(net, x, norm or "instance", block), rtol=1e-4, atol=1e-4
+            net(x), plain_image_d2v(net, x, norm, block), rtol=1e-4, atol=1e-4
         )
 
 
@@ -173,10 +173,6 @@ def test_options_that_an_encoder_does_not_have_are_refused():
         make_encoder("image", (3, 16, 16), norm="batch")
     with pytest.raises(HmoeError, match="residual block 'last'. Valid: post, pre, stargan"):
         make_encoder("image", (3, 16, 16), block="last")
-    with pytest.raises(HmoeError, match="residual block 'last'. Valid: post, pre, stargan"):
-        make_encoder("small", (3, 16, 16), block="last")
-    with pytest.raises(HmoeError, match="'small' has no residual blocks.*encoder 'image'"):
-        make_encoder("small", (3, 16, 16), block="pre")
 
 
 def test_the_network_for_small_photographs_is_cheap():

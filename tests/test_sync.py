@@ -12,6 +12,7 @@ HAND_WRITTEN = (
     "benchmarks.toml",
     "hmoe.mplstyle",
     "claims.toml",
+    "hyperparameters.toml",
     "pages.toml",
     "paper_numbers.csv",
     "sample.toml",

@@ -58,16 +58,13 @@ def get_algorithm(name: str):
 def describe_hparam(name: str, declared: HParam) -> str:
     """`name=default [search]` of an `HParam`; values for large images follow a slash, those of
     single data sets are in parentheses."""
-    default = as_text(declared.default)
-    if declared.follows:
-        default = declared.follows
-    elif declared.large_image_default is not None:
+    default, search = declared.follows or as_text(declared.default), declared.search
+    if declared.large_image_default is not None:
         default += f" / {as_text(declared.large_image_default)}"
     if declared.default_in:
         default += f" ({', '.join(f'{name} {as_text(v)}' for name, v in declared.default_in)})"
-    search = declared.search
     if declared.search_large:
-        search = f"{declared.search or 'none'} / {declared.search_large}"
+        search = f"{search or 'none'} / {declared.search_large}"
     return f"{name}={default} [{search}]" if search else f"{name}={default}"
 
 # %% ../../nbs/04_algorithms/14_registry.ipynb #def-describe-algorithm

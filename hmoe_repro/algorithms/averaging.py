@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['hparams_of', 'Averaging', 'wrapped', 'SMA', 'EoA', 'Valley', 'loss_valley', 'published_valley', 'WeightMean',
-           'Segmented', 'validation_loss', 'SWAD']
+           'validation_loss', 'SWAD']
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #imports
 import copy
@@ -15,28 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import ERM, Algorithm, HParam, register
+from .base import ERM, Algorithm, register
 from .hparams import with_network
 from .tools import average_into, frozen_copy
 from ..core.errors import HmoeError
+from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-inner-state
 def hparams_of(cls: type[Algorithm], hparams: dict) -> dict:
     """Those of `hparams` that an algorithm and networks know."""
     known = with_network(cls.HPARAMS)
     return {name: value for name, value in hparams.items() if name in known}
-
-
-def _inner_state(algorithm: Algorithm) -> dict:
-    """The training state of an algorithm inside another one, which holds its weights."""
-    state = algorithm.training_state()
-    del state["model"]
-    return state
-
-
-def _load_inner_state(algorithm: Algorithm, state: dict):
-    """Put back what `_inner_state` returned; the weights are there already."""
-    algorithm.load_training_state(state | {"model": algorithm.state_dict()})
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-around
 class Averaging(Algorithm):
@@ -82,13 +71,6 @@ class Averaging(Algorithm):
     def predict_modes(self, x):
         return self.result.predict_modes(x)
 
-    def training_state(self):
-        return super().training_state() | {"current": _inner_state(self.current)}
-
-    def load_training_state(self, state):
-        super().load_training_state(state)
-        _load_inner_state(self.current, state["current"])
-
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-around-class
 def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging]:
     """The class of `averaging` (SWAD, SMA) that trains the algorithm `base`, with the
@@ -114,9 +96,7 @@ def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging
 class SMA(Averaging):
     """Simple moving average of all weights since update `sma_start` (section 3 of the paper)."""
 
-    EXTRA_HPARAMS = {
-        "sma_start": HParam(100, "updates t_0 before the average begins", min=0, phase="updates")
-    }
+    EXTRA_HPARAMS = declared_hparams("SMA")
     HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
 
     def average(self):
@@ -131,11 +111,7 @@ class EoA(Algorithm):
     """Ensemble of Averages: mean of the logits of `num_models` simple moving averages that start
     from different weights (section 4 of the paper). `HmoeError` for fewer than one."""
 
-    HPARAMS = SMA.HPARAMS | {
-        "num_models": HParam(
-            6, "models E in the ensemble; the cost of training grows with it", min=1, max=100
-        )
-    }
+    HPARAMS = SMA.HPARAMS | declared_hparams("EoA")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -152,14 +128,6 @@ class EoA(Algorithm):
 
     def predict(self, x):
         return torch.stack([member.predict(x) for member in self.members]).mean(0)
-
-    def training_state(self):
-        return super().training_state() | {"members": [_inner_state(m) for m in self.members]}
-
-    def load_training_state(self, state):
-        super().load_training_state(state)
-        for member, saved in zip(self.members, state["members"]):
-            _load_inner_state(member, saved)
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-valley
 class Valley(NamedTuple):
@@ -179,11 +147,9 @@ def loss_valley(
     losses: list[float], n_converge: int = 3, n_tolerance: int = 6, tolerance_ratio: float = 0.3
 ) -> Valley:
     """The segments that count, given the validation loss at each checkpoint; SWAD, Algorithm 1."""
-    count, begin = len(losses), None
-    for j in range(count - n_converge + 1):
-        if losses[j] == min(losses[j : j + n_converge]):
-            begin = j
-            break
+    count = len(losses)
+    starts = range(count - n_converge + 1)
+    begin = next((j for j in starts if losses[j] == min(losses[j : j + n_converge])), None)
     if begin is None:
         return Valley([], [count - 1], False)
     threshold = _threshold(losses[begin : begin + n_converge], tolerance_ratio)
@@ -192,24 +158,6 @@ def loss_valley(
             return Valley(list(range(begin, j - n_tolerance + 1)), [], True)
     inside = max(begin, count - n_tolerance + 1)
     return Valley(list(range(begin, inside)), list(range(inside, count)), False)
-
-# %% ../../nbs/04_algorithms/10_averaging.ipynb #def-queue-ends
-def _after_last_high(segments: list[int], losses: list[float], threshold: float) -> list[int]:
-    """Segments added at the beginning: all but the first after the last one above the threshold."""
-    begin = 0
-    for k, segment in enumerate(segments):
-        if losses[segment] > threshold:
-            begin = k + 1
-    return segments[begin + 1 :]
-
-
-def _until_last_low(segments: list[int], losses: list[float], threshold: float) -> list[int]:
-    """Segments added when training ends: all up to the last one at or below the threshold."""
-    end = 0
-    for k, segment in enumerate(segments):
-        if losses[segment] <= threshold:
-            end = k + 1
-    return segments[:end]
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-published-valley
 def published_valley(
@@ -226,14 +174,16 @@ def published_valley(
                 begin = j - n_converge + 1
                 threshold = _threshold(recent, tolerance_ratio)
                 oldest = window[: n_tolerance - n_converge + 1]
-                added += _after_last_high(oldest, losses, threshold)
+                high = [k for k, segment in enumerate(oldest) if losses[segment] > threshold]
+                added += oldest[max(high, default=-1) + 2 :]  # not the first after the last high
         elif window[0] >= begin:
             if min(losses[i] for i in window) > threshold:
                 return Valley(added or [begin], [], True)
             added.append(window[0])
     if begin is None:
         return Valley([], [len(losses) - 1], False)
-    still_open = _until_last_low(window[1:], losses, threshold)
+    low = [k for k, segment in enumerate(window) if k and losses[segment] <= threshold]
+    still_open = window[1 : max(low, default=0) + 1]  # up to the last low
     if not added and not still_open:
         still_open = [begin]
     return Valley(added, still_open, False)
@@ -254,54 +204,6 @@ class WeightMean:
         else:
             self.tensors = [t.detach().clone() for t in tensors]
 
-    def state(self) -> dict:
-        return {"count": self.count, "tensors": self.tensors}
-
-# %% ../../nbs/04_algorithms/10_averaging.ipynb #def-segmented
-class Segmented(Averaging):
-    """Averaging by segments, which checkpoints end; a subclass says which of them count."""
-
-    def __init__(self, input_shape, num_classes, num_domains, hparams=None):
-        super().__init__(input_shape, num_classes, num_domains, hparams)
-        self.losses = []  # the validation loss at each checkpoint
-        self.segment = WeightMean()  # of the updates since the last one
-        self.queue = []  # the means of the last segments
-        self.total, self.settled = WeightMean(), 0  # the final mean, and of how many segments
-
-    def average(self):
-        self.segment.add(self.current.parameters())
-        if not self.losses:
-            self.take_over(self.current.parameters())
-
-    @torch.no_grad()
-    def take_over(self, parameters):
-        """Copy these parameters, and the buffers of `current`, into `result`."""
-        for kept, value in zip(self.result.parameters(), parameters):
-            kept.copy_(value)
-        for kept, value in zip(self.result.buffers(), self.current.buffers()):
-            kept.copy_(value)
-
-    def training_state(self):
-        valley = {
-            "losses": self.losses,
-            "segment": self.segment.state(),
-            "queue": [mean.state() for mean in self.queue],
-            "total": self.total.state(),
-        }
-        return super().training_state() | {"valley": valley}
-
-    def load_training_state(self, state):
-        super().load_training_state(state)
-        device, valley = next(self.current.parameters()).device, state["valley"]
-
-        def restored(saved):
-            tensors = [tensor.to(device, copy=True) for tensor in saved["tensors"]]
-            return WeightMean(saved["count"], tensors)
-
-        self.losses = list(valley["losses"])
-        self.segment, self.total = restored(valley["segment"]), restored(valley["total"])
-        self.queue = [restored(saved) for saved in valley["queue"]]
-
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-validation-loss
 @torch.no_grad()
 def validation_loss(model: Algorithm, validation) -> float:
@@ -316,26 +218,14 @@ def validation_loss(model: Algorithm, validation) -> float:
         means.append(sum(sums) / sum(sizes))
     return sum(means) / len(means)
 
-# %% ../../nbs/04_algorithms/10_averaging.ipynb #swad-hparams
-_SWAD = {
-    "n_converge": HParam(
-        3, "checkpoints N_s without a better loss that mark the beginning", phase="checkpoints"
-    ),
-    "n_tolerance": HParam(6, "checkpoints N_e above the threshold that mark the end"),
-    "tolerance_ratio": HParam(
-        0.3, "how far above the mean loss of the beginning the threshold lies", min=0
-    ),
-    "domainbed_compat": HParam(False, "segments and their weights as in the released code"),
-}
-
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-swad
 @register("SWAD", paper="Cha et al., 2021", needs_domain_labels=False, family="averaging")
-class SWAD(Segmented):
+class SWAD(Averaging):
     """Stochastic weight averaging, densely, through the valley of the validation loss (Algorithm 1
     of the paper). `HmoeError` unless 1 <= n_converge < n_tolerance."""
 
-    EXTRA_HPARAMS = _SWAD
-    HPARAMS = ERM.HPARAMS | _SWAD
+    EXTRA_HPARAMS = declared_hparams("SWAD")
+    HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -346,6 +236,22 @@ class SWAD(Segmented):
                 fix="change one of them.",
                 setting="n_converge",
             )
+        self.losses = []  # the validation loss at each checkpoint, where a segment ends
+        self.segment = WeightMean()  # of the updates since the last one
+        self.queue = []  # the means of the last segments
+        self.total, self.settled = WeightMean(), 0  # the final mean, and of how many segments
+
+    def average(self):
+        self.segment.add(self.current.parameters())
+        if not self.losses:
+            self.take_over(self.current.parameters())
+
+    @torch.no_grad()
+    def take_over(self, parameters):
+        """Copy these parameters, and the buffers of `current`, into `result`."""
+        values = [*parameters, *self.current.buffers()]
+        for kept, value in zip([*self.result.parameters(), *self.result.buffers()], values):
+            kept.copy_(value)
 
     def on_checkpoint(self, validation):
         """End the segment. `validation`: for each training domain an iterable of (x, y), its
@@ -359,8 +265,7 @@ class SWAD(Segmented):
     def end_segment(self, loss: float):
         """End the segment with a known validation loss, and bring `result` up to date."""
         self.losses.append(loss)
-        self.queue.append(self.segment)
-        self.queue = self.queue[-self.hparams["n_tolerance"] :]
+        self.queue = [*self.queue, self.segment][-self.hparams["n_tolerance"] :]
         self.segment = WeightMean()
 
         valley = self.valley()
@@ -381,3 +286,24 @@ class SWAD(Segmented):
         for i in segments:
             part = self.queue[i - len(self.losses)]
             mean.add(part.tensors, 1 if self.hparams["domainbed_compat"] else part.count)
+
+    def training_state(self):
+        valley = {
+            "losses": self.losses,
+            "segment": vars(self.segment),
+            "queue": [vars(mean) for mean in self.queue],
+            "total": vars(self.total),
+        }
+        return super().training_state() | {"valley": valley}
+
+    def load_training_state(self, state):
+        super().load_training_state(state)
+        device, valley = next(self.current.parameters()).device, state["valley"]
+
+        def restored(saved):
+            tensors = [tensor.to(device, copy=True) for tensor in saved["tensors"]]
+            return WeightMean(saved["count"], tensors)
+
+        self.losses = list(valley["losses"])
+        self.segment, self.total = restored(valley["segment"]), restored(valley["total"])
+        self.queue = [restored(saved) for saved in valley["queue"]]

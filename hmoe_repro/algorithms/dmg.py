@@ -6,22 +6,20 @@
 __all__ = ['PAIRS_EVERY', 'overlaps', 'pair_overlaps', 'MaskedERM', 'DMG', 'AggregateSGD']
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #imports
-from dataclasses import replace
 from itertools import combinations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .anchors import SCHEDULES, Aggregate, Scheduled, start_near_zero
-from .base import ERM, HParam, concatenate, register
+from .anchors import Aggregate, Scheduled, of_large_networks, start_near_zero
+from .base import ERM, concatenate, register
 from .meta import MetaReg
-from .tools import domain_labels, refuse_one_domain
+from .tools import domain_labels, sgd
 from ..core.errors import check_choice
-from ..core.search_space import Choice
+from ..core.search_space import declared_hparams
 from ..method.masks import applied, known_domains, mask_sum
-from ..networks.backbones import LARGE, LARGE_HPARAMS
-from ..networks.masked import READINGS, NetworkMasks, choose_places, passes, sampled
+from ..networks.masked import NetworkMasks, choose_places, passes, sampled
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-overlaps
 class _Overlaps(torch.autograd.Function):
@@ -69,25 +67,6 @@ def pair_overlaps(m: Tensor) -> dict[str, Tensor]:
     iou = (both + 1e-6) / (size[:, None] + size - both + 1e-6)
     return {f"iou_{d}_{e}": iou[d, e] for d, e in combinations(range(len(m)), 2)}
 
-# %% ../../nbs/04_algorithms/13_dmg.ipynb #dmg-hparams
-_LAMBDAS = Choice((0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))  # that the paper sweeps
-_DMG = {
-    "lambda_o": HParam(0.1, "weight of the overlap, eq. 2", search_large=_LAMBDAS, min=0),
-    "lambda_s": HParam(0.0, "weight of sparsity, appendix 7.2", min=0),
-    "mask_lr": HParam(1e-4, "learning rate of Adam on the masks", min=0),
-    "places": HParam((), "where masks are, by name; empty: where `reading` has them"),
-    "reading": HParam(
-        "released", "'released' code or 'paper', where the two differ", choices=READINGS
-    ),
-    "schedule": HParam(
-        "none", f"learning rates over time: {', '.join(SCHEDULES)}", choices=SCHEDULES
-    ),
-    "near_zero": HParam(False, "the last layer starts near zero"),
-    "resnet_dropout": replace(
-        LARGE_HPARAMS["resnet_dropout"], search_large=None, requires=("network", LARGE)
-    ),
-}
-
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-masked-erm
 _OWN_MASK = {"kd": "softscale", "greedy": "greedy"}  # inference mode -> mode of `masks.applied`
 
@@ -96,13 +75,13 @@ class MaskedERM(Scheduled, ERM):
     """A network with the masks of its training domains, and the inference modes they give.
     `HmoeError` for one training domain and for places that the network lacks."""
 
-    HPARAMS = Aggregate.HPARAMS | _DMG
+    HPARAMS = Aggregate.HPARAMS | declared_hparams("DMG") | of_large_networks("DMG-large")
     modes = ("pred-ens", "mask-ens")
     domain_modes = tuple(_OWN_MASK)
+    needs_two_domains = "DMG compares the masks of pairs of training domains"
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        refuse_one_domain(num_domains, "DMG compares the masks of pairs of training domains")
         super().check_domains(num_domains, hparams)
         choose_places(hparams["network"], hparams["places"], hparams["reading"])
 
@@ -124,15 +103,12 @@ class MaskedERM(Scheduled, ERM):
         """Logits (B, C). 'kd' and 'greedy' need `domain`, the index of a training domain or of one
         for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain,
         one that was not trained on, or something that is no index."""
-        single = [f"mask-{d}" for d in range(self.num_domains)]
-        check_choice(mode, (*self.modes, *self.domain_modes, *single), "mode of DMG")
+        check_choice(mode, (*self.modes, *self.domain_modes), "mode of DMG")
         real = self.masks.real
         if mode in _OWN_MASK:
             with self.masks.applied(applied(real, _OWN_MASK[mode], domain, len(x))):
                 return self.logits(x)
         rows = applied(real, "average") if mode == "mask-ens" else self.masks.probabilities()
-        if mode in single:
-            rows = rows[[single.index(mode)]]
         return passes(self.masks, self.logits, x, rows).mean(0)
 
     def each_mask(self, x) -> Tensor:
@@ -161,8 +137,7 @@ class DMG(MaskedERM):
     """Domain-specific masks for generalization: masks and network trained together (eq. 2)."""
 
     def make_optimizer(self):
-        network = [*self.featurizer.parameters(), *self.classifier.parameters()]
-        groups = [{"params": network}, {"params": [self.masks.real]}]
+        groups = [{"params": self.network_parameters()}, {"params": [self.masks.real]}]
         for group, rate in zip(groups, self.rates(), strict=True):
             group["lr"] = rate
         return torch.optim.Adam(groups, weight_decay=self.hparams["weight_decay"], fused=True)
@@ -202,5 +177,4 @@ class AggregateSGD(Aggregate):
     HPARAMS = Aggregate.HPARAMS | {name: MetaReg.HPARAMS[name] for name in ("lr", "momentum")}
 
     def make_optimizer(self):
-        names = ("lr", "momentum", "weight_decay")
-        return torch.optim.SGD(self.parameters(), **{name: self.hparams[name] for name in names})
+        return sgd(self)

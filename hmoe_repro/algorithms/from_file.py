@@ -25,22 +25,11 @@ def _short_hash(content: bytes) -> str:
 
 def _line_in(key: str, error: BaseException) -> int | None:
     """The innermost line of the kept file `key` that an error came through."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).name == f"{key}.py"
-    ]
-    if lines:
-        return lines[-1]
-    return error.lineno if isinstance(error, SyntaxError) else None
-
-
-def _cannot_import(error: BaseException, file: str, line: int | None) -> HmoeError:
-    what = error.msg if isinstance(error, SyntaxError) else error
-    cause = f"the algorithm file {file} cannot be imported: {type(error).__name__}: {what}"
-    if line is None:
-        return HmoeError(f"{cause}.", fix=f"mend {file}.")
-    return HmoeError(f"{cause} (line {line}).", fix=f"that line of {file}.")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).name == f"{key}.py"]
+    if isinstance(error, SyntaxError) and not lines:
+        return error.lineno
+    return lines[-1] if lines else None
 
 
 def _module_name(key: str, file: str) -> str:
@@ -63,7 +52,12 @@ def _import_file(path: Path, key: str, file: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, (KeyboardInterrupt, HmoeError)):
             raise
-        raise _cannot_import(error, file, _line_in(key, error)) from None
+        what, line = getattr(error, "msg", error), _line_in(key, error)
+        place, fix = (f" (line {line})", f"that line of {file}") if line else ("", f"mend {file}")
+        raise HmoeError(
+            f"the algorithm file {file} cannot be imported: {type(error).__name__}: {what}{place}.",
+            fix=f"{fix}.",
+        ) from None
     return module
 
 # %% ../../nbs/04_algorithms/15_from_file.ipynb #def-explain
@@ -90,26 +84,18 @@ def explain_error(error: BaseException, name: str, key: str | None) -> str:
     )
 
 # %% ../../nbs/04_algorithms/15_from_file.ipynb #def-find-class
-def _algorithms_of(module) -> dict[str, type[Algorithm]]:
-    """The algorithms that a module defines itself, by the names of their classes."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and issubclass(value, Algorithm)
-        and value.__module__ == module.__name__
-    }
-
-
 def _find_class(module, name: str):
     """The algorithm called `name` in a module, by its class or as registered. `HmoeError` lists
     those there are."""
-    classes = _algorithms_of(module)
-    if name in classes:
-        return classes[name]
-    for cls in classes.values():
-        if vars(cls).get("name") == f"{name} ({module.ALGORITHM_FILE})":
-            return cls
+    classes = {
+        own: cls
+        for own, cls in vars(module).items()
+        if inspect.isclass(cls) and issubclass(cls, Algorithm) and cls.__module__ == module.__name__
+    }
+    full = f"{name} ({module.ALGORITHM_FILE})"
+    registered = {vars(cls).get("name"): cls for cls in classes.values()}
+    if found := classes.get(name) or registered.get(full):
+        return found
     cause = f"the file has no algorithm {name!r}"
     if hasattr(module, name):
         cause += f" ({name} there is no subclass of Algorithm)"

@@ -8,45 +8,18 @@ __all__ = ['TransformerERM', 'GMoE', 'ERMViT']
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #imports
 import torch
 
-from .base import ERM, HParam, register
+from .base import ERM, register
 from ..core.errors import HmoeError
-from ..core.search_space import Choice, LogUniform
+from ..core.search_space import declared_hparams
 from ..networks.backbones import TRANSFORMERS, Names
 from ..networks.sparse_vit import SPARSE_NETWORKS, draw_linear, expert_layers
-
-# %% ../../nbs/04_algorithms/12_gmoe.ipynb #paper-settings
-_RATES = {"VLCS": 3e-5, "PACS": 3e-5, "OfficeHome": 1e-5, "TerraIncognita": 5e-5, "DomainNet": 5e-5}
-_DECAYS = {"VLCS": 1e-6, "PACS": 1e-6, "OfficeHome": 1e-6, "TerraIncognita": 1e-4}
-_SETTINGS = {
-    "lr": HParam(
-        1e-3,
-        "learning rate of Adam",
-        large_image_default=3e-5,
-        default_in=tuple(_RATES.items()),
-        search=LogUniform(-4.5, -2.5),
-        search_large=LogUniform(-5, -3.5),
-        search_in=tuple((name, LogUniform(-4.5, -2.5)) for name in _RATES),
-        min=0,
-    ),
-    "weight_decay": HParam(
-        0.0,
-        "coupled L2 weight decay of Adam",
-        default_in=tuple(_DECAYS.items()),
-        search_large=LogUniform(-6, -2),
-        search_in=tuple((name, Choice((0.0,))) for name in _RATES),
-        min=0,
-    ),
-    "drop_path": HParam(
-        0.1, "stochastic depth, rising from 0 in the first block to this", min=0, below=1
-    ),
-}
 
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #def-transformererm
 class TransformerERM(ERM):
     """ERM on a vision transformer in the settings of GMoE's authors; a subclass names its
     `networks`, and in `otherwise` what trains the others."""
 
-    HPARAMS = ERM.HPARAMS | _SETTINGS
+    HPARAMS = ERM.HPARAMS | declared_hparams("transformers")
     networks, otherwise = Names(TRANSFORMERS | SPARSE_NETWORKS), "ERM"
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -68,11 +41,7 @@ class GMoE(TransformerERM):
     """Generalizable mixture of experts (Li et al., 2023, section 4): ERM on a transformer with
     experts; 'auxiliary' is the sum of their balance losses. `HmoeError` for other networks."""
 
-    HPARAMS = TransformerERM.HPARAMS | {
-        "network": HParam(
-            "gmoe_small", "featurizer with experts, by name", large_image_default="gmoe_s16"
-        )
-    }
+    HPARAMS = TransformerERM.HPARAMS | declared_hparams("GMoE")
     networks, otherwise = SPARSE_NETWORKS, "ERM-ViT (transformers) or ERM"
 
     def loss(self, minibatches):
@@ -85,9 +54,5 @@ class GMoE(TransformerERM):
 class ERMViT(TransformerERM):
     """GMoE without its experts, its dense twin. `HmoeError` for other networks."""
 
-    HPARAMS = TransformerERM.HPARAMS | {
-        "network": HParam(
-            "small_vit", "vision transformer by name", large_image_default="deit_small"
-        )
-    }
+    HPARAMS = TransformerERM.HPARAMS | declared_hparams("ERM-ViT")
     networks, otherwise = TRANSFORMERS, "GMoE (networks with experts) or ERM"

@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import HmoeError, about, check_choice
 from ..core.search_space import LARGE_IMAGE, HParam, checked_value
 from ..core.seeds import seed_hash
-from ..networks.registry import NETWORKS
+from ..networks.registry import NETWORKS, network_hparams
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-with-network
 def with_network(declared: dict[str, HParam], network: str | None = None) -> dict[str, HParam]:
@@ -21,11 +21,8 @@ def with_network(declared: dict[str, HParam], network: str | None = None) -> dic
     `HmoeError` for a network that does not exist."""
     if "network" not in declared:
         return declared
-    networks = NETWORKS.values()
-    if network is not None:
-        networks = [NETWORKS[check_choice(network, NETWORKS, "network")]]
-    of_networks = {name: h for one in networks for name, h in one.HPARAMS.items()}
-    return declared | {name: h for name, h in of_networks.items() if name not in declared}
+    chosen = NETWORKS if network is None else [check_choice(network, NETWORKS, "network")]
+    return declared | network_hparams(chosen) | declared
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-merge-hparams
 def _default(declared: HParam, resolution: int, dataset: str | None, domainbed_compat: bool):

@@ -9,7 +9,7 @@ __all__ = ['scale_gradients', 'IRM', 'VREx', 'gradient_variance', 'Fishr']
 import torch
 import torch.nn.functional as F
 
-from .base import ERM, HParam, concatenate, register
+from .base import ERM, concatenate, register
 from hmoe_repro.algorithms.tools import (
     AnnealedPenalty,
     by_domain,
@@ -18,7 +18,7 @@ from hmoe_repro.algorithms.tools import (
     update_average,
 )
 from ..core.errors import HmoeError
-from ..core.search_space import LogUniform, Uniform
+from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-scale-gradients
 def scale_gradients(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -32,16 +32,7 @@ class IRM(AnnealedPenalty, ERM):
     """IRMv1 (Arjovsky et al., 2019), its penalty estimated from two halves of each batch.
     `HmoeError` for fewer than 2 images of a domain."""
 
-    HPARAMS = ERM.HPARAMS | {
-        "irm_lambda": HParam(100.0, "weight of the penalty", search=LogUniform(-1, 5), min=0),
-        "irm_penalty_anneal_iters": HParam(
-            500,
-            "updates with weight 1; then irm_lambda and a new Adam",
-            search=LogUniform(0, 4, integer=True),
-            phase="updates",
-            min=0,
-        ),
-    }
+    HPARAMS = ERM.HPARAMS | declared_hparams("IRM")
     penalty_hparams = ("irm_lambda", "irm_penalty_anneal_iters")
 
     def loss(self, minibatches):
@@ -58,16 +49,7 @@ class IRM(AnnealedPenalty, ERM):
 class VREx(AnnealedPenalty, ERM):
     """Variance of the domains' risks as a penalty (Krueger et al., 2021)."""
 
-    HPARAMS = ERM.HPARAMS | {
-        "vrex_lambda": HParam(10.0, "weight of the penalty", search=LogUniform(-1, 5), min=0),
-        "vrex_penalty_anneal_iters": HParam(
-            500,
-            "updates with weight 1; then vrex_lambda and a new Adam",
-            search=LogUniform(0, 4, integer=True),
-            phase="updates",
-            min=0,
-        ),
-    }
+    HPARAMS = ERM.HPARAMS | declared_hparams("VREx")
     penalty_hparams = ("vrex_lambda", "vrex_penalty_anneal_iters")
 
     def loss(self, minibatches):
@@ -88,23 +70,7 @@ class Fishr(AnnealedPenalty, ERM):
     """Equal variances of the classifier's gradients (Ramé et al., 2022), in closed form.
     `HmoeError` for a classifier that is not linear."""
 
-    HPARAMS = ERM.HPARAMS | {
-        "lambda": HParam(1000.0, "weight of the penalty", search=LogUniform(1, 4), min=0),
-        "ema": HParam(
-            0.95,
-            "weight of the past in the average of the variances, below 1",
-            search=Uniform(0.90, 0.99),
-            min=0,
-            below=1,
-        ),
-        "penalty_anneal_iters": HParam(
-            1500,
-            "updates without penalty; then a new Adam",
-            search=Uniform(0, 5000, integer=True),
-            phase="updates",
-            min=0,
-        ),
-    }
+    HPARAMS = ERM.HPARAMS | declared_hparams("Fishr")
     penalty_before = 0.0
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -113,11 +79,6 @@ class Fishr(AnnealedPenalty, ERM):
             raise HmoeError(
                 "Fishr's gradients are known in closed form for a linear classifier only.",
                 fix="nonlinear_classifier=false.",
-            )
-        if not 0 <= self.hparams["ema"] < 1:
-            raise HmoeError(
-                f"Fishr's ema must be at least 0 and below 1, got {self.hparams['ema']}.",
-                fix="the authors' 0.95.",
             )
         shape = (num_domains, num_classes, self.featurizer.num_features + 1)
         self.register_buffer("variances", torch.zeros(shape))

@@ -16,9 +16,9 @@ from torch import nn
 
 from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice
-from ..core.search_space import Choice, HParam
+from ..core.search_space import declared_hparams
 from .precision import Backbone
-from .pretrained import find_weights, fit_weights, timm_name, weights_for
+from .pretrained import find_weights, fit_weights, import_timm, timm_name
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-architecture
 @dataclass(frozen=True)
@@ -129,34 +129,22 @@ def adapt_channels(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return given[:, torch.arange(wanted.shape[1]) % 3]
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-adapt-positions
-def _timm():
-    """The module timm, imported after `import_torchvision`."""
-    import_torchvision()
-    import timm
-
-    return timm
-
-
-def _adapt_positions(grid, others: int = 1):
-    """A repair of position embeddings (1, others + n * n, D): those of the patches are resampled to
-    `grid` = (rows, columns), the `others` (class token, distillation token) are kept."""
-
-    def adapt(given, wanted):
-        patches = given.shape[1] - others if given.dim() == 3 else 0
-        if patches < 1 or round(patches**0.5) ** 2 != patches or given.shape[2] != wanted.shape[2]:
-            return given
-        return _timm().layers.resample_abs_pos_embed(
-            given, new_size=list(grid), num_prefix_tokens=others
-        )
-
-    return adapt
+def _adapt_positions(given, wanted, grid, others: int):
+    """Position embeddings (1, others + n * n, D) with those of the patches resampled to `grid` =
+    (rows, columns); the `others` (class token, distillation token) are kept."""
+    patches = given.shape[1] - others if given.dim() == 3 else 0
+    if patches < 1 or round(patches**0.5) ** 2 != patches or given.shape[2] != wanted.shape[2]:
+        return given
+    return import_timm().layers.resample_abs_pos_embed(
+        given, new_size=list(grid), num_prefix_tokens=others
+    )
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-architecture-of
 @functools.lru_cache
 def _architecture_in_timm(name: str) -> Architecture:
     """The architecture of a network of timm. `HmoeError` if it is no vision transformer."""
     with torch.device("meta"):
-        body = _timm().create_model(name, num_classes=0)
+        body = import_timm().create_model(name, num_classes=0)
     embed = getattr(body, "patch_embed", None)
     plain = isinstance(getattr(embed, "proj", None), nn.Conv2d) and hasattr(body, "blocks")
     if not plain or getattr(embed, "backbone", None) is not None:
@@ -195,23 +183,8 @@ def _convolutional_body(info: Architecture, channels: int) -> nn.Module:
         body.set_submodule(info.stem, stem)
     return body
 
-# %% ../../nbs/03_networks/05_backbones.ipynb #def-transformer-body
-def _transformer_body(info: Architecture, input_shape, drop_path: float) -> nn.Module:
-    """A timm transformer that returns its class token, with random weights."""
-    return _timm().create_model(
-        info.title,
-        pretrained=False,
-        num_classes=0,
-        in_chans=input_shape[0],
-        img_size=tuple(input_shape[1:]),
-        drop_path_rate=drop_path,
-        **info.options,
-    )
-
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-check-request
-def check_request(
-    name: str, info: Architecture, input_shape, dropout: float = 0.0, drop_path: float = 0.0
-):
+def check_request(name: str, info: Architecture, input_shape, drop_path: float = 0.0):
     """`HmoeError` for images or options that the network cannot take."""
     sides = tuple(input_shape[1:])
     size = f"{sides[0]} x {sides[1]}"
@@ -226,18 +199,24 @@ def check_request(
             f"{name} cuts images into patches of {info.patch} pixels, and {size} is no multiple.",
             fix=f"a resolution such as {multiple}.",
         )
-    for what, value in (("dropout", dropout), ("drop_path", drop_path)):
-        if not 0 <= value < 1:
-            raise HmoeError(f"{what} is a probability below 1, got {value}.")
     if drop_path and info.patch == 1:
         raise HmoeError(f"{name} has no stochastic depth.", fix="drop_path 0, or a transformer.")
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-build-and-load
 def build_body(info: Architecture, input_shape, drop_path: float = 0.0) -> nn.Module:
-    """A network without its classifier, with random weights, for images `input_shape`."""
+    """A network without its classifier, with random weights, for images `input_shape`: a
+    convolutional one of torchvision, or a transformer of timm that returns its class token."""
     if info.patch == 1:
         return _convolutional_body(info, input_shape[0])
-    return _transformer_body(info, input_shape, drop_path)
+    return import_timm().create_model(
+        info.title,
+        pretrained=False,
+        num_classes=0,
+        in_chans=input_shape[0],
+        img_size=tuple(input_shape[1:]),
+        drop_path_rate=drop_path,
+        **info.options,
+    )
 
 
 def load_body(body: nn.Module, state: dict, info: Architecture, input_shape, name: str) -> dict:
@@ -245,7 +224,8 @@ def load_body(body: nn.Module, state: dict, info: Architecture, input_shape, nam
     report of `fit_weights`. `HmoeError` if they do not fit."""
     grid = [side // info.patch for side in input_shape[1:]]
     others = 0 if getattr(body, "no_embed_class", False) else getattr(body, "num_prefix_tokens", 1)
-    repairs = {f"{info.stem}.weight": adapt_channels, "pos_embed": _adapt_positions(grid, others)}
+    positions = functools.partial(_adapt_positions, grid=grid, others=others)
+    repairs = {f"{info.stem}.weight": adapt_channels, "pos_embed": positions}
     return fit_weights(body, state, (f"{info.head}.", f"{info.head}_dist."), repairs, name)
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-make-backbone
@@ -268,7 +248,7 @@ def make_backbone(
     Raises `HmoeError` for unknown names, images the network cannot take, and weights that are not
     available or do not fit."""
     info = architecture_of(name)
-    check_request(name, info, input_shape, dropout, drop_path)
+    check_request(name, info, input_shape, drop_path)
     state, loaded = find_weights(weights, name, folder), None
     body = build_body(info, input_shape, drop_path)
     if state is not None:
@@ -281,21 +261,5 @@ def make_backbone(
     return ImageBackbone(body, info.num_features, freeze_bn, dropout, loaded)
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #backbone-hparams
-WEIGHTS_HPARAMS = {
-    "weights": HParam("", "first weights: 'random', a published name, or a local file")
-}
-LARGE_HPARAMS = WEIGHTS_HPARAMS | {
-    "freeze_bn": HParam(
-        "auto",
-        "keep batch norm in evaluation mode: 'yes', 'no', or 'auto', with pretrained weights only",
-        choices=tuple(FREEZE_BN),
-    ),
-    "resnet_dropout": HParam(
-        0.0,
-        "dropout after a large network",
-        search_large=Choice((0.0, 0.1, 0.5)),
-        min=0,
-        below=1,
-        option="dropout",
-    ),
-}
+WEIGHTS_HPARAMS = declared_hparams("pretrained")
+LARGE_HPARAMS = WEIGHTS_HPARAMS | declared_hparams("large")

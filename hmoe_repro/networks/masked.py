@@ -35,9 +35,8 @@ READINGS = ("released", "paper")
 
 def choose_places(network: str, places=(), reading: str = "released") -> tuple[str, ...]:
     """The named places in their order from input to output; without names those of a reading of
-    DMG (protocol 5.1). `HmoeError` for an unknown reading, for a place that the network lacks, and
-    for one that is named twice."""
-    check_choice(reading, READINGS, "reading of DMG")
+    DMG (protocol 5.1). `HmoeError` for a place that the network lacks, and for one that is named
+    twice."""
     here = place_names(network)
     if not places:
         return here[-2:] if reading == "paper" and network != "alexnet" else here[-3:]

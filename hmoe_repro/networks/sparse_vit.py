@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['PLACEMENTS', 'SPARSE', 'SPARSE_NETWORKS', 'EXPERT_HPARAMS', 'sparse_blocks', 'draw_linear', 'draw_experts',
-           'use_backend', 'add_experts', 'expert_layers', 'dense_twin', 'check_experts', 'make_sparse_vit']
+           'add_experts', 'expert_layers', 'dense_twin', 'make_sparse_vit']
 
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #imports
 from torch import nn
 
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.search_space import HParam
-from ..method.sparse_moe import ROUTERS, SparseMoE, check_settings
-from ..method.tutel_layer import BACKENDS, TutelMoE, from_tutel_state, with_backend
+from ..core.search_space import declared_hparams
+from ..method.sparse_moe import SparseMoE
+from ..method.tutel_layer import TutelMoE, from_tutel_state, with_backend
 from hmoe_repro.networks.backbones import (
     IN_TIMM,
     WEIGHTS_HPARAMS,
@@ -58,18 +58,9 @@ def draw_linear(module: nn.Module):
 def draw_experts(experts: nn.Module, dense: nn.Module):
     """Draw the weights of each expert independently, with the standard deviation of the MLP
     `dense`; biases are zero."""
-    own = ((experts.w1, experts.b1), (experts.w2, experts.b2))
-    for (weight, bias), given in zip(own, (dense.fc1.weight, dense.fc2.weight)):
-        spread = 0.02 if given.is_meta else given.detach().std().item()
-        _draw(weight, bias, spread)
-
-# %% ../../nbs/03_networks/06_sparse_vit.ipynb #def-make-experts
-def use_backend(body: nn.Module, backend: str = "torch"):
-    """Exchange the layers of experts in the blocks of `body` for those of a backend, with their
-    weights. Raises `HmoeError` for unknown backends, and for Tutel where it is not installed."""
-    for block in body.blocks:
-        if isinstance(block.mlp, SparseMoE):
-            block.mlp = with_backend(block.mlp, backend)
+    layers = ((experts.w1, experts.b1, dense.fc1), (experts.w2, experts.b2, dense.fc2))
+    for weight, bias, given in layers:
+        _draw(weight, bias, 0.02 if given.weight.is_meta else given.weight.detach().std().item())
 
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #def-dense-mlp
 def _dense_mlp(body: nn.Module, index: int) -> nn.Module:
@@ -86,13 +77,7 @@ def _dense_mlp(body: nn.Module, index: int) -> nn.Module:
     )
 
 
-def add_experts(
-    body: nn.Module,
-    placement: str = "last-two",
-    copy: bool = True,
-    backend: str = "torch",
-    **settings,
-):
+def add_experts(body: nn.Module, placement: str = "last-two", copy: bool = True, **settings):
     """Exchange the MLPs of some blocks of a timm transformer `body` for layers of experts.
 
     `copy`: experts begin as copies of the MLP; otherwise each is drawn anew. `settings` are those
@@ -111,7 +96,6 @@ def add_experts(
         else:
             draw_experts(layer.experts, dense)
         body.blocks[index].mlp = layer
-    use_backend(body, backend)
 
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #def-expert-layers
 def expert_layers(module: nn.Module) -> list[nn.Module]:
@@ -135,18 +119,6 @@ def dense_twin(name: str) -> str:
     check_choice(name, SPARSE_NETWORKS, "network with experts")
     return SPARSE.get(name) or "timm:" + name.removeprefix("gmoe:")
 
-# %% ../../nbs/03_networks/06_sparse_vit.ipynb #def-check-experts
-def check_experts(
-    placement: str = "last-two", backend: str = "torch", dropout: float = 0.1, **settings
-):
-    """Raise `HmoeError` for settings of `add_experts` that do not exist or contradict each other,
-    as far as can be checked before a network is built."""
-    check_choice(placement, PLACEMENTS, "placement of experts")
-    check_choice(backend, BACKENDS, "backend of the experts")
-    if not 0 <= dropout < 1:
-        raise HmoeError(f"dropout in the experts is a probability below 1, got {dropout}.")
-    check_settings(**settings)
-
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #def-make-sparse-vit
 def make_sparse_vit(
     name: str,
@@ -160,12 +132,11 @@ def make_sparse_vit(
     """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
 
     `weights` as in `pretrained.find_weights`, stored files from `folder`, under our names or
-    Tutel's; `backend` and `experts` are the options of `add_experts`. Raises `HmoeError` for
-    unknown names and settings, images the network cannot take, and weights that are not available
-    or do not fit."""
+    Tutel's; `backend` is the implementation of the experts, `experts` are the options of
+    `add_experts`. Raises `HmoeError` for unknown names and settings, images the network cannot
+    take, weights that are not available or do not fit, and Tutel where it is not installed."""
     info = architecture_of(dense_twin(name))
     check_request(name, info, input_shape, drop_path=drop_path)
-    check_experts(backend=backend, **experts)
     state, loaded = find_weights(weights, name, folder), None
     state = None if state is None else from_tutel_state(state)
     body = build_body(info, input_shape, drop_path)
@@ -175,50 +146,10 @@ def make_sparse_vit(
     add_experts(body, copy=loaded is not None, **experts)
     if has_experts:
         loaded = load_body(body, state, info, input_shape, name)
-    use_backend(body, backend)
+    for block in body.blocks:
+        if isinstance(block.mlp, SparseMoE):
+            block.mlp = with_backend(block.mlp, backend)
     return ImageBackbone(body, info.num_features, freeze_bn=False, loaded=loaded)
 
 # %% ../../nbs/03_networks/06_sparse_vit.ipynb #expert-hparams
-def _moe(option: str, default, doc: str, **bounds) -> HParam:
-    """The hyper-parameter of the argument `option` of `make_sparse_vit`."""
-    return HParam(default, doc, option=option, **bounds)
-
-
-EXPERT_HPARAMS = WEIGHTS_HPARAMS | {
-    "moe_placement": _moe(
-        "placement",
-        "last-two",
-        "which blocks get experts: 'last-two' or 'every-two'",
-        choices=PLACEMENTS,
-    ),
-    "moe_experts": _moe("num_experts", 6, "experts in a block", min=1, max=1024),
-    "moe_k": _moe("k", 1, "experts that a token visits", min=1),
-    "moe_router": _moe("router", "cosine", "'cosine' or 'linear'", choices=tuple(ROUTERS)),
-    "moe_capacity": _moe(
-        "capacity_factor",
-        1.5,
-        "an expert's capacity in multiples of an equal share; 0: no limit",
-        min=0,
-    ),
-    "moe_evaluation": _moe(
-        "evaluation",
-        "dropless",
-        "in evaluation: 'dropless', or the same 'capacity' as in training",
-        domainbed_default="capacity",
-        choices=("dropless", "capacity"),
-    ),
-    "moe_noise": _moe(
-        "gate_noise", 1.0, "noise of the logits in training, divided by the experts", min=0
-    ),
-    "moe_dropout": _moe("dropout", 0.1, "dropout inside the experts", min=0, below=1),
-    "moe_loss": _moe(
-        "loss", "balance", "auxiliary loss: 'balance', 'product'", choices=("balance", "product")
-    ),
-    "moe_weight": _moe(
-        "auxiliary_weight", 0.01, "weight of the auxiliary loss of each block", min=0
-    ),
-    "moe_backend": _moe("backend", "torch", "implementation of the layer", choices=BACKENDS),
-    "drop_path": HParam(
-        0.1, "stochastic depth, rising from 0 in the first block to this", min=0, below=1
-    ),
-}
+EXPERT_HPARAMS = WEIGHTS_HPARAMS | declared_hparams("experts")
