@@ -44,7 +44,9 @@ def kernel_environment():
 
 
 WATCH = """import sys; sys.opened = set()
-sys.addaudithook(lambda e, a: e == "open" and isinstance(a[0], str) and sys.opened.add(a[0]))"""
+def heard(event, given, opened=sys.opened):
+    if event == "open" and isinstance(given[0], str): opened.add(given[0])
+sys.addaudithook(heard)"""
 SEEN = """import json, sys
 files = {getattr(m, "__file__", None) for n, m in sys.modules.items() if n.startswith("hmoe_repro")}
 opened = {name for name in sys.opened if not name.endswith((".py", ".pyc"))}

@@ -280,14 +280,24 @@ def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-forest-plot
 def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
     """The rows of a panel of `forest_plot`, in the current axes; points beyond `limit` as triangles
-    at the edge."""
+    at the edge with their values, arrows where an interval goes on."""
+    axis, edge = plt.gca(), 1.06 * limit
     beyond = np.sign(data.difference) * (data.difference.abs() > limit)
     data = data.assign(mark=beyond.map({-1: "<", 0: "o", 1: ">"}))
     for (significant, mark), part in data.groupby(["significant", "mark"]):
         ends = [part.difference - part.low, part.high - part.difference] if mark == "o" else None
         look = {"color": color, "mfc": color if significant else "white", "clip_on": mark == "o"}
         x = part.difference.clip(-limit, limit)
-        plt.gca().errorbar(x, part["at"], xerr=ends, fmt=mark, ms=4.5, lw=1.3, **look)
+        axis.errorbar(x, part["at"], xerr=ends, fmt=mark, ms=4.5, lw=1.3, **look)
+    look = {"textcoords": "offset points", "va": "center", "fontsize": 6, "color": color}
+    for row in data[data.mark != "o"].itertuples():
+        side = np.sign(row.difference)
+        place = {"xytext": (-6 * side, 0), "ha": "right" if side > 0 else "left"}
+        axis.annotate(f"{row.difference:+.0f}", (side * limit, row.at), **place, **look)
+    look = {"arrowstyle": "->", "color": color, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
+    for row in data[data.mark == "o"].itertuples():
+        for side in [side for side, end in ((-1, row.low), (1, row.high)) if side * end > edge]:
+            axis.annotate("", (side * edge, row.at), (0.9 * side * edge, row.at), arrowprops=look)
 
 
 def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, palette=None):

@@ -17,7 +17,7 @@ import torch
 
 from ..algorithms import get_algorithm
 from ..analysis.experts import choice_rows
-from ..analysis.published import trained_verdict
+from ..analysis.published import verdict_lines
 from ..analysis.results import runs
 from ..analysis.statistics import contrast, contrast_text, rows_of
 from ..analysis.tables import cell_statistics, cell_text, row_name, run_results
@@ -172,9 +172,9 @@ def read_systems(profile: str, folder: Path) -> dict | None:
 
 
 def systems_verdict(frame: pd.DataFrame, cost: dict | None, baseline: str = "ERM") -> list[str]:
-    """Sentences: which systems differ from `baseline` (`trained_verdict`), and their relative
+    """Sentences: which systems differ from `baseline` (`verdict_lines`), and their relative
     times."""
-    lines = [trained_verdict(frame, baseline)]
+    lines = verdict_lines(frame, baseline)
     if cost:
         times = ratios(cost, "update", baseline).median().drop(baseline)
         listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in times.items())

@@ -266,8 +266,10 @@ def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[
     rows, first = [], next(iter(usable.values()), {"selected": ()})
     for mode in first["selected"]:
         chosen = select_model([*usable.values()], test_domain, rule, mode)
-        row = {name: first["config"][name] for name in ("algorithm", "trial_seed", "dataset")}
-        row |= {"mode": mode, "test_domain": test_domain, "accuracy": chosen.pop("test_accuracy")}
+        config, accuracy = first["config"], chosen.pop("test_accuracy")
+        row = {"algorithm": config["algorithm"], "mode": mode, "test_domain": test_domain}
+        row |= {"trial_seed": config["trial_seed"], "accuracy": accuracy}
+        row["dataset"] = config["dataset"]
         row["test_size"] = usable[chosen["run_id"]].get("test_size")
         rows.append(row | chosen)
     return rows, lacking
