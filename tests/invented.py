@@ -93,6 +93,7 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "domainbed_compat": False,
         "algorithm_source": None,
     }
+    spec = RunConfig.from_dict(spec).to_dict()
     environment = {
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789ab",

@@ -315,8 +315,7 @@ def test_a_loss_that_is_no_scalar_is_refused_in_a_line(returned):
 
 
 def test_versions():
-    """What published runs of the library's own mean has changed for these, and for all that is
-    not the library's."""
+    """What published runs of the library's own mean has changed for these."""
     changed = {name for name in algorithm_names() if get_algorithm(name).version > 1}
     assert changed >= {
         "CORAL",
@@ -328,12 +327,6 @@ def test_versions():
         "GroupDRO",
     } and not changed & {"ERM", "HMOE-DN", "SagNet", "MLDG", "Fish", "SWAD"}
     assert get_algorithm("SWAD-CORAL").version == 2 and get_algorithm("SMA-ERM").version == 1
-    for own, version in ({}, 2), ({"version": 5}, 5):
-        cls = register("Versioned", paper="", needs_domain_labels=False)(
-            type("Versioned", (ERM,), {"__module__": "elsewhere", **own})
-        )
-        assert cls.version == version
-        del ALGORITHMS["Versioned"]
     assert ERM.version == 1
 
 

@@ -238,7 +238,7 @@ def test_conformance_of_the_schedules(cls, hparams):
 
 @ADVERSARIES
 def test_what_adversaries_refuse(cls):
-    with pytest.raises(HmoeError, match="hides from which .* and there is only one"):
+    with pytest.raises(HmoeError, match="hide from which .* and there is only one"):
         cls(SHAPE, CLASSES, 1, SMALL)
     with pytest.raises(HmoeError, match="at least 1"):
         cls(SHAPE, CLASSES, 3, SMALL | {"d_steps_per_g_step": 0})

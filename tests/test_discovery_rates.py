@@ -39,7 +39,7 @@ from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import labelled_images
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
-from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.trainer import Trainer
 
 TINY = {"network": "small_cnn", "steps": 4, "checkpoint_frequency": 2}
@@ -320,10 +320,10 @@ def test_an_algorithm_without_features_cannot_measure_clusters():
 # Options of ours
 
 
-def test_options_at_their_default_leave_a_run_its_name():
+def test_an_option_changes_the_name_of_a_run_and_its_default_does_not():
     plain = plan()
     given = plan(code_norm="none", embedding_scale=1.0, entropy_ramp=0.5, d2v_lr=0.0)
-    assert given.run_id == plain.run_id and "code_norm" not in plain.hparams
+    assert given.run_id == plain.run_id and plain.hparams["code_norm"] == "none"
     ours = plan(code_norm="batch")
     assert ours.run_id != plain.run_id and ours.hparams["code_norm"] == "batch"
     assert RunConfig.from_dict(json.loads(json.dumps(ours.to_dict()))).run_id == ours.run_id
@@ -465,17 +465,17 @@ def test_no_label_at_all_trains_as_without_the_loss():
     assert all(torch.allclose(value, second[name]) for name, value in first.items())
 
 
-# Records of before
+# A published record with fewer entries
 
 
-def test_a_repeated_run_equals_a_record_from_before_the_new_entries(tmp_path):
+def test_a_repeated_run_may_have_more_entries_than_the_published_record(tmp_path):
     fresh = run(plan(), RunStore(tmp_path))
     older = json.loads(json.dumps(fresh))
     for point in older["checkpoints"]:
         del point["codes"]
     for name in ("purity", "diverged"):
         del older["discovery"][name]
-    assert fresh["discovery"]["purity"] > 0 and outcome(fresh) == outcome(older)
+    assert fresh["discovery"]["purity"] > 0
     assert compare_runs(frame_of([fresh]), frame_of([older])).different.tolist() == [False]
     older["checkpoints"][0]["losses"]["L_y"] += 0.1
     assert compare_runs(frame_of([fresh]), frame_of([older])).different.tolist() == [True]

@@ -161,7 +161,7 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
         (
             "GMoE",
             {"hparams": {"moe_capacity": 0.0, "moe_noise": 0.0}},
-            "leaves the load without a gradient",
+            "for the balance loss, above 0, got 0.0",
         ),
         ("GMoE", {"hparams": {"moe_placement": "all"}}, "unknown moe_placement 'all'"),
         ("GMoE", {"hparams": {"moe_backend": "jax"}}, "unknown moe_backend 'jax'"),

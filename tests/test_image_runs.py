@@ -75,13 +75,9 @@ def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
     )
 
 
-def test_data_that_is_tensors_has_no_new_fields():
+def test_data_that_is_tensors_has_no_options_for_images():
     made = make_config("ERM", "DigitDomains", ["photo"], network="small_cnn")
-    assert (
-        "images" not in made.to_dict()
-        and "hparams_seed" not in made.to_dict()
-        and "weights" not in made.hparams
-    )
+    assert made.images is None and "weights" not in made.hparams
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def opens(name):
 def test_a_page_takes_the_profiles_and_the_study_of_its_artefact(name):
     artefact = ARTEFACTS[name]
     assert parameters_of(name)["profile"][1].split(" | ") == list(artefact.profiles)
-    assert artefact.profiles[0] in ("smoke", "quick", "pacs", "paper")
+    assert artefact.profiles[0] in PROFILES
     assert set(artefact.optional) <= set(artefact.profiles) and all(
         artefact.study_at(p) in studies.STUDIES for p in artefact.profiles
     )

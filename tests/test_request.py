@@ -134,7 +134,7 @@ def test_generated_data_follow_the_trial_unless_parity_is_asked_for():
             {},
             "hyper-parameter drop_path must be below 1, got 2. It means",
         ),
-        ("DANN", {"mlp_depth": 1}, {}, "a discriminator of depth 1 .*Fix: mlp_depth of at least 2"),
+        ("DANN", {"mlp_depth": 1}, {}, "mlp_depth must be at least 2, got 1"),
         ("DANN", {"beta1": 1}, {}, "beta1 must be below 1"),
         ("SWAD", {"n_converge": 9}, {}, "n_converge = 9 must be .* less than n_tolerance = 6"),
         ("Mixup", {"mixup_alpha": 0}, {}, "mixup_alpha must be above 0"),

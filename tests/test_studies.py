@@ -391,7 +391,7 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
     with pytest.raises(HmoeError, match="a/small.toml and .*tmp.*small.toml are two studies"):
         report_study(first, output=second.parent)  # which would replace a file of one's own
     assert second.read_text() == texts[1]
-    with pytest.raises(HmoeError, match="b/small.toml and .*a/small.toml are two .* Fix: rename"):
+    with pytest.raises(HmoeError, match="a/small.toml and .*b/small.toml are two .* Fix: rename"):
         publish_studies([str(first), str(second)], None)
     same.unlink()
     assert report_study(first, output=reports) == "page"  # a file that was moved

@@ -276,7 +276,7 @@ def test_the_seal_of_weights_and_arrays(tmp_path, toy):
     for path in files:
         assert is_sealed(path.read_bytes())
         spoil(path)
-    with pytest.raises(HmoeError, match="are damaged"):
+    with pytest.raises(HmoeError, match="damaged arrays"):
         publish_study("s", [spec.run_id], store, tmp_path / "results", [spec.run_id])
     assert not (tmp_path / "results").exists()
     if not toy:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
+from ..algorithms import get_algorithm
 from .clusters import FOUND, relative_length, scored_runs
 from .statistics import contrast, holm, rate, rate_text
 from ..core.style import PALETTE
@@ -18,23 +19,32 @@ from ..core.style import PALETTE
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-setting-runs
 def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.Series:
     """Run id -> its setting in words: the hyper-parameters in which the runs differ, where they are
-    not the most frequent value; 'default' where none is. `names`: what to call some of these."""
+    not the most frequent value (of several, the declared default); 'default' where none is.
+    `names`: what to call some of these."""
     found = frame.drop_duplicates("run_id")
     specs = [{**r["config"]["hparams"], "updates": r["config"]["steps"]} for r in found.record]
     values = pd.DataFrame(specs, index=found.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
-    said = (values.columns + " " + texts).where(texts.ne(texts.mode().iloc[0]) & values.notna())
+    frequent = texts.mode()
+    for name, declared in get_algorithm(found.algorithm.iloc[0]).HPARAMS.items():
+        if name in frequent and str(declared.default) in set(frequent[name]):
+            frequent.loc[0, name] = str(declared.default)
+    said = (values.columns + " " + texts).where(texts.ne(frequent.iloc[0]) & values.notna())
     said = said.apply(lambda row: ", ".join(row.dropna()) or "default", axis=1)
     return said.replace(names or {})
 
 
 def setting_runs(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.DataFrame:
     """`scored_runs` with their `setting` (`named_settings`) and whether the gate is `decided`;
-    'default' comes first. `HmoeError` without a scored run."""
-    found = scored_runs(frame, required=True)
+    'default' comes first, then those of `names` in their order. `HmoeError` without a scored
+    run."""
+    found, order = scored_runs(frame, required=True), ["default", *(names or {}).values()]
     found["setting"] = found.run_id.map(named_settings(found, names))
     found["decided"] = found.share_of_log_K < 0.5
-    return found.sort_values("setting", key=lambda s: s != "default", kind="stable")
+    ranks = {setting: i for i, setting in enumerate(order)}
+    return found.sort_values(
+        "setting", key=lambda s: s.map(ranks).fillna(len(order)), kind="stable"
+    )
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-rates
 def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:

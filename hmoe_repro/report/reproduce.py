@@ -52,9 +52,12 @@ def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
     """Copy finished studies from the store to `results/`; file -> number of records. `HmoeError`
     for an unknown study, for two of one name, and where a run is missing or failed."""
     run_ids = {study: [spec.run_id for spec in study_specs(study)] for study in studies}
-    written = {}
-    for named in studies:
-        study, arrays = read_study(named), runs_with_arrays(named)
+    read, written = {named: read_study(named) for named in run_ids}, {}
+    if len({study.name for study in read.values()}) < len(read):
+        names = " and ".join(map(str, read))
+        raise HmoeError(f"{names} are two studies of one name.", fix="rename one.")
+    for named, study in read.items():
+        arrays = runs_with_arrays(named)
         without = "panel_" if study.name.endswith("-limits") else None
         kept, given = kept_file(study, results_dir()), (study.name, run_ids[named])
         path = publish_study(*given, store, results_dir(), arrays, without=without)

@@ -7,7 +7,7 @@ __all__ = ['ARTEFACTS', 'Artefact', 'artefact_study', 'artefact_studies']
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #imports
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Artefact:
 
     title: str
     study: str
-    profiles: tuple[str, ...] = ("quick",)
+    profiles: tuple[str, ...] = ("smoke", "quick")
     optional: tuple[str, ...] = ()
     extra_studies: tuple[str, ...] = ()
     study_overrides: dict[str, str] = field(default_factory=dict)  # profile -> its study there
@@ -41,19 +41,11 @@ class Artefact:
         return results_dir() / f"{self.study_at(profile)}.jsonl"
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-by-name
-def _artefact(entry: dict) -> Artefact:
-    """An entry of `pages.toml` as an `Artefact`, also in profiles that reduce one of its own."""
-    made = Artefact(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
-    for name, profile in PROFILES.items():
-        of = profile.reduces.get("profile")
-        if of in made.profiles and made.study in profile.studies:
-            optional = (name,) * (of in made.optional) + made.optional
-            made = replace(made, profiles=(name, *made.profiles), optional=optional)
-    return made
-
-
 _PAGES = tomllib.loads((files("hmoe_repro") / "pages.toml").read_text(encoding="utf-8"))["pages"]
-ARTEFACTS = {name: _artefact(entry) for name, entry in _PAGES.items()}
+ARTEFACTS = {
+    name: Artefact(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    for name, entry in _PAGES.items()
+}
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #def-artefact-study
 def artefact_study(artefact: str, profile: str) -> str:
