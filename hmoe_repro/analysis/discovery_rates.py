@@ -127,16 +127,18 @@ def kmeans_lines(compared: pd.DataFrame) -> list[str]:
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-plot
 def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
     """A grid of seaborn from `setting_runs`: NMI with the domains, a panel for each test domain, a
-    row for each setting, in it a dot for each run; crosses diverged. `baselines`
+    row for each setting, in it a dot for each run, by trial seed; crosses diverged. `baselines`
     (`baseline_table`) are vertical lines, as is `FOUND`."""
     height = 0.5 * table.setting.nunique() + 1.2
     panels = {"col": "test_domain", "height": height, "aspect": 2 / height}
     lost = table.diverged.eq(True)
-    dots = {"x": "nmi_domain", "y": "setting", "s": 14, "alpha": 0.75, "color": PALETTE[0]}
+    dots = {"x": "nmi_domain", "y": "setting", "s": 14, "alpha": 0.75, "hue": "trial_seed"}
+    dots |= {"palette": [PALETTE[0]] * table.trial_seed.nunique(), "legend": False}
+    dots |= {"dodge": True, "jitter": False}
     grid = sns.catplot(table.assign(nmi_domain=table.nmi_domain.mask(lost)), **dots, **panels)
     for domain, axis in grid.axes_dict.items():
         crosses = table[lost & (table.test_domain == domain)]
-        axis.plot(crosses.nmi_domain, crosses.setting, "X", ms=4, alpha=0.75, color=PALETTE[0])
+        axis.plot(crosses.nmi_domain, crosses.setting, "X", ms=4, mew=0, color=PALETTE[0])
         lines = {f"found: {FOUND:g} or more": (FOUND, "-", "#D55E00")}
         if baselines is not None:
             at = baselines[baselines.test_domain == domain]

@@ -18,7 +18,7 @@ from .clusters import agreement, confusion, partitions, scored_runs
 from .results import arrays as stored_arrays
 from .results import has_arrays
 from ..core.errors import HmoeError
-from ..core.style import EMBEDDING_COLOUR, PALETTE, TEST_COLOUR, colours
+from ..core.style import EMBEDDING_COLOUR, PALETTE, TEST_COLOUR, colours, shared_legend
 from ..data.registry import DATASETS
 
 # %% ../../nbs/07_analysis/05_embeddings.ipynb #def-tsne
@@ -189,10 +189,11 @@ def codes_figure(
     rows: list[list[tuple]], domain_names, title_of, width: float = 2.15, value_names=None
 ):
     """A figure with a row of pictures of codes for each list of (run, arrays, factor), coloured by
-    the factor, with its legend on the right; `title_of(run, arrays, factor)` is the title of one.
+    the factor, with its legend on the right, or below where all have one factor; `title_of(run, arrays, factor)` is the title of one.
     `value_names` as in `factor_style`."""
     placed, columns = {}, max(map(len, rows))
-    size = (width * columns + 1.3, (width + 0.25) * len(rows) + 0.3)
+    shared = len({factor for row in rows for *_, factor in row}) == 1
+    size = (width * columns + (0 if shared else 2.4), (width + 0.25) * len(rows) + 0.3)
     figure, grid = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
     for axes, row in zip(grid, rows):
         for axis in axes[len(row) :]:
@@ -205,7 +206,11 @@ def codes_figure(
             plot_codes(axis, placed[run.run_id], labels, *style)
             axis.set_title(title_of(run, arrays, factor), fontsize=8)
         look = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "fontsize": 7.5}
-        axes[len(row) - 1].legend(markerscale=1.5, labelspacing=0.3, **look)
+        if not shared:
+            axes[len(row) - 1].legend(markerscale=1.5, labelspacing=0.3, **look)
+    if shared:
+        order = grid[0, 0].get_legend_handles_labels()[1]
+        shared_legend(figure, grid.flat, order, ncols=3, markerscale=1.5)
     return figure
 
 # %% ../../nbs/07_analysis/05_embeddings.ipynb #def-runs-with-codes

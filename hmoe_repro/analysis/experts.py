@@ -50,13 +50,24 @@ def sized_averages(frame: pd.DataFrame) -> pd.DataFrame:
 
 def draw_sizes(points: pd.DataFrame):
     """A grid of seaborn with accuracy against parameters and against multiply-accumulates, both on
-    a logarithmic scale, with standard errors; rows as those of `sized_averages`."""
+    a logarithmic scale, with standard errors; rows as those of `sized_averages`. Names stand at
+    equal distances, in the order of the accuracies."""
     names = ["dataset", "algorithm", "accuracy", "stderr"]
     rows = points.melt(names, [PARAMETERS, MACS], "size", "millions")
-    look = {"hue": "algorithm", "style": "dataset", "facet_kws": {"sharex": False}, "zorder": 3}
-    grid = sns.relplot(rows, x="millions", y="accuracy", col="size", height=3.4, s=50, **look)
+    points = points.sort_values("accuracy", kind="stable")
+    heights = np.linspace(points.accuracy.min(), points.accuracy.max(), len(points))
+    look = {"facet_kws": {"sharex": False}, "linewidth": 0, "zorder": 3}
+    if points.dataset.nunique() > 1:
+        look |= {"hue": "dataset", "style": "dataset"}
+    grid = sns.relplot(rows, x="millions", y="accuracy", col="size", height=3.4, s=24, **look)
+    line = {"arrowstyle": "-", "lw": 0.4, "color": "#999999"}
     for name, axis in grid.axes_dict.items():
-        axis.errorbar(points[name], points.accuracy, points.stderr, fmt="none", ecolor="#999999")
+        bars = {"fmt": "none", "ecolor": "#999999", "capsize": 2}
+        axis.errorbar(points[name], points.accuracy, points.stderr, **bars)
+        for word, x, y, height in zip(points.algorithm, points[name], points.accuracy, heights):
+            axis.annotate(word, (x, y), (x * 1.12, height), size=7, va="center", arrowprops=line)
+        low, high = points[name].min(), points[name].max()
+        axis.set(xlim=(low / 1.5, high * (high / low) ** 0.35 * 1.5))
         axis.set(xscale="log", xlabel=name, title="")
         ticks = {"major_locator": LogLocator(subs=(1, 2, 5)), "minor_locator": NullLocator()}
         axis.xaxis.set(**ticks, major_formatter="{x:g}")

@@ -336,11 +336,13 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
         mean = by_weight(scores, value).dropna(subset="mean").query("test_domain == 'average'")
         bars = np.nan_to_num([mean["mean"] - mean.low, mean.high - mean["mean"]]).clip(0)
         x = mean.weight.map("{:g}".format).map(order.index)
-        axis.errorbar(x, mean["mean"], bars, color="k", lw=1.8, capsize=2, marker="o", ms=3.5)
+        style = {"color": "k", "lw": 1.8, "capsize": 2, "elinewidth": 0.9, "marker": "o", "ms": 3.5}
+        axis.errorbar(x, mean["mean"], bars, label="average, 95 % CI", **style)
         hollow = mean.weight.isin(scores.weight[empty])
         axis.plot(x[hollow], mean["mean"][hollow], "o", ms=5, mfc="white", mec="k", zorder=6)
         if value in dict(reference):
-            axis.axhline(dict(reference)[value], color="#D62728", ls="--", lw=1.1)
+            line = {"color": "#D62728", "ls": "--", "lw": 1.1, "label": "reference"}
+            axis.axhline(dict(reference)[value], **line)
         low, high = axis.get_ylim()
         limits = (max(0, low), min(100, high)) if value in _PERCENT else (low, high)
         axis.set(title=panels[value], ylim=(-0.03, 1.06) if value == "iou" else limits)
@@ -348,6 +350,9 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
     ends = [end for axis in both for end in axis.get_ylim()]
     for axis in both:
         axis.set_ylim(min(ends), max(ends))
+    named = [axis.get_legend_handles_labels()[::-1] for axis in grid.axes.flat]
+    grid.legend.remove()
+    grid.add_legend({k: v for n in named for k, v in zip(*n)}, title="test domain")
     return grid.set_axis_labels(LAMBDA[knob], "")
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-draw-masks

@@ -222,13 +222,17 @@ def plot_parity(frame: pd.DataFrame, axes):
     for axis, (measure, rows) in zip(axes, parity_summary(frame).groupby("measure", sort=False)):
         at, noise = np.arange(len(rows)), rows.seed_noise.fillna(0)
         axis.barh(at, 2 * noise, left=-noise, height=0.76, color="#E4E4E4")
-        place = {"x": "difference", "y": "row", "order": list(rows["row"])}
         pairs = frame[frame.measure == measure]
-        sns.stripplot(pairs, **place, **hue, dodge=True, jitter=False, size=3.2, ax=axis)
+        parts = pairs.groupby("row")["row"]
+        share = parts.cumcount() / (parts.transform("size") - 1).clip(1)
+        height = pairs["row"].map(dict(zip(rows["row"], at))) - 0.3 + 0.35 * share
+        sns.scatterplot(pairs, x="difference", y=height, **hue, s=11, linewidth=0, ax=axis)
         axis.get_legend().remove()
         error = np.nan_to_num(rows.high - rows.difference)
         axis.errorbar(rows.difference, at + 0.2, xerr=error, **look)
         axis.axvline(0, color="grey", lw=0.8)
+        axis.use_sticky_edges = False
         axis.margins(x=0.08)
+        axis.set(yticks=at, yticklabels=rows["row"], ylim=(len(rows) - 0.4, -0.6))
         axis.set(title=measure, xlabel="difference within pairs", ylabel="")
         axis.grid(axis="y", visible=False)

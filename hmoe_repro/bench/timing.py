@@ -126,15 +126,17 @@ def summary(rounds: pd.DataFrame, head: str) -> pd.DataFrame:
     return pd.DataFrame({head: middle, "quartiles": quartiles}, index=rounds.columns)
 
 
-def plot_rounds(axis, rounds: pd.DataFrame, colour, labels=("median of the rounds", "a round")):
+def plot_rounds(
+    axis, rounds: pd.DataFrame, colour, labels=("median of the rounds", "a round"), one=None
+):
     """Per column of `rounds` a bar to its median, and a dot for each round where there are several;
-    a line at 1."""
+    a line at 1, labelled `one`."""
     rows = np.arange(rounds.shape[1])
     axis.barh(rows, rounds.median(), height=0.6, color=colour, alpha=0.6, label=labels[0])
     if len(rounds) > 1:
         heights = rows + np.linspace(-0.2, 0.2, len(rounds))[:, None]
         axis.plot(rounds.to_numpy().ravel(), heights.ravel(), "k.", ms=3, label=labels[1])
-    axis.axvline(1, color="black", linewidth=0.8)
+    axis.axvline(1, color="black", linewidth=0.8, label=one)
     axis.set(yticks=rows, yticklabels=rounds.columns, ylim=(len(rows) - 0.5, -0.5))
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-target-table

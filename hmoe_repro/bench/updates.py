@@ -406,7 +406,7 @@ def plot_bench(record: dict, axes):
     rounds, marks targets."""
     for axis, workload in zip(axes, record["seconds"]):
         found = speedups(record, workload).drop(columns="plain")
-        plot_rounds(axis, found, PALETTE[0])
+        plot_rounds(axis, found, PALETTE[0], one="plain loop")
         for row, path in enumerate(found):
             if bound := SPEEDUPS.get((workload, "bf16" if "bf16" in path else path)):
                 axis.vlines(bound, row - 0.42, row + 0.42, "#D55E00", label="target")

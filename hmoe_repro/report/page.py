@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 
 from ..algorithms import get_algorithm
@@ -155,6 +156,7 @@ class _Results:
         title="",
         required=False,
     ):
+        np.random.seed(0)  # seaborn scatters dots by it: a picture is the same each time
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         check_parameters(shell.user_ns.get("In", []) if shell else [])
         self.name, self.profile, self.store, self.protocol = name, profile, store, protocol
