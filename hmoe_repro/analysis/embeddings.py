@@ -189,7 +189,8 @@ def codes_figure(
     rows: list[list[tuple]], domain_names, title_of, width: float = 2.15, value_names=None
 ):
     """A figure with a row of pictures of codes for each list of (run, arrays, factor), coloured by
-    the factor, with its legend on the right, or below where all have one factor; `title_of(run, arrays, factor)` is the title of one.
+    the factor, with its legend on the right, or one below where all have the same factor;
+    `title_of(run, arrays, factor)` is the title of one.
     `value_names` as in `factor_style`."""
     placed, columns = {}, max(map(len, rows))
     shared = len({factor for row in rows for *_, factor in row}) == 1
