@@ -97,7 +97,6 @@ class RunOptions(Checked):
         "native",
         description="native, or portable: bitwise identical on every x86-64 processor with AVX2.",
     )
-    repetition: int = Field(0, ge=0, description="Number of a run with settings that are equal.")
     measure: Literal["", "spectra", "clusters"] = Field(
         "", description="What is measured at the end besides accuracies."
     )
