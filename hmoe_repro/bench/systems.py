@@ -174,7 +174,7 @@ def read_systems(profile: str, folder: Path) -> dict | None:
 def systems_verdict(frame: pd.DataFrame, cost: dict | None, baseline: str = "ERM") -> list[str]:
     """Sentences: which systems differ from `baseline` (`verdict_lines`), and their relative
     times."""
-    lines = verdict_lines(frame, baseline)
+    lines = [" ".join(verdict_lines(frame, baseline))]
     if cost:
         times = ratios(cost, "update", baseline).median().drop(baseline)
         listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in times.items())

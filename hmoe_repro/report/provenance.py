@@ -77,21 +77,27 @@ def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
 def changed_settings(frame: pd.DataFrame) -> list[str]:
     """One text for each hyper-parameter that differs from its algorithm's default in some runs:
     its values, the default, and the algorithms if not all."""
-    trained, found = runs(frame), {}
+    trained, in_use, texts = runs(frame), {}, []
     trained = trained[(trained.dataset != TOY) & trained.algorithm.isin(algorithm_names())]
     for algorithm, part in trained.groupby("algorithm"):
         resolution = max(values_of(part, "resolution"), default=28)
         usual = merge_hparams(get_algorithm(algorithm).HPARAMS, {}, int(resolution))
         for name, default in usual.items():
-            values = values_of(part, f"hparams.{name}")
-            if set(values) - {default}:
-                said = f"{name} {' or '.join(map(as_text, values))} instead of {as_text(default)}"
-                found.setdefault(said, []).append(algorithm)
-    everyone = trained.algorithm.nunique()
-    return [
-        said + (f" ({', '.join(who)})" if len(who) < everyone else "")
-        for said, who in sorted(found.items())
-    ]
+            for value in values_of(part, f"hparams.{name}"):
+                users = in_use.setdefault((name, default), {})
+                users.setdefault(value, set()).add(algorithm)
+    for (name, default), users in sorted(in_use.items(), key=lambda item: item[0][0]):
+        changed = sorted(set(users) - {default})
+        if not changed:
+            continue
+        words = {0: "one per training domain"} if name == "num_experts" else {}
+        values = " or ".join(words.get(value, as_text(value)) for value in changed)
+        changers = set().union(*(users[value] for value in changed))
+        text = f"{name} {values} instead of {words.get(default, as_text(default))}"
+        text += " in some runs" if users.get(default, set()) & changers else ""
+        everyone = len(changers) == trained.algorithm.nunique()
+        texts.append(text if everyone else f"{text} ({', '.join(sorted(changers))})")
+    return texts
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption
 def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
