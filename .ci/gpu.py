@@ -98,7 +98,8 @@ def prepare(options):
                 archive.add(path, f"MNIST/raw/{path.name}")
     (folder / "commit").write_text(git_commit() or "")
     store = RunStore()
-    known = [i for i in ids_of(options.profile, "baselines") if store.path(i).is_dir()]
+    known = dict.fromkeys(i for step in TRAIN for i in ids_of(options.profile, step))
+    known = [i for i in known if store.path(i).is_dir()]
     done = [i for i in known if store.record_path(i).exists()]
     begun = [i for i in known if (store.path(i) / "state.safetensors").exists() and i not in done]
     if done:

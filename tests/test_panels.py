@@ -417,7 +417,7 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
     )
     table = (tmp_path / "figures/quick" / f"{page}.md").read_text()
     assert (
-        f"{'Colored' if study == 'colored' else 'Rotated'}Digits, stand-in: 11 updates, 2 seeds"
+        f"{'Colored' if study == 'colored' else 'Rotated'}Digits, stand-in: 701 updates, 2 seeds"
         in table
         and "gate entropy / log K" in table
     )

@@ -494,7 +494,7 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     assert (
         {r["config"]["algorithm"] for r in old} == {"Mine (mine.py)"}
         and old[0]["config"]["hparams"]["strength"] == 0.5
-        and {r["config"]["trial_seed"] for r in old} == {0, 1}
+        and {r["config"]["trial_seed"] for r in old} == {0}
     )
     train = (
         *(
