@@ -18,20 +18,34 @@ from ..core.search_space import declared_hparams
 from ..method.gating import gate_logits
 from ..method.hmoe import HMOE, HMOE_MODES, total_loss
 from ..networks.registry import make_encoder
+from ..networks.timm_models import SmallImages, StyleStatistics
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-build-encoder
-def build_encoder(input_shape, hparams: dict) -> nn.Module:
-    """The D2V encoder that the hyper-parameters describe: x (B, *input_shape) -> v (B, D)."""
-    h, kind = hparams, hparams["d2v_encoder"]
-    if kind != "image":
+def _make_encoder(input_shape, h: dict) -> nn.Module:
+    """The D2V encoder of these hyper-parameters for inputs of a shape."""
+    kind, options = h["d2v_encoder"], {}
+    if kind == "small":
         options = {"stride": h["d2v_stride"], "norm": h.get("d2v_small_norm", "none")}
-        return make_encoder(kind, input_shape, dim=h["embedding_dim"], **options)
-    options = {"norm": h["d2v_norm"], "block": h["d2v_block"]}
+    if kind == "image":
+        options = {"norm": h["d2v_norm"], "block": h["d2v_block"]}
     encoder = make_encoder(kind, input_shape, dim=h["embedding_dim"], **options)
     with torch.no_grad():
-        for parameter in encoder.layers[-1].parameters():
+        for parameter in encoder.layers[-1].parameters() if kind == "image" else ():
             parameter.mul_(h["d2v_scale"])
     return encoder
+
+
+def build_encoder(input_shape, hparams: dict, featurizer: nn.Module | None = None) -> nn.Module:
+    """The D2V encoder that the hyper-parameters describe: x (B, *input_shape) -> v (B, D). Beside
+    a `featurizer` with frozen stages, rows of what was computed beforehand are its input, too."""
+    frozen = getattr(featurizer, "frozen", None)
+    if frozen is None:
+        return _make_encoder(input_shape, hparams)
+    if hparams["d2v_encoder"] == "style":
+        first = StyleStatistics(frozen, input_shape)
+    else:
+        first = SmallImages(hparams["pixels"], input_shape)
+    return nn.Sequential(first, _make_encoder(first.shape, hparams))
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-domainexperts
 class DomainExperts(Algorithm):
@@ -59,6 +73,12 @@ class DomainExperts(Algorithm):
                 "eq. 7, and lambda_d is 0.",
                 fix="lambda_d=1.",
             )
+        if hparams["d2v_encoder"] == "style" and hparams.get("frozen_stages", 0) in (0, 1):
+            raise HmoeError(
+                "the D2V encoder 'style' reads the first two stages of the featurizer, which are "
+                "not frozen.",
+                fix="frozen_stages of at least 2, or all, in a network of timm; or encoder small.",
+            )
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -67,7 +87,7 @@ class DomainExperts(Algorithm):
         featurizer = self.make_featurizer()
         self.model = HMOE(
             featurizer,
-            build_encoder(input_shape, h),
+            build_encoder(input_shape, h, featurizer),
             feature_dim=featurizer.num_features,
             num_outputs=num_classes,
             num_experts=self.num_experts,

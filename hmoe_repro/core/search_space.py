@@ -87,6 +87,7 @@ class HParam:
     above: float | None = None  # exclusive lower bound
     below: float | None = None  # exclusive upper bound
     choices: object = ()  # the values there are; empty: any
+    words: tuple = ()  # texts that stand for a value, besides those of the type of the default
     follows: str = ""  # where it is not given, it takes this hyper-parameter's value
     below_domains: bool = False  # at least 1 and below the number of training domains
     option: str = ""  # the argument of a network's builder that it sets; empty: its own name
@@ -118,6 +119,8 @@ def checked_value(name: str, value, declared: HParam):
             f"hyper-parameter {name} must be {due}, got {got}. It means: {declared.doc}."
         )
 
+    if value in declared.words:
+        return value
     kind = type(declared.default)
     is_number = type(value) in (int, float)
     if is_number and not math.isfinite(value):

@@ -21,6 +21,11 @@ _RESNET = {f"layer{i}": f"body.layer{i}" for i in range(1, 5)} | {"fc": _CLASSIF
 _CONVNET = {f"conv{i + 1}": f"convolutions.{i}" for i in range(1, 4)} | {"fc": _CLASSIFIER}
 _ALEXNET = {"fc6": "body.classifier.1", "fc7": "body.classifier.4", "fc8": _CLASSIFIER}
 _PLACES = {"alexnet": _ALEXNET, "resnet18": _RESNET, "resnet50": _RESNET}
+_PLACES["efficientnet_lite0"] = {
+    **{f"block{i}": f"body.blocks.{i}" for i in (5, 6)},
+    "head": "body.conv_head",
+    "fc": _CLASSIFIER,
+}
 _PLACES |= dict.fromkeys(("mnist_cnn", "small_cnn", "image_cnn"), _CONVNET)
 
 

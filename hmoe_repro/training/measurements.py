@@ -10,6 +10,7 @@ __all__ = ['CODES', 'THUMBNAIL', 'PANEL', 'TEST_PANEL', 'CHOICE_PANEL', 'SPECTRU
 
 # %% ../../nbs/05_training/10_measurements.ipynb #imports
 import contextlib
+import copy
 from collections import defaultdict
 from itertools import combinations
 
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 
 from ..core.errors import HmoeError
 from ..data.kmeans_baseline import image_statistics, kmeans
+from ..data.precomputed import PrecomputedDataset
 from ..data.transforms import STD
 from ..method import clustering
 from ..method.masks import hard_iou, neuron_users
@@ -27,6 +29,7 @@ from ..method.routing_analysis import score_choices
 from ..networks import spectra
 from ..networks.precision import set_precision
 from ..networks.sparse_vit import expert_layers
+from ..networks.timm_models import StyleStatistics
 from .protocols import EVALUATION_BATCH
 from .trainer import Trainer
 
@@ -155,15 +158,27 @@ def _featurizer(algorithm):
 
 def measure_clusters(trainer: Trainer) -> tuple[dict, dict]:
     """Scores of k-means on the validation parts of the M training domains, k = M: on 'statistics'
-    of images, and on the 'features' of the network; no arrays."""
+    of images, on the 'features' of the network and, where two stages of it are frozen, on their
+    'style' statistics; no arrays."""
     network, k = _featurizer(trainer.algorithm.eval()), len(trainer.domains)
-
-    def measure(x):
-        return {"statistics": image_statistics(x), "features": network(x).float()}
-
-    found = _collected(trainer, trainer.domains, "out", None, measure)
+    measures = {"statistics": image_statistics}
+    if trainer.algorithm.hparams.get("frozen_stages", 0) not in (0, 1):
+        measures["style"] = StyleStatistics(network.frozen, trainer.data.input_shape)
+    found = _collected(
+        trainer, trainer.domains, "out", None, lambda x: {"features": network(x).float()}
+    )
+    with_images = copy.copy(trainer)
+    if isinstance(trainer.data, PrecomputedDataset):
+        with_images.data = trainer.data.images
+    found |= _collected(
+        with_images,
+        trainer.domains,
+        "out",
+        None,
+        lambda x: {name: measure(x) for name, measure in measures.items()},
+    )
     scores = {"split": "out", "step": trainer.step - 1, "clusters": k}
-    for name in ("statistics", "features"):
+    for name in (*measures, "features"):
         groups, domain = kmeans(found[name].numpy(), k), found["domain"].numpy()
         scores[name] = clustering.cluster_scores(groups, domain, found["class"].numpy())
         scores[name]["purity"] = clustering.purity(groups, domain)
@@ -369,6 +384,11 @@ def check_measure(trainer: Trainer):
     if spec.measure != "spectra":
         return
     _, height, width = trainer.data.input_shape
+    if isinstance(trainer.data, PrecomputedDataset):
+        raise HmoeError(
+            "spectra are of whole images, and the first stages of these are precomputed.",
+            fix="frozen_stages 0, or no measure.",
+        )
     if height != width or not spectra.networks_with_depth(algorithm):
         raise HmoeError(
             f"spectra of {spec.network} at {height} x {width} pixels cannot be measured.",

@@ -21,8 +21,8 @@ from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
-from ..networks.pretrained import RANDOM, resolve_weights, weights_for
-from ..networks.registry import NETWORKS
+from ..networks.pretrained import RANDOM, resolve_weights
+from ..networks.registry import NETWORKS, image_defaults, usual_weights
 from hmoe_repro.training.protocols import (
     domains_with_labels,
     protocol_of,
@@ -73,9 +73,13 @@ def _prepared_data(run: RunOptions, data_dir):
     """The data set of a run, in its resolution and with its options for images."""
     data = load_dataset(run.dataset, data_seed(run), data_dir)
     options = {name: v for name, v in run.hparams.items() if name in IMAGE_OPTIONS}
+    resolution = run.resolution
     if hasattr(data, "options"):
-        options = protocol_of(run).image_defaults | options
-    return data.prepared(run.resolution, options)
+        of_network = image_defaults(run.network) if run.network else {}
+        resolution = resolution or of_network.pop("resolution", None)
+        of_network.pop("resolution", None)
+        options = protocol_of(run).image_defaults | of_network | options
+    return data.prepared(resolution, options)
 
 
 def _resolved_hparams(run: RunOptions, data) -> dict:
@@ -129,15 +133,9 @@ def _build_once(run: RunOptions, data, hparams: dict):
 
 def _resolved_weights(network: str, weights: str | None) -> str | None:
     """The name under which weights are kept; None for a network that has none."""
-    if weights == "" and weights_for(network) == [RANDOM]:
-        return RANDOM
-    if weights == "":
-        choices = ", ".join(f"weights={name}" for name in weights_for(network))
-        raise HmoeError(
-            f"the network {network!r} can start from several weights and none are named.",
-            fix=f"{choices}, or a file.",
-        )
-    return weights if weights is None else resolve_weights(weights, network)
+    if weights is None:
+        return None
+    return resolve_weights(usual_weights(network, weights), network)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def resolve(run: RunOptions, data_dir=None) -> RunConfig:

@@ -14,7 +14,7 @@ from ..algorithms.base import as_floats
 from ..core.errors import HmoeError
 from ..core.seeds import random_state, restore_random_state, seed_everything
 from ..method.clustering import code_statistics
-from .model import build_algorithm
+from .model import build_algorithm, with_precomputed
 from hmoe_repro.training.protocols import (
     EVALUATION_BATCH,
     EpochSampler,
@@ -142,13 +142,14 @@ class Trainer:
     identically on the same machine."""
 
     def __init__(self, spec: RunConfig, data, device):
-        self.spec, self.data, self.device = spec, data, device
-        self.evaluation = Evaluation(spec, data, device)
-        self.domains, self.splits = self.evaluation.domains, self.evaluation.splits
+        self.spec, self.device = spec, device
         positions = [data.domain_index(domain) for domain in spec.test_domains]
         seed = run_seed(spec.dataset, spec.algorithm, positions, spec.trial_seed, spec.hparams_seed)
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
+        self.data = data = with_precomputed(data, self.algorithm)
+        self.evaluation = Evaluation(spec, data, device)
+        self.domains, self.splits = self.evaluation.domains, self.evaluation.splits
         self.protocol, h = self.evaluation.protocol, self.algorithm.hparams
         self.modes, self.selection_mode = self.protocol.modes(self.algorithm)
         inside = [self.splits[domain]["in"] for domain in self.domains]
