@@ -1,4 +1,4 @@
-"""Write hyper-parameters that are new into the published records, at their defaults.
+"""Write new hyper-parameters and options of images into the published records, at their defaults.
 
     python .ci/migrate_records.py
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.hparams import merge_hparams
+from hmoe_repro.data.loader import IMAGE_OPTIONS
 from hmoe_repro.training.run_config import TOY, RunConfig
 from hmoe_repro.training.store import check_record, verify_studies, write_study
 
@@ -30,7 +31,8 @@ def migrated(record):
     hparams = json.loads(json.dumps(hparams))
     assert all(hparams[name] == value for name, value in given.items()), record["run_id"]
     new = {name: hparams[name] for name in hparams if name not in ("network", "weights")}
-    config = config.replace(hparams=new)
+    images = config.images and IMAGE_OPTIONS | config.images
+    config = config.replace(hparams=new, images=images)
     made = record | {"run_id": config.run_id, "config": config.to_dict()}
     return check_record(made, f"{record['run_id']}, migrated,")
 

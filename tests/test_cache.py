@@ -161,13 +161,13 @@ def test_a_failed_build_leaves_nothing(root, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(HmoeError, match="could not be written.*No space left.*HMOE_CACHE"):
-        open_cache(tree, 8)
-    monkeypatch.setattr(os, "pwrite", lambda *arguments: 0)
-    with pytest.raises(HmoeError, match="could not be written"):
-        open_cache(tree, 8)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(HmoeError, match="could not be written.*No space left.*HMOE_CACHE"):
+            open_cache(tree, 8)
+        patch.setattr(os, "pwrite", lambda *arguments: 0)
+        with pytest.raises(HmoeError, match="could not be written"):
+            open_cache(tree, 8)
     assert [n for n in listing(tree) if n.endswith((".u8", ".part"))] == []
     assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8))
 

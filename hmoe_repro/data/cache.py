@@ -114,12 +114,17 @@ def tree_state(tree: ImageTree) -> str:
     return short_digest(_DECODER, PIL.__version__, tree.flat, file_facts(tree))
 
 
-def cache_file(tree: ImageTree, resolution: int) -> Path:
+def _of_size(tree: ImageTree, resolution: int, how: str) -> str:
+    """What the names of caches at a resolution, resized with an interpolation, begin with."""
+    return f"{cache_stem(tree)}-{resolution}{how if how != 'bilinear' else ''}"
+
+
+def cache_file(tree: ImageTree, resolution: int, how: str = "bilinear") -> Path:
     """The path of the cache for an image folder in its present state."""
-    return cache_root(tree) / f"{cache_stem(tree)}-{resolution}-{tree_state(tree)}.u8"
+    return cache_root(tree) / f"{_of_size(tree, resolution, how)}-{tree_state(tree)}.u8"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-build
-def _build(tree: ImageTree, target: Path, shape: tuple, on_progress):
+def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
     """Decode and resize every image into the file `target`; unreadable ones are black."""
     part, size = target.with_name(f".{cache_stem(tree)}.part"), int(np.prod(shape[1:]))
     try:
@@ -127,13 +132,13 @@ def _build(tree: ImageTree, target: Path, shape: tuple, on_progress):
             file.truncate(shape[0] * size)
 
             def keep(row, image):
-                content = np.asarray(square(image, shape[1])).tobytes()
+                content = np.asarray(square(image, shape[1], how)).tobytes()
                 if os.pwrite(file.fileno(), content, row * size) != size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             examine(tree, None, on_progress, keep)
             os.fsync(file.fileno())
-        if cache_file(tree, shape[1]) != target:
+        if cache_file(tree, shape[1], how) != target:
             raise HmoeError(
                 f"{tree.name}: its files changed while their cache was built.",
                 fix="try again when nothing writes there.",
@@ -149,11 +154,13 @@ def _build(tree: ImageTree, target: Path, shape: tuple, on_progress):
         part.unlink(missing_ok=True)
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-open-cache
-def open_cache(tree: ImageTree, resolution: int, on_progress=None) -> np.memmap:
-    """Images of a folder at `resolution` as bytes (N, R, R, 3) in flat order, mapped from a file,
-    which is built if it does not exist; images that cannot be decoded are black. `HmoeError` for a
-    full disk or a folder that is not writable."""
-    path, shape = cache_file(tree, resolution), (len(tree), resolution, resolution, 3)
+def open_cache(
+    tree: ImageTree, resolution: int, on_progress=None, how: str = "bilinear"
+) -> np.memmap:
+    """Images of a folder at `resolution`, resized as `how` says, as bytes (N, R, R, 3) in flat
+    order, mapped from a file, which is built if it does not exist; images that cannot be decoded
+    are black. `HmoeError` for a full disk or a folder that is not writable."""
+    path, shape = cache_file(tree, resolution, how), (len(tree), resolution, resolution, 3)
 
     def is_whole():
         return path.exists() and path.stat().st_size == np.prod(shape, dtype=np.int64)
@@ -166,10 +173,10 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None) -> np.memmap:
                 f"the cache folder {path.parent} cannot be written.",
                 fix="HMOE_CACHE=<a folder with free space>, or source=files, which needs no cache.",
             ) from None
-        of_tree = f"{cache_stem(tree)}-{resolution}"
+        of_tree = _of_size(tree, resolution, how)
         with locked(path.parent / f".{of_tree}.lock"):
             if not is_whole():
                 for old in path.parent.glob(f"{of_tree}-*.u8"):
                     old.unlink(missing_ok=True)
-                _build(tree, path, shape, on_progress)
+                _build(tree, path, shape, how, on_progress)
     return np.memmap(path, np.uint8, "r", shape=shape)

@@ -29,7 +29,7 @@ from ..core.progress import Progress
 from .base import Domains
 from .cache import examine, file_facts, open_cache
 from .image_folder import ImageTree, listed, without
-from .transforms import augment, normalise, read_image, square
+from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
 def do_task(task: dict) -> np.ndarray:
@@ -44,9 +44,9 @@ def do_task(task: dict) -> np.ndarray:
         else:
             image = Image.fromarray(cached[file_or_row])
         if seeds is None:
-            done[i] = square(image, size)
+            done[i] = square(image, size, task["interpolation"])
         else:
-            done[i] = augment(image, seeds[i], size, task["resize_first"])
+            done[i] = augment(image, seeds[i], size, task["resize_first"], task["interpolation"])
     return done
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-pool
@@ -106,8 +106,10 @@ IMAGE_OPTIONS = {
     "data_augmentation": True,
     "val_augment": True,
     "unreadable": "refuse",
+    "interpolation": "bilinear",
 }
 _CHOICES = {"source": ("files", "cache"), "unreadable": ("refuse", "skip")}
+_CHOICES["interpolation"] = tuple(INTERPOLATIONS)
 
 
 def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
@@ -163,7 +165,8 @@ class ImageFiles(Domains):
         if self.options["source"] == "files":
             return None
         with watched(f"caching {self.name}") as on_progress:
-            return open_cache(self.scanned, self.resolution, on_progress)
+            how = self.options["interpolation"]
+            return open_cache(self.scanned, self.resolution, on_progress, how)
 
     @functools.cached_property
     def ledger(self) -> tuple[list[str | None], list[str | None]]:
@@ -282,6 +285,7 @@ class ImageDataset(ImageFiles):
             "seeds": None if seeds is None else seeds.tolist(),
             "resolution": self.resolution,
             "resize_first": self.resize_first,
+            "interpolation": self.options["interpolation"],
             "cache": None if self.cache is None else (self.cache.filename, self.cache.shape),
         }
 

@@ -58,6 +58,7 @@ class Table:
         self.row_size = 2 * self.shape[2]  # in bytes
         self.size = self.row_size * self.shape[0] * self.shape[1]
         pixels = images.resolution, views, images.resize_first, images.options["source"]
+        pixels = *pixels, images.options["interpolation"]
         what = short_digest(_VERSION, part.key, list(part.shape), *pixels)
         name = f"{cache_stem(images.scanned)}-{state}-{what}"
         self.path = cache_root(images.scanned) / f"{name}.f16"
@@ -76,7 +77,8 @@ class Table:
     def write(self, first: int, x: torch.Tensor):
         """Compute and write the rows of images `x` (B, 3, R, R), the first of which is row
         `first`. `HmoeError` as `as_rows`."""
-        rows = as_rows(self.part(x), self.part.key).reshape(len(x), self.shape[2])
+        device = next(iter(self.part.buffers()), x).device
+        rows = as_rows(self.part(x.to(device)), self.part.key).reshape(len(x), self.shape[2])
         with open(self.growing, "r+b" if first else "wb") as file:
             file.seek(first * self.row_size)
             file.write(rows)
