@@ -289,7 +289,7 @@ def test_an_interrupted_build_resumes(images, monkeypatch, tmp_path, after):
     assert stored(images) == uninterrupted(images, monkeypatch, tmp_path)
 
 
-def test_rows_that_were_not_noted_are_computed_again(images, monkeypatch, tmp_path):
+def test_rows_that_were_not_noted_are_computed_again(images, monkeypatch, tmp_path, capfd):
     def stop(part):
         if part.calls > 5:
             raise KeyboardInterrupt
@@ -299,7 +299,9 @@ def test_rows_that_were_not_noted_are_computed_again(images, monkeypatch, tmp_pa
     (unfinished,) = cache_root(images.tree).glob("*.part")
     with open(unfinished, "ab") as file:
         file.write(bytes(960))  # ten rows of zeros, as a machine that lost its power may leave
+    assert "4.6 kB" in capfd.readouterr().err
     PrecomputedDataset(images, [Part()], views=1).open()
+    assert "3.1 kB" in capfd.readouterr().err, "not only what is lacking: 32 of 48 rows"
     assert stored(images) == uninterrupted(images, monkeypatch, tmp_path)
 
 
