@@ -80,7 +80,7 @@ class Table:
     def write(self, first: int, x: torch.Tensor):
         """Compute and write the rows of images `x` (B, 3, R, R), the first of which is row
         `first`. `HmoeError` as `as_rows`."""
-        device = next(iter(self.part.buffers()), x).device
+        device = getattr(self.part, "device", "cpu")
         rows = as_rows(self.part(x.to(device)), self.part.key).reshape(len(x), self.shape[2])
         with open(self.growing, "r+b" if first else "wb") as file:
             file.seek(first * self.row_size)

@@ -117,10 +117,15 @@ class FrozenPart(nn.Module):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 delattr(module, name)
                 module.register_buffer(name, parameter.detach())
-        device = next(iter(self.buffers()), torch.empty(0)).device
         with torch.no_grad():
             self.eval()
-            self.shape = tuple(self.compute(torch.zeros(1, *input_shape, device=device)).shape[1:])
+            image = torch.zeros(1, *input_shape, device=self.device)
+            self.shape = tuple(self.compute(image).shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(iter(self.buffers()), torch.empty(0)).device
 
     def compute(self, x):
         """Outputs (B, *shape) for images."""
