@@ -172,6 +172,8 @@ def cut(body: nn.Module, path: str) -> tuple[nn.Module, nn.Module]:
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-frozen-stages
 def stage_names(body: nn.Module) -> list[str]:
     """The modules of a network of timm at which its stages end."""
+    if hasattr(body, "conv_stem") and hasattr(body, "blocks"):
+        return [f"blocks.{i}" for i in range(len(body.blocks))]
     found = getattr(body, "feature_info", None) or []
     return [stage["module"] for stage in (found if isinstance(found, list) else found.get_dicts())]
 
