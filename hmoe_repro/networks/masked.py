@@ -94,9 +94,15 @@ class NetworkMasks(nn.Module):
         paths = _PLACES.get(network, {"fc": _CLASSIFIER})
         self.places, self.sizes = {}, []
         for name in choose_places(network, places):
-            module = featurizer.get_submodule(paths[name]) if paths[name] else classifier
+            try:
+                module = featurizer.get_submodule(paths[name]) if paths[name] else classifier
+                self.sizes.append(width_of(module))
+            except (AttributeError, StopIteration):
+                raise HmoeError(
+                    f"the place {name} for masks is in the frozen stages of {network}.",
+                    fix="fewer frozen_stages, or places after them.",
+                ) from None
             self.places[name] = Place()
-            self.sizes.append(width_of(module))
             module.register_forward_pre_hook(self.places[name].before)
         self.real = nn.Parameter(initial_masks(num_domains, sum(self.sizes)))
         columns = torch.block_diag(*[torch.ones(1, size) for size in self.sizes])
