@@ -18,7 +18,7 @@ from torch import nn
 from ..core.errors import HmoeError, first_line
 from ..core.search_space import declared_hparams
 from ..data.transforms import MEAN, STD
-from .backbones import FREEZE_BN, ImageBackbone, adapt_channels
+from .backbones import FREEZE_BN, ImageBackbone, adapt_channels, strict_sides
 from hmoe_repro.networks.pretrained import (
     LITE0,
     find_weights,
@@ -78,14 +78,13 @@ class Rescale(nn.Module):
 
     def __init__(self, mean, std, channels: int = 3):
         super().__init__()
-        colour = torch.arange(channels) % 3
-        old, new = (
-            torch.tensor(pair, device="cpu")[:, colour] for pair in ((MEAN, STD), (mean, std))
+        self.same = (tuple(mean), tuple(std)) == (MEAN, STD)
+        old_mean, old_std, mean, std = (
+            torch.tensor([values[i % 3] for i in range(channels)]).view(-1, 1, 1)
+            for values in (MEAN, STD, mean, std)
         )
-        self.same = torch.equal(old, new)
-        self.register_buffer("scale", (old[1] / new[1]).view(-1, 1, 1), persistent=False)
-        shift = ((old[0] - new[0]) / new[1]).view(-1, 1, 1)
-        self.register_buffer("shift", shift, persistent=False)
+        self.register_buffer("scale", old_std / std, persistent=False)
+        self.register_buffer("shift", (old_mean - mean) / std, persistent=False)
 
     def forward(self, x):
         return x if self.same else torch.addcmul(self.shift, x, self.scale)
@@ -273,9 +272,12 @@ class TimmBackbone(ImageBackbone):
     def __init__(self, body, num_features, rescale, frozen=None, **options):
         super().__init__(body, num_features, **options)
         self.rescale, self.frozen = rescale if frozen is None else None, frozen
+        self.sides = strict_sides(body if frozen is None else frozen.body)
         self.train()
 
     def features(self, x):
+        if x.dim() == 4:
+            self.check_sides(x)
         first = self.rescale if self.frozen is None else self.frozen
         return self.dropout(self.body(first(x)))
 
