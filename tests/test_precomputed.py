@@ -35,6 +35,9 @@ class Part:
         self.key, self.on_call, self.calls = key, on_call, 0
         self.shape = (3, 4, 4)
 
+    def buffers(self):
+        return iter(())
+
     def compute(self, x):
         y = torch.nn.functional.avg_pool2d(x, 8)
         return y - y.mean(0)
