@@ -61,7 +61,7 @@ CHAINS = {  # name in timm -> number of its stages
     "test_resnet": 5,
     "test_efficientnet": 5,
     "test_convnext": 4,
-    "mobilenetv3_small_050": 5,
+    "mobilenetv3_small_050": 6,
     "regnetx_002": 5,
     "test_vit": 6,
     "swin_tiny_patch4_window7_224": 4,
@@ -544,10 +544,13 @@ def test_masks_on_efficientnet_lite0_train(folder, tmp_path):
     network = make_timm("efficientnet_lite0", (3, 32, 32))
     masks = NetworkMasks("efficientnet_lite0", network, nn.Linear(1280, 2), 3, ("block5", "head"))
     assert masks.sizes == [112, 320] and masks.real.shape == (3, 432)
-    for place, stages in (("block5", 5), ("head", "all")):
+    for place, stages in (("block5", 6), ("head", "all")):
         frozen = make_timm("efficientnet_lite0", (3, 32, 32), frozen_stages=stages)
         with pytest.raises(HmoeError, match=f"place {place} for masks is in the frozen stages"):
             NetworkMasks("efficientnet_lite0", frozen, nn.Linear(1280, 2), 3, (place, "fc"))
+    for stages, places in ((6, ["block6", "head", "fc"]), ("all", ["fc"])):
+        hparams = {"network": "efficientnet_lite0", "weights": "random", "frozen_stages": stages}
+        assert list(get_algorithm("DMG")((3, 32, 32), 2, 3, hparams).masks.places) == places
 
 
 # All algorithms on rows
