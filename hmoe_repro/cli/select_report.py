@@ -147,7 +147,7 @@ def _benches(device: str) -> dict[str, tuple]:
 def bench_command(
     what: option(str, "updates, moe (experts, masks), algorithms, or systems.") = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
-    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, pacs.") = "full",
+    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
