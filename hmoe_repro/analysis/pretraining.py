@@ -6,6 +6,7 @@
 __all__ = ['SCRATCH', 'two_forms', 'pretraining_table', 'pretraining_lines']
 
 # %% ../../nbs/07_analysis/14_pretraining.ipynb #imports
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -51,7 +52,7 @@ def pretraining_table(claims: list[Claim], store: str = "") -> tuple[pd.DataFram
     pairs, texts, numbers = two_forms(claims), [], []
     frames = claim_frames([claim for pair in pairs for claim in pair], store)
     for pair in pairs:
-        text = pair[0].text.removesuffix(", on digits")
+        text = re.sub(r",? \(?(here )?on (digits|PACS)\)?$| \(ColoredMNIST\)$", "", pair[0].text)
         text = f"{text[:1].upper()}{text[1:]}"
         shown, row = {"claim": text}, {"claim": pair[0].key}
         for form, claim in zip(("pretrained", "from scratch"), pair):

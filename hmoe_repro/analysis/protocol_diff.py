@@ -20,6 +20,7 @@ from ..core.search_space import as_text
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
+from ..networks.pretrained import PIP_PACKAGE
 from ..studies.search import rank
 from ..studies.studies import read_study
 from ..training.protocols import PROTOCOLS, parse_policy
@@ -91,7 +92,9 @@ _OFF = {"hparams.schedule": "none", "hparams.near_zero": False}  # where a netwo
 
 
 def _weights(value) -> str:
-    return "random" if value in (None, "random") or pd.isna(value) else "pretrained"
+    if value in (None, "random") or pd.isna(value):
+        return "random"
+    return f"pretrained ({PIP_PACKAGE})" if value.startswith(PIP_PACKAGE) else "pretrained"
 
 
 def _validation(policy: str) -> str:

@@ -142,7 +142,7 @@ def header(profile: str, frame: pd.DataFrame) -> str:
     setting = [
         f"data: {', '.join(data) or 'none'}",
         f"network: {listed(frame, 'network')}",
-        *([f"weights: {given}; {initial_weights(frame)}"] if given else []),
+        *([f"weights: {initial_weights(frame)} ({given})"] if given else []),
         f"updates: {listed(frame, 'steps')}",
         f"precision: {listed(frame, 'precision')}",
     ]
