@@ -68,6 +68,7 @@ def images(whole, tmp_path, monkeypatch):
     "The data set, with a cache of its own and blocks of four images."
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr(module, "SYNC_SECONDS", 0)
     return ImageDataset(scan_tree(whole, "samples"), 32, workers=0)
 
 
@@ -289,7 +290,7 @@ def test_an_interrupted_build_resumes(images, monkeypatch, tmp_path, after):
     assert stored(images) == uninterrupted(images, monkeypatch, tmp_path)
 
 
-def test_rows_that_were_not_noted_are_computed_again(images, monkeypatch, tmp_path):
+def test_rows_that_were_not_noted_are_computed_again(images, monkeypatch, tmp_path, capfd):
     def stop(part):
         if part.calls > 5:
             raise KeyboardInterrupt
@@ -299,7 +300,9 @@ def test_rows_that_were_not_noted_are_computed_again(images, monkeypatch, tmp_pa
     (unfinished,) = cache_root(images.tree).glob("*.part")
     with open(unfinished, "ab") as file:
         file.write(bytes(960))  # ten rows of zeros, as a machine that lost its power may leave
+    assert "4.6 kB" in capfd.readouterr().err
     PrecomputedDataset(images, [Part()], views=1).open()
+    assert "3.1 kB" in capfd.readouterr().err, "not only what is lacking: 32 of 48 rows"
     assert stored(images) == uninterrupted(images, monkeypatch, tmp_path)
 
 
@@ -309,7 +312,7 @@ from test_precomputed import ImageDataset, Part, PrecomputedDataset, module, sca
 def slow(part):
     print("block", flush=True)
     time.sleep(float(sys.argv[2]) if part.calls > 3 else 0)
-module.BLOCK = 4
+module.BLOCK, module.SYNC_SECONDS = 4, 0
 images = ImageDataset(scan_tree(sys.argv[1], "samples"), 32, workers=0)
 PrecomputedDataset(images, [Part(on_call=slow)], views=1).open()
 """

@@ -22,7 +22,7 @@ _CONVNET = {f"conv{i + 1}": f"convolutions.{i}" for i in range(1, 4)} | {"fc": _
 _ALEXNET = {"fc6": "body.classifier.1", "fc7": "body.classifier.4", "fc8": _CLASSIFIER}
 _PLACES = {"alexnet": _ALEXNET, "resnet18": _RESNET, "resnet50": _RESNET}
 _PLACES["efficientnet_lite0"] = {
-    **{f"block{i}": f"body.blocks.{i}" for i in (5, 6)},
+    **{f"block{i}": f"body.blocks.{i}" for i in range(1, 7)},
     "head": "body.conv_head",
     "fc": _CLASSIFIER,
 }
@@ -75,6 +75,12 @@ class Place:
         return x * factor.to(x.dtype), *others
 
 # %% ../../nbs/03_networks/09_masked.ipynb #def-width-of
+def _trains(module: nn.Module, path: str) -> bool:
+    """Is there a part at `path` of a network whose first stages are frozen?"""
+    parts = dict(module.named_modules())
+    return path in parts and any(True for _ in parts[path].parameters())
+
+
 def width_of(module: nn.Module) -> int:
     """Number of input channels or features of a module, from its first weights."""
     return next(p.shape[1] for p in module.parameters() if p.dim() > 1)
@@ -93,7 +99,10 @@ class NetworkMasks(nn.Module):
         super().__init__()
         paths = _PLACES.get(network, {"fc": _CLASSIFIER})
         self.places, self.sizes = {}, []
-        for name in choose_places(network, places):
+        named = choose_places(network, places)
+        if not places and getattr(featurizer, "frozen", None) is not None:
+            named = [name for name in named if not paths[name] or _trains(featurizer, paths[name])]
+        for name in named:
             module = featurizer.get_submodule(paths[name]) if paths[name] else classifier
             self.places[name] = Place()
             self.sizes.append(width_of(module))

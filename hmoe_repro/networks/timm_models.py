@@ -117,10 +117,15 @@ class FrozenPart(nn.Module):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 delattr(module, name)
                 module.register_buffer(name, parameter.detach())
-        device = next(iter(self.buffers()), torch.empty(0)).device
         with torch.no_grad():
             self.eval()
-            self.shape = tuple(self.compute(torch.zeros(1, *input_shape, device=device)).shape[1:])
+            image = torch.zeros(1, *input_shape, device=self.device)
+            self.shape = tuple(self.compute(image).shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(iter(self.buffers()), torch.empty(0)).device
 
     def compute(self, x):
         """Outputs (B, *shape) for images."""
@@ -167,6 +172,8 @@ def cut(body: nn.Module, path: str) -> tuple[nn.Module, nn.Module]:
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-frozen-stages
 def stage_names(body: nn.Module) -> list[str]:
     """The modules of a network of timm at which its stages end."""
+    if hasattr(body, "conv_stem") and hasattr(body, "blocks"):
+        return [f"blocks.{i}" for i in range(len(body.blocks))]
     found = getattr(body, "feature_info", None) or []
     return [stage["module"] for stage in (found if isinstance(found, list) else found.get_dicts())]
 
