@@ -191,10 +191,10 @@ from hmoe_repro.data.cache import open_cache
 from hmoe_repro.data.image_folder import scan_tree
 import hmoe_repro.data.cache as cache
 slow = cache.square
-def square(image, size):
+def square(*arguments):
     print("image", flush=True)
     time.sleep(float(sys.argv[2]))
-    return slow(image, size)
+    return slow(*arguments)
 cache.square = square
 open_cache(scan_tree(sys.argv[1]), 8)
 print("done", flush=True)

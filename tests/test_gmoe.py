@@ -89,7 +89,8 @@ def test_experts_have_the_papers_defaults_and_exist_with_experts_only():
     assert h["drop_path"] == 0.1 and "freeze_bn" not in h and "resnet_dropout" not in h
     for network in [*LARGE, "small_vit", "small_cnn", "mnist_cnn", "timm:vit_small_patch16_384"]:
         others = merge_hparams(SHARED_HPARAMS, {"network": network})
-        assert not {n for n in others if n.startswith("moe_") or n == "drop_path"}
+        assert not {n for n in others if n.startswith("moe_")}
+        assert ("drop_path" in others) == network.startswith("timm:")
     with pytest.raises(
         HmoeError, match="moe_k exists only where network is gmoe_ti16 or .*<name in"
     ):

@@ -93,7 +93,7 @@ def test_unknown_names_and_small_images_are_refused():
         make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"):
         make_encoder("image", (3, 8, 8))
-    assert SMALL < set(NETWORKS) and set(ENCODERS) == {"small", "image"}
+    assert SMALL < set(NETWORKS) and set(ENCODERS) == {"small", "image", "style"}
     assert not any(NETWORKS[name].HPARAMS for name in SMALL)
 
 

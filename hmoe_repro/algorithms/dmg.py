@@ -19,7 +19,7 @@ from .tools import domain_labels, sgd
 from ..core.errors import check_choice
 from ..core.search_space import declared_hparams
 from ..method.masks import applied, known_domains, mask_sum
-from ..networks.masked import NetworkMasks, choose_places, passes, sampled
+from ..networks.masked import NetworkMasks, choose_places, passes, sampled, trained_places
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-overlaps
 class _Overlaps(torch.autograd.Function):
@@ -91,6 +91,8 @@ class MaskedERM(Scheduled, ERM):
         if h["near_zero"]:
             start_near_zero(self.classifier)
         places = choose_places(h["network"], h["places"], h["reading"])
+        if not h["places"]:
+            places = trained_places(h["network"], self.featurizer, places)
         network = h["network"], self.featurizer, self.classifier
         self.masks = NetworkMasks(*network, num_domains, places)
 

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from .base import ERM, concatenate, register
 from .tools import cyclic_pairs, domain_sizes, sgd, step_on
+from ..core.errors import HmoeError
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-first-adam-step
@@ -94,6 +95,16 @@ class ARM(ERM):
     `predict` depends on the composition of its batch."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("ARM")
+
+    @classmethod
+    def check_domains(cls, num_domains, hparams):
+        super().check_domains(num_domains, hparams)
+        if hparams.get("frozen_stages"):
+            raise HmoeError(
+                "ARM gives its network a channel that is learnt, of which nothing can be computed "
+                "beforehand.",
+                fix="frozen_stages=0.",
+            )
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         channels, *size = input_shape

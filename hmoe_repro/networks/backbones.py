@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BACKBONES', 'LARGE', 'SMALL_TRANSFORMERS', 'IN_TIMM', 'TRANSFORMERS', 'FREEZE_BN', 'WEIGHTS_HPARAMS', 'LARGE_HPARAMS',
-           'Architecture', 'Names', 'ImageBackbone', 'adapt_channels', 'architecture_of', 'check_request', 'build_body',
-           'load_body', 'make_backbone']
+           'Architecture', 'Names', 'strict_sides', 'ImageBackbone', 'adapt_channels', 'architecture_of',
+           'check_request', 'build_body', 'load_body', 'make_backbone']
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #imports
 import functools
@@ -83,6 +83,12 @@ TRANSFORMERS = Names.fromkeys(
 )
 
 # %% ../../nbs/03_networks/05_backbones.ipynb #def-imagebackbone
+def strict_sides(body: nn.Module) -> tuple | None:
+    """Height and width of the only images that a transformer takes; None for any."""
+    embed = getattr(body, "patch_embed", None)
+    return embed.img_size if getattr(embed, "strict_img_size", False) else None
+
+
 class ImageBackbone(Backbone):
     """A known network `body` without its classifier, with dropout after it:
     x (B, C, H, W) -> features (B, num_features). `loaded` says how its weights were fitted.
@@ -99,17 +105,20 @@ class ImageBackbone(Backbone):
         super().__init__()
         self.body, self.dropout = body, nn.Dropout(dropout)
         self.num_features, self.freeze_bn, self.loaded = num_features, freeze_bn, loaded
-        embed = getattr(body, "patch_embed", None)  # of a transformer for one size only
-        self.sides = embed.img_size if getattr(embed, "strict_img_size", False) else None
+        self.sides = strict_sides(body)
         self.train()
 
-    def features(self, x):
+    def check_sides(self, x):
+        """`HmoeError` for images x (B, C, H, W) of another size."""
         if self.sides and tuple(x.shape[-2:]) != tuple(self.sides):
             here, built = (" x ".join(map(str, size)) for size in (x.shape[-2:], self.sides))
             raise HmoeError(
                 f"this transformer was built for images of {built} pixels, and got {here}.",
                 fix="resize the images, or build a network of their size.",
             )
+
+    def features(self, x):
+        self.check_sides(x)
         return self.dropout(self.body(x))
 
     def train(self, mode: bool = True):

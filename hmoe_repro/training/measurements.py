@@ -163,7 +163,8 @@ def measure_clusters(trainer: Trainer) -> tuple[dict, dict]:
     network, k = _featurizer(trainer.algorithm.eval()), len(trainer.domains)
     measures = {"statistics": image_statistics}
     if trainer.algorithm.hparams.get("frozen_stages", 0) not in (0, 1):
-        measures["style"] = StyleStatistics(network.frozen, trainer.data.input_shape)
+        with contextlib.suppress(HmoeError):  # a network that is no chain of stages
+            measures["style"] = StyleStatistics(network.frozen, trainer.data.input_shape)
     found = _collected(
         trainer, trainer.domains, "out", None, lambda x: {"features": network(x).float()}
     )
