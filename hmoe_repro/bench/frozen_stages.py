@@ -100,7 +100,7 @@ def frozen_jobs(scale: SimpleNamespace) -> dict:
 
 def run_frozen(rounds: int = 3, scale: str = "full", say=print) -> dict:
     """Measure updates with and without frozen stages in one run; the record, plain JSON.
-    `HmoeError` for an unknown scale."""
+    `full` takes about four minutes on one core. `HmoeError` for an unknown scale."""
     size = scale_of("frozen", scale)
     with timing.new_record("frozen", scale, rounds) as record:
         record["sizes"] = vars(size)
