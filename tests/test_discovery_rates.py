@@ -292,6 +292,12 @@ def test_baselines_are_means_over_seeds_of_complete_runs():
     assert lines[0].startswith("default: above the better k-means in 1 of 2 (95 % CI 1 to 99 %)")
     assert lines[1] == "k-means, colour and contrast: mean NMI by held-out domain: ink 0.75."
     assert kmeans_lines(kmeans_comparison(setting_runs(frame_of(found)), table[:0])) == []
+    for made in runs[:2]:  # of a network with frozen stages
+        made["clusters"]["style"] = made["clusters"]["features"] | {"nmi_domain": 0.9}
+    styled = baseline_table(frame_of(runs))
+    assert styled.baseline.tolist()[1] == "k-means, style of first stages"
+    compared = kmeans_comparison(setting_runs(frame_of(found)), styled, "setting")
+    assert "above the best k-means in 0 of 2" in kmeans_lines(compared)[0]
 
 
 def test_clusters_are_measured_on_request_and_in_the_record(tmp_path):

@@ -38,7 +38,6 @@ def test_a_hole_that_nobody_fills_is_an_error():
         ("pacs/dmg_table2", "DMG Tables 2 and 6: an unknown domain, PACS"),
         ("quick/hmoe_table5", "HMOE Table 5: RotatedMNIST · embedded digits"),
         ("mnist/hmoe_table5", "HMOE Table 5: RotatedMNIST"),
-        ("pacs/systems", "Three systems and strong baselines · PACS"),
         ("pacs/hmoe_table3", "HMOE Table 3: the six data sets, with samples"),
         ("quick/claims", "Claims of the three papers"),
     ],

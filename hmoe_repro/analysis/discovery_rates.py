@@ -69,7 +69,11 @@ def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-baseline
-BASELINES = {"statistics": "k-means, colour and contrast", "features": "k-means, ERM's features"}
+BASELINES = {
+    "statistics": "k-means, colour and contrast",
+    "style": "k-means, style of first stages",
+    "features": "k-means, ERM's features",
+}
 
 
 def baseline_table(frame: pd.DataFrame, alike: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -84,6 +88,7 @@ def baseline_table(frame: pd.DataFrame, alike: pd.DataFrame | None = None) -> pd
         for run in found.itertuples()
         if run.record.get("clusters")
         for key, name in BASELINES.items()
+        if key in run.record["clusters"]
     ]
     scores = {"nmi_domain": "mean_nmi", "nmi_class": "mean_nmi_class", "purity": "mean_purity"}
     table = pd.DataFrame(rows, columns=["baseline", "test_domain", *scores]).rename(columns=scores)
@@ -98,7 +103,7 @@ def kmeans_comparison(
 ) -> pd.DataFrame:
     """By the column `by` and test domain: runs (rows with test_domain and nmi_domain), their mean
     NMI with the domains, that of each baseline, and `above`, in how many runs it is higher than
-    that of the better baseline there."""
+    that of the best baseline there."""
     wide = baselines.pivot(index="test_domain", columns="baseline", values="mean_nmi")
     table = table[table.test_domain.isin(wide.index)]
     table = table.assign(above=table.nmi_domain > table.test_domain.map(wide.max(axis=1)))
@@ -109,19 +114,19 @@ def kmeans_comparison(
 
 
 def kmeans_lines(compared: pd.DataFrame) -> list[str]:
-    """A sentence for each first cell of `kmeans_comparison`, with the rate of runs above the better
+    """A sentence for each first cell of `kmeans_comparison`, with the rate of runs above the best
     baseline and the mean NMI by held-out domain, and one with that of each baseline."""
 
     def means(part, column):
         said = ", ".join(f"{d} {nmi:.2f}" for d, nmi in zip(part.test_domain, part[column]))
         return f"mean NMI by held-out domain: {said}."
 
-    lines = []
+    known = [name for name in BASELINES.values() if name in compared and len(compared)]
+    best, lines = "best" if len(known) > 2 else "better", []
     for name, part in compared.groupby(compared.columns[0], sort=False):
         rates = rate_text(int(part.above.sum()), int(part.runs.sum()))
-        lines.append(f"{name}: above the better k-means in {rates} runs; {means(part, 'mean_nmi')}")
+        lines.append(f"{name}: above the {best} k-means in {rates} runs; {means(part, 'mean_nmi')}")
     domains = compared.drop_duplicates("test_domain")
-    known = [name for name in BASELINES.values() if name in compared and len(compared)]
     return lines + [f"{name}: {means(domains, name)}" for name in known]
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-plot
@@ -136,14 +141,15 @@ def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
     dots |= {"palette": [PALETTE[0]] * table.trial_seed.nunique(), "legend": False}
     dots |= {"dodge": True, "jitter": False}
     grid = sns.catplot(table.assign(nmi_domain=table.nmi_domain.mask(lost)), **dots, **panels)
+    styles = dict(zip(BASELINES.values(), ("--", "-.", ":")))
     for domain, axis in grid.axes_dict.items():
         crosses = table[lost & (table.test_domain == domain)]
         axis.plot(crosses.nmi_domain, crosses.setting, "X", ms=4, mew=0, color=PALETTE[0])
         lines = {f"found: {FOUND:g} or more": (FOUND, "-", "#D55E00")}
         if baselines is not None:
             at = baselines[baselines.test_domain == domain]
-            looks = zip(at.baseline, at.mean_nmi, ("--", ":"))
-            lines |= {name: (nmi, style, "#555555") for name, nmi, style in looks}
+            looks = zip(at.baseline, at.mean_nmi)
+            lines |= {name: (nmi, styles[name], "#555555") for name, nmi in looks}
         for name, (place, style, colour) in lines.items():
             axis.axvline(place, ls=style, lw=1, color=colour, label=name)
     handles, labels = axis.get_legend_handles_labels()

@@ -20,6 +20,7 @@ from ..core.search_space import as_text
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
+from ..networks.pretrained import PIP_PACKAGE
 from ..studies.search import rank
 from ..studies.studies import read_study
 from ..training.protocols import PROTOCOLS, parse_policy
@@ -80,15 +81,20 @@ _WORDS = {
     "weights": "initial weights",
     "precision": "precision",
     "resolution": "resolution in pixels",
+    "frozen_stages": "frozen stages",
+    "views": "augmented versions of an image",
 } | {name: name.replace("_", " ") for name in ("protocol", "epochs", "splits", "validation")}
 _WORDS |= {name: name.replace("_", " ") for name in IMAGE_OPTIONS}
 KNOWN_COPIES = {"10135109ea86": "the images of PACS, re-encoded from JPEG to WebP at quality 75"}
 _FILES, _LISTS = "the published files", "the authors' lists"
+_WHOLE = {"frozen_stages": "none", "views": "a new one for each update"}  # nothing precomputed
 _OFF = {"hparams.schedule": "none", "hparams.near_zero": False}  # where a network has no choice
 
 
 def _weights(value) -> str:
-    return "random" if value in (None, "random") or pd.isna(value) else "pretrained"
+    if value in (None, "random") or pd.isna(value):
+        return "random"
+    return f"pretrained ({PIP_PACKAGE})" if value.startswith(PIP_PACKAGE) else "pretrained"
 
 
 def _validation(policy: str) -> str:
@@ -118,6 +124,7 @@ def study_settings(*studies: str) -> pd.DataFrame:
             row["weights"] = _weights(given.get("weights", "pretrained" if photographs else None))
             row["resolution"] = block.resolution or (224 if photographs else 28)
             row |= {name: given.get(name, usual) for name, usual in IMAGE_OPTIONS.items()}
+            row |= _WHOLE if photographs else {}
             rows.append(row | {f"hparams.{name}": value for name, value in hparams.items()})
     return pd.DataFrame(rows)
 
@@ -136,6 +143,10 @@ def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
         validation=table.evaluate.map(_validation),
         files=files.where(photographs),
     )
+    frozen = table.get("hparams.frozen_stages", pd.Series(0, table.index)).fillna(0)
+    for name in _WHOLE:
+        said = table.get(f"hparams.{name}", pd.Series(0, table.index)).astype(object)
+        table[name] = said.where(frozen.ne(0))
     for name, usual in IMAGE_OPTIONS.items():
         options = [options.get(name, usual) for options in given]
         table[name] = pd.Series(options, table.index, object).where(photographs)

@@ -31,7 +31,7 @@ from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-one-of-each
-SYSTEMS = {"quick": "quick-systems", "pacs": "pacs-systems", "tiny": "smoke-systems"}
+SYSTEMS = {"quick": "quick-systems", "tiny": "smoke-systems"}
 
 
 def one_of_each(study: str) -> dict[str, RunConfig]:

@@ -124,6 +124,7 @@ def export_domainbed_command(
 def _benches(device: str) -> dict[str, tuple]:
     """Name -> (the function that measures, the page of its record, title -> printed table)."""
     from hmoe_repro.bench.costs import cost_table, run_algorithms
+    from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
     from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
     from hmoe_repro.bench.systems import run_systems, systems_costs
     from hmoe_repro.bench.timing import target_table
@@ -136,22 +137,27 @@ def _benches(device: str) -> dict[str, tuple]:
     layer_targets = partial(target_table, targets=LAYER_TARGETS)
     layers = {"The sparse layer": layer_table, "Targets": layer_targets}
     costs = {"Time and memory at an equal batch": cost_table}
+    frozen = {
+        "Images a second of an update": frozen_table,
+        "Targets": lambda record: target_table(record, frozen_targets(record)),
+    }
     return {
         "updates": (run_bench, "speed", updates),
         "moe": (run_moe, "speed_moe", layers),
         "algorithms": (partial(run_algorithms, device=device), "gmoe_table16", costs),
+        "frozen": (run_frozen, "speed_frozen", frozen),
         "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
     }
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
-    what: option(str, "updates, moe (experts, masks), algorithms, or systems.") = "updates",
+    what: option(str, "updates, moe (experts, masks), algorithms, frozen, or systems.") = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
-    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, pacs.") = "full",
+    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
-    """Measure updates, experts and masks, whole algorithms, or the systems of a study."""
+    """Measure updates, experts and masks, algorithms, frozen stages, or a study's systems."""
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.core.style import as_text

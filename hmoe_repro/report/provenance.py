@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 'values_of', 'listed', 'data_status',
-           'protocol_note', 'changed_settings', 'caption', 'header', 'rule_of', 'save_verdict', 'provenance']
+           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'header', 'rule_of', 'save_verdict',
+           'provenance']
 
 # %% ../../nbs/08_report/01_provenance.ipynb #imports
 import json
@@ -21,6 +22,7 @@ from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
 from ..core.search_space import as_text
+from ..networks.pretrained import PIP_PACKAGE
 from ..training.run_config import TOY
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-output-folder
@@ -100,13 +102,27 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
     return texts
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption
+_NAMES = {PIP_PACKAGE: "EfficientNet-Lite0, ImageNet-pretrained"}  # by the start of the weights
+
+
+def initial_weights(frame: pd.DataFrame) -> str:
+    """What the networks of runs start from: 'random initial weights', 'EfficientNet-Lite0,
+    ImageNet-pretrained, 5 stages frozen'."""
+    weights, said = frame["weights"].fillna("random") if "weights" in frame else "random", []
+    for name, part in frame.assign(weights=weights).groupby("weights"):
+        known = next((text for start, text in _NAMES.items() if name.startswith(start)), "")
+        frozen = {str(n) for n in part.get("hparams.frozen_stages", ()) if n == n and n}
+        stages = f", {' or '.join(sorted(frozen))} stages frozen" if frozen else ""
+        said.append(f"{known or f'{name} initial weights'}{stages}")
+    return " and ".join(said)
+
+
 def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """A few words for the title of a picture or table: 'ColoredMNIST, reduced: 200 updates,
-    1 seed' (the status is `data_status`), for image folders with pixels and initial weights."""
+    1 seed' (the status is `data_status`), for image folders with pixels and `initial_weights`."""
     facts = []
     if "images" in frame and frame.images.notna().any():
-        weights = listed(frame.fillna({"weights": "random"}), "weights")
-        facts += [f"{listed(frame, 'resolution')} pixels", f"{weights} initial weights"]
+        facts += [f"{listed(frame, 'resolution')} pixels", initial_weights(frame)]
     steps = " or ".join(f"{n:,}" for n in values_of(frame, "steps"))
     facts += [f"{steps} updates", plural(len(values_of(frame, "trial_seed")), "seed")]
     scale = data_status(frame) if reduced else "the paper's protocol"
@@ -122,9 +138,11 @@ def header(profile: str, frame: pd.DataFrame) -> str:
         f"{name} ({listed(part, 'dataset_fingerprint', 'None')})"
         for name, part in frame.groupby("dataset")
     ]
+    given = ", ".join(str(w) for w in values_of(frame, "weights") if w not in ("", "random"))
     setting = [
         f"data: {', '.join(data) or 'none'}",
         f"network: {listed(frame, 'network')}",
+        *([f"weights: {initial_weights(frame)} ({given})"] if given else []),
         f"updates: {listed(frame, 'steps')}",
         f"precision: {listed(frame, 'precision')}",
     ]
