@@ -272,6 +272,14 @@ class StyleStatistics(FrozenPart):
         return torch.cat(found, 1)
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-make-timm
+def _same_layout(pool, inputs):
+    """The gradient of a pooled mean is one value spread over all positions. Laid out as the
+    features are, it lets what is before the pool run backwards about a fifth faster on a CPU."""
+    (x,) = inputs
+    if x.dim() == 4 and x.requires_grad:
+        x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+
+
 class TimmBackbone(ImageBackbone):
     """A network of timm as a featurizer: x (B, C, H, W), or rows (B, P) that `frozen` computed
     before, -> features (B, num_features). `frozen` is its `FrozenStages`, or None."""
@@ -280,6 +288,9 @@ class TimmBackbone(ImageBackbone):
         super().__init__(body, num_features, **options)
         self.rescale, self.frozen = rescale if frozen is None else None, frozen
         self.sides = strict_sides(body if frozen is None else frozen.body)
+        for module in body.modules():
+            if getattr(module, "pool_type", "") == "avg":
+                module.register_forward_pre_hook(_same_layout)
         self.train()
 
     def features(self, x):
