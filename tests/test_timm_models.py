@@ -195,6 +195,25 @@ def test_images_and_names_that_timm_does_not_take():
         make_timm("timm:efficientnet_b0.ra_in1k", (3, 32, 32))
 
 
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_gradients_before_the_pool_have_the_layout_of_its_input(name):
+    ours = make_timm(f"timm:{name}", (3, 96, 96)).to(memory_format=torch.channels_last)
+    plain, seen = copy.deepcopy(ours), []
+    (pool,) = (m for m in plain.modules() if getattr(m, "pool_type", "") == "avg")
+    pool._forward_pre_hooks.clear()
+    x = torch.randn(4, 3, 96, 96)
+    for network in (ours, plain):
+        (pool,) = (m for m in network.modules() if getattr(m, "pool_type", "") == "avg")
+        pool.register_forward_pre_hook(
+            lambda _, inputs: inputs[0].register_hook(seen.append) and None
+        )
+        network(x).square().sum().backward()
+    laid_out = [g.is_contiguous(memory_format=torch.channels_last) for g in seen]
+    assert laid_out == [True, False] and seen[0].shape[-1] > 1
+    for one, other in zip(ours.parameters(), plain.parameters()):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "name, frozen",
     [(name, frozen) for name in SMALLEST for frozen in (0, 2) if name not in WHOLE or not frozen],
