@@ -58,7 +58,8 @@ def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
         raise HmoeError(f"{names} are two studies of one name.", fix="rename one.")
     for named, study in read.items():
         arrays = runs_with_arrays(named)
-        without = "panel_" if study.name.endswith("-limits") else None
+        shown = study.name.endswith("-pacs") or not study.name.startswith("pacs-")
+        without = None if shown else "panel_"  # Fig. 6 alone shows images
         kept, given = kept_file(study, results_dir()), (study.name, run_ids[named])
         path = publish_study(*given, store, results_dir(), arrays, without=without)
         written[path] = len(run_ids[named])
