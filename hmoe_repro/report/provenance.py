@@ -111,7 +111,9 @@ def initial_weights(frame: pd.DataFrame) -> str:
     weights, said = frame["weights"].fillna("random") if "weights" in frame else "random", []
     for name, part in frame.assign(weights=weights).groupby("weights"):
         known = next((text for start, text in _NAMES.items() if name.startswith(start)), "")
-        frozen = {str(n) for n in part.get("hparams.frozen_stages", ()) if n == n and n}
+        frozen = {
+            str(n).removesuffix(".0") for n in part.get("hparams.frozen_stages", ()) if n == n and n
+        }
         stages = f", {' or '.join(sorted(frozen))} stages frozen" if frozen else ""
         said.append(f"{known or f'{name} initial weights'}{stages}")
     return " and ".join(said)
