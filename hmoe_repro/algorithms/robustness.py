@@ -19,7 +19,8 @@ from ..core.search_space import declared_hparams
 @register("Mixup", paper="Yan et al., 2020", needs_domain_labels=True, family="robustness")
 class Mixup(ERM):
     """Inter-domain Mixup (Yan et al., 2020; Zhang et al., 2018): cross entropy on convex
-    combinations of images of two domains. With one training domain it is ERM."""
+    combinations of images of two domains; where first stages are frozen, of what these compute
+    of two images (Manifold Mixup, Verma et al., 2019). With one training domain it is ERM."""
 
     version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | declared_hparams("Mixup")

@@ -280,7 +280,7 @@ def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-forest-plot
 def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
     """The rows of a panel of `forest_plot`, in the current axes; points beyond `limit` as triangles
-    at the edge with their values, arrows where an interval goes on."""
+    at the edge with their values, arrows where an interval is longer."""
     axis, edge = plt.gca(), 1.06 * limit
     beyond = np.sign(data.difference) * (data.difference.abs() > limit)
     data = data.assign(mark=beyond.map({-1: "<", 0: "o", 1: ">"}))
