@@ -228,7 +228,7 @@ def three():
 def test_the_verdict_begins_with_the_answer():
     frame = three()
     verdict = accuracy_verdict(frame)
-    assert verdict.startswith("HMOE-DN MIX -9.0 points (95 % CI") and "CORAL +2.0 (95" in verdict
+    assert verdict.startswith("CORAL +2.0 points (95 % CI") and ", HMOE-DN MIX -9.0 (95" in verdict
     assert "significant after Holm's correction for 5 comparisons; no other of 5" in verdict
     assert "On single test domains" in verdict and "of 20 differences" in verdict
     few = accuracy_verdict(frame[frame.algorithm != "HMOE-DN"])

@@ -238,7 +238,9 @@ def _averages_said(averages: pd.DataFrame, name: str):
     near = rest.sort_values(["p_holm", "p"])[:1]
     close = f" (closest: {_listed(near)}, p = {near.p_holm.iloc[0]:.2g})" if len(near) else ""
     if len(sure):
-        named = _listed(sure).replace(" (95", " points (95", 1)
+        gains = sure.difference > 0  # these come first, or a long list of losses would hide them
+        named = ", ".join(_listed(part) for part in (sure[gains], sure[~gains]) if len(part))
+        named = named.replace(" (95", " points (95", 1)
         other = f"; no other of {len(tested)} rows differs significantly in average accuracy{close}"
         yield f"{named} against {name}, significant {family}{other * (len(rest) > 0)}."
     elif len(tested):
