@@ -15,6 +15,7 @@ from hmoe_repro.analysis.clusters import gate_table, gate_verdict
 from hmoe_repro.analysis.discovery_rates import (
     accuracy_by_found,
     baseline_table,
+    best_restarts,
     code_trace,
     discovery_rates,
     kmeans_comparison,
@@ -46,12 +47,11 @@ TINY = {"network": "small_cnn", "steps": 4, "checkpoint_frequency": 2}
 CPU = torch.device("cpu")
 
 
-def plan(algorithm="HMOE-DN", measure="", **hparams):
+def plan(algorithm="HMOE-DN", measure="", restart=0, **hparams):
     "A run of four updates on the tiny digits."
     hparams = {"batch_size": 4, "d2v_stride": 2} | hparams if "HMOE" in algorithm else hparams
-    return make_config(
-        algorithm, "DigitDomainsTiny", ["sketch"], measure=measure, hparams=hparams, **TINY
-    )
+    asked = {"measure": measure, "restart": restart, "hparams": hparams}
+    return make_config(algorithm, "DigitDomainsTiny", ["sketch"], **asked, **TINY)
 
 
 def trainer_of(spec):
@@ -233,6 +233,25 @@ def test_rates_count_every_run_once():
     assert row[["pairs", "higher", "lower"]].tolist() == [2, 1, 0] and row.p == 1
 
 
+def test_of_restarts_the_most_decided_counts_and_agrees_with_the_next():
+    records = []
+    found = ((0.3, 0.5, "0101"), (0.1, 0.95, "0011"), (0.2, 0.7, "1100"), (0.9, 0.2, "0000"))
+    for restart, (entropy, nmi, groups) in enumerate(found):
+        for seed in range(2):
+            made = record({}, seed=seed, nmi=nmi, restart=restart)
+            made["discovery"] |= {"gate_entropy": entropy + seed, "groups": groups}
+            made |= {"run_id": f"{restart} {seed}", "wall_time_s": 10.0}
+            records.append(made)
+    best = best_restarts(setting_runs(frame_of(records)))
+    assert best.nmi_domain.tolist() == [0.95, 0.95] and best.restarts.tolist() == [4, 4]
+    assert best.wall_time_s.tolist() == [40.0, 40.0] and best.agreement.tolist() == [1.0, 1.0]
+    for made in records:
+        del made["discovery"]["groups"]
+    assert best_restarts(setting_runs(frame_of(records))).agreement.isna().all()
+    alone = best_restarts(setting_runs(frame_of(records[:2])))
+    assert alone.restarts.tolist() == [1, 1] and alone.agreement.isna().all()
+
+
 def test_the_chance_of_a_split_is_that_of_a_fair_coin():
     found = lambda seed, first: 0.95 if (seed == 0) == first else 0.5
     records = [record({}, "ink", s, found(s, True)) for s in range(6)]
@@ -321,6 +340,37 @@ def test_an_algorithm_without_features_cannot_measure_clusters():
     asked = SimpleNamespace(spec=plan("ERM", measure="clusters"), algorithm=object())
     with pytest.raises(HmoeError, match="no featurizer"):
         check_measure(asked)
+
+
+def test_a_restart_keeps_the_split_and_changes_weights_and_batches():
+    first, again = trainer_of(plan()), trainer_of(plan().replace(restart=1))
+    assert again.spec.run_id != first.spec.run_id == plan(restart=0).run_id
+    assert str(again.spec).endswith("seed 0, restart 1")
+    for domain in first.domains:
+        for part in ("in", "out"):
+            assert torch.equal(first.splits[domain][part], again.splits[domain][part])
+    weights = [t.algorithm.model.embeddings for t in (first, again)]
+    assert not torch.equal(*weights)
+    drawn = []
+    for trainer in (first, again):
+        trainer.update()
+        drawn.append(torch.cat(trainer.batches.drawn))
+    assert not torch.equal(*drawn)
+
+
+def test_groups_are_kept_on_request_and_are_the_experts_of_the_validation_images(tmp_path):
+    asked = run(plan(measure="groups"), RunStore(tmp_path))["discovery"]
+    trainer = trainer_of(plan(measure="groups"))
+    images = sum(len(trainer.splits[domain]["out"]) for domain in trainer.domains)
+    assert len(asked["groups"]) == images and set(asked["groups"]) <= set("012")
+    assert len(set(asked["groups"])) >= asked["experts_used"]
+    assert "groups" not in run(plan(), RunStore(tmp_path))["discovery"]
+
+
+@pytest.mark.parametrize("algorithm, given", [("ERM", {}), ("HMOE-ND", {"num_experts": 17})])
+def test_groups_need_a_gate_of_few_experts(algorithm, given):
+    with pytest.raises(HmoeError, match="no gate of at most 16 experts"):
+        check_measure(trainer_of(plan(algorithm, measure="groups", **given)))
 
 
 # Options of ours

@@ -44,6 +44,8 @@ def test_splits_are_disjoint_and_follow_the_seed():
 
 
 def test_run_seed_is_domainbeds():
+    assert run_seed("PACS", "ERM", [0], 0, restart=0) == run_seed("PACS", "ERM", [0], 0)
+    assert run_seed("PACS", "ERM", [0], 0, restart=1) != run_seed("PACS", "ERM", [0], 0, restart=2)
     assert run_seed("PACS", "ERM", [0], 0) == 94828300 != run_seed("PACS", "ERM", [1], 0)
 
 

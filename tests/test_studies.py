@@ -78,7 +78,8 @@ def test_published_runs_are_those_of_the_file(alike):
     missing = []
     for study in PUBLISHED[alike]:
         lines = (results_dir() / f"{study}.jsonl").read_text().splitlines()
-        published = {record["run_id"]: record["config"] for record in map(json.loads, lines)}
+        configs = {record["run_id"]: record["config"] for record in map(json.loads, lines)}
+        published = {i: RunConfig.from_dict(config).to_dict() for i, config in configs.items()}
         assert count_runs(study) == len(published), study
         specs, reason = specs_or_reason(study)
         if specs is None:
@@ -151,6 +152,18 @@ def test_a_study_of_smoke_is_one_of_quick_reduced():
     assert few.replace(**{n: getattr(many, n) for n in many.model_fields}) == many
     assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, 1, 1]
     assert {r.epochs for r in read_study("smoke-dmg").runs} == {2}
+
+
+def test_restarts_are_further_runs_of_each_seed(tmp_path):
+    text = read_study("smoke-digits").file.text
+    path = tmp_path / "again.toml"
+    path.write_text(text.replace("seeds = 3", "seeds = 1\nrestarts = [0, 2]"), encoding="utf-8")
+    once = study_specs(path)
+    both = {(s.algorithm, s.test_domains, str(s.hparams)): set() for s in once}
+    for spec in once:
+        both[spec.algorithm, spec.test_domains, str(spec.hparams)].add(spec.restart)
+    assert set(map(frozenset, both.values())) == {frozenset({0, 2})}
+    assert count_runs(path) == len(once) == 2 * len(both)
 
 
 def test_every_study_has_a_page_and_every_page_a_study():

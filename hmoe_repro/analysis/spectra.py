@@ -94,7 +94,8 @@ def _before_training(record: dict, kept: StoredChoices) -> dict:
         domain_names=kept.domain_names,
         domain_index=kept.domain_names.index,
     )
-    seed = run_seed(spec.dataset, spec.algorithm, tested, spec.trial_seed, spec.hparams_seed)
+    seeds = spec.trial_seed, spec.hparams_seed, spec.restart
+    seed = run_seed(spec.dataset, spec.algorithm, tested, *seeds)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         algorithm = build_algorithm(spec, facts).eval()

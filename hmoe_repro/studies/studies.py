@@ -52,6 +52,7 @@ class _Place(NamedTuple):
 
     block: int
     trial_seed: int
+    restart: int
     algorithm: str
     variant: int
     precision: str
@@ -63,7 +64,8 @@ class _Place(NamedTuple):
 def _places(study: Study) -> Iterator[_Place]:
     """The runs of a study in its order; one that two blocks describe comes twice."""
     for block, runs in enumerate(study.runs):
-        of_block = (runs.seeds, runs.algorithms, range(len(runs.variants)), runs.precisions)
+        variants = range(len(runs.variants))
+        of_block = (runs.seeds, runs.restarts, runs.algorithms, variants, runs.precisions)
         for *values, dataset in itertools.product(*of_block, runs.datasets):
             name = functools.partial(find_dataset, dataset, study.file.folder)
             draws = range(1 if dataset == TOY else study.n_hparams)

@@ -50,14 +50,14 @@ Several = AfterValidator(_different)
 _OPTIONS = RunOptions.model_fields
 _Sampler, _Precision = (_OPTIONS[name].annotation for name in ("sampler", "precision"))
 _Domains = Literal["all"] | tuple[tuple[str, ...], ...]
+_Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_read_seeds), Several]
 
 
 class _Product(Checked):
     algorithms: Annotated[Names, Several]
     datasets: Annotated[Names, Several]
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_read_seeds), Several
-    ] = Field(description="how many, or a list of trial seeds.")
+    seeds: _Seeds = Field(description="how many, or a list of trial seeds.")
+    restarts: _Seeds = Field((0,), description="how many of each trial seed, or a list.")
     test_domains: Annotated[_Domains | dict[str, _Domains], BeforeValidator(_read_domains)] = ()
     precisions: Annotated[tuple[_Precision, ...], Field(strict=False), Several] = ("float32",)
     sampler: _Sampler | dict[str, _Sampler] = "domain"
@@ -81,14 +81,15 @@ PLURAL = {
     "algorithm": "algorithms",
     "dataset": "datasets",
     "trial_seed": "seeds",
+    "restart": "restarts",
     "precision": "precisions",
 }
 _SAME = [n for n in _OPTIONS if n not in (*PLURAL, *_Product.model_fields, "hparams_seed")]
 Runs = create_model(
     "Runs",
     __base__=_Product,
-    __doc__="""A product of runs: every seed with every algorithm, variant, precision, data set and
-    test domain, in this order.""",
+    __doc__="""A product of runs: every seed with every restart, algorithm, variant, precision, data
+    set and test domain, in this order.""",
     **{name: (_OPTIONS[name].annotation, _OPTIONS[name]) for name in _SAME},
 )
 

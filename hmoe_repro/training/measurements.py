@@ -139,6 +139,8 @@ def measure_codes(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     seen.append(clustering.code_statistics(out["code"], out["gate"], embeddings))
     scores = {"split": "out", "step": trainer.step - 1}
     scores |= clustering.score_discovery(out["gate"], out["domain"], out["class"], **factors)
+    if trainer.spec.measure == "groups":
+        scores["groups"] = "".join(f"{k:x}" for k in out["gate"].argmax(1))
     scores["diverged"] = any(map(clustering.is_diverged, seen))
     asked = {"in": (trainer.domains, "in"), "out": (trainer.domains, "out")}
     asked["test"] = trainer.spec.test_domains, "in"
@@ -374,9 +376,15 @@ MEASUREMENTS = {  # name -> (does it apply to a trained Trainer?, its scores and
 
 
 def check_measure(trainer: Trainer):
-    """`HmoeError` where a run is to measure clusters and its algorithm has no featurizer, or
-    spectra and no network of its algorithm has a known depth, or images are not square."""
+    """`HmoeError` where a run is to measure clusters and its algorithm has no featurizer, groups
+    and it has no gate or more than 16 experts, or spectra and no network of its algorithm has a
+    known depth, or images are not square."""
     spec, algorithm = trainer.spec, trainer.algorithm
+    if spec.measure == "groups" and not 0 < getattr(algorithm, "num_experts", 0) <= 16:
+        raise HmoeError(
+            f"{spec.algorithm} has no gate of at most 16 experts whose choices could be kept.",
+            fix="another algorithm, fewer experts, or no measure.",
+        )
     if spec.measure == "clusters" and _featurizer(algorithm) is None:
         raise HmoeError(
             f"{spec.algorithm} has no featurizer whose features could be clustered.",

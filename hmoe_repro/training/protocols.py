@@ -177,10 +177,17 @@ def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> tor
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-run-seed
 def run_seed(
-    dataset: str, algorithm: str, test_indices: list[int], trial_seed: int, hparams_seed: int = 0
+    dataset: str,
+    algorithm: str,
+    test_indices: list[int],
+    trial_seed: int,
+    hparams_seed: int = 0,
+    restart: int = 0,
 ) -> int:
-    """Seed of a run's initialisation and batches, as in DomainBed's sweeps."""
-    return seed_hash(dataset, algorithm, list(test_indices), hparams_seed, trial_seed)
+    """Seed of a run's initialisation and batches, as in DomainBed's sweeps, which have no
+    restarts."""
+    again = ("restart", restart) if restart else ()
+    return seed_hash(dataset, algorithm, list(test_indices), hparams_seed, trial_seed, *again)
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-evaluate
 EVALUATION_BATCH = 64

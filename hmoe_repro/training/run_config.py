@@ -53,6 +53,9 @@ class RunOptions(Checked):
     )
     test_domains: Names = Field((), description="Held-out domain; repeat for several.")
     trial_seed: int = Field(0, ge=0, description="Trial seed.")
+    restart: int = Field(
+        0, ge=0, description="Other initial weights and batches, on the split of the trial seed."
+    )
     hparams: dict[str, Any] = Field({}, description="Hyper-parameters, also of images.")
     network: str | None = Field(
         None,
@@ -97,8 +100,10 @@ class RunOptions(Checked):
         "native",
         description="native, or portable: bitwise identical on every x86-64 processor with AVX2.",
     )
-    measure: Literal["", "spectra", "clusters"] = Field(
-        "", description="What is measured at the end besides accuracies."
+    measure: Literal["", "spectra", "clusters", "groups"] = Field(
+        "",
+        description="What is measured at the end besides accuracies; groups: the expert of each "
+        "validation image.",
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
@@ -158,4 +163,5 @@ class RunConfig(RunOptions):
         start = f"{self.algorithm} on {self.dataset}"
         if not self.test_domains:
             return f"{start}, {self.hparams.get('seeds', 1)} seeds"
-        return f"{start}, test {'+'.join(self.test_domains)}, seed {self.trial_seed}"
+        again = f", restart {self.restart}" if self.restart else ""
+        return f"{start}, test {'+'.join(self.test_domains)}, seed {self.trial_seed}{again}"

@@ -144,7 +144,8 @@ class Trainer:
     def __init__(self, spec: RunConfig, data, device):
         self.spec, self.device = spec, device
         positions = [data.domain_index(domain) for domain in spec.test_domains]
-        seed = run_seed(spec.dataset, spec.algorithm, positions, spec.trial_seed, spec.hparams_seed)
+        seeds = spec.trial_seed, spec.hparams_seed, spec.restart
+        seed = run_seed(spec.dataset, spec.algorithm, positions, *seeds)
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
         self.data = data = with_precomputed(data, self.algorithm)
