@@ -193,6 +193,7 @@ def discover_spec(
     network: str = "image_cnn",
     seed: int = 0,
     hparams: dict | None = None,
+    restart: int = 0,
 ) -> RunConfig:
     """The specification of a run of HMOE-ND on a folder; `hparams` override its defaults. Raises
     `HmoeError` for settings that cannot be trained."""
@@ -208,6 +209,7 @@ def discover_spec(
         seed,
         given,
         network=network,
+        restart=restart,
         steps=steps,
         checkpoint_frequency=max(1, min(300, steps // 10)),
         resolution=resolution,

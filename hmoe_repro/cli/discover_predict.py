@@ -21,6 +21,7 @@ def discover_command(
     test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
     experts: option(int, "Number of experts, the most domains to find.", min=1) = 5,
     steps: option(int, "Updates.", min=1) = 1500,
+    restarts: option(int, "Trainings, of which the most decided is kept.", min=1) = 3,
     seed: options.Seed = 0,
     network: option(str, "Featurizer.") = "image_cnn",
     resolution: option(int, "Pixels a side.", min=8) = 48,
@@ -36,7 +37,7 @@ def discover_command(
     hparams = dict(parse_setting(text) for text in set_ or [])
     how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
     how |= {"test_domain": test_domain, "experts": experts, "hparams": hparams}
-    found = app.discover(folder, labels, device, **how)
+    found = app.discover(folder, labels, device, restarts=restarts, **how)
     write_atomic(output, app.report_html(found, folder))
     print(app.findings_verdict(app.summarise(found)))
     print_frame(f"Groups, run {found.model.record['run_id']}", as_text(app.group_table(found)))
