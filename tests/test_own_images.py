@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -22,10 +23,12 @@ from hmoe_repro.apps.discover import (
     POLICY,
     category_colours,
     code_maps,
+    discover,
     find_domains,
     findings_verdict,
     found_domains,
     page_groups,
+    summarise,
 )
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
@@ -38,6 +41,7 @@ from hmoe_repro.apps.own_images import (
 from hmoe_repro.apps.predict import load_trained, look_at_files
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
 from hmoe_repro.training.planning import make_config
@@ -567,3 +571,30 @@ def test_on_a_telephone_tables_scroll_and_words_stay_whole(place, tmp_path):
         int, re.search(r"<title>(\d+) (\d+) (\d+)</title>", document).groups()
     )
     assert window == 360 and page <= 360 and narrowest >= 60
+
+
+def digits_in(root, kind):
+    "A folder of digits: of four domains, of one of them, or with their pixels shuffled."
+    data, draw = load_dataset("DigitDomains"), np.random.default_rng(0)
+    names = ["plain"] if kind == "one domain" else data.domain_names
+    kept = [data.domain_index(name) for name in names]
+    x = torch.cat([data.images[i][:200] for i in kept]).permute(0, 2, 3, 1).numpy()
+    y = torch.cat([data.labels[i][:200] for i in kept])
+    if kind == "shuffled":
+        x = draw.permutation(x.reshape(-1, 3)).reshape(x.shape)
+    for i, (pixels, label) in enumerate(zip(x, y.tolist())):
+        (root / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).resize((32, 32), 0).save(root / str(label) / f"{i:04d}.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, found", [("four domains", True), ("shuffled", False), ("one domain", False)]
+)
+def test_groups_are_reliable_only_where_there_are_domains(tmp_path, monkeypatch, kind, found):
+    for name in ("runs", "cache"):
+        monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
+    digits_in(tmp_path / "digits", kind)
+    seen = discover(tmp_path / "digits", device="cpu", steps=500, resolution=32)
+    assert found_domains(summarise(seen)) == found
+    assert ("No reliable groups" in findings_verdict(summarise(seen))) == (not found)
