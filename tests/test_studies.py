@@ -101,7 +101,7 @@ def test_studies_are_whole_and_distinct():
             "-balance -sensitivity -parity -table1 -baselines -systems -placement -losses "
             "-short -single -discovery -choose -search -labels -long -nd "
             "-clusters -adversarial -encoder -linear -scratch-collapse -scratch-classloss "
-            "-scratch-dmg"
+            "-scratch-dmg -restarts"
         ).split()
     )
     for study in STUDIES:

@@ -53,9 +53,7 @@ class RunOptions(Checked):
     )
     test_domains: Names = Field((), description="Held-out domain; repeat for several.")
     trial_seed: int = Field(0, ge=0, description="Trial seed.")
-    restart: int = Field(
-        0, ge=0, description="Other initial weights and batches, on the split of the trial seed."
-    )
+    restart: int = Field(0, ge=0, description="Other weights and batches on the same split.")
     hparams: dict[str, Any] = Field({}, description="Hyper-parameters, also of images.")
     network: str | None = Field(
         None,
