@@ -186,13 +186,13 @@ def test_an_interrupted_build_leaves_nothing(root):
 
 
 BUILD = """
-import sys, time
+import os, sys, time
 from hmoe_repro.data.cache import open_cache
 from hmoe_repro.data.image_folder import scan_tree
 import hmoe_repro.data.cache as cache
 slow = cache.square
 def square(*arguments):
-    print("image", flush=True)
+    os.write(1, b"image\n")  # one write: several threads are here
     time.sleep(float(sys.argv[2]))
     return slow(*arguments)
 cache.square = square
