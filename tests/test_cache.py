@@ -192,7 +192,7 @@ from hmoe_repro.data.image_folder import scan_tree
 import hmoe_repro.data.cache as cache
 slow = cache.square
 def square(*arguments):
-    os.write(1, b"image\n")  # one write: several threads are here
+    os.write(1, b"image\\n")  # one write: several threads are here
     time.sleep(float(sys.argv[2]))
     return slow(*arguments)
 cache.square = square
