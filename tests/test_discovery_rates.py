@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import cdist
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.analysis.clusters import gate_table, gate_verdict
@@ -29,7 +30,7 @@ from hmoe_repro.analysis.statistics import rate
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.kmeans_baseline import image_statistics, kmeans
-from hmoe_repro.method.clustering import code_statistics, is_diverged, purity
+from hmoe_repro.method.clustering import code_statistics, in_plane, is_diverged, purity
 from hmoe_repro.method.gating import entropy_weight
 from hmoe_repro.method.hmoe import HMOE
 from hmoe_repro.networks.encoders import SmallD2V
@@ -367,10 +368,40 @@ def test_groups_are_kept_on_request_and_are_the_experts_of_the_validation_images
     assert "groups" not in run(plan(), RunStore(tmp_path))["discovery"]
 
 
-@pytest.mark.parametrize("algorithm, given", [("ERM", {}), ("HMOE-ND", {"num_experts": 17})])
-def test_groups_need_a_gate_of_few_experts(algorithm, given):
-    with pytest.raises(HmoeError, match="no gate of at most 16 experts"):
-        check_measure(trainer_of(plan(algorithm, measure="groups", **given)))
+@pytest.mark.parametrize(
+    "algorithm, measure, given",
+    [
+        ("ERM", "groups", {}),
+        ("HMOE-ND", "groups", {"num_experts": 17}),
+        ("HMOE-ND", "codes", {"num_experts": 2}),
+    ],
+)
+def test_groups_need_a_gate_of_few_experts_and_a_plane_three(algorithm, measure, given):
+    with pytest.raises(HmoeError, match="no gate of [13] to 16 experts"):
+        check_measure(trainer_of(plan(algorithm, measure=measure, **given)))
+
+
+def test_a_plane_keeps_the_distances_of_its_embeddings_and_of_codes_in_it():
+    rng = np.random.default_rng(0)
+    embeddings = rng.normal(size=(4, 8))
+    inside = rng.dirichlet(np.ones(3), size=20) @ embeddings[:3]
+    off = np.linalg.svd(embeddings[1:3] - embeddings[0])[2][-1]  # at right angles to the plane
+    flat = in_plane(np.concatenate([inside, inside + 5 * off]), embeddings)
+    codes, corners = np.array(flat["codes"]), np.array(flat["embeddings"])
+    assert np.allclose(cdist(codes[:20], corners[:3]), cdist(inside, embeddings[:3]), atol=0.02)
+    assert np.allclose(codes[:20], codes[20:]) and np.allclose(corners[:3].mean(0), 0, atol=0.01)
+    assert corners[1, 0] > corners[0, 0] and corners[0, 1] == corners[1, 1] < corners[2, 1]
+
+
+def test_codes_are_kept_in_the_plane_at_each_checkpoint_on_request(tmp_path):
+    points = run(plan(measure="codes"), RunStore(tmp_path))["checkpoints"]
+    trainer = trainer_of(plan(measure="codes"))
+    for point in points:
+        plane = point["codes"]["plane"]
+        assert list(plane["images"]) == trainer.domains
+        assert np.shape(plane["codes"]) == (sum(plane["images"].values()), 2)
+        assert np.shape(plane["embeddings"]) == (3, 2)
+    assert "plane" not in run(plan(), RunStore(tmp_path))["checkpoints"][0]["codes"]
 
 
 # Options of ours

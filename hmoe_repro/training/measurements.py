@@ -377,13 +377,14 @@ MEASUREMENTS = {  # name -> (does it apply to a trained Trainer?, its scores and
 
 def check_measure(trainer: Trainer):
     """`HmoeError` where a run is to measure clusters and its algorithm has no featurizer, groups
-    and it has no gate or more than 16 experts, or spectra and no network of its algorithm has a
-    known depth, or images are not square."""
+    or codes and it has no gate, more than 16 experts, or fewer than three for codes, or spectra and
+    no network of its algorithm has a known depth, or images are not square."""
     spec, algorithm = trainer.spec, trainer.algorithm
-    if spec.measure == "groups" and not 0 < getattr(algorithm, "num_experts", 0) <= 16:
+    least = {"groups": 1, "codes": 3}.get(spec.measure)
+    if least and not least <= getattr(algorithm, "num_experts", 0) <= 16:
         raise HmoeError(
-            f"{spec.algorithm} has no gate of at most 16 experts whose choices could be kept.",
-            fix="another algorithm, fewer experts, or no measure.",
+            f"{spec.algorithm} has no gate of {least} to 16 experts, as '{spec.measure}' needs.",
+            fix="another algorithm, another number of experts, or no measure.",
         )
     if spec.measure == "clusters" and _featurizer(algorithm) is None:
         raise HmoeError(

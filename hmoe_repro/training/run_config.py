@@ -98,10 +98,10 @@ class RunOptions(Checked):
         "native",
         description="native, or portable: bitwise identical on every x86-64 processor with AVX2.",
     )
-    measure: Literal["", "spectra", "clusters", "groups"] = Field(
+    measure: Literal["", "spectra", "clusters", "groups", "codes"] = Field(
         "",
-        description="What is measured at the end besides accuracies; groups: the expert of each "
-        "validation image.",
+        description="What is measured besides accuracies; groups: the expert of each validation "
+        "image at the end; codes: where codes lie at each checkpoint.",
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained

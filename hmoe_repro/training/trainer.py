@@ -13,7 +13,7 @@ import torch
 from ..algorithms.base import as_floats
 from ..core.errors import HmoeError
 from ..core.seeds import random_state, restore_random_state, seed_everything
-from ..method.clustering import code_statistics
+from ..method.clustering import code_statistics, in_plane
 from .model import build_algorithm, with_precomputed
 from hmoe_repro.training.protocols import (
     EVALUATION_BATCH,
@@ -124,17 +124,23 @@ class Evaluation:
     @torch.no_grad()
     def codes(self, algorithm) -> dict:
         """`code_statistics` of at most `MAX_CODE_IMAGES` validation images of the training domains,
-        of an algorithm that has codes."""
-        was_training, found = algorithm.training, []
+        of an algorithm that has codes; with `measure = "codes"` also their `plane`, `in_plane` and
+        how many `images` are of each domain, in order."""
+        was_training, found, images = algorithm.training, [], {}
         algorithm.eval()
         for domain in self.domains:
             position = self.data.domain_index(domain)
             chosen = self.splits[domain]["out"][: MAX_CODE_IMAGES // len(self.domains)]
+            images[domain] = len(chosen)
             for part in chosen.split(EVALUATION_BATCH):
                 found.append(algorithm.codes(self.data.inputs(position, part, self.device)))
         algorithm.train(was_training)
         codes, gate = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
-        return code_statistics(codes, gate, algorithm.model.embeddings.detach().cpu().numpy())
+        embeddings = algorithm.model.embeddings.detach().cpu().numpy()
+        said = code_statistics(codes, gate, embeddings)
+        if self.spec.measure == "codes":
+            said["plane"] = in_plane(codes, embeddings) | {"images": images}
+        return said
 
 # %% ../../nbs/05_training/09_trainer.ipynb #def-trainer
 class Trainer:
