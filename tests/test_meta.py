@@ -410,7 +410,7 @@ def test_metareg_switches_at_its_step_and_meta_steps_come_every_nth():
 
 
 def test_metareg_passes_over_a_domain_that_a_batch_lacks():
-    """As if there were only the domains at hand: the same numbers from two heads, and no others
+    """As if there were only the given domains: the same numbers from two heads, and no others
     move. With one domain there is no pair, so no meta step."""
     reg, two = (tiny_metareg(inner_steps=3, meta_fraction=0.9) for _ in range(2))
     two.theta = nn.ModuleList([two.theta[0], two.theta[2]])

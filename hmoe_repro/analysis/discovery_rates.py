@@ -72,9 +72,9 @@ def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:
 def best_restarts(table: pd.DataFrame) -> pd.DataFrame:
     """Of the restarts of each setting, test domain and trial seed, rows of `setting_runs`, the one
     with the lowest gate entropy: its row, with the number of `restarts`, their wall time in all,
-    and the `agreement` (NMI) of its groups with those of the next lowest; NaN where runs kept no
-    groups."""
-    from sklearn.metrics import normalized_mutual_info_score
+    and the `agreement` of its groups with those of the next lowest, as adjusted mutual information
+    (AMI), NaN where runs kept no groups."""
+    from sklearn.metrics import adjusted_mutual_info_score
 
     def best(group: pd.DataFrame) -> pd.Series:
         ordered = group.sort_values("share_of_log_K", kind="stable")
@@ -82,7 +82,7 @@ def best_restarts(table: pd.DataFrame) -> pd.DataFrame:
         groups = [list(record["discovery"].get("groups", "")) for record in ordered.record[:2]]
         first["restarts"], first["wall_time_s"] = len(group), group.wall_time_s.sum()
         two = len(groups) == 2 and all(groups)
-        first["agreement"] = normalized_mutual_info_score(*groups) if two else np.nan
+        first["agreement"] = adjusted_mutual_info_score(*groups) if two else np.nan
         return first
 
     keys = ["setting", "test_domain", "trial_seed"]

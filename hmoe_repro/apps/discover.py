@@ -43,7 +43,7 @@ TRAINING, VALIDATION, UNKNOWN = "training", "validation", "not known"
 class Findings:
     """The result of a run on a pool. `images`, a row for each: file, part (training, validation or
     held out), class, predicted, expert (with the largest gate value), gate_value, and domain
-    (or 'not known'); `outputs`: (N, ...) of `TrainedModel.look`; `agreement`: NMI of the groups of
+    (or 'not known'); `outputs`: (N, ...) of `TrainedModel.look`; `agreement`: AMI of the groups of
     images that were not trained on with those of the next most decided restart, None without."""
 
     model: TrainedModel
@@ -106,7 +106,7 @@ def discover(
 
     `labels`: a CSV with columns file and domain, to compare with. `settings` are those of
     `discover_spec`. Raises `HmoeError` for a folder that cannot be read, and if a run fails."""
-    from sklearn.metrics import normalized_mutual_info_score
+    from sklearn.metrics import adjusted_mutual_info_score
 
     read_pool(folder, labels)
     store = store or RunStore()
@@ -118,7 +118,7 @@ def discover(
     found.sort(key=lambda one: gate_scores(one.outputs["gate"][one.fresh.index])["gate_entropy"])
     if restarts > 1:
         groups = [one.fresh.expert.cat.codes for one in found[:2]]
-        found[0].agreement = float(normalized_mutual_info_score(*groups))
+        found[0].agreement = float(adjusted_mutual_info_score(*groups))
     return found[0]
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-summarise
@@ -166,7 +166,7 @@ def summarise(found: Findings) -> dict:
     }
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-found-domains
-RELIABLE = 0.5  # NMI of two restarts from which on their groups count as found again
+RELIABLE = 0.5  # AMI of two restarts from which on their groups count as found again
 
 
 def found_domains(summary: dict) -> bool:
@@ -216,10 +216,10 @@ def findings_verdict(summary: dict) -> str:
     if not found_domains(summary):
         return (
             f"No reliable groups: another training with the same settings divides the images "
-            f"otherwise (NMI {again:.2f}; from {RELIABLE:g} on groups count as found again). "
+            f"otherwise (AMI {again:.2f}; from {RELIABLE:g} on groups count as found again). "
             f"{_meaning(summary)}"
         )
-    sure = "" if again is None else f" Another training finds them again with NMI {again:.2f}."
+    sure = "" if again is None else f" Another training finds them again with AMI {again:.2f}."
     listed = ", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups.items())
     return (
         f"{len(groups)} groups found: {listed}.{sure} {_meaning(summary)} "
@@ -272,7 +272,7 @@ def number_table(found: Findings, summary: dict) -> pd.DataFrame:
         ("accuracy", f"{summary['accuracy']:.1%}", held),
         ("gate entropy", summary["gate_entropy"], f"{fresh}; {scale}"),
         ("experts in use", used, f"{fresh}; in use: owns at least 1 %"),
-        ("agreement with the next most decided restart (NMI)", summary["agreement"], fresh),
+        ("agreement with the next most decided restart (AMI)", summary["agreement"], fresh),
         ("NMI with the classes", summary["nmi_class"], fresh),
         ("NMI with the known domains", summary["nmi_domain"], known),
         ("ARI with the known domains", summary["ari_domain"], known),
