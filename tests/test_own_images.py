@@ -354,9 +354,9 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
             {},
             True,
             "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). Another "
-            "training finds them again with AMI 0.90. The groups agree with the known domains",
+            "training finds them again, with AMI 0.90. The groups agree with the known domains",
         ),
-        ({"again": 0.5}, True, "Another training finds them again with AMI 0.50."),
+        ({"again": 0.5}, True, "Another training finds part of them again, with AMI 0.50."),
         ({"again": None}, True, "(40% of the images). The groups agree"),
         ({"again": 0.49}, False, "No reliable groups: another training"),
         ({"again": 0.1, "share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
