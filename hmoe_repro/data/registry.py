@@ -161,8 +161,8 @@ def _fail(path: Path, error: BaseException) -> HmoeError:
 
 def read_function(path: Path, name: str) -> tuple:
     """(build, seeded) of the function `name` in a Python file: `build(trial_seed, data_dir)` calls
-    it with what it takes, `seeded` says whether that includes the seed. `HmoeError` with the line
-    where file or function fails."""
+    it with the arguments it has, `seeded` says whether that includes the seed. `HmoeError` with the
+    line where file or function fails."""
     try:
         found = runpy.run_path(str(path)).get(name)
     except OSError as error:
