@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,10 +25,11 @@ from hmoe_repro.apps.discover import (
     category_colours,
     code_maps,
     discover,
-    find_domains,
     findings_verdict,
     found_domains,
     page_groups,
+    report_html,
+    sort_into,
     summarise,
 )
 from hmoe_repro.apps.own_images import (
@@ -46,7 +48,6 @@ from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -55,7 +56,11 @@ ROOT_NAME = f"my <img src=x onerror={HACK}>"
 DOMAINS = ("\"'><svg onload=" + HACK + ">", "Füße 日本 &amp; [b]")
 CLASSES = (f"<iframe srcdoc=x onload={HACK}>", "$plain$")
 FILE = f'"><img src=x onerror={HACK}> {{:02d}}.png'
-SMALL = tuple("--steps 3 --experts 3 --resolution 24 --set batch_size=8 --device cpu".split())
+SMALL = tuple(
+    (
+        "--network image_cnn --steps 3 --experts 3 --resolution 24 --set batch_size=8 --device cpu"
+    ).split()
+)
 
 
 def fill(root, domains=DOMAINS, classes=CLASSES, count=10, name=FILE):
@@ -113,11 +118,10 @@ def place(tmp_path_factory, own_names_of_file):
 @pytest.mark.parametrize(
     "layout, said",
     [
-        ((), "has 0 images"),
-        (("a.png",), "has 1 image (.jpg .jpeg .png .webp .bmp) and no class folders with images"),
+        ((), "has 0 images (.jpg .jpeg .png .webp .bmp): too few to group"),
+        (("a.png",), "has 1 image (.jpg"),
         (("x/a.png", "y/x/a.png"), "not clear which level is the class"),
-        (("x/a.png", "y/a.png"), "2 images of 2 classes: too little"),
-        ([f"x/{i}.png" for i in range(40)], "40 images of 1 class:"),
+        (("x/a.png", "y/a.png"), "has 2 images (.jpg"),
     ],
 )
 def test_other_layouts_are_refused_with_a_reason(tmp_path, layout, said):
@@ -181,6 +185,7 @@ def test_training_never_sees_an_origin(place):
 
 def test_where_a_folder_lies_is_no_part_of_a_run(place, tmp_path):
     options = dict(experts=3, steps=3, resolution=24, hparams={"batch_size": 8})
+    options |= {"network": "image_cnn"}
     shutil.copytree(place["folder"], tmp_path / ROOT_NAME)
 
     def run_ids():
@@ -244,16 +249,24 @@ def test_the_page_says_what_the_run_says(place):
 
 @pytest.fixture(scope="module")
 def found(place):
-    model = load_trained(place["run"], store=place["store"])
-    spec = RunConfig.from_dict(model.record["config"])
-    discover_spec(place["folder"], resolution=24)
-    return find_domains(spec, place["folder"], store=place["store"])
+    settings = {"network": "image_cnn", "steps": 3, "experts": 3, "resolution": 24}
+    settings |= {"hparams": {"batch_size": 8}, "device": "cpu", "store": place["store"]}
+    return discover(place["folder"], **settings)
+
+
+def test_discover_in_python_is_the_command(found, place):
+    assert found.record["run_id"] == place["run"] and found.method == "hmoe"
+    rows = list(csv.DictReader((place["at"] / "groups.csv").open(encoding="utf-8")))
+    assert [row["file"] for row in rows] == image_files(place["folder"])
+    assert [row["group"] for row in rows] == list(found.images.sort_values("file").group)
+    for row in rows:
+        assert (float(row["confidence"]) < 0.5) == (row["borderline"] == "True")
 
 
 def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place):
     names, images = found.model.expert_names, found.images
-    expert = pd.Categorical([names[1]] + [names[2]] * (len(images) - 1), names)
-    groups = page_groups(replace(found, images=images.assign(expert=expert)), place["folder"])
+    group = pd.Categorical([names[1]] + [names[2]] * (len(images) - 1), names)
+    groups = page_groups(replace(found, images=images.assign(group=group)), place["folder"])
     assert [len(group["samples"]) for group in groups] == [16, 1]
     page = Page(template("discover_parts.html").module.panels(groups, names[:1]))
     texts = [text.strip() for text in page.texts if text.strip()]
@@ -288,6 +301,7 @@ def test_what_can_be_seen_comes_before_the_numbers(place):
         for part in (
             'class="said',
             'class="panel"',
+            "What colour and contrast alone would find",
             'class="maps"',
             "<table>",
             ">Scores<",
@@ -309,7 +323,9 @@ def verdict_of(place):
 
 
 def test_the_same_command_again_trains_nothing_and_writes_the_same_page(place):
-    before = {p: p.stat().st_mtime_ns for p in (place["at"] / "runs").rglob("*.safetensors")}
+    before = {
+        p: p.stat().st_mtime_ns for p in (place["at"] / "runs").rglob("selected-*.safetensors")
+    }
     hmoe("discover", place["folder"], "--output", place["at"] / "again.html", *SMALL)
     assert (place["at"] / "again.html").read_text(encoding="utf-8") == place["page"] and before == {
         p: p.stat().st_mtime_ns for p in before
@@ -331,8 +347,9 @@ def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_pat
     assert set((place["at"] / "runs").glob("*/record.json")) == before
 
 
-def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0.9):
+def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0.9, **more):
     return {
+        "method": "hmoe",
         "agreement": again,
         "groups": {"expert 2": 0.6, "expert 0": 0.4},
         "num_experts": k,
@@ -344,7 +361,10 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
         "nmi_class": of_class,
         "nmi_plain": plain,
         "nmi_plain_domain": None if domain is None else 0.3,
-    }
+    } | more
+
+
+FEATURES = {"method": "features", "without_groups": 0.5, "reliable": True, "between": 0.6}
 
 
 @pytest.mark.parametrize(
@@ -368,6 +388,11 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
         ({"plain": 0.69}, True, "not those of colour and brightness: k-means on colour"),
         ({"plain": 0.7}, True, "agrees with NMI 0.70, and with the known domains with NMI 0.30"),
         ({"plain": 0.7, "domain": None}, True, "mostly those of colour and brightness"),
+        (FEATURES, True, "k-means on halves of the images finds them again (AMI 0.90; 0.50 where"),
+        (FEATURES, True, "HMOE, trained on the same features, finds part of them (AMI 0.60)."),
+        (FEATURES | {"between": 0.9}, True, "finds them (AMI 0.90)."),
+        (FEATURES | {"between": 0.1}, True, "finds others (AMI 0.10)."),
+        (FEATURES | {"reliable": False}, False, "No reliable groups: k-means on another half"),
     ],
 )
 def test_the_sentence(changes, found, said):
@@ -588,13 +613,107 @@ def digits_in(root, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", ["image_cnn", "efficientnet_lite0"])
 @pytest.mark.parametrize(
     "kind, found", [("four domains", True), ("shuffled", False), ("one domain", False)]
 )
-def test_groups_are_reliable_only_where_there_are_domains(tmp_path, monkeypatch, kind, found):
+def test_groups_are_reliable_only_where_there_are_domains(
+    tmp_path, monkeypatch, kind, found, network
+):
     for name in ("runs", "cache"):
         monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
     digits_in(tmp_path / "digits", kind)
-    seen = discover(tmp_path / "digits", device="cpu", steps=500, resolution=32)
+    pixels = {"steps": 500, "resolution": 32} if network == "image_cnn" else {"resolution": 160}
+    seen = discover(tmp_path / "digits", device="cpu", network=network, **pixels)
     assert found_domains(summarise(seen)) == found
     assert ("No reliable groups" in findings_verdict(summarise(seen))) == (not found)
+
+
+# Pretrained features
+
+
+@pytest.fixture(scope="module")
+def styles(tmp_path_factory, own_names_of_file):
+    "Flat and striped pictures in two classes, grouped by features: the folder and the findings."
+    place, draw = tmp_path_factory.mktemp("styles"), np.random.default_rng(0)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("runs", "cache"):
+            patch.setenv(f"HMOE_{name.upper()}", str(place / name))
+        for i in range(60):
+            style, size = ("flat", "striped")[i % 2 or i < 8], (8, 20)[i // 2 % 2]
+            pixels = np.full((32, 32, 3), 200) + draw.integers(-20, 20, (32, 32, 3))
+            pixels[16 - size // 2 : 16 + size // 2, 16 - size // 2 : 16 + size // 2] = 60
+            if style == "striped":  # inside and outside alike
+                pixels[::3] = 255 - pixels[::3]
+            file = place / "images" / style / f"side {size}" / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(file)
+        how = {"resolution": 64, "device": "cpu", "steps": 20, "network": "efficientnet_lite0"}
+        how["experts"] = 2
+        yield place / "images", how, discover(place / "images", names=["lines", "dull"], **how)
+
+
+def test_pretrained_features_find_styles_and_a_model_learns_beside(styles):
+    folder, _, seen = styles
+    said = summarise(seen)
+    assert seen.method == "features" and found_domains(said) and said["nmi_domain"] == 1
+    assert said["nmi_class"] < 0.1 and len(seen.held_out) == 12 and 0 <= said["accuracy"] <= 1
+    assert set(said["groups"]) == {"dull", "lines"} and said["num_experts"] == len(seen.centres)
+    page = report_html(seen, folder)
+    assert "How many groups?" in page and "What colour and contrast alone" in page
+
+
+def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):
+    folder, how, _ = styles
+    with pytest.raises(HmoeError, match="1 name for 2 groups"):
+        discover(folder, names=["only"], **how)
+    with pytest.raises(HmoeError, match="method for this folder 'features'. Valid: hmoe"):
+        discover(folder, method="features", **how | {"network": "image_cnn"})
+    with pytest.raises(HmoeError, match="not sorted by class, so that nothing can be trained"):
+        discover(folder, classes=False, **how | {"network": "image_cnn"})
+
+
+def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_path):
+    folder, how, _ = styles
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for file in image_files(folder):
+        shutil.copy(folder / file, flat / file.replace("/", " "))
+    runs = set((folder.parent / "runs").glob("*/record.json"))
+    alone, unsorted = discover(flat, **how), discover(folder, classes=False, **how)
+    for seen in (alone, unsorted):
+        groups = seen.images.set_index("file").group
+        striped = groups.index.str.contains("striped")
+        assert seen.model is None and found_domains(summarise(seen))
+        assert pd.crosstab(striped, groups.to_numpy()).min(axis=1).tolist() == [0, 0]
+        assert "hmoe predict" not in report_html(seen, flat if seen is alone else folder)
+    assert set((folder.parent / "runs").glob("*/record.json")) == runs
+
+
+def test_images_are_sorted_into_folders_of_their_groups(styles, tmp_path):
+    folder, _, seen = styles
+    for links in (False, True):
+        assert sort_into(seen, folder, tmp_path / str(links), links) == 60
+        assert len(image_files(tmp_path / str(links) / "lines" / "striped")) == 34
+        file = tmp_path / str(links) / "dull" / image_files(folder)[0]
+        assert file.is_symlink() == links and file.read_bytes()
+        with pytest.raises(HmoeError, match="is not empty"):
+            sort_into(seen, folder, tmp_path / str(links))
+    with pytest.raises(HmoeError, match="lies among the images"):
+        sort_into(seen, folder, folder / "by group")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HMOE_DATA" not in os.environ, reason="needs PACS")
+def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeypatch):
+    for name in ("runs", "cache"):
+        monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
+    draw, pacs = np.random.default_rng(0), Path(os.environ["HMOE_DATA"]) / "PACS"
+    for folder in sorted(path for path in pacs.glob("*/*") if path.is_dir()):
+        target = tmp_path / "photos" / folder.relative_to(pacs)
+        target.mkdir(parents=True)
+        for file in draw.choice(sorted(folder.iterdir()), 25, replace=False):
+            shutil.copy(file, target)
+    said = summarise(discover(tmp_path / "photos", device="cpu", restarts=1))
+    assert said["nmi_domain"] >= 0.7 and found_domains(said) and len(said["groups"]) == 4
+    assert said["nmi_domain"] > said["nmi_plain_domain"] + 0.2 and said["nmi_class"] < 0.1

@@ -18,30 +18,47 @@ def discover_command(
     folder: argument(str, "<class>/<image>, or <domain>/<class>/<image> (domains only score)."),
     output: option(str, "The page to write.", callback=options.writable_file) = "report.html",
     labels: option(str, "CSV with columns file and domain: known domains, to compare with.") = None,
+    no_classes: option(
+        bool, "Take all images below as they are, unsorted.", "--no-classes"
+    ) = False,
+    method: option(str, "features (default where weights are installed) or hmoe.") = None,
+    experts: option(int, "Groups, at most; default: found.", min=2) = None,
+    names: option(str, "Names of the groups, with commas, the largest first.") = None,
+    sort_into: option(str, "Copy the images into this new folder, by group.") = None,
+    links: option(bool, "Link them there instead.", "--links") = False,
     test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
-    experts: option(int, "Number of experts, the most domains to find.", min=1) = 5,
-    steps: option(int, "Updates.", min=1) = 1500,
+    steps: option(int, "Updates.", min=1) = None,
     restarts: option(int, "Trainings, of which the most decided is kept.", min=1) = 3,
     seed: options.Seed = 0,
-    network: option(str, "Featurizer.") = "image_cnn",
-    resolution: option(int, "Pixels a side.", min=8) = 48,
+    network: option(str, "Featurizer.") = None,
+    resolution: option(int, "Pixels a side.", min=8) = None,
     set_: options.Settings = None,
     device: options.Device = "auto",
 ):
-    """Find domains in a folder of your own images; writes one HTML page."""
+    """Find domains in a folder of your own images; writes one HTML page and a table of groups."""
+    print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.apps import discover as app
+    from hmoe_repro.apps.predict import predictions_csv
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.style import as_text
 
     hparams = dict(parse_setting(text) for text in set_ or [])
     how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
-    how |= {"test_domain": test_domain, "experts": experts, "hparams": hparams}
+    how |= {"test_domain": test_domain, "experts": experts, "hparams": hparams, "method": method}
+    how |= {"names": [name.strip() for name in names.split(",")] if names else None}
+    how["classes"] = not no_classes
     found = app.discover(folder, labels, device, restarts=restarts, **how)
+    table = os.path.join(os.path.dirname(output), "groups.csv")
     write_atomic(output, app.report_html(found, folder))
+    write_atomic(table, predictions_csv(app.groups_of_files(found)))
+    if sort_into:
+        count = app.sort_into(found, folder, sort_into, links)
+        print(f"{plural(count, 'image')} in {os.path.basename(os.path.abspath(sort_into))}")
     print(app.findings_verdict(app.summarise(found)))
-    print_frame(f"Groups, run {found.model.record['run_id']}", as_text(app.group_table(found)))
-    print(f"{os.path.basename(output)}: the page")
+    run = f", run {found.record['run_id']}" if found.model else ""
+    print_frame(f"Groups{run}", as_text(app.group_table(found)))
+    print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

@@ -24,10 +24,12 @@ from .transforms import decode, in_threads, square
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-cache-root
 def cache_root(tree: ImageTree) -> Path:
-    """The folder of caches and ledgers of a data set: HMOE_CACHE, or `.hmoe-cache` next to the
-    data set."""
+    """The folder of caches and ledgers of a data set: HMOE_CACHE, or the tree's own, or
+    `.hmoe-cache` next to the data set."""
     given = os.environ.get("HMOE_CACHE")
-    return Path(given).expanduser().absolute() if given else tree.root.parent / ".hmoe-cache"
+    if given:
+        return Path(given).expanduser().absolute()
+    return tree.cache or tree.root.parent / ".hmoe-cache"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-digest
 _DECODER = 3  # increased when `decode` gives other pixels for a file than before

@@ -25,8 +25,8 @@ from .base import Domains, check_domains
 class ImageTree(Domains):
     """Image files of several domains: `files[i]` are paths below `root` with '/' between folders,
     `labels[i]` (N_i,) int64 their classes. `notes`: what was left out or repaired, in sentences;
-    `factors`: other labels of each image, name -> (N_i,) int64 of every domain. Raises
-    `HmoeError` where these are inconsistent."""
+    `factors`: other labels of each image, name -> (N_i,) int64 of every domain; `cache`: its
+    folder of caches, None for the usual one. Raises `HmoeError` where these are inconsistent."""
 
     root: Path
     name: str
@@ -36,6 +36,7 @@ class ImageTree(Domains):
     labels: list[torch.Tensor] = field(repr=False)
     notes: list[str] = field(default_factory=list, repr=False)
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    cache: Path | None = field(default=None, repr=False)
 
     def __post_init__(self):
         check_domains(self, [len(files) for files in self.files], self.labels)
