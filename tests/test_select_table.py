@@ -512,6 +512,9 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
     )
     (tmp_path / "mine.py").write_text(MINE + "# a remark\n")
     hmoe(*train)
+    assert len(RunStore().scan()[0]) == 4, "a remark is no other algorithm"
+    (tmp_path / "mine.py").write_text(MINE + "Mine.changed = True\n")
+    hmoe(*train)
     now = RunStore().scan()[0]
     assert len(now) == 5 and {r["run_id"] for r in old} < {r["run_id"] for r in now}
     hmoe("select", fails="runs of Mine .mine.py. differ in algorithm_source")
@@ -529,7 +532,7 @@ def test_code_that_came_with_a_store_is_run_only_if_it_is_trusted(hmoe, tmp_path
     sample_tree(tmp_path / "pictures", per_class=1, size=32)
     predict = ("predict", "pictures", "--model", record["run_id"], "--device", "cpu")
     key = record["config"]["algorithm_source"]
-    del sys.modules[f"hmoe_own_{key}_mine.py"], ALGORITHMS["Mine (mine.py)"]  # another process
+    del sys.modules[f"hmoe_own_{key}_mine_py"], ALGORITHMS["Mine (mine.py)"]  # another process
     (tmp_path / "ran").unlink()
     hmoe(*predict, fails=rf"Mine .mine.py. is code .*algorithms/{key}.py, .*Fix: .*--trust-code")
     with pytest.raises(HmoeError, match="trust_code=True"):
@@ -558,7 +561,8 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
     alone = make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id
     for name in ("shadow", "other", "else/shadow"):
         (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
-        text = f"# {name}\nfrom hmoe_repro.algorithms import base\nclass ERM(base.ERM): pass\n"
+        text = "from hmoe_repro.algorithms import base\n"
+        text += f"class ERM(base.ERM): place = {name!r}\n"
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "study.toml").write_text(SHADOWS)
     assert "3 of 3 runs complete" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")

@@ -11,10 +11,12 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import sys
 import time
 import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import NamedTuple
 
 from ..core.config import CONFIG
@@ -51,12 +53,23 @@ class _Worker(NamedTuple):
         return "done", "failed", reason
 
 
+@contextlib.contextmanager
+def _without_main():
+    """Context manager: a process that is started in the body does not import the program that
+    starts it, which would run all of it again; workers need nothing of it."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _start_worker(arguments: tuple, determinism: str) -> _Worker:
     """A new worker. Its threads and its arithmetic are set before it imports anything."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve_runs, args=(theirs, *arguments), daemon=True)
-    with starting(determinism):
+    with starting(determinism), _without_main():
         process.start()
     theirs.close()
     return _Worker(process, ours)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from ..algorithms import get_algorithm
-from ..algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
+from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, with_network
 from ..core.errors import HmoeError, about, check_choice
 from ..core.seeds import random_state, restore_random_state
 from ..data.loader import IMAGE_OPTIONS
-from ..data.registry import DATASETS, find_dataset, load_dataset
+from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights
@@ -46,11 +46,9 @@ def data_seed(run: RunOptions) -> int:
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-known-names
 def _known_names(run: RunOptions) -> RunOptions:
-    """The options with a file's algorithm, and a file's or folder's data, registered by name."""
-    algorithm = run.algorithm
-    if is_file_algorithm(algorithm):
-        algorithm = algorithm_from_file(algorithm)
-    get_algorithm(algorithm)
+    """The options with the algorithm of a file or a notebook, and a file's or folder's data,
+    registered by name."""
+    algorithm = algorithm_name(run.algorithm)
     return run.replace(algorithm=algorithm, dataset=find_dataset(run.dataset))
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
@@ -146,6 +144,8 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     run = _known_names(run)
     check_options(run)
     data = _prepared_data(run, data_dir)
+    if DATASETS[run.dataset].kept:
+        keep_data(data)
     hparams = _resolved_hparams(run, data)
     _build_once(run, data, hparams)
     if run.splits is not None:
@@ -174,7 +174,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
 
 
 def make_config(
-    algorithm: str,
+    algorithm: str | type,
     dataset: str,
     test_domains: Sequence[str],
     trial_seed: int = 0,
@@ -182,9 +182,12 @@ def make_config(
     data_dir=None,
     **options,
 ) -> RunConfig:
-    """A checked `RunConfig` with all hyper-parameters filled in; `options` are the other fields of
-    `RunOptions`. Raises `HmoeError` naming the valid choices."""
-    given = dict(algorithm=algorithm, dataset=dataset, test_domains=list(test_domains))
+    """A checked `RunConfig` with all hyper-parameters filled in; `algorithm` is a name or a class
+    (`algorithm_name`), `options` are the other fields of `RunOptions`. Raises `HmoeError` naming
+    the valid choices."""
+    given = dict(
+        algorithm=algorithm_name(algorithm), dataset=dataset, test_domains=list(test_domains)
+    )
     given |= dict(trial_seed=trial_seed, hparams=hparams or {}, **options)
     return resolve(RunOptions.of(**given), data_dir)
 

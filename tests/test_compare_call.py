@@ -1,0 +1,309 @@
+"""`hmoe_repro.compare`: the kinds of data it takes, the runs that it makes, what it says of them,
+and algorithms and data sets that are defined in a notebook or a program."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from torch.utils.data import Dataset, TensorDataset
+
+import hmoe_repro
+from hmoe_repro.algorithms.base import ALGORITHMS, ERM, register
+from hmoe_repro.apps.compare import as_dataset
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.data.registry import DATASETS, load_dataset
+from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.store import RunStore, outcome
+
+FACTOR = 0.5
+SHORT = {"seeds": 1, "steps": 2, "hparams": {"batch_size": 4}, "jobs": 1, "device": "cpu"}
+
+
+def scaled(losses):
+    return {"loss": FACTOR * losses["loss"]}
+
+
+class Half(ERM):
+    def loss(self, minibatches):
+        return scaled(super().loss(minibatches))
+
+
+class Failing(ERM):
+    def loss(self, minibatches):
+        raise ValueError("not today")
+
+
+class Noisy(Dataset):
+    "Another image each time, or one of no tensor."
+
+    def __init__(self, image=None):
+        self.image = image
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return torch.rand(3, 16, 16) if self.image is None else self.image, i % 2
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch, own_names):
+    for name in ("runs", "cache"):
+        monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
+    return tmp_path
+
+
+def tensors(channels=3, classes=2, count=20):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        d: (torch.rand(count, channels, 16, 16, generator=generator), torch.arange(count) % classes)
+        for d in ("a", "b", "c")
+    }
+
+
+def compare(algorithms, data, **more):
+    return hmoe_repro.compare(algorithms, data, **SHORT | more)
+
+
+def test_all_kinds_of_data(place):
+    sample_tree(place / "pictures", per_class=5, size=20)
+    folder = compare("ERM", place / "pictures", resolution=16, test_domains=["sketch"])
+    assert folder.frame[["dataset", "network", "resolution"]].values.tolist() == [
+        ["pictures", "image_cnn", 16]
+    ]
+    named = compare(["ERM"], "DigitDomainsTiny", test_domains="photo")
+    assert named.frame.network.tolist() == ["small_cnn"] and len(named.frame) == 1
+    given = tensors()
+    by_tensor = compare(["ERM", "HMOE-DN"], given)
+    sets = {domain: TensorDataset(x.double(), y.int()) for domain, (x, y) in given.items()}
+    by_dataset = compare(["ERM", "HMOE-DN"], sets)
+    assert by_dataset.frame.run_id.tolist() == by_tensor.frame.run_id.tolist()
+    assert by_tensor.frame.status.eq("complete").all() and len(by_tensor.frame) == 3 + 3 * 3
+    fingerprint = as_dataset(given).fingerprint
+    assert set(by_tensor.frame.dataset) == {f"tensors-{fingerprint}"}
+    assert set(by_tensor.frame.dataset_fingerprint) == {fingerprint}
+    given["b"][0][7, 0, 3, 3] = 0.25
+    assert not {*compare("ERM", given).frame.run_id} & {*by_tensor.frame.run_id}
+    bytes_ = {d: ((255 * x).byte().numpy(), y.numpy()) for d, (x, y) in given.items()}
+    assert compare("ERM", bytes_, test_domains=["a"]).frame.status.tolist() == ["complete"]
+
+
+def test_its_runs_are_those_of_a_sweep(place):
+    study = """
+title = "the same"
+algorithms = ["ERM", "HMOE-DN"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = 2
+steps = 4
+checkpoint_frequency = 1
+network = "small_cnn"
+[hparams.all]
+batch_size = 4
+"""
+    (place / "same.toml").write_text(study)
+    specs = study_specs(place / "same.toml")
+    other = RunStore(place / "other")
+    sweep(specs, other, jobs=1)
+    more = {"seeds": 2, "steps": 4, "test_domains": ["photo"]}
+    made = compare(["ERM", "HMOE-DN"], "DigitDomainsTiny", **more)
+    assert {*made.frame.run_id} == {spec.run_id for spec in specs}
+    for spec in specs:
+        assert outcome(RunStore().read(spec.run_id)) == outcome(other.read(spec.run_id))
+    erm = [other.read(s.run_id)["selected"]["default"] for s in specs if s.algorithm == "ERM"]
+    mean = 100 * sum(chosen["test_accuracy"] for chosen in erm) / len(erm)
+    erm_row = made.table.iloc[0]
+    assert erm_row.algorithm == "ERM" and erm_row["Average of photo"].startswith(f"{mean:.1f} ± ")
+
+
+def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypatch):
+    first = compare(["ERM", Half], tensors(), seeds=2)
+    name = "Half (test_compare_call.py)"
+    assert first.table.algorithm.tolist() == ["ERM", name]
+    assert first.table.columns[-2:].tolist() == ["difference to ERM (95 % CI)", "p (Holm)"]
+    assert first.table.iloc[0, -1] == "–" and "95 % CI" in first.table.iloc[1, -2]
+    assert first.verdict in repr(first) and "small_cnn, 16 pixels, 2 updates of 4" in repr(first)
+    source = RunStore().folder / "algorithms" / f"{ALGORITHMS[name].source_hash}.py"
+    kept = source.read_text()
+    assert "FACTOR = 0.5" in kept and "def scaled" in kept and "Failing" not in kept
+    for module in ("hmoe_repro.apps.compare.train_here", "hmoe_repro.studies.sweep.run"):
+        monkeypatch.setattr(module, lambda *_, **__: pytest.fail("trained again"))
+    again = compare([Half, "ERM"], tensors(), seeds=2, baseline="ERM")
+    assert again.verdict == first.verdict and again.contrasts.equals(first.contrasts)
+    assert {*again.frame.run_id} == {*first.frame.run_id}
+
+
+def test_a_failed_algorithm_is_a_note_and_a_failed_baseline_an_error():
+    made = compare(["ERM", Failing], tensors(), test_domains=["a"])
+    (note,) = [note for note in made.notes if note.startswith("failed")]
+    assert "ValueError: not today" in note and "of test_compare_call.py" in note
+    assert made.verdict.startswith("Nothing to compare ERM with") and len(made.table) == 1
+    with pytest.raises(HmoeError, match="no run of the baseline Failing .*not today"):
+        compare([Failing, "ERM"], tensors(), test_domains=["a"])
+
+
+X, Y = torch.rand(8, 3, 16, 16), torch.arange(8) % 2
+BAD = [
+    ({"a": (X, Y)}, {}, "has one domain"),
+    ({"a": (X, Y), "b": (X, Y * 0)}, {}, r"do not have the same labels: 2 .* and 1"),
+    ({"a": (X, Y), "b": (X - 1, Y)}, {}, "images of domain 'b' are torch.float32 .* from -"),
+    ({"a": (X.long(), Y), "b": (X.long(), Y)}, {}, "torch.int64 of shape .*torch.uint8 from 0"),
+    ({"a": (X[:, 0], Y), "b": (X, Y)}, {}, r"of shape \(8, 16, 16\).* Fix: \(N, C, H, W\)"),
+    ({"a": (X, Y), "b": (X[..., :8], Y)}, {}, r"images of 'b' are \(3, 16, 8\)"),
+    ({"a": (X, Y[:5]), "b": (X, Y)}, {}, "8 images and 5 labels"),
+    ({"a": (X, Y.float()), "b": (X, Y.float())}, {}, "labels of type torch.float32"),
+    ({"a": (X, Y), "b": "images"}, {}, "domain 'b' is str, not a pair"),
+    ({"a": (X, Y), "b": Noisy()}, {}, "another image each time .* random transform"),
+    ({"a": (X, Y), "b": Noisy("picture")}, {}, "gives str as image 0, not a tensor"),
+    ([X, Y], {}, "list is no data"),
+    ({}, {}, "dict is no data"),
+    ("DigitDomainsTinny", {}, "unknown data set.* 'DigitDomainsTinny'"),
+    ({"a": (X, Y), "b": (X, Y)}, {"test_domains": ["z"]}, "unknown domain .* Valid: a, b"),
+    ({"a": (X, Y), "b": (X, Y)}, {"hparams": {"lrr": 1}}, "unknown hyper-parameter .*'lrr'"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": 0}, "no trial seed"),
+    ({"a": (X, Y), "b": (X, Y)}, {"baseline": "CORAL"}, "unknown baseline"),
+]
+
+
+@pytest.mark.parametrize("data, more, said", BAD)
+def test_what_is_wrong_is_said_before_anything_is_trained(data, more, said):
+    with pytest.raises(HmoeError, match=said):
+        compare(["ERM"], data, **more)
+    assert not RunStore().scan()[0]
+
+
+def test_unknown_algorithms_are_refused():
+    inner = type("Inner", (ERM,), {"__qualname__": "f.<locals>.Inner", "__module__": __name__})
+    for given, said in (("EMR", "unknown algorithm 'EMR'.*ERM"), (int, "nor a subclass"), (3, "3")):
+        with pytest.raises(HmoeError, match=said):
+            compare([given], tensors())
+    with pytest.raises(HmoeError, match="inside of another definition.*top of its file"):
+        compare([inner], tensors())
+    with pytest.raises(HmoeError, match="no algorithm to train"):
+        compare([], tensors())
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys, hmoe_repro; print('torch' in sys.modules, hmoe_repro.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", hmoe_repro.__version__]
+    with pytest.raises(AttributeError, match="no attribute 'compares'"):
+        hmoe_repro.compares  # noqa: B018
+
+
+# A notebook and a program
+
+CELLS = [
+    "import torch, json, os\nimport hmoe_repro\nfrom hmoe_repro.algorithms.base import ERM",
+    "from hmoe_repro.data.base import MultiDomainDataset\n"
+    "from hmoe_repro.data.registry import register_dataset\n"
+    "from hmoe_repro.training.store import RunStore, outcome\n"
+    "from helpers import twice\nFACTOR = 0.25",
+    "x = 'an experiment'\ndef scaled(loss):\n    return FACTOR * twice(loss)",
+    "class Mine(ERM):\n    def loss(self, minibatches):\n        x = super().loss(minibatches)\n"
+    "        return {'loss': scaled(x['loss'])}",
+    "@register_dataset('Noises', domain_names=tuple('abc'), summary='noise', seeded=True)\n"
+    "def noises(trial_seed, data_dir):\n    torch.manual_seed(trial_seed)\n"
+    "    x = [torch.rand(20, 3, 16, 16) for _ in 'abc']\n"
+    "    y = [torch.arange(20) % 2] * 3\n"
+    "    return MultiDomainDataset('Noises', list('abc'), ['0', '1'], x, y)",
+    "def records(jobs, folder):\n"
+    "    store = RunStore(os.path.join(os.environ['HMOE_RUNS'], folder))\n"
+    "    made = hmoe_repro.compare(['ERM', Mine], 'Noises', 2, ['a', 'b'], 3, jobs=jobs,\n"
+    "        hparams={'batch_size': 4}, device='cpu', store=store)\n"
+    "    ids = sorted(set(made.frame.run_id))\n"
+    "    return made, [outcome(store.read(i)) for i in ids]",
+    "serial, one = records(1, 'one')",
+    "parallel, two = records(2, 'two')",
+    "print(json.dumps([one == two, len(one), sorted({r['status'] for r in two}),\n"
+    "    parallel.table.algorithm.tolist(), parallel.verdict == serial.verdict]))",
+]
+HELPERS = "def twice(loss):\n    return 2 * loss\n"
+
+
+def printed(notebook):
+    return "".join(o.get("text", "") for o in notebook.cells[-1].outputs)
+
+
+@pytest.mark.slow
+def test_a_cell_trains_serially_and_in_parallel_with_equal_records(place, monkeypatch):
+    """In a real kernel; a new process then loads a model of it without the notebook."""
+    (place / "helpers.py").write_text(HELPERS)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    how = {"kernel_name": "python3", "resources": {"metadata": {"path": str(place)}}}
+    NotebookClient(notebook, timeout=300, **how).execute()
+    same = json.loads(printed(notebook))
+    assert same == [True, 8, ["complete"], ["ERM", "Mine (notebook)"], True]
+    (place / "helpers.py").unlink()
+    store = RunStore(place / "runs" / "two")
+    mine = next(r for r in store.scan()[0] if r["config"]["algorithm"] == "Mine (notebook)")
+    assert "Noises" not in DATASETS
+    with pytest.raises(HmoeError, match="code stored with the runs.*the folder next to it.*trust"):
+        load_model(mine["run_id"], store=store)
+    model, _ = load_model(mine["run_id"], store=store, trust_code=True)
+    assert type(model).__name__ == "Mine" and model.predict(X).shape == (8, 2)
+    assert type(model).loss.__globals__["FACTOR"] == 0.25
+    assert "x" not in type(model).loss.__globals__, "what has the name of a local one is left out"
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_trains_in_parallel_once(place):
+    (place / "helpers.py").write_text(HELPERS)
+    program = ["print('begun', flush=True)", *CELLS]
+    (place / "program.py").write_text("\n".join(program).replace("print(json", "print('end', json"))
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=place, capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begun") == 1
+    line = done.stdout.splitlines()[-1]
+    expected = [True, 8, ["complete"], ["ERM", "Mine (program.py)"], True]
+    assert json.loads(line.removeprefix("end ")) == expected
+
+
+def test_a_value_that_is_not_what_its_cell_says_is_refused(monkeypatch, place):
+    main = sys.modules["__main__"]
+    cells = ["from hmoe_repro.algorithms.base import ERM", "LIST = [1]", "class M(ERM): got = LIST"]
+    scope = {"__name__": "__main__"}
+    for cell in cells:
+        exec(cell, scope)
+    for name in ("LIST", "M"):
+        monkeypatch.setattr(main, name, scope[name], raising=False)
+    monkeypatch.setattr(main, "_ih", ["", *cells], raising=False)
+    assert compare([scope["M"]], tensors(), test_domains=["a"]).table.algorithm[0] == "M (notebook)"
+    register("Of a cell", paper="own", needs_domain_labels=False)(scope["M"])
+    spec = make_config("Of a cell", "DigitDomainsTiny", ["photo"], steps=2)
+    assert (spec.algorithm, len(spec.algorithm_source)) == ("M (notebook)", 12)
+    scope["LIST"].append(2)
+    with pytest.raises(HmoeError, match=r"LIST, which M uses, is \[1, 2\] here.* gives \[1\]"):
+        compare([scope["M"]], tensors())
+    monkeypatch.setattr(main, "_ih", ["", *cells[:2], "%%time\nclass M(ERM): got = LIST"])
+    with pytest.raises(HmoeError, match="M is defined at the top of no cell"):
+        compare([scope["M"]], tensors())
+    with pytest.raises(HmoeError, match="not what the notebook calls by this name"):
+        compare([type("M", (ERM,), {"__module__": "__main__"})], tensors())
+
+
+def test_damaged_kept_data_are_named(place):
+    made = compare("ERM", tensors(), test_domains=["a"])
+    (path,) = (place / "runs" / "data").glob("*.safetensors")
+    del DATASETS[made.frame.dataset[0]]
+    load_model(made.frame.run_id[0])
+    path.write_bytes(path.read_bytes()[:-5])
+    time.sleep(0.01)
+    from hmoe_repro.data.registry import _read_kept
+
+    _read_kept.cache_clear()
+    load_dataset.cache_clear()
+    with pytest.raises(HmoeError, match="are damaged.*delete the file"):
+        load_model(made.frame.run_id[0])
