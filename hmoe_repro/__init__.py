@@ -1,1 +1,10 @@
 __version__ = "0.1.0"
+_LAZY = {"load": "apps.predict"}  # name -> module, imported when the name is first asked for
+
+
+def __getattr__(name):
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
