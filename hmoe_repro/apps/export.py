@@ -96,8 +96,10 @@ def _difference(outputs: dict, others: dict) -> float:
 
 
 def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
-    """What a model computes of four pictures of noise. `HmoeError` where this depends on the other
-    images of a batch, or on earlier ones."""
+    """What a model computes of four pictures of noise in float32. `HmoeError` where this depends on
+    the other images of a batch, or on earlier ones."""
+    model = replace(model, algorithm=copy.deepcopy(model.algorithm).cpu())
+    set_precision(model.algorithm, "float32")
     pictures = _noise(model.record["config"]["resolution"])
     together = _look(model, pictures, mode)
     each = [_look(model, picture[None], mode) for picture in pictures]
@@ -217,33 +219,23 @@ def folder_name(model: TrainedModel) -> str:
 
 def model_card(config: dict, name: str) -> str:
     """The text of `README.md` for a model called `name`, from `export_config`."""
-    record, point = config["record"], config["record"]["checkpoints"][0]
+    point = config["record"]["checkpoints"][0]
     where = point["accuracies"], config["test_domains"], config["mode"]
-    return template("model_card.md").render(
-        config=config,
-        name=name,
-        run_id=record["run_id"],
-        run=record["config"],
-        environment=record["environment"],
-        step=point["step"],
-        test=test_accuracy(*where),
-        validation=validation_accuracy(*where),
-        test_domains=" and ".join(config["test_domains"]),
-        data_slug=_slug(config["data"]),
-    )
+    facts = {"step": point["step"], "data_slug": _slug(config["data"])}
+    facts |= {"test": test_accuracy(*where), "validation": validation_accuracy(*where)}
+    return template("model_card.md").render(config=config, name=name, **facts)
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-export
 def _files_there(folder: Path, config: dict) -> dict[str, str]:
     """The files of earlier exports of this model in a folder. `HmoeError` for another content."""
     if not folder.exists() or not any(folder.iterdir()):
         return {}
+    which = lambda config: (config["record"]["run_id"], config["weights"], config["mode"])
     try:
         there = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        same = all(there[name] == config[name] for name in ("weights", "mode"))
-        if same and there["record"]["run_id"] == config["record"]["run_id"]:
+        if which(there) == which(config):
             return there["files"]
-        cause = f"{folder} has the model of run {there['record']['run_id']}, weights "
-        cause += f"{there['weights']}, mode {there['mode']}."
+        cause = f"{folder} has the model of run {', '.join(which(there))}."
     except (OSError, ValueError, KeyError, TypeError):
         cause = f"{folder} is not empty, and not a folder that `hmoe export` wrote."
     raise HmoeError(cause, fix="another --output.")
@@ -296,9 +288,7 @@ def export_model(
     if format == "onnx":
         _onnxruntime()
     if graph:
-        algorithm = copy.deepcopy(model.algorithm).cpu()
-        set_precision(algorithm, "float32")
-        expected = check_independent(replace(model, algorithm=algorithm), mode)
+        expected = check_independent(model, mode)
     folder = Path(folder or folder_name(model)).expanduser().absolute()
     dtype, name = torch.uint8 if as_bytes else torch.float32, FORMATS[format]
     config = export_config(model, mode)

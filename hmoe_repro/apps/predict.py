@@ -138,8 +138,6 @@ def load(
     folder without a model."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        if len(folder.parts) > 1:
-            raise HmoeError(f"there is no folder {model}.", fix="its path, or the id of a run.")
         return load_trained(str(model), weights, store, device, trust_code)
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
