@@ -28,7 +28,7 @@ reproduce: $(READY)
 test: $(READY)
 	$(call timed,$(PYTEST) -m "not slow")
 
-test-slow: .venv/.book
+test-slow: .venv/.extras
 	$(call timed,$(PYTEST) -m slow)
 
 check: $(READY)
@@ -41,13 +41,13 @@ figures: $(READY)
 notebooks: $(READY)
 	$(call timed,$(BIN)/python .ci/notebooks.py)
 
-# Sphinx is installed for the book only. The stamp marks its install; a new .venv has none.
-book: .venv/.book
+# Sphinx and ONNX are installed for the book and the slow tests only. The stamp marks their install; a new .venv has none.
+book: .venv/.extras
 	$(call timed,$(BIN)/python docs/book/build.py)
 
-.venv/.book: $(READY)
-	@echo "Installing the book's dependencies into .venv"
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
+.venv/.extras: $(READY)
+	@echo "Installing what the book and exports to ONNX need into .venv"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book,export]'
 	@touch $@
 
 clean:

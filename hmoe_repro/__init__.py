@@ -1,10 +1,10 @@
 __version__ = "0.1.0"
+_LAZY = {"compare": "apps.compare", "load": "apps.predict"}  # imported when first asked for
 
 
 def __getattr__(name: str):
-    """`hmoe_repro.compare`, imported when it is first asked for: it needs PyTorch."""
-    if name != "compare":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hmoe_repro.apps.compare import compare
+    if name in _LAZY:
+        import importlib
 
-    return compare
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,6 +40,7 @@ COMMANDS = {
     "bench": select_report.bench_command,
     "discover": discover_predict.discover_command,
     "predict": discover_predict.predict_command,
+    "export": discover_predict.export_command,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name, help=" ".join(_command.__doc__.split()))(_command)

@@ -149,5 +149,6 @@ def passes(masks: NetworkMasks, network, x: Tensor, rows: Tensor) -> Tensor:
     """Outputs (R, B, ...) of `network` on images x (B, ...) under each of R masks `rows` (R, N);
     the layers below the first place are computed once. Exact where rows of a batch do not interact:
     in evaluation mode."""
-    with masks.applied(rows.repeat_interleave(len(x), 0), repeats=len(rows)):
+    each = rows[:, None].expand(-1, len(x), -1).flatten(0, 1)
+    with masks.applied(each, repeats=len(rows)):
         return network(x).unflatten(0, (len(rows), len(x)))

@@ -102,24 +102,25 @@ def _whose(path: Path) -> dict[str, str]:
     return {"run": Path(path).parent.name, "mode": Path(path).stem.removeprefix("selected-")}
 
 
-def save_model(path: Path, algorithm, names: dict | None = None):
-    """Write the weights of an algorithm as sealed safetensors, atomically; run and mode, by `path`,
-    and `names` (plain JSON) go into the file's header."""
+def save_model(path: Path, algorithm, names: dict | None = None, **header: str):
+    """Write the weights of an algorithm as sealed safetensors, atomically; run and mode, by `path`
+    unless `header` has them, `names` (plain JSON) and `header` go into the file's header."""
     weights = {name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}
-    header = _whose(path) | ({"names": json.dumps(names)} if names else {})
+    header = _whose(path) | ({"names": json.dumps(names)} if names else {}) | header
     write_atomic(path, sealed(weights, **header))
 
 
-def load_weights(path: Path, algorithm):
-    """Read weights that `save_model` wrote. `HmoeError` if they are damaged, those of another run,
-    mode or model, or not all finite."""
+def load_weights(path: Path, algorithm, whose: dict | None = None):
+    """Read weights that `save_model` wrote. `whose`: their 'run' and 'mode', by default those of
+    `path`. `HmoeError` if they are damaged, those of another run, mode or model, or not all
+    finite."""
     content = Path(path).read_bytes()
     try:
         if not is_sealed(content):
             raise ValueError("its SHA-256 is another one, or none")
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         found = {name: header["__metadata__"].get(name) for name in ("run", "mode")}
-        if found != _whose(path):
+        if found != (whose or _whose(path)):
             raise ValueError(f"written for run {found['run']}, mode {found['mode']}")
         weights = load(content)
         for name, values in weights.items():
