@@ -41,13 +41,13 @@ figures: $(READY)
 notebooks: $(READY)
 	$(call timed,$(BIN)/python .ci/notebooks.py)
 
-# Sphinx is installed for the book only. The stamp marks its install; a new .venv has none.
+# What only the book and the slow tests need: Sphinx, and the loggers of `--log`. A new .venv has no such stamp.
 book: .venv/.book
 	$(call timed,$(BIN)/python docs/book/build.py)
 
 .venv/.book: $(READY)
-	@echo "Installing the book's dependencies into .venv"
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book]'
+	@echo "Installing what the book and the slow tests need into .venv"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book,loggers]'
 	@touch $@
 
 clean:
