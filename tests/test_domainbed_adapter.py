@@ -45,7 +45,8 @@ def forget(monkeypatch):
 
 def config(name, **more):
     options = {"hparams": {"batch_size": 8}} | SMALL | more
-    return make_config(f"domainbed:{name}", "DigitDomainsTiny", ["sketch"], **options)
+    full = name if ":" in name else f"domainbed:{name}"
+    return make_config(full, "DigitDomainsTiny", ["sketch"], **options)
 
 
 @pytest.mark.parametrize("name", ["ERM", "Adversarial", "Cloning", "Hoarder"])
@@ -104,6 +105,7 @@ def test_hyper_parameters_are_those_of_its_registry(checkout):
     [
         ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: --device cuda"),
         ("NeedsPackage", "Install it with: pip.*Fix: install the package"),
+        ("SWAD-domainbed:ERM", "unknown algorithm"),  # its optimisers are its own
         ("Absent", "unknown algorithm of DomainBed 'Absent'. Valid: ERM, Adversarial"),
     ],
 )

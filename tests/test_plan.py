@@ -195,7 +195,7 @@ def test_a_log_says_every_ten_seconds_where_all_runs_are(monkeypatch):
     said = screen.getvalue().splitlines()
     assert [line.partition(" ")[0] for line in said] == ["[0/3]", "[0/3]", "[1/3]", "[1/3]"]
     assert f"({first.run_id}) 10/40; " in said[0]
-    assert f"({second.run_id}) 18/60 updates" in said[0] and str(first) not in said[3]
+    assert f"({second.run_id}) 18/60 updates" in said[0] and first.run_id not in said[3]
     assert f"({second.run_id}) 59/60 updates" in said[3]
 
 

@@ -52,7 +52,7 @@ def get_algorithm(name: str):
     if name.startswith(DOMAINBED):
         return _module("domainbed_adapter").domainbed_algorithm(name)
     wrapper, dash, inner = name.partition("-")
-    if dash and wrapper in WRAPPERS:
+    if dash and wrapper in WRAPPERS and not inner.startswith(DOMAINBED):
         return _module("averaging").wrapped(get_algorithm(wrapper), get_algorithm(inner))
     check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])
