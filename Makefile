@@ -41,13 +41,13 @@ figures: $(READY)
 notebooks: $(READY)
 	$(call timed,$(BIN)/python .ci/notebooks.py)
 
-# Sphinx and ONNX are installed for the book and the slow tests only. The stamp marks their install; a new .venv has none.
+# Sphinx, ONNX and the loggers are installed for the book and the slow tests only. The stamp marks their install; a new .venv has none.
 book: .venv/.extras
 	$(call timed,$(BIN)/python docs/book/build.py)
 
 .venv/.extras: $(READY)
-	@echo "Installing what the book and exports to ONNX need into .venv"
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book,export]'
+	@echo "Installing what the book and the slow tests need into .venv"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book,export,loggers]'
 	@touch $@
 
 clean:

@@ -164,3 +164,27 @@ def test_runs_that_domainbed_would_take_for_one_are_refused(tmp_path, change):
     with pytest.raises(HmoeError, match=f"differ only in {name}.*--where {name}="):
         export_domainbed([one, other], tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+def test_another_name_is_one_of_domainbeds_with_room_for_all_domains(tmp_path):
+    "Only the name changes; two data sets, or columns that are missing, are refused."
+    records = [record([domain]) for domain in DOMAINS]
+    export_domainbed(records, tmp_path / "own")
+    export_domainbed(records, tmp_path / "pacs", "PACS")
+    own, named = read(tmp_path / "own"), read(tmp_path / "pacs")
+    assert {line["args"].pop("dataset") for line in own} == {"DigitDomains"}
+    assert {line["args"].pop("dataset") for line in named} == {"PACS"} and own == named
+    other = copy.deepcopy(record(["photo"], trial=1))
+    other["config"]["dataset"] = "DigitDomainsTiny"
+    for given, name, said in (
+        (
+            records,
+            "ColoredMNIST",
+            "has 4 domains, .* have 3. Fix: another name: RotatedMNIST, VLCS",
+        ),
+        ([*records, other], "PACS", "DigitDomains and DigitDomainsTiny would be one.*--dataset"),
+        (records, "Digits", "unknown data set of DomainBed 'Digits'"),
+    ):
+        with pytest.raises(HmoeError, match=said):
+            export_domainbed(given, tmp_path / "new", name)
+    assert not (tmp_path / "new").exists()

@@ -179,6 +179,26 @@ def test_a_log_has_a_line_for_each_run_and_a_terminal_for_what_went_wrong(termin
         assert len(said.splitlines()) == 2
 
 
+def test_a_log_says_every_ten_seconds_where_all_runs_are(monkeypatch):
+    screen, clock, (first, second) = io.StringIO(), [100.0], some_draws(["photo"], 2)
+    monkeypatch.setattr("hmoe_repro.studies.sweep.time.monotonic", lambda: clock[0])
+    console = Console(file=screen, force_terminal=False, force_jupyter=False, width=200)
+    with Progress(console) as progress:
+        display = RunDisplay(3, progress)
+        for seconds in range(25):
+            clock[0] = 100.0 + seconds
+            display("step", first, seconds, 40)
+            display("step", second, 2 * seconds, 60)
+        display("done", first, "complete", None)
+        clock[0] = 131.0
+        display("step", second, 59, 60)
+    said = screen.getvalue().splitlines()
+    assert [line.partition(" ")[0] for line in said] == ["[0/3]", "[0/3]", "[1/3]", "[1/3]"]
+    assert f"({first.run_id}) 10/40; " in said[0]
+    assert f"({second.run_id}) 18/60 updates" in said[0] and first.run_id not in said[3]
+    assert f"({second.run_id}) 59/60 updates" in said[3]
+
+
 def drawn(progress):
     "What the bars of a display say now."
     tasks = progress.tasks

@@ -36,7 +36,16 @@ def test_every_line_of_the_constraints_is_one_exact_version():
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_pins_satisfy_the_ranges(python):
     versions = pinned(python)
-    for extra in ("dependencies", "notebooks", "test", "ray", "book", "browser", "export"):
+    for extra in (
+        "dependencies",
+        "notebooks",
+        "test",
+        "ray",
+        "book",
+        "browser",
+        "export",
+        "loggers",
+    ):
         for need in requirements(extra):
             assert need.specifier.contains(versions[normal(need.name)], prereleases=True), (
                 f"{need} on Python {python}"

@@ -16,7 +16,7 @@ from importlib.machinery import FileFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from . import get_algorithm
+from . import DOMAINBED, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
 from ..core.errors import HmoeError
 from ..core.files import runs_dir
@@ -244,7 +244,7 @@ def source_hash(cls) -> str | None:
 def restore_algorithm(name: str, key: str, trust_code: bool = True):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
     available; without `trust_code` also if this process would have to run a kept source."""
-    known = ALGORITHMS.get(name)
+    known = get_algorithm(name) if name.startswith(DOMAINBED) else ALGORITHMS.get(name)
     known_hash = source_hash(known) if known else None
     if known and known_hash == key:
         return known

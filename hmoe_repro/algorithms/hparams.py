@@ -102,7 +102,10 @@ def draw_hparams(
     seed = seed_hash(hparams_seed, trial_seed)
     drawn = {}
     for name, search in searches(declared, resolution, dataset).items():
-        drawn[name] = search(np.random.RandomState(seed_hash(seed, name)))
+        if hasattr(search, "of_seed"):  # DomainBed's own, which hashes the name itself
+            drawn[name] = search.of_seed(seed)
+        else:
+            drawn[name] = search(np.random.RandomState(seed_hash(seed, name)))
         if declared[name].below_domains and num_domains:
             drawn[name] = max(1, min(drawn[name], num_domains - 1))
     return drawn

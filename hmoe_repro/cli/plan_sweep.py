@@ -49,6 +49,7 @@ def reproduce_command(
     engine: options.Engine = "local",
     fresh: option(bool, "Discard these runs, and train all of them again.", "--fresh") = False,
     data_dir: options.DataDir = None,
+    log: options.Log = None,
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
     of named artefacts or a profile, train what is missing."""
@@ -88,6 +89,8 @@ def sweep_command(
     n_hparams: option(int, "Train each run with the hyper-parameter trials 0 to N-1.", min=1) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
     data_dir: options.DataDir = None,
+    domainbed: options.DomainBed = None,
+    log: options.Log = None,
 ):
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""

@@ -107,18 +107,22 @@ def export_domainbed_command(
     dataset: options.OnlyDataset = None,
     study: options.PublishedStudy = None,
     where: options.Where = None,
+    as_: option(
+        str, "A data set of DomainBed under whose name its scripts read ours.", "--as"
+    ) = None,
 ):
     """Write runs as a sweep folder of DomainBed."""
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
 
     records = _records(None, study, algorithm, dataset, where)
     complete = [record for record in records if record["status"] == "complete"]
-    written = export_domainbed(complete, folder)
+    written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
     strange = sorted({r["config"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
-    if strange:
+    if strange and not as_:
         print("DomainBed's collect_results prints tables of its own data sets only;")
-        print(f"not of {', '.join(strange)} unless you add a class of that name")
+        print(f"not of {', '.join(strange)} unless you add a class of that name,")
+        print("or export under the name of a data set with as many domains, such as --as PACS")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches(device: str) -> dict[str, tuple]:

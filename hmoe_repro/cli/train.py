@@ -9,7 +9,16 @@ __all__ = ['run_parameters', 'train_command']
 import inspect
 from typing import get_type_hints
 
-from .options import DataDir, Device, Settings, data_folder, option, print_frame
+from hmoe_repro.cli.options import (
+    DataDir,
+    Device,
+    DomainBed,
+    Log,
+    Settings,
+    data_folder,
+    option,
+    print_frame,
+)
 from ..core.config import CONFIG
 from ..core.determinism import set_determinism
 from ..training.run_config import RunOptions
@@ -39,6 +48,8 @@ def train_command(
     workers: option(int, "Processes that decode image files ahead.", min=0) = 0,
     device: Device = "auto",
     data_dir: DataDir = None,
+    domainbed: DomainBed = None,
+    log: Log = None,
     **options,
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and

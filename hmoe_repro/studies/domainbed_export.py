@@ -9,7 +9,7 @@ __all__ = ['SPLITS', 'DOMAINBED_DATASETS', 'domainbed_lines', 'export_domainbed'
 import json
 from pathlib import Path
 
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable, write_atomic
 from ..data.registry import DATASETS
 from ..training.selection import protocol_of
@@ -38,14 +38,14 @@ def _domain_names(record: dict) -> list[str]:
     return names
 
 # %% ../../nbs/06_studies/09_domainbed_export.ipynb #def-lines
-def domainbed_lines(record: dict, mode: str) -> list[dict]:
-    """One dictionary per checkpoint, as DomainBed writes them. Raises `HmoeError` where the record
-    lacks an accuracy."""
+def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list[dict]:
+    """One dictionary per checkpoint, as DomainBed writes them, under the name of another `dataset`
+    if there is one. Raises `HmoeError` where the record lacks an accuracy."""
     names, spec = _domain_names(record), record["config"]
     of_mode = "" if mode == "default" else f"-{mode.upper()}"
     arguments = {  # those of DomainBed's `train.py` that would have made this run
         "algorithm": spec["algorithm"] + of_mode,
-        "dataset": spec["dataset"],
+        "dataset": dataset or spec["dataset"],
         "test_envs": [names.index(domain) for domain in spec["test_domains"]],
         "trial_seed": spec["trial_seed"],
         "hparams_seed": spec.get("hparams_seed", 0),
@@ -71,10 +71,25 @@ def domainbed_lines(record: dict, mode: str) -> list[dict]:
     return lines
 
 # %% ../../nbs/06_studies/09_domainbed_export.ipynb #def-alike
-DOMAINBED_DATASETS = (
-    "ColoredMNIST RotatedMNIST VLCS PACS OfficeHome TerraIncognita DomainNet SVIRO WILDSCamelyon "
-    "WILDSFMoW"
-).split()
+_FOUR = ("VLCS", "PACS", "OfficeHome", "TerraIncognita")
+DOMAINBED_DATASETS = {"ColoredMNIST": 3, "RotatedMNIST": 6} | dict.fromkeys(_FOUR, 4)
+DOMAINBED_DATASETS |= {"DomainNet": 6, "SVIRO": 10, "WILDSCamelyon": 5, "WILDSFMoW": 6}  # domains
+
+
+def _check_name(records: list[dict], dataset: str):
+    """`HmoeError` unless records of one data set fit under the name `dataset` of DomainBed."""
+    count = DOMAINBED_DATASETS[check_choice(dataset, DOMAINBED_DATASETS, "data set of DomainBed")]
+    if len(named := sorted({r["config"]["dataset"] for r in records})) > 1:
+        raise HmoeError(
+            f"{' and '.join(named)} would be one data set under the name {dataset}.",
+            fix="export one of them: --dataset NAME.",
+        )
+    if (ours := len(_domain_names(records[0]))) > count:
+        fits = [name for name, domains in DOMAINBED_DATASETS.items() if domains >= ours]
+        raise HmoeError(
+            f"{named[0]} has {ours} domains, and DomainBed's tables of {dataset} have {count}.",
+            fix=f"another name: {', '.join(fits) or 'none is long enough'}.",
+        )
 
 
 def _refuse_alike(records: list[dict]):
@@ -107,11 +122,13 @@ def _refuse_alike(records: list[dict]):
 _THEIRS = ("results.txt", "results.tex")  # what collect_results.py writes into the folder
 
 
-def export_domainbed(records: list[dict], folder) -> list[Path]:
-    """Write one sub-folder per run and inference mode; returns them.
+def export_domainbed(records: list[dict], folder, dataset: str | None = None) -> list[Path]:
+    """Write one sub-folder per run and inference mode; returns them. The data set goes by the name
+    `dataset`, one of DomainBed's, if there is one.
 
     Raises `HmoeError`, before anything is written, for runs of DMG's protocol, that lack an
-    accuracy or that DomainBed could not distinguish, and for a folder that holds other things."""
+    accuracy or that DomainBed could not distinguish, for a `dataset` with too few domains, and for
+    a folder that holds other things."""
     folder = Path(folder)
     if not records:
         raise HmoeError(
@@ -119,8 +136,12 @@ def export_domainbed(records: list[dict], folder) -> list[Path]:
             fix="train some with evaluate=all, then `hmoe runs`.",
         )
     _refuse_alike(records)
+    if dataset:
+        _check_name(records, dataset)
     lines_of = {
-        f"{r['run_id']}-{mode}": domainbed_lines(r, mode) for r in records for mode in r["selected"]
+        f"{r['run_id']}-{mode}": domainbed_lines(r, mode, dataset)
+        for r in records
+        for mode in r["selected"]
     }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if strangers := sorted(found - {*lines_of, *_THEIRS}):

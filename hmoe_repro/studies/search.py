@@ -12,7 +12,7 @@ import math
 
 import pandas as pd
 
-from ..algorithms import algorithm_names, get_algorithm
+from ..algorithms import get_algorithm
 from hmoe_repro.algorithms.from_file import (
     algorithm_from_file,
     is_file_algorithm,
@@ -109,7 +109,7 @@ def only_algorithms(specs, names: list[str]) -> list[RunConfig]:
     for name in names:
         if is_file_algorithm(name):
             name = algorithm_from_file(name)
-        cls = get_algorithm(check_choice(name, algorithm_names(), "algorithm"))
+        cls = get_algorithm(name)
         runs = [s for s in specs if (s.algorithm, s.algorithm_source) == (name, source_hash(cls))]
         runs = runs or [_settings_of_erm(s, cls) for s in specs if s.algorithm == "ERM"]
         if not runs:

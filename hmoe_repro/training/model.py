@@ -10,6 +10,7 @@ __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_versio
 import json
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
@@ -105,7 +106,9 @@ def _whose(path: Path) -> dict[str, str]:
 def save_model(path: Path, algorithm, names: dict | None = None, **header: str):
     """Write the weights of an algorithm as sealed safetensors, atomically; run and mode, by `path`
     unless `header` has them, `names` (plain JSON) and `header` go into the file's header."""
-    weights = {name: t.detach().cpu().contiguous() for name, t in algorithm.state_dict().items()}
+    plain = {"memory_format": torch.contiguous_format}  # a copy: two names may share a tensor
+    state = algorithm.state_dict().items()
+    weights = {name: t.detach().cpu().clone(**plain) for name, t in state}
     header = _whose(path) | ({"names": json.dumps(names)} if names else {}) | header
     write_atomic(path, sealed(weights, **header))
 

@@ -14,12 +14,14 @@ from datetime import datetime, timezone
 from pathlib import Path, PureWindowsPath
 
 from ..algorithms.from_file import explain_error
+from ..core.config import CONFIG
 from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment, library_hash
 from ..core.errors import HmoeError
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
+from ..core.loggers import listen
 from ..method.toy_seeds import run_toy
 from .checkpoint_io import load_state, save_state, sealed
 from .measurements import check_measure, measure_run
@@ -76,7 +78,7 @@ def _names(trainer: Trainer) -> dict:
     }
 
 
-def _train_to_end(trainer: Trainer, folder: Path, started: float, on_step):
+def _train_to_end(trainer: Trainer, folder: Path, started: float, on_step, tell):
     """Update until the last step, with weights and state on disk after each checkpoint."""
     spec = trainer.spec
     while trainer.step < spec.steps:
@@ -86,6 +88,7 @@ def _train_to_end(trainer: Trainer, folder: Path, started: float, on_step):
                 save_model(selected_path(folder, mode), trainer.algorithm, _names(trainer))
             spent = time.perf_counter() - started
             _save(_state_path(folder), trainer.state(), spent, spec.run_id)
+            tell("checkpoint", trainer.checkpoints[-1])
         if on_step:
             on_step(trainer.step, spec.steps)
 
@@ -101,7 +104,7 @@ def _described(trainer: Trainer, folder: Path) -> dict:
     return scores
 
 
-def _train(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
+def _train(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
     trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
     check_version(spec, trainer.algorithm)
@@ -111,7 +114,8 @@ def _train(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
     if saved["trainer"]:
         trainer.load(saved["trainer"])
     resumed = trainer.step > 0
-    _train_to_end(trainer, folder, started, on_step)
+    tell("start", trainer.checkpoints)
+    _train_to_end(trainer, folder, started, on_step, tell)
     choice, splits = (trainer.checkpoints, spec.test_domains), trainer.splits
     by = trainer.selection_mode
     measured = {
@@ -129,7 +133,15 @@ def _train(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
     return measured
 
 # %% ../../nbs/05_training/11_run.ipynb #def-train-toy
-def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
+def _toy_checkpoints(history: dict) -> list[dict]:
+    """The checkpoints in the history of a `ToyTrainer`, with the losses of each seed."""
+    return [
+        {"step": int(step), "losses": {name: value.tolist() for name, value in losses.items()}}
+        for step, losses in history.items()
+    ]
+
+
+def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> dict:
     """As `_train`, for the toy regression."""
     path = _state_path(folder)
     saved = _saved(path, spec.run_id)
@@ -137,9 +149,11 @@ def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict
 
     def on_checkpoint(trainer):
         _save(path, trainer.state(), time.perf_counter() - started, spec.run_id)
+        tell("checkpoint", _toy_checkpoints(trainer.history)[-1])
         if on_step:
             on_step(trainer.step_count, spec.steps)
 
+    tell("start", _toy_checkpoints((saved["trainer"] or {}).get("history", {})))
     toy, checkpoints, arrays = run_toy(spec.hparams, spec.steps, saved["trainer"], on_checkpoint)
     contiguous = {name: t.contiguous() for name, t in arrays.items()}
     write_atomic(folder / "arrays.safetensors", sealed(contiguous))
@@ -196,12 +210,7 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
         return {}
     if "checkpoints" in trainer:
         return {"checkpoints": trainer["checkpoints"]}
-    of_toy = trainer.get("history", {})
-    checkpoints = []
-    for step, losses in of_toy.items():
-        values = {name: value.tolist() for name, value in losses.items()}
-        checkpoints.append({"step": int(step), "losses": values})
-    return {"checkpoints": checkpoints}
+    return {"checkpoints": _toy_checkpoints(trainer.get("history", {}))}
 
 
 def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None) -> dict:
@@ -213,11 +222,11 @@ def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data
     return _record(spec, "failed", reason, _measured_so_far(folder, spec.run_id), device)
 
 # %% ../../nbs/05_training/11_run.ipynb #def-run
-def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
+def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> dict:
     """The record of a run, complete or failed."""
     train = _train_toy if spec.dataset == TOY else _train
     try:
-        measured = train(spec, folder, device, data_dir, on_step)
+        measured = train(spec, folder, device, data_dir, on_step, tell)
         return _record(spec, "complete", None, measured, device)
     except (KeyboardInterrupt, BrokenPipeError):
         raise
@@ -228,10 +237,16 @@ def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step) -> dict:
 
 
 def run(
-    spec: RunConfig, store: RunStore | None = None, device="cpu", data_dir=None, on_step=None
+    spec: RunConfig,
+    store: RunStore | None = None,
+    device="cpu",
+    data_dir=None,
+    on_step=None,
+    on_event=None,
 ) -> dict | None:
     """Train the run of `spec`, or resume it, and return its record; None if another process has
-    locked it. `on_step(step, steps)` is called after each update.
+    locked it. `on_step(step, steps)` is called after each update, and `on_event(kind, spec,
+    detail)` as one more logger (`core.loggers`) next to those of `CONFIG`.
 
     A run that fails returns a record with status 'failed' and its reason. Raises `HmoeError` for a
     damaged record or an unusable folder or device.
@@ -247,8 +262,12 @@ def run(
         done = store.read(spec.run_id)
         if done and done["status"] == "complete":
             return done
-        record = _attempt(spec, folder, device, data_dir, on_step)
-        record = store.write(record, mine=True)
+        tell, record = listen(spec, CONFIG.log, store.folder, on_event), {"status": "interrupted"}
+        try:
+            record = _attempt(spec, folder, device, data_dir, on_step, tell)
+            record = store.write(record, mine=True)
+        finally:
+            tell("done", record)
         if record["status"] == "complete":
             _state_path(folder).unlink(missing_ok=True)
             (folder / "error.txt").unlink(missing_ok=True)

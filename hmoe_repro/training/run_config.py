@@ -47,7 +47,7 @@ class RunOptions(Checked):
     """What may be asked for of one run; a field that is excluded says how another one is found, and
     is no part of a run's name."""
 
-    algorithm: str = Field(description="`hmoe list --algorithms`, or file.py:Name.")
+    algorithm: str = Field(description="`hmoe list --algorithms`, file.py:Name, domainbed:NAME.")
     dataset: str = Field(
         description="`hmoe list --datasets`, or a folder <domain>/<class>/<image>."
     )

@@ -1,0 +1,175 @@
+"""Classes of a DomainBed checkout, here a stand-in with its interface and its habits, as ours."""
+
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from commands import hmoe, hmoe_process
+
+from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.algorithms.base import ERM
+from hmoe_repro.algorithms.conformance import random_batches
+from hmoe_repro.algorithms.domainbed_adapter import _import_checkout
+from hmoe_repro.algorithms.hparams import draw_hparams
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seeds import seed_everything, seed_hash
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.store import RunStore, outcome
+
+SMALL = {"network": "small_cnn", "steps": 13, "checkpoint_frequency": 4}
+SHAPE = (3, 16, 16), 10, 3
+
+
+@pytest.fixture
+def checkout(root, tmp_path, monkeypatch, own_names):
+    "A copy of the stand-in, as a process finds it that has imported none before."
+    folder = tmp_path / "checkout"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "tests" / "domainbed_checkout", folder, ignore=ignore)
+    monkeypatch.setenv("HMOE_DOMAINBED", str(folder))
+    forget(monkeypatch)
+    yield folder
+    forget(monkeypatch)
+
+
+def forget(monkeypatch):
+    _import_checkout.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "domainbed"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def config(name, **more):
+    options = {"hparams": {"batch_size": 8}} | SMALL | more
+    full = name if ":" in name else f"domainbed:{name}"
+    return make_config(full, "DigitDomainsTiny", ["sketch"], **options)
+
+
+@pytest.mark.parametrize("name", ["ERM", "Adversarial", "Cloning", "Hoarder"])
+def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
+    "Stopped in the middle of an update between two checkpoints, and before and after a new Adam."
+    spec, whole, parts = config(name), RunStore(tmp_path / "a"), RunStore(tmp_path / "b")
+    record = run(spec, whole)
+    assert record["status"] == "complete", record["reason"]
+    for stop_at in (3, 11):
+
+        def stop(step, steps, at=stop_at):
+            if step == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, parts, on_step=stop)
+    resumed = run(spec, parts)
+    assert resumed["resumed"] and outcome(resumed) == outcome(record)
+    kept = [load_model(spec.run_id, store=store)[0].state_dict() for store in (whole, parts)]
+    assert all(torch.equal(kept[0][key], kept[1][key]) for key in kept[0])
+
+
+def test_its_erm_is_our_erm(checkout):
+    "The same featurizer, data and steps: the same weights up to rounding."
+    both = []
+    for cls in (ERM, get_algorithm("domainbed:ERM")):
+        seed_everything(0)
+        algorithm = cls(*SHAPE, {"network": "small_cnn"})
+        losses = [algorithm.update(random_batches(3, SHAPE[0], 10, s))["loss"] for s in range(4)]
+        both.append((losses, algorithm.predict(torch.ones(2, *SHAPE[0])).detach()))
+    assert both[0][0] == pytest.approx(both[1][0], abs=1e-5)
+    torch.testing.assert_close(both[0][1], both[1][1], atol=1e-4, rtol=0)
+
+
+def test_hyper_parameters_are_those_of_its_registry(checkout):
+    cls = get_algorithm("domainbed:Adversarial")
+    spec = config("Adversarial", hparams={"lambda": 2, "every": 3, "batch_size": 8})
+    assert spec.hparams == {
+        "batch_size": 8, "every": 3, "lambda": 2.0, "lr": 1e-3, "nonlinear_classifier": False,
+        "weight_decay": 0.0,
+    }  # fmt: skip
+    from domainbed.hparams_registry import random_hparams
+
+    for dataset, resolution in (("RotatedMNIST", 28), ("PACS", 224), ("DomainNet", 224)):
+        theirs = random_hparams("Adversarial", dataset, seed_hash(7, 2))
+        drawn = draw_hparams(cls.HPARAMS, 7, 2, resolution, dataset)
+        assert drawn == {name: theirs[name] for name in drawn} and len(drawn) == 6
+        assert not any(isinstance(value, np.generic) for value in drawn.values())
+    for wrong in ("class_balanced", "lamda"):
+        with pytest.raises(HmoeError, match=f"unknown hyper-parameter '{wrong}'"):
+            config("Adversarial", hparams={wrong: False})
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: --device cuda"),
+        ("NeedsPackage", "Install it with: pip.*Fix: install the package"),
+        ("SWAD-domainbed:ERM", "unknown algorithm"),  # its optimisers are its own
+        ("Absent", "unknown algorithm of DomainBed 'Absent'. Valid: ERM, Adversarial"),
+    ],
+)
+def test_what_cannot_run_says_why_before_it_is_trained(checkout, name, said):
+    if name == "NeedsCuda" and torch.cuda.is_available():
+        pytest.skip("CUDA is there")
+    with pytest.raises(HmoeError, match=said):
+        config(name)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("Iterates", "keeps a count, which a checkpoint cannot hold"),
+        ("Wrong", "KeyError: 'no_such_setting'.*Fix: that line of your checkout"),
+    ],
+)
+def test_what_fails_in_training_names_its_cause(checkout, tmp_path, name, said):
+    record = run(config(name), RunStore(tmp_path))
+    assert record["status"] == "failed"
+    assert re.search(said, record["reason"]), record["reason"]
+
+
+def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
+    first, store = config("ERM"), RunStore(tmp_path / "runs")
+    assert first.algorithm == "domainbed:ERM" and len(first.algorithm_source) == 12
+    with open(checkout / "domainbed/lib/misc.py", "a") as file:
+        file.write("\n# changed\n")
+    (checkout / "domainbed/datasets.py").write_text("# not used")
+    forget(monkeypatch)
+    from hmoe_repro.algorithms.base import ALGORITHMS
+
+    del ALGORITHMS["domainbed:ERM"]
+    second = config("ERM")
+    assert second.replace(algorithm_source=first.algorithm_source) == first
+    assert second.run_id != first.run_id
+    assert "another source (hash" in run(first, store)["reason"]
+    (checkout / "domainbed/datasets.py").write_text("# still not used")
+    forget(monkeypatch)
+    del ALGORITHMS["domainbed:ERM"]
+    assert config("ERM") == second
+    monkeypatch.setenv("HMOE_DOMAINBED", str(tmp_path))
+    del ALGORITHMS["domainbed:ERM"]
+    with pytest.raises(HmoeError, match="has no domainbed/algorithms.py"):
+        config("ERM")
+    monkeypatch.delenv("HMOE_DOMAINBED")
+    with pytest.raises(HmoeError, match="--domainbed PATH"):
+        config("ERM")
+
+
+def test_the_commands_take_a_checkout(checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_DOMAINBED", "")
+    tiny = ["--dataset", "DigitDomainsTiny", "--test-domain", "photo", "--network", "small_cnn"]
+    tiny += ["--steps", 2, "--set", "batch_size=4", "--set", "every=3", "--device", "cpu"]
+    call = ["train", "--algorithm", "domainbed:Adversarial", *tiny]
+    said = hmoe(*call, folder=tmp_path)
+    assert said.returncode == 1 and "--domainbed PATH" in said.stderr
+    said = hmoe(*call, "--domainbed", checkout, folder=tmp_path)
+    assert said.returncode == 0 and "domainbed:Adversarial" in said.stdout, said.stderr
+
+
+@pytest.mark.slow
+def test_workers_of_a_sweep_import_the_checkout(checkout, tmp_path):
+    names = ["--algorithm", "domainbed:Adversarial", "--algorithm", "ERM", "--jobs", "2"]
+    call = ["sweep", "digits_table", "--profile", "smoke", *names, "--domainbed", checkout]
+    said = hmoe_process(*call, "--device", "cpu", folder=tmp_path)
+    assert said.returncode == 0 and " 0 failed" in said.stdout, said.stdout + said.stderr
