@@ -32,6 +32,7 @@ from hmoe_repro.apps.discover import (
     sort_into,
     summarise,
 )
+from hmoe_repro.apps.export import export_model
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
@@ -40,7 +41,7 @@ from hmoe_repro.apps.own_images import (
     image_files,
     read_pool,
 )
-from hmoe_repro.apps.predict import load_trained, look_at_files
+from hmoe_repro.apps.predict import load, load_trained, look_at_files
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import load_dataset
@@ -661,6 +662,19 @@ def test_pretrained_features_find_styles_and_a_model_learns_beside(styles):
     assert set(said["groups"]) == {"dull", "lines"} and said["num_experts"] == len(seen.centres)
     page = report_html(seen, folder)
     assert "How many groups?" in page and "What colour and contrast alone" in page
+
+
+def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_path):
+    folder, _, seen = styles
+    run_id, store = seen.record["run_id"], RunStore(folder.parent / "runs")
+    files = list(seen.images.file[:20])
+    model = load(run_id, store=store)
+    table = model.predict([folder / file for file in files])
+    right = table["class"].to_numpy() == seen.images["class"][:20].to_numpy()
+    assert right.any() and list(table.group[right]) == list(seen.images.group[:20][right])
+    export_model(model, tmp_path / "model")
+    again = load(tmp_path / "model").predict([folder / file for file in files])
+    pd.testing.assert_frame_equal(again, table)
 
 
 def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):

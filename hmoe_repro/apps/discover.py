@@ -139,7 +139,7 @@ def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
     algorithm = build_algorithm(spec, data)
     rows = with_precomputed(data, algorithm)
     part = next(m for m in algorithm.modules() if isinstance(m, FrozenStages))
-    return np.concatenate([x[:, part.columns] for x in _all_inputs(rows)])
+    return np.concatenate([x[:, part.columns] for x in _all_inputs(rows, "cpu", show)])
 
 
 @torch.no_grad()
@@ -172,9 +172,10 @@ def _named(codes: np.ndarray, names: list[str], given: list[str] | None) -> pd.C
     return pd.Categorical.from_codes(codes, names)
 
 
-def _group_by_features(features: np.ndarray, classes: np.ndarray, experts: int | None) -> dict:
-    """Space, groups with their confidence and agreement, and the ranking of numbers of groups, of
-    features (N, F); `experts`: how many groups, or None for the number that is found again."""
+def _group_by_features(spec: RunConfig, data, experts: int | None, show) -> dict:
+    """What `Findings` say of groups by features of all images; `experts`: how many groups, or None
+    for the number that is found again."""
+    features, classes = pretrained_features(spec, data, show), torch.cat(data.labels).numpy()
     space = feature_space(features, classes)
     points = space.place(features, classes)
     ranking = stability_table(points, max(8, experts or 0))
@@ -182,13 +183,63 @@ def _group_by_features(features: np.ndarray, classes: np.ndarray, experts: int |
     grouping = space.divided(count, classes, features)
     codes = grouping.assign(features, classes)
     return {
-        "grouping": grouping,
         "codes": codes,
-        "points": points,
+        "names": [f"group {k + 1}" for k in range(count)],
         "confidence": group_confidence(points, codes, count),
+        "points": points,
+        "centres": grouping.centres,
         "agreement": float(ranking.stability[ranking.groups == count].max()),
         "ranking": ranking,
+        "grouping": grouping,
     }
+
+
+def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device: str) -> dict:
+    """Train HMOE, apply the run with the lowest gate entropy to all images, and enter what it says
+    into `images`; what `Findings` say of its experts."""
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    records = train_here(specs, store, device)
+    refuse_incomplete(specs, records)
+    ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
+    with Progress() as show:
+        where = store, resolve_device(device), show
+        model, probability, codes, gate = apply_hmoe(ranked[0][0], data, *where)
+    images["predicted"] = pd.Categorical.from_codes(probability.argmax(1), data.class_names)
+    names, chosen = [f"expert {k}" for k in range(gate.shape[1])], gate.argmax(1)
+    images["expert"], images["gate_value"] = pd.Categorical.from_codes(chosen, names), gate.max(1)
+    pair = [list(record["discovery"]["groups"]) for _, record in ranked[:2]]
+    return {
+        "codes": chosen,
+        "names": names,
+        "confidence": gate.max(1),
+        "points": codes,
+        "centres": model.algorithm.model.embeddings.detach().float().cpu().numpy(),
+        "agreement": float(adjusted_mutual_info_score(*pair)) if len(pair) > 1 else None,
+        "model": model,
+        "gate": gate,
+    }
+
+# %% ../../nbs/10_apps/03_discover.ipynb #def-discover-folder
+def _methods(
+    pool, network: str | None = None, hparams: dict | None = None, **settings
+) -> list[str]:
+    """The methods that can group a pool, the default first; `HmoeError` where there is none."""
+    frozen = is_frozen(network or default_network(), hparams or {})
+    possible = [m for m in METHODS if (frozen if m == "features" else pool.has_classes)]
+    if not possible:
+        cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
+        raise HmoeError(cause, fix="pip install hmoe_repro[pretrained], which groups by features.")
+    return possible
+
+
+def _of_colour(data, groups: int) -> pd.Categorical:
+    """The groups of all images by k-means on colour and contrast."""
+    with Progress() as show:
+        pixels = _all_inputs(data, "cpu", show, "colour and contrast")
+        statistics = np.concatenate([image_statistics(x) for x in pixels])
+    found = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
+    return pd.Categorical(found)
 
 
 def discover(
@@ -212,69 +263,48 @@ def discover(
     default the number that is found again, or 5 without features. `names` of the groups, kept with
     the model. `settings` are those of `discover_spec`. Raises `HmoeError` for a folder that cannot
     be read, for settings that do not go together, and if a run fails."""
-    from sklearn.metrics import adjusted_mutual_info_score
-
     pool, store = read_pool(folder, labels, classes), store or RunStore()
-    network = settings.get("network") or default_network()
-    frozen = is_frozen(network, settings.get("hparams") or {})
-    possible = [m for m in METHODS if (frozen if m == "features" else pool.has_classes)]
-    if not possible:
-        cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
-        raise HmoeError(cause, fix="pip install hmoe_repro[pretrained], which groups by features.")
+    possible = _methods(pool, **settings)
     method = check_choice(method or possible[0], possible, "method for this folder")
     specified = functools.partial(discover_spec, folder, classes=classes, **settings)
     spec = specified(experts=experts or 5)
-    data, found = build_dataset(spec), {}
+    data, found, record = build_dataset(spec), {}, None
     images = pool_images(spec, data, folder, labels, classes)
-    with Progress() as show:
-        if frozen:
-            known = images["class"].cat.codes.to_numpy()
-            found = _group_by_features(pretrained_features(spec, data), known, experts)
-        pixels = _all_inputs(data, "cpu", show, "colour and contrast")
-        statistics = np.concatenate([image_statistics(x) for x in pixels])
-    record = {"run_id": None, "config": spec.to_dict(), "finished": None}
-    record["environment"] = environment(resolve_device(device))
-    model = gate = None
-    if pool.has_classes:
-        count = experts or (len(found["grouping"].centres) if frozen else 5)
-        specs = [specified(experts=count, restart=restart) for restart in range(restarts)]
-        records = train_here(specs, store, device)
-        refuse_incomplete(specs, records)
-        ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
+    if "features" in possible:
         with Progress() as show:
-            where = store, resolve_device(device), show
-            model, probability, codes, gate = apply_hmoe(ranked[0][0], data, *where)
-        images["predicted"] = pd.Categorical.from_codes(probability.argmax(1), data.class_names)
-        images["expert"] = pd.Categorical.from_codes(gate.argmax(1), model.expert_names)
-        images["gate_value"] = gate.max(1)
-        record = model.record
-    if method == "features":
-        centres, points, agreement = found["grouping"].centres, found["points"], found["agreement"]
-        usual = [f"group {k + 1}" for k in range(len(centres))]
-        images["group"] = _named(found["codes"], usual, names)
-        images["confidence"] = found["confidence"]
-    else:
-        points, agreement = codes, None
-        centres = model.algorithm.model.embeddings.detach().float().cpu().numpy()
-        images["group"] = _named(gate.argmax(1), model.expert_names, names)
-        images["confidence"] = images.gate_value
-        if restarts > 1:
-            pair = [list(record["discovery"]["groups"]) for _, record in ranked[:2]]
-            agreement = float(adjusted_mutual_info_score(*pair))
-    used = images.group.nunique()
-    images["colour"] = pd.Categorical(
-        kmeans(statistics, used) if used > 1 else 0 * statistics[:, 0]
-    )
-    if model:
-        grouping = found.get("grouping") if method == "features" else None
-        keep_groups(store.path(record["run_id"]), list(images.group.cat.categories), grouping)
+            found["features"] = _group_by_features(spec, data, experts, show)
+            experts = experts or len(found["features"]["centres"])
+    if pool.has_classes:
+        specs = [specified(experts=experts or 5, restart=restart) for restart in range(restarts)]
+        found["hmoe"] = _train_beside(images, data, specs, store, device)
+        record = found["hmoe"]["model"].record
+    chosen = found[method]
+    images["group"] = _named(chosen["codes"], chosen["names"], names)
+    images["confidence"] = chosen["confidence"]
+    images["colour"] = _of_colour(data, images.group.nunique())
+    if record:
+        where = store.path(record["run_id"]), list(images.group.cat.categories)
+        keep_groups(*where, chosen.get("grouping"))
+    here = {"run_id": None, "config": spec.to_dict(), "finished": None}
+    here["environment"] = environment(resolve_device(device))
+    every = {name: value for one in found.values() for name, value in one.items()} | chosen
+    said = {n: every.get(n) for n in ("points", "centres", "agreement", "model", "gate", "ranking")}
     notes = list(dict.fromkeys(data.notes))
-    more = agreement, gate, found.get("ranking"), notes
-    return Findings(images, points, centres, record, method, model, *more)
+    return Findings(images, record=record or here, method=method, notes=notes, **said)
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-summarise
 def _accuracy(images: pd.DataFrame) -> float:
     return (images.predicted == images["class"]).mean()
+
+
+def _agreement(images, group: str, other: str, score=None) -> float | None:
+    """NMI, or another score, of two columns of the images; None where there is nothing to find."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    if group not in images or images[other].nunique() < 2:
+        return None
+    score = score or normalized_mutual_info_score
+    return float(score(np.asarray(images[other]), np.asarray(images[group])))
 
 
 def summarise(found: Findings) -> dict:
@@ -285,16 +315,7 @@ def summarise(found: Findings) -> dict:
     the groups and nmi_plain_domain; of HMOE accuracy on the held-out part, gate_entropy and its
     share of log K, experts_used of num_experts, `between`, its AMI with the groups, and nmi_expert
     with the domains (None without)."""
-    from sklearn.metrics import (
-        adjusted_mutual_info_score,
-        adjusted_rand_score,
-        normalized_mutual_info_score,
-    )
-
-    def agreement(images, group: str, other: str, score=normalized_mutual_info_score):
-        if group not in images or images[other].nunique() < 2:
-            return None
-        return float(score(np.asarray(images[other]), np.asarray(images[group])))
+    from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
     fresh, scored, hmoe, chance = found.fresh, found.scored, {}, {}
     used = fresh.group.value_counts(normalize=True, sort=False) >= 0.01
@@ -310,7 +331,7 @@ def summarise(found: Findings) -> dict:
             "share_of_log_K": scores["gate_entropy"] / (float(np.log(experts)) or 1),
             "held_out": len(found.held_out),
             "accuracy": _accuracy(found.held_out),
-            "between": agreement(untrained, "group", "expert", adjusted_mutual_info_score),
+            "between": _agreement(untrained, "group", "expert", adjusted_mutual_info_score),
         }
     return (
         hmoe
@@ -320,13 +341,13 @@ def summarise(found: Findings) -> dict:
             "agreement": found.agreement,
             "groups": groups.sort_values(ascending=False, kind="stable").to_dict(),
             "fresh": len(fresh),
-            "nmi_class": agreement(fresh, "group", "class"),
-            "nmi_plain": agreement(fresh, "group", "colour"),
+            "nmi_class": _agreement(fresh, "group", "class"),
+            "nmi_plain": _agreement(fresh, "group", "colour"),
             "scored": len(scored),
-            "nmi_domain": agreement(scored, "group", "domain"),
-            "ari_domain": agreement(scored, "group", "domain", adjusted_rand_score),
-            "nmi_expert": agreement(scored, "expert", "domain"),
-            "nmi_plain_domain": agreement(scored, "colour", "domain"),
+            "nmi_domain": _agreement(scored, "group", "domain"),
+            "ari_domain": _agreement(scored, "group", "domain", adjusted_rand_score),
+            "nmi_expert": _agreement(scored, "expert", "domain"),
+            "nmi_plain_domain": _agreement(scored, "colour", "domain"),
         }
     )
 

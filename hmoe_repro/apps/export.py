@@ -25,6 +25,7 @@ from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, write_atomic
+from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
 from ..method.sparse_moe import SparseMoE, choose
 from ..networks.precision import set_precision
@@ -309,6 +310,7 @@ def export_model(
             raise HmoeError(cause, fix="another format.")
         os.replace(path, ensure_writable(folder) / name)
     write_atomic(folder / CONFIG_FILE, text)
+    keep_groups(folder, model.group_names, model.grouping)
     card = model_card(config, folder.name)
     write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
     return folder / name, difference

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from .own_images import image_files
 from ..core.errors import HmoeError, check_choice
 from ..data.base import Domains, as_input
+from ..data.feature_groups import FeatureGroups, kept_groups
 from ..data.image_folder import IMAGE_SUFFIXES, listed
 from ..data.kmeans_baseline import image_statistics
 from ..data.transforms import in_threads, normalise, read_image, square, why_unreadable
@@ -31,7 +32,7 @@ from ..training.store import RunStore
 @dataclass
 class TrainedModel:
     """An algorithm with weights, the names of its classes, experts and training domains, and its
-    run's record."""
+    run's record; where `hmoe discover` grouped by features, the grouping and its groups' names."""
 
     algorithm: torch.nn.Module = field(repr=False)
     record: dict = field(repr=False)
@@ -39,6 +40,8 @@ class TrainedModel:
     expert_names: list[str]
     weights: str
     domain_names: list[str] = field(default_factory=list, repr=False)
+    group_names: list[str] = field(default_factory=list, repr=False)
+    grouping: FeatureGroups | None = field(default=None, repr=False)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Bytes (R, R, 3) of an RGB image, resized as in training."""
@@ -53,7 +56,8 @@ class TrainedModel:
     @torch.no_grad()
     def look(self, pictures: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
         """'probability' (B, C), the `image_statistics` as 'statistics' (B, 6) and, for HMOE, 'gate'
-        (B, K) and 'code' (B, D) of images, bytes (B, R, R, 3)."""
+        (B, K) and 'code' (B, D), and with a grouping 'features' (B, F), of images, bytes
+        (B, R, R, 3)."""
         pictures = pictures.to(next(self.algorithm.parameters()).device)
         of_files = self.record["config"].get("images")  # trained on files, or on tensors
         x = normalise(pictures) if of_files else as_input(pictures.permute(0, 3, 1, 2))
@@ -61,6 +65,8 @@ class TrainedModel:
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
             outputs["code"], outputs["gate"] = self.algorithm.codes(x)
+        if self.grouping:
+            outputs["features"] = self.algorithm.model.featurizer(x)
         return {name: value.float().cpu().numpy() for name, value in outputs.items()}
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-data-shape
@@ -108,7 +114,10 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     if algorithm.hparams.get("lambda_d"):  # the first ones have a training domain each
         owned = trained_on[: len(experts)]
         experts[: len(owned)] = owned
-    names = data.class_names, experts, weights, trained_on
+    groups, grouping = kept_groups(path.parent)
+    if groups and grouping is None:  # the experts' own
+        experts = groups
+    names = data.class_names, experts, weights, trained_on, groups or [], grouping
     return TrainedModel(algorithm.to(device).eval(), record, *names)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-load
@@ -188,7 +197,8 @@ def look_at_files(
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-predict-folder
 def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> pd.DataFrame:
-    """A row for each image: file, class, probability, nearest_domain and gate_value."""
+    """A row for each image: file, class, probability, nearest_domain and gate_value, and its group
+    where there is a grouping."""
     probability = outputs["probability"]
     gate = outputs.get("gate", np.full((len(files), 1), np.nan))
     table = {
@@ -198,6 +208,9 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
         "nearest_domain": np.array(model.expert_names or [None])[gate.argmax(1)],
         "gate_value": gate.max(1),
     }
+    if model.grouping:
+        groups = model.grouping.assign(outputs["features"], probability.argmax(1))
+        table["group"] = np.array(model.group_names)[groups]
     return pd.DataFrame(table)
 
 

@@ -43,18 +43,16 @@ def discover_command(
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.style import as_text
 
-    hparams = dict(parse_setting(text) for text in set_ or [])
     how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
-    how |= {"test_domain": test_domain, "experts": experts, "hparams": hparams, "method": method}
-    how |= {"names": [name.strip() for name in names.split(",")] if names else None}
-    how["classes"] = not no_classes
-    found = app.discover(folder, labels, device, restarts=restarts, **how)
-    table = os.path.join(os.path.dirname(output), "groups.csv")
+    how |= {"test_domain": test_domain, "experts": experts, "method": method}
+    how |= {"hparams": dict(parse_setting(text) for text in set_ or [])}
+    how |= {"names": names and [name.strip() for name in names.split(",")]}
+    found = app.discover(folder, labels, device, restarts=restarts, classes=not no_classes, **how)
     write_atomic(output, app.report_html(found, folder))
-    write_atomic(table, predictions_csv(app.groups_of_files(found)))
+    table = predictions_csv(app.groups_of_files(found))
+    write_atomic(os.path.join(os.path.dirname(output), "groups.csv"), table)
     if sort_into:
-        count = app.sort_into(found, folder, sort_into, links)
-        print(f"{plural(count, 'image')} in {os.path.basename(os.path.abspath(sort_into))}")
+        app.sort_into(found, folder, sort_into, links)
     print(app.findings_verdict(app.summarise(found)))
     run = f", run {found.record['run_id']}" if found.model else ""
     print_frame(f"Groups{run}", as_text(app.group_table(found)))

@@ -140,7 +140,9 @@ def number_of_groups(table: pd.DataFrame) -> int:
 
 # %% ../../nbs/02_data/14_feature_groups.ipynb #def-keep
 def keep_groups(folder, names: list[str], grouping: FeatureGroups | None = None):
-    """Write the names of groups, and the grouping, into the folder of a run."""
+    """Write the names of groups, if there are any, and the grouping into the folder of a run."""
+    if not names:
+        return
     tensors = (
         {name: np.ascontiguousarray(x) for name, x in vars(grouping).items()} if grouping else {}
     )
