@@ -29,9 +29,9 @@ def discover_command(
     device: options.Device = "auto",
 ):
     """Find domains in a folder of your own images; writes one HTML page."""
-    from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.core.style import as_text
 
     hparams = dict(parse_setting(text) for text in set_ or [])
