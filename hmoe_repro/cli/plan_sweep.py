@@ -55,6 +55,7 @@ def reproduce_command(
     of named artefacts or a profile, train what is missing."""
     from hmoe_repro.core.files import ensure_writable, results_dir, runs_dir
     from hmoe_repro.report import reproduce as steps
+    from hmoe_repro.report.render import check_rendering
     from hmoe_repro.studies.plan import requested_artefacts, requested_studies, runs_of
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.run_config import RunConfig
@@ -63,11 +64,14 @@ def reproduce_command(
     verify_studies(results_dir())
     sample = not (artefacts or profile or everything or fresh)
     if sample:
+        check_rendering()
         published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
         specs = [RunConfig.from_dict(record["config"]) for record in published.record]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
-        specs, store = runs_of(requested_studies(names, profile or "quick")), RunStore()
+        studies = requested_studies(names, profile or "quick")
+        check_rendering(names)
+        specs, store = runs_of(studies), RunStore()
     batch = Batch(specs, store, device, data_dir, jobs, engine)
     output = ensure_writable(steps.own_figures())
     if sample or fresh:

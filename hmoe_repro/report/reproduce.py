@@ -23,7 +23,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..analysis.results import available_results, frame_of, results, runs, short_path
+from hmoe_repro.analysis.results import (
+    available_results,
+    frame_of,
+    not_in_a_clone,
+    results,
+    runs,
+    short_path,
+)
 from ..core.determinism import starting, variables
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, check_choice, plural
@@ -81,7 +88,7 @@ def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
     found = names or [n for n, page in known.items() if page.results_file(profile).exists()]
     if not found:
         raise HmoeError(
-            f"no study of profile {profile!r} is published.",
+            f"no study of profile {profile!r} is published.{not_in_a_clone()}",
             fix=f"`hmoe reproduce --profile {profile}`, then `hmoe publish`.",
         )
     return found

@@ -141,7 +141,7 @@ def report_study(study, store: RunStore | None = None, output="reports", formats
         formats=formats,
         title=study.title,
         rule=study.rule,
-        n_hparams=study.n_hparams,
+        n_hparams=study.trials,
         missing=missing,
         fix=f"hmoe sweep {_asked(study)}",
     )
