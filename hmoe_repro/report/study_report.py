@@ -46,7 +46,7 @@ def table_rows(
             chosen = chosen.rename(columns={"validation": "validation_accuracy"})
             mine = runs(mine).drop(columns=taken).merge(chosen[["run_id", *taken]], on="run_id")
             notes += missing
-        if runs(mine).duplicated(cell).any():
+        elif runs(mine).duplicated(cell).any():
             mine = mine.assign(algorithm=mine.run_id.map(row_names(mine)))
         found[dataset] = mine
     return found, notes

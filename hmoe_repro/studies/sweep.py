@@ -8,7 +8,6 @@ __all__ = ['ENGINES', 'sweep', 'RunDisplay', 'Outcomes', 'Batch', 'drawn_configs
 # %% ../../nbs/06_studies/06_sweep.ipynb #imports
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import time
@@ -145,12 +144,14 @@ def _drive_ray(todo: list[RunConfig], hear, jobs: int | None, arguments: tuple):
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-sweep
 ENGINES = ("local", "ray")
-_KIND = "algorithm algorithm_source dataset network weights precision hparams".split()
+_KIND = "algorithm algorithm_source dataset network weights precision".split()
 
 
-def _kind(spec: RunConfig) -> str:
-    """In what runs agree that would fail alike: they differ in test domain, seed and restart."""
-    return json.dumps({n: v for n, v in spec.to_dict().items() if n in _KIND}, sort_keys=True)
+def _alike(spec: RunConfig, other: RunConfig) -> bool:
+    """Is `other` of the kind of `spec`? They may differ in test domain, seed and restart, and
+    `other` in what a trial of a search drew."""
+    same = all(getattr(spec, name) == getattr(other, name) for name in _KIND)
+    return same and (other.hparams_seed > 0 or other.hparams == spec.hparams)
 
 
 def _settled(spec: RunConfig, store: RunStore, reason: str) -> tuple[str, str | None]:
@@ -196,10 +197,10 @@ def sweep(
     if stop_kinds:  # what failed before comes last: the first of its kind is then another one
         todo.sort(key=lambda spec: store.record_path(spec.run_id).exists())
     waiting = {spec.run_id for spec in todo}
-    proven = {_kind(spec) for spec in by_id.values() if spec.run_id not in waiting}
+    done = [spec for spec in by_id.values() if spec.run_id not in waiting]
 
     def stop_kind(spec, reason):
-        rest = [other for other in todo if _kind(other) == _kind(spec)]
+        rest = [other for other in todo if _alike(spec, other)]
         todo[:] = [other for other in todo if other not in rest]
         why = f"run {spec.run_id}, the first of its kind, failed"
         results.update({other.run_id: ("stopped", why) for other in rest})
@@ -212,9 +213,10 @@ def sweep(
         if kind == "done":
             details = _settled(spec, store, details[1]) if details[0] == "failed" else details
             if details[0] == "complete":
-                proven.add(_kind(spec))
-            elif stop_kinds and details[0] == "failed" and _kind(spec) not in proven:
-                details = "failed", stop_kind(spec, details[1])
+                done.append(spec)
+            elif stop_kinds and details[0] == "failed" and not spec.hparams_seed:
+                if not any(_alike(spec, other) for other in done):
+                    details = "failed", stop_kind(spec, details[1])
             results[spec.run_id] = tuple(details)
         if on_event:
             on_event(kind, spec, *details)
