@@ -10,7 +10,7 @@ from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
-from hmoe_repro.studies.plan import estimate, measured, on_device
+from hmoe_repro.studies.plan import estimate, measured_kinds, on_device
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
 from hmoe_repro.studies.sweep import Outcomes, _give, _settled, _Worker, sweep
@@ -288,7 +288,7 @@ def test_estimate_is_the_median_per_update():
         "wall_time_s": t,
         "config": spec.to_dict() | {"steps": 100},
     }
-    known = measured([record(1), record(2), record(50), record(1000, "failed")])
+    known = measured_kinds([record(1), record(2), record(50), record(1000, "failed")])
     assert estimate(spec, known) == (pytest.approx(0.02 * 11), 0)
     assert estimate(spec, {}) is None
 
@@ -313,7 +313,7 @@ def test_an_estimate_mixes_no_devices():
     ]
 
     def seconds(**here):
-        found = estimate(spec, measured(on_device(known, here)))
+        found = estimate(spec, measured_kinds(on_device(known, here)))
         return found and found[0]
 
     assert seconds(device="cpu", device_name="c") == 2
