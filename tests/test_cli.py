@@ -379,7 +379,7 @@ determinism = "portable"
 batch_size = 4
 
 [search]
-n_hparams = 2
+trials = 2
 rule = "oracle"
 """
 

@@ -14,7 +14,8 @@ from commands import hmoe
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.studies.export_import import pack, unpack
-from hmoe_repro.studies.sweep import JOBS_ON_GPU, default_jobs, sweep
+from hmoe_repro.studies.plan import JOBS_ON_GPU, default_jobs
+from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome, run_lock

@@ -19,7 +19,7 @@ from hmoe_repro.data.loader import ImageDataset
 from hmoe_repro.data.registry import find_dataset, load_dataset
 from hmoe_repro.report.provenance import DMG_RULE, header, rule_of
 from hmoe_repro.studies.domainbed_export import export_domainbed
-from hmoe_repro.studies.plan import estimate_seconds
+from hmoe_repro.studies.plan import estimate, measured_kinds
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model
@@ -594,9 +594,9 @@ def test_selection_and_export_keep_them_apart(two, tmp_path):
 def test_times_of_one_protocol_say_nothing_about_the_other(two):
     plain, by_dmg = two
     alike = spec_of(epochs=7, evaluate="all")
-    seconds = estimate_seconds(alike, [plain, by_dmg])
+    seconds, _ = estimate(alike, measured_kinds([plain, by_dmg]))
     assert seconds == pytest.approx(by_dmg["wall_time_s"] / by_dmg["config"]["steps"] * alike.steps)
-    assert estimate_seconds(alike, [plain]) is None
+    assert estimate(alike, measured_kinds([plain])) is None
 
 
 def test_a_repeated_run_has_the_same_record(two, tmp_path):

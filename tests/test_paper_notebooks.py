@@ -10,6 +10,7 @@ import invented
 import nbformat
 import papermill
 import pytest
+from commands import hmoe
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from hmoe_repro.core.errors import HmoeError
@@ -378,6 +379,13 @@ def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, mo
         and "injected-parameters" not in page
         and list(tmp_path.glob("hmoe-*/digits_table.csv"))
     )
+
+
+def test_what_cannot_be_rendered_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("hmoe_repro.report.render.util.find_spec", lambda package: None)
+    done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
+    assert done.returncode == 1 and "pip install 'hmoe_repro[notebooks]'" in done.stderr
+    assert not list(tmp_path.glob("runs/*/"))
 
 
 def test_a_missing_study_is_one_line_with_the_fix(tmp_path):

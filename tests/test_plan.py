@@ -1,23 +1,35 @@
 """Plans and batches: what is missing, what is counted without its data, how a batch ended."""
 
 import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import repo_root, results_dir
 from hmoe_repro.core.progress import Progress
+from hmoe_repro.studies import plan
 from hmoe_repro.studies.plan import (
     Plan,
     StudyPlan,
     as_time,
     describe_request,
+    make_plan,
+    matching,
     missing_runs,
+    named_runs,
     plan_studies,
     requested_studies,
     runs_of,
+    timings,
 )
-from hmoe_repro.studies.studies import count_runs, study_specs
+from hmoe_repro.studies.studies import count_runs, specs_or_reason, study_specs
 from hmoe_repro.studies.sweep import Batch, Outcomes, RunDisplay, drawn_configs, refuse_incomplete
 from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore
@@ -69,7 +81,7 @@ def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, mo
     (planned,) = plan_studies(["paper-pacs"], RunStore(tmp_path / "runs"), [])
     assert (planned.runs, planned.missing, planned.seconds) == (count_runs("paper-pacs"), None, [])
     assert planned.runs == 48 and planned.time() == "data not available"
-    (line,) = Plan([planned], "cpu", 0).lines(jobs=2)
+    (line,) = Plan([planned], "cpu").lines(jobs=2)
     assert line.startswith("not available: ") and "hmoe data download PACS" in line
     with pytest.raises(HmoeError, match="unknown study"):
         plan_studies(["paper-pac"], RunStore(tmp_path / "runs"), [])
@@ -95,15 +107,122 @@ hparams.all = { n_converge = 9 }
 def test_hours_and_memory_of_a_plan():
     assert as_time(5399) == "90 minutes" and as_time(5400) == "1.5 hours"
     done = StudyPlan("a", 3, 0, [])
-    known = StudyPlan("b", 4, 2, [3600.0, 3600.0])
+    known = StudyPlan("b", 4, 2, [3600.0, 3600.0], memory=2048)
     half = StudyPlan("c", 4, 3, [3600.0])
     assert [done.time(), known.time()] == ["0 minutes", "2.0 hours"]
     assert StudyPlan("d", 4, 3, []).time() == "not measured"
-    about, unknown, memory = Plan([done, known, half], "a GPU", 2048).lines(jobs=2)
+    about, unknown, memory = Plan([done, known, half], "a GPU").lines(jobs=2)
     assert about.startswith("About 1.5 hours with 2 jobs,") and "(a GPU)" in about
     assert unknown.startswith("2 runs are of a kind that was not measured on this device (a GPU)")
     assert memory == "A job needs up to 2.0 GiB of memory."
-    assert Plan([done], "cpu", 0).lines(jobs=1)[0].startswith("About 0 minutes")
+    assert Plan([done], "cpu").lines(jobs=1)[0].startswith("About 0 minutes")
+
+
+def test_what_an_estimate_needs_is_what_the_whole_record_says(tmp_path, monkeypatch):
+    """Read without its checkpoints, from a published file and from a folder of a run; what is cut
+    or quotes the keys in its reason changes nothing."""
+    published = []
+    (tmp_path / "results").mkdir()
+    for study in ("quick-toy", "quick-digits"):
+        copy = shutil.copy(results_dir() / f"{study}.jsonl", tmp_path / "results")
+        published += Path(copy).read_text().splitlines()
+    monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
+    whole, names = list(map(json.loads, published)), ("config", "status", "wall_time_s")
+    store = RunStore(tmp_path / "runs")
+    for record in whole[:3]:
+        store.write(record | {"reason": 'it said "config": {"a": 1}, "environment": {}'})
+    (store.path("cut") / "x").mkdir(parents=True)
+    store.record_path("cut").write_text(published[0][:300])
+    found = [{name: one[name] for name in (*names, "environment")} for one in timings(store)]
+    for record in whole:
+        told = {name: record[name] for name in (*names, "environment")}
+        assert found.count(told) == 1 + (record in whole[:3])
+    assert len(found) == len(whole) + 3
+
+
+def test_a_plan_reads_no_checkpoint_and_needs_no_torch_the_second_time(tmp_path):
+    code = """
+import sys
+from hmoe_repro.cli.app import main
+sys.argv = ["hmoe", "plan", "quick-digits", "--device", "cpu"]
+try:
+    main()
+finally:
+    print(sorted({"torch", "pandas", "sklearn", "matplotlib"} & set(sys.modules)))
+"""
+    given = {"HMOE_RUNS": str(tmp_path)}
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | given
+        ).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert first[:-1] == second[:-1] and "quick-digits  48    48" in "\n".join(second)
+    assert "torch" in first[-1] and second[-1] == "[]"
+
+
+@pytest.mark.usefixtures("own_names")
+def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path, monkeypatch):
+    own, store, asked = tmp_path / "own.toml", RunStore(tmp_path / "runs"), []
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(
+        plan, "specs_or_reason", lambda study: asked.append(1) or specs_or_reason(study)
+    )
+
+    def count(study=own):
+        before = len(asked)
+        named_runs(str(study), store)
+        return len(asked) - before
+
+    text = """title = "t"
+algorithms = ["ERM"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["photo"]
+seeds = 1
+steps = 5
+"""
+    own.write_text(text)
+    assert [count(), count()] == [1, 0] and named_runs(str(own), store) == specs_or_reason(own)
+    own.write_text(text.replace("seeds = 1", "seeds = 2"))
+    assert [count(), count()] == [1, 0] and len(named_runs(str(own), store)[0]) == 2
+    monkeypatch.setattr(plan, "_library_state", lambda: "another")
+    assert [count(), count()] == [1, 0]
+    (store.folder / "plans" / "own.json").write_text("{")
+    assert [count(), count()] == [1, 0]
+    # Data from files: kept as long as there are none at all.
+    assert [count("paper-pacs"), count("paper-pacs")] == [1, 0]
+    assert named_runs("paper-pacs", store)[0] is None
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PACS").touch()
+    assert [count("paper-pacs"), count("paper-pacs"), count()] == [1, 1, 0]
+    # An algorithm of one's own may change at any time.
+    shutil.copy(repo_root() / "docs" / "example_algorithm.py", tmp_path)
+    own.write_text(text.replace('"ERM"', '"example_algorithm.py:WorstDomain"'))
+    assert [count(), count()] == [1, 1]
+
+
+def test_a_part_of_a_study(tmp_path):
+    digits = study_specs("quick-digits")
+    part = matching(digits, ["algorithm=HMOE-DN", "test_domain=sketch", "lr=0.003"])
+    assert [s.trial_seed for s in part] == [0, 1, 2] and {s.algorithm for s in part} == {"HMOE-DN"}
+    assert {s.algorithm for s in matching(digits, ["lambda_kl=3"])} >= {"ERM", "HMOE-DN"}
+    for wrong, said in (
+        ("algoritm=ERM", "unknown field or hyper-parameter 'algoritm'. Valid: algorithm, "),
+        ("algorithm=EMR", "no run has algorithm=EMR. Valid: ERM, HMOE-DL, HMOE-DN, HMOE-ND"),
+        ("test_domain=sky", "no run has test_domain=sky. Valid: negative, photo, plain, sketch"),
+        ("lambda_kl=7", "no run has lambda_kl=7. Valid: 0.0, 3.0"),
+        ("lr", "is not a setting"),
+    ):
+        with pytest.raises(HmoeError, match=said):
+            matching(digits, [wrong])
+    studies, where = ["quick-toy", "quick-digits", "paper-pacs"], ["lambda_kl=3", "trial_seed=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HMOE_DATA", str(tmp_path / "data"))
+        made = make_plan(studies, RunStore(tmp_path / "runs"), [], "cpu", where)
+    found = [(s.runs, s.missing) for s in made.studies]
+    kept = runs_of(studies[:2], where, {"lr": 0.01})
+    assert found[0] == (0, 0) and found[1] == (len(kept), len(kept)) and found[2] == (None, None)
+    assert {(s.trial_seed, s.hparams["lr"]) for s in kept} == {(1, 0.01)}
 
 
 def test_a_batch_refuses_what_does_not_exist_before_anything_starts(tmp_path):

@@ -22,14 +22,8 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.studies.search import (
-    choose,
-    hparams_note,
-    matching,
-    only_algorithms,
-    search_specs,
-    tables_of,
-)
+from hmoe_repro.studies.plan import matching
+from hmoe_repro.studies.search import choose, hparams_note, only_algorithms, search_specs, tables_of
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -192,6 +186,12 @@ def test_one_draw_by_the_papers_rule_is_the_study_itself():
         assert search_specs(study_specs(study)) == list(study_specs(study))
     assert {s.run_id for s in study_specs("quick-digits")} <= {
         s.run_id for s in search_specs(study_specs("quick-digits"), 3)
+    }
+    drawn = search_specs(study_specs("quick-digits"), 3, kept={"lr": 0.003})
+    assert {s.hparams["lr"] for s in drawn} == {0.003} and {s.hparams_seed for s in drawn} == {
+        0,
+        1,
+        2,
     }
 
 

@@ -17,7 +17,13 @@ from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import find_dataset
 from hmoe_repro.report.study_report import report_study, table_rows
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.studies.studies import count_runs, runs_with_arrays, specs_or_reason, study_specs
+from hmoe_repro.studies.studies import (
+    count_runs,
+    runs_with_arrays,
+    specs_or_reason,
+    study_specs,
+    with_settings,
+)
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
 from hmoe_repro.training.run_config import RunConfig
 
@@ -245,7 +251,7 @@ def test_what_stands_nearer_wins_and_arrays_are_chosen(small):
 
 def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
     path = small(
-        ("[hparams.all]", '[search]\nn_hparams = 3\nrule = "oracle"\n\n[hparams.all]'),
+        ("[hparams.all]", '[search]\ntrials = 3\nrule = "oracle"\n\n[hparams.all]'),
         ('precisions = ["float32", "bf16"]', 'evaluate = "selection:20"'),
     )
     specs = study_specs(path)
@@ -254,8 +260,24 @@ def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
         0.01
     }
     assert len({s.hparams["batch_size"] for s in specs if s.algorithm == "ERM"}) > 2
-    ranges = "[search]\nn_hparams = 4\nranges = { lr = [0.1, 0.4] }\n\n[hparams.all]"
-    searched = study_specs(small(("[hparams.all]", ranges)))
+    path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
+    specs = study_specs(path)
+    assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)
+    assert {len(s.test_domains) for s in specs} == {1, 2}
+
+
+SPACE = """[search]
+trials = 4
+lr = { log_uniform = [0.1, 0.4] }
+batch_size = { int = [4, 6] }
+weight_decay = { uniform = [0.2, 0.3] }
+
+[hparams.all]"""
+
+
+def test_a_search_draws_what_it_names_and_nothing_else(small):
+    space, alone = ("[hparams.all]", SPACE), ("variants = [{}, { batch_size = 8 }]", "steps = 6")
+    searched = study_specs(small(space, alone))
     rates = {s.hparams_seed: set() for s in searched}
     for s in searched:
         rates[s.hparams_seed].add((s.trial_seed, s.hparams["lr"]))
@@ -263,15 +285,86 @@ def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
     for found in rates.values():  # one rate for all algorithms and domains of a draw and a seed
         assert len(found) == 2 and all(0.1 < lr < 0.4 for _, lr in found)
     assert len(set.union(*rates.values())) == 6
-    with pytest.raises(HmoeError, match="hyper-parameter of these algorithms 'lambda_x'"):
-        check_study(small(("[hparams.all]", ranges.replace("lr =", "lambda_x ="))))
-    for wrong in ("[0.4, 0.1]", "[0.1]", "[0, 0.1]", '"wide"'):
-        with pytest.raises(HmoeError, match="ranges must be a table such as"):
-            read_study(small(("[hparams.all]", ranges.replace("[0.1, 0.4]", wrong))))
-    path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
-    specs = study_specs(path)
-    assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)
-    assert {len(s.test_domains) for s in specs} == {1, 2}
+    assert {s.hparams["batch_size"] for s in searched} == {64, 4, 5, 6}
+    decays = {s.hparams["weight_decay"] for s in searched}
+    assert len(decays) == 1 + 3 * 2 and all(0.2 < decay < 0.3 for decay in decays - {0.0})
+    free = ("lr", "batch_size", "weight_decay")
+    apart = {a: set() for a in ("ERM", "HMOE-DN")}
+    for s in searched:
+        apart[s.algorithm].add(json.dumps({n: v for n, v in s.hparams.items() if n not in free}))
+    assert [len(found) for found in apart.values()] == [1, 1]
+
+
+def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_rest(small):
+    names, space = ('"HMOE-DN",', '"DANN",'), ("[hparams.all]", SPACE)
+    changes = (names, ("[hparams.HMOE-DN]\nlambda_kl = 3.0\n", ""))
+    dann = [s.hparams for s in study_specs(small(*changes, space)) if s.algorithm == "DANN"]
+    assert all(h["lr_d"] == h["lr_g"] == h["lr"] for h in dann)
+    assert len({h["lr"] for h in dann}) == 1 + 3 * 2 and {h["lambda"] for h in dann} == {1.0}
+    both = ("[hparams.all]", SPACE.replace("trials = 4", "trials = 4\ndomainbed = true"))
+    more = [s.hparams for s in study_specs(small(*changes, both)) if s.algorithm == "DANN"]
+    assert {h["lr"] for h in more} == {h["lr"] for h in dann}
+    assert len({h["lambda"] for h in more}) == 1 + 3 * 2 < len({h["lr_d"] for h in more}) + 1
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("lr =", "lambda_x =", "line 15: unknown hyper-parameter of these algorithms 'lambda_x'"),
+        ("[0.1, 0.4]", "[0.4, 0.1]", "line 15: .* is not a distribution. Fix: log_uniform = .low"),
+        ("[0.1, 0.4]", "[0, 0.1]", "line 15: .* is not a distribution"),
+        ("[0.1, 0.4]", '"wide"', "line 15: .* is not a distribution"),
+        ("[4, 6]", "[4, 6.5]", "line 16: .* of int whole numbers from 0"),
+        ("{ int = [4, 6] }", "{ uniform = [4, 6] }", r"line 16: .* must be int, got 4.0"),
+        ("{ int = [4, 6] }", "{ choice = [] }", r"line 16: .*Fix: choice = \[value, ...\]"),
+        ("{ int = [4, 6] }", "{ normal = [4, 6] }", "line 16: .*Valid: choice, int, uniform, log"),
+        ("{ int = [4, 6] }", "4", r"line 16: unknown option 'batch_size'. Valid: .*log_uniform"),
+        ("trials = 4", "trails = 4", r"line 14: unknown option 'trails'. Valid: trials, rule"),
+        ("trials = 4\n", "", "trial 0 draws nothing"),
+        (SPACE.partition("lr =")[2].partition("\n\n")[0], " { choice = [-1.0] }", "at least 0"),
+    ],
+)
+def test_a_wrong_search_names_its_line(small, old, new, said):
+    assert old in SPACE
+    with pytest.raises(HmoeError, match=said):
+        check_study(small(("[hparams.all]", SPACE.replace(old, new, 1))))
+
+
+def test_an_algorithm_without_anything_to_search_is_refused(small):
+    only = "[search]\ntrials = 4\nlambda_kl = { uniform = [0.1, 3.0] }\n\n[hparams.all]"
+    with pytest.raises(HmoeError, match="ERM has none of lambda_kl"):
+        check_study(small(("[hparams.all]", only)))
+
+
+def test_a_grid_is_every_combination(small):
+    grid = "grid = { lr = [0.1, 0.2], batch_size = [4, 8, 16] }"
+    path = small(("variants = [{}, { batch_size = 8 }]", grid))
+    specs = [s for s in study_specs(path) if s.steps == 5]
+    found = [(s.hparams["lr"], s.hparams["batch_size"]) for s in specs[:12:2]]
+    assert found == [(lr, size) for lr in (0.1, 0.2) for size in (4, 8, 16)]
+    assert len(specs) == 2 * 2 * 6 * 2 and count_runs(path) == len(study_specs(path))
+    above = small(("seeds =", f"{grid}\nseeds ="))  # the block's variants are more specific
+    assert [len(runs.variants) for runs in read_study(above).runs] == [2, 6]
+    for wrong, said in (
+        ("grid = { lr = [0.1, 0.1] }", "line 20: grid must be a list of different values"),
+        ("grid = { lr = [] }", "line 20: grid must be a list of different values, at least one"),
+        ("grid = { lr = 0.1 }", "line 20: grid must be"),
+        ("grid = { lambda_kl = [1.0] }", "line 20: ERM: unknown hyper-parameter 'lambda_kl'"),
+        ("grid = { lr = [-1.0] }", "line 20: ERM: hyper-parameter lr must be at least 0"),
+        (f"variants = [{{}}]\n{grid}", "line 21: a grid lists variants, too"),
+    ):
+        with pytest.raises(HmoeError, match=said):
+            check_study(small(("variants = [{}, { batch_size = 8 }]", wrong)))
+
+
+def test_a_sweep_may_set_what_a_study_gives_or_draws(small):
+    path = small(("[hparams.all]", SPACE))
+    kept = {s.run_id for s in study_specs(path) if s.hparams_seed == 2}
+    found = with_settings(path, kept, {"lr": 0.3, "batch_size": 9})
+    assert len({s.run_id for s in found}) == len(kept) and {s.hparams_seed for s in found} == {2}
+    assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in found} == {(0.3, 9)}
+    with pytest.raises(HmoeError, match="ERM on DigitDomainsTiny: unknown hyper-parameter 'lambda"):
+        with_settings(path, kept, {"lambda_kl": 1.0})
 
 
 def test_domains_held_out_together_and_by_data_set(small):
@@ -331,7 +424,7 @@ MISTAKES = [
         "[hparams.all]",
         "[search]\nrules = 1\n[hparams.all]",
         14,
-        "unknown option 'rules'. Valid: n_h",
+        "unknown option 'rules'. Valid: trials, rule",
     ),
     (
         "[hparams.all]",
@@ -600,6 +693,14 @@ def test_draws_become_one_run_by_the_rule_and_variants_rows():
     tables, missing = table_rows(frame_of(records + better), "training-domain", 2)
     (rows,) = tables.values()
     assert set(rows.run_id) == {r["run_id"] for r in better} and not missing
+    for r in better:  # two modes of one algorithm may choose two trials
+        for splits in (point["accuracies"] for point in r["checkpoints"]):
+            for domain in set(splits) - {"photo"}:
+                splits[domain]["out"] |= {m: 0.0 for m in splits[domain]["out"] if m == "max"}
+    tables, _ = table_rows(frame_of(records + better), "training-domain", 2)
+    (apart,) = tables.values()
+    assert set(apart.algorithm) == set(rows.algorithm) and len(apart) == len(rows)
+    assert set(apart.run_id) > {r["run_id"] for r in better}
     plain = frame_of(records)
     assert table_rows(plain)[0]["DigitDomains"].equals(plain)
     tables, _ = table_rows(frame_of(invented.balance(seeds=(0, 1))))

@@ -8,11 +8,12 @@ import pytest
 
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import ensure_writable
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
-from hmoe_repro.studies.plan import estimate_seconds, on_device
+from hmoe_repro.studies.plan import estimate, measured_kinds, on_device
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
-from hmoe_repro.studies.sweep import _give, _settled, _Worker, sweep
+from hmoe_repro.studies.sweep import Outcomes, _give, _settled, _Worker, sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import failed_record, run
 from hmoe_repro.training.store import RunStore, outcome, run_lock
@@ -132,6 +133,55 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     assert [line.split()[1] for line in said] == sorted([first.run_id, others[0].run_id])
 
 
+def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monkeypatch):
+    """Without processes: what a worker would say is said by a table of who fails."""
+    store, alike, others = RunStore(tmp_path), specs(), specs(lr=0.1)
+    fails, ran, heard = {s.run_id for s in (*alike, others[1])}, [], []
+
+    def drive(todo, hear, *_):
+        while todo:
+            spec = todo.pop(0)
+            ran.append(spec)
+            failed = spec.run_id in fails
+            if failed:
+                store.write(failed_record(spec, ensure_writable(store.path(spec.run_id)), "a bug"))
+            hear(spec, "done", *(("failed", "a bug") if failed else ("complete", None)))
+
+    monkeypatch.setattr("hmoe_repro.studies.sweep._drive_local", drive)
+    given = dict(store=store, on_event=lambda *event: heard.append(event), stop_kinds=True)
+    mixed = [spec for pair in zip(alike, others) for spec in pair]
+    ended = Outcomes(sweep(mixed, **given))
+    assert ran == [alike[0], *others]  # the others' second failure is one run's alone
+    assert [event[3] for event in heard if event[1] == alike[0]] == [
+        "a bug (3 runs of its kind not started)"
+    ]
+    assert ended.summary(store).endswith("2 failed, 3 not started because one of their kind failed")
+    assert ended[alike[3].run_id][0] == "stopped" and alike[0].run_id in ended[alike[3].run_id][1]
+    with pytest.raises(HmoeError, match="2 of 8 runs failed, 3 not started .*: a bug"):
+        ended.refuse_failed()
+    # The next sweep begins with one that has not failed; it is complete, so the rest is trained.
+    fails -= {alike[1].run_id}
+    ran.clear()
+    again = sweep(alike, **given)
+    assert ran == [alike[1], alike[2], alike[3], alike[0]]
+    assert [again[s.run_id][0] for s in alike] == ["failed", "complete", "failed", "failed"]
+    ran.clear()
+    sweep(specs(lr=0.2), **(given | {"stop_kinds": False}))
+    assert len(ran) == 4
+    # Trials of a search go with their trial 0, which alone stops them.
+    trials = [
+        spec.replace(hparams=spec.hparams | {"lr": lr}, hparams_seed=seed)
+        for spec in specs(lr=0.3)
+        for seed, lr in enumerate((0.3, 0.31, 0.32))
+    ]
+    for bad, count in ((1, 12), (0, 1)):
+        fails.clear()
+        fails.add(trials[bad].run_id)
+        ran.clear()
+        sweep(trials, RunStore(tmp_path / str(bad)), stop_kinds=True)
+        assert len(ran) == count
+
+
 def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
     "The next run goes to a new worker, and the last one, which is finished, is not called failed."
 
@@ -238,10 +288,9 @@ def test_estimate_is_the_median_per_update():
         "wall_time_s": t,
         "config": spec.to_dict() | {"steps": 100},
     }
-    assert estimate_seconds(
-        spec, [record(1), record(2), record(50), record(1000, "failed")]
-    ) == pytest.approx(0.02 * 11)
-    assert estimate_seconds(spec, []) is None
+    known = measured_kinds([record(1), record(2), record(50), record(1000, "failed")])
+    assert estimate(spec, known) == (pytest.approx(0.02 * 11), 0)
+    assert estimate(spec, {}) is None
 
 
 def test_an_estimate_mixes_no_devices():
@@ -264,7 +313,8 @@ def test_an_estimate_mixes_no_devices():
     ]
 
     def seconds(**here):
-        return estimate_seconds(spec, on_device(known, here))
+        found = estimate(spec, measured_kinds(on_device(known, here)))
+        return found and found[0]
 
     assert seconds(device="cpu", device_name="c") == 2
     assert seconds(device="cuda", device_name="large") == 10

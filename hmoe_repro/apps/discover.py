@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TRAINING', 'VALIDATION', 'UNKNOWN', 'METHODS', 'RELIABLE', 'PLAIN', 'BORDERLINE', 'POLICY', 'Findings', 'pool_images',
            'pretrained_features', 'apply_hmoe', 'discover', 'summarise', 'found_domains', 'findings_verdict',
-           'group_table', 'count_table', 'groups_of_files', 'sort_into', 'number_table', 'provenance_table', 'samples',
-           'category_colours', 'page_groups', 'code_maps', 'ranked', 'report_html']
+           'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'sort_into', 'number_table',
+           'provenance_table', 'samples', 'category_colours', 'page_groups', 'code_maps', 'ranked', 'report_html']
 
 # %% ../../nbs/10_apps/03_discover.ipynb #imports
 import base64
@@ -33,7 +33,7 @@ from hmoe_repro.apps.own_images import (
     is_frozen,
     read_pool,
 )
-from .predict import TrainedModel, load_trained
+from .predict import TrainedModel, load_trained, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import HmoeError, check_choice, plural
@@ -481,6 +481,11 @@ def groups_of_files(found: Findings) -> pd.DataFrame:
     columns = ["file", "group", "confidence", *(["predicted"] if found.model else [])]
     table = found.images[columns].sort_values("file", ignore_index=True)
     return table.assign(borderline=table.confidence < BORDERLINE[found.method])
+
+
+def groups_csv(found: Findings) -> bytes:
+    """`groups_of_files` as CSV."""
+    return predictions_csv(groups_of_files(found))
 
 
 def sort_into(found: Findings, root, target, links: bool = False) -> int:

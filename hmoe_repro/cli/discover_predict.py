@@ -37,10 +37,9 @@ def discover_command(
 ):
     """Find domains in a folder of your own images; writes one HTML page and a table of groups."""
     print(f"reading {folder} ...", file=sys.stderr, flush=True)
-    from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.apps import discover as app
-    from hmoe_repro.apps.predict import predictions_csv
     from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.core.style import as_text
 
     how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
@@ -49,8 +48,7 @@ def discover_command(
     how |= {"names": names and [name.strip() for name in names.split(",")]}
     found = app.discover(folder, labels, device, restarts=restarts, classes=not no_classes, **how)
     write_atomic(output, app.report_html(found, folder))
-    table = predictions_csv(app.groups_of_files(found))
-    write_atomic(os.path.join(os.path.dirname(output), "groups.csv"), table)
+    write_atomic(os.path.join(os.path.dirname(output), "groups.csv"), app.groups_csv(found))
     if sort_into:
         app.sort_into(found, folder, sort_into, links)
     print(app.findings_verdict(app.summarise(found)))

@@ -18,25 +18,26 @@ def plan_command(
     everything: options.OnRequest = False,
     jobs: options.Jobs = None,
     device: options.Device = "auto",
+    where: options.Where = None,
     data_dir: options.DataDir = None,
 ):
     """Show which runs are missing, and an estimate of their time on this device."""
-    from hmoe_repro.core.devices import resolve_device
-    from hmoe_repro.report.reproduce import published_records
-    from hmoe_repro.studies.plan import describe_request, make_plan, requested_studies
-    from hmoe_repro.studies.sweep import default_jobs
+    from hmoe_repro.core.devices import no_accelerator, resolve_device
+    from hmoe_repro.studies import plan as planning
     from hmoe_repro.training.store import RunStore
 
-    where, store = resolve_device(device), RunStore()
-    studies = requested_studies(artefacts, profile, everything)
-    plan = make_plan(studies, store, store.scan()[0] + published_records(), where)
+    device = "cpu" if device == "auto" and no_accelerator() else device
+    device, store = device if device == "cpu" else resolve_device(device), RunStore()
+    studies = planning.requested_studies(artefacts, profile, everything)
+    plan = planning.make_plan(studies, store, planning.timings(store), device, where or ())
     shared = "(a run that two studies share is counted as missing once)"
     rows = [
-        [s.study, s.runs, "?" if s.missing is None else s.missing, s.time()] for s in plan.studies
+        [s.study, *("?" if n is None else n for n in (s.runs, s.missing)), s.time()]
+        for s in plan.studies
     ]
     columns = ["study", "runs", "missing", "sequential time"]
-    print_table(f"{describe_request(artefacts, profile)} {shared}", columns, rows)
-    for line in plan.lines(jobs or default_jobs(where)):
+    print_table(f"{planning.describe_request(artefacts, profile)} {shared}", columns, rows)
+    for line in plan.lines(jobs or planning.default_jobs(device)):
         print(line)
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-reproduce
@@ -55,6 +56,7 @@ def reproduce_command(
     of named artefacts or a profile, train what is missing."""
     from hmoe_repro.core.files import ensure_writable, results_dir, runs_dir
     from hmoe_repro.report import reproduce as steps
+    from hmoe_repro.report.render import check_rendering
     from hmoe_repro.studies.plan import requested_artefacts, requested_studies, runs_of
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.run_config import RunConfig
@@ -63,11 +65,14 @@ def reproduce_command(
     verify_studies(results_dir())
     sample = not (artefacts or profile or everything or fresh)
     if sample:
+        check_rendering()
         published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
         specs = [RunConfig.from_dict(record["config"]) for record in published.record]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
-        specs, store = runs_of(requested_studies(names, profile or "quick")), RunStore()
+        studies = requested_studies(names, profile or "quick")
+        check_rendering(names)
+        specs, store = runs_of(studies), RunStore()
     batch = Batch(specs, store, device, data_dir, jobs, engine)
     output = ensure_writable(steps.own_figures())
     if sample or fresh:
@@ -88,6 +93,8 @@ def sweep_command(
     algorithm: option(list[str], "Only this, or file.py:Name, trained as ERM; repeatable.") = None,
     n_hparams: option(int, "Train each run with the hyper-parameter trials 0 to N-1.", min=1) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
+    where: options.Where = None,
+    set_: options.Settings = None,
     data_dir: options.DataDir = None,
     domainbed: options.DomainBed = None,
     log: options.Log = None,
@@ -95,18 +102,21 @@ def sweep_command(
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""
     started = time.monotonic()
+    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.plan import describe_request, requested_studies, runs_of
     from hmoe_repro.studies.search import only_algorithms, search_specs
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.store import RunStore
 
-    specs = runs_of(requested_studies(artefacts, profile, everything))
+    settings = dict(parse_setting(text) for text in set_ or [])
+    studies = requested_studies(artefacts, profile, everything)
+    specs = runs_of(studies, where or (), settings)
     specs = only_algorithms(specs, algorithm) if algorithm else specs
-    specs = search_specs(specs, n_hparams, rule)
+    specs = search_specs(specs, n_hparams, rule, settings)
     batch = Batch(specs, RunStore(), device, data_dir, jobs, engine)
     say(f"{describe_request(artefacts, profile)}: {batch.describe()}")
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
-    outcomes = batch.train(left)
+    outcomes = batch.train(left, stop_kinds=True)
     print(f"{outcomes.summary(batch.store)}; {time.monotonic() - started:.0f} s")
     outcomes.refuse_failed()
 

@@ -57,9 +57,9 @@ def train_command(
     folder = data_folder(data_dir)
     CONFIG.workers = workers or CONFIG.workers
     set_determinism(options["determinism"])  # the library is imported after this, not before
-    from hmoe_repro.algorithms.hparams import parse_setting
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
+    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.sweep import drawn_configs, refuse_incomplete, train_here
 
     hparams = dict(parse_setting(text) for text in set_ or [])

@@ -46,7 +46,7 @@ def table_rows(
             chosen = chosen.rename(columns={"validation": "validation_accuracy"})
             mine = runs(mine).drop(columns=taken).merge(chosen[["run_id", *taken]], on="run_id")
             notes += missing
-        if runs(mine).duplicated(cell).any():
+        elif runs(mine).duplicated(cell).any():
             mine = mine.assign(algorithm=mine.run_id.map(row_names(mine)))
         found[dataset] = mine
     return found, notes
@@ -141,7 +141,7 @@ def report_study(study, store: RunStore | None = None, output="reports", formats
         formats=formats,
         title=study.title,
         rule=study.rule,
-        n_hparams=study.n_hparams,
+        n_hparams=study.trials,
         missing=missing,
         fix=f"hmoe sweep {_asked(study)}",
     )

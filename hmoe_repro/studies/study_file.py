@@ -7,6 +7,7 @@ __all__ = ['Several', 'PLURAL', 'Runs', 'PROFILES', 'STUDIES', 'Study', 'setting
            'find_dataset', 'domain_names', 'check_study']
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #imports
+import itertools
 import json
 import os
 import tomllib
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
 from ..core.errors import HmoeError, check_choice
+from ..core.search_space import distribution
 from ..core.toml import SettingsFile, open_settings
 from ..training.run_config import TOY, Checked, Count, Names, RunOptions, explained
 from ..training.selection import RULES
@@ -63,6 +65,7 @@ class _Product(Checked):
     sampler: _Sampler | dict[str, _Sampler] = "domain"
     hparams: tuple[dict[str, dict[str, Any]], ...] = ()  # above the block, and in it
     variants: Annotated[tuple[dict[str, Any], ...], Field(strict=False), Several] = ({},)
+    grid: dict[str, Annotated[tuple, Field(strict=False), Several]] = {}  # instead of variants
 
     def settings(self, algorithm: str, variant: dict) -> dict:
         """The hyper-parameters that are given to an algorithm in a variant."""
@@ -103,22 +106,16 @@ class Study:
     runs: tuple[Runs, ...]
     file: SettingsFile
     arrays: object = "none"  # whose arrays are published: "all", or a table of algorithms and seeds
-    n_hparams: int = 1  # draws of the hyper-parameters that the file does not give; 1: defaults
-    ranges: dict = field(default_factory=dict)  # name -> (low, high): log-uniform, but in draw 0
+    trials: int = 1  # of the hyper-parameters; trial 0 has those of the file
     rule: str = RULES[0]  # by which models are selected, see 04_selection
+    domainbed: bool = False  # also draw what DomainBed's search draws and `space` lacks
+    space: dict = field(default_factory=dict)  # name -> as `distribution` takes it; {}: DomainBed's
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-keys
-def _read_range(numbers):
-    ascending = isinstance(numbers, list) and len(numbers) == 2 and 0 < numbers[0] < numbers[1]
-    if not (ascending and all(type(n) in (int, float) for n in numbers)):
-        raise ValueError("a table such as { lr = [0.001, 0.01] }: ascending, above 0")
-    return tuple(numbers)
-
-
 class _Search(Checked):
-    n_hparams: Count = 1
+    trials: Count = 1
     rule: Literal[RULES] = RULES[0]
-    ranges: dict[str, Annotated[tuple, BeforeValidator(_read_range)]] = {}
+    domainbed: bool = False
 
 
 class _Arrays(Checked):
@@ -145,9 +142,10 @@ def _read_table(file: SettingsFile, model: type[Checked], given: dict, *above, v
 def _read_block(file: SettingsFile, top: dict, block: int, inside: dict) -> Runs:
     """The runs number `block`: the settings of the whole file, changed by those `inside`."""
     merged = top | inside
-    for key, other in (("steps", "epochs"), ("epochs", "steps")):
-        if key in inside and other not in inside:  # the more specific entry says how long
-            merged.pop(other, None)
+    for pair in (("steps", "epochs"), ("variants", "grid")):
+        for key, other in (pair, pair[::-1]):  # of two that say the same, the more specific one
+            if key in inside and other not in inside:
+                merged.pop(other, None)
     merged["hparams"] = (top.get("hparams", {}), inside.get("hparams", {}))
     needed = {"algorithms", "datasets", "seeds"}
     needed |= {"steps"} - ({"steps"} if "epochs" in merged else set())
@@ -155,11 +153,17 @@ def _read_block(file: SettingsFile, top: dict, block: int, inside: dict) -> Runs
     for key in sorted(needed - merged.keys()):
         wrong = HmoeError(f"{key} is missing.", fix=f"add {key} at the top, or to every [[runs]].")
         raise wrong.at(file.place("runs", block))
+    if {"variants", "grid"} <= merged.keys():
+        wrong = HmoeError("a grid lists variants, too.", fix="a grid, or variants.")
+        raise wrong.at(file.place(*setting_place(file, block, "grid")))
     try:
-        return Runs(**merged)
+        runs = Runs(**merged)
     except ValidationError as error:
         wrong = explained(error, Runs)
         raise wrong.at(file.place(*setting_place(file, block, wrong.setting))) from None
+    combined = itertools.product(*runs.grid.values()) if runs.grid else ()
+    variants = tuple(dict(zip(runs.grid, values)) for values in combined)
+    return runs.replace(variants=variants or runs.variants)
 
 
 def setting_place(
@@ -168,9 +172,11 @@ def setting_place(
     """Where a file sets an option of the runs number `block`, or the hyper-parameter of an
     algorithm in a variant; the block itself, if nowhere."""
     key, tables = PLURAL.get(setting, setting), (("runs", block), ())
+    inside = ("grid", setting), ("variants", variant, setting)
     places = [(*above, key) for above in tables]
-    places += [(*above, "variants", variant, setting) for above in tables]
+    places += [(*above, *in_it) for above in tables for in_it in inside]
     places += [(*above, "hparams", who, setting) for above in tables for who in (algorithm, "all")]
+    places.append(("search", setting))
     return next((place for place in places if file.holds(*place)), ("runs", block))
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-read-study
@@ -202,6 +208,21 @@ def _reduced(table: dict, datasets: dict[str, str], at_most: dict[str, int]) -> 
     return made
 
 
+def _read_search(file: SettingsFile, given: dict) -> dict:
+    """The fields of a study that `[search]` gives: every table in it is a distribution."""
+    space = {name: said for name, said in given.items() if isinstance(said, dict)}
+    for name, said in space.items():
+        with file.at("search", name):
+            distribution(said)
+    rest = {name: said for name, said in given.items() if name not in space}
+    also = ["HYPER_PARAMETER = { log_uniform = [low, high] }"]
+    search = _read_table(file, _Search, rest, "search", valid=also)
+    if search.trials == 1 and (space or search.domainbed):
+        wrong = HmoeError("trial 0 draws nothing.", fix="trials = 20, say.")
+        raise wrong.at(file.place("search"))
+    return dict(search) | {"space": space}
+
+
 def read_study(study) -> Study:
     """The study of a name or a path; a `Study` is returned as it is. `HmoeError` names the file,
     the line and what is valid there. Whether names exist is a matter of `check_study`."""
@@ -225,8 +246,7 @@ def read_study(study) -> Study:
     arrays = top.arrays
     if isinstance(arrays, dict):
         arrays = _read_table(file, _Arrays, arrays, "arrays").model_dump(exclude_none=True)
-    search = _read_table(file, _Search, top.search, "search")
-    return Study(name, top.title, runs, file, arrays, **dict(search))
+    return Study(name, top.title, runs, file, arrays, **_read_search(file, top.search))
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-profiles
 _FOLDER = Path(str(resources.files("hmoe_repro"))) / "study_files"
@@ -386,6 +406,28 @@ def _check_toy(file: SettingsFile, block: int, runs: Runs):
             toy_hparams(runs.settings("HMOE", variant))
 
 
+def _check_space(study: Study, algorithms: list[str]):
+    """`HmoeError` for a distribution of what no algorithm has, or of values that it refuses, and
+    for an algorithm that has nothing to search."""
+    from hmoe_repro.algorithms import get_algorithm
+    from hmoe_repro.algorithms.hparams import with_network
+
+    declared = {name: with_network(get_algorithm(name).HPARAMS) for name in algorithms}
+    every = sorted(set().union(*declared.values()))
+    for name, ((kind, values),) in ((name, said.items()) for name, said in study.space.items()):
+        with study.file.at("search", name):
+            check_choice(name, every, "hyper-parameter of these algorithms")
+            for one in algorithms:
+                for value in values if name in declared[one] else ():
+                    _check_setting(one, name, float(value) if "uniform" in kind else value)
+    for one in algorithms if study.space and not study.domainbed else ():
+        if not study.space.keys() & declared[one].keys():
+            raise HmoeError(
+                f"{study.file.place('search')}: {one} has none of {', '.join(study.space)}.",
+                fix=f"another study for {one}, or domainbed = true to draw what DomainBed draws.",
+            )
+
+
 def check_study(study) -> dict[str, str]:
     """The registered names of what a study calls its algorithms and data sets. Raises `HmoeError`
     with file, line and the valid choices for any name that does not exist."""
@@ -413,13 +455,5 @@ def check_study(study) -> dict[str, str]:
     for i, text in enumerate(study.arrays["algorithms"] if "algorithms" in study.arrays else ()):
         with file.at("arrays", "algorithms", i):
             check_choice(text, names, "algorithm in arrays")
-    if study.ranges:
-        from hmoe_repro.algorithms import get_algorithm
-        from hmoe_repro.algorithms.hparams import with_network
-
-        classes = [get_algorithm(names[text]) for text in everyone if text in names]
-        declared = {name for cls in classes for name in with_network(cls.HPARAMS)}
-        for name in study.ranges:
-            with file.at("search", "ranges", name):
-                check_choice(name, sorted(declared), "hyper-parameter of these algorithms")
+    _check_space(study, [names[text] for text in everyone if text in names])
     return names
