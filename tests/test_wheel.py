@@ -84,7 +84,12 @@ def test_three_algorithms_are_compared_from_outside_a_clone(outside):
     assert found.stdout.startswith(str(outside.folder)), found.stderr
     sample_tree(outside.folder / "my_images", per_class=4, size=24)
     (outside.folder / "study.toml").write_text(STUDY)
-    # To be `hmoe_repro.compare(["ERM", "CORAL", "HMOE-DN"], "my_images", ...)`:
+    how = {"seeds": 2, "steps": 4, "resolution": 16, "hparams": {"batch_size": 2}, "jobs": 1}
+    call = f'hmoe_repro.compare(["ERM", "CORAL", "HMOE-DN"], "my_images", **{how})'
+    done = outside("python", "-c", f"import hmoe_repro; print({call})")
+    assert done.returncode == 0, done.stderr
+    for name in ("ERM", "CORAL", "HMOE-DN"):
+        assert name in done.stdout
     commands = ["sweep study.toml --jobs 2", "report study.toml"]
     for command in commands:
         done = outside("hmoe", *command.split())
