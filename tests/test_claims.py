@@ -339,7 +339,7 @@ def test_the_table_has_verdict_number_and_reason_in_one_row(weighed):
     assert len(rows) == len(CLAIMS) and {line.count(" | ") for line in rows} == {4}
     said = reason(weighed["competitive with ERM"])
     assert "negative +6.7" in said and "sketch -12.6" in said  # an average never stands alone
-    assert count_line(results).startswith("Claims of the papers: 18 supported, 8 contradicted")
+    assert count_line(results).startswith("Claims of the papers: 19 supported, 8 contradicted")
 
 
 def test_links_lead_to_the_rendered_page_or_to_its_source(weighed):

@@ -126,16 +126,18 @@ def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
 # %% ../../nbs/02_data/07_loader.ipynb #def-watched
 @contextlib.contextmanager
 def watched(what: str):
-    """Yield a function `(done, total)` that draws a bar where standard error is a terminal; None
-    elsewhere."""
+    """Yield a function `(done, total)` that shows on standard error how far it is: a bar on a
+    terminal, elsewhere a line now and then, from the second second on."""
     from rich.console import Console
 
-    console = Console(stderr=True, force_jupyter=False)
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(console) as progress:
-        yield lambda done, total: progress(what, done, total, "images")
+    begun = time.monotonic()
+    with Progress(Console(stderr=True, force_jupyter=False)) as progress:
+
+        def show(done, total):
+            if progress.bars or time.monotonic() - begun > 2:
+                progress(what, done, total, "images")
+
+        yield show
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagefiles
 class ImageFiles(Domains):
