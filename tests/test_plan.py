@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.files import repo_root, results_dir
+from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.progress import Progress
 from hmoe_repro.studies import plan
 from hmoe_repro.studies.plan import (
@@ -32,7 +32,7 @@ from hmoe_repro.studies.plan import (
 from hmoe_repro.studies.studies import count_runs, specs_or_reason, study_specs
 from hmoe_repro.studies.sweep import Batch, Outcomes, RunDisplay, drawn_configs, refuse_incomplete
 from hmoe_repro.training.run_config import RunOptions
-from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.store import RunStore, write_study
 
 
 def record(spec, status="complete", **more):
@@ -124,8 +124,9 @@ def test_what_an_estimate_needs_is_what_the_whole_record_says(tmp_path, monkeypa
     published = []
     (tmp_path / "results").mkdir()
     for study in ("quick-toy", "quick-digits"):
-        copy = shutil.copy(results_dir() / f"{study}.jsonl", tmp_path / "results")
-        published += Path(copy).read_text().splitlines()
+        copy = tmp_path / "results" / f"{study}.jsonl"
+        write_study(copy, load_study(study), digest=True)
+        published += copy.read_text().splitlines()
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
     whole, names = list(map(json.loads, published)), ("config", "status", "wall_time_s")
     store = RunStore(tmp_path / "runs")

@@ -27,7 +27,7 @@ from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs, with_settings
 from .study_file import PROFILES, STUDIES, check_study, read_study
 from ..training.run_config import TOY, RunConfig
-from ..training.store import RunStore
+from ..training.store import RunStore, verify_studies
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-on-device
 def on_device(records: list[dict], here: dict) -> list[dict]:
@@ -52,7 +52,8 @@ def _timing(text: str) -> dict:
 def timings(store: RunStore) -> list[dict]:
     """What estimates need of all records in a store and of the published ones: config, status,
     wall_time_s, environment. A damaged record times nothing; it is refused where it is asked for.
-    """
+    `HmoeError` as `verify_studies`."""
+    verify_studies(results_dir())
     files = [*store.folder.glob("*/record.json"), *results_dir().glob("*.jsonl")]
     found = []
     for file in sorted(files):
