@@ -63,7 +63,14 @@ def place(tmp_path_factory, own_names_of_file):
         patch.setenv("HMOE_CACHE", str(place / "cache"))
         store, photos = RunStore(), place / "photos"
         sample_tree(photos, per_class=10, size=30)
-        spec = discover_spec(photos, experts=3, steps=4, resolution=24, hparams={"batch_size": 8})
+        spec = discover_spec(
+            photos,
+            network="image_cnn",
+            experts=3,
+            steps=4,
+            resolution=24,
+            hparams={"batch_size": 8},
+        )
         assert run(spec, store)["status"] == "complete"
         digits = {name: trained(store, name) for name in ("ERM", "HMOE-DN", "ARM")}
         yield {

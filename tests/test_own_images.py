@@ -11,7 +11,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -28,11 +27,8 @@ from hmoe_repro.apps.discover import (
     findings_verdict,
     found_domains,
     page_groups,
-    report_html,
-    sort_into,
     summarise,
 )
-from hmoe_repro.apps.export import export_model
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
@@ -41,7 +37,7 @@ from hmoe_repro.apps.own_images import (
     image_files,
     read_pool,
 )
-from hmoe_repro.apps.predict import load, load_trained, look_at_files
+from hmoe_repro.apps.predict import load_trained, look_at_files
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import load_dataset
@@ -628,106 +624,3 @@ def test_groups_are_reliable_only_where_there_are_domains(
     seen = discover(tmp_path / "digits", device="cpu", network=network, **pixels)
     assert found_domains(summarise(seen)) == found
     assert ("No reliable groups" in findings_verdict(summarise(seen))) == (not found)
-
-
-# Pretrained features
-
-
-@pytest.fixture(scope="module")
-def styles(tmp_path_factory, own_names_of_file):
-    "Flat and striped pictures in two classes, grouped by features: the folder and the findings."
-    place, draw = tmp_path_factory.mktemp("styles"), np.random.default_rng(0)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("runs", "cache"):
-            patch.setenv(f"HMOE_{name.upper()}", str(place / name))
-        for i in range(60):
-            style, size = ("flat", "striped")[i % 2 or i < 8], (8, 20)[i // 2 % 2]
-            pixels = np.full((32, 32, 3), 200) + draw.integers(-20, 20, (32, 32, 3))
-            pixels[16 - size // 2 : 16 + size // 2, 16 - size // 2 : 16 + size // 2] = 60
-            if style == "striped":  # inside and outside alike
-                pixels[::3] = 255 - pixels[::3]
-            file = place / "images" / style / f"side {size}" / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.astype(np.uint8)).save(file)
-        how = {"resolution": 64, "device": "cpu", "steps": 20, "network": "efficientnet_lite0"}
-        how["experts"] = 2
-        yield place / "images", how, discover(place / "images", names=["lines", "dull"], **how)
-
-
-def test_pretrained_features_find_styles_and_a_model_learns_beside(styles):
-    folder, _, seen = styles
-    said = summarise(seen)
-    assert seen.method == "features" and found_domains(said) and said["nmi_domain"] == 1
-    assert said["nmi_class"] < 0.1 and len(seen.held_out) == 12 and 0 <= said["accuracy"] <= 1
-    assert set(said["groups"]) == {"dull", "lines"} and said["num_experts"] == len(seen.centres)
-    page = report_html(seen, folder)
-    assert "How many groups?" in page and "What colour and contrast alone" in page
-
-
-def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_path):
-    folder, _, seen = styles
-    run_id, store = seen.record["run_id"], RunStore(folder.parent / "runs")
-    files = list(seen.images.file[:20])
-    model = load(run_id, store=store)
-    table = model.predict([folder / file for file in files])
-    right = table["class"].to_numpy() == seen.images["class"][:20].to_numpy()
-    assert right.any() and list(table.group[right]) == list(seen.images.group[:20][right])
-    export_model(model, tmp_path / "model")
-    again = load(tmp_path / "model").predict([folder / file for file in files])
-    pd.testing.assert_frame_equal(again, table)
-
-
-def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):
-    folder, how, _ = styles
-    with pytest.raises(HmoeError, match="1 name for 2 groups"):
-        discover(folder, names=["only"], **how)
-    with pytest.raises(HmoeError, match="method for this folder 'features'. Valid: hmoe"):
-        discover(folder, method="features", **how | {"network": "image_cnn"})
-    with pytest.raises(HmoeError, match="not sorted by class, so that nothing can be trained"):
-        discover(folder, classes=False, **how | {"network": "image_cnn"})
-
-
-def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_path):
-    folder, how, _ = styles
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for file in image_files(folder):
-        shutil.copy(folder / file, flat / file.replace("/", " "))
-    runs = set((folder.parent / "runs").glob("*/record.json"))
-    alone, unsorted = discover(flat, **how), discover(folder, classes=False, **how)
-    for seen in (alone, unsorted):
-        groups = seen.images.set_index("file").group
-        striped = groups.index.str.contains("striped")
-        assert seen.model is None and found_domains(summarise(seen))
-        assert pd.crosstab(striped, groups.to_numpy()).min(axis=1).tolist() == [0, 0]
-        assert "hmoe predict" not in report_html(seen, flat if seen is alone else folder)
-    assert set((folder.parent / "runs").glob("*/record.json")) == runs
-
-
-def test_images_are_sorted_into_folders_of_their_groups(styles, tmp_path):
-    folder, _, seen = styles
-    for links in (False, True):
-        assert sort_into(seen, folder, tmp_path / str(links), links) == 60
-        assert len(image_files(tmp_path / str(links) / "lines" / "striped")) == 34
-        file = tmp_path / str(links) / "dull" / image_files(folder)[0]
-        assert file.is_symlink() == links and file.read_bytes()
-        with pytest.raises(HmoeError, match="is not empty"):
-            sort_into(seen, folder, tmp_path / str(links))
-    with pytest.raises(HmoeError, match="lies among the images"):
-        sort_into(seen, folder, folder / "by group")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("HMOE_DATA" not in os.environ, reason="needs PACS")
-def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeypatch):
-    for name in ("runs", "cache"):
-        monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
-    draw, pacs = np.random.default_rng(0), Path(os.environ["HMOE_DATA"]) / "PACS"
-    for folder in sorted(path for path in pacs.glob("*/*") if path.is_dir()):
-        target = tmp_path / "photos" / folder.relative_to(pacs)
-        target.mkdir(parents=True)
-        for file in draw.choice(sorted(folder.iterdir()), 25, replace=False):
-            shutil.copy(file, target)
-    said = summarise(discover(tmp_path / "photos", device="cpu", restarts=1))
-    assert said["nmi_domain"] >= 0.7 and found_domains(said) and len(said["groups"]) == 4
-    assert said["nmi_domain"] > said["nmi_plain_domain"] + 0.2 and said["nmi_class"] < 0.1

@@ -185,9 +185,8 @@ def make_config(
     """A checked `RunConfig` with all hyper-parameters filled in; `algorithm` is a name or a class
     (`algorithm_name`), `options` are the other fields of `RunOptions`. Raises `HmoeError` naming
     the valid choices."""
-    given = dict(
-        algorithm=algorithm_name(algorithm), dataset=dataset, test_domains=list(test_domains)
-    )
+    name = algorithm if isinstance(algorithm, str) else algorithm_name(algorithm)
+    given = dict(algorithm=name, dataset=dataset, test_domains=list(test_domains))
     given |= dict(trial_seed=trial_seed, hparams=hparams or {}, **options)
     return resolve(RunOptions.of(**given), data_dir)
 

@@ -1,0 +1,198 @@
+"""Groups by pretrained features: what is found, what is refused, and what is kept with a model."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from hmoe_repro.apps.discover import discover, found_domains, report_html, sort_into, summarise
+from hmoe_repro.apps.export import export_model
+from hmoe_repro.apps.own_images import image_files
+from hmoe_repro.apps.predict import load
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.feature_groups import (
+    FeatureGroups,
+    feature_space,
+    group_confidence,
+    keep_groups,
+    kept_groups,
+    number_of_groups,
+    stability_table,
+)
+from hmoe_repro.training.store import RunStore
+
+pytestmark = pytest.mark.usefixtures("own_names")
+
+
+def blobs(count=120, groups=3, apart=6.0):
+    "Features (count, 6) of two classes in some groups, whose class moves them most."
+    draw = np.random.default_rng(0)
+    classes, group = np.arange(count) % 2, np.arange(count) // 2 % groups
+    centres = np.zeros((groups, 6))
+    centres[np.arange(groups), 1 + np.arange(groups)] = apart
+    features = centres[group] + draw.normal(size=(count, 6))
+    features[:, 0] += 30
+    features[:, 5] += 30 * classes
+    return features, classes, group
+
+
+def test_groups_are_those_beside_the_class():
+    features, classes, group = blobs()
+    space = feature_space(features, classes)
+    found = space.divided(3, classes, features).assign(features, classes)
+    assert (pd.crosstab(found, group) > 0).sum().tolist() == [1, 1, 1]
+    alone = feature_space(features, 0 * classes)
+    two = alone.divided(2, 0 * classes, features).assign(features, 0 * classes)
+    assert (pd.crosstab(two, classes) > 0).sum().tolist() == [1, 1]
+
+
+def test_points_by_hand():
+    features = np.array([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0], [0.0, 5.0]])
+    classes = np.array([0, 0, 1, 1])
+    space = feature_space(features, classes)
+    means = [[0.3, 0.9], [0.5, 0.5]]  # of (0.6, 0.8), (0, 1) and of (1, 0), (0, 1)
+    assert np.allclose(space.means, means)
+    axis = np.array([1, -1]) / np.sqrt(2)  # nearly; the residuals are (0.3, -0.1), (0.5, -0.5), ...
+    residual = np.array([[0.3, -0.1], [-0.3, 0.1], [0.5, -0.5], [-0.5, 0.5]])
+    assert np.allclose(space.place(features, classes) @ space.components, residual)
+    assert abs(space.components[0] @ axis) > 0.97
+    with pytest.raises(HmoeError, match="features are not finite"):
+        feature_space(np.full((4, 2), np.nan), classes)
+
+
+def test_a_number_of_groups_is_found_again_or_none_is():
+    features, classes, group = blobs()
+    table = stability_table(feature_space(features, classes).place(features, classes), 5)
+    assert number_of_groups(table) == 3 and table.reliable.tolist()[1]
+    assert table.stability[1] > 0.95 > table.stability[2:].max()
+    noise = np.random.default_rng(1).normal(size=(120, 6))
+    assert not stability_table(noise, 5).reliable.any()
+    with pytest.raises(HmoeError, match="19 images are too few"):
+        stability_table(noise[:19])
+
+
+def test_an_image_between_two_groups_is_less_sure():
+    draw = np.random.default_rng(0)
+    points = np.concatenate([draw.normal(size=(60, 2)), draw.normal(size=(60, 2)) + [6, 0]])
+    points[0], points[1] = [3, 0], [0, 0]
+    groups = (points[:, 0] > 3).astype(int)
+    confidence = group_confidence(points, groups, 2)
+    assert confidence[1] == 1 and confidence[0] < 1 and confidence[2:].mean() > 0.99
+
+
+def test_a_grouping_is_kept_with_its_names(tmp_path):
+    features, classes, _ = blobs()
+    grouping = feature_space(features, classes).divided(3, classes, features)
+    keep_groups(tmp_path, ["a", "b", "c"], grouping)
+    names, again = kept_groups(tmp_path)
+    assert names == ["a", "b", "c"] and isinstance(again, FeatureGroups)
+    assert np.array_equal(again.assign(features, classes), grouping.assign(features, classes))
+    keep_groups(tmp_path / "none", [])
+    assert kept_groups(tmp_path / "none") == (None, None)
+
+
+# A folder of images
+
+
+@pytest.fixture(scope="module")
+def styles(tmp_path_factory, own_names_of_file):
+    "Flat and striped pictures in two classes, grouped by features: the folder and the findings."
+    place, draw = tmp_path_factory.mktemp("styles"), np.random.default_rng(0)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("runs", "cache"):
+            patch.setenv(f"HMOE_{name.upper()}", str(place / name))
+        for i in range(60):
+            style, size = ("flat", "striped")[i % 2 or i < 8], (8, 20)[i // 2 % 2]
+            pixels = np.full((32, 32, 3), 200) + draw.integers(-20, 20, (32, 32, 3))
+            pixels[16 - size // 2 : 16 + size // 2, 16 - size // 2 : 16 + size // 2] = 60
+            if style == "striped":  # inside and outside alike
+                pixels[::3] = 255 - pixels[::3]
+            file = place / "images" / style / f"side {size}" / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(file)
+        how = {"resolution": 64, "device": "cpu", "steps": 20, "network": "efficientnet_lite0"}
+        how["experts"] = 2
+        yield place / "images", how, discover(place / "images", names=["lines", "dull"], **how)
+
+
+def test_pretrained_features_find_styles_and_a_model_learns_beside(styles):
+    folder, _, seen = styles
+    said = summarise(seen)
+    assert seen.method == "features" and found_domains(said) and said["nmi_domain"] == 1
+    assert said["nmi_class"] < 0.1 and len(seen.held_out) == 12 and 0 <= said["accuracy"] <= 1
+    assert set(said["groups"]) == {"dull", "lines"} and said["num_experts"] == len(seen.centres)
+    page = report_html(seen, folder)
+    assert "How many groups?" in page and "What colour and contrast alone" in page
+
+
+def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_path):
+    folder, _, seen = styles
+    run_id, store = seen.record["run_id"], RunStore(folder.parent / "runs")
+    files = list(seen.images.file[:20])
+    model = load(run_id, store=store)
+    table = model.predict([folder / file for file in files])
+    right = table["class"].to_numpy() == seen.images["class"][:20].to_numpy()
+    assert right.any() and list(table.group[right]) == list(seen.images.group[:20][right])
+    export_model(model, tmp_path / "model")
+    again = load(tmp_path / "model").predict([folder / file for file in files])
+    pd.testing.assert_frame_equal(again, table)
+
+
+def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):
+    folder, how, _ = styles
+    with pytest.raises(HmoeError, match="1 name for 2 groups"):
+        discover(folder, names=["only"], **how)
+    with pytest.raises(HmoeError, match="method for this folder 'features'. Valid: hmoe"):
+        discover(folder, method="features", **how | {"network": "image_cnn"})
+    with pytest.raises(HmoeError, match="not sorted by class, so that nothing can be trained"):
+        discover(folder, classes=False, **how | {"network": "image_cnn"})
+
+
+def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_path):
+    folder, how, _ = styles
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for file in image_files(folder):
+        shutil.copy(folder / file, flat / file.replace("/", " "))
+    runs = set((folder.parent / "runs").glob("*/record.json"))
+    alone, unsorted = discover(flat, **how), discover(folder, classes=False, **how)
+    for seen in (alone, unsorted):
+        groups = seen.images.set_index("file").group
+        striped = groups.index.str.contains("striped")
+        assert seen.model is None and found_domains(summarise(seen))
+        assert pd.crosstab(striped, groups.to_numpy()).min(axis=1).tolist() == [0, 0]
+        assert "hmoe predict" not in report_html(seen, flat if seen is alone else folder)
+    assert set((folder.parent / "runs").glob("*/record.json")) == runs
+
+
+def test_images_are_sorted_into_folders_of_their_groups(styles, tmp_path):
+    folder, _, seen = styles
+    for links in (False, True):
+        assert sort_into(seen, folder, tmp_path / str(links), links) == 60
+        assert len(image_files(tmp_path / str(links) / "lines" / "striped")) == 34
+        file = tmp_path / str(links) / "dull" / image_files(folder)[0]
+        assert file.is_symlink() == links and file.read_bytes()
+        with pytest.raises(HmoeError, match="is not empty"):
+            sort_into(seen, folder, tmp_path / str(links))
+    with pytest.raises(HmoeError, match="lies among the images"):
+        sort_into(seen, folder, folder / "by group")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HMOE_DATA" not in os.environ, reason="needs PACS")
+def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeypatch):
+    for name in ("runs", "cache"):
+        monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
+    draw, pacs = np.random.default_rng(0), Path(os.environ["HMOE_DATA"]) / "PACS"
+    for folder in sorted(path for path in pacs.glob("*/*") if path.is_dir()):
+        target = tmp_path / "photos" / folder.relative_to(pacs)
+        target.mkdir(parents=True)
+        for file in draw.choice(sorted(folder.iterdir()), 25, replace=False):
+            shutil.copy(file, target)
+    said = summarise(discover(tmp_path / "photos", device="cpu", restarts=1))
+    assert said["nmi_domain"] >= 0.7 and found_domains(said) and len(said["groups"]) == 4
+    assert said["nmi_domain"] > said["nmi_plain_domain"] + 0.2 and said["nmi_class"] < 0.1
