@@ -98,6 +98,7 @@ def test_all_kinds_of_data(place):
     assert compare("ERM", bytes_, test_domains=["a"]).frame.status.tolist() == ["complete"]
 
 
+@pytest.mark.slow
 def test_its_runs_are_those_of_a_sweep(place):
     study = """
 title = "the same"

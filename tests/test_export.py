@@ -101,6 +101,7 @@ def check(model, path, mode=None, as_bytes=False):
 # Numbers
 
 
+@pytest.mark.slow
 def test_a_graph_has_the_normalisation_inside(place, tmp_path):
     model = place["model"]
     path, difference = export_model(model, tmp_path / "a", "torch-export")

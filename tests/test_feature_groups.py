@@ -115,7 +115,7 @@ def styles(tmp_path_factory, own_names_of_file):
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.astype(np.uint8)).save(file)
         how = {"resolution": 64, "device": "cpu", "steps": 20, "network": "efficientnet_lite0"}
-        how["experts"] = 2
+        how |= {"experts": 2, "restarts": 1}
         yield place / "images", how, discover(place / "images", names=["lines", "dull"], **how)
 
 
@@ -152,6 +152,7 @@ def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):
         discover(folder, classes=False, **how | {"network": "image_cnn"})
 
 
+@pytest.mark.slow
 def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_path):
     folder, how, _ = styles
     flat = tmp_path / "flat"

@@ -172,6 +172,7 @@ def test_one_algorithm_of_table_1_on_the_digits_is_told_apart():
     assert list(contrast_table(frame).algorithm).count("DANN") == 1
 
 
+@pytest.mark.slow
 def test_on_rotated_mnist_small_differences_are_decided_beside_an_unstable_row():
     frame, low = results("mnist-rotated"), [("HMOE-DN", "ood")]
     mix = average(frame, "HMOE-DL", "mix")
