@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from hmoe_repro.apps.discover import discover, found_domains, report_html, sort_into, summarise
+from hmoe_repro.apps.discover import discover, found_domains, report_html, summarise
 from hmoe_repro.apps.export import export_model
-from hmoe_repro.apps.own_images import image_files
+from hmoe_repro.apps.own_images import image_files, sort_into
 from hmoe_repro.apps.predict import load
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.feature_groups import (
@@ -60,6 +60,8 @@ def test_points_by_hand():
     residual = np.array([[0.3, -0.1], [-0.3, 0.1], [0.5, -0.5], [-0.5, 0.5]])
     assert np.allclose(space.place(features, classes) @ space.components, residual)
     assert abs(space.components[0] @ axis) > 0.97
+    more = feature_space(features, 2 * classes, 4)  # classes 1 and 3 have no image
+    assert np.allclose(more.means[[0, 2]], means) and np.allclose(more.means[1], more.means[3])
     with pytest.raises(HmoeError, match="features are not finite"):
         feature_space(np.full((4, 2), np.nan), classes)
 
@@ -142,10 +144,23 @@ def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_p
     pd.testing.assert_frame_equal(again, table)
 
 
+def test_names_are_kept_with_the_groups_until_others_are_given(styles):
+    folder, how, seen = styles
+    again = discover(folder, **how)
+    assert list(again.images.group) == list(seen.images.group)
+    run_id, store = seen.record["run_id"], RunStore(folder.parent / "runs")
+    names, grouping = kept_groups(store.path(run_id))
+    assert names == ["lines", "dull"] and len(grouping.centres) == 2
+
+
 def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):
     folder, how, _ = styles
     with pytest.raises(HmoeError, match="1 name for 2 groups"):
         discover(folder, names=["only"], **how)
+    with pytest.raises(HmoeError, match="cannot have the name '..'"):
+        discover(folder, names=["a", ".."], **how)
+    with pytest.raises(HmoeError, match="60 images are too few for 7 groups. Fix: experts of 6"):
+        discover(folder, **how | {"experts": 7})
     with pytest.raises(HmoeError, match="method for this folder 'features'. Valid: hmoe"):
         discover(folder, method="features", **how | {"network": "image_cnn"})
     with pytest.raises(HmoeError, match="not sorted by class, so that nothing can be trained"):
@@ -173,14 +188,17 @@ def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_p
 def test_images_are_sorted_into_folders_of_their_groups(styles, tmp_path):
     folder, _, seen = styles
     for links in (False, True):
-        assert sort_into(seen, folder, tmp_path / str(links), links) == 60
+        assert sort_into(seen.images, folder, tmp_path / str(links), links) == 60
         assert len(image_files(tmp_path / str(links) / "lines" / "striped")) == 34
         file = tmp_path / str(links) / "dull" / image_files(folder)[0]
         assert file.is_symlink() == links and file.read_bytes()
         with pytest.raises(HmoeError, match="is not empty"):
-            sort_into(seen, folder, tmp_path / str(links))
+            sort_into(seen.images, folder, tmp_path / str(links))
+    (tmp_path / "file").touch()
+    with pytest.raises(HmoeError, match="is a file"):
+        sort_into(seen.images, folder, tmp_path / "file")
     with pytest.raises(HmoeError, match="lies among the images"):
-        sort_into(seen, folder, folder / "by group")
+        sort_into(seen.images, folder, folder / "by group")
 
 
 @pytest.mark.slow

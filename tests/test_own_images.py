@@ -216,9 +216,7 @@ def test_names_are_text_and_nothing_comes_from_elsewhere(place):
     assert not page.tags & {"script", "iframe", "link", "object", "base"} and not [
         n for n, _ in page.attributes if n.startswith("on")
     ]
-    assert f"Domains found in {ROOT_NAME}" in page.texts and set(DOMAINS + CLASSES) <= set(
-        page.texts
-    )
+    assert f"Groups of {ROOT_NAME}" in page.texts and set(DOMAINS + CLASSES) <= set(page.texts)
     assert any(
         FILE.format(3) in value for name, value in page.attributes if name == "title"
     ) and any(FILE.format(3) in text for text in page.texts)
@@ -362,6 +360,7 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
 
 
 FEATURES = {"method": "features", "without_groups": 0.5, "reliable": True, "between": 0.6}
+LESS = {"reliable": False, "weakest_group": 0.4}
 
 
 @pytest.mark.parametrize(
@@ -382,14 +381,26 @@ FEATURES = {"method": "features", "without_groups": 0.5, "reliable": True, "betw
         ({"share": 0.95, "used": 1}, False, "the gate stayed nearly uniform"),
         ({"domain": None}, True, "No domain is known"),
         ({"domain": 0.1, "of_class": 0.5}, True, "mostly a partition by class"),
-        ({"plain": 0.69}, True, "not those of colour and brightness: k-means on colour"),
-        ({"plain": 0.7}, True, "agrees with NMI 0.70, and with the known domains with NMI 0.30"),
+        (
+            {"plain": 0.69},
+            True,
+            "partition). k-means on colour and contrast alone agrees with the groups",
+        ),
+        ({"plain": 0.7}, True, "groups with NMI 0.70, and with the known domains with NMI 0.30"),
         ({"plain": 0.7, "domain": None}, True, "mostly those of colour and brightness"),
         (FEATURES, True, "k-means on halves of the images finds them again (AMI 0.90; 0.50 where"),
-        (FEATURES, True, "HMOE, trained on the same features, finds part of them (AMI 0.60)."),
+        (FEATURES, True, "HMOE, trained on the same network, finds part of them (AMI 0.60)."),
         (FEATURES | {"between": 0.9}, True, "finds them (AMI 0.90)."),
         (FEATURES | {"between": 0.1}, True, "finds others (AMI 0.10)."),
-        (FEATURES | {"reliable": False}, False, "No reliable groups: k-means on another half"),
+        (FEATURES | {"used": 1}, True, "HMOE, trained on the same network, finds none"),
+        (FEATURES | LESS | {"again": 0.8}, False, "otherwise (AMI 0.80; from 0.85 on groups count"),
+        (
+            FEATURES | LESS | {"without_groups": 0.8},
+            False,
+            "hardly more than where there are no gr",
+        ),
+        (FEATURES | LESS, False, "but one group in 40% of trials only"),
+        ({"of_class": None}, True, "not sorted by class, so a group may be a subject"),
     ],
 )
 def test_the_sentence(changes, found, said):
@@ -556,7 +567,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
     for path in (place["report"], unlocked):
         document, console = browse(path, tmp_path, "--dump-dom")
         assert (
-            "<title>Domains found in my &lt;img" in document
+            "<title>Groups of my &lt;img" in document
             and "Provenance" in document
             and "hacked</title>" not in document
             and not console

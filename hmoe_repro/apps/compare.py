@@ -144,12 +144,13 @@ def _configs(algorithms: list[str], dataset: str, domains, seeds, given: dict) -
     domains = known if domains is None else [domains] if isinstance(domains, str) else domains
     for domain in domains:
         check_choice(domain, known, f"domain of {dataset}")
-    declared = {*IMAGE_OPTIONS}.union(*(with_network(get_algorithm(a).HPARAMS) for a in algorithms))
-    for name in given["hparams"]:
-        check_choice(name, sorted(declared), "hyper-parameter of these algorithms")
     files = hasattr(load_dataset(dataset, 0, data_dir), "options")
     places = [(a, d, seed) for seed in seeds for a in algorithms for d in domains]
-    return [_config(a, dataset, d, seed, files, given) for a, d, seed in places]
+    specs = [_config(a, dataset, d, seed, files, given) for a, d, seed in places]
+    taken = {"weights"}.union(*({*spec.hparams, *(spec.images or {})} for spec in specs))
+    for name in given["hparams"]:
+        check_choice(name, sorted(taken), "hyper-parameter of these algorithms and this network")
+    return specs
 
 # %% ../../nbs/10_apps/04_compare.ipynb #def-comparison
 @dataclass(repr=False)

@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['TRAINING', 'VALIDATION', 'UNKNOWN', 'METHODS', 'RELIABLE', 'PLAIN', 'BORDERLINE', 'POLICY', 'Findings', 'pool_images',
-           'pretrained_features', 'apply_hmoe', 'discover', 'summarise', 'found_domains', 'findings_verdict',
-           'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'sort_into', 'number_table',
-           'provenance_table', 'samples', 'category_colours', 'page_groups', 'code_maps', 'ranked', 'report_html']
+           'apply_hmoe', 'discover', 'summarise', 'found_domains', 'findings_verdict', 'group_table', 'count_table',
+           'groups_of_files', 'groups_csv', 'number_table', 'provenance_table', 'samples', 'category_colours',
+           'page_groups', 'code_maps', 'report_html']
 
 # %% ../../nbs/10_apps/03_discover.ipynb #imports
 import base64
 import functools
 import io
-import os
-import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,10 +26,11 @@ from ..analysis.embeddings import subset, tsne
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
+    all_inputs,
     default_network,
     discover_spec,
-    image_files,
     is_frozen,
+    pretrained_features,
     read_pool,
 )
 from .predict import TrainedModel, load_trained, predictions_csv
@@ -45,13 +45,13 @@ from hmoe_repro.data.feature_groups import (
     feature_space,
     group_confidence,
     keep_groups,
+    kept_groups,
     number_of_groups,
     stability_table,
 )
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
-from ..networks.timm_models import FrozenStages
 from ..report.gallery import template
 from ..studies.sweep import refuse_incomplete, train_here
 from ..training.model import build_algorithm, build_dataset, with_precomputed
@@ -87,6 +87,11 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def title(self) -> str:
+        """What the groups are of: the run, where something was trained."""
+        return f"Groups, run {self.record['run_id']}" if self.model else "Groups"
+
+    @property
     def held_out(self) -> pd.DataFrame:
         return self.images[self.images.part == HELD_OUT]
 
@@ -107,17 +112,6 @@ class Findings:
         return self.fresh[self.fresh.domain.isin(known)]
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-find
-def _all_inputs(data, device="cpu", show=None, what="evaluating all images"):
-    """The inputs of all images of a data set, batch by batch, in flat order."""
-    total, done = sum(len(y) for y in data.labels), 0
-    for position, y in enumerate(data.labels):
-        for indices in torch.arange(len(y)).split(256):
-            yield data.inputs(position, indices, device)
-            done += len(indices)
-            if show:
-                show(what, done, total, "images")
-
-
 def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True) -> pd.DataFrame:
     """file, part, class and domain of all images of the data set of `spec`, in flat order."""
     part = np.repeat(np.array([TRAINING, HELD_OUT], object), [len(y) for y in data.labels])
@@ -133,15 +127,6 @@ def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True
     return pd.DataFrame(images)
 
 
-def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
-    """What the frozen featurizer of `spec` computes of all images of its data, (N, F), in flat
-    order; computed once, and kept in the cache folder."""
-    algorithm = build_algorithm(spec, data)
-    rows = with_precomputed(data, algorithm)
-    part = next(m for m in algorithm.modules() if isinstance(m, FrozenStages))
-    return np.concatenate([x[:, part.columns] for x in _all_inputs(rows, "cpu", show)])
-
-
 @torch.no_grad()
 def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
     """(The trained model, probabilities (N, C), codes (N, D), gate values (N, K)) of a finished run
@@ -151,7 +136,7 @@ def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
     algorithm.load_state_dict(model.algorithm.state_dict())
     algorithm.to(device).eval()
     found = []
-    for x in _all_inputs(with_precomputed(data, algorithm), device, show):
+    for x in all_inputs(with_precomputed(data, algorithm), device, show):
         probability = algorithm.predict_modes(x)[algorithm.modes[0]].softmax(1)
         found.append([probability, *algorithm.codes(x)])
     return model, *(torch.cat(parts).float().cpu().numpy() for parts in zip(*found))
@@ -159,16 +144,18 @@ def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
 # %% ../../nbs/10_apps/03_discover.ipynb #def-discover
 def _named(codes: np.ndarray, names: list[str], given: list[str] | None) -> pd.Categorical:
     """Groups (N,) as a column of names; `given` are for those with images, the largest first.
-    `HmoeError` where their number differs, or two are the same."""
+    `HmoeError` where their number differs, two are the same, or one is no name of a folder."""
     sizes = np.bincount(codes, minlength=len(names))
     order = [k for k in np.argsort(-sizes, kind="stable") if sizes[k]]
     if given:
         if len(given) != len(order) or len(set(given)) < len(given):
             cause = f"{plural(len(given), 'name')} for {plural(len(order), 'group')}."
             raise HmoeError(cause, fix=f"{len(order)} different names, the largest group first.")
-        names = list(names)
-        for k, name in zip(order, given):
-            names[k] = name
+        given = [name.strip() for name in given]
+        if odd := [n for n in given if n in ("", ".", "..") or set(n) & set("/\\")]:
+            raise HmoeError(f"a group cannot have the name {odd[0]!r}.", fix="letters and digits.")
+        new = dict(zip(order, given))
+        names = [new.get(k, f"{name} (empty)") for k, name in enumerate(names)]
     return pd.Categorical.from_codes(codes, names)
 
 
@@ -176,7 +163,10 @@ def _group_by_features(spec: RunConfig, data, experts: int | None, show) -> dict
     """What `Findings` say of groups by features of all images; `experts`: how many groups, or None
     for the number that is found again."""
     features, classes = pretrained_features(spec, data, show), torch.cat(data.labels).numpy()
-    space = feature_space(features, classes)
+    if experts and experts > len(classes) // 10:
+        cause = f"{len(classes)} images are too few for {experts} groups."
+        raise HmoeError(cause, fix=f"experts of {len(classes) // 10} at most.")
+    space = feature_space(features, classes, data.num_classes)
     points = space.place(features, classes)
     ranking = stability_table(points, max(8, experts or 0))
     count = experts or number_of_groups(ranking)
@@ -199,6 +189,7 @@ def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device:
     into `images`; what `Findings` say of its experts."""
     from sklearn.metrics import adjusted_mutual_info_score
 
+    print(f"training HMOE {plural(len(specs), 'time')} ...", file=sys.stderr, flush=True)
     records = train_here(specs, store, device)
     refuse_incomplete(specs, records)
     ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
@@ -236,10 +227,25 @@ def _methods(
 def _of_colour(data, groups: int) -> pd.Categorical:
     """The groups of all images by k-means on colour and contrast."""
     with Progress() as show:
-        pixels = _all_inputs(data, "cpu", show, "colour and contrast")
+        pixels = all_inputs(data, "cpu", show, "colour and contrast")
         statistics = np.concatenate([image_statistics(x) for x in pixels])
     found = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
-    return pd.Categorical(found)
+    names = [f"colour group {k + 1}" for k in range(groups)]
+    return pd.Categorical.from_codes(found, names)
+
+
+def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, run: Path | None):
+    """Enter groups and confidence into `images`, and keep their names in the folder of a run;
+    without `names` those that were given to the same groups before."""
+    usual, now = chosen["names"], chosen.get("grouping")
+    kept, grouping = kept_groups(run) if run else (None, None)
+    if kept and (grouping is None) == (now is None):
+        if now is None or np.array_equal(grouping.centres, now.centres):
+            usual = kept
+    images["group"] = _named(chosen["codes"], usual, names)
+    images["confidence"] = chosen["confidence"]
+    if run:
+        keep_groups(run, list(images.group.cat.categories), now)
 
 
 def discover(
@@ -272,25 +278,24 @@ def discover(
     images = pool_images(spec, data, folder, labels, classes)
     if "features" in possible:
         with Progress() as show:
-            found["features"] = _group_by_features(spec, data, experts, show)
-            experts = experts or len(found["features"]["centres"])
+            wanted = experts if method == "features" else None
+            one = found["features"] = _group_by_features(spec, data, wanted, show)
+        experts = experts or len(one["centres"])
+        if method == "features":
+            _named(one["codes"], one["names"], names)  # refused before anything is trained
     if pool.has_classes:
         specs = [specified(experts=experts or 5, restart=restart) for restart in range(restarts)]
         found["hmoe"] = _train_beside(images, data, specs, store, device)
         record = found["hmoe"]["model"].record
     chosen = found[method]
-    images["group"] = _named(chosen["codes"], chosen["names"], names)
-    images["confidence"] = chosen["confidence"]
+    _enter_groups(images, chosen, names, store.path(record["run_id"]) if record else None)
     images["colour"] = _of_colour(data, images.group.nunique())
-    if record:
-        where = store.path(record["run_id"]), list(images.group.cat.categories)
-        keep_groups(*where, chosen.get("grouping"))
     here = {"run_id": None, "config": spec.to_dict(), "finished": None}
     here["environment"] = environment(resolve_device(device))
     every = {name: value for one in found.values() for name, value in one.items()} | chosen
     said = {n: every.get(n) for n in ("points", "centres", "agreement", "model", "gate", "ranking")}
-    notes = list(dict.fromkeys(data.notes))
-    return Findings(images, record=record or here, method=method, notes=notes, **said)
+    said |= {"notes": list(dict.fromkeys(data.notes)), "record": record or here}
+    return Findings(images, method=method, **said)
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-summarise
 def _accuracy(images: pd.DataFrame) -> float:
@@ -310,11 +315,11 @@ def _agreement(images, group: str, other: str, score=None) -> float | None:
 def summarise(found: Findings) -> dict:
     """`groups`, those that own at least 1 % of the scored images with their share of all images,
     the largest first; `agreement` of halves or restarts; of features `without_groups`, what it is
-    of numbers without, and whether it is `reliable`; nmi_class, nmi_domain and ari_domain (None
-    where fewer than two domains can be scored); of k-means on colour and contrast nmi_plain with
-    the groups and nmi_plain_domain; of HMOE accuracy on the held-out part, gate_entropy and its
-    share of log K, experts_used of num_experts, `between`, its AMI with the groups, and nmi_expert
-    with the domains (None without)."""
+    of numbers without, the confidence of the `weakest_group`, and whether they are `reliable`;
+    nmi_class, nmi_domain and ari_domain (None where fewer than two domains can be scored); of
+    k-means on colour and contrast nmi_plain with the groups and nmi_plain_domain; of HMOE accuracy
+    on the held-out part, gate_entropy and its share of log K, experts_used of num_experts,
+    `between`, its AMI with the groups, and nmi_expert with the domains (None without)."""
     from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
     fresh, scored, hmoe, chance = found.fresh, found.scored, {}, {}
@@ -322,7 +327,7 @@ def summarise(found: Findings) -> dict:
     groups = found.images.group.value_counts(normalize=True, sort=False)[used]
     if found.method == "features":
         row = found.ranking.set_index("groups").loc[len(found.centres)]
-        chance = {"without_groups": row.without_groups, "reliable": bool(row.reliable)}
+        chance = row[["without_groups", "weakest_group", "reliable"]].to_dict()
     if found.gate is not None:
         untrained = found.images[found.images.part != TRAINING]
         scores, experts = gate_scores(found.gate[untrained.index]), found.gate.shape[1]
@@ -381,34 +386,49 @@ def _meaning(summary: dict) -> str:
         said += " partition)."
         if of_class >= max(0.3, of_domain or 0):
             said += " This is mostly a partition by class, not by domain."
+    else:
+        said += " The images are not sorted by class, so a group may be a subject and not a style."
     if summary["nmi_plain"] is not None:
-        are = "mostly" if summary["nmi_plain"] >= PLAIN else "not"
-        said += f" The groups are {are} those of colour and brightness: k-means on colour and"
-        said += f" contrast alone agrees with NMI {summary['nmi_plain']:.2f}"
+        mostly = summary["nmi_plain"] >= PLAIN
+        said += " The groups are mostly those of colour and brightness:" if mostly else ""
+        said += " k-means on colour and contrast alone agrees with the groups with NMI"
+        said += f" {summary['nmi_plain']:.2f}"
         if of_domain is not None:
             said += f", and with the known domains with NMI {summary['nmi_plain_domain']:.2f}"
         said += "."
     return said
 
 
+def _why_not(summary: dict) -> str:
+    """What groups of features lack to be found again."""
+    again, without = summary["agreement"], summary["without_groups"]
+    if again < SURE:
+        return f"divides them otherwise (AMI {again:.2f}; from {SURE:g} on groups count as found)"
+    if again - without < ABOVE:
+        return (
+            f"agrees (AMI {again:.2f}) hardly more than where there are no groups ({without:.2f})"
+        )
+    said = f"finds most of them again (AMI {again:.2f}), but one group in"
+    return f"{said} {summary['weakest_group']:.0%} of trials only"
+
+
 def _verdict_of_features(summary: dict, listed: str) -> str:
     """The verdict on groups by k-means on pretrained features."""
-    halves = f"AMI {summary['agreement']:.2f}; {summary['without_groups']:.2f} where there are none"
     if not found_domains(summary):
-        return (
-            f"No reliable groups: k-means on another half of the images divides them otherwise "
-            f"({halves}; from {SURE:g} on, and {ABOVE:g} above that, groups count as found, if "
-            f"each is found by half of them). "
-            f"{_meaning(summary)}"
-        )
+        why = f"No reliable groups: k-means on another half of the images {_why_not(summary)}."
+        return f"{why} {_meaning(summary)}"
+    halves = f"AMI {summary['agreement']:.2f}; {summary['without_groups']:.2f} where there are none"
     beside = ""
     if "between" in summary:
         between = summary["between"] or 0.0
-        part = {between >= RELIABLE: "part of them", between >= SURE: "them"}.get(True, "others")
-        beside = f" HMOE, trained on the same features, finds {part} (AMI {between:.2f})."
+        part = "others"
+        if summary["experts_used"] < 2 or summary["share_of_log_K"] >= UNIFORM:
+            part = "none"
+        elif between >= RELIABLE:
+            part = "them" if between >= SURE else "part of them"
+        beside = f" HMOE, trained on the same network, finds {part} (AMI {between:.2f})."
     again = f"k-means on halves of the images finds them again ({halves})."
-    count = len(summary["groups"])
-    return f"{count} groups found: {listed}. {again}{beside} {_meaning(summary)}"
+    return f"{len(summary['groups'])} groups found: {listed}. {again}{beside} {_meaning(summary)}"
 
 
 def findings_verdict(summary: dict) -> str:
@@ -460,7 +480,8 @@ def group_table(found: Findings, column: str = "group") -> pd.DataFrame:
             row["held-out images"] = len(held)
             row["accuracy on these"] = f"{_accuracy(held):.0%}" if len(held) else None
         row["mean confidence"] = mine.confidence.mean()
-        row["most frequent class"] = _most_frequent(mine["class"])
+        if found.images["class"].nunique() > 1:
+            row["most frequent class"] = _most_frequent(mine["class"])
         row["most frequent known domain"] = _most_frequent(mine.domain[mine.domain != UNKNOWN])
         rows.append(row)
     return pd.DataFrame(rows)
@@ -487,21 +508,6 @@ def groups_csv(found: Findings) -> bytes:
     """`groups_of_files` as CSV."""
     return predictions_csv(groups_of_files(found))
 
-
-def sort_into(found: Findings, root, target, links: bool = False) -> int:
-    """Copy all images below `root` to `target`/<group>/, or link them there; returns how many.
-    `HmoeError` for a folder that is not empty, and for one that lies in `root`."""
-    root, target = Path(root).expanduser().absolute(), Path(target).expanduser().absolute()
-    if target.is_relative_to(root) or (target.exists() and any(target.iterdir())):
-        cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
-        cause = cause or f"{target.name} is not empty"
-        raise HmoeError(f"{cause}; nothing was copied.", fix="a new folder outside of the images.")
-    for file, group in zip(found.images.file, found.images.group):
-        to = target / group.replace("/", "_") / file
-        to.parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(root / file, to) if links else shutil.copy2(root / file, to)
-    return len(found.images)
-
 # %% ../../nbs/10_apps/03_discover.ipynb #def-number-rows
 def number_table(found: Findings, summary: dict) -> pd.DataFrame:
     """The numbers of `summarise`: what, value and what it was measured on."""
@@ -509,7 +515,6 @@ def number_table(found: Findings, summary: dict) -> pd.DataFrame:
     fresh = f"{summary['fresh']} images" + ("" if features else " that were not trained on")
     known = f"{summary['scored']} of these, whose domain is known"
     known += "" if features else " and occurs in training"
-    again = "next most decided restart"
     if features:
         without = f"{fresh}; of numbers without groups {summary['without_groups']:.2f}"
         rows = [("agreement of k-means on halves (AMI)", summary["agreement"], without)]
@@ -531,7 +536,7 @@ def number_table(found: Findings, summary: dict) -> pd.DataFrame:
                 ("experts of HMOE: NMI with the known domains", summary["nmi_expert"], known),
             ]
         else:
-            rows += [(f"agreement with the {again} (AMI)", summary["agreement"], "validation")]
+            rows += [("agreement with the next restart (AMI)", summary["agreement"], "validation")]
     rows += [
         ("NMI with the classes", summary["nmi_class"], fresh),
         ("NMI with the known domains", summary["nmi_domain"], known),
@@ -608,14 +613,6 @@ def code_maps(found: Findings, most: int = 500, side: int = 340) -> list[dict]:
         maps.append({"title": f"by {title}", "dots": dots, "squares": squares, "legend": legend})
     return maps
 
-# %% ../../nbs/10_apps/03_discover.ipynb #def-ranked
-def ranked(ranking: pd.DataFrame) -> pd.DataFrame:
-    """A `stability_table`, the reliable numbers of groups first, the largest on top; then the
-    others, by how far their stability is above that of numbers without groups."""
-    above = ranking.stability - ranking.without_groups
-    order = ranking.assign(by=above.where(~ranking.reliable, ranking.groups + 2.0))
-    return order.sort_values("by", ascending=False)[list(ranking)].reset_index(drop=True)
-
 # %% ../../nbs/10_apps/03_discover.ipynb #def-report-html
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -624,12 +621,18 @@ def report_html(found: Findings, root) -> str:
     """The report as one HTML page of text, tables, SVG and data URIs: no scripts, no requests."""
     summary, groups = summarise(found), group_table(found)
     counts = {"Known domains by group": "domain", "Classes by group": "class"}
-    counts = {title: c for title, c in counts.items() if (found.images[c] != UNKNOWN).any()}
+    counts = {title: c for title, c in counts.items() if set(found.images[c]) != {UNKNOWN}}
+    counts = {
+        title: c for title, c in counts.items() if c != "class" or summary["nmi_class"] is not None
+    }
     if found.method == "features" and found.model:
         counts["Experts of HMOE by group"] = "expert"
+    ranking = found.ranking
+    if ranking is not None:
+        ranking = as_text(ranking.sort_values(["reliable", "groups"], ascending=False))
     return template("discover.html").render(
         policy=POLICY,
-        title=f"Domains found in {Path(root).absolute().name}",
+        title=f"Groups of {Path(root).absolute().name}",
         verdict=findings_verdict(summary),
         found=found_domains(summary),
         notes=found.notes,
@@ -640,7 +643,9 @@ def report_html(found: Findings, root) -> str:
         maps=code_maps(found),
         group_table=as_text(groups),
         counts={title: count_table(found, column) for title, column in counts.items()},
-        ranking=None if found.ranking is None else as_text(ranked(found.ranking)),
+        ranking=None
+        if found.ranking is None
+        else as_text(found.ranking.sort_values(["reliable", "groups"], ascending=False)),
         numbers=as_text(number_table(found, summary)),
         provenance=provenance_table(found.record),
         run_id=found.record["run_id"],

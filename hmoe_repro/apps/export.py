@@ -136,7 +136,8 @@ def export_config(model: TrainedModel, mode: str) -> dict:
         "domains": model.domain_names,
         "test_domains": run["test_domains"],
         "classes": model.class_names,
-        "groups": model.expert_names,
+        "experts": model.expert_names,
+        "groups": model.group_names or model.expert_names,
         "weights": model.weights,
         "mode": mode,
         "input": {

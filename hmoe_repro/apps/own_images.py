@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['UNSORTED', 'POOLED', 'HELD_OUT', 'FEATURES', 'FROZEN', 'SCRATCH', 'image_files', 'Pool', 'read_pool', 'user_cache',
-           'deal_pool', 'enter_pool', 'default_network', 'is_frozen', 'discover_spec']
+           'deal_pool', 'enter_pool', 'default_network', 'is_frozen', 'discover_spec', 'all_inputs',
+           'pretrained_features', 'sort_target', 'sort_into']
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #imports
 import importlib.util
 import os
+import shutil
 import sys
 import unicodedata
 from dataclasses import dataclass, field
@@ -24,6 +26,8 @@ from ..data.image_folder import IMAGE_SUFFIXES, LEFT_BEHIND, ImageTree, is_image
 from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
+from ..networks.timm_models import FrozenStages
+from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
@@ -112,7 +116,8 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
         cause = f"{root.name} has {plural(len(rows), 'image')} ({' '.join(IMAGE_SUFFIXES)}): too "
         raise HmoeError(f"{cause}few to group.", fix="at least 30 images.")
     if len(spread) < 2:
-        notes.append("the images are not sorted by class: they are grouped, and nothing is trained")
+        what = "are not sorted by class" if level is None else "all have one class"
+        notes.append(f"the images {what}: they are grouped, and nothing is trained")
     if labels:
         images["domain"] = _labelled(images, Path(labels).expanduser(), root.name)
     return Pool(root, images, notes)
@@ -159,7 +164,8 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
     if left.nunique() < min(2, classes.nunique()) or len(left) < 15 or held.sum() < 5:
         cause = f"{pool.root.name}: with {test_domain or 'a fifth'} held out, {len(left)} images "
         cause += f"of {left.nunique()} classes are left to train on, and {held.sum()} to measure."
-        raise HmoeError(cause, fix="hold out another domain, or none.")
+        fix = "hold out another domain, or none." if test_domain else "more images of each class."
+        raise HmoeError(cause, fix=fix)
     return held
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-user-cache
@@ -260,3 +266,47 @@ def discover_spec(
         resolution=resolution,
         measure="groups" if sorted_by_class else "",
     )
+
+# %% ../../nbs/10_apps/01_own_images.ipynb #def-inputs
+def all_inputs(data, device="cpu", show=None, what="evaluating all images"):
+    """The inputs of all images of a data set, batch by batch, in flat order."""
+    total, done = sum(len(y) for y in data.labels), 0
+    for position, y in enumerate(data.labels):
+        for indices in torch.arange(len(y)).split(256):
+            yield data.inputs(position, indices, device)
+            done += len(indices)
+            if show:
+                show(what, done, total, "images")
+
+
+def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
+    """What the frozen featurizer of `spec` computes of all images of its data, (N, F), in flat
+    order; computed once, and kept in the cache folder."""
+    algorithm = build_algorithm(spec, data)
+    rows = with_precomputed(data, algorithm)
+    part = next(m for m in algorithm.modules() if isinstance(m, FrozenStages))
+    inputs = all_inputs(rows, "cpu", show, "pretrained features")
+    return np.concatenate([x[:, part.columns] for x in inputs])
+
+# %% ../../nbs/10_apps/01_own_images.ipynb #def-sort-into
+def sort_target(root, target) -> Path:
+    """The folder `target`, into which the images below `root` can be sorted. `HmoeError` for one
+    that is not empty, or no folder, and for one that lies in `root`."""
+    root, target = (Path(path).expanduser().resolve() for path in (root, target))
+    cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        cause = f"{target.name} is not empty" if target.is_dir() else f"{target.name} is a file"
+    if cause:
+        raise HmoeError(f"{cause}; nothing was copied.", fix="a new folder outside of the images.")
+    return target
+
+
+def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
+    """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
+    `HmoeError` as `sort_target`."""
+    root, target = Path(root).expanduser().resolve(), sort_target(root, target)
+    for file, group in zip(images.file, images.group):
+        to = target / group / file
+        to.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(root / file, to) if links else shutil.copy2(root / file, to)
+    return len(images)

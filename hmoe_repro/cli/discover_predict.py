@@ -14,15 +14,30 @@ from .options import argument, option, print_frame
 from ..core.errors import plural
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
+def _write_findings(found, folder, output: str):
+    """Write the page and the table of groups beside it, and print the verdict."""
+    from hmoe_repro.apps import discover as app
+    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.style import as_text
+
+    write_atomic(output, app.report_html(found, folder))
+    write_atomic(os.path.join(os.path.dirname(output), "groups.csv"), app.groups_csv(found))
+    print(app.findings_verdict(app.summarise(found)))
+    print_frame(found.title, as_text(app.group_table(found)))
+    print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
+
+
 def discover_command(
-    folder: argument(str, "<class>/<image>, or <domain>/<class>/<image> (domains only score)."),
+    folder: argument(str, "<class>/<image>, <domain>/<class>/<image> (domains score), or images."),
     output: option(str, "The page to write.", callback=options.writable_file) = "report.html",
     labels: option(str, "CSV with columns file and domain: known domains, to compare with.") = None,
     no_classes: option(
         bool, "Take all images below as they are, unsorted.", "--no-classes"
     ) = False,
     method: option(str, "features (default where weights are installed) or hmoe.") = None,
-    experts: option(int, "Groups, at most; default: found.", min=2) = None,
+    experts: option(
+        int, "Number of groups, or of experts; default: as many as are found again.", min=2
+    ) = None,
     names: option(str, "Names of the groups, with commas, the largest first.") = None,
     sort_into: option(str, "Copy the images into this new folder, by group.") = None,
     links: option(bool, "Link them there instead.", "--links") = False,
@@ -38,23 +53,18 @@ def discover_command(
     """Find domains in a folder of your own images; writes one HTML page and a table of groups."""
     print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
-    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.apps import own_images
     from hmoe_repro.core.search_space import parse_setting
-    from hmoe_repro.core.style import as_text
 
-    how = {"steps": steps, "resolution": resolution, "network": network, "seed": seed}
-    how |= {"test_domain": test_domain, "experts": experts, "method": method}
-    how |= {"hparams": dict(parse_setting(text) for text in set_ or [])}
-    how |= {"names": names and [name.strip() for name in names.split(",")]}
-    found = app.discover(folder, labels, device, restarts=restarts, classes=not no_classes, **how)
-    write_atomic(output, app.report_html(found, folder))
-    write_atomic(os.path.join(os.path.dirname(output), "groups.csv"), app.groups_csv(found))
     if sort_into:
-        app.sort_into(found, folder, sort_into, links)
-    print(app.findings_verdict(app.summarise(found)))
-    run = f", run {found.record['run_id']}" if found.model else ""
-    print_frame(f"Groups{run}", as_text(app.group_table(found)))
-    print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
+        own_images.sort_target(folder, sort_into)
+    how = dict(steps=steps, resolution=resolution, network=network, seed=seed, method=method)
+    how |= dict(test_domain=test_domain, experts=experts, restarts=restarts)
+    how |= dict(hparams=dict(map(parse_setting, set_ or [])), classes=not no_classes)
+    found = app.discover(folder, labels, device, names=names and names.split(","), **how)
+    _write_findings(found, folder, output)
+    if sort_into:
+        own_images.sort_into(found.images, folder, sort_into, links)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

@@ -61,15 +61,17 @@ class FeatureGroups:
         return FeatureGroups(self.means, self.components, fit.cluster_centers_[order])
 
 # %% ../../nbs/02_data/14_feature_groups.ipynb #def-fit
-def feature_space(features, classes) -> FeatureGroups:
+def feature_space(features, classes, num_classes: int | None = None) -> FeatureGroups:
     """Class means and principal components of features (n, F) of images with classes (n,), 0 to
-    C-1, as one group. `HmoeError` for features that are not finite."""
+    `num_classes` - 1 (default: the largest), as one group; a class without images has the mean of
+    all. `HmoeError` for features that are not finite."""
     from sklearn.decomposition import PCA
 
     x, classes = _of_length_1(features), np.asarray(classes)
     if not np.isfinite(x).all():
         raise HmoeError("features are not finite.", fix="other weights of the network.")
-    means = np.stack([x[classes == c].mean(0) for c in range(classes.max() + 1)])
+    own = [classes == c for c in range(num_classes or classes.max() + 1)]
+    means = np.stack([x[mine].mean(0) if mine.any() else x.mean(0) for mine in own])
     residual = x - means[classes]
     amount = min(COMPONENTS, x.shape[1], len(x) - 1)
     found = PCA(amount, svd_solver="covariance_eigh").fit(residual)

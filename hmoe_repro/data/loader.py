@@ -27,7 +27,7 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
 from .base import Domains
-from .cache import examine, file_facts, open_cache
+from .cache import cache_root, examine, file_facts, open_cache
 from .image_folder import ImageTree, listed, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
@@ -166,7 +166,7 @@ class ImageFiles(Domains):
         """The cache, built if necessary, or None for the source 'files'."""
         if self.options["source"] == "files":
             return None
-        with watched(f"caching {self.name}") as on_progress:
+        with watched(f"caching {self.name} in {cache_root(self.scanned)}") as on_progress:
             how = self.options["interpolation"]
             return open_cache(self.scanned, self.resolution, on_progress, how)
 

@@ -23,7 +23,7 @@ from ..training.store import RunStore, locked_elsewhere, outcome, read_record, r
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-files
 _RUN = "[0-9a-f]{12}"
-_FILE = r"record\.json|arrays\.safetensors|state\.safetensors|selected-[\w-]+\.safetensors"
+_FILE = r"record\.json|(arrays|state|groups|selected-[\w-]+)\.safetensors"
 _MEMBER = re.compile(f"{_RUN}/({_FILE})")
 
 
@@ -36,6 +36,7 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
     elif not states or "state.safetensors" not in names:
         return []
     travels = {"record": True, "arrays": arrays, "state": states, "selected": weights or states}
+    travels["groups"] = travels["selected"]
     return sorted(name for name in names if travels[re.split(r"\W", name)[0]])
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-archive

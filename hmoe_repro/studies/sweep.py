@@ -269,7 +269,10 @@ class RunDisplay:
             if not self.progress.bars and now - self.last_said >= SECONDS_BETWEEN_LINES:
                 self.last_said = now
                 steps = [f"{run} {amount(*done)}" for run, done in self.running.items()]
-                self.progress.say(f"[{self.ended}/{self.total}] {'; '.join(steps)} updates")
+                part = self.ended + sum(done / most for done, most in self.running.values())
+                left = (now - min(self.started.values())) * (self.total / part - 1) if part else 0
+                said = f"{'; '.join(steps)} updates, about {left:.0f} s left in all"
+                self.progress.say(f"[{self.ended}/{self.total}] {said}")
         self._bar("all runs", self.ended, self.total, "runs")
 
     def _bar(self, what: str, done: int, total: int, unit: str):
