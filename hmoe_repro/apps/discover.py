@@ -398,7 +398,7 @@ def _meaning(summary: dict) -> str:
         said += "."
     return said
 
-
+# %% ../../nbs/10_apps/03_discover.ipynb #def-verdict-of-features
 def _why_not(summary: dict) -> str:
     """What groups of features lack to be found again."""
     again, without = summary["agreement"], summary["without_groups"]
@@ -430,7 +430,7 @@ def _verdict_of_features(summary: dict, listed: str) -> str:
     again = f"k-means on halves of the images finds them again ({halves})."
     return f"{len(summary['groups'])} groups found: {listed}. {again}{beside} {_meaning(summary)}"
 
-
+# %% ../../nbs/10_apps/03_discover.ipynb #def-verdict
 def findings_verdict(summary: dict) -> str:
     """The verdict of `summarise` in a few sentences: whether domains were found, and which."""
     groups, again = summary["groups"], summary["agreement"]
