@@ -6,11 +6,13 @@
 __all__ = ['STEPS', 'BATCH_SIZE', 'RESOLUTION', 'as_dataset', 'Comparison', 'summarise', 'compare']
 
 # %% ../../nbs/10_apps/04_compare.ipynb #imports
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from torch.utils.data import Dataset
@@ -20,12 +22,15 @@ from ..algorithms.base import SHARED_HPARAMS
 from ..algorithms.from_file import algorithm_name
 from ..algorithms.hparams import with_network
 from ..analysis.results import frame_of
-from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts
+from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.files import write_atomic
+from ..core.style import as_text
 from ..data.base import MultiDomainDataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
+from ..report.gallery import template
 from ..studies.sweep import Batch, default_jobs, train_here
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
@@ -174,7 +179,27 @@ class Comparison:
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         table = self.table.to_html(index=False, border=0)
-        return f"<p><b>{escape(self.verdict)}</b></p>{table}<ul>{notes}</ul>"
+        return f"<p class='said'>{escape(self.verdict)}</p>{table}<ul>{notes}</ul>"
+
+    def save(self, path="comparison.html") -> Path:
+        """Write the result, with a picture of all differences and the numbers behind it, as one
+        HTML page without scripts or requests; its path."""
+        parts, picture = [self._repr_html_()], io.StringIO()
+        if len(self.contrasts):
+            with plt.ioff(), plt.rc_context({"svg.hashsalt": "", "svg.fonttype": "none"}):
+                figure = forest_plot(self.contrasts).figure
+                figure.savefig(picture, format="svg", metadata={"Date": None})
+                plt.close(figure)
+            parts += ["<h2>Differences, in points</h2>", picture.getvalue().partition("?>")[2]]
+            parts += [as_text(self.contrasts).to_html(index=False, border=0)]
+        runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy", "commit"]
+        runs = self.frame[[name for name in runs if name in self.frame]]
+        parts += ["<h2>Runs</h2>", runs.round(4).to_html(index=False, border=0)]
+        title = "Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm))
+        page = template("comparison.html").render(title=title, parts=parts)
+        path = Path(path).expanduser().absolute()
+        write_atomic(path, page)
+        return path
 
 # %% ../../nbs/10_apps/04_compare.ipynb #def-summarise
 def _settings_note(frame: pd.DataFrame) -> str:

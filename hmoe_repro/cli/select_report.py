@@ -127,6 +127,7 @@ def export_domainbed_command(
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches(device: str) -> dict[str, tuple]:
     """Name -> (the function that measures, the page of its record, title -> printed table)."""
+    from hmoe_repro.apps.grouping_trials import groupings_table, run_groupings
     from hmoe_repro.bench.costs import cost_table, run_algorithms
     from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
     from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
@@ -150,18 +151,21 @@ def _benches(device: str) -> dict[str, tuple]:
         "moe": (run_moe, "speed_moe", layers),
         "algorithms": (partial(run_algorithms, device=device), "gmoe_table16", costs),
         "frozen": (run_frozen, "speed_frozen", frozen),
+        "groupings": (run_groupings, "groupings", {"Groups of folders": groupings_table}),
         "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
     }
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
-    what: option(str, "updates, moe (experts, masks), algorithms, frozen, or systems.") = "updates",
+    what: option(
+        str, "updates, moe, algorithms, frozen, groupings (of discover), systems."
+    ) = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
     scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
-    """Measure updates, experts and masks, algorithms, frozen stages, or a study's systems."""
+    """Measure updates, experts and masks, algorithms, frozen stages, discover, or systems."""
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.core.style import as_text

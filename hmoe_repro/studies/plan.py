@@ -242,7 +242,8 @@ class StudyPlan(NamedTuple):
             return "data not available"
         if self.missing and not self.seconds:
             return "not measured"
-        return as_time(sum(self.seconds))
+        part = "at least " * (len(self.seconds) < self.missing)
+        return f"{part}{as_time(sum(self.seconds))}"
 
 
 def as_time(seconds: float) -> str:
@@ -286,8 +287,9 @@ class Plan(NamedTuple):
         unmeasured = sum(s.missing - len(s.seconds) for s in known)
         lines = []
         if known and (seconds or not unmeasured):
+            part = "At least" if unmeasured or len(known) < len(self.studies) else "About"
             lines.append(
-                f"About {as_time(seconds / jobs)} with {plural(jobs, 'job')}, by the times of "
+                f"{part} {as_time(seconds / jobs)} with {plural(jobs, 'job')}, by the times of "
                 f"finished runs of the same kind on this kind of device ({self.device})."
             )
         if unmeasured:
