@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from html import escape
 
 import nbformat
 import pytest
@@ -127,13 +128,16 @@ batch_size = 4
     assert erm_row.algorithm == "ERM" and erm_row["Average of photo"].startswith(f"{mean:.1f} ± ")
 
 
-def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypatch):
+def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypatch, tmp_path):
     first = compare(["ERM", Half], tensors(), seeds=2)
     name = "Half (test_compare_call.py)"
     assert first.table.algorithm.tolist() == ["ERM", name]
     assert first.table.columns[-2:].tolist() == ["difference to ERM (95 % CI)", "p (Holm)"]
     assert first.table.iloc[0, -1] == "–" and "95 % CI" in first.table.iloc[1, -2]
     assert first.verdict in repr(first) and "small_cnn, 16 pixels, 2 updates of 4" in repr(first)
+    page = first.save(tmp_path / "page.html").read_text()
+    assert escape(first.verdict) in page and "<svg" in page and "<script" not in page
+    assert all(run_id in page for run_id in first.frame.run_id) and "http-equiv" in page
     source = RunStore().folder / "algorithms" / f"{ALGORITHMS[name].source_hash}.py"
     kept = source.read_text()
     assert "FACTOR = 0.5" in kept and "def scaled" in kept and "Failing" not in kept

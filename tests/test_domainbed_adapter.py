@@ -49,7 +49,7 @@ def config(name, **more):
     return make_config(full, "DigitDomainsTiny", ["sketch"], **options)
 
 
-@pytest.mark.parametrize("name", ["ERM", "Adversarial", "Cloning", "Hoarder"])
+@pytest.mark.parametrize("name", ["ERM", "Adversarial", "Cloning", "Hoarder", "Probes"])
 def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
     "Stopped in the middle of an update between two checkpoints, and before and after a new Adam."
     spec, whole, parts = config(name), RunStore(tmp_path / "a"), RunStore(tmp_path / "b")
@@ -67,6 +67,21 @@ def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
     assert resumed["resumed"] and outcome(resumed) == outcome(record)
     kept = [load_model(spec.run_id, store=store)[0].state_dict() for store in (whole, parts)]
     assert all(torch.equal(kept[0][key], kept[1][key]) for key in kept[0])
+
+
+def test_a_run_that_cannot_resume_says_so(checkout, tmp_path):
+    "The optimiser of the stored weights is another than the one of a new object."
+
+    def stop(step, steps):
+        if step == 11:
+            raise KeyboardInterrupt
+
+    store = RunStore(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(config("Regroups"), store, on_step=stop)
+    record = run(config("Regroups"), store)
+    assert record["status"] == "failed"
+    assert re.search("cannot be resumed: a later optimiser is of other weights", record["reason"])
 
 
 def test_its_erm_is_our_erm(checkout):

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from hmoe_repro.apps.discover import discover, found_domains, report_html, summarise
-from hmoe_repro.apps.export import export_model
+from hmoe_repro.apps.export import export_model, run_graph
 from hmoe_repro.apps.own_images import image_files, sort_into
 from hmoe_repro.apps.predict import load
 from hmoe_repro.core.errors import HmoeError
@@ -142,6 +143,10 @@ def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_p
     export_model(model, tmp_path / "model")
     again = load(tmp_path / "model").predict([folder / file for file in files])
     pd.testing.assert_frame_equal(again, table)
+    path, _ = export_model(model, tmp_path / "graph", "torch-export", as_bytes=True)
+    pictures = [model.pixels(Image.open(folder / file).convert("RGB")) for file in files]
+    outputs = run_graph(path, torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
+    assert [model.group_names[k] for k in outputs["group"]] == list(table.group)
 
 
 def test_names_are_kept_with_the_groups_until_others_are_given(styles):

@@ -137,7 +137,8 @@ def _state(value):
             path: {n: _state(v) for n, v in vars(part).items() if n not in _OF_MODULES}
             for path, part in value.named_modules()
         }
-        return {"module": [value.state_dict(), of_parts]}
+        trained = {n: p.requires_grad for n, p in value.named_parameters()}
+        return {"module": [value.state_dict(), of_parts, trained]}
     if hasattr(value, "load_state_dict"):
         return {"loads": value.state_dict()}
     constant = inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
@@ -168,13 +169,19 @@ def _restore(saved: dict | None, now):
             fix="remove the run's folder; it starts again.",
         )
     if kind == "loads":
-        now.load_state_dict(copy.deepcopy(content))
+        try:
+            now.load_state_dict(copy.deepcopy(content))
+        except ValueError as error:  # of an optimiser
+            cause = f"the run cannot be resumed: a later optimiser is of other weights ({error})."
+            raise HmoeError(cause, fix="remove the run's folder; it starts again.") from None
     elif kind == "object":
         for name, each in content.items():
             setattr(now, name, _restore(each, getattr(now, name, None)))
     elif kind == "module":
-        weights, of_parts = content
+        weights, of_parts, trained = content
         now.load_state_dict(weights)
+        for name, parameter in now.named_parameters():  # a class may freeze its first updates
+            parameter.requires_grad_(trained[name])
         for path, attributes in of_parts.items():
             _restore({"object": attributes}, now.get_submodule(path))
     elif kind == "list":

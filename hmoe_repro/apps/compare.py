@@ -7,6 +7,7 @@ __all__ = ['STEPS', 'BATCH_SIZE', 'RESOLUTION', 'as_dataset', 'Comparison', 'sum
 
 # %% ../../nbs/10_apps/04_compare.ipynb #imports
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -26,7 +27,7 @@ from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, fo
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import write_atomic
-from ..core.style import as_text
+from ..core.style import as_text, use_style
 from ..data.base import MultiDomainDataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
@@ -50,7 +51,8 @@ def _read(domain: str, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
         raise HmoeError(f"{cause}, not a tensor.", fix="a transform that ends with ToTensor().")
     if any(item[0].shape != items[0][0].shape for item in items):
         raise HmoeError(f"{where} has images of several shapes.", fix="a transform that resizes.")
-    if any(not torch.equal(items[i][0], dataset[i][0]) for i in range(min(3, count))):
+    some = range(0, count, -(-count // 32))
+    if any(not torch.equal(items[i][0], dataset[i][0]) for i in some):
         cause = f"{where} gives another image each time it is asked."
         raise HmoeError(cause, fix="leave its random transform out.")
     return torch.stack([item[0] for item in items]), torch.tensor([int(i[1]) for i in items])
@@ -186,7 +188,10 @@ class Comparison:
         HTML page without scripts or requests; its path."""
         parts, picture = [self._repr_html_()], io.StringIO()
         if len(self.contrasts):
-            with plt.ioff(), plt.rc_context({"svg.hashsalt": "", "svg.fonttype": "none"}):
+            with plt.ioff(), plt.rc_context(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # seaborn's layout, which is replaced
+                use_style()
+                plt.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
                 figure = forest_plot(self.contrasts).figure
                 figure.savefig(picture, format="svg", metadata={"Date": None})
                 plt.close(figure)

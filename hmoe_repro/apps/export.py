@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from .. import __version__
@@ -50,8 +51,8 @@ def every_expert(layer: SparseMoE, x: torch.Tensor) -> torch.Tensor:
 
 class ImageClassifier(nn.Module):
     """A copy of a trained model as one module: images (B, 3, R, R), floats from 0 to 1 or bytes ->
-    'probability' (B, C) in an inference mode and, for HMOE, 'gate' (B, K). It is in evaluation mode
-    and computes in float32."""
+    'probability' (B, C) in an inference mode and, for HMOE, 'gate' (B, K), and where its images
+    were grouped by features the 'group' (B,). It is in evaluation mode and computes in float32."""
 
     def __init__(self, model: TrainedModel, mode: str):
         super().__init__()
@@ -64,6 +65,9 @@ class ImageClassifier(nn.Module):
         mean, std = (MEAN, STD) if of_files else ((0.0,) * 3, (1.0,) * 3)
         self.register_buffer("image_mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("image_std", torch.tensor(std).view(3, 1, 1))
+        self.grouped = model.grouping is not None
+        for name, values in vars(model.grouping).items() if self.grouped else ():
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
         self.eval()
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -72,6 +76,11 @@ class ImageClassifier(nn.Module):
         outputs = {"probability": self.algorithm.predict_modes(x)[self.mode].softmax(1)}
         if hasattr(self.algorithm, "codes"):
             outputs["gate"] = self.algorithm.codes(x)[1]
+        if self.grouped:  # as `FeatureGroups.assign`
+            features = F.normalize(self.algorithm.model.featurizer(x), dim=1)
+            means = self.means[outputs["probability"].argmax(1)]
+            points = (features - means) @ self.components.T
+            outputs["group"] = (points[:, None] - self.centres).square().sum(-1).argmin(1)
         return outputs
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-independent
@@ -87,7 +96,7 @@ def _noise(resolution: int) -> torch.Tensor:
 
 def _look(model: TrainedModel, pictures: torch.Tensor, mode: str) -> dict[str, np.ndarray]:
     outputs = model.look(pictures, mode)
-    return {name: outputs[name] for name in ("probability", "gate") if name in outputs}
+    return {name: outputs[name] for name in ("probability", "gate", "group") if name in outputs}
 
 
 def _difference(outputs: dict, others: dict) -> float:
@@ -252,6 +261,7 @@ def _write_weights(model: TrainedModel, path: Path, text: str):
     names["input_shape"] = list(model.algorithm.input_shape)
     whose = {"run": model.record["run_id"], "mode": model.weights}
     save_model(path, model.algorithm, names, **whose, config=text)
+    keep_groups(path.parent, model.group_names, model.grouping)
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-export-model
 def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text: str) -> dict:
@@ -265,7 +275,8 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     except Exception as error:
         name, reason = model.record["config"]["algorithm"], first_line(error)
         cause = f"{name} cannot be written as a graph in {path.name} ({reason})."
-        raise HmoeError(cause, fix="another format; safetensors always works.") from None
+        also = "" if model.record["config"]["algorithm_source"] else "; safetensors always works"
+        raise HmoeError(cause, fix=f"another format{also}.") from None
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -114,7 +114,7 @@ def groupings_table(record: dict) -> pd.DataFrame:
     for (folder, by), mine in groupings_frame(record).groupby(["folder", "by"], sort=False):
         row = {"folder": folder, "grouped by": by, "reliable": "–", "groups": "–"}
         if mine.found.notna().all():
-            row["reliable"] = f"{mine.found.sum()} of {len(mine)}"
+            row["reliable"] = f"{int(mine.found.sum())} of {len(mine)}"
             row["groups"] = ", ".join(map("{:.0f}".format, mine["groups"]))
         row |= {"NMI with styles": mine.nmi.mean(), "NMI with classes": mine.nmi_class.mean()}
         rows.append(row | {"seconds": mine.seconds.mean()})
@@ -131,7 +131,7 @@ def groupings_answer(record: dict) -> list[str]:
             nmi, claimed, draws = one.nmi.dropna(), one.found.dropna(), len(one)
             text = f"{by} {nmi.mean():.2f} ({nmi.min():.2f} to {nmi.max():.2f})" if len(nmi) else by
             if len(claimed):
-                text += f", reliable by its own verdict in {claimed.sum()} of {draws}"
+                text += f", reliable by its own verdict in {int(claimed.sum())} of {draws}"
             said += [text] if len(nmi) or len(claimed) else []
         what = (
             "NMI with the styles, mean (least to most) over draws"

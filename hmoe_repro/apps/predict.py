@@ -55,19 +55,22 @@ class TrainedModel:
 
     @torch.no_grad()
     def look(self, pictures: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
-        """'probability' (B, C), the `image_statistics` as 'statistics' (B, 6) and, for HMOE, 'gate'
-        (B, K) and 'code' (B, D), and with a grouping 'features' (B, F), of images, bytes
-        (B, R, R, 3)."""
+        """Of images, bytes (B, R, R, 3): 'probability' (B, C), `image_statistics` as 'statistics'
+        (B, 6), for HMOE 'gate' (B, K) and 'code' (B, D), with a grouping 'group' (B,)."""
         pictures = pictures.to(next(self.algorithm.parameters()).device)
         of_files = self.record["config"].get("images")  # trained on files, or on tensors
         x = normalise(pictures) if of_files else as_input(pictures.permute(0, 3, 1, 2))
-        logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
+        part, features = self.algorithm.model.featurizer if self.grouping else self.algorithm, []
+        with part.register_forward_hook(lambda module, given, output: features.append(output)):
+            logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
             outputs["code"], outputs["gate"] = self.algorithm.codes(x)
+        outputs = {name: value.float().cpu().numpy() for name, value in outputs.items()}
         if self.grouping:
-            outputs["features"] = self.algorithm.model.featurizer(x)
-        return {name: value.float().cpu().numpy() for name, value in outputs.items()}
+            classes, of_images = outputs["probability"].argmax(1), features[0].float().cpu().numpy()
+            outputs["group"] = self.grouping.assign(of_images, classes)
+        return outputs
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-data-shape
 @dataclass
@@ -209,8 +212,7 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
         "gate_value": gate.max(1),
     }
     if model.grouping:
-        groups = model.grouping.assign(outputs["features"], probability.argmax(1))
-        table["group"] = np.array(model.group_names)[groups]
+        table["group"] = np.array(model.group_names)[outputs["group"]]
     return pd.DataFrame(table)
 
 

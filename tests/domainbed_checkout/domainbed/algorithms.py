@@ -155,6 +155,30 @@ class Hoarder(ERM):
         self.featurizer.eval()
 
 
+class Probes(ERM):
+    """Trains its classifier alone first, with the featurizer frozen, then everything."""
+
+    def __init__(self, input_shape, num_classes, num_domains, hparams):
+        super().__init__(input_shape, num_classes, num_domains, hparams)
+        self.featurizer.requires_grad_(False)
+        self.seen = 0
+
+    def update(self, minibatches, unlabeled=None):
+        if self.seen == 5:
+            self.featurizer.requires_grad_(True)
+            self.reset()
+        self.seen += 1
+        return super().update(minibatches)
+
+
+class Regroups(Probes):
+    """The same with an optimiser of the classifier alone, then one of everything."""
+
+    def __init__(self, input_shape, num_classes, num_domains, hparams):
+        super().__init__(input_shape, num_classes, num_domains, hparams)
+        self.optimizer = torch.optim.Adam(self.classifier.parameters(), lr=self.hparams["lr"])
+
+
 class NeedsCuda(ERM):
     def __init__(self, input_shape, num_classes, num_domains, hparams):
         super().__init__(input_shape, num_classes, num_domains, hparams)

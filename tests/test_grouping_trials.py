@@ -1,0 +1,56 @@
+"""Trials of `discover` on folders of known styles: what is drawn, what is said of the results."""
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from hmoe_repro.apps.grouping_trials import (
+    FOLDERS,
+    groupings_answer,
+    groupings_frame,
+    plot_groupings,
+    write_folder,
+)
+from hmoe_repro.bench.timing import SCALES
+
+
+def test_a_folder_has_as_many_of_each_class_and_style(tmp_path):
+    tables = []
+    for draw, folder in enumerate(("a", "b")):
+        labels = write_folder("digits, four styles", tmp_path / folder, 120, draw)
+        tables.append(pd.read_csv(labels))
+        files = {path.relative_to(tmp_path / folder) for path in (tmp_path / folder).rglob("*.png")}
+        assert {str(file) for file in files} == set(tables[-1].file)
+        classes = tables[-1].file.str.partition("/")[0]
+        assert (pd.crosstab(classes, tables[-1].domain) == 3).all(axis=None)
+        assert len(tables[-1]) == 120
+    one, other = (Image.open(tmp_path / f / tables[0].file[0]).tobytes() for f in ("a", "b"))
+    assert one != other and set(SCALES["groupings"]["full"]["folders"]) == set(FOLDERS)
+    alone = write_folder("plain digits alone", tmp_path / "c", 20, 0)
+    assert set(pd.read_csv(alone).domain) == {"plain"}
+
+
+def trial(folder, method, draw, nmi, found):
+    row = {"folder": folder, "method": method, "draw": draw, "found": found, "groups": 4}
+    row |= {"nmi_domain": nmi, "nmi_plain_domain": nmi and 0.4, "nmi_expert": nmi and 0.5}
+    return row | {"nmi_class": 0.0, "seconds": 10.0}
+
+
+def test_the_answer_names_every_method_and_false_alarms():
+    trials = [trial("styles", "features", draw, nmi, True) for draw, nmi in enumerate([0.6, 0.8])]
+    trials += [trial("styles", "pixels", 0, 0.3, False), trial("alone", "features", 0, None, True)]
+    trials += [trial("alone", "pixels", 0, None, False)]
+    record = {"trials": trials, "rounds": 2}
+    styles, alone = groupings_answer(record)
+    assert (
+        "pretrained features 0.70 (0.60 to 0.80), reliable by its own verdict in 2 of 2" in styles
+    )
+    assert "HMOE, from pixels 0.30" in styles and "colour and contrast 0.40" in styles
+    assert alone.startswith("Alone") and "error" in alone and "NMI" not in alone
+    assert "pretrained features, reliable by its own verdict in 1 of 1" in alone
+    assert "HMOE, from pixels, reliable by its own verdict in 0 of 1" in alone
+    frame = groupings_frame(record)
+    assert frame.by.value_counts().to_dict()["HMOE, on pretrained features"] == 3
+    grid = plot_groupings(record)
+    assert [axis.get_title() for axis in grid.axes.flat] == ["styles"]
+    assert [bar.get_width() for bar in grid.axes.flat[0].patches[:2]] == pytest.approx([0.7, 0.3])
