@@ -33,7 +33,7 @@ def test_a_folder_has_as_many_of_each_class_and_style(tmp_path):
 def trial(folder, method, draw, nmi, found):
     row = {"folder": folder, "method": method, "draw": draw, "found": found, "groups": 4}
     row |= {"nmi_domain": nmi, "nmi_plain_domain": nmi and 0.4, "nmi_expert": nmi and 0.5}
-    return row | {"nmi_class": 0.0, "seconds": 10.0}
+    return row | {"nmi_given": nmi and 0.9, "nmi_class": 0.0, "seconds": 10.0}
 
 
 def test_the_answer_names_every_method_and_false_alarms():
@@ -50,7 +50,7 @@ def test_the_answer_names_every_method_and_false_alarms():
     assert "pretrained features, reliable by its own verdict in 1 of 1" in alone
     assert "HMOE, from pixels, reliable by its own verdict in 0 of 1" in alone
     frame = groupings_frame(record)
-    assert frame.by.value_counts().to_dict()["HMOE, on pretrained features"] == 3
+    assert frame.by.value_counts().to_dict()["HMOE, on pretrained features"] == 2
     grid = plot_groupings(record)
     assert [axis.get_title() for axis in grid.axes.flat] == ["styles"]
     assert [bar.get_width() for bar in grid.axes.flat[0].patches[:2]] == pytest.approx([0.7, 0.3])
