@@ -103,8 +103,7 @@ class HMOE(nn.Module):
         self.featurizer, self.encoder, self.eps = featurizer, encoder, eps
         self.mix = check_choice(mix, ("logits", "prob"), "mix")
         self.code_norm = CODE_NORMS[check_choice(code_norm, CODE_NORMS, "code norm")](embedding_dim)
-        self.embeddings = nn.Parameter(torch.empty(num_experts, embedding_dim))
-        nn.init.normal_(self.embeddings, std=embedding_scale)
+        self.embeddings = nn.Parameter(embedding_scale * torch.randn(num_experts, embedding_dim))
         self.hypernetwork = HyperNetwork(
             embedding_dim, (feature_dim, *classifier_hidden, num_outputs), hidden
         )
