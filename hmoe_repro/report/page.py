@@ -26,15 +26,7 @@ from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import markdown_table, save_figure, save_table, use_style
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
-from hmoe_repro.report.provenance import (
-    TOY,
-    caption,
-    header,
-    output_folder,
-    protocol_note,
-    provenance,
-    save_verdict,
-)
+from . import provenance
 from ..studies.artefacts import artefact_studies, artefact_study
 from ..studies.studies import count_runs, read_study
 
@@ -116,7 +108,7 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
     columns = ["study", "runs", "hours on a V100, quoted", "GB, quoted"]
     named = f"{'study' if len(absent) == 1 else 'studies'} {', '.join(f'`{s}`' for s in absent)}"
     parts = [
-        f"**Not run: there are no records of {named}.** {protocol_note(profile)}",
+        f"**Not run: there are no records of {named}.** {provenance.protocol_note(profile)}",
         markdown_table(pd.DataFrame(rows, columns=columns)),
         "Quoted: updates alone, from the times that GMoE's Table 16 prints for 160 images of "
         "224 pixels on a V100; evaluations are not included.",
@@ -169,10 +161,10 @@ class _Results:
         self.frame = available_results(self.studies, store)[0]
         if where and len(self.frame):
             self.frame = self.frame.query(where)
-        self.folder = output_folder(output, profile)
+        self.folder = provenance.output_folder(output, profile)
         self._begin()
         if self.studies:
-            facts = header(profile, self.frame)
+            facts = provenance.header(profile, self.frame)
             if title:  # the reader's own study
                 facts = f"**{profile}**: {title}\n\n{facts.partition(chr(10) * 2)[2]}"
             self.show(facts)
@@ -208,9 +200,9 @@ class _Results:
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """`caption` of some of the runs; nothing for the toy, whose scale is the paper's."""
-        if not len(frame) or set(frame.dataset) == {TOY}:
+        if not len(frame) or set(frame.dataset) == {provenance.TOY}:
             return ""
-        return caption(frame, self.profile != "paper" or bool(self.reduced))
+        return provenance.caption(frame, self.profile != "paper" or bool(self.reduced))
 
 # %% ../../nbs/08_report/06_page.ipynb #def-page-outputs
 class _Outputs(_Results):
@@ -229,7 +221,7 @@ class _Outputs(_Results):
 
         if self._answer and lines:
             self._answer.update(Markdown(f"**Answer.** {lines[0]}"))
-        self.show(save_verdict(lines, self.folder, self.name))
+        self.show(provenance.save_verdict(lines, self.folder, self.name))
 
     def _file(self, part: str) -> str:
         return "_".join(filter(None, (self.name, part)))
@@ -279,7 +271,7 @@ class _Outputs(_Results):
         main, frame = self._study, self.frame
         if len(also):
             frame = pd.concat([frame, also], ignore_index=True)
-        facts = provenance(
+        facts = provenance.provenance(
             self.name,
             self.profile,
             frame,
@@ -330,8 +322,9 @@ class Page(_Outputs):
                 found = block(table[(table.part == name) & (table.baseline == baseline)])
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
                 low = published.undertrained_rows(rows)
+                said = provenance.caption(rows, bool(self.reduced))
                 title = (
-                    f"{caption(rows, bool(self.reduced))}. Accuracy − {baseline}, points, 95 % CI\n"
+                    f"{said}. Accuracy − {baseline}, points, 95 % CI\n"
                     "filled: significant after Holm's correction; triangle, arrow: off the scale"
                     f"{'; †: undertrained' * bool(low)}"
                 )
