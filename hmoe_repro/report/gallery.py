@@ -12,8 +12,6 @@ import functools
 import json
 import posixpath
 import re
-import tomllib
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
@@ -23,6 +21,7 @@ from ..analysis.tables import cost_table
 from ..core.errors import HmoeError, check_choice
 from ..core.files import repo_root, write_atomic
 from ..core.style import markdown_table
+from ..core.toml import packaged
 from .provenance import STATUS
 from .render import files_of, page_texts
 from ..studies.artefacts import ARTEFACTS, artefact_studies
@@ -162,7 +161,7 @@ def fill_blocks(text: str, blocks: dict[str, str]) -> str:
 # %% ../../nbs/08_report/03_gallery.ipynb #readme-pages
 README_PROFILES = ("quick", "mnist", "pacs")  # those with blocks
 FULL_ELSEWHERE = {"hmoe_fig3": "quick"}  # at the paper's own scale in a profile of another name
-_PAGES = tomllib.loads((files("hmoe_repro") / "pages.toml").read_text(encoding="utf-8"))
+_PAGES = packaged("pages.toml")
 PUBLISHED = _PAGES["papers"]  # paper -> figure or table -> what it shows, pages in its place
 
 # %% ../../nbs/08_report/03_gallery.ipynb #def-deviations
