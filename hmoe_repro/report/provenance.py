@@ -22,6 +22,7 @@ from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
 from ..core.search_space import as_text
+from ..core.toml import packaged
 from ..networks.pretrained import PIP_PACKAGE
 from ..training.run_config import TOY
 
@@ -48,12 +49,7 @@ def listed(frame: pd.DataFrame, column: str, empty: str = "none") -> str:
     return ", ".join(str(value) for value in values_of(frame, column) if value != "") or empty
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-status
-STATUS = {
-    "full": "the paper's data, protocol and scale",
-    "reduced": "the same data, less training, or smaller images and networks",
-    "stand-in": "other data than the paper's, such as the embedded digits, and less training",
-    "not run": "the page shows the paper's numbers and the estimated cost of running it",
-}
+STATUS = packaged("pages.toml")["status"]
 
 
 def data_status(frame: pd.DataFrame) -> str:
@@ -167,18 +163,8 @@ def header(profile: str, frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-rule-of
-SELECTION_RULE = (
-    "training-domain validation: the checkpoint with the best mean accuracy over the training "
-    "domains' 20 % splits, chosen separately for each inference mode"
-)
-DMG_RULE = (
-    "DMG's protocol: the epoch with the best unweighted mean over the training domains of "
-    "validation accuracy, with greedy masks for all inference modes where the algorithm has them"
-)
-TOY_RULE = (
-    "no validation: for each seed, the parameters with the lowest training loss within the last "
-    "tenth of training"
-)
+_CHOSEN = packaged("pages.toml")["rules"]
+SELECTION_RULE, DMG_RULE, TOY_RULE = (_CHOSEN[name] for name in ("domainbed", "dmg", "toy"))
 
 
 def rule_of(frame: pd.DataFrame) -> str:
