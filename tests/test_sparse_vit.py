@@ -173,12 +173,13 @@ def test_a_file_that_holds_experts_is_loaded_as_it_is(tmp_path, dense_file):
         make_sparse_vit("gmoe_small", SMALL, tmp_path / "trained.pth", num_experts=4)
 
 
-def test_weights_are_those_of_the_twin(tmp_path, dense_file):
+def test_weights_are_those_of_the_twin(tmp_path, dense_file, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
     for name, twin in SPARSE.items():
         assert weights_for(name) == weights_for(twin)
-    kept = keep_weights(dense_file[1], tmp_path)
+    kept = keep_weights(dense_file[1])
     assert resolve_weights(kept, "gmoe_small") == kept
-    net = make_sparse_vit("gmoe_small", SMALL, kept, folder=tmp_path)
+    net = make_sparse_vit("gmoe_small", SMALL, kept)
     assert net.loaded["ignored"] == ["head.weight"]
     with pytest.raises(HmoeError, match="weights of gmoe_s16 'IMAGENET1K_V1'. Valid: random, deit"):
         resolve_weights("IMAGENET1K_V1", "gmoe_s16")

@@ -230,17 +230,16 @@ def make_backbone(
     freeze_bn: bool | str | None = None,
     dropout: float = 0.0,
     drop_path: float = 0.0,
-    folder=None,
 ) -> ImageBackbone:
     """A network of `BACKBONES`, or 'timm:<name>', as a featurizer for images `input_shape` = (C, H,
-    W). `weights` as in `pretrained.find_weights`, stored files from `folder`; `freeze_bn` as
-    in `FREEZE_BN`: None or 'auto' freezes batch norm when they are pretrained.
+    W). `weights` as in `pretrained.find_weights`; `freeze_bn` as in `FREEZE_BN`: None or 'auto'
+    freezes batch norm when they are pretrained.
 
     Raises `HmoeError` for unknown names, images the network cannot take, and weights that are not
     available or do not fit."""
     info = architecture_of(name)
     check_request(name, info, input_shape, drop_path)
-    state, loaded = find_weights(weights, name, folder), None
+    state, loaded = find_weights(weights, name), None
     body = build_body(info, input_shape, drop_path)
     if state is not None:
         loaded = load_body(body, state, info, input_shape, name)

@@ -110,19 +110,17 @@ def make_sparse_vit(
     input_shape,
     weights="random",
     drop_path: float = 0.0,
-    folder=None,
     backend: str = "torch",
     **experts,
 ) -> backbones.ImageBackbone:
     """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
 
-    `weights` as in `pretrained.find_weights`, stored files from `folder`, under our names or
-    Tutel's; `backend` is the implementation of the experts, `experts` are the options of
-    `add_experts`. Raises `HmoeError` for unknown names and settings, images the network cannot
+    `weights` as in `pretrained.find_weights`, under our names or Tutel's; `backend` is the
+    implementation of the experts, `experts` are the options of `add_experts`. Raises `HmoeError` for unknown names and settings, images the network cannot
     take, weights that are not available or do not fit, and Tutel where it is not installed."""
     info = backbones.architecture_of(dense_twin(name))
     backbones.check_request(name, info, input_shape, drop_path=drop_path)
-    state, loaded = find_weights(weights, name, folder), None
+    state, loaded = find_weights(weights, name), None
     state = None if state is None else from_tutel_state(state)
     body = backbones.build_body(info, input_shape, drop_path)
     has_experts = any(".mlp.experts." in key for key in state or ())

@@ -309,7 +309,6 @@ def make_timm(
     drop_path: float = 0.0,
     grad_checkpointing: bool = False,
     frozen_stages: int | str = 0,
-    folder=None,
     **precomputed,
 ) -> TimmBackbone:
     """`efficientnet_lite0` or 'timm:<name>' as a featurizer for images `input_shape` = (C, H, W);
@@ -320,7 +319,7 @@ def make_timm(
     available or do not fit."""
     config, input_shape = timm_config(name), tuple(input_shape)
     num_features = num_features_of(config.architecture, input_shape, drop_path)
-    state, loaded = find_weights(weights, name, folder), None
+    state, loaded = find_weights(weights, name), None
     body = _build(config.architecture, input_shape, drop_path)
     if state is not None:
         loaded = load_timm(body, state, name)
