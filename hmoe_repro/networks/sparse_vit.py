@@ -116,8 +116,9 @@ def make_sparse_vit(
     """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
 
     `weights` as in `pretrained.find_weights`, under our names or Tutel's; `backend` is the
-    implementation of the experts, `experts` are the options of `add_experts`. Raises `HmoeError` for unknown names and settings, images the network cannot
-    take, weights that are not available or do not fit, and Tutel where it is not installed."""
+    implementation of the experts, `experts` are the options of `add_experts`. Raises
+    `HmoeError` for unknown names and settings, images the network cannot take, weights that are
+    not available or do not fit, and Tutel where it is not installed."""
     info = backbones.architecture_of(dense_twin(name))
     backbones.check_request(name, info, input_shape, drop_path=drop_path)
     state, loaded = find_weights(weights, name), None
