@@ -157,9 +157,7 @@ def contrasts(
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-rate
 def rate(successes: int, n: int) -> tuple[float, float, float]:
     """A rate, 0 to 1, with the low and high end of its exact 95 % interval (Clopper and Pearson,
-    1934). `HmoeError` unless 0 <= successes <= n and n > 0."""
-    if not 0 <= successes <= n or n < 1:
-        raise HmoeError(f"{successes} of {n} is no rate.")
+    1934). `ValueError` unless 0 <= successes <= n and n > 0."""
     low, high = stats.binomtest(successes, n).proportion_ci(0.95, "exact")
     return successes / n, float(low), float(high)
 

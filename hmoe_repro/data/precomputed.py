@@ -189,11 +189,7 @@ def open_tables(images: ImageDataset, parts: list, views: int) -> list[np.ndarra
     tables = [Table(images, part, views, state) for part in parts]
     if not all(table.is_whole() for table in tables):
         folder = cache_root(images.scanned)
-        try:
-            ensure_writable(folder)
-        except HmoeError as error:
-            fix = "HMOE_CACHE=<a folder with free space>."
-            raise HmoeError(error.cause, fix=fix) from None
+        ensure_writable(folder, "HMOE_CACHE=<a folder with free space>.")
         with locked(folder / f".{cache_stem(images.scanned)}-precomputed.lock"):
             if missing := [table for table in tables if not table.is_whole()]:
                 _complete(images, missing, state)

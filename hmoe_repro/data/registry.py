@@ -91,24 +91,15 @@ _DIGITS = (
 _MNIST = {"licence": "MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0", "files": "MNIST"}
 
 
-@register_dataset(
-    "DigitDomains",
-    domain_names=tuple(STYLES),
-    summary="1,797 real digits in four looks, 16x16, embedded",
-    licence=_DIGITS,
-)
-def _digit_domains(trial_seed, data_dir):
-    return digit_domains()
+def _register_digits(name: str, summary: str, per_domain: int | None = None):
+    """Enter scikit-learn's digits in their four looks."""
+    register_dataset(name, domain_names=tuple(STYLES), summary=summary, licence=_DIGITS)(
+        lambda trial_seed, data_dir: digit_domains(per_domain=per_domain, name=name)
+    )
 
 
-@register_dataset(
-    "DigitDomainsTiny",
-    domain_names=tuple(STYLES),
-    summary="60 digits a domain of DigitDomains, for tests",
-    licence=_DIGITS,
-)
-def _digit_domains_tiny(trial_seed, data_dir):
-    return digit_domains(per_domain=60, name="DigitDomainsTiny")
+_register_digits("DigitDomains", "1,797 real digits in four looks, 16x16, embedded")
+_register_digits("DigitDomainsTiny", "60 digits a domain of DigitDomains, for tests", 60)
 
 
 def _register_variants(original: str, twin: str, make, domains, what: str, channels: int):

@@ -74,11 +74,6 @@ def add_experts(body: nn.Module, placement: str = "last-two", copy: bool = True,
 
     `copy`: experts begin as copies of the MLP; otherwise each is drawn anew. `settings` are those
     of `SparseMoE`. Raises `HmoeError` where `body` has no such blocks, and for wrong settings."""
-    if not isinstance(getattr(body, "blocks", None), nn.Sequential | nn.ModuleList):
-        raise HmoeError(
-            f"a {type(body).__name__} has no list of blocks in which experts could be placed.",
-            fix="a vision transformer, for example deit_small.",
-        )
     for index in sparse_blocks(len(body.blocks), placement):
         dense = _dense_mlp(body, index)
         layer = SparseMoE(dense.fc1.in_features, dense.fc1.out_features, **settings)
