@@ -395,16 +395,15 @@ def test_every_published_name_is_known_to_its_publisher_and_to_a_network_of_ours
 
 
 def test_a_user_may_name_weights_in_three_ways(files):
-    store = files / "store"
     assert (
         resolve_weights("random", "resnet18") == "random" == resolve_weights("random", "small_cnn")
     )
     assert resolve_weights("IMAGENET1K_V1", "resnet50") == "IMAGENET1K_V1"
-    kept = resolve_weights(str(files / "a.pth"), "resnet18", store)
+    kept = resolve_weights(str(files / "a.pth"), "resnet18")
     assert (
         kept
-        == resolve_weights(kept, "resnet18", store)
-        == resolve_weights(files / "a.safetensors", "resnet18", store)
+        == resolve_weights(kept, "resnet18")
+        == resolve_weights(files / "a.safetensors", "resnet18")
     )
     assert find_weights("random", "resnet18") is None and same(
         find_weights(files / "a.pth", "resnet18"), state()

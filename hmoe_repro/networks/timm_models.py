@@ -18,7 +18,13 @@ from torch import nn
 from ..core.errors import HmoeError, first_line
 from ..core.search_space import declared_hparams
 from ..data.transforms import MEAN, STD
-from .backbones import FREEZE_BN, ImageBackbone, adapt_channels, strict_sides
+from hmoe_repro.networks.backbones import (
+    FREEZE_BN,
+    LARGE_HPARAMS,
+    ImageBackbone,
+    adapt_channels,
+    strict_sides,
+)
 from hmoe_repro.networks.pretrained import (
     LITE0,
     find_weights,
@@ -334,8 +340,4 @@ def make_timm(
     return TimmBackbone(body, num_features, rescale, frozen, **options)
 
 
-TIMM_HPARAMS = {
-    name: each
-    for table in ("pretrained", "large", "timm")
-    for name, each in declared_hparams(table).items()
-}
+TIMM_HPARAMS = LARGE_HPARAMS | declared_hparams("timm")
