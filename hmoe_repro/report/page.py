@@ -106,17 +106,10 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
         memory = f"{cost['memory']:.1f}" if cost["timed"] else "not known"
         rows.append([study, cost["runs"], hours, memory])
     columns = ["study", "runs", "hours on a V100, quoted", "GB, quoted"]
-    named = f"{'study' if len(absent) == 1 else 'studies'} {', '.join(f'`{s}`' for s in absent)}"
-    parts = [
-        f"**Not run: there are no records of {named}.** {provenance.protocol_note(profile)}",
-        markdown_table(pd.DataFrame(rows, columns=columns)),
-        "Quoted: updates alone, from the times that GMoE's Table 16 prints for 160 images of "
-        "224 pixels on a V100; evaluations are not included.",
-        f"`hmoe plan {artefact} --profile {profile}` lists the runs missing on your machine and "
-        f"estimates their time; `hmoe reproduce {artefact} --profile {profile}` trains them, "
-        "and resumes if it was stopped.",
-    ]
-    return "\n\n".join(parts)
+    table = markdown_table(pd.DataFrame(rows, columns=columns))
+    given = {"artefact": artefact, "profile": profile, "absent": absent, "table": table}
+    note = provenance.protocol_note(profile)
+    return provenance.template("not_run.md").render(given, note=note)
 
 
 def not_run_line(absent: list[str]) -> str:

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 'values_of', 'listed', 'data_status',
-           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'header', 'rule_of', 'save_verdict',
-           'provenance']
+           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'template', 'header', 'rule_of',
+           'save_verdict', 'provenance']
 
 # %% ../../nbs/08_report/01_provenance.ipynb #imports
+import functools
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from ..algorithms import algorithm_names, get_algorithm
 from ..algorithms.base import merge_hparams
@@ -126,41 +128,51 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     scale = data_status(frame) if reduced else "the paper's protocol"
     return f"{listed(frame, 'dataset')}, {scale}: {', '.join(facts)}"
 
+# %% ../../nbs/08_report/01_provenance.ipynb #def-template
+def _printable(value):
+    """A value as a template prints it: characters that UTF-8 cannot encode become '?'."""
+    if type(value) is str:  # and not markup, which is text that a template has made
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value
+
+
+@functools.cache
+def template(name: str) -> Template:
+    """The Jinja2 template `name` of the folder `hmoe_repro/templates`; `template(name).render(...)`
+    is its text."""
+    environment = Environment(
+        loader=PackageLoader("hmoe_repro"),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
+
 # %% ../../nbs/08_report/01_provenance.ipynb #def-header
 def header(profile: str, frame: pd.DataFrame) -> str:
     """Markdown lines that open a page: profile, data set, updates, precision, cap on validation,
     hyper-parameters changed from their defaults, number of runs, algorithms, test domains, seeds,
     commits and devices."""
     frame = runs(frame)
+    weights = [str(w) for w in values_of(frame, "weights") if w not in ("", "random")]
     data = [
         f"{name} ({listed(part, 'dataset_fingerprint', 'None')})"
         for name, part in frame.groupby("dataset")
     ]
-    given = ", ".join(str(w) for w in values_of(frame, "weights") if w not in ("", "random"))
-    setting = [
-        f"data: {', '.join(data) or 'none'}",
-        f"network: {listed(frame, 'network')}",
-        *([f"weights: {initial_weights(frame)} ({given})"] if given else []),
-        f"updates: {listed(frame, 'steps')}",
-        f"precision: {listed(frame, 'precision')}",
-    ]
-    if "dmg" in values_of(frame, "protocol"):
-        setting.append("protocol: DMG's, with mixed batches of all training domains")
-    if len(frame) and (cap := validation_cap(frame)):
-        setting.append(f"validation on {cap}")
-    lines = [f"**{protocol_note(profile, frame)}**", "", f"- {'; '.join(setting)}"]
-    if changed := changed_settings(frame):
-        lines.append(f"- changed from the defaults: {'; '.join(changed)}")
-    failed = (frame.status == "failed").sum()
-    lines.append(
-        f"- {len(frame)} runs, {failed} failed: {listed(frame, 'algorithm')}; "
-        f"test domains: {listed(frame, 'test_domain')}; trial seeds: {listed(frame, 'trial_seed')}"
+    return template("header.md").render(
+        note=protocol_note(profile, frame),
+        data=data,
+        weights=weights,
+        started=initial_weights(frame),
+        dmg="dmg" in values_of(frame, "protocol"),
+        cap=validation_cap(frame),
+        changed=changed_settings(frame),
+        runs=len(frame),
+        failed=(frame.status == "failed").sum(),
+        listed=functools.partial(listed, frame),
     )
-    commit, device = (
-        listed(frame, f"environment.{fact}", "not recorded") for fact in ("commit", "device")
-    )
-    lines.append(f"- trained at commit {commit} on {device}")
-    return "\n".join(lines)
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-rule-of
 _CHOSEN = packaged("pages.toml")["rules"]
