@@ -28,7 +28,7 @@ from ..core.files import sha256, write_atomic
 from ..core.seeds import seed_everything
 from ..core.toml import packaged
 from ..report.page import _Outputs
-from ..report.provenance import output_folder
+from ..report.provenance import output_folder, template
 from ..studies.artefacts import ARTEFACTS
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-measure
@@ -187,29 +187,9 @@ def target_line(record: dict, table: pd.DataFrame) -> str:
     return f"Of {len(table)} targets: {counted}. {device}, one thread."
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-machine-notes
-_HARDWARE = {
-    "amx": "multiplies bf16 in hardware (AMX)",
-    "avx512_bf16": "has AVX512-BF16, but no AMX",
-    "emulated": "has neither AMX nor AVX512-BF16: bf16 products are emulated, and slower than "
-    "float32",
-}
-
-
 def machine_notes(record: dict) -> list[str]:
     """The machine of a record, and the share of a core that the process got."""
-    made = record["environment"]
-    library = f"library {made['library']} at commit {made['commit']}"
-    load = f"this process got {record['busy']:.0%} of a core"
-    if record["busy"] < 0.95:
-        load += (
-            ": **other processes used the machine, so the seconds are unreliable**; "
-            "ratios compare times of the same round"
-        )
-    return [
-        f"{made['device_name']}, one thread; it {_HARDWARE[record['bf16']]}. "
-        f"PyTorch {made['versions'].get('torch')}, {library}.",
-        f"{record['rounds']} rounds, finished {record['finished']}; {load}.",
-    ]
+    return template("machine_notes.md").render(record).splitlines()
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-bench-page
 class BenchPage(_Outputs):

@@ -101,12 +101,7 @@ def dense_twin(name: str) -> str:
 
 # %% ../../nbs/03_networks/07_sparse_vit.ipynb #def-make-sparse-vit
 def make_sparse_vit(
-    name: str,
-    input_shape,
-    weights="random",
-    drop_path: float = 0.0,
-    backend: str = "torch",
-    **experts,
+    name: str, input_shape, weights="random", drop_path=0.0, backend="torch", **experts
 ) -> backbones.ImageBackbone:
     """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
 
