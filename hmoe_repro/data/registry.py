@@ -20,19 +20,12 @@ from ..core.config import CONFIG
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, runs_dir, write_atomic
+from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
 from .digits import STYLES, digit_domains
 from .image_folder import ImageTree, scan_tree
 from .loader import ImageDataset
-from hmoe_repro.data.mnist import (
-    ANGLES,
-    COLOUR_FLIPS,
-    colored_domains,
-    embedded_digits,
-    read_mnist,
-    rotated_domains,
-)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-register-dataset
 @dataclass(frozen=True)
@@ -107,18 +100,20 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
     both = {"domain_names": tuple(map(str, domains)), "checkpoint_frequency": 100, "seeded": True}
     summary = f"DomainBed's {original}: 70,000 digits{what}, {channels}x28x28"
     register_dataset(original, summary=summary, **both, **_MNIST)(
-        lambda trial_seed, data_dir: make(original, *read_mnist(data_dir), trial_seed)
+        lambda trial_seed, data_dir: make(original, *mnist.read_mnist(data_dir), trial_seed)
     )
     summary = f"{original}'s twin from 1,797 embedded digits, {channels}x16x16"
     register_dataset(twin, summary=summary, licence=_DIGITS, **both)(
-        lambda trial_seed, data_dir: make(twin, *embedded_digits(), trial_seed)
+        lambda trial_seed, data_dir: make(twin, *mnist.embedded_digits(), trial_seed)
     )
 
 
 _register_variants(
-    "ColoredMNIST", "ColoredDigits", colored_domains, COLOUR_FLIPS, ", two classes", 2
+    "ColoredMNIST", "ColoredDigits", mnist.colored_domains, mnist.COLOUR_FLIPS, ", two classes", 2
 )
-_register_variants("RotatedMNIST", "RotatedDigits", rotated_domains, ANGLES, " at six angles", 1)
+_register_variants(
+    "RotatedMNIST", "RotatedDigits", mnist.rotated_domains, mnist.ANGLES, " at six angles", 1
+)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-as-dataset
 def _as_dataset(tree: ImageTree, resize_first: bool = False) -> ImageDataset:
