@@ -442,9 +442,9 @@ def test_published_weights_are_the_ones_that_are_loaded(monkeypatch, resnet_file
     )
 
 
-def test_kept_weights_are_loaded_by_their_name(resnet_file, tmp_path):
-    kept = keep_weights(resnet_file[1], tmp_path)
-    net = make_backbone("resnet18", (3, 32, 32), kept, folder=tmp_path)
+def test_kept_weights_are_loaded_by_their_name(resnet_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
+    net = make_backbone("resnet18", (3, 32, 32), keep_weights(resnet_file[1]))
     assert torch.equal(net.body.conv1.weight, resnet_file[0].conv1.weight)
 
 

@@ -149,7 +149,7 @@ def test_no_permission(root, monkeypatch, tmp_path):
     tree = scan_tree(root)
     (tmp_path / "a file").write_text("x")
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path / "a file" / "below"))
-    with pytest.raises(HmoeError, match="cannot be written. Fix: HMOE_CACHE=.*source=files"):
+    with pytest.raises(HmoeError, match="cannot write in .*Fix: HMOE_CACHE=.*source=files"):
         open_cache(tree, 8)
     with pytest.warns(UserWarning, match="HMOE_CACHE"):
         assert examine(tree)[0][0]

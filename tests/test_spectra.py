@@ -107,13 +107,6 @@ def test_a_map_of_zeros_has_a_finite_spectrum():
     assert log_amplitudes(torch.ones(1, 1, 1, 1)).shape == (1, 1)
 
 
-def test_maps_that_are_not_square_are_refused():
-    with pytest.raises(HmoeError, match=r"needs square maps .*not \(1, 2, 4, 6\)"):
-        log_amplitudes(torch.zeros(1, 2, 4, 6))
-    with pytest.raises(HmoeError, match="needs square maps"):
-        log_amplitudes(torch.zeros(4, 4))
-
-
 # Networks
 
 
@@ -220,13 +213,11 @@ def test_rings_share_all_waves_up_to_pi():
     assert bands_of(16, 16) == list(BANDS) and (0.1, 0.2) not in bands_of(8, 8)
 
 
-def test_noise_depends_on_its_seed_alone_and_a_ring_without_waves_is_refused():
+def test_noise_depends_on_its_seed_alone():
     shape = (2, 3, 16, 16)
     one, two = (band_noise(shape, 0.2, 0.3, 1.0, generator(5)) for _ in range(2))
     assert torch.equal(one, two)
     assert not torch.equal(one, band_noise(shape, 0.2, 0.3, 1.0, generator(6)))
-    with pytest.raises(HmoeError, match=r"8 x 8 pixels have no wave from 0.1 to 0.2 pi"):
-        band_noise((1, 1, 8, 8), 0.1, 0.2, 1.0, generator())
 
 
 # Runs

@@ -51,9 +51,10 @@ def same(a, b):
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path, monkeypatch):
     """The same tensors as safetensors, as a torch file, in the older torch format,
-    and wrapped in two ways."""
+    and wrapped in two ways; they are kept in the folder `weights` next to them."""
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
     s = state()
     save_file(s, tmp_path / "a.safetensors")
     torch.save(s, tmp_path / "a.pth")
@@ -192,13 +193,11 @@ def test_the_name_depends_on_every_part_of_the_content():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_weights_are_found_by_name_alone(files, name):
-    kept = keep_weights(files / name, files / "store")
+    kept = keep_weights(files / name)
     assert kept == name_of_weights(state()) and str(files) not in kept
     (files / name).unlink()
-    assert same(kept_weights(kept, files / "store"), state()) and same(
-        load_file(kept_path(kept, files / "store")), state()
-    )
-    assert [p.name for p in (files / "store").iterdir()] == [f"{kept}.safetensors"]
+    assert same(kept_weights(kept), state()) and same(load_file(kept_path(kept)), state())
+    assert [p.name for p in (files / "weights").iterdir()] == [f"{kept}.safetensors"]
 
 
 def test_the_store_is_beside_the_runs(monkeypatch, files):
@@ -209,10 +208,11 @@ def test_the_store_is_beside_the_runs(monkeypatch, files):
     )
 
 
-def test_tensors_that_share_memory_are_kept(tmp_path):
+def test_tensors_that_share_memory_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
     w = torch.randn(4, 4)
     torch.save({"a": w, "b": w, "c": w[1:], "t": w.t()}, tmp_path / "tied.pth")
-    read = kept_weights(keep_weights(tmp_path / "tied.pth", tmp_path), tmp_path)
+    read = kept_weights(keep_weights(tmp_path / "tied.pth"))
     assert (
         torch.equal(read["a"], read["b"])
         and torch.equal(read["c"], w[1:])
@@ -221,10 +221,10 @@ def test_tensors_that_share_memory_are_kept(tmp_path):
 
 
 def test_keeping_twice_writes_once_and_mends_what_was_changed(files):
-    kept = keep_weights(files / "a.pth", files / "store")
-    path = kept_path(kept, files / "store")
+    kept = keep_weights(files / "a.pth")
+    path = kept_path(kept)
     before = path.stat().st_mtime_ns, path.stat().st_ino
-    keep_weights(files / "a.safetensors", files / "store")
+    keep_weights(files / "a.safetensors")
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
     for damage in (
         lambda: path.write_bytes(path.read_bytes()[:-3]),
@@ -233,9 +233,9 @@ def test_keeping_twice_writes_once_and_mends_what_was_changed(files):
     ):
         damage()
         with pytest.raises(HmoeError, match="Fix: "):
-            kept_weights(kept, files / "store")
-        keep_weights(files / "a.pth", files / "store")
-        assert same(kept_weights(kept, files / "store"), state())
+            kept_weights(kept)
+        keep_weights(files / "a.pth")
+        assert same(kept_weights(kept), state())
 
 
 def test_a_copy_that_is_interrupted_leaves_nothing(files, monkeypatch):
@@ -245,17 +245,15 @@ def test_a_copy_that_is_interrupted_leaves_nothing(files, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            keep_weights(files / "a.pth", files / "store")
-    assert list((files / "store").iterdir()) == []
-    assert same(
-        kept_weights(keep_weights(files / "a.pth", files / "store"), files / "store"), state()
-    )
+            keep_weights(files / "a.pth")
+    assert list((files / "weights").iterdir()) == []
+    assert same(kept_weights(keep_weights(files / "a.pth")), state())
 
 
 def test_a_store_that_cannot_be_written_is_an_error(files):
-    (files / "blocked").write_text("a file")
+    (files / "weights").write_text("a file")
     with pytest.raises(HmoeError, match="cannot write"):
-        keep_weights(files / "a.pth", files / "blocked" / "store")
+        keep_weights(files / "a.pth")
 
 
 # The fit
@@ -397,16 +395,15 @@ def test_every_published_name_is_known_to_its_publisher_and_to_a_network_of_ours
 
 
 def test_a_user_may_name_weights_in_three_ways(files):
-    store = files / "store"
     assert (
         resolve_weights("random", "resnet18") == "random" == resolve_weights("random", "small_cnn")
     )
     assert resolve_weights("IMAGENET1K_V1", "resnet50") == "IMAGENET1K_V1"
-    kept = resolve_weights(str(files / "a.pth"), "resnet18", store)
+    kept = resolve_weights(str(files / "a.pth"), "resnet18")
     assert (
         kept
-        == resolve_weights(kept, "resnet18", store)
-        == resolve_weights(files / "a.safetensors", "resnet18", store)
+        == resolve_weights(kept, "resnet18")
+        == resolve_weights(files / "a.safetensors", "resnet18")
     )
     assert find_weights("random", "resnet18") is None and same(
         find_weights(files / "a.pth", "resnet18"), state()
@@ -427,7 +424,7 @@ def test_wrong_names_list_the_right_ones(tmp_path):
         with pytest.raises(HmoeError, match="Valid: random"):
             call("IMAGENET1K_V1", "small_cnn")
     with pytest.raises(HmoeError, match="file-0123456789ab are not in .*Fix: name the file"):
-        find_weights("file-0123456789ab", "resnet18", tmp_path)
+        find_weights("file-0123456789ab", "resnet18")
     with pytest.raises(HmoeError, match="Valid: deit_small_patch16_224.fb_in1k"):
         fetch_weights("IMAGENET1K_V1", "deit_small")
 

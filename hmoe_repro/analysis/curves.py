@@ -9,7 +9,6 @@ __all__ = ['seed_curves', 'plot_curves']
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from .results import checkpoints as curves
 from ..core.style import colours
 
 # %% ../../nbs/07_analysis/07_curves.ipynb #def-average-curve

@@ -22,9 +22,7 @@ from ..core.style import EMBEDDING_COLOUR, PALETTE, TEST_COLOUR, colours, shared
 from ..data.registry import DATASETS
 
 # %% ../../nbs/07_analysis/05_embeddings.ipynb #def-tsne
-def tsne(
-    parts: dict[str, np.ndarray], seed: int = 0, perplexity: float = 30.0
-) -> dict[str, np.ndarray]:
+def tsne(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Joint two-dimensional t-SNE of named groups of codes (n_i, D), repeatable: the same names
     with arrays (n_i, 2). `HmoeError` for fewer than 4 or more than 1500 points."""
     from sklearn.manifold import TSNE
@@ -36,8 +34,8 @@ def tsne(
         raise HmoeError(
             f"t-SNE of {count} points.", fix="pass between 4 and 1500, `subset` draws some."
         )
-    perplexity = min(perplexity, (count - 1) / 3)
-    project = TSNE(init="pca", random_state=seed, perplexity=perplexity, n_jobs=1)
+    perplexity = min(30, (count - 1) / 3)
+    project = TSNE(init="pca", random_state=0, perplexity=perplexity, n_jobs=1)
     points = np.concatenate([np.asarray(codes, dtype=np.float32) for codes in parts.values()])
     with threadpool_limits(1):
         placed = project.fit_transform(points)

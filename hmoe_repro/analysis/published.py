@@ -19,6 +19,7 @@ from .protocol_diff import PAPER_SEEDS, TABLES, setting_diff
 from .statistics import contrast_text, mean_interval
 from .tables import complete_rows, frame_parts, paper_numbers, row_name
 from ..core.errors import HmoeError
+from ..core.style import sentence
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from ..studies.search import rank
@@ -82,11 +83,9 @@ def undertrained_line(frame: pd.DataFrame) -> str:
         }
         if named:
             several = found.index.get_level_values("dataset").nunique() > 1
-            lines.append(
-                f"{dataset + ': ' if several else ''}Undertrained (under "
-                f"{rows.floor.iloc[0]:.0f} % on validation images), so their differences hold for "
-                f"this length of training only: {', '.join(map(' '.join, named.items()))}."
-            )
+            said = {"floor": rows.floor.iloc[0], "dataset": dataset if several else ""}
+            said["named"] = ", ".join(map(" ".join, named.items()))
+            lines.append(sentence("undertrained", **said))
     return " ".join(lines)
 
 
@@ -141,10 +140,9 @@ def mode_lines(frame: pd.DataFrame, mode: str, *places: str) -> list[str]:
         mine = part[(part.algorithm == "DMG") & part[metric].notna()]
         if {mode, "pred-ens"} <= set(mine["mode"]):
             row = statistics.contrast(mine, ("DMG", mode), ("DMG", "pred-ens"), metric).iloc[-1]
-            said = f"{mode.upper()} − PRED-ENS {place} ({network}): {contrast_text(row)} points, "
-            said += "significant" if row.p < 0.05 else "not significant"
-            said += f" ({int(row.pairs)} models, {int(row.seeds)} seeds). "
-            lines.append(f"{said}{undertrained_line(mine)}".rstrip())
+            said = {"mode": mode, "place": place, "network": network, "text": contrast_text(row)}
+            line = sentence("mode", row=row, **said)
+            lines.append(f"{line} {undertrained_line(mine)}".rstrip())
     return lines
 
 # %% ../../nbs/07_analysis/09_published.ipynb #def-against-paper
@@ -195,12 +193,8 @@ def paper_line(table: pd.DataFrame) -> str:
         return "No cell can be compared with the paper."
     largest = table.loc[table.difference.abs().round(9).idxmax()]
     row = row_name(largest.algorithm, largest["mode"])
-    return (
-        f"In {int(table.outside.sum())} of {len(table)} cells the paper's mean lies outside the "
-        "95 % interval of ours (Student's t over trial seeds, no correction); the largest "
-        f"difference is {largest.difference:+.1f} points "
-        f"({row} on {largest.dataset}, {largest.test_domain})."
-    )
+    said = {"cells": len(table), "outside": int(table.outside.sum()), "row": row}
+    return sentence("against_paper", **said, largest=largest)
 
 # %% ../../nbs/07_analysis/09_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from scipy import optimize, stats
 from .results import mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.style import sentence
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
 def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
@@ -157,9 +158,7 @@ def contrasts(
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-rate
 def rate(successes: int, n: int) -> tuple[float, float, float]:
     """A rate, 0 to 1, with the low and high end of its exact 95 % interval (Clopper and Pearson,
-    1934). `HmoeError` unless 0 <= successes <= n and n > 0."""
-    if not 0 <= successes <= n or n < 1:
-        raise HmoeError(f"{successes} of {n} is no rate.")
+    1934). `ValueError` unless 0 <= successes <= n and n > 0."""
     low, high = stats.binomtest(successes, n).proportion_ci(0.95, "exact")
     return successes / n, float(low), float(high)
 
@@ -215,10 +214,7 @@ def resolution_note(chosen: pd.DataFrame) -> str:
     """A line about what `choose` chose: seeds, test images, and the minimum detectable difference
     of averages, in points."""
     average = minimum_detectable_difference(chosen.assign(status="complete")).iloc[-1]
-    return (
-        f"trial seeds: {average.seeds}, test images: {average.test_images}; minimum detectable "
-        f"difference of averages ({average.rests_on}): {average.detectable:.1f} points"
-    )
+    return sentence("resolution", average=average)
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-accuracy-verdict
 def _listed(rows: pd.DataFrame, most: int = 8) -> str:
@@ -230,24 +226,18 @@ def _listed(rows: pd.DataFrame, most: int = 8) -> str:
     return ", ".join([*said[:most], *[f"and {len(said) - most} more"] * (len(said) > most)])
 
 
-def _averages_said(averages: pd.DataFrame, name: str):
+def _averages_said(averages: pd.DataFrame, name: str) -> str:
     """What the average rows of `contrasts` with the baseline `name` say, in sentences."""
     tested, untested = averages[averages.p_holm.notna()], averages[averages.p_holm.isna()]
     sure, rest = tested[tested.significant], tested[~tested.significant]
-    family = f"after Holm's correction for {plural(len(tested), 'comparison')}"
+    gains = sure.difference > 0  # these come first, or a long list of losses would hide them
+    named = ", ".join(_listed(part) for part in (sure[gains], sure[~gains]) if len(part))
     near = rest.sort_values(["p_holm", "p"])[:1]
     close = f" (closest: {_listed(near)}, p = {near.p_holm.iloc[0]:.2g})" if len(near) else ""
-    if len(sure):
-        gains = sure.difference > 0  # these come first, or a long list of losses would hide them
-        named = ", ".join(_listed(part) for part in (sure[gains], sure[~gains]) if len(part))
-        named = named.replace(" (95", " points (95", 1)
-        other = f"; no other of {len(tested)} rows differs significantly in average accuracy{close}"
-        yield f"{named} against {name}, significant {family}{other * (len(rest) > 0)}."
-    elif len(tested):
-        yield f"No row differs significantly from {name} in average accuracy {family}{close}."
-    if len(untested):
-        seeds = "one trial seed" if untested.seeds.max() == 1 else "a test domain with one seed"
-        yield f"Not decided: {seeds}; in points against {name}: {_listed(untested)}."
+    said = {"named": named.replace(" (95", " points (95", 1), "rows": len(tested), "close": close}
+    said |= {"rest": len(rest), "comparisons": plural(len(tested), "comparison")}
+    said |= {"untested": _listed(untested), "seeds": untested.seeds.max()}
+    return sentence("averages", name=name, **said)
 
 
 def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
@@ -258,7 +248,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
         return f"Nothing to compare {name} with: no other algorithm has a complete run."
     table = contrasts(run_results(frame), baseline)
     average = table.test_domain == "Average"
-    lines, alone = [*_averages_said(table[average], name)], table[~average & table.p_holm.notna()]
+    lines, alone = [_averages_said(table[average], name)], table[~average & table.p_holm.notna()]
     if len(alone):
         beyond = alone[alone.significant]
         line = f"On single test domains {len(beyond) or 'none'} of {len(alone)} differences "
@@ -357,8 +347,5 @@ def main_effects(frame: pd.DataFrame, factors: dict[str, str]) -> pd.DataFrame:
 
 def effect_lines(effects: pd.DataFrame) -> list[str]:
     """A sentence for each row of `main_effects`."""
-    return [
-        f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points, {row.pairs} "
-        f"pairs, {'significant' if row.low * row.high > 0 else 'not decided'}."
-        for row in effects.itertuples()
-    ]
+    rows = effects.itertuples()
+    return [sentence("effect", row=row, text=contrast_text(row)) for row in rows]

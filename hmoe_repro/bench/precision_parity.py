@@ -18,20 +18,18 @@ from ..analysis.results import runs
 from ..analysis.statistics import holm, mean_interval
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
 from ..core.errors import HmoeError, plural
-from ..core.style import PALETTE
+from ..core.style import PALETTE, sentence
 from ..studies.search import rank
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-without-precision
 def _twins(frame: pd.DataFrame, *precisions: str) -> pd.DataFrame:
-    """The records of the runs in some precisions (columns), a row for each specification without
-    its precision; NaN where there is no such run."""
+    """The runs in two precisions, a row each, with `shared`, their specification without it, and
+    whether both runs of that specification are complete (`paired`)."""
     found = runs(frame[frame.precision.isin(precisions)])
-    shared = [
-        json.dumps({k: v for k, v in record["config"].items() if k != "precision"}, sort_keys=True)
-        for record in found.record
-    ]
-    wide = found.assign(shared=shared).pivot(index="shared", columns="precision", values="record")
-    return wide.reindex(columns=precisions)
+    specs = [{**record["config"], "precision": ""} for record in found.record]
+    found["shared"] = [json.dumps(spec, sort_keys=True) for spec in specs]
+    complete = (found.status == "complete").groupby(found.shared).transform("sum")
+    return found.assign(paired=complete == 2)
 
 
 def precision_pairs(
@@ -40,12 +38,13 @@ def precision_pairs(
     """The records of twins (base, other): complete runs of `results` whose specifications differ
     in the precision only, ordered by algorithm, test domain and seed. `HmoeError` if there are
     none."""
-    twins = _twins(frame[frame.status == "complete"], base, other).dropna()
+    twins = _twins(frame, base, other).query("paired")
     if twins.empty:
         raise HmoeError(
             f"no run is complete in both {base} and {other}.",
             fix="train the same specifications in both precisions.",
         )
+    twins = twins.pivot(index="shared", columns="precision", values="record")
 
     def place(pair):
         record, spec = pair[0], pair[0]["config"]
@@ -56,19 +55,13 @@ def precision_pairs(
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-unpaired-notes
 def unpaired_notes(frame: pd.DataFrame, base: str = "float32", other: str = "bf16") -> list[str]:
     """One line for each run in one of the two precisions that failed or has no complete twin."""
-    pairs = _twins(frame[frame.status == "complete"], base, other).dropna()
-    paired = {record["run_id"] for record in pairs.to_numpy().ravel()}
     twin, notes = {base: other, other: base}, []
-    for record in runs(frame[frame.precision.isin(twin)]).record:
-        if record["run_id"] in paired:
-            continue
-        spec, precision = record["config"], record["config"]["precision"]
-        where = f"{spec['algorithm']} on {','.join(spec['test_domains'])}"
-        name = f"{where}, seed {spec['trial_seed']} (run {record['run_id']})"
-        if record["status"] == "complete":
-            notes.append(f"no complete twin in {twin[precision]}: {name}, {precision}")
+    for run in _twins(frame, base, other).query("not paired").itertuples():
+        name = f"{run.algorithm} on {run.test_domain}, seed {run.trial_seed} (run {run.run_id})"
+        if run.status == "complete":
+            notes.append(f"no complete twin in {twin[run.precision]}: {name}, {run.precision}")
         else:
-            notes.append(f"failed in {precision}: {name}: {record['reason']}")
+            notes.append(f"failed in {run.precision}: {name}: {run.reason}")
     return sorted(notes)
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-measured
@@ -161,28 +154,11 @@ def _listed(rows: pd.DataFrame) -> str:
 
 def _answer(summary: pd.DataFrame, outcome: pd.Series, other: str) -> str:
     """The verdict of some rows, each with its outcome, on the precision `other`."""
-    found = set(outcome)
-    if found == {EQUAL}:
-        return (
-            "No comparison: all pairs are bitwise identical, "
-            f"so {other} had no effect on these numbers."
-        )
-    if BEYOND in found:
-        beyond = _listed(summary[outcome == BEYOND])
-        return f"Yes: {other} changes results beyond seed noise in {beyond}."
-    if SHIFTED in found:
-        return (
-            f"Shifted, but not beyond seed noise: {_listed(summary[outcome == SHIFTED])}, "
-            "less than one standard deviation over seeds."
-        )
-    if UNRESOLVED not in found:
-        return "Not decided: one trial seed gives no standard error."
-    alone = summary[(outcome == UNRESOLVED) & (summary.p < 0.05)]
-    close = f" Significant only without Holm's correction: {_listed(alone)}." * (len(alone) > 0)
-    return (
-        "No change beyond seed noise was detected: no mean paired difference is significant "
-        f"in any of {plural(len(summary), 'row')}.{close}"
-    )
+    cases = {"beyond": outcome == BEYOND, "shifted": outcome == SHIFTED}
+    cases["alone"] = (outcome == UNRESOLVED) & (summary.p < 0.05)
+    said = {name: _listed(summary[rows]) for name, rows in cases.items()}
+    rows, found = plural(len(summary), "row"), sorted(set(outcome))
+    return sentence("parity", other=other, found=found, rows=rows, **said)
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-parity-verdict
 def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:

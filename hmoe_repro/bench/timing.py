@@ -9,11 +9,9 @@ __all__ = ['SCALES', 'measure', 'scale_of', 'bf16_hardware', 'new_record', 'writ
 # %% ../../nbs/09_bench/01_timing.ipynb #imports
 import json
 import time
-import tomllib
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -28,6 +26,8 @@ from ..core.environment import environment, versions
 from ..core.errors import HmoeError, check_choice
 from ..core.files import sha256, write_atomic
 from ..core.seeds import seed_everything
+from ..core.style import template
+from ..core.toml import packaged
 from ..report.page import _Outputs
 from ..report.provenance import output_folder
 from ..studies.artefacts import ARTEFACTS
@@ -56,7 +56,7 @@ def measure(jobs: dict, rounds: int, say=lambda line: None) -> tuple[dict, dict,
     return found, first, skipped
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-scale-of
-SCALES = tomllib.loads((files("hmoe_repro") / "bench.toml").read_text(encoding="utf-8"))
+SCALES = packaged("bench.toml")
 
 
 def scale_of(what: str, scale: str) -> SimpleNamespace:
@@ -188,29 +188,9 @@ def target_line(record: dict, table: pd.DataFrame) -> str:
     return f"Of {len(table)} targets: {counted}. {device}, one thread."
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-machine-notes
-_HARDWARE = {
-    "amx": "multiplies bf16 in hardware (AMX)",
-    "avx512_bf16": "has AVX512-BF16, but no AMX",
-    "emulated": "has neither AMX nor AVX512-BF16: bf16 products are emulated, and slower than "
-    "float32",
-}
-
-
 def machine_notes(record: dict) -> list[str]:
     """The machine of a record, and the share of a core that the process got."""
-    made = record["environment"]
-    library = f"library {made['library']} at commit {made['commit']}"
-    load = f"this process got {record['busy']:.0%} of a core"
-    if record["busy"] < 0.95:
-        load += (
-            ": **other processes used the machine, so the seconds are unreliable**; "
-            "ratios compare times of the same round"
-        )
-    return [
-        f"{made['device_name']}, one thread; it {_HARDWARE[record['bf16']]}. "
-        f"PyTorch {made['versions'].get('torch')}, {library}.",
-        f"{record['rounds']} rounds, finished {record['finished']}; {load}.",
-    ]
+    return template("machine_notes.md").render(record).splitlines()
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-bench-page
 class BenchPage(_Outputs):

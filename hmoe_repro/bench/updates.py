@@ -29,7 +29,7 @@ from ..algorithms.base import concatenate, merge_hparams
 from . import timing
 from .timing import Target, measure, plot_rounds, scale_of, summary
 from ..core import determinism
-from ..core.style import PALETTE
+from ..core.style import PALETTE, template
 from ..data.base import MultiDomainDataset
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import Bf16GroupNorm
@@ -349,44 +349,24 @@ TARGETS = [
 ]
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-notes
-def _work_notes(record: dict) -> list[str]:
-    """Per workload: its operations, and the share of the processor's peak rate that it reaches."""
-    rates, notes = pd.DataFrame(record["matrix_gflops"]).median(), []
-    for workload, work in record["gflop"].items():
-        reached = work / np.median(record["seconds"][workload]["float32"])
-        notes.append(
-            f"{workload}: {work:.0f} GFLOP in float32 at {reached:.0f} GFLOP/s, "
-            f"{reached / rates.float32:.0%} of what a matrix product reaches on this core "
-            f"({rates.float32:.0f} float32, {rates.bf16:.0f} bf16)."
-        )
-    return notes
-
-
-def _determinism_notes(record: dict) -> list[str]:
-    """[one sentence on the cost of portable arithmetic]; [] if the record has not measured it."""
-    seconds = record.get("determinism", {})
-    if len(seconds) < 2:
-        return []
-    ratio = np.array(seconds["portable"]) / np.array(seconds["native"])
-    low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
-    return [
-        f"Portable arithmetic: an update of HMOE-DN on the small networks takes {middle:.2f} "
-        f"({low:.2f} to {high:.2f}) times as long as in this processor's own."
-    ]
-
-
 def bench_notes(record: dict) -> list[str]:
     """Notes on the machine, its load, the share of its peak rate, portable arithmetic, compilation
     and the skipped paths."""
-    notes = timing.machine_notes(record) + _work_notes(record) + _determinism_notes(record)
-    compiled = ", ".join(
-        f"{workload} {path} {seconds:.0f} s"
-        for workload, paths in record["first_call"].items()
-        for path, seconds in paths.items()
-    )
-    if compiled:
-        notes.append(f"Compilation is outside all medians; the first call took: {compiled}.")
-    return notes + [f"Skipped: {path}: {reason}" for path, reason in record["skipped"].items()]
+    float32 = {w: np.median(record["seconds"][w]["float32"]) for w in record["gflop"]}
+    cost = pd.DataFrame(record.get("determinism", {}))  # arithmetic that this processor has
+    ratio = cost.portable / cost.native if cost.shape[1] == 2 else None
+    found = {
+        "reached": {w: record["gflop"][w] / seconds for w, seconds in float32.items()},
+        "rates": pd.DataFrame(record["matrix_gflops"]).median(),
+        "portable": None if ratio is None else np.quantile(ratio, (0.25, 0.5, 0.75)).tolist(),
+        "compiled": [
+            f"{workload} {path} {seconds:.0f} s"
+            for workload, paths in record["first_call"].items()
+            for path, seconds in paths.items()
+        ],
+    }
+    notes = template("bench_notes.md").render(record, **found)
+    return timing.machine_notes(record) + notes.splitlines()
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-group-norm-table
 def group_norm_table(record: dict, groups: int = 8) -> pd.DataFrame:

@@ -8,7 +8,6 @@ __all__ = ['PACKAGES', 'versions', 'git_commit', 'library_hash', 'processor', 'e
 # %% ../../nbs/00_core/05_environment.ipynb #imports
 import functools
 import hashlib
-import json
 import os
 import platform
 import re

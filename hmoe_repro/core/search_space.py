@@ -11,13 +11,12 @@ import functools
 import json
 import math
 import operator
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
 
 import numpy as np
 
 from .errors import HmoeError, check_choice
+from .toml import packaged
 
 # %% ../../nbs/00_core/12_search_space.ipynb #def-as-text
 def as_text(value) -> str:
@@ -163,7 +162,7 @@ def _value(given):
 
 @functools.cache
 def _tables() -> dict:
-    return tomllib.loads((files("hmoe_repro") / "hyperparameters.toml").read_text(encoding="utf-8"))
+    return packaged("hyperparameters.toml")
 
 
 def declared_hparams(table: str) -> dict[str, HParam]:

@@ -7,9 +7,7 @@ __all__ = ['KNOWN', 'REGIONS', 'READERS', 'KnownDataset', 'count_notes', 'read_f
            'known_root', 'known_state', 'known_inventory', 'read_known']
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #imports
-import tomllib
 from dataclasses import field
-from importlib import resources
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import data_dir as default_data_dir
+from ..core.toml import packaged
 from .image_folder import ImageTree, Inventory, listed, take_inventory
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-knowndataset
@@ -47,8 +46,7 @@ class KnownDataset:
         return {copy: sum(counts) for copy, counts in self.copies.items()} | self.totals
 
 
-_text = resources.files("hmoe_repro").joinpath("benchmarks.toml").read_text(encoding="utf-8")
-KNOWN = {name: KnownDataset(name, **facts) for name, facts in tomllib.loads(_text).items()}
+KNOWN = {name: KnownDataset(name, **facts) for name, facts in packaged("benchmarks.toml").items()}
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #known-wilds
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", "Other")

@@ -126,6 +126,9 @@ def cache_file(tree: ImageTree, resolution: int, how: str = "bilinear") -> Path:
     return cache_root(tree) / f"{_of_size(tree, resolution, how)}-{tree_state(tree)}.u8"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-build
+_ELSEWHERE = "HMOE_CACHE=<a folder with free space>, or source=files, which needs no cache."
+
+
 def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
     """Decode and resize every image into the file `target`; unreadable ones are black."""
     part, size = target.with_name(f".{cache_stem(tree)}.part"), int(np.prod(shape[1:]))
@@ -150,7 +153,7 @@ def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
         raise HmoeError(
             f"the cache of {tree.name} ({shape[0] * size / 1e9:.1f} GB) could not be written in "
             f"{target.parent} ({error.strerror}).",
-            fix="HMOE_CACHE=<a folder with free space>, or source=files.",
+            fix=_ELSEWHERE,
         ) from None
     finally:
         part.unlink(missing_ok=True)
@@ -168,13 +171,7 @@ def open_cache(
         return path.exists() and path.stat().st_size == np.prod(shape, dtype=np.int64)
 
     if not is_whole():
-        try:
-            ensure_writable(path.parent)
-        except HmoeError:
-            raise HmoeError(
-                f"the cache folder {path.parent} cannot be written.",
-                fix="HMOE_CACHE=<a folder with free space>, or source=files, which needs no cache.",
-            ) from None
+        ensure_writable(path.parent, _ELSEWHERE)
         of_tree = _of_size(tree, resolution, how)
         with locked(path.parent / f".{of_tree}.lock"):
             if not is_whole():

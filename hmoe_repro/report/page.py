@@ -22,19 +22,18 @@ from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, study_file
 from ..analysis.statistics import contrast_table, forest_plot
 from ..analysis.tables import frame_parts, paper_numbers
-from ..core.errors import HmoeError, check_choice, plural
-from ..core.style import markdown_table, save_figure, save_table, use_style
+from ..core.errors import HmoeError, check_choice
+from hmoe_repro.core.style import (
+    markdown_table,
+    save_figure,
+    save_table,
+    sentence,
+    template,
+    use_style,
+)
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
-from hmoe_repro.report.provenance import (
-    TOY,
-    caption,
-    header,
-    output_folder,
-    protocol_note,
-    provenance,
-    save_verdict,
-)
+from . import provenance
 from ..studies.artefacts import artefact_studies, artefact_study
 from ..studies.studies import count_runs, read_study
 
@@ -114,27 +113,16 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
         memory = f"{cost['memory']:.1f}" if cost["timed"] else "not known"
         rows.append([study, cost["runs"], hours, memory])
     columns = ["study", "runs", "hours on a V100, quoted", "GB, quoted"]
-    named = f"{'study' if len(absent) == 1 else 'studies'} {', '.join(f'`{s}`' for s in absent)}"
-    parts = [
-        f"**Not run: there are no records of {named}.** {protocol_note(profile)}",
-        markdown_table(pd.DataFrame(rows, columns=columns)),
-        "Quoted: updates alone, from the times that GMoE's Table 16 prints for 160 images of "
-        "224 pixels on a V100; evaluations are not included.",
-        f"`hmoe plan {artefact} --profile {profile}` lists the runs missing on your machine and "
-        f"estimates their time; `hmoe reproduce {artefact} --profile {profile}` trains them, "
-        "and resumes if it was stopped.",
-    ]
-    return "\n\n".join(parts)
+    table = markdown_table(pd.DataFrame(rows, columns=columns))
+    given = {"artefact": artefact, "profile": profile, "absent": absent, "table": table}
+    note = provenance.protocol_note(profile)
+    return template("not_run.md").render(given, note=note)
 
 
 def not_run_line(absent: list[str]) -> str:
     """The verdict of a page without records: the absent studies with their number of runs and,
     where it can be estimated, their time."""
-    named = []
-    for study, cost in zip(absent, map(quoted_cost, absent)):
-        long = f", {cost['hours']:,.0f} hours on a V100 by quoted times" if cost["timed"] else ""
-        named.append(f"`{study}` ({plural(cost['runs'], 'run')}{long})")
-    return f"Not run: {', '.join(named)}."
+    return sentence("not_run", costs=[(study, quoted_cost(study)) for study in absent])
 
 # %% ../../nbs/08_report/06_page.ipynb #def-table-page
 LAST_UPDATE = "none: codes, gates and scores are those of the model after the last update"
@@ -169,10 +157,10 @@ class _Results:
         self.frame = available_results(self.studies, store)[0]
         if where and len(self.frame):
             self.frame = self.frame.query(where)
-        self.folder = output_folder(output, profile)
+        self.folder = provenance.output_folder(output, profile)
         self._begin()
         if self.studies:
-            facts = header(profile, self.frame)
+            facts = provenance.header(profile, self.frame)
             if title:  # the reader's own study
                 facts = f"**{profile}**: {title}\n\n{facts.partition(chr(10) * 2)[2]}"
             self.show(facts)
@@ -208,9 +196,9 @@ class _Results:
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """`caption` of some of the runs; nothing for the toy, whose scale is the paper's."""
-        if not len(frame) or set(frame.dataset) == {TOY}:
+        if not len(frame) or set(frame.dataset) == {provenance.TOY}:
             return ""
-        return caption(frame, self.profile != "paper" or bool(self.reduced))
+        return provenance.caption(frame, self.profile != "paper" or bool(self.reduced))
 
 # %% ../../nbs/08_report/06_page.ipynb #def-page-outputs
 class _Outputs(_Results):
@@ -229,7 +217,7 @@ class _Outputs(_Results):
 
         if self._answer and lines:
             self._answer.update(Markdown(f"**Answer.** {lines[0]}"))
-        self.show(save_verdict(lines, self.folder, self.name))
+        self.show(provenance.save_verdict(lines, self.folder, self.name))
 
     def _file(self, part: str) -> str:
         return "_".join(filter(None, (self.name, part)))
@@ -279,7 +267,7 @@ class _Outputs(_Results):
         main, frame = self._study, self.frame
         if len(also):
             frame = pd.concat([frame, also], ignore_index=True)
-        facts = provenance(
+        facts = provenance.provenance(
             self.name,
             self.profile,
             frame,
@@ -290,11 +278,7 @@ class _Outputs(_Results):
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
         )
         if self.studies:
-            failed, digest = len(facts["failed"]), (facts["study_sha256"] or "")[:12]
-            self.show(
-                f"*{facts['records']} runs, {failed} failed; `{main}` has SHA-256 {digest}…; "
-                f"all facts: `{self.name}.provenance.json`.*"
-            )
+            self.show(sentence("facts", name=self.name, facts=facts, study=main))
 
 # %% ../../nbs/08_report/06_page.ipynb #def-table-page-steps
 class Page(_Outputs):
@@ -330,8 +314,9 @@ class Page(_Outputs):
                 found = block(table[(table.part == name) & (table.baseline == baseline)])
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
                 low = published.undertrained_rows(rows)
+                said = provenance.caption(rows, bool(self.reduced))
                 title = (
-                    f"{caption(rows, bool(self.reduced))}. Accuracy − {baseline}, points, 95 % CI\n"
+                    f"{said}. Accuracy − {baseline}, points, 95 % CI\n"
                     "filled: significant after Holm's correction; triangle, arrow: off the scale"
                     f"{'; †: undertrained' * bool(low)}"
                 )

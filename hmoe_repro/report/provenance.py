@@ -8,6 +8,7 @@ __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 
            'provenance']
 
 # %% ../../nbs/08_report/01_provenance.ipynb #imports
+import functools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
 from ..core.search_space import as_text
+from ..core.style import sentence, template
+from ..core.toml import packaged
 from ..networks.pretrained import PIP_PACKAGE
 from ..training.run_config import TOY
 
@@ -48,12 +51,7 @@ def listed(frame: pd.DataFrame, column: str, empty: str = "none") -> str:
     return ", ".join(str(value) for value in values_of(frame, column) if value != "") or empty
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-status
-STATUS = {
-    "full": "the paper's data, protocol and scale",
-    "reduced": "the same data, less training, or smaller images and networks",
-    "stand-in": "other data than the paper's, such as the embedded digits, and less training",
-    "not run": "the page shows the paper's numbers and the estimated cost of running it",
-}
+STATUS = packaged("pages.toml")["status"]
 
 
 def data_status(frame: pd.DataFrame) -> str:
@@ -66,14 +64,8 @@ def data_status(frame: pd.DataFrame) -> str:
 def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
     """One sentence: the paper's protocol, or a reduced or stand-in study (`STATUS`). The toy of
     20,000 epochs is at the paper's scale in every profile."""
-    if profile == "paper":
-        return "The paper's protocol."
-    if len(frame) and ((frame.dataset == TOY) & (frame.steps >= 20_000)).all():
-        return f"Profile `{profile}`: the toy at the paper's full scale."
-    return (
-        f"Profile `{profile}` is a {data_status(frame)} study, not the paper's protocol: "
-        "do not compare its numbers with published ones."
-    )
+    toy = len(frame) and ((frame.dataset == TOY) & (frame.steps >= 20_000)).all()
+    return sentence("protocol", profile=profile, toy=toy, status=data_status(frame))
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-changed-settings
 def changed_settings(frame: pd.DataFrame) -> list[str]:
@@ -136,49 +128,27 @@ def header(profile: str, frame: pd.DataFrame) -> str:
     hyper-parameters changed from their defaults, number of runs, algorithms, test domains, seeds,
     commits and devices."""
     frame = runs(frame)
+    weights = [str(w) for w in values_of(frame, "weights") if w not in ("", "random")]
     data = [
         f"{name} ({listed(part, 'dataset_fingerprint', 'None')})"
         for name, part in frame.groupby("dataset")
     ]
-    given = ", ".join(str(w) for w in values_of(frame, "weights") if w not in ("", "random"))
-    setting = [
-        f"data: {', '.join(data) or 'none'}",
-        f"network: {listed(frame, 'network')}",
-        *([f"weights: {initial_weights(frame)} ({given})"] if given else []),
-        f"updates: {listed(frame, 'steps')}",
-        f"precision: {listed(frame, 'precision')}",
-    ]
-    if "dmg" in values_of(frame, "protocol"):
-        setting.append("protocol: DMG's, with mixed batches of all training domains")
-    if len(frame) and (cap := validation_cap(frame)):
-        setting.append(f"validation on {cap}")
-    lines = [f"**{protocol_note(profile, frame)}**", "", f"- {'; '.join(setting)}"]
-    if changed := changed_settings(frame):
-        lines.append(f"- changed from the defaults: {'; '.join(changed)}")
-    failed = (frame.status == "failed").sum()
-    lines.append(
-        f"- {len(frame)} runs, {failed} failed: {listed(frame, 'algorithm')}; "
-        f"test domains: {listed(frame, 'test_domain')}; trial seeds: {listed(frame, 'trial_seed')}"
+    return template("header.md").render(
+        note=protocol_note(profile, frame),
+        data=data,
+        weights=weights,
+        started=initial_weights(frame),
+        dmg="dmg" in values_of(frame, "protocol"),
+        cap=validation_cap(frame),
+        changed=changed_settings(frame),
+        runs=len(frame),
+        failed=(frame.status == "failed").sum(),
+        listed=functools.partial(listed, frame),
     )
-    commit, device = (
-        listed(frame, f"environment.{fact}", "not recorded") for fact in ("commit", "device")
-    )
-    lines.append(f"- trained at commit {commit} on {device}")
-    return "\n".join(lines)
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-rule-of
-SELECTION_RULE = (
-    "training-domain validation: the checkpoint with the best mean accuracy over the training "
-    "domains' 20 % splits, chosen separately for each inference mode"
-)
-DMG_RULE = (
-    "DMG's protocol: the epoch with the best unweighted mean over the training domains of "
-    "validation accuracy, with greedy masks for all inference modes where the algorithm has them"
-)
-TOY_RULE = (
-    "no validation: for each seed, the parameters with the lowest training loss within the last "
-    "tenth of training"
-)
+_CHOSEN = packaged("pages.toml")["rules"]
+SELECTION_RULE, DMG_RULE, TOY_RULE = (_CHOSEN[name] for name in ("domainbed", "dmg", "toy"))
 
 
 def rule_of(frame: pd.DataFrame) -> str:

@@ -15,9 +15,7 @@ import math
 import os
 import re
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +34,7 @@ from ..core.environment import library_hash
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import figures_dir, repo_root, results_dir, runs_dir, write_atomic
 from ..core.progress import Progress
+from ..core.toml import packaged
 from ..core.warm_kernels import warm_kernels
 from .gallery import browsable, gallery
 from .provenance import listed
@@ -329,8 +328,8 @@ def published_pages() -> list[tuple[str, str]]:
 def sample_runs() -> pd.DataFrame:
     """The published runs that `hmoe reproduce` trains afresh (`hmoe_repro/sample.toml`): rows of
     `results`."""
-    text, parts = (files("hmoe_repro") / "sample.toml").read_text(encoding="utf-8"), []
-    for conditions in tomllib.loads(text)["runs"]:
+    parts = []
+    for conditions in packaged("sample.toml")["runs"]:
         frame = runs(results(conditions.pop("study")))
         for name, value in conditions.items():
             frame = frame[frame[name].isin(value if isinstance(value, list) else [value])]

@@ -6,13 +6,12 @@
 __all__ = ['ARTEFACTS', 'Artefact', 'artefact_study', 'artefact_studies']
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #imports
-import tomllib
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 from ..core.errors import HmoeError, check_choice
 from ..core.files import results_dir
+from ..core.toml import packaged
 from .study_file import PROFILES, STUDIES
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #def-artefact
@@ -41,7 +40,7 @@ class Artefact:
         return results_dir() / f"{self.study_at(profile)}.jsonl"
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-by-name
-_PAGES = tomllib.loads((files("hmoe_repro") / "pages.toml").read_text(encoding="utf-8"))["pages"]
+_PAGES = packaged("pages.toml")["pages"]
 ARTEFACTS = {
     name: Artefact(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
     for name, entry in _PAGES.items()

@@ -23,12 +23,7 @@ from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights
 from ..networks.registry import NETWORKS, image_defaults, usual_weights
-from hmoe_repro.training.protocols import (
-    domains_with_labels,
-    protocol_of,
-    run_seed,
-    training_domains,
-)
+from . import protocols
 from .run_config import TOY, RunConfig, RunOptions
 from .splits import lists_in, own_splits
 
@@ -42,7 +37,8 @@ def data_seed(run: RunOptions) -> int:
     positions = sorted(names.index(check_choice(d, names, what)) for d in run.test_domains)
     if not run.domainbed_compat:
         return run.trial_seed
-    return run_seed(run.dataset, run.algorithm, positions, run.trial_seed, run.hparams_seed)
+    seeds = run.trial_seed, run.hparams_seed
+    return protocols.run_seed(run.dataset, run.algorithm, positions, *seeds)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-known-names
 def _known_names(run: RunOptions) -> RunOptions:
@@ -54,7 +50,7 @@ def _known_names(run: RunOptions) -> RunOptions:
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
 def check_options(run: RunOptions):
     """Raises `HmoeError` for options that exclude each other, or an unknown network."""
-    protocol_of(run).check()
+    protocols.protocol_of(run).check()
     if run.network:
         with about("network"):
             check_choice(run.network, NETWORKS, "network")
@@ -76,19 +72,19 @@ def _prepared_data(run: RunOptions, data_dir):
         of_network = image_defaults(run.network) if run.network else {}
         resolution = resolution or of_network.pop("resolution", None)
         of_network.pop("resolution", None)
-        options = protocol_of(run).image_defaults | of_network | options
+        options = protocols.protocol_of(run).image_defaults | of_network | options
     return data.prepared(resolution, options)
 
 
 def _resolved_hparams(run: RunOptions, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
     algorithm = get_algorithm(run.algorithm)
-    own, domains = algorithm.HPARAMS, training_domains(data, run.test_domains)
+    own, domains = algorithm.HPARAMS, protocols.training_domains(data, run.test_domains)
     usual = own["network"].default
     if hasattr(data, "options"):  # photographs: the algorithm's large network, or the papers'
         usual = own["network"].large_image_default or "resnet50"
     given = {"network": run.network or usual}
-    given |= {name: v for name, v in protocol_of(run).defaults.items() if name in own}
+    given |= {name: v for name, v in protocols.protocol_of(run).defaults.items() if name in own}
     declared = with_network(own, given["network"])
     given |= {name: v for name, v in run.hparams.items() if name not in IMAGE_OPTIONS}
     seeds = run.hparams_seed, run.trial_seed
@@ -98,7 +94,7 @@ def _resolved_hparams(run: RunOptions, data) -> dict:
     drawn = {name: value for name, value in drawn.items() if name in exist}
     resolved = merge_hparams(declared, drawn | given, *where)
     algorithm.check_domains(len(domains), resolved)
-    domains_with_labels(resolved, domains)
+    protocols.domains_with_labels(resolved, domains)
     return resolved
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-weights
@@ -151,7 +147,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     if run.splits is not None:
         run = run.replace(splits=lists_in(own_splits(run.splits), data).digest)
     frequency = DATASETS[run.dataset].checkpoint_frequency
-    steps, frequency = protocol_of(run).length(data, hparams.get("batch_size"), frequency)
+    steps, frequency = protocols.protocol_of(run).length(data, hparams.get("batch_size"), frequency)
     network, weights = hparams.pop("network"), hparams.pop("weights", None)
     cls = get_algorithm(run.algorithm)
     return RunConfig.of(

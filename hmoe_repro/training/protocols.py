@@ -94,15 +94,11 @@ def labelled_images(
 # %% ../../nbs/05_training/03_protocols.ipynb #def-sampler
 class Sampler:
     """Endless batches of indices, a list with one tensor per training domain, with repetition; with
-    `pooled` from the union of the domains. Raises `HmoeError` for an empty domain."""
+    `pooled` from the union of the domains."""
 
     def __init__(
         self, splits: list[torch.Tensor], batch_size: int, seed: int, pooled: bool = False
     ):
-        if any(len(s) == 0 for s in splits):
-            raise HmoeError(
-                "a training domain has no images to draw from.", fix="remove it, or give it images."
-            )
         self.splits, self.batch_size, self.seed, self.pooled = splits, batch_size, seed, pooled
         self.sizes = torch.tensor([len(split) for split in splits])
         self.generator = torch.Generator().manual_seed(seed)
@@ -341,7 +337,7 @@ def epoch_length(images: int, batch_size: int) -> int:
 # %% ../../nbs/05_training/03_protocols.ipynb #def-epoch-sampler
 class EpochSampler(Sampler):
     """Batches of indices, a list with one tensor per training domain (empty where a batch has none
-    of it): each image once in an epoch. Raises `HmoeError` as `Sampler` does."""
+    of it): each image once in an epoch."""
 
     def __init__(self, splits: list[torch.Tensor], batch_size: int, seed: int):
         super().__init__(splits, batch_size, seed)

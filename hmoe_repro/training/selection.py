@@ -39,10 +39,6 @@ def test_accuracy(accuracies: dict, test_domains, mode: str) -> float | None:
 def _winner(checkpoints: list[dict], test_domains, mode: str) -> dict:
     """The first checkpoint with the best validation accuracy of a mode: its `step` and
     `validation_accuracy`, and all its `accuracies`."""
-    if not checkpoints:
-        raise HmoeError(
-            "the run has no checkpoint to select from.", fix="train it for at least one step."
-        )
     scores = [validation_accuracy(c["accuracies"], test_domains, mode) for c in checkpoints]
     best = checkpoints[scores.index(max(scores))]
     found = {"step": best["step"], "validation_accuracy": max(scores)}
@@ -56,7 +52,7 @@ def training_domain_validation(
     validation accuracy of the mode (DomainBed's IIDAccuracySelectionMethod), or of the mode
     `selection_mode` (DMG).
 
-    Raises `HmoeError` if there is no checkpoint, or the winner was not tested.
+    Raises `HmoeError` if the winner was not tested.
     """
     selected = {}
     for mode in modes:
@@ -121,7 +117,7 @@ def differing_selection(record: dict) -> str | None:
         by = selection_mode_of(record) if points else None
         selected = training_domain_validation(points, test, tested, by)
         in_domain = in_domain_accuracy(points, test, inside, by)
-    except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError):
+    except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return "selected"
     if selected != record["selected"]:
         return "selected"

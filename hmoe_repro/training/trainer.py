@@ -14,21 +14,8 @@ from ..algorithms.base import as_floats
 from ..core.errors import HmoeError
 from ..core.seeds import random_state, restore_random_state, seed_everything
 from ..method.clustering import code_statistics, in_plane
+from . import protocols
 from .model import build_algorithm, with_precomputed
-from hmoe_repro.training.protocols import (
-    EVALUATION_BATCH,
-    EpochSampler,
-    Sampler,
-    evaluate,
-    labelled_images,
-    make_batch,
-    parse_policy,
-    protocol_of,
-    request_batch,
-    run_seed,
-    training_domains,
-    validation_seeds,
-)
 from .run_config import RunConfig
 from .selection import validation_accuracy
 
@@ -60,7 +47,9 @@ class Batches:
     """Batches of a run, one after another; where the data set has helpers, they prepare one
     ahead."""
 
-    def __init__(self, data, domains: list[str], sampler: Sampler | EpochSampler, device):
+    def __init__(
+        self, data, domains: list[str], sampler: protocols.Sampler | protocols.EpochSampler, device
+    ):
         self.data, self.domains, self.sampler, self.device = data, domains, sampler, device
         self.waiting = None  # a batch that was drawn and requested, as `_draw` returns it
         self.drawn: list[torch.Tensor] = []  # per domain, indices of the batch taken last
@@ -69,7 +58,8 @@ class Batches:
         """The sampler's state before, the indices, and a function that returns the minibatches."""
         before, drawn = self.sampler.state(), self.sampler.draw()
         seeds = self.sampler.seeds(drawn) if self.data.augmented else None
-        return before, drawn, request_batch(self.data, self.domains, drawn, self.device, seeds)
+        wanted = self.data, self.domains, drawn, self.device, seeds
+        return before, drawn, protocols.request_batch(*wanted)
 
     def next(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Minibatches [(x, y), ...], one for each training domain."""
@@ -95,17 +85,17 @@ class Evaluation:
 
     def __init__(self, spec: RunConfig, data, device):
         self.spec, self.data, self.device = spec, data, device
-        self.domains = training_domains(data, spec.test_domains)
-        self.protocol = protocol_of(spec)
+        self.domains = protocols.training_domains(data, spec.test_domains)
+        self.protocol = protocols.protocol_of(spec)
         self.splits = self.protocol.splits(data)
-        cap = parse_policy(spec.evaluate)[1]
+        cap = protocols.parse_policy(spec.evaluate)[1]
         for domain in self.domains:
             self.splits[domain]["out"] = self.splits[domain]["out"][:cap]
 
     def validation_batches(self, domain: str):
         """The validation part of a training domain as (x, y), batch by batch, never augmented."""
-        for part in self.splits[domain]["out"].split(EVALUATION_BATCH):
-            yield make_batch(self.data, [domain], [part], self.device)[0]
+        for part in self.splits[domain]["out"].split(protocols.EVALUATION_BATCH):
+            yield protocols.make_batch(self.data, [domain], [part], self.device)[0]
 
     def validation_seeds(self, domain: str, step: int) -> torch.Tensor | None:
         """Seeds of the augmented validation images at the checkpoint after update `step`; None
@@ -113,13 +103,13 @@ class Evaluation:
         if not (self.data.augmented and self.spec.images["val_augment"]):
             return None
         count, position = len(self.splits[domain]["out"]), self.data.domain_index(domain)
-        return validation_seeds(count, self.spec.trial_seed, position, step)
+        return protocols.validation_seeds(count, self.spec.trial_seed, position, step)
 
     def accuracy(self, algorithm, domain: str, split: str, seeds=None) -> dict[str, float]:
         """mode -> accuracy on a part of a domain; augmented where there are `seeds`."""
         own = self.domains.index(domain) if domain in self.domains else None
         indices = self.splits[domain][split]
-        return evaluate(algorithm, self.data, domain, indices, self.device, seeds, own)
+        return protocols.evaluate(algorithm, self.data, domain, indices, self.device, seeds, own)
 
     @torch.no_grad()
     def codes(self, algorithm) -> dict:
@@ -132,7 +122,7 @@ class Evaluation:
             position = self.data.domain_index(domain)
             chosen = self.splits[domain]["out"][: MAX_CODE_IMAGES // len(self.domains)]
             images[domain] = len(chosen)
-            for part in chosen.split(EVALUATION_BATCH):
+            for part in chosen.split(protocols.EVALUATION_BATCH):
                 found.append(algorithm.codes(self.data.inputs(position, part, self.device)))
         algorithm.train(was_training)
         codes, gate = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
@@ -151,7 +141,7 @@ class Trainer:
         self.spec, self.device = spec, device
         positions = [data.domain_index(domain) for domain in spec.test_domains]
         seeds = spec.trial_seed, spec.hparams_seed, spec.restart
-        seed = run_seed(spec.dataset, spec.algorithm, positions, *seeds)
+        seed = protocols.run_seed(spec.dataset, spec.algorithm, positions, *seeds)
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
         self.data = data = with_precomputed(data, self.algorithm)
@@ -162,7 +152,7 @@ class Trainer:
         inside = [self.splits[domain]["in"] for domain in self.domains]
         self.sampler = self.protocol.sampler(inside, h["batch_size"], seed)
         self.batches = Batches(data, self.domains, self.sampler, device)
-        self.labelled = labelled_images(h, self.domains, inside, spec.trial_seed)
+        self.labelled = protocols.labelled_images(h, self.domains, inside, spec.trial_seed)
         self.step, self.checkpoints, self.losses = 0, [], LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
 
