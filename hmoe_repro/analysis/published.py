@@ -140,9 +140,10 @@ def mode_lines(frame: pd.DataFrame, mode: str, *places: str) -> list[str]:
         mine = part[(part.algorithm == "DMG") & part[metric].notna()]
         if {mode, "pred-ens"} <= set(mine["mode"]):
             row = statistics.contrast(mine, ("DMG", mode), ("DMG", "pred-ens"), metric).iloc[-1]
-            said = {"mode": mode, "place": place, "network": network, "text": contrast_text(row)}
-            line = sentence("mode", row=row, **said)
-            lines.append(f"{line} {undertrained_line(mine)}".rstrip())
+            said = f"{mode.upper()} − PRED-ENS {place} ({network}): {contrast_text(row)} points, "
+            said += "significant" if row.p < 0.05 else "not significant"
+            said += f" ({int(row.pairs)} models, {int(row.seeds)} seeds). "
+            lines.append(f"{said}{undertrained_line(mine)}".rstrip())
     return lines
 
 # %% ../../nbs/07_analysis/09_published.ipynb #def-against-paper

@@ -18,7 +18,6 @@ from .experts import StoredChoices
 from .results import runs
 from .statistics import contrast, contrast_text, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
-from ..core.style import sentence
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
@@ -188,16 +187,20 @@ def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
     return means.reset_index().assign(ring=0.5, ring_end=1.0)
 
 
-def _depth_answer(changes: pd.DataFrame) -> str:
-    """The answer of `depth_changes`, a part of a sentence."""
-    ways = changes.groupby(changes.change > 0).model.agg(", ".join)
+def _depth_lines(changes: pd.DataFrame) -> tuple[str, str]:
+    """The answer of `depth_changes`, a part of a sentence, and its numbers."""
+    ways, told = changes.groupby(changes.change > 0).model.agg(", ".join), []
     answer = "; ".join(
         f"high frequencies {'rise' if rises else 'fall'} with depth in {models}"
         for rises, models in ways.items()
     )
     if (changes.change * changes.untrained > 0).all():
         answer += ", before training as after it"
-    return answer[0].upper() + answer[1:]
+    for row in changes.itertuples():
+        interval = "" if math.isnan(row.low) else f"95 % CI {row.low:+.2f} to {row.high:+.2f}; "
+        before = "not measured" if math.isnan(row.untrained) else f"{row.untrained:+.2f}"
+        told.append(f"{row.model} {row.change:+.2f} ({interval}untrained {before})")
+    return answer[0].upper() + answer[1:], ", ".join(told)
 
 
 def spectra_verdict(
@@ -207,18 +210,21 @@ def spectra_verdict(
     `untrained`, and one for each other model and part about noise of high frequencies against the
     `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
     baseline."""
-    changes = depth_changes(spectrum_rows(frame), untrained)
+    answer, told = _depth_lines(depth_changes(spectrum_rows(frame), untrained))
     noise = upper_half(noise_rows(frame))
     drops = noise_drops(noise).set_index(["model", "part"])
     table = noise_differences(noise, baseline)
     table["significant"] = holm(table.p) < 0.05
     less = int((table.significant & (table.difference < 0)).sum())
-    answer = _depth_answer(changes)
     answer += f"; noise of high frequencies costs significantly less than for {baseline} in "
     lines = [f"{answer}{less} of {len(table)} comparisons."]
-    lines.append(sentence("depth", rows=[*changes.itertuples()]))
+    lines.append(f"Change of the log amplitude at π with depth: {told}.")
     for row in table.itertuples():
         mine, theirs = drops.loc[(row.model, row.part)], drops.loc[(baseline, row.part)]
-        said = {"baseline": baseline, "mine": mine, "theirs": theirs}
-        lines.append(sentence("noise", row=row, text=contrast_text(row), **said))
+        verdict = "" if math.isnan(row.p) else f", {'not ' * (not row.significant)}significant"
+        lines.append(
+            f"{row.model} − {baseline}, {row.part}, points lost to noise above half of π: "
+            f"{contrast_text(row)}{verdict}; {mine['mean']:.1f} of {mine.clean:.1f} % without "
+            f"noise, against {theirs['mean']:.1f} of {theirs.clean:.1f} %."
+        )
     return lines

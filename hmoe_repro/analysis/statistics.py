@@ -214,7 +214,10 @@ def resolution_note(chosen: pd.DataFrame) -> str:
     """A line about what `choose` chose: seeds, test images, and the minimum detectable difference
     of averages, in points."""
     average = minimum_detectable_difference(chosen.assign(status="complete")).iloc[-1]
-    return sentence("resolution", average=average)
+    return (
+        f"trial seeds: {average.seeds}, test images: {average.test_images}; minimum detectable "
+        f"difference of averages ({average.rests_on}): {average.detectable:.1f} points"
+    )
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-accuracy-verdict
 def _listed(rows: pd.DataFrame, most: int = 8) -> str:
@@ -347,5 +350,8 @@ def main_effects(frame: pd.DataFrame, factors: dict[str, str]) -> pd.DataFrame:
 
 def effect_lines(effects: pd.DataFrame) -> list[str]:
     """A sentence for each row of `main_effects`."""
-    rows = effects.itertuples()
-    return [sentence("effect", row=row, text=contrast_text(row)) for row in rows]
+    return [
+        f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points, {row.pairs} "
+        f"pairs, {'significant' if row.low * row.high > 0 else 'not decided'}."
+        for row in effects.itertuples()
+    ]

@@ -203,18 +203,26 @@ def status_words() -> str:
 def status_table() -> str:
     """Markdown: the definitions of the status words, and every figure and table of the papers with
     its status and the links to its pages."""
-    given = {"words": status_words(), "papers": PUBLISHED, "item_status": item_status}
-    return template("status.md").render(given)
+    rows = [status_words(), "", "| | shows | status | where |", "|---|---|---|---|"]
+    for paper, items in PUBLISHED.items():
+        for item, (shows, *pages) in items.items():
+            status, links = item_status(tuple(pages))
+            rows.append(f"| {paper} {item} | {shows} | {status} | {links} |")
+    return "\n".join(rows)
 
 # %% ../../nbs/08_report/03_gallery.ipynb #def-readme-blocks
 def findings() -> str:
     """Markdown: of each profile a table of its pages with the first sentence of their verdicts,
     which is the answer; links are relative to `docs/`."""
-    pages = {}
+    lines = []
     for profile in (*README_PROFILES, "bench"):
         folder = repo_root() / "figures" / profile
-        pages[profile] = [index_entry(folder, *entry) for entry in files_of(folder).items()]
-    return template("findings.md").render(pages=pages)
+        lines += ["", f"### {profile}", "", "| page | finding |", "|---|---|"]
+        for name, made in files_of(folder).items():
+            entry = index_entry(folder, name, made)
+            link = f"[{entry['title']}](../figures/{profile}/{name}.ipynb)"
+            lines.append(f"| {link} | {entry['said']} |")
+    return "\n".join(lines[1:])
 
 
 def readme_blocks() -> dict[str, str]:

@@ -22,15 +22,8 @@ from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, study_file
 from ..analysis.statistics import contrast_table, forest_plot
 from ..analysis.tables import frame_parts, paper_numbers
-from ..core.errors import HmoeError, check_choice
-from hmoe_repro.core.style import (
-    markdown_table,
-    save_figure,
-    save_table,
-    sentence,
-    template,
-    use_style,
-)
+from ..core.errors import HmoeError, check_choice, plural
+from ..core.style import markdown_table, save_figure, save_table, template, use_style
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from . import provenance
@@ -122,7 +115,11 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
 def not_run_line(absent: list[str]) -> str:
     """The verdict of a page without records: the absent studies with their number of runs and,
     where it can be estimated, their time."""
-    return sentence("not_run", costs=[(study, quoted_cost(study)) for study in absent])
+    named = []
+    for study, cost in zip(absent, map(quoted_cost, absent)):
+        long = f", {cost['hours']:,.0f} hours on a V100 by quoted times" if cost["timed"] else ""
+        named.append(f"`{study}` ({plural(cost['runs'], 'run')}{long})")
+    return f"Not run: {', '.join(named)}."
 
 # %% ../../nbs/08_report/06_page.ipynb #def-table-page
 LAST_UPDATE = "none: codes, gates and scores are those of the model after the last update"
@@ -278,7 +275,11 @@ class _Outputs(_Results):
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
         )
         if self.studies:
-            self.show(sentence("facts", name=self.name, facts=facts, study=main))
+            failed, digest = len(facts["failed"]), (facts["study_sha256"] or "")[:12]
+            self.show(
+                f"*{facts['records']} runs, {failed} failed; `{main}` has SHA-256 {digest}…; "
+                f"all facts: `{self.name}.provenance.json`.*"
+            )
 
 # %% ../../nbs/08_report/06_page.ipynb #def-table-page-steps
 class Page(_Outputs):

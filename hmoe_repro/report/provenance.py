@@ -23,7 +23,7 @@ from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
 from ..core.search_space import as_text
-from ..core.style import sentence, template
+from ..core.style import template
 from ..core.toml import packaged
 from ..networks.pretrained import PIP_PACKAGE
 from ..training.run_config import TOY
@@ -64,8 +64,14 @@ def data_status(frame: pd.DataFrame) -> str:
 def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
     """One sentence: the paper's protocol, or a reduced or stand-in study (`STATUS`). The toy of
     20,000 epochs is at the paper's scale in every profile."""
-    toy = len(frame) and ((frame.dataset == TOY) & (frame.steps >= 20_000)).all()
-    return sentence("protocol", profile=profile, toy=toy, status=data_status(frame))
+    if profile == "paper":
+        return "The paper's protocol."
+    if len(frame) and ((frame.dataset == TOY) & (frame.steps >= 20_000)).all():
+        return f"Profile `{profile}`: the toy at the paper's full scale."
+    return (
+        f"Profile `{profile}` is a {data_status(frame)} study, not the paper's protocol: "
+        "do not compare its numbers with published ones."
+    )
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-changed-settings
 def changed_settings(frame: pd.DataFrame) -> list[str]:
