@@ -17,7 +17,6 @@ import pandas as pd
 
 from .results import runs
 from ..core.errors import HmoeError, plural
-from ..core.style import sentence
 from ..method.clustering import gate_scores
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-confusion
@@ -175,8 +174,13 @@ def similarity_lines(table: pd.DataFrame, alike: float = 0.9) -> list[str]:
     and least like, or that the gate does not separate the training domains."""
     lines = []
     for _, row in table.iterrows():
-        like = row[table.columns[2:-1]].dropna().astype(float)
-        lines.append(sentence("similarity", row=row, like=like, alike=alike))
+        like, lowest = row[table.columns[2:-1]].dropna().astype(float), row.lowest_in_training
+        text = f"most like {like.idxmax()} ({like.max():.2f}), "
+        text += f"least like {like.idxmin()} ({like.min():.2f})"
+        if lowest >= alike:
+            text = "the gate does not separate the training domains "
+            text += f"(similarity at least {lowest:.2f})"
+        lines.append(f"{row.algorithm}, test domain {row.test_domain}: {text}.")
     return lines
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-collapse-scores
@@ -243,7 +247,14 @@ def gate_verdict(table: pd.DataFrame) -> str:
     """One line for rows of `gate_table`: how many gates are nearly uniform, how many of the others
     leave experts idle, and how many use all."""
     row = gate_summary(table.assign(all="all"), "all").iloc[0]
-    return sentence("gate", row=row, runs=plural(int(row.runs), "run"))
+    if 1 < row.runs == row.idle:
+        text = f"all {row.runs} runs had idle experts"
+    else:
+        text = f"{plural(int(row.runs), 'run')}: gate nearly uniform in {row.uniform}, "
+        text += f"idle experts in {row.idle}, all experts in use in {row.all_used}"
+    if row.diverged:
+        text += f"; {row.diverged} diverged, so their gates are not informative"
+    return text + "."
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-counts-text
 def counts_text(found: pd.DataFrame) -> str:
@@ -306,8 +317,11 @@ def discovery_lines(
         if least >= UNIFORM:
             without = "hparams.lambda_en" in mine and mine["hparams.lambda_en"].eq(0).all()
             why = "trained without an entropy loss" if without else "undertrained"
-            percent = math.floor(100 * least + 1e-6)
-            lines.append(sentence("uniform", who=who, percent=percent, why=why))
+            lines.append(
+                f"{who}: the gate is still uniform in every run (entropy at least "
+                f"{math.floor(100 * least + 1e-6)} % of log K; {why}), so the partition by its "
+                "largest value is not meaningful."
+            )
             continue
         scores, said = factor_scores(mine, values), []
         best = closest_factors(scores).groupby("factor", sort=False).nmi

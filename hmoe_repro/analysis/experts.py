@@ -9,6 +9,8 @@ __all__ = ['PARAMETERS', 'MACS', 'TINT', 'BLACK_BECOMES', 'PARTS', 'LABELS', 'si
            'plot_positions', 'choice_rows', 'choice_verdict']
 
 # %% ../../nbs/07_analysis/10_experts.ipynb #imports
+import math
+
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -21,7 +23,6 @@ from .results import arrays, has_arrays, runs
 from .statistics import contrast, contrast_text, mean_interval
 from .tables import cell_statistics, cell_text, complete_rows, mean_and_error
 from ..core.errors import HmoeError, check_choice
-from ..core.style import sentence
 from ..data.benchmarks import KNOWN
 from ..data.registry import load_dataset
 from ..method.routing_analysis import position_table
@@ -306,7 +307,13 @@ def choice_verdict(frame: pd.DataFrame) -> list[str]:
         told = [f"{r.Index} {r.value:.1f} % (chance {r.chance:.1f} %)" for r in over.itertuples()]
         found = [r["expert_choices"] for r in scored.record[scored.network == network]]
         loads = [max(layer["load"]) for part in found for layer in part["out"]["layers"]]
-        said = {"network": network, "more": more, "text": contrast_text(more)}
-        said |= {"told": ", ".join(told), "experts": found[0]["experts"]}
-        lines.append(sentence("choice", **said, load=100 * np.mean(loads)))
+        verdict = "the class" if more.difference > 0 else "the domain"
+        significant = "not significant" if more.low <= 0 <= more.high else "significant"
+        lines.append(
+            f"{network}: experts follow {verdict} of a picture more: class − domain "
+            f"{contrast_text(more)} points of the choice of expert explained"
+            f"{'' if math.isnan(more.low) else ', ' + significant} ({more.pairs} runs). Explained: "
+            f"{', '.join(told)}. The busiest of {found[0]['experts']} experts has "
+            f"{100 * np.mean(loads):.0f} % of the patches."
+        )
     return lines

@@ -22,7 +22,7 @@ from .published import min_validation_accuracy
 from .results import one_protocol, runs
 from .statistics import holm, mean_interval, value_grid
 from ..core.errors import plural
-from ..core.style import colours, number_as_text, sentence
+from ..core.style import colours, number_as_text
 from ..studies.study_file import read_study
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-mask-scores
@@ -110,12 +110,16 @@ def own_mask_gain(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
 def own_mask_line(gains: pd.DataFrame) -> str:
     """One sentence about `own_mask_gain`: the mean with its interval, whether it is significant,
     and how many networks are undertrained."""
-    found, young = (
-        mean_interval(value_grid(gains, "gain")),
-        int((~gains.trained.astype(bool)).sum()),
+    if gains.empty:
+        return "No verdict on masks: no complete run has test images of its training domains."
+    found, young = mean_interval(value_grid(gains, "gain")), int((~gains.trained).sum())
+    verdict = "significant" if found.p < 0.05 else "not significant"
+    verdict = "" if math.isnan(found.low) else f", {verdict}"
+    caveat = f"; caution: {young} of {len(gains)} networks are undertrained" if young else ""
+    return (
+        f"Own mask − mean of the others on a training domain, points: {_interval_text(found)}"
+        f"{verdict} ({len(gains)} runs, {plural(found.seeds, 'trial seed')}){caveat}."
     )
-    said = {"runs": len(gains), "seeds": plural(found.seeds, "trial seed"), "young": young}
-    return sentence("own_mask", found=found, interval=_interval_text(found), **said)
 
 
 def _interval_text(found, decimals: int = 2) -> str:
@@ -215,9 +219,18 @@ def overlap_line(frame: pd.DataFrame) -> str:
     """One sentence: whether masks of domains differ, by their mean IoU with its interval, and the
     share of the neurons that a mask keeps."""
     scores = mask_scores(frame)
-    young, kept = int((~_trained(frame)).sum()) if len(scores) else 0, scores.kept.mean()
-    found = mean_interval(value_grid(scores, "iou"))
-    return sentence("overlap", found=found, kept=kept, runs=len(scores), young=young)
+    if scores.empty:
+        return "No verdict on the masks: no complete run has any."
+    found, young = mean_interval(value_grid(scores, "iou")), (~_trained(frame)).sum()
+    differ = "Masks differ" if found.high < 1 else "Masks are not shown to differ"
+    interval = (
+        "one seed" if math.isnan(found.low) else f"95 % CI {found.low:.2f} to {found.high:.2f}"
+    )
+    caveat = f"; caution: {young} of these networks are undertrained" if young else ""
+    return (
+        f"{differ}: mean IoU {found.mean:.2f} ({interval}; equal masks have 1); a mask keeps "
+        f"{scores.kept.mean():.0f} % of the neurons ({len(scores)} runs){caveat}."
+    )
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-paired-weights
 def weight_changes(
@@ -256,9 +269,19 @@ def sparse_line(scores: pd.DataFrame, knob: str = "lambda_s") -> str:
     say nothing."""
     means = scores.groupby("weight")[["iou", "kept", "empty"]].mean()
     sparse = means[means.kept < SPARSE]
+    if sparse.empty:
+        return f"Sparse masks: at no weight do masks keep less than {SPARSE} % of the neurons."
     full, empty = sparse[sparse["empty"] == 0], sparse[sparse["empty"] > 0]
-    said = {"limit": SPARSE, "knob": knob, "weights": len(sparse), "full": [*full.itertuples()]}
-    return sentence("sparse", **said, empty=", ".join(f"{weight:g}" for weight in empty.index))
+    told = [
+        f"IoU {row.iou:.2f} at {knob} = {row.Index:g}, where a mask keeps {row.kept:.0f} % of the "
+        "neurons"
+        for row in full.itertuples()
+    ]
+    if len(empty):
+        at = ", ".join(f"{weight:g}" for weight in empty.index)
+        told.append(f"at {at} some masks keep nothing, and the IoU of two such is 1 by definition")
+    verdict = "inconclusive" if full.empty else "alike" if (full.iou >= 0.5).all() else "not alike"
+    return f"Sparse masks are {verdict}: {'; '.join(told)}."
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-weight-table
 _NAMES = {

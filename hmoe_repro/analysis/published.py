@@ -19,7 +19,6 @@ from .protocol_diff import PAPER_SEEDS, TABLES, setting_diff
 from .statistics import contrast_text, mean_interval
 from .tables import complete_rows, frame_parts, paper_numbers, row_name
 from ..core.errors import HmoeError
-from ..core.style import sentence
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from ..studies.search import rank
@@ -83,9 +82,11 @@ def undertrained_line(frame: pd.DataFrame) -> str:
         }
         if named:
             several = found.index.get_level_values("dataset").nunique() > 1
-            said = {"floor": rows.floor.iloc[0], "dataset": dataset if several else ""}
-            said["named"] = ", ".join(map(" ".join, named.items()))
-            lines.append(sentence("undertrained", **said))
+            lines.append(
+                f"{dataset + ': ' if several else ''}Undertrained (under "
+                f"{rows.floor.iloc[0]:.0f} % on validation images), so their differences hold for "
+                f"this length of training only: {', '.join(map(' '.join, named.items()))}."
+            )
     return " ".join(lines)
 
 
@@ -194,8 +195,12 @@ def paper_line(table: pd.DataFrame) -> str:
         return "No cell can be compared with the paper."
     largest = table.loc[table.difference.abs().round(9).idxmax()]
     row = row_name(largest.algorithm, largest["mode"])
-    said = {"cells": len(table), "outside": int(table.outside.sum()), "row": row}
-    return sentence("against_paper", **said, largest=largest)
+    return (
+        f"In {int(table.outside.sum())} of {len(table)} cells the paper's mean lies outside the "
+        "95 % interval of ours (Student's t over trial seeds, no correction); the largest "
+        f"difference is {largest.difference:+.1f} points "
+        f"({row} on {largest.dataset}, {largest.test_domain})."
+    )
 
 # %% ../../nbs/07_analysis/09_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,6 @@ from scipy import optimize, stats
 from .results import mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.style import sentence
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
 def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
@@ -229,18 +228,24 @@ def _listed(rows: pd.DataFrame, most: int = 8) -> str:
     return ", ".join([*said[:most], *[f"and {len(said) - most} more"] * (len(said) > most)])
 
 
-def _averages_said(averages: pd.DataFrame, name: str) -> str:
+def _averages_said(averages: pd.DataFrame, name: str):
     """What the average rows of `contrasts` with the baseline `name` say, in sentences."""
     tested, untested = averages[averages.p_holm.notna()], averages[averages.p_holm.isna()]
     sure, rest = tested[tested.significant], tested[~tested.significant]
-    gains = sure.difference > 0  # these come first, or a long list of losses would hide them
-    named = ", ".join(_listed(part) for part in (sure[gains], sure[~gains]) if len(part))
+    family = f"after Holm's correction for {plural(len(tested), 'comparison')}"
     near = rest.sort_values(["p_holm", "p"])[:1]
     close = f" (closest: {_listed(near)}, p = {near.p_holm.iloc[0]:.2g})" if len(near) else ""
-    said = {"named": named.replace(" (95", " points (95", 1), "rows": len(tested), "close": close}
-    said |= {"rest": len(rest), "comparisons": plural(len(tested), "comparison")}
-    said |= {"untested": _listed(untested), "seeds": untested.seeds.max()}
-    return sentence("averages", name=name, **said)
+    if len(sure):
+        gains = sure.difference > 0  # these come first, or a long list of losses would hide them
+        named = ", ".join(_listed(part) for part in (sure[gains], sure[~gains]) if len(part))
+        named = named.replace(" (95", " points (95", 1)
+        other = f"; no other of {len(tested)} rows differs significantly in average accuracy{close}"
+        yield f"{named} against {name}, significant {family}{other * (len(rest) > 0)}."
+    elif len(tested):
+        yield f"No row differs significantly from {name} in average accuracy {family}{close}."
+    if len(untested):
+        seeds = "one trial seed" if untested.seeds.max() == 1 else "a test domain with one seed"
+        yield f"Not decided: {seeds}; in points against {name}: {_listed(untested)}."
 
 
 def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
@@ -251,7 +256,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
         return f"Nothing to compare {name} with: no other algorithm has a complete run."
     table = contrasts(run_results(frame), baseline)
     average = table.test_domain == "Average"
-    lines, alone = [_averages_said(table[average], name)], table[~average & table.p_holm.notna()]
+    lines, alone = [*_averages_said(table[average], name)], table[~average & table.p_holm.notna()]
     if len(alone):
         beyond = alone[alone.significant]
         line = f"On single test domains {len(beyond) or 'none'} of {len(alone)} differences "

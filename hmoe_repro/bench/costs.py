@@ -27,7 +27,7 @@ from ..analysis.tables import paper_numbers, paper_setting
 from .layers import CLASSES
 from .timing import measure, new_record, plot_rounds, ratios, scale_of
 from ..core.devices import import_torchvision, resolve_device
-from ..core.style import PALETTE, shared_legend, template
+from ..core.style import PALETTE, shared_legend
 from ..networks.model_size import multiply_accumulates, network_size, parameters
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-methods
@@ -219,6 +219,13 @@ def cost_notes(record: dict) -> list[str]:
     memory, published = record["peak_bytes"]["training"], cost_rounds()[head].iloc[0]
     twin, time = ratios(record, "training", "ERM-ViT")["GMoE"], cost_ratios(record)[head]
     slowest = time.median().idxmax()
-    said = {"twin": twin, "memory": memory, "published": published, "span": _range}
-    notes = template("cost_notes.md").render(said, slowest=slowest, time=time[slowest])
-    return notes.splitlines()
+    return [
+        f"A training step of GMoE takes {_range(twin)} times as long as the ViT's in the "
+        f"{len(twin)} rounds, {twin.median():.2f} in their median, and holds "
+        f"{memory['GMoE'] / memory['ERM-ViT']:.2f} times as much.",
+        f"The longest step is that of {slowest}: {time[slowest].median():.2f} times ERM's "
+        f"({_range(time[slowest])}).",
+        f"As published, with another machine and batch: a step of GMoE takes "
+        f"{published['GMoE'] / published['ERM-ViT']:.2f} times as long as the ViT's, one of "
+        f"{slowest} {published[slowest] / published['ERM']:.2f} times as long as ERM's.",
+    ]

@@ -18,7 +18,7 @@ from ..analysis.results import runs
 from ..analysis.statistics import holm, mean_interval
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
 from ..core.errors import HmoeError, plural
-from ..core.style import PALETTE, sentence
+from ..core.style import PALETTE
 from ..studies.search import rank
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-without-precision
@@ -154,11 +154,28 @@ def _listed(rows: pd.DataFrame) -> str:
 
 def _answer(summary: pd.DataFrame, outcome: pd.Series, other: str) -> str:
     """The verdict of some rows, each with its outcome, on the precision `other`."""
-    cases = {"beyond": outcome == BEYOND, "shifted": outcome == SHIFTED}
-    cases["alone"] = (outcome == UNRESOLVED) & (summary.p < 0.05)
-    said = {name: _listed(summary[rows]) for name, rows in cases.items()}
-    rows, found = plural(len(summary), "row"), sorted(set(outcome))
-    return sentence("parity", other=other, found=found, rows=rows, **said)
+    found = set(outcome)
+    if found == {EQUAL}:
+        return (
+            "No comparison: all pairs are bitwise identical, "
+            f"so {other} had no effect on these numbers."
+        )
+    if BEYOND in found:
+        beyond = _listed(summary[outcome == BEYOND])
+        return f"Yes: {other} changes results beyond seed noise in {beyond}."
+    if SHIFTED in found:
+        return (
+            f"Shifted, but not beyond seed noise: {_listed(summary[outcome == SHIFTED])}, "
+            "less than one standard deviation over seeds."
+        )
+    if UNRESOLVED not in found:
+        return "Not decided: one trial seed gives no standard error."
+    alone = summary[(outcome == UNRESOLVED) & (summary.p < 0.05)]
+    close = f" Significant only without Holm's correction: {_listed(alone)}." * (len(alone) > 0)
+    return (
+        "No change beyond seed noise was detected: no mean paired difference is significant "
+        f"in any of {plural(len(summary), 'row')}.{close}"
+    )
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-parity-verdict
 def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['PALETTE', 'EMBEDDING_COLOUR', 'TEST_COLOUR', 'ALGORITHM_COLOURS', 'colours', 'use_style', 'save_figure',
            'shared_legend', 'escape_tex', 'escape_markdown', 'number_as_text', 'as_text', 'markdown_table',
-           'latex_table', 'save_table', 'template', 'sentence']
+           'latex_table', 'save_table']
 
 # %% ../../nbs/00_core/08_style.ipynb #imports
-import functools
 import itertools
 import os
 import re
@@ -150,32 +149,3 @@ def save_table(
     for kind, text in texts.items():
         write_atomic(Path(output) / f"{stem}.{kind}", text)
     return [f"{stem}.{kind}" for kind in texts]
-
-# %% ../../nbs/00_core/08_style.ipynb #def-template
-def _printable(value):
-    """A value as a template prints it: characters that UTF-8 cannot encode become '?'."""
-    if type(value) is str:  # and not markup, which is text that a template has made
-        return value.encode("utf-8", "replace").decode("utf-8")
-    return value
-
-
-@functools.cache
-def template(name: str):
-    """The Jinja2 template `name` of the folder `hmoe_repro/templates`; `template(name).render(...)`
-    is its text."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hmoe_repro"),
-        autoescape=jinja2.select_autoescape(["html"]),
-        undefined=jinja2.StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
-
-
-def sentence(name: str, /, **given) -> str:
-    """The macro `name` of the template `sentences.md` with what it is given, in one line."""
-    return " ".join(getattr(template("sentences.md").module, name)(**given).split())

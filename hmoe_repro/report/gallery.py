@@ -17,9 +17,9 @@ from ..analysis.results import results, short_path
 from ..analysis.tables import cost_table
 from ..core.errors import HmoeError, check_choice
 from ..core.files import repo_root, write_atomic
-from ..core.style import markdown_table, template
+from ..core.style import markdown_table
 from ..core.toml import packaged
-from .provenance import STATUS
+from .provenance import STATUS, template
 from .render import files_of, page_texts
 from ..studies.artefacts import ARTEFACTS, artefact_studies
 from ..studies.study_file import read_study

@@ -23,7 +23,7 @@ from ..analysis.results import available_results, results, study_file
 from ..analysis.statistics import contrast_table, forest_plot
 from ..analysis.tables import frame_parts, paper_numbers
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.style import markdown_table, save_figure, save_table, template, use_style
+from ..core.style import markdown_table, save_figure, save_table, use_style
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from . import provenance
@@ -109,7 +109,7 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
     table = markdown_table(pd.DataFrame(rows, columns=columns))
     given = {"artefact": artefact, "profile": profile, "absent": absent, "table": table}
     note = provenance.protocol_note(profile)
-    return template("not_run.md").render(given, note=note)
+    return provenance.template("not_run.md").render(given, note=note)
 
 
 def not_run_line(absent: list[str]) -> str:
