@@ -110,9 +110,10 @@ def test_hours_and_memory_of_a_plan():
     known = StudyPlan("b", 4, 2, [3600.0, 3600.0], memory=2048)
     half = StudyPlan("c", 4, 3, [3600.0])
     assert [done.time(), known.time()] == ["0 minutes", "2.0 hours"]
+    assert half.time() == "at least 60 minutes"
     assert StudyPlan("d", 4, 3, []).time() == "not measured"
     about, unknown, memory = Plan([done, known, half], "a GPU").lines(jobs=2)
-    assert about.startswith("About 1.5 hours with 2 jobs,") and "(a GPU)" in about
+    assert about.startswith("At least 1.5 hours with 2 jobs,") and "(a GPU)" in about
     assert unknown.startswith("2 runs are of a kind that was not measured on this device (a GPU)")
     assert memory == "A job needs up to 2.0 GiB of memory."
     assert Plan([done], "cpu").lines(jobs=1)[0].startswith("About 0 minutes")

@@ -13,6 +13,8 @@ HAND_WRITTEN = (
     "hmoe.mplstyle",
     "claims.toml",
     "hyperparameters.toml",
+    "networks.toml",
+    "paper_protocol.toml",
     "pages.toml",
     "paper_numbers.csv",
     "sample.toml",

@@ -158,22 +158,23 @@ def _state(value):
     )
 
 # %% ../../nbs/04_algorithms/16_domainbed_adapter.ipynb #def-restore
+def _not_resumed(why: str) -> HmoeError:
+    fix = "remove the run's folder; it starts again."
+    return HmoeError(f"the run cannot be resumed: {why}.", fix)
+
+
 def _restore(saved: dict | None, now):
     """`now` with the state `saved`, or what takes its place."""
     if saved is None:
         return now
     ((kind, content),) = saved.items()
     if kind in ("module", "loads", "object") and now is None:
-        raise HmoeError(
-            "the run cannot be resumed: its algorithm makes a part later than in its first update.",
-            fix="remove the run's folder; it starts again.",
-        )
+        raise _not_resumed("its algorithm makes a part later than in its first update")
     if kind == "loads":
         try:
             now.load_state_dict(copy.deepcopy(content))
-        except ValueError as error:  # of an optimiser
-            cause = f"the run cannot be resumed: a later optimiser is of other weights ({error})."
-            raise HmoeError(cause, fix="remove the run's folder; it starts again.") from None
+        except ValueError as error:
+            raise _not_resumed(f"a later optimiser is of other weights ({error})") from None
     elif kind == "object":
         for name, each in content.items():
             setattr(now, name, _restore(each, getattr(now, name, None)))

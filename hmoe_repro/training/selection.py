@@ -39,6 +39,8 @@ def test_accuracy(accuracies: dict, test_domains, mode: str) -> float | None:
 def _winner(checkpoints: list[dict], test_domains, mode: str) -> dict:
     """The first checkpoint with the best validation accuracy of a mode: its `step` and
     `validation_accuracy`, and all its `accuracies`."""
+    if not checkpoints:
+        raise HmoeError("the run has no checkpoint to select from.", fix="train for one step.")
     scores = [validation_accuracy(c["accuracies"], test_domains, mode) for c in checkpoints]
     best = checkpoints[scores.index(max(scores))]
     found = {"step": best["step"], "validation_accuracy": max(scores)}
