@@ -97,7 +97,10 @@ class DomainExperts(Algorithm):
             adversarial_classes=num_classes if h["lambda_ad"] else None,
             code_norm=h["code_norm"],
             embedding_scale=h["embedding_scale"],
+            load_balance=h.get("load_balance", "kl"),
+            experts=h.get("experts", "hypernetwork"),
         )
+        self.modes = self.model.modes
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Adam over all parameters; the D2V encoder has a rate of its own where one is given."""

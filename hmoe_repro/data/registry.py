@@ -22,7 +22,7 @@ from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, runs_dir, write_atomic
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
-from .digits import STYLES, digit_domains
+from .digits import STYLES, digit_domains, withheld_digits
 from .image_folder import ImageTree, scan_tree
 from .loader import ImageDataset
 from hmoe_repro.data.mnist import (
@@ -109,6 +109,20 @@ def _digit_domains(trial_seed, data_dir):
 )
 def _digit_domains_tiny(trial_seed, data_dir):
     return digit_domains(per_domain=60, name="DigitDomainsTiny")
+
+
+def _register_withheld(style: str):
+    """Enter DigitDomains with the digits 5 to 9 of one look in a domain of their own."""
+    name = f"DigitsWithheld{style.title()}"
+    summary = f"DigitDomains; the digits 5 to 9 of {style} are a fifth domain, withheld"
+    names = (*STYLES, "withheld")
+    register_dataset(name, domain_names=names, summary=summary, licence=_DIGITS)(
+        lambda trial_seed, data_dir: withheld_digits(style, name)
+    )
+
+
+for _style in STYLES:
+    _register_withheld(_style)
 
 
 def _register_variants(original: str, twin: str, make, domains, what: str, channels: int):
