@@ -118,7 +118,7 @@ def test_the_artefact_reads_every_quick_study_of_the_claims():
 def test_claims_about_accuracy_take_mix():
     "Another mode only where the claim is about modes."
     named = {c.key for c in CLAIMS for t in ("a", "b", "where") if "mode" in c.arguments.get(t, {})}
-    assert named == {"KD beats averaging", "Mask-Ens as Pred-Ens"}
+    assert named == {"KD beats averaging", "Mask-Ens as Pred-Ens", "hypernetwork shares"}
 
 
 # Rules
@@ -204,6 +204,10 @@ def test_pairs_are_runs_of_equal_seed_and_domain():
     assert np.allclose((found.value, found.low, found.high), 10)
     with pytest.raises(HmoeError, match="C"):
         contrast_measure(frame, A, {"algorithm": "C"})
+    other = pd.concat([invented("A", 0.5, dataset="D"), invented("B", 0.6, dataset="D")])
+    other["run_id"] = "other" + other.run_id
+    found = contrast_measure(pd.concat([frame, other], ignore_index=True), A, B)
+    assert found.runs == 24 and abs(found.value) < 1e-9 and found.levels["D a"] == (50, 60)
 
 
 def test_a_network_far_behind_decides_nothing_but_its_number_stands():
@@ -366,7 +370,7 @@ def test_the_table_has_verdict_number_and_reason_in_one_row(weighed):
     assert len(rows) == len(CLAIMS) and {line.count(" | ") for line in rows} == {4}
     said = reason(weighed["competitive with ERM"])
     assert "negative +6.7" in said and "sketch -12.6" in said  # an average never stands alone
-    assert count_line(results).startswith("Claims of the papers: 20 supported, 9 contradicted")
+    assert count_line(results).startswith("Claims of the papers: 21 supported, 9 contradicted")
 
 
 def test_links_lead_to_the_rendered_page_or_to_its_source(weighed):

@@ -65,9 +65,8 @@ class DomainExperts(Algorithm):
                 "domains.",
                 fix=f"num_experts=0 or at least {num_domains}.",
             )
-        if (hparams["labelled_fraction"] < 1 or hparams["labelled_domains"]) and not hparams[
-            "lambda_d"
-        ]:
+        some = hparams["labelled_fraction"] < 1 or hparams["labelled_domains"]
+        if some and not hparams["lambda_d"]:
             raise HmoeError(
                 "labelled_fraction and labelled_domains say which images have a domain label in "
                 "eq. 7, and lambda_d is 0.",
@@ -108,8 +107,7 @@ class DomainExperts(Algorithm):
         if not h["d2v_lr"]:
             return super().make_optimizer()
         encoder = list(self.model.encoder.parameters())
-        among = {id(p) for p in encoder}
-        others = [p for p in self.parameters() if id(p) not in among]
+        others = [p for p in self.parameters() if all(p is not q for q in encoder)]
         return self.adam([{"params": others}, {"params": encoder, "lr": h["d2v_lr"]}])
 
     def known_domains(self, minibatches) -> torch.Tensor | None:

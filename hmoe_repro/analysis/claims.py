@@ -384,7 +384,9 @@ def contrast_measure(
     rows, paired = pd.concat([mine, theirs]), grid.stack().dropna().index
     one = set(mine.algorithm) & set(theirs.algorithm)  # whose settings, masks or modes differ
     problem = "" if one else _undertrained(rows, SLOW)
-    rows = rows[pd.MultiIndex.from_frame(rows[["trial_seed", "test_domain"]]).isin(paired)]
+    places = rows.dataset + " " + rows.test_domain  # as in a grid of several data sets
+    places = places if rows.dataset.nunique() > 1 else rows.test_domain
+    rows = rows[pd.MultiIndex.from_arrays([rows.trial_seed, places]).isin(paired)]
     sides = [side.where(grid.notna()) for side in (first, second)]
     levels = {name: tuple(side[name].mean() for side in sides) for name in grid}
     return _used(mean_interval(grid), rows, unit, levels=levels, problem=problem)
