@@ -31,6 +31,7 @@ from hmoe_repro.analysis.claims import (
     rate_measure,
     read_claims,
     reason,
+    seeds_to_decide,
 )
 from hmoe_repro.analysis.results import arrays as arrays_of
 from hmoe_repro.analysis.results import results
@@ -117,7 +118,7 @@ def test_the_artefact_reads_every_quick_study_of_the_claims():
 def test_claims_about_accuracy_take_mix():
     "Another mode only where the claim is about modes."
     named = {c.key for c in CLAIMS for t in ("a", "b", "where") if "mode" in c.arguments.get(t, {})}
-    assert named == {"KD beats averaging", "Mask-Ens as Pred-Ens"}
+    assert named == {"KD beats averaging", "Mask-Ens as Pred-Ens", "hypernetwork shares"}
 
 
 # Rules
@@ -149,6 +150,32 @@ def test_invented_evidence_gets_every_verdict(name):
     assert rule.judge(Evidence(holds[0])) == UNDECIDED  # no interval
 
 
+@pytest.mark.parametrize("rule", [("larger", 1), ("not_worse", 2)], ids=str)
+def test_the_seeds_that_would_decide_are_those_whose_interval_does(rule):
+    "Two test domains of unequal variance: the interval of n seeds by hand, until it decides."
+    rng, name = np.random.default_rng(0), make_rule(*rule)
+    values = pd.concat({d: pd.Series(rng.normal(0.2, s, 3)) for d, s in (("a", 2), ("b", 5))})
+    variances = values.groupby(level=0).var(ddof=1).to_numpy()
+
+    def at(n):
+        error = math.sqrt((variances / n).sum()) / 2
+        freedom = (n - 1) * variances.sum() ** 2 / (variances**2).sum()
+        half = stats.t.ppf(0.975, freedom) * error
+        return Evidence(mean, mean - half, mean + half, freedom=freedom, seeds=n)
+
+    mean = values.groupby(level=0).mean().mean()
+    needed = next(n for n in range(4, 1000) if name.judge(at(n)) != UNDECIDED)
+    assert name.judge(at(3)) == UNDECIDED and seeds_to_decide(name, at(3)) == needed
+    assert seeds_to_decide(name, at(3), most=needed - 1) is None
+
+
+def test_no_number_of_runs_decides_a_rate_of_one_half():
+    rate = make_rule("more_than", 50)
+    assert seeds_to_decide(rate, Evidence(50, 21, 79, "% of runs", runs=12, hits=6)) is None
+    assert seeds_to_decide(rate, Evidence(75, 43, 95, "% of runs", runs=12, hits=9)) == 17
+    assert seeds_to_decide(rate, Evidence()) is None
+
+
 # Measures
 
 
@@ -177,6 +204,10 @@ def test_pairs_are_runs_of_equal_seed_and_domain():
     assert np.allclose((found.value, found.low, found.high), 10)
     with pytest.raises(HmoeError, match="C"):
         contrast_measure(frame, A, {"algorithm": "C"})
+    other = pd.concat([invented("A", 0.5, dataset="D"), invented("B", 0.6, dataset="D")])
+    other["run_id"] = "other" + other.run_id
+    found = contrast_measure(pd.concat([frame, other], ignore_index=True), A, B)
+    assert found.runs == 24 and abs(found.value) < 1e-9 and found.levels["D a"] == (50, 60)
 
 
 def test_a_network_far_behind_decides_nothing_but_its_number_stands():
@@ -339,7 +370,7 @@ def test_the_table_has_verdict_number_and_reason_in_one_row(weighed):
     assert len(rows) == len(CLAIMS) and {line.count(" | ") for line in rows} == {4}
     said = reason(weighed["competitive with ERM"])
     assert "negative +6.7" in said and "sketch -12.6" in said  # an average never stands alone
-    assert count_line(results).startswith("Claims of the papers: 19 supported, 8 contradicted")
+    assert count_line(results).startswith("Claims of the papers: 21 supported, 9 contradicted")
 
 
 def test_links_lead_to_the_rendered_page_or_to_its_source(weighed):

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import MultiDomainDataset, as_input
-from hmoe_repro.data.digits import digit_domains
+from hmoe_repro.data.digits import digit_domains, withheld_digits
 from hmoe_repro.data.registry import DATASETS, load_dataset, register_dataset
 
 
@@ -37,6 +37,15 @@ def test_fingerprint_is_the_one_of_the_published_runs():
 
 
 PUBLISHED = "ca99eee704eb"
+
+
+def test_the_withheld_domain_is_half_of_the_classes_of_one_look():
+    whole, apart = digit_domains(), withheld_digits("photo", "apart", first=7)
+    rest, held = apart.labels[1], apart.labels[4]
+    assert rest.max() == 6 and held.unique().tolist() == [7, 8, 9]
+    assert torch.equal(torch.cat([rest, held]).sort().values, whole.labels[1].sort().values)
+    assert torch.equal(apart.images[4], whole.images[1][whole.labels[1] >= 7])
+    assert all(torch.equal(apart.images[i], whole.images[i]) for i in (0, 2, 3))
 
 
 def test_averaged_images_are_kept_and_do_not_go_with_a_copy_on_a_device():

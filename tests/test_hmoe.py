@@ -273,3 +273,29 @@ def test_all_parts_learn(model, batch):
         optimizer.step()
     assert losses["L_y"] < 0.3 and losses["L_d"] < 1.0
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_independent_experts_begin_as_generated_ones_and_share_nothing(batch):
+    built = {}
+    for experts in ("hypernetwork", "independent"):
+        torch.manual_seed(0)
+        built[experts] = HMOE(
+            MLP((6, 16, 12)), MLP((6, 16, 32)), 12, 4, num_experts=5, experts=experts
+        )
+    shared, alone = built.values()
+    x, y = batch
+    assert torch.allclose(shared(x).experts, alone(x).experts)
+    assert count(alone.hypernetwork) == 5 * (12 + 1) * 4
+    modes = alone.predict_modes(x)
+    assert [*modes] == ["mix", "max"]
+    assert all(torch.allclose(modes[mode], alone.predict(x, mode), atol=1e-5) for mode in modes)
+    with pytest.raises(HmoeError, match="unknown inference mode 'ood'. Valid: mix, max"):
+        alone.predict(x, "ood")
+    before = [model(x).experts.detach() for model in built.values()]
+    for model in built.values():  # an update of the second expert alone
+        F.cross_entropy(model(x).experts[:, 1], y).backward()
+        with torch.no_grad():
+            for parameter in model.hypernetwork.parameters():
+                parameter -= 0.1 * parameter.grad
+    changed = [(m(x).experts - b).abs().amax((0, 2)) > 0 for m, b in zip(built.values(), before)]
+    assert changed[0].all() and changed[1].tolist() == [False, True, False, False, False]

@@ -223,6 +223,15 @@ def test_a_hyper_parameter_that_follows_another_is_written_down_as_what_it_is():
     assert merge_hparams(declared, merge_hparams(declared, {"a": 3.0})) == {"a": 3.0, "b": 3.0}
 
 
+def test_two_options_leave_the_runs_without_them_as_they_were():
+    plain = merge_hparams(get_algorithm("HMOE-DN").HPARAMS, {})
+    assert not {"experts", "load_balance"} & plain.keys()
+    given = {"experts": "hypernetwork", "load_balance": "cv2"}
+    assert merge_hparams(get_algorithm("HMOE-DN").HPARAMS, given) == plain | {"load_balance": "cv2"}
+    with pytest.raises(HmoeError, match="unknown experts 'heads'"):
+        merge_hparams(get_algorithm("HMOE-DN").HPARAMS, {"experts": "heads"})
+
+
 def test_a_draw_stays_below_the_number_of_training_domains():
     declared = {
         "n": HParam(2, "two", search=Choice((1, 2)), below_domains=True),

@@ -125,6 +125,14 @@ def test_load_balance_of_known_loads():
     assert abs(load_balance_loss(torch.eye(3)[[0, 1, 2]])) < 1e-6
 
 
+def test_the_other_load_balance_is_the_squared_coefficient_of_variation():
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]])  # loads 0.3, 0.5, 0.2
+    by_hand = ((0.3 - 1 / 3) ** 2 + (0.5 - 1 / 3) ** 2 + (0.2 - 1 / 3) ** 2) / 3 / (1 / 3) ** 2
+    assert math.isclose(load_balance_loss(p, "cv2"), by_hand, rel_tol=1e-5)
+    with pytest.raises(HmoeError, match="unknown load balance 'cv'. Valid: kl, cv2"):
+        load_balance_loss(p, "cv")
+
+
 def test_load_balance_sees_the_batch_mean_and_not_the_rows():
     uniform, decided = torch.full((6, 3), 1 / 3), torch.eye(3)[[0, 1, 2, 0, 1, 2]]
     assert torch.isclose(load_balance_loss(uniform), load_balance_loss(decided), atol=1e-6)

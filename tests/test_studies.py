@@ -107,7 +107,7 @@ def test_studies_are_whole_and_distinct():
             "-balance -sensitivity -parity -table1 -baselines -systems -placement -losses "
             "-short -single -discovery -choose -search -labels -long -nd "
             "-clusters -adversarial -encoder -linear -scratch-collapse -scratch-classloss "
-            "-scratch-dmg -restarts -domains"
+            "-scratch-dmg -restarts -domains -experts"
         ).split()
     )
     for study in STUDIES:
@@ -198,7 +198,7 @@ print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES
 print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{list(counts.values())} 6965", "[]"]
+    assert done.stdout.splitlines() == [f"{list(counts.values())} 7061", "[]"]
 
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):

@@ -62,7 +62,13 @@ def reference(seed, hparams, steps, total):
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"points": "random"}, {"lambda_en": 0.0}, {"lambda_en": 0.0, "lambda_kl": 0.0}],
+    [
+        {},
+        {"points": "random"},
+        {"lambda_en": 0.0},
+        {"lambda_en": 0.0, "lambda_kl": 0.0},
+        {"load_balance": "cv2"},
+    ],
     ids=str,
 )
 def test_the_stack_trains_as_the_ordinary_model_does(change):

@@ -65,9 +65,8 @@ class DomainExperts(Algorithm):
                 "domains.",
                 fix=f"num_experts=0 or at least {num_domains}.",
             )
-        if (hparams["labelled_fraction"] < 1 or hparams["labelled_domains"]) and not hparams[
-            "lambda_d"
-        ]:
+        some = hparams["labelled_fraction"] < 1 or hparams["labelled_domains"]
+        if some and not hparams["lambda_d"]:
             raise HmoeError(
                 "labelled_fraction and labelled_domains say which images have a domain label in "
                 "eq. 7, and lambda_d is 0.",
@@ -97,7 +96,10 @@ class DomainExperts(Algorithm):
             adversarial_classes=num_classes if h["lambda_ad"] else None,
             code_norm=h["code_norm"],
             embedding_scale=h["embedding_scale"],
+            load_balance=h.get("load_balance", "kl"),
+            experts=h.get("experts", "hypernetwork"),
         )
+        self.modes = self.model.modes
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Adam over all parameters; the D2V encoder has a rate of its own where one is given."""
@@ -105,8 +107,7 @@ class DomainExperts(Algorithm):
         if not h["d2v_lr"]:
             return super().make_optimizer()
         encoder = list(self.model.encoder.parameters())
-        among = {id(p) for p in encoder}
-        others = [p for p in self.parameters() if id(p) not in among]
+        others = [p for p in self.parameters() if all(p is not q for q in encoder)]
         return self.adam([{"params": others}, {"params": encoder, "lr": h["d2v_lr"]}])
 
     def known_domains(self, minibatches) -> torch.Tensor | None:

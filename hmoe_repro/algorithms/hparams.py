@@ -67,8 +67,8 @@ def merge_hparams(
         if h.follows and name not in given:
             merged[name] = merged[h.follows]
     for name in given:
-        if not declared[name].exists(merged):
-            other, values = declared[name].requires
+        other, values = declared[name].requires or ("", ())
+        if other != name and not declared[name].exists(merged):
             raise _absent(name, other, values, merged[other])
     return {name: value for name, value in merged.items() if declared[name].exists(merged)}
 

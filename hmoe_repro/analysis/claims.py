@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['POINTS', 'RUNS', 'SUPPORTED', 'CONTRADICTED', 'UNDECIDED', 'SCALE', 'VERDICTS', 'MEASURES', 'VERDICT_COLOURS',
-           'Evidence', 'Rule', 'make_rule', 'Claim', 'ClaimResult', 'read_claims', 'run_scores', 'nearest_domain',
-           'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'chosen', 'contrast_measure', 'mean_measure',
-           'rate_measure', 'alike_measure', 'evaluate_claim', 'evaluate_claims', 'reason', 'page_link', 'claims_table',
-           'claims_markdown', 'count_line', 'claims_answer', 'plot_claims']
+           'Evidence', 'Rule', 'make_rule', 'seeds_to_decide', 'Claim', 'ClaimResult', 'read_claims', 'run_scores',
+           'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'chosen', 'contrast_measure',
+           'mean_measure', 'rate_measure', 'alike_measure', 'evaluate_claim', 'evaluate_claims', 'reason', 'page_link',
+           'claims_table', 'claims_markdown', 'count_line', 'claims_answer', 'plot_claims']
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #imports
 import json
@@ -23,6 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
+from scipy import stats
 
 from .clusters import domains_and_experts, gate_similarity, mean_gates
 from .experts import choice_rows
@@ -43,7 +44,8 @@ class Evidence:
     """What results say about a claim: `value` with its 95 % interval `low` to `high` in a `unit`
     ('points' of accuracy, '% of runs', or a score), the number of runs, their `size` in words,
     `hits` of a rate, `more` facts, `levels` (by test domain, or data set where there are several,
-    the value of each side), and a `problem` that makes them inconclusive ('': none)."""
+    the value of each side), degrees of `freedom` and `seeds` of the interval (0: a rate), and a
+    `problem` that makes them inconclusive ('': none)."""
 
     value: float = math.nan
     low: float = math.nan
@@ -54,6 +56,8 @@ class Evidence:
     hits: int | None = None
     more: str = ""
     problem: str = ""
+    freedom: float = math.nan
+    seeds: int = 0
     levels: dict = field(default_factory=dict)
 
     @property
@@ -117,6 +121,24 @@ def make_rule(name: str, bar: float) -> Rule:
         "not_worse": (f"above {-bar:g}", (-bar,), (-bar, inf), (inf, -bar)),
     }
     return Rule(*rules[check_choice(name, rules, "rule")])
+
+# %% ../../nbs/07_analysis/13_claims.ipynb #def-seeds-to-decide
+def seeds_to_decide(rule: Rule, found: Evidence, most: int = 1000) -> int | None:
+    """The trial seeds in all (of a rate, the runs) from which on `rule` would decide, were mean and
+    variances those `found`; None if that is more than `most`, or the seeds are not what lacks."""
+    if not found.measured or not (found.seeds > 1 or found.hits is not None):
+        return None
+    quantile = lambda freedom: stats.t.isf(0.025, freedom)
+    for n in range((found.seeds or found.runs) + 1, most + 1):
+        if found.hits is not None:
+            low, high = (100 * end for end in rate(round(found.value * n / 100), n)[1:])
+        else:
+            more = quantile(found.freedom * (n - 1) / (found.seeds - 1)) / quantile(found.freedom)
+            half = (found.high - found.low) / 2 * more * math.sqrt(found.seeds / n)
+            low, high = found.value - half, found.value + half
+        if rule.judge(replace(found, low=low, high=high)) != UNDECIDED:
+            return n
+    return None
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-claim
 @dataclass(frozen=True)
@@ -258,7 +280,12 @@ def _cost_rows(study: str, store: str) -> pd.DataFrame:
     return rows.assign(**fixed, test_domain="training", steps=0, run_id=study + run)
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-frame
-_UNSET = {"hparams.code_norm": "none", "hparams.d2v_small_norm": "none"}  # of records without
+_UNSET = {  # of records without
+    "hparams.code_norm": "none",
+    "hparams.d2v_small_norm": "none",
+    "hparams.experts": "hypernetwork",
+    "hparams.load_balance": "kl",
+}
 
 
 def claim_frame(study: str, store: str = "") -> pd.DataFrame:
@@ -269,6 +296,8 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
     if study.startswith("bench-"):
         return _cost_rows(study, store)
     frame = results(study, store)
+    frame = frame.reindex(columns=frame.columns.union([*_UNSET], sort=False))
+    frame = frame.astype(dict.fromkeys(_UNSET, object)).fillna(_UNSET)
     done = runs(frame[frame.status == "complete"])
     kept = [run for run in done.itertuples() if has_arrays(run, store)]
     stored = {run.run_id: arrays(run, store) for run in kept}
@@ -283,9 +312,7 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
         scores = scores.assign(**{f"gap_{m}": modes[m] - modes["mix"] for m in ("max", "ood")})
     gated = [run for run in kept if "gate_test" in stored[run.run_id]]
     near = {run.run_id: nearest_domain(run.record, stored[run.run_id]) for run in gated}
-    frame = frame.join(scores.assign(nearest_domain=pd.Series(near, dtype=object)), on="run_id")
-    frame = frame.reindex(columns=frame.columns.union([*_UNSET], sort=False))
-    return frame.astype(dict.fromkeys(_UNSET, object)).fillna(_UNSET)
+    return frame.join(scores.assign(nearest_domain=pd.Series(near, dtype=object)), on="run_id")
 
 
 def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame]:
@@ -339,6 +366,7 @@ def _used(interval: Interval, rows: pd.DataFrame, unit: str, **more) -> Evidence
         size = [plural(len(used), "round")]
     young = _undertrained(rows, TRAINED) if unit == POINTS else ""
     said = [more.pop("more", ""), f"{young[0].upper()}{young[1:]}." if young else ""]
+    more |= {"freedom": interval.freedom, "seeds": interval.seeds}
     more |= {"size": ", ".join(size), "more": " ".join(filter(None, said))}
     return Evidence(*interval[:3], unit, len(used), **more)
 
@@ -356,7 +384,9 @@ def contrast_measure(
     rows, paired = pd.concat([mine, theirs]), grid.stack().dropna().index
     one = set(mine.algorithm) & set(theirs.algorithm)  # whose settings, masks or modes differ
     problem = "" if one else _undertrained(rows, SLOW)
-    rows = rows[pd.MultiIndex.from_frame(rows[["trial_seed", "test_domain"]]).isin(paired)]
+    places = rows.dataset + " " + rows.test_domain  # as in a grid of several data sets
+    places = places if rows.dataset.nunique() > 1 else rows.test_domain
+    rows = rows[pd.MultiIndex.from_arrays([rows.trial_seed, places]).isin(paired)]
     sides = [side.where(grid.notna()) for side in (first, second)]
     levels = {name: tuple(side[name].mean() for side in sides) for name in grid}
     return _used(mean_interval(grid), rows, unit, levels=levels, problem=problem)
@@ -455,14 +485,24 @@ def evaluate_claims(claims: list[Claim], frames: dict[str, pd.DataFrame]) -> lis
     return sorted((evaluate_claim(c, frames) for c in claims), key=lambda r: VERDICTS.index(r[2]))
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-table
+def _wanted(result: ClaimResult) -> str:
+    """What would decide a claim, in words, and the number of seeds or runs."""
+    claim, found, verdict = result
+    if verdict == SCALE or found.problem or not (claim.rule and found.measured):
+        return claim.wanted
+    number, what = seeds_to_decide(claim.rule, found), "runs" if found.hits is not None else "seeds"
+    said = f"{number or 'more than 1,000'} {what} in all, if mean and variance stay"
+    return said if claim.wanted == Claim.wanted else f"{said}; {claim.wanted}"
+
+
 def reason(result: ClaimResult) -> str:
     """Why a claim has its verdict: what was measured on which runs, and what limits it."""
     claim, found, verdict = result
     first = f"because {claim.scale}" if claim.scale else found.problem
     rule = f"rule: {claim.rule.text}" if claim.rule and found.measured and verdict != SCALE else ""
     parts = [f"{'; '.join(filter(None, [first, found.size, rule]))}.", found.more, claim.note]
-    if claim.wanted and verdict in (UNDECIDED, SCALE):
-        parts.append(f"Wanted: {claim.wanted}.")
+    if verdict in (UNDECIDED, SCALE):
+        parts.append(f"Wanted: {_wanted(result)}.")
     text = " ".join(filter(None, parts))
     return text[:1].upper() + text[1:]
 
@@ -485,6 +525,8 @@ def claims_table(results: list[ClaimResult]) -> tuple[pd.DataFrame, pd.DataFrame
         row = {"paper": claim.paper, "section": claim.section, "claim": claim.key}
         row |= {name: getattr(found, name) for name in ("value", "low", "high", "unit", "runs")}
         row |= {"verdict": verdict, "rule": claim.rule.text if claim.rule else ""}
+        decide = verdict == UNDECIDED and claim.rule and not found.problem
+        row["to_decide"] = seeds_to_decide(claim.rule, found) if decide else None
         numbers.append(row | {"problem": found.problem, "ours": claim.ours})
     columns = ["verdict", "claim", "number (95 % CI)", "reason", "page"]
     return pd.DataFrame(texts, columns=columns), pd.DataFrame(numbers)

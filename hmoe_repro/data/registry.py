@@ -23,7 +23,7 @@ from ..core.files import ensure_writable, runs_dir, write_atomic
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
-from .digits import STYLES, digit_domains
+from .digits import STYLES, digit_domains, withheld_digits
 from .image_folder import ImageTree, scan_tree
 from .loader import ImageDataset
 
@@ -93,6 +93,20 @@ def _register_digits(name: str, summary: str, per_domain: int | None = None):
 
 _register_digits("DigitDomains", "1,797 real digits in four looks, 16x16, embedded")
 _register_digits("DigitDomainsTiny", "60 digits a domain of DigitDomains, for tests", 60)
+
+
+def _register_withheld(style: str):
+    """Enter DigitDomains with the digits 5 to 9 of one look in a domain of their own."""
+    name = f"DigitsWithheld{style.title()}"
+    summary = f"DigitDomains; the digits 5 to 9 of {style} are a fifth domain, withheld"
+    names = (*STYLES, "withheld")
+    register_dataset(name, domain_names=names, summary=summary, licence=_DIGITS)(
+        lambda trial_seed, data_dir: withheld_digits(style, name)
+    )
+
+
+for _style in STYLES:
+    _register_withheld(_style)
 
 
 def _register_variants(original: str, twin: str, make, domains, what: str, channels: int):

@@ -22,7 +22,7 @@ from hmoe_repro.method.gating import (
     reversal_weight,
     reverse_gradient,
 )
-from .hypernetwork import HyperNetwork
+from .hypernetwork import HyperNetwork, IndependentExperts
 from .toy import MLP
 
 # %% ../../nbs/01_method/04_hmoe.ipynb #def-hmoeoutput
@@ -64,7 +64,7 @@ def hmoe_losses(
     losses = {
         "L_y": target_loss(output.y, targets),
         "L_en": entropy_loss(output.p),
-        "L_kl": load_balance_loss(output.p),
+        "L_kl": load_balance_loss(output.p, model.load_balance),
     }
     if model.adversary is not None:
         reversed_codes = reverse_gradient(output.v, reversal_weight(progress))
@@ -98,9 +98,12 @@ class HMOE(nn.Module):
         adversarial_classes=None,  # classes of the adversary of eq. 5; None builds none
         code_norm: str = "none",  # key of CODE_NORMS
         embedding_scale: float = 1.0,  # standard deviation of the embeddings when drawn
+        load_balance: str = "kl",  # key of LOAD_BALANCES
+        experts: str = "hypernetwork",  # or "independent": MIX and MAX alone
     ):
         super().__init__()
         self.featurizer, self.encoder, self.eps = featurizer, encoder, eps
+        self.load_balance, self.modes = load_balance, HMOE_MODES
         self.mix = check_choice(mix, ("logits", "prob"), "mix")
         self.code_norm = CODE_NORMS[check_choice(code_norm, CODE_NORMS, "code norm")](embedding_dim)
         self.embeddings = nn.Parameter(embedding_scale * torch.randn(num_experts, embedding_dim))
@@ -108,6 +111,9 @@ class HMOE(nn.Module):
             embedding_dim, (feature_dim, *classifier_hidden, num_outputs), hidden
         )
         self.hypernetwork.init_hyperfan(self.embeddings)
+        if check_choice(experts, ("hypernetwork", "independent"), "experts") == "independent":
+            self.hypernetwork = IndependentExperts(self.hypernetwork, self.embeddings)
+            self.modes = HMOE_MODES[:2]
         self.adversary = None
         if adversarial_classes:
             self.adversary = MLP((embedding_dim, 256, 256, adversarial_classes), nn.ReLU)
@@ -128,8 +134,8 @@ class HMOE(nn.Module):
         return HMOEOutput(z, v, log_p, log_p.exp(), experts, mix_outputs(experts, log_p, self.mix))
 
     def predict(self, x: Tensor, mode: str = "mix") -> Tensor:
-        "Outputs (B, C) in one of HMOE_MODES (HMOE, section 3.8). HmoeError for any other."
-        if check_choice(mode, HMOE_MODES, "inference mode") == "mix":
+        "Outputs (B, C) in one of its `modes` (HMOE, section 3.8). HmoeError for any other."
+        if check_choice(mode, self.modes, "inference mode") == "mix":
             return self(x).y
         z, v, log_p = self.route(x)
         if mode == "max":
@@ -140,7 +146,10 @@ class HMOE(nn.Module):
         "Outputs (B, C) of all modes from one forward pass."
         out = self(x)
         top = out.experts[torch.arange(len(out.p), device=out.p.device), out.log_p.argmax(-1)]
-        return {"mix": out.y, "max": top, "ood": self.hypernetwork.own_outputs(out.z, out.v)}
+        modes = {"mix": out.y, "max": top}
+        if "ood" in self.modes:
+            modes["ood"] = self.hypernetwork.own_outputs(out.z, out.v)
+        return modes
 
     losses = hmoe_losses
 

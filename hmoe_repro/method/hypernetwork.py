@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HIDDEN_GAIN', 'GeneratedLayer', 'layer_slices', 'hyperfan_in_variance', 'uniform_with_variance_', 'init_hyperfan_',
-           'classify', 'group_by_expert', 'classify_own', 'HyperNetwork']
+           'classify', 'group_by_expert', 'classify_own', 'HyperNetwork', 'IndependentExperts']
 
 # %% ../../nbs/01_method/02_hypernetwork.ipynb #imports-export
 import math
@@ -154,3 +154,16 @@ class HyperNetwork(nn.Module):
     def own_outputs(self, z: Tensor, v: Tensor) -> Tensor:
         "Output of each sample's own classifier f_h(v): z (B, F), v (B, D) -> (B, C)."
         return classify_own(self.head, self.body(v), z, self.slices)
+
+# %% ../../nbs/01_method/02_hypernetwork.ipynb #def-independent-experts
+class IndependentExperts(HyperNetwork):
+    """K classifiers with weights of their own, which begin as those that a hypernetwork generates
+    for the embeddings e (K, D); there are no `own_outputs`."""
+
+    def __init__(self, hypernetwork: HyperNetwork, e: Tensor):
+        nn.Module.__init__(self)
+        self.slices, self.theta = hypernetwork.slices, nn.Parameter(hypernetwork(e).detach())
+
+    def forward(self, e: Tensor) -> Tensor:
+        "Their weights theta (K, P), whatever the embeddings."
+        return self.theta

@@ -91,7 +91,8 @@ class ToyTrainer:
         "Unweighted losses (S,) and their weighted sum at the present epoch."
         out = stacked_forward(self.views, self.x, self.template)
         L_y = (out.y - self.y).square().mean((1, 2))
-        losses = {"L_y": L_y, "L_en": entropy_loss(out.p), "L_kl": load_balance_loss(out.p)}
+        balance = load_balance_loss(out.p, self.template.load_balance)
+        losses = {"L_y": L_y, "L_en": entropy_loss(out.p), "L_kl": balance}
         return {"loss": total_loss(losses, self.hparams, self.step_count / self.steps), **losses}
 
     def step(self) -> dict[str, Tensor]:

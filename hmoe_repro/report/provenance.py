@@ -81,8 +81,11 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
     trained = trained[(trained.dataset != TOY) & trained.algorithm.isin(algorithm_names())]
     for algorithm, part in trained.groupby("algorithm"):
         resolution = max(values_of(part, "resolution"), default=28)
-        usual = merge_hparams(get_algorithm(algorithm).HPARAMS, {}, int(resolution))
-        for name, default in usual.items():
+        declared = get_algorithm(algorithm).HPARAMS
+        usual = merge_hparams(declared, {}, int(resolution))
+        unsaid = {n: h.default for n, h in declared.items() if h.requires[:1] == (n,)}
+        part = part.fillna({f"hparams.{name}": default for name, default in unsaid.items()})
+        for name, default in (usual | unsaid).items():
             for value in values_of(part, f"hparams.{name}"):
                 users = in_use.setdefault((name, default), {})
                 users.setdefault(value, set()).add(algorithm)
