@@ -86,8 +86,10 @@ def test_three_algorithms_are_compared_from_outside_a_clone(outside):
     (outside.folder / "study.toml").write_text(STUDY)
     how = {"seeds": 2, "steps": 4, "resolution": 16, "hparams": {"batch_size": 2}, "jobs": 1}
     call = f'hmoe_repro.compare(["ERM", "CORAL", "HMOE-DN"], "my_images", **{how})'
-    done = outside("python", "-c", f"import hmoe_repro; print({call})")
+    code = f"import hmoe_repro; found = {call}; print(found); found.save()"
+    done = outside("python", "-c", code)
     assert done.returncode == 0, done.stderr
+    assert "HMOE-DN" in (outside.folder / "comparison.html").read_text()
     for name in ("ERM", "CORAL", "HMOE-DN"):
         assert name in done.stdout
     commands = ["sweep study.toml --jobs 2", "report study.toml"]
