@@ -104,7 +104,7 @@ def test_a_cell_says_where_it_is_exported_and_an_equation_leads_to_its_cell(gati
     label = "nbs-01-method-03-gating--def-load-balance-loss"
     texts = [c["source"] for c in gating]
     line = next(text for text in texts if text.startswith(f"({label})="))
-    assert "{py:mod}`hmoe_repro.method.gating`: `load_balance_loss`" in line
+    assert "{py:mod}`hmoe_repro.method.gating`: `LOAD_BALANCES`, `load_balance_loss`" in line
     assert "[eq. 4 of HMOE](#hmoe-eq-4)" in line
     assert f"[`load_balance_loss`](#{label})" in next(t for t in texts if "(hmoe-eq-4)=" in t)
 

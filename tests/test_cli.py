@@ -141,9 +141,9 @@ def test_reproduce_publish_and_render_again(tmp_path):
     )
     assert hmoe("publish", "smoke-toy", folder=tmp_path).returncode == 0
     again = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", "--fresh", folder=tmp_path)
-    assert "3 of 3 records equal the published ones" in again.stdout, again.stdout + again.stderr
+    assert "4 of 4 records equal the published ones" in again.stdout, again.stdout + again.stderr
     done = hmoe("plan", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
-    assert re.search(r"smoke-toy\s+3\s+0", done.stdout)
+    assert re.search(r"smoke-toy\s+4\s+0", done.stdout)
 
 
 @pytest.mark.slow
@@ -273,8 +273,8 @@ def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
         ).stdout
 
     elsewhere, here = planned("cuda"), planned("cpu")
-    assert re.search(r"quick-toy\s+3\s+3\s+not measured", elsewhere)
-    assert "3 runs are of a kind that was not measured on this device (cpu)" in elsewhere
+    assert re.search(r"quick-toy\s+4\s+4\s+not measured", elsewhere)
+    assert "4 runs are of a kind that was not measured on this device (cpu)" in elsewhere
     assert "About" not in elsewhere and "not measured" not in here
     assert re.search(r"About \d+ minutes with \d+ jobs?, .* on this kind of device \(cpu\)", here)
 

@@ -166,7 +166,9 @@ def test_any_value_is_refused_in_planning_or_can_be_built(name):
                 continue
         needs, values = declared.requires or ("", ())
         for value in (-1, 0, 2, 1e9, 10**9, math.nan, math.inf, "x"):
-            given = {setting: value} | ({} if needs in ("", "network") else {needs: [*values][0]})
+            given = {setting: value} | (
+                {} if needs in ("", "network", setting) else {needs: [*values][0]}
+            )
             where = {} if name in ("GMoE", "ERM-ViT") or needs == "network" else network
             try:
                 spec = make_config(name, "DigitDomainsTiny", ["photo"], 0, given, **where)

@@ -126,8 +126,8 @@ def test_studies_are_whole_and_distinct():
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
     toys = study_specs("quick-toy")
-    assert [t.steps for t in toys] == [20_000] * 3
-    assert [t.hparams["seeds"] for t in toys] == [12, 6, 6]
+    assert [t.steps for t in toys] == [20_000] * 4
+    assert [t.hparams["seeds"] for t in toys] == [12, 6, 6, 12]
     weights = [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys]
     assert weights == [(1, 1), (0, 1), (0, 0)]
 
@@ -156,7 +156,7 @@ def test_a_study_of_smoke_is_one_of_quick_reduced():
     )
     assert few.seeds == (0,) and many.seeds == (0, 1, 2)
     assert few.replace(**{n: getattr(many, n) for n in many.model_fields}) == many
-    assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, 1, 1]
+    assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, 1, 1, 1]
     assert {r.epochs for r in read_study("smoke-dmg").runs} == {2}
 
 
@@ -198,7 +198,7 @@ print([count_runs(name) for name in {list(counts)}], sum(map(count_runs, STUDIES
 print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{list(counts.values())} 7061", "[]"]
+    assert done.stdout.splitlines() == [f"{list(counts.values())} 7063", "[]"]
 
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from .statistics import contrast_text, mean_interval
 from .tables import complete_rows, frame_parts, paper_numbers, row_name
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
+from ..data.digits import STYLES
 from ..data.registry import DATASETS
 from ..studies.search import rank
 from ..studies.study_file import read_study
@@ -27,7 +28,8 @@ from ..studies.study_file import read_study
 # %% ../../nbs/07_analysis/09_published.ipynb #def-trained-from
 TRUE_LABELS = dict.fromkeys(("ColoredMNIST", "ColoredDigits"), 75.0)  # percent: some are flipped
 CLASSES = {name: known.num_classes for name, known in KNOWN.items()} | dict.fromkeys(TRUE_LABELS, 2)
-CLASSES |= dict.fromkeys(("DigitDomains", "DigitDomainsTiny", "RotatedMNIST", "RotatedDigits"), 10)
+_TEN = ("DigitDomains", "DigitDomainsTiny", "RotatedMNIST", "RotatedDigits")
+CLASSES |= dict.fromkeys((*_TEN, *(f"DigitsWithheld{style.title()}" for style in STYLES)), 10)
 TRAINED, SLOW = 7 / 9, 1 / 6  # shares of the way from guessing to no error
 
 
