@@ -27,7 +27,8 @@ from ..studies.study_file import read_study
 # %% ../../nbs/07_analysis/09_published.ipynb #def-trained-from
 TRUE_LABELS = dict.fromkeys(("ColoredMNIST", "ColoredDigits"), 75.0)  # percent: some are flipped
 CLASSES = {name: known.num_classes for name, known in KNOWN.items()} | dict.fromkeys(TRUE_LABELS, 2)
-CLASSES |= dict.fromkeys(("DigitDomains", "DigitDomainsTiny", "RotatedMNIST", "RotatedDigits"), 10)
+CLASSES |= dict.fromkeys(("RotatedMNIST", "RotatedDigits"), 10)
+CLASSES |= dict.fromkeys((n for n in DATASETS if n.startswith(("DigitD", "DigitsW"))), 10)
 TRAINED, SLOW = 7 / 9, 1 / 6  # shares of the way from guessing to no error
 
 
