@@ -43,9 +43,10 @@ def test_the_answer_names_every_method_and_false_alarms():
     record = {"trials": trials, "rounds": 2}
     styles, alone = groupings_answer(record)
     assert (
-        "pretrained features 0.70 (0.60 to 0.80), reliable by its own verdict in 2 of 2" in styles
+        "pretrained features 0.700 (0.600 to 0.800), reliable by its own verdict in 2 of 2"
+        in styles
     )
-    assert "HMOE, from pixels 0.30" in styles and "colour and contrast 0.40" in styles
+    assert "HMOE, from pixels 0.300" in styles and "colour and contrast 0.400" in styles
     assert alone.startswith("Alone") and "error" in alone and "NMI" not in alone
     assert "pretrained features, reliable by its own verdict in 1 of 1" in alone
     assert "HMOE, from pixels, reliable by its own verdict in 0 of 1" in alone

@@ -26,7 +26,7 @@ from ..analysis.results import frame_of
 from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.files import write_atomic
+from ..core.files import ensure_writable, write_atomic
 from ..core.style import as_text, use_style
 from ..data.base import MultiDomainDataset
 from ..data.loader import IMAGE_OPTIONS
@@ -195,14 +195,18 @@ class Comparison:
                 figure = forest_plot(self.contrasts).figure
                 figure.savefig(picture, format="svg", metadata={"Date": None})
                 plt.close(figure)
-            parts += ["<h2>Differences, in points</h2>", picture.getvalue().partition("?>")[2]]
+            parts += [
+                "<h2>Differences to the baseline, in points (95 % intervals, not corrected)</h2>",
+                picture.getvalue().partition("?>")[2],
+            ]
             parts += [as_text(self.contrasts).to_html(index=False, border=0)]
-        runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy", "commit"]
+        runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy"]
         runs = self.frame[[name for name in runs if name in self.frame]]
         parts += ["<h2>Runs</h2>", runs.round(4).to_html(index=False, border=0)]
         title = "Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm))
         page = template("comparison.html").render(title=title, parts=parts)
         path = Path(path).expanduser().absolute()
+        ensure_writable(path.parent)
         write_atomic(path, page)
         return path
 

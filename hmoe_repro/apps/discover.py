@@ -633,7 +633,9 @@ def report_html(found: Findings, root) -> str:
         counts["Experts of HMOE by group"] = "expert"
     ranking = found.ranking
     if ranking is not None:
-        ranking = as_text(ranking.sort_values(["reliable", "groups"], ascending=False))
+        above = ranking.stability - ranking.without_groups
+        order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
+        ranking = as_text(ranking.loc[order.index])
     return template("discover.html").render(
         policy=POLICY,
         title=f"Groups of {Path(root).absolute().name}",

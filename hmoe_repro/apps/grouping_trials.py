@@ -129,14 +129,14 @@ def groupings_answer(record: dict) -> list[str]:
         said = []
         for by, one in mine.groupby("by", sort=False):
             nmi, claimed, draws = one.nmi.dropna(), one.found.dropna(), len(one)
-            text = f"{by} {nmi.mean():.2f} ({nmi.min():.2f} to {nmi.max():.2f})" if len(nmi) else by
+            text = f"{by} {nmi.mean():.3f} ({nmi.min():.3f} to {nmi.max():.3f})" if len(nmi) else by
             if len(claimed):
                 text += f", reliable by its own verdict in {int(claimed.sum())} of {draws}"
             said += [text] if len(nmi) or len(claimed) else []
         what = (
             "NMI with the styles, mean (least to most) over draws"
             if len(mine.nmi.dropna())
-            else ("has one style, so reliable groups would be an error")
+            else ("one style, so reliable groups would be an error")
         )
         lines.append(f"{folder[0].upper()}{folder[1:]}: {what}: {'; '.join(said)}.")
     return lines
