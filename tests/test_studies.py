@@ -129,7 +129,7 @@ def test_studies_are_whole_and_distinct():
     assert [t.steps for t in toys] == [20_000] * 4
     assert [t.hparams["seeds"] for t in toys] == [12, 6, 6, 12]
     weights = [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys]
-    assert weights == [(1, 1), (0, 1), (0, 0)]
+    assert weights == [(1, 1), (0, 1), (0, 0), (1, 0.5)]
 
 
 def test_every_file_is_a_study_of_a_profile_and_says_what_it_is_for():
