@@ -94,7 +94,7 @@ def test_too_few_points_are_refused(points, k):
 
 
 def test_codes_that_are_not_finite_are_not_clustered():
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(HmoeError, match="finite"):
         kmeans([[0.0], [math.nan], [1.0]], 2)
 
 

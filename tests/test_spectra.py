@@ -213,6 +213,12 @@ def test_rings_share_all_waves_up_to_pi():
     assert bands_of(16, 16) == list(BANDS) and (0.1, 0.2) not in bands_of(8, 8)
 
 
+def test_maps_that_are_not_square_are_refused():
+    for shape in ((1, 2, 4, 6), (4, 4)):
+        with pytest.raises(HmoeError, match="needs square maps"):
+            log_amplitudes(torch.zeros(shape))
+
+
 def test_noise_depends_on_its_seed_alone():
     shape = (2, 3, 16, 16)
     one, two = (band_noise(shape, 0.2, 0.3, 1.0, generator(5)) for _ in range(2))

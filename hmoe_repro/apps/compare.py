@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
+from .. import __version__
 from ..algorithms import get_algorithm
 from ..algorithms.base import SHARED_HPARAMS
 from ..algorithms.from_file import algorithm_name
@@ -202,7 +203,8 @@ class Comparison:
             parts += [as_text(self.contrasts).to_html(index=False, border=0)]
         runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy"]
         runs = self.frame[[name for name in runs if name in self.frame]]
-        parts += ["<h2>Runs</h2>", runs.round(4).to_html(index=False, border=0)]
+        made = f"<p>Made by hmoe_repro {__version__}.</p>"
+        parts += ["<h2>Runs</h2>", made, runs.round(4).to_html(index=False, border=0)]
         title = "Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm))
         page = template("comparison.html").render(title=title, parts=parts)
         path = Path(path).expanduser().absolute()

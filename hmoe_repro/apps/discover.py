@@ -73,7 +73,8 @@ class Findings:
 
     `points` (N, D) and `centres` (K, D): features or codes, for the map; `record`: that of the run,
     or of what was computed; `model`: None where nothing was trained; `agreement`: AMI of halves, or
-    for HMOE of two restarts, None without; `gate` (N, K) of HMOE; `ranking`: `stability_table`."""
+    for HMOE of two restarts, None without; `restarts`: that of HMOE's restarts with either method;
+    `gate` (N, K) of HMOE; `ranking`: `stability_table`."""
 
     images: pd.DataFrame = field(repr=False)
     points: np.ndarray = field(repr=False)
@@ -82,6 +83,7 @@ class Findings:
     method: str = "hmoe"
     model: TrainedModel | None = None
     agreement: float | None = None
+    restarts: float | None = None
     gate: np.ndarray | None = field(default=None, repr=False)
     ranking: pd.DataFrame | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
@@ -297,6 +299,7 @@ def discover(
     every = {name: value for one in found.values() for name, value in one.items()} | chosen
     said = {n: every.get(n) for n in ("points", "centres", "agreement", "model", "gate", "ranking")}
     said |= {"notes": list(dict.fromkeys(data.notes)), "record": record or here}
+    said["restarts"] = found.get("hmoe", {}).get("agreement")
     return Findings(images, method=method, **said)
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-summarise
@@ -536,6 +539,7 @@ def number_table(found: Findings, summary: dict) -> pd.DataFrame:
         if features:
             rows += [
                 ("groups and experts of HMOE (AMI)", summary["between"], untrained),
+                ("agreement of two restarts of HMOE (AMI)", found.restarts, "validation"),
                 ("experts of HMOE: NMI with the known domains", summary["nmi_expert"], known),
             ]
         else:

@@ -149,6 +149,11 @@ def load(
     (its id, or the beginning of it) as `load_trained` returns it. `HmoeError` as there, and for a
     folder without a model."""
     folder = Path(model).expanduser()
+    if folder.is_file() or len(folder.parts) > 1 and not folder.exists():
+        cause = (
+            f"{model} is no folder with a model." if folder.is_file() else f"{model} is not there."
+        )
+        raise HmoeError(cause, fix="the folder that `hmoe export` wrote, or the id of a run.")
     if not folder.is_dir():
         return load_trained(str(model), weights, store, device, trust_code)
     try:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import HmoeError
+
 # %% ../../nbs/02_data/12_kmeans_baseline.ipynb #def-statistics
 def image_statistics(images: Tensor) -> Tensor:
     """Mean and standard deviation of the pixels of images (n, C, H, W) by channel: (n, 2C)."""
@@ -19,11 +21,13 @@ def image_statistics(images: Tensor) -> Tensor:
 # %% ../../nbs/02_data/12_kmeans_baseline.ipynb #def-kmeans
 def kmeans(points, k: int) -> np.ndarray:
     """Cluster (n,), 0 to k-1, of points (n, F), which are standardised first; deterministic.
-    `ValueError` for fewer points than clusters, and for numbers that are not finite."""
+    `ValueError` for fewer points than clusters, `HmoeError` for numbers that are not finite."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
     points = np.asarray(points, dtype=np.float64)
+    if not np.isfinite(points).all():
+        raise HmoeError("k-means needs finite numbers.", fix="leave out diverged runs.")
     spread = points.std(0)
     scaled = (points - points.mean(0)) / np.where(spread > 1e-12, spread, 1)
     with threadpool_limits(1):

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from ..core.errors import HmoeError
 from .precision import Backbone
 from .small import ConvNet
 
@@ -22,7 +23,10 @@ _FAINT = 1e-6  # is added to every amplitude
 
 def log_amplitudes(maps: torch.Tensor) -> torch.Tensor:
     """Log amplitudes on the diagonal of the Fourier transform of maps (B, C, n, n), means over
-    channels: (B, n // 2 + 1), from frequency 0 to pi."""
+    channels: (B, n // 2 + 1), from frequency 0 to pi. `HmoeError` for maps that are not square."""
+    if maps.dim() != 4 or maps.shape[2] != maps.shape[3]:
+        cause = f"a diagonal needs square maps (B, C, n, n), not {tuple(maps.shape)}."
+        raise HmoeError(cause, fix="images as wide as they are high.")
     waves = maps.shape[2] // 2 + 1
     spectrum = torch.fft.fft2(maps.float())[..., :waves, :waves]
     diagonal = torch.diagonal(spectrum, dim1=2, dim2=3)

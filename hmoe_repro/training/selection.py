@@ -54,7 +54,7 @@ def training_domain_validation(
     validation accuracy of the mode (DomainBed's IIDAccuracySelectionMethod), or of the mode
     `selection_mode` (DMG).
 
-    Raises `HmoeError` if the winner was not tested.
+    Raises `HmoeError` if there is no checkpoint, or the winner was not tested.
     """
     selected = {}
     for mode in modes:
