@@ -203,7 +203,8 @@ class Comparison:
             parts += [as_text(self.contrasts).to_html(index=False, border=0)]
         runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy"]
         runs = self.frame[[name for name in runs if name in self.frame]]
-        made = f"<p>Made by hmoe_repro {__version__}.</p>"
+        last = self.frame.finished.dropna().max()[:10]
+        made = f"<p>Made by hmoe_repro {__version__}; the last run finished on {last}.</p>"
         parts += ["<h2>Runs</h2>", made, runs.round(4).to_html(index=False, border=0)]
         title = "Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm))
         page = template("comparison.html").render(title=title, parts=parts)
@@ -306,10 +307,13 @@ def compare(
         raise HmoeError("no trial seed to train with.", fix="seeds=3.")
     given = dict(steps=steps, network=network, hparams=hparams or {}, data_dir=data_dir, **options)
     given.setdefault("checkpoint_frequency", max(1, steps // 10))
-    specs = _configs(names, _registered(data), test_domains, seeds, given)
+    name = _registered(data)
+    specs = _configs(names, name, test_domains, seeds, given)
     _train(specs, store, jobs, device, data_dir)
     records = [store.read(spec.run_id) for spec in specs]
     if absent := records.count(None):
         cause = f"{plural(absent, 'run')} of {len(specs)} locked by another process, or stopped."
         raise HmoeError(cause, fix="call it again: finished runs are not trained again.")
-    return summarise(frame_of(records), base)
+    compared, found = summarise(frame_of(records), base), load_dataset(name, 0, data_dir)
+    compared.notes[0] += f" Chance is {100 / found.num_classes:.1f} %."
+    return compared

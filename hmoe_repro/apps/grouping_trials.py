@@ -126,15 +126,16 @@ def groupings_answer(record: dict) -> list[str]:
     for those without how often a method claims to have found groups."""
     lines = []
     for folder, mine in groupings_frame(record).groupby("folder", sort=False):
-        said = []
-        for by, one in mine.groupby("by", sort=False):
+        said, best = [], mine.groupby("by").nmi.mean().sort_values(ascending=False)
+        for by in best.index:
+            one = mine[mine.by == by]
             nmi, claimed, draws = one.nmi.dropna(), one.found.dropna(), len(one)
             text = f"{by} {nmi.mean():.3f} ({nmi.min():.3f} to {nmi.max():.3f})" if len(nmi) else by
             if len(claimed):
                 text += f", reliable by its own verdict in {int(claimed.sum())} of {draws}"
             said += [text] if len(nmi) or len(claimed) else []
         what = (
-            "NMI with the styles, mean (least to most) over draws"
+            "NMI with the styles, the best first, mean (least to most) over draws"
             if len(mine.nmi.dropna())
             else ("one style, so reliable groups would be an error")
         )
