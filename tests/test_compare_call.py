@@ -136,6 +136,7 @@ def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypat
     assert first.table.iloc[0, -1] == "–" and "95 % CI" in first.table.iloc[1, -2]
     assert first.verdict in repr(first) and "small_cnn, 16 pixels, 2 updates of 4" in repr(first)
     page = first.save(tmp_path / "page.html").read_text()
+    assert first.frame.finished.max()[:10] in page and "Chance is 50.0 %." in page
     assert escape(first.verdict) in page and "<svg" in page and "<script" not in page
     assert all(run_id in page for run_id in first.frame.run_id) and "http-equiv" in page
     source = RunStore().folder / "algorithms" / f"{ALGORITHMS[name].source_hash}.py"

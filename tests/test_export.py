@@ -295,6 +295,12 @@ def test_the_card_has_what_a_hub_reads_and_the_numbers_of_the_record(place, tmp_
     assert "](" not in card.text and "None" not in card.text
 
 
+def test_the_card_of_a_pooled_folder_names_its_held_out_fifth(exported):
+    text = (exported / "README.md").read_text(encoding="utf-8")
+    assert "accuracy on the held-out fifth" in text and "test domain held out" not in text
+    assert "| training domains |" not in text and "random part of the same folder" in text
+
+
 def test_nothing_else_is_overwritten(place, exported, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")

@@ -44,8 +44,8 @@ class Evidence:
     """What results say about a claim: `value` with its 95 % interval `low` to `high` in a `unit`
     ('points' of accuracy, '% of runs', or a score), the number of runs, their `size` in words,
     `hits` of a rate, `more` facts, `levels` (by test domain, or data set where there are several,
-    the value of each side), degrees of `freedom` and `seeds` of the interval (0: a rate), and a
-    `problem` that makes them inconclusive ('': none)."""
+    the value of each side), degrees of `freedom`, `seeds` (0: a rate) and `level` of the interval,
+    and a `problem` that makes them inconclusive ('': none)."""
 
     value: float = math.nan
     low: float = math.nan
@@ -58,6 +58,7 @@ class Evidence:
     problem: str = ""
     freedom: float = math.nan
     seeds: int = 0
+    level: float = 0.95
     levels: dict = field(default_factory=dict)
 
     @property
@@ -128,7 +129,7 @@ def seeds_to_decide(rule: Rule, found: Evidence, most: int = 1000) -> int | None
     variances those `found`; None if that is more than `most`, or the seeds are not what lacks."""
     if not found.measured or not (found.seeds > 1 or found.hits is not None):
         return None
-    quantile = lambda freedom: stats.t.isf(0.025, freedom)
+    quantile = lambda freedom: stats.t.isf((1 - found.level) / 2, freedom)
     for n in range((found.seeds or found.runs) + 1, most + 1):
         if found.hits is not None:
             low, high = (100 * end for end in rate(round(found.value * n / 100), n)[1:])
@@ -433,7 +434,7 @@ def alike_measure(frame, baseline: str, where: dict, margin: float) -> Evidence:
     worst = max(found, key=far)
     (first, low), *_, (last, high) = sorted(found.items(), key=lambda row: row[1].mean)
     more = f"{worst} − {baseline}; from {first} {low.mean:+.1f} to {last} {high.mean:+.1f}."
-    return _used(found[worst], rows, POINTS, more=more)
+    return _used(found[worst], rows, POINTS, more=more, level=level)
 
 
 MEASURES = {

@@ -79,19 +79,20 @@ STYLES = {"negative": _negative, "photo": _photo, "plain": _plain, "sketch": _sk
 
 
 def digit_domains(
-    seed: int = 0, per_domain: int | None = None, name: str = "DigitDomains"
+    seed: int = 0, per_domain: int | dict[str, int] | None = None, name: str = "DigitDomains"
 ) -> MultiDomainDataset:
     """scikit-learn's digits in four visually distinct domains, (3, 16, 16) uint8; each digit in
-    exactly one. `per_domain` keeps only that many of each."""
+    exactly one. `per_domain` keeps only that many of each, or of each as it says."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     hands = deal_evenly(digits.target, len(STYLES), np.random.default_rng(seed))
     images, labels, source_index = [], [], []
-    for i, (hand, style) in enumerate(zip(hands, STYLES.values())):
+    for i, (hand, (look, style)) in enumerate(zip(hands, STYLES.items())):
         if per_domain:
             shuffled = np.random.default_rng([seed, i, 1]).permutation(hand)
-            hand = np.sort(shuffled[:per_domain])
+            kept = per_domain if isinstance(per_domain, int) else per_domain[look]
+            hand = np.sort(shuffled[:kept])
         drawn = style(enlarge(digits.images[hand]), np.random.default_rng([seed, i]))
         images.append(torch.from_numpy(drawn))
         labels.append(torch.from_numpy(digits.target[hand].astype(np.int64)))

@@ -84,7 +84,7 @@ _DIGITS = (
 _MNIST = {"licence": "MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0", "files": "MNIST"}
 
 
-def _register_digits(name: str, summary: str, per_domain: int | None = None):
+def _register_digits(name: str, summary: str, per_domain: int | dict | None = None):
     """Enter scikit-learn's digits in their four looks."""
     register_dataset(name, domain_names=tuple(STYLES), summary=summary, licence=_DIGITS)(
         lambda trial_seed, data_dir: digit_domains(per_domain=per_domain, name=name)
@@ -92,6 +92,8 @@ def _register_digits(name: str, summary: str, per_domain: int | None = None):
 
 
 _register_digits("DigitDomains", "1,797 real digits in four looks, 16x16, embedded")
+_unequal = dict(zip(STYLES, (56, 112, 224, 448)))
+_register_digits("DigitsUnequal", "DigitDomains, twice as many of each next look", _unequal)
 _register_digits("DigitDomainsTiny", "60 digits a domain of DigitDomains, for tests", 60)
 
 
