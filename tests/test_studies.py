@@ -107,7 +107,7 @@ def test_studies_are_whole_and_distinct():
             "-balance -sensitivity -parity -table1 -baselines -systems -placement -losses "
             "-short -single -discovery -choose -search -labels -long -nd "
             "-clusters -adversarial -encoder -linear -scratch-collapse -scratch-classloss "
-            "-scratch-dmg -restarts -domains -experts"
+            "-scratch-dmg -restarts -domains -experts -unequal"
         ).split()
     )
     for study in STUDIES:
@@ -126,11 +126,11 @@ def test_studies_are_whole_and_distinct():
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
     toys = study_specs("quick-toy")
-    assert [t.steps for t in toys] == [20_000] * 4
-    assert [t.hparams["seeds"] for t in toys] == [12, 6, 6, 12]
+    assert [t.steps for t in toys] == [20_000] * 5
+    assert [t.hparams["seeds"] for t in toys] == [12, [*range(12, 60)], 6, 6, 12]
     weights = [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys]
-    assert weights == [(1, 1), (0, 1), (0, 0), (1, 0.5)]
-    assert toys[3].hparams["load_balance"] == "cv2"
+    assert weights == [(1, 1), (1, 1), (0, 1), (0, 0), (1, 0.5)]
+    assert toys[4].hparams["load_balance"] == "cv2"
 
 
 def test_every_file_is_a_study_of_a_profile_and_says_what_it_is_for():
@@ -157,7 +157,7 @@ def test_a_study_of_smoke_is_one_of_quick_reduced():
     )
     assert few.seeds == (0,) and many.seeds == (0, 1, 2)
     assert few.replace(**{n: getattr(many, n) for n in many.model_fields}) == many
-    assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, 1, 1, 1]
+    assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, [12], 1, 1, 1]
     assert {r.epochs for r in read_study("smoke-dmg").runs} == {2}
 
 

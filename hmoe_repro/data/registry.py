@@ -92,9 +92,9 @@ def _register_digits(name: str, summary: str, per_domain: int | dict | None = No
 
 
 _register_digits("DigitDomains", "1,797 real digits in four looks, 16x16, embedded")
+_register_digits("DigitDomainsTiny", "60 digits a domain of DigitDomains, for tests", 60)
 _unequal = dict(zip(STYLES, (56, 112, 224, 448)))
 _register_digits("DigitsUnequal", "DigitDomains, twice as many of each next look", _unequal)
-_register_digits("DigitDomainsTiny", "60 digits a domain of DigitDomains, for tests", 60)
 
 
 def _register_withheld(style: str):
