@@ -19,7 +19,14 @@ from hmoe_repro.analysis.results import (
 )
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.report.provenance import SELECTION_RULE, TOY_RULE, header, output_folder, provenance
+from hmoe_repro.report.provenance import (
+    SELECTION_RULE,
+    TOY_RULE,
+    caption,
+    header,
+    output_folder,
+    provenance,
+)
 
 
 @pytest.fixture
@@ -36,6 +43,14 @@ def test_a_study_comes_back_as_it_was_written(tmp_path):
     assert arrays(hmoe, tmp_path)["gate_out"].shape == (120, 5) and has_arrays(hmoe, tmp_path)
     with pytest.raises(HmoeError, match=f"{erm.run_id}.*hmoe publish smoke-digits"):
         arrays(erm, tmp_path)
+
+
+def test_a_caption_says_where_settings_have_different_numbers_of_seeds():
+    frame = frame_of(invented.digits(seeds=(0, 1, 2)))
+    assert caption(frame).endswith(" updates, 3 seeds")
+    fewer = frame[(frame.algorithm != "ERM") | (frame.trial_seed < 2)]
+    assert caption(fewer).endswith(" updates, 2 to 3 seeds")
+    assert caption(fewer[fewer.algorithm == "ERM"]).endswith(" updates, 2 seeds")
 
 
 def test_a_relative_store_starts_at_the_root(monkeypatch, tmp_path):

@@ -120,6 +120,17 @@ def initial_weights(frame: pd.DataFrame) -> str:
     return " and ".join(said)
 
 
+def _seeds(frame: pd.DataFrame) -> str:
+    """'3 seeds', or '3 to 11 seeds' where settings have different numbers of them."""
+    drawn = "hparams_seed" in frame and frame.hparams_seed.any()  # for each seed anew
+    settings = [] if drawn else [c for c in frame if c.startswith("hparams.")]
+    by = [c for c in ("algorithm", "network", "dataset", "test_domain", *settings) if c in frame]
+    keys = [frame[c].astype(str) for c in by]
+    counts = frame.trial_seed.groupby(keys, dropna=False).nunique()
+    least = f"{counts.min()} to " if counts.min() < counts.max() else ""
+    return least + plural(counts.max(), "seed")
+
+
 def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """A few words for the title of a picture or table: 'ColoredMNIST, reduced: 200 updates,
     1 seed' (the status is `data_status`), for image folders with pixels and `initial_weights`."""
@@ -127,7 +138,7 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     if "images" in frame and frame.images.notna().any():
         facts += [f"{listed(frame, 'resolution')} pixels", initial_weights(frame)]
     steps = " or ".join(f"{n:,}" for n in values_of(frame, "steps"))
-    facts += [f"{steps} updates", plural(len(values_of(frame, "trial_seed")), "seed")]
+    facts += [f"{steps} updates", _seeds(frame)]
     scale = data_status(frame) if reduced else "the paper's protocol"
     return f"{listed(frame, 'dataset')}, {scale}: {', '.join(facts)}"
 
