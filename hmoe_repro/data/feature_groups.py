@@ -21,7 +21,7 @@ from ..core.files import write_atomic
 
 # %% ../../nbs/02_data/14_feature_groups.ipynb #def-groups
 COMPONENTS = 10  # principal components, at most
-STARTS = 20  # of k-means; with five, four styles of photographs were divided less well
+STARTS = 20  # of k-means, of which the best counts
 
 
 def _kmeans(points: np.ndarray, k: int, seed: int = 0):
