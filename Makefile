@@ -3,6 +3,8 @@ PYTHON ?= python3
 JOBS   ?= auto
 BIN    := .venv/bin
 READY  := .venv/.ready
+# Where bytecode is not kept, every process compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST  = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS) --max-worker-restart=0
 
 # Runs one command, prints how long it took, and passes its exit status on.

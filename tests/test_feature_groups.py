@@ -15,6 +15,7 @@ from hmoe_repro.apps.export import export_model, run_graph
 from hmoe_repro.apps.own_images import image_files, sort_into
 from hmoe_repro.apps.predict import load
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data import feature_groups
 from hmoe_repro.data.feature_groups import (
     FeatureGroups,
     feature_space,
@@ -26,7 +27,17 @@ from hmoe_repro.data.feature_groups import (
 )
 from hmoe_repro.training.store import RunStore
 
-pytestmark = pytest.mark.usefixtures("own_names")
+pytestmark = pytest.mark.usefixtures("own_names", "few_starts")
+
+
+@pytest.fixture(scope="module")
+def few_starts():
+    "Groups of so few points are found at once; what is usual otherwise."
+    usual = {name: getattr(feature_groups, name) for name in ("STARTS", "HALVINGS")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feature_groups, "STARTS", 2)
+        patch.setattr(feature_groups, "HALVINGS", 4)
+        yield usual
 
 
 def blobs(count=120, groups=3, apart=6.0):
@@ -102,7 +113,7 @@ def test_a_grouping_is_kept_with_its_names(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def styles(tmp_path_factory, own_names_of_file):
+def styles(tmp_path_factory, own_names_of_file, few_starts):
     "Flat and striped pictures in two classes, grouped by features: the folder and the findings."
     place, draw = tmp_path_factory.mktemp("styles"), np.random.default_rng(0)
     with pytest.MonkeyPatch.context() as patch:
@@ -143,6 +154,14 @@ def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_p
     export_model(model, tmp_path / "model")
     again = load(tmp_path / "model").predict([folder / file for file in files])
     pd.testing.assert_frame_equal(again, table)
+
+
+@pytest.mark.slow
+def test_a_graph_gives_the_groups_of_its_run(styles, tmp_path):
+    folder, _, seen = styles
+    model = load(seen.record["run_id"], store=RunStore(folder.parent / "runs"))
+    files = list(seen.images.file[:20])
+    table = model.predict([folder / file for file in files])
     path, _ = export_model(model, tmp_path / "graph", "torch-export", as_bytes=True)
     pictures = [model.pixels(Image.open(folder / file).convert("RGB")) for file in files]
     outputs = run_graph(path, torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
@@ -208,7 +227,9 @@ def test_images_are_sorted_into_folders_of_their_groups(styles, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif("HMOE_DATA" not in os.environ, reason="needs PACS")
-def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeypatch):
+def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeypatch, few_starts):
+    for name, usual in few_starts.items():
+        monkeypatch.setattr(feature_groups, name, usual)
     for name in ("runs", "cache"):
         monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
     draw, pacs = np.random.default_rng(0), Path(os.environ["HMOE_DATA"]) / "PACS"

@@ -26,10 +26,10 @@ from matplotlib.lines import Line2D
 from scipy import stats
 
 from .clusters import domains_and_experts, gate_similarity, mean_gates
-from .experts import choice_rows
-from .masks import own_mask_gain
+from .experts import choice_rows, scored_runs
+from .masks import mask_runs, own_mask_gain
 from .published import SLOW, TRAINED, undertrained
-from .results import arrays, frame_of, has_arrays, results, runs, study_file
+from .results import arrays, has_arrays, results, runs, study_file
 from .statistics import Interval, mean_interval, rate, rows_of, value_grid
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import escape_markdown, number_as_text
@@ -209,19 +209,10 @@ def _gate_scores(record: dict) -> dict:
 
 
 def _mask_scores(record: dict) -> dict:
-    """How much the masks of a run overlap, and by how many points each is better at home."""
-    masks, gains = record["masks"], own_mask_gain(frame_of([record])).gain
+    """How much the masks of a run overlap."""
+    masks = record["masks"]
     first, *_, last = (place["mean_iou"] for place in masks["places"].values())
-    scores = {"mask_iou": masks["overall"]["mean_iou"], "mask_iou_fall": first - last}
-    return scores | {"own_mask_gain": gains.mean()}
-
-
-def _choice_scores(record: dict) -> dict:
-    """What class and domain explain of the choice of expert, last block, validation images."""
-    rows = choice_rows(frame_of([record]))
-    rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
-    value = rows[rows.block == rows.block.max()].set_index("known").value
-    return {"class_less_domain": value.get("class", math.nan) - value.get("domain", math.nan)}
+    return {"mask_iou": masks["overall"]["mean_iou"], "mask_iou_fall": first - last}
 
 
 def _spectrum_scores(record: dict) -> dict:
@@ -233,18 +224,27 @@ def _spectrum_scores(record: dict) -> dict:
     return {"amplitude_rise": ends[-1] - ends[0], "noise_cost": cost}
 
 
-_SCORES = {
-    "discovery": _gate_scores,
-    "masks": _mask_scores,
-    "expert_choices": _choice_scores,
-    "spectra": _spectrum_scores,
-}
+_SCORES = {"discovery": _gate_scores, "masks": _mask_scores, "spectra": _spectrum_scores}
 
 
 def run_scores(record: dict) -> dict:
     """The scores of a record that its fields do not have, by name; {} where it has none."""
     parts = [of(record) for name, of in _SCORES.items() if record.get(name)]
     return {name: value for part in parts for name, value in part.items()}
+
+
+def _frame_scores(frame: pd.DataFrame):
+    """(name, score by run_id): by how many points each mask is better at home, and how much more
+    the class than the domain explains of the choice of expert, last block, validation images."""
+    if len(mask_runs(frame)):
+        yield "own_mask_gain", own_mask_gain(frame).set_index("run_id").gain
+    if len(scored_runs(frame)):
+        rows = choice_rows(frame)
+        rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
+        last = rows[rows.block == rows.groupby("run_id").block.transform("max")]
+        value = last.pivot(index="run_id", columns="known", values="value")
+        value = value.reindex(columns=["class", "domain"])
+        yield "class_less_domain", value["class"] - value["domain"]
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-arrays
 def nearest_domain(record: dict, arrays: dict) -> str:
@@ -298,7 +298,7 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
         return _cost_rows(study, store)
     frame = results(study, store)
     frame = frame.reindex(columns=frame.columns.union([*_UNSET], sort=False))
-    frame = frame.astype(dict.fromkeys(_UNSET, object)).fillna(_UNSET)
+    frame = frame.astype(dict.fromkeys(_UNSET, object)).fillna(_UNSET).copy()  # in one piece
     done = runs(frame[frame.status == "complete"])
     kept = [run for run in done.itertuples() if has_arrays(run, store)]
     stored = {run.run_id: arrays(run, store) for run in kept}
@@ -308,6 +308,7 @@ def claim_frame(study: str, store: str = "") -> pd.DataFrame:
         seeds = {"trial_seed": frame.seed, "run_id": frame.run_id + frame.seed.astype(str)}
         return frame.assign(mode="default", **seeds)
     scores = pd.DataFrame({r["run_id"]: run_scores(r) for r in done.record}).T.infer_objects()
+    scores = scores.assign(**dict(_frame_scores(frame)))
     if {"mix", "max", "ood"} <= set(frame["mode"]):
         modes = 100 * frame.pivot(index="run_id", columns="mode", values="accuracy")
         scores = scores.assign(**{f"gap_{m}": modes[m] - modes["mix"] for m in ("max", "ood")})

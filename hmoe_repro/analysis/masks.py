@@ -101,10 +101,9 @@ def own_mask_gain(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     rows = rows[(rows.quantity == "accuracy") & (rows.place == "test") & (rows.other != "combined")]
     own, by = rows.domain == rows.other, ["run_id", "domain"]
     gain = 100 * (rows[own].groupby(by).value.mean() - rows[~own].groupby(by).value.agg(_mean))
-    gains = rows[_RUN].drop_duplicates("run_id").set_index("run_id", drop=False)
-    return gains.assign(
-        gain=gain.groupby("run_id").agg(_mean), trained=_trained(frame)
-    ).reset_index(drop=True)
+    gains = rows[_RUN].drop_duplicates("run_id", ignore_index=True)
+    gain, trained = gain.groupby("run_id").agg(_mean), _trained(frame)
+    return gains.assign(gain=gains.run_id.map(gain), trained=gains.run_id.map(trained))
 
 
 def own_mask_line(gains: pd.DataFrame) -> str:

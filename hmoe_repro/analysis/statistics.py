@@ -124,12 +124,10 @@ def contrast(frame: pd.DataFrame, a, b="ERM", metric: str = "accuracy") -> pd.Da
 def holm(p) -> np.ndarray:
     """p-values (n,) after Holm's correction (1979) for n comparisons; NaN stays NaN and counts for
     none."""
-    from statsmodels.stats.multitest import multipletests  # a second, for those who need it
-
-    adjusted = np.array(p, dtype=float)
-    known = ~np.isnan(adjusted)
-    if known.any():
-        adjusted[known] = multipletests(adjusted[known], method="holm")[1]
+    p = np.asarray(p, dtype=float)
+    order, adjusted = np.argsort(p), np.empty_like(p)  # NaN last
+    steps = (np.isfinite(p).sum() - np.arange(len(p))) * p[order]
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1)
     return adjusted
 
 
@@ -158,7 +156,11 @@ def contrasts(
 def rate(successes: int, n: int) -> tuple[float, float, float]:
     """A rate, 0 to 1, with the low and high end of its exact 95 % interval (Clopper and Pearson,
     1934). `ValueError` unless 0 <= successes <= n and n > 0."""
-    low, high = stats.binomtest(successes, n).proportion_ci(0.95, "exact")
+    if not 0 <= successes <= n or n == 0:
+        raise ValueError(f"{successes} of {n} is no rate")
+    failures = n - successes
+    low = stats.beta.ppf(0.025, successes, failures + 1) if successes else 0
+    high = stats.beta.ppf(0.975, successes + 1, failures) if failures else 1
     return successes / n, float(low), float(high)
 
 

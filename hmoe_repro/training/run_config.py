@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, plural
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-options
 TOY = "SineIntervals"  # the data set of the toy regression
@@ -160,6 +160,7 @@ class RunConfig(RunOptions):
     def __str__(self):
         start = f"{self.algorithm} on {self.dataset}"
         if not self.test_domains:
-            return f"{start}, {self.hparams.get('seeds', 1)} seeds"
+            seeds = self.hparams.get("seeds", 1)
+            return f"{start}, {plural(seeds if isinstance(seeds, int) else len(seeds), 'seed')}"
         again = f", restart {self.restart}" if self.restart else ""
         return f"{start}, test {'+'.join(self.test_domains)}, seed {self.trial_seed}{again}"
