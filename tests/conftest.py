@@ -20,7 +20,10 @@ os.environ |= {"MPLBACKEND": "Agg", **dict.fromkeys(THREADS, "1")}
 set_determinism("portable")
 from kernels import fresh_kernels, kernel_server, warm_kernels  # noqa: F401, E402
 
-FIRST = "test_notebooks_run.py"
+FIRST = [  # what takes longest, so that no worker ends with it
+    f"test_{name}.py"
+    for name in "notebooks_run timm_models gmoe algorithms feature_groups export backbones".split()
+]
 SLOW = {  # fixtures that build the book, train several runs, or render several pages
     "site",
     "class_slides",
@@ -53,13 +56,17 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Notebooks first, because they take longest; timing tests last; else the shuffled order.
-    Whatever needs one of the `SLOW` fixtures is slow."""
+    """The files of `FIRST`, then the shuffled order, timing tests last. Whatever needs one of the
+    `SLOW` fixtures is slow."""
     for item in items:
         if SLOW & {*item.fixturenames}:
             item.add_marker("slow")
+    place = {name: rank for rank, name in enumerate(FIRST)}
     items.sort(
-        key=lambda item: (item.get_closest_marker("serial") is not None, item.path.name != FIRST)
+        key=lambda item: (
+            item.get_closest_marker("serial") is not None,
+            place.get(item.path.name, len(FIRST)),
+        )
     )
 
 
@@ -80,7 +87,7 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::", 1)[0]
-            return nodeid if file.endswith(FIRST) else file
+            return nodeid if file.endswith(FIRST[0]) else file
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)

@@ -443,7 +443,11 @@ def test_the_command_knows_what_it_can_measure():
             "speed_moe",
             {"speed_moe.png"} | {f"speed_moe{of}.csv" for of in ("", "_targets", "_predictions")},
         ),
-        ("gmoe_table16", {"gmoe_table16.csv", "gmoe_table16_paper.csv", "gmoe_table16.png"}),
+        pytest.param(
+            "gmoe_table16",
+            {"gmoe_table16.csv", "gmoe_table16_paper.csv", "gmoe_table16.png"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_pages_show_their_record(warm_kernels, tmp_path, page, made):

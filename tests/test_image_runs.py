@@ -185,6 +185,7 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
         make_config("ERM", str(tmp_path / "nowhere"), ["photo"])
 
 
+@pytest.mark.slow
 def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 

@@ -417,7 +417,8 @@ def write(folder, study, records, arrays=False):
             save_file(stored, folder / study / f"{record['run_id']}.safetensors")
 
 
-PAGES = ("dmg_fig3", "dmg_fig4", "dmg_fig5", "dmg_fig6")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("dmg_fig4", "dmg_fig5")]
+pages = pytest.mark.parametrize("name", ["dmg_fig3", "dmg_fig6", *SLOW])
 MADE = {
     "dmg_fig3": {"dmg_fig3.csv", "dmg_fig3.png"},
     "dmg_fig4": {"dmg_fig4.csv", "dmg_fig4.png", "dmg_fig4_training.png", "dmg_fig4_masks.png"},
@@ -443,7 +444,7 @@ SAID = {
 
 
 @pytest.mark.usefixtures("warm_kernels")
-@pytest.mark.parametrize("name", PAGES)
+@pages
 def test_a_page_of_invented_runs(name, tmp_path):
     store = tmp_path / "store"
     write(store, "quick-dmg-overlap", sweep())
@@ -460,7 +461,7 @@ def test_a_page_of_invented_runs(name, tmp_path):
 
 
 @pytest.mark.usefixtures("warm_kernels")
-@pytest.mark.parametrize("name", PAGES)
+@pages
 def test_a_page_without_any_record(name, tmp_path):
     (tmp_path / "store").mkdir()
     page = render(name, "paper", store=tmp_path / "store", output=tmp_path / "out")

@@ -296,6 +296,7 @@ def test_the_picture_shows_every_pair():
 # The page
 
 
+@pytest.mark.slow
 def test_the_page(warm_kernels, tmp_path):
     runs = study((0.011, -0.010, 0.001), domains=("-90%",))
     lost = next(

@@ -67,7 +67,15 @@ CHAINS = {  # name in timm -> number of its stages
     "swin_tiny_patch4_window7_224": 4,
 }
 WHOLE = ("eva02_tiny_patch14_224",)  # no chain of stages
-families = pytest.mark.parametrize("name", SMALLEST)
+SWIN = "swin_tiny_patch4_window7_224"
+
+
+def quick(name, *more):
+    "Parameters of a test, which is slow where the network is Swin."
+    return pytest.param(name, *more, marks=pytest.mark.slow if name == SWIN else ())
+
+
+families = pytest.mark.parametrize("name", map(quick, SMALLEST))
 SMALL = "timm:test_efficientnet"
 EVA = "timm:eva02_tiny_patch14_224"
 
@@ -216,7 +224,7 @@ def test_gradients_before_the_pool_have_the_layout_of_its_input(name):
 
 @pytest.mark.parametrize(
     "name, frozen",
-    [(name, frozen) for name in SMALLEST for frozen in (0, 2) if name not in WHOLE or not frozen],
+    [quick(name, n) for name in SMALLEST for n in (0, 2) if name not in WHOLE or not n],
 )
 def test_gradient_checkpointing_changes_no_gradient(name, frozen):
     shape, gradients = (3, SMALLEST[name], SMALLEST[name]), []
@@ -235,7 +243,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, frozen):
 # Frozen stages
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", map(quick, CHAINS))
 @torch.no_grad()
 def test_first_stages_and_the_rest_are_the_whole(name):
     shape = (3, SMALLEST[name], SMALLEST[name])
@@ -524,7 +532,9 @@ def test_rows_are_computed_once_and_with_the_interpolation(folder, monkeypatch):
     assert not torch.equal(others, data.inputs(0, torch.arange(3)))
 
 
-@pytest.mark.parametrize("encoder, views", [("small", 0), ("image", 2), ("style", 1)])
+@pytest.mark.parametrize(
+    "encoder, views", [("small", 0), pytest.param("image", 2, marks=pytest.mark.slow), ("style", 1)]
+)
 def test_hmoe_on_frozen_stages_trains_and_resumes_bitwise(folder, tmp_path, encoder, views):
     def stop(step, steps):
         if step == 4:
