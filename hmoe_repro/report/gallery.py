@@ -134,7 +134,7 @@ def fill_blocks(text: str, blocks: dict[str, str]) -> str:
     return re.sub(r"<!-- ([\w-]+):start -->.*?<!-- \1:end -->", filled, text, flags=re.S)
 
 # %% ../../nbs/08_report/03_gallery.ipynb #readme-pages
-README_PROFILES = ("quick", "mnist", "pacs")  # those with blocks
+README_PROFILES = ("quick", "mnist", "pacs", "bench")  # those with blocks
 FULL_ELSEWHERE = {"hmoe_fig3": "quick"}  # at the paper's own scale in a profile of another name
 _PAGES = packaged("pages.toml")
 PUBLISHED = _PAGES["papers"]  # paper -> figure or table -> what it shows, pages in its place
@@ -171,7 +171,7 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
     if pages[0].endswith(".ipynb"):
         return "explained", f"[notebook]({pages[0]})"
     made = {}  # (profile, page) -> its provenance, if it is rendered from runs
-    for profile in ("paper", *README_PROFILES, "bench"):
+    for profile in ("paper", *README_PROFILES):
         for page in filter(None, pages):
             facts = facts_of(repo_root() / "figures" / profile / f"{page}.ipynb")
             if facts.get("records") or "record_sha256" in facts:
@@ -215,7 +215,7 @@ def findings() -> str:
     """Markdown: of each profile a table of its pages with the first sentence of their verdicts,
     which is the answer; links are relative to `docs/`."""
     lines = []
-    for profile in (*README_PROFILES, "bench"):
+    for profile in README_PROFILES:
         folder = repo_root() / "figures" / profile
         lines += ["", f"### {profile}", "", "| page | finding |", "|---|---|"]
         for name, made in files_of(folder).items():
