@@ -258,7 +258,7 @@ def test_a_page_without_records_says_what_it_would_take(tmp_path, monkeypatch):
     assert text.startswith("**Not run: there are no records of study `paper-pacs`.**")
     assert "| paper-pacs | 48 |" in text and "hmoe plan hmoe_table7 --profile paper" in text
     assert str(tmp_path) not in text and not_run("page", "quick", []) == ""
-    assert not_run_line(["quick-toy"]) == "Not run: `quick-toy` (5 runs)."
+    assert not_run_line(["quick-digits"]) == "Not run: `quick-digits` (48 runs)."
     line = not_run_line(["paper-pacs", "quick-digits"])
     assert line.startswith("Not run: `paper-pacs` (48 runs, 40 hours on a V100 by quoted times)")
     assert line.endswith("`quick-digits` (48 runs).")
