@@ -358,12 +358,18 @@ def test_the_toy_counts_seeds(weighed):
     assert [s["seed"] for s in seeds] == [*range(60)]
     assert weighed["toy: MIX in the gaps"].evidence.hits == best
     assert weighed["toy: intervals"].evidence.hits == sum(s["intervals_found"] for s in seeds)
-    (other,) = toys[toys["hparams.load_balance"] == "cv2"].record
-    pairs = [
-        (a["seed"] == b["seed"] and a["intervals_found"]) - b["intervals_found"]
-        for a, b in zip(seeds, other["toy"]["per_seed"])
-    ]
-    assert np.isclose(weighed["KL, not CV^2"].evidence.value, np.mean(pairs))
+
+    def found(*conditions):
+        records = toys[np.logical_and.reduce(conditions)].record
+        return {s["seed"]: s["intervals_found"] for r in records for s in r["toy"]["per_seed"]}
+
+    squared, weight = toys["hparams.load_balance"].eq("cv2"), toys["hparams.lambda_kl"]
+    whole, gains = toys["hparams.lambda_en"] == 1, []
+    for kl in (0.3, 1.0, 3.0):
+        mine, theirs = found(whole, ~squared, weight == kl), found(squared, weight == kl / 2)
+        gains += [mine[seed] - theirs[seed] for seed in range(12)]
+    assert len(theirs) == 12
+    assert np.isclose(weighed["KL, not CV^2"].evidence.value, np.mean(gains))
 
 
 # Words and pictures

@@ -141,9 +141,9 @@ def test_reproduce_publish_and_render_again(tmp_path):
     )
     assert hmoe("publish", "smoke-toy", folder=tmp_path).returncode == 0
     again = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", "--fresh", folder=tmp_path)
-    assert "5 of 5 records equal the published ones" in again.stdout, again.stdout + again.stderr
+    assert "9 of 9 records equal the published ones" in again.stdout, again.stdout + again.stderr
     done = hmoe("plan", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
-    assert re.search(r"smoke-toy\s+5\s+0", done.stdout)
+    assert re.search(r"smoke-toy\s+\d+\s+0", done.stdout)
 
 
 @pytest.mark.slow

@@ -126,11 +126,15 @@ def test_studies_are_whole_and_distinct():
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
     toys = study_specs("quick-toy")
-    assert [t.steps for t in toys] == [20_000] * 5
-    assert [t.hparams["seeds"] for t in toys] == [12, [*range(12, 60)], 6, 6, 12]
+    assert {t.steps for t in toys} == {20_000}
+    assert [t.hparams["seeds"] for t in toys] == [12, [*range(12, 60)], 6, 6, *[12] * 5]
     weights = [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys]
-    assert weights == [(1, 1), (1, 1), (0, 1), (0, 0), (1, 0.5)]
-    assert toys[4].hparams["load_balance"] == "cv2"
+    assert weights[:4] == [(1, 1), (1, 1), (0, 1), (0, 0)]
+    squared = [t.hparams.get("load_balance") == "cv2" for t in toys[4:]]
+    assert [*zip(weights[4:], squared)] == [
+        ((1, weight), cv2)
+        for weight, cv2 in ((0.5, True), (0.3, False), (0.15, True), (3, False), (1.5, True))
+    ]
 
 
 def test_every_file_is_a_study_of_a_profile_and_says_what_it_is_for():
@@ -156,8 +160,8 @@ def test_a_study_of_smoke_is_one_of_quick_reduced():
         5,
     )
     assert few.seeds == (0,) and many.seeds == (0, 1, 2)
-    assert few.replace(**{n: getattr(many, n) for n in many.model_fields}) == many
-    assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, [12], 1, 1, 1]
+    assert few.replace(**{n: getattr(many, n) for n in type(many).model_fields}) == many
+    assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, [12], *[1] * 7]
     assert {r.epochs for r in read_study("smoke-dmg").runs} == {2}
 
 
