@@ -39,6 +39,7 @@ class Alignment(ERM):
 
     version = 2  # 1 made one pass where batch norm was live
     HPARAMS = ERM.HPARAMS | declared_hparams("alignment")
+    least_domains = 2  # for which there is a distance
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
         """Mean over all pairs of domains of the distance between their features, z concatenated
@@ -48,7 +49,8 @@ class Alignment(ERM):
     def loss(self, minibatches):
         z = forward_parts(self.featurizer, [x for x, _ in minibatches])
         nll = domain_losses(self.classifier(z), minibatches).mean()
-        penalty = self.distance(z, minibatches) if len(minibatches) > 1 else torch.zeros_like(nll)
+        enough = len(minibatches) >= self.least_domains
+        penalty = self.distance(z, minibatches) if enough else torch.zeros_like(nll)
         return {"loss": nll + self.hparams["mmd_gamma"] * penalty, "nll": nll, "penalty": penalty}
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-coral
@@ -70,11 +72,11 @@ class CORAL(Alignment):
 WIDTHS = (0.001, 0.01, 0.1, 1, 10, 100, 1000)
 
 
-def gaussian_kernels(z: torch.Tensor) -> torch.Tensor:
-    """Sum over `WIDTHS` of exp(-g |a - b|^2) for all rows a, b of z (n, F): (n, n)."""
+def gaussian_kernels(z: torch.Tensor, widths=WIDTHS) -> torch.Tensor:
+    """Sum over `widths` g of exp(-g |a - b|^2) for all rows a, b of z (n, F): (n, n)."""
     squares = z.square().sum(1)
     distances = (torch.addmm(squares, z, z.T, alpha=-2) + squares[:, None]).clamp_min(1e-30)
-    return sum(torch.exp(-g * distances) for g in WIDTHS)
+    return sum(torch.exp(-g * distances) for g in widths)
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-mmd
 @register("MMD", paper="Li et al., 2018", needs_domain_labels=True, family="alignment")

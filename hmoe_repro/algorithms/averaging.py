@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['hparams_of', 'Averaging', 'wrapped', 'SMA', 'EoA', 'Valley', 'loss_valley', 'published_valley', 'WeightMean',
-           'validation_loss', 'SWAD']
+           'validation_loss', 'SWAD', 'WarmStart', 'ERMPlusPlus']
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #imports
 import copy
@@ -15,9 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import ERM, Algorithm, register
+from .base import ERM, Algorithm, concatenate, register
 from .hparams import with_network
-from .tools import average_into, frozen_copy
+from hmoe_repro.algorithms.tools import (
+    AnnealedPenalty,
+    average_into,
+    frozen_copy,
+    live_batch_norm,
+    step_on,
+)
 from ..core.errors import HmoeError
 from ..core.search_space import declared_hparams
 
@@ -98,12 +104,14 @@ class SMA(Averaging):
 
     EXTRA_HPARAMS = declared_hparams("SMA")
     HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
+    average_buffers = False  # as weights; else those of the current model are taken
 
     def average(self):
         after = max(0, self.update_count - self.hparams["sma_start"])
         average_into(self.result, self.current, 1 / (after + 1))
         for kept, now in zip(self.result.buffers(), self.current.buffers()):
-            kept.copy_(now)
+            averaged = self.average_buffers and kept.is_floating_point()
+            kept.lerp_(now, 1 / (after + 1)) if averaged else kept.copy_(now)
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-eoa
 @register("EoA", paper="Arpit et al., 2022", needs_domain_labels=False, family="averaging")
@@ -307,3 +315,67 @@ class SWAD(Averaging):
         self.losses = list(valley["losses"])
         self.segment, self.total = restored(valley["segment"]), restored(valley["total"])
         self.queue = [restored(saved) for saved in valley["queue"]]
+
+# %% ../../nbs/04_algorithms/10_averaging.ipynb #def-erm-plus-plus
+class WarmStart(AnnealedPenalty, ERM):
+    """ERM that trains the classifier alone in its first `linear_steps` updates."""
+
+    HPARAMS = ERM.HPARAMS | declared_hparams("ERM++")
+    penalty_hparams = ("lr", "linear_steps")
+    resting = ("featurizer.",)  # in the first phase
+
+    def jumps(self):  # DomainBed's count lets one update more be the classifier's
+        return [self.hparams["linear_steps"] + self.hparams["domainbed_compat"]]
+
+    def warm(self) -> bool:
+        """Does the next update train the classifier alone?"""
+        return self.update_count < self.jumps()[0]
+
+    def make_optimizer(self):
+        rate = self.hparams["linear_lr" if self.warm() else "lr"]
+        return self.adam([{"params": self.network_parameters(), "lr": rate}])
+
+    def steps(self, minibatches):
+        losses = self.loss(minibatches)
+        moved = self.classifier.parameters() if self.warm() else self.network_parameters()
+        step_on(self.optimizer, losses["loss"], moved)
+        return losses
+
+
+@register("ERM++", paper="Teterwak et al., 2025", needs_domain_labels=False, family="averaging")
+class ERMPlusPlus(SMA):
+    """ERM++ (Teterwak et al., 2025): the classifier first, an average of all weights with batch
+    norm of its own, and a learning rate that falls where the average's validation loss does not."""
+
+    base, average_buffers = WarmStart, True
+    EXTRA_HPARAMS = declared_hparams("ERM++-average")
+    HPARAMS = WarmStart.HPARAMS | EXTRA_HPARAMS
+
+    def __init__(self, input_shape, num_classes, num_domains, hparams=None):
+        super().__init__(input_shape, num_classes, num_domains, hparams)
+        self.best, self.worse = (
+            1e9,
+            0,
+        )  # validation loss, and checkpoints since without a better one
+
+    def update(self, minibatches, unlabeled=None):
+        losses = super().update(minibatches, unlabeled)
+        if live_batch_norm(self.result):
+            with torch.no_grad():
+                self.predict(concatenate(minibatches)[0])
+        return losses
+
+    def on_checkpoint(self, validation):
+        """Divide the learning rate by ten at the second checkpoint in a row at which the average's
+        loss on `validation` is not 0.01 % better than the best; as SWAD's `on_checkpoint`."""
+        if self.current.warm():
+            return
+        self.result.eval()
+        loss = validation_loss(self.result, validation)
+        self.result.train(self.training)
+        self.worse = 0 if loss < self.best * (1 - 1e-4) else self.worse + 1
+        self.best = min(self.best, loss)
+        if self.worse > 1:
+            self.worse = 0
+            for group in self.current.optimizer.param_groups:
+                group["lr"] *= 0.1

@@ -11,8 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from .base import ERM, concatenate, register
-from .tools import cyclic_pairs, domain_losses, forward_parts, step_on
-from ..core.errors import HmoeError
+from hmoe_repro.algorithms.tools import (
+    cyclic_pairs,
+    domain_losses,
+    forward_parts,
+    step_on,
+    trained_featurizer,
+)
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-mixup
@@ -138,11 +143,7 @@ class SagNet(ERM):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        if not any(True for _ in self.featurizer.parameters()):
-            raise HmoeError(
-                "SagNet trains the featurizer against style, and all of this one is frozen.",
-                fix="fewer frozen_stages, or the algorithm ERM.",
-            )
+        trained_featurizer(self, "SagNet trains the featurizer against style")
         self.style_head = self.make_classifier(self.featurizer.num_features)
 
     def steps(self, minibatches):

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain_labels', 'live_batch_norm', 'forward_parts',
-           'cyclic_pairs', 'AnnealedPenalty', 'update_average', 'average_into', 'frozen_copy', 'step_on', 'sgd',
-           'to_floats']
+           'cyclic_pairs', 'AnnealedPenalty', 'linear_classifier', 'trained_featurizer', 'update_average',
+           'average_into', 'frozen_copy', 'step_on', 'sgd', 'to_floats']
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #imports
 import copy
+import math
 
 import torch
 import torch.nn.functional as F
@@ -80,8 +81,8 @@ class AnnealedPenalty:
     """Mixin for an `Algorithm`, listed before it in the bases: `penalty_weight` jumps once, and
     the optimiser is reset there.
 
-    `penalty_hparams` names the hyper-parameters of the final weight and of the step of the jump;
-    `penalty_before` is the weight until then.
+    `penalty_hparams` names the hyper-parameters of the final weight, of the step of the jump, and
+    of further steps at which the optimiser is reset; `penalty_before` is the weight until then.
     """
 
     penalty_hparams = ("lambda", "penalty_anneal_iters")
@@ -90,13 +91,32 @@ class AnnealedPenalty:
     @property
     def penalty_weight(self) -> float:
         """The penalty's weight at the next update."""
-        weight, jump = (self.hparams[name] for name in self.penalty_hparams)
-        return weight if self.update_count >= jump else self.penalty_before
+        begun = self.update_count >= self.jumps()[0]
+        return self.hparams[self.penalty_hparams[0]] if begun else self.penalty_before
+
+    def jumps(self) -> list[int]:
+        """The updates, counted from 0, before which the optimiser is reset."""
+        return [math.ceil(self.hparams[name]) for name in self.penalty_hparams[1:]]
 
     def update(self, minibatches, unlabeled=None):
-        if 0 < self.update_count == self.hparams[self.penalty_hparams[1]]:
+        if self.update_count and self.update_count in self.jumps():
             self.optimizer = None  # made anew by the next line
         return super().update(minibatches, unlabeled)
+
+# %% ../../nbs/04_algorithms/02_tools.ipynb #def-refusals
+def linear_classifier(algorithm, what: str):
+    """`HmoeError` that says `what` is done with a linear classifier, if it has hidden layers."""
+    if algorithm.hparams["nonlinear_classifier"]:
+        raise HmoeError(f"{what}, and this one has layers.", fix="nonlinear_classifier=false.")
+
+
+def trained_featurizer(algorithm, what: str):
+    """`HmoeError` that says `what` is done with the featurizer, if all of it is frozen."""
+    if not any(True for _ in algorithm.featurizer.parameters()):
+        raise HmoeError(
+            f"{what}, and all of this one is frozen.",
+            fix="fewer frozen_stages, or the algorithm ERM.",
+        )
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-update-average
 def update_average(stored: torch.Tensor, value: torch.Tensor, keep: float) -> torch.Tensor:
