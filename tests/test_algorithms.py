@@ -200,13 +200,16 @@ def test_conformance_names_parameters_and_phases(base, broken, said):
         check_algorithm(type("Broken", (base,), broken))
 
 
+PHASES = "anneal|start|ramp|meta_frac|converge|burnin|^iters$|linear_steps"
+
+
 def test_what_changes_a_phase_is_declared():
     """By its unit, and for every algorithm that has such a hyper-parameter."""
     declared = {
         name: h for each in algorithm_names() for name, h in get_algorithm(each).HPARAMS.items()
     }
-    timed = {name for name in declared if re.search("anneal|start|ramp|meta_frac|converge", name)}
-    assert timed == {name for name, h in declared.items() if h.phase} and len(timed) == 7
+    timed = {name for name in declared if re.search(PHASES, name)}
+    assert timed == {name for name, h in declared.items() if h.phase} and len(timed) == 12
 
 
 class ByHand(ERM):

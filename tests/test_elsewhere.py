@@ -14,7 +14,8 @@ from hmoe_repro.training.protocols import evaluate
 from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
-NAMES = [name for name in FAMILIES if name != "GMoE"]  # it counts its experts' tokens
+# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class, within which they draw
+NAMES = [name for name in FAMILIES if name not in ("GMoE", "SelfReg", "ADRMX")]
 CASES = [(name, {}) for name in NAMES] + [
     (name, {"domainbed_compat": True})
     for name in NAMES
@@ -58,8 +59,18 @@ def test_predicting_stays_on_its_device(name, hparams):
 
 
 def test_a_penalty_that_switches_on_stays_on_the_device_too():
-    for name, annealed in (("IRM", "irm_"), ("VREx", "vrex_"), ("Fishr", "")):
-        algorithm, batch = moved(name, {f"{annealed}penalty_anneal_iters": 1})
+    switches = {
+        "IRM": "irm_penalty_anneal_iters",
+        "VREx": "vrex_penalty_anneal_iters",
+        "Fishr": "penalty_anneal_iters",
+        "IB-IRM": "ib_penalty_anneal_iters",
+        "EQRM": "eqrm_burnin_iters",
+        "RDM": "rdm_penalty_anneal_iters",
+        "TRM": "iters",
+        "ERM++": "linear_steps",
+    }
+    for name, switch in switches.items():
+        algorithm, batch = moved(name, {switch: 1})
         with elsewhere() as (mode, read):
             for _ in range(3):
                 algorithm.update(batch)

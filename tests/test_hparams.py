@@ -104,6 +104,10 @@ ADVERSARY = {
     "mlp_depth": "one of 3, 4, 5",
     "mlp_dropout": "one of 0, 0.1, 0.5",
 }
+BOTTLENECK = {
+    "lmbda": "one of 0.0001, 0.001, 0.01, 0.1, 1, 10, 100",
+    "temperature": "one of 0.05, 0.1",
+}
 OWN = {
     "IRM": {f"irm_{name}": search for name, search in PENALTY.items()},
     "VREx": {f"vrex_{name}": search for name, search in PENALTY.items()},
@@ -123,12 +127,68 @@ OWN = {
     "SagNet": {"sag_w_adv": "10^U(-2, 1)"},
     "MLDG": {"mldg_beta": "10^U(-1, 1)", "n_meta_test": "one of 1, 2"},
     "Fish": {"meta_lr": "one of 0.05, 0.1, 0.5"},
+    "SD": {"sd_reg": "10^U(-5, -1)"},
+    "ANDMask": {"tau": "U(0.5, 1)"},
+    "SANDMask": {"tau": "U(0, 1)", "k": "10^U(-3, 5)"},
+    "IGA": {"penalty": "10^U(1, 5)"},
+    "IB-ERM": {f"ib_{name}": search for name, search in PENALTY.items()},
+    "IB-IRM": {f"{kind}_{n}": search for kind in ("ib", "irm") for n, search in PENALTY.items()},
+    "CAD": BOTTLENECK,
+    "CondCAD": BOTTLENECK,
+    "CausIRL-CORAL": {"mmd_gamma": "10^U(-1, 1)"},
+    "CausIRL-MMD": {"mmd_gamma": "10^U(-1, 1)"},
+    "EQRM": {
+        "eqrm_quantile": "U(0.5, 0.99)",
+        "eqrm_burnin_iters": "10^U(2.5, 3.5)",
+        "eqrm_lr": "10^U(-7, -5)",
+    },
+    "RDM": {
+        "rdm_lambda": "U(0.1, 10)",
+        "rdm_penalty_anneal_iters": "floor U(800, 2700)",
+        "variance_weight": "U(0.001, 0.007)",
+        "rdm_lr": "U(8e-06, 2e-05)",
+    },
+    "TRM": {
+        "cos_lambda": "10^U(-5, 0)",
+        "iters": "floor 10^U(0, 4)",
+        "groupdro_eta": "10^U(-3, -1)",
+    },
+    "Transfer": {
+        "t_lambda": "10^U(-2, 1)",
+        "delta": "U(0.1, 3)",
+        "d_steps_per_g": "one of 1, 2, 5",
+        "gda": "one of True",
+        "lr_d": "10^U(-4.5, -2.5)",
+    },
+    "ADRMX": dict.fromkeys(("cnt_lambda", "dclf_lambda", "rmxd_lambda"), "one of 1")
+    | {
+        "lr": "one of 0.0005, 0.001, 0.002, 0.003",
+        "disc_lambda": "one of 0.75",
+        "d_steps_per_g_step": "one of 2",
+        "beta1": "one of 0.5",
+        "mlp_width": "one of 256",
+        "mlp_depth": "one of 8, 9, 10",
+        "mlp_dropout": "one of 0",
+    },
+    "ERM++": {"linear_lr": "10^U(-5, -3.5)"},
+    "URM": {
+        "urm_adv_lambda": "U(0, 0.2)",
+        "urm_discriminator_label_smoothing": "U(0, 0)",
+        "urm_discriminator_hidden_layers": "one of 1, 2, 3",
+        "urm_generator_output": "one of tanh, relu",
+        "urm_discriminator_lr": "10^U(-5.5, -3.5)",
+    },
 }
 FIXED = ("MetaReg", "Aggregate", "Multi-Headed", "DMG", "Aggregate-SGD")  # rates of their papers
 LARGE = dict.fromkeys(
     ("DANN", "CDANN"),
     {"lr_g": "10^U(-5, -3.5)", "lr_d": "10^U(-5, -3.5)", "weight_decay_g": "10^U(-6, -2)"},
-) | {"ARM": {"batch_size": "one of 8"}}
+) | {
+    "ARM": {"batch_size": "one of 8"},
+    "RDM": {"batch_size": "floor U(70, 100)"},
+    "ADRMX": {"lr": "one of 2e-05, 3e-05, 4e-05, 5e-05"},
+    "URM": {"urm_discriminator_lr": "10^U(-6, -4.5)"},
+}
 
 
 @pytest.mark.parametrize("resolution, larger", [(28, {}), (224, LARGE)])
@@ -138,6 +198,42 @@ def test_an_algorithms_own_searches_are_those_of_domainbed(resolution, larger):
     found = {name: text(with_network(get_algorithm(name).HPARAMS, "resnet50")) for name in names}
     own = {name: OWN.get(name, {}) | larger.get(name, {}) for name in names}
     assert found == {name: text(SHARED) | own[name] for name in names}
+
+
+def test_rdm_has_settings_of_its_own_for_some_data_sets():
+    declared = get_algorithm("RDM").HPARAMS
+    names = ("rdm_lambda", "rdm_penalty_anneal_iters", "variance_weight", "rdm_lr", "batch_size")
+    usual = {"PACS": (5.0, 1500, 0.004, 1.5e-5, 88), "VLCS": (5.0, 1500, 0.004, 1.5e-5, 88)}
+    for dataset, expected in (
+        usual
+        | {
+            "OfficeHome": (5.0, 1500, 0.0, 1.5e-5, 88),
+            "TerraIncognita": (5.0, 1500, 0.0, 1.5e-5, 40),
+            "DomainNet": (0.5, 2400, 0.0, 1.5e-5, 40),
+        }
+    ).items():
+        merged = merge_hparams(declared, LARGE_NETWORK, 224, dataset)
+        assert tuple(merged[name] for name in names) == expected, dataset
+    drawn = {
+        name: [str(searches(declared, 224, dataset)[name]) for name in names]
+        for name, dataset in (("net", "DomainNet"), ("terra", "TerraIncognita"), ("pacs", "PACS"))
+    }
+    assert drawn["net"] == [
+        "U(0.1, 1)",
+        "floor U(1500, 3000)",
+        "one of 0",
+        "U(8e-06, 2e-05)",
+        "floor U(30, 60)",
+    ]
+    assert drawn["terra"][::2] == ["U(1, 10)", "one of 0", "floor U(30, 60)"]
+    assert drawn["pacs"][0] == "U(1, 10)" and drawn["pacs"][2] == "U(0.001, 0.007)"
+
+
+def test_defaults_of_domainbed_that_ours_are_not():
+    tau = lambda compat: merge_hparams(
+        get_algorithm("SANDMask").HPARAMS, {}, domainbed_compat=compat
+    )["tau"]
+    assert (tau(False), tau(True)) == (0.5, 1.0)
 
 
 def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():

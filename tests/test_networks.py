@@ -357,7 +357,8 @@ def test_compiled_networks_agree_are_copied_and_pickled():
     assert torch.equal(twin(x), exact) and run_or_skip(net, x).abs().max() == 0
 
 
-COMPILED = [(name, {}, 16) for name in algorithm_names()] + [
+# IGA differentiates twice, which torch.compile refuses
+COMPILED = [(name, {}, 16) for name in algorithm_names() if name != "IGA"] + [
     ("ERM", {"network": "mnist_cnn"}, 16),
     ("ERM", {"network": "image_cnn"}, 16),
     ("ERM", {"network": "resnet18", "weights": "random"}, 32),
