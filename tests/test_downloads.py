@@ -334,7 +334,7 @@ def archives_of(name, folder):
         "PACS": "kfold",
         "OfficeHome": "OfficeHomeDataset_10072016",
         "SVIRO": "SVIRO_DOMAINBED",
-    }.get(name)
+    }.get(name, known.places and known.folder)
     (made / "top").mkdir()
     shutil.move(root, made / "top" / inside if inside else made / "top2")
     return [

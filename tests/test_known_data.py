@@ -55,7 +55,8 @@ def test_every_label_is_that_of_its_folder(name, tmp_path):
 
 def test_the_registry_holds_the_protocol():
     assert {n: DATASETS[n].checkpoint_frequency for n in KNOWN} == {
-        n: {"DomainNet": 1000, "WILDSCamelyon": 100, "WILDSFMoW": 100}.get(n, 300) for n in KNOWN
+        n: 1000 if n == "DomainNet" else 100 if n.startswith(("WILDS", "Spawrious")) else 300
+        for n in KNOWN
     }
     assert all(
         DATASETS[n].domain_names == tuple(k.domains) and DATASETS[n].licence and k.citation

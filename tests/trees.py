@@ -114,12 +114,22 @@ def fmow_tree(root, images=True):
     return frame
 
 
+def places_tree(root, folders, per_folder=2):
+    """A folder of images for each of `folders`, numbered in an order that is not that of the names
+    as text, and one more that belongs to no data set."""
+    for shade, folder in enumerate((*folders, "domain_adaptation_ds/beach/bulldog")):
+        for k in range(per_folder):
+            put(root / folder / f"{k}.png", shade=shade % 6)
+
+
 def known_tree(data_dir, name, per_class=2):
     "A known data set under its folder of `data_dir`; returns that folder."
     known = KNOWN[name]
     root = data_dir / known.folder
     if known.layout == "folders":
         folder_tree(root, known.domains, classes_of(name), per_class)
+    elif known.layout == "places":
+        places_tree(root, known.parts, per_class)
     else:
         {"camelyon": camelyon_tree, "fmow": fmow_tree}[known.layout](root)
     return root

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KNOWN', 'REGIONS', 'READERS', 'KnownDataset', 'count_notes', 'read_folders', 'read_camelyon', 'read_fmow',
-           'known_root', 'known_state', 'known_inventory', 'read_known']
+           'read_places', 'known_root', 'known_state', 'known_inventory', 'read_known']
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #imports
 from dataclasses import field
@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import data_dir as default_data_dir
 from ..core.toml import packaged
-from .image_folder import ImageTree, Inventory, listed, take_inventory
+from .image_folder import ImageTree, Inventory, is_image, listed, take_inventory
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-knowndataset
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class KnownDataset:
     class_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     layout: str = "folders"
     tables: tuple[str, ...] = ()  # files that name the images, of a layout without folders
+    columns: tuple[tuple[str, int], ...] = ()  # (domain, images of each folder; 0: all) of `places`
+    places: dict[str, tuple[str, ...]] = field(default_factory=dict)  # class -> folder by column
+    resize_first: bool | str = False  # how training images become squares: `picture_transform`
     sources: tuple[dict, ...] = ()  # {title, files: {name: address}}, to be tried in order
     complete: bool = True  # whether every domain has every class
     checkpoint_frequency: int = 300
@@ -45,8 +48,17 @@ class KnownDataset:
         """Known version -> number of images."""
         return {copy: sum(counts) for copy, counts in self.copies.items()} | self.totals
 
+    @property
+    def parts(self) -> list[str]:
+        """What its folder must contain: its tables, the folders of `places`, or its domains."""
+        folders = {f"{place}/{c}" for c, places in self.places.items() for place in places}
+        return list(self.tables) or sorted(folders) or list(self.domains)
 
-KNOWN = {name: KnownDataset(name, **facts) for name, facts in packaged("benchmarks.toml").items()}
+
+KNOWN = {}
+for _family, _facts in packaged("benchmarks.toml").items():
+    for _name, _own in _facts.pop("variants", {_family: {}}).items():
+        KNOWN[_name] = KnownDataset(_name, **_facts, **_own)
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #known-wilds
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", "Other")
@@ -142,8 +154,27 @@ def read_fmow(known: KnownDataset, root: Path) -> Inventory:
     kept = frame[frame.split != "seq"]
     return _of_rows(known, root, kept.file, kept.domain, kept.category)
 
+# %% ../../nbs/02_data/08_benchmarks.ipynb #def-read-places
+def read_places(known: KnownDataset, root: Path) -> Inventory:
+    """A data set whose domains share folders, as `columns` and `places` say."""
+    there = {}  # folder -> its images, by name
+    for folder in known.parts:
+        names = [path.name for path in (root / folder).glob("[!.]*") if is_image(path.name)]
+        there[folder] = [f"{folder}/{name}" for name in sorted(names)]
+    rows = [
+        (file, domain, c)
+        for column, (domain, first) in enumerate(known.columns)
+        for c, places in known.places.items()
+        for file in there[f"{places[column]}/{c}"][: first or None]
+    ]
+    table = pd.DataFrame(rows, columns=["file", "domain", "class"], dtype=object)
+    table["class"] = pd.Categorical(table["class"], known.classes)
+    missing = [folder for folder, files in there.items() if not files]
+    return Inventory(root, known.name, list(known.domains), table, missing)
+
 
 READERS = {"folders": read_folders, "camelyon": read_camelyon, "fmow": read_fmow}
+READERS["places"] = read_places
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-known-root
 def known_root(name: str, data_dir=None) -> Path:
@@ -160,13 +191,13 @@ def known_root(name: str, data_dir=None) -> Path:
 
 
 def known_state(name: str, data_dir=None) -> str:
-    """'here', 'missing', or 'incomplete' and what is lacking, from names of domains and tables
+    """'here', 'missing', or 'incomplete' and what is lacking, from names of folders and tables
     alone."""
     known = KNOWN[name]
     root = Path(data_dir or default_data_dir()).absolute() / known.folder
     if not root.is_dir():
         return "missing"
-    absent = [part for part in known.tables or known.domains if not (root / part).exists()]
+    absent = [part for part in known.parts if not (root / part).exists()]
     return f"incomplete: lacks {listed(absent)}" if absent else "here"
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-duplicates

@@ -224,8 +224,9 @@ def _arrange(name: str, parts: list[Path], out: Path):
     known = KNOWN[name]
     if name == "TerraIncognita":
         _arrange_terra(parts, out)
-    elif known.tables:
-        os.rename(_nearest(parts, known.tables[0]).parent, out)
+    elif known.layout != "folders":
+        first = known.parts[0]
+        os.rename(_nearest(parts, first).parents[first.count("/")], out)
     else:
         folders = [_nearest(parts, domain) for domain in known.domains]
         out.mkdir()

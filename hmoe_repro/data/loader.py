@@ -172,7 +172,7 @@ class ImageFiles(OneByOne):
         tree: ImageTree,
         resolution: int = 224,
         options: dict | None = None,
-        resize_first: bool = False,
+        resize_first: bool | str = False,
         workers: int | None = None,
     ):
         if not 8 <= resolution <= 2048:
@@ -258,9 +258,10 @@ class ImageFiles(OneByOne):
 class ImageDataset(ImageFiles):
     """Images of a folder as inputs of `resolution` pixels a side, with the attributes and methods
     of `MultiDomainDataset`, `images` excepted; decoded each time or from a cache. `resize_first`:
-    the augmentation of the WILDS data sets. `workers`: number of processes that load (default:
-    `CONFIG.workers`); it changes no result. Raises `HmoeError` for unknown options, and, when files
-    are first read, for damaged ones unless they are to be skipped."""
+    the augmentation of the WILDS data sets; 'only': that of Spawrious. `workers`: number of
+    processes that load (default: `CONFIG.workers`); it changes no result. Raises `HmoeError` for
+    unknown options, and, when files are first read, for damaged ones unless they are to be
+    skipped."""
 
     source_index = None
     _asked = _prepared = None  # what was last prepared, and for which files

@@ -132,7 +132,7 @@ _register_variants(
 )
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-as-dataset
-def _as_dataset(tree: ImageTree, resize_first: bool = False) -> ImageDataset:
+def _as_dataset(tree: ImageTree, resize_first: bool | str = False) -> ImageDataset:
     """An image folder as data to train on; its notes become a warning."""
     for note in tree.notes:
         warnings.warn(note, stacklevel=4)
@@ -142,7 +142,6 @@ def _as_dataset(tree: ImageTree, resize_first: bool = False) -> ImageDataset:
 def _register_known(name: str):
     known = KNOWN[name]
     totals = " or ".join(f"{n:,}" for n in known.known_totals.values())
-    of_wilds = known.layout != "folders"
     register_dataset(
         name,
         domain_names=tuple(known.domains),
@@ -150,7 +149,7 @@ def _register_known(name: str):
         checkpoint_frequency=known.checkpoint_frequency,
         licence=known.licence,
         files=known.folder,
-    )(lambda trial_seed, data_dir: _as_dataset(read_known(name, data_dir), of_wilds))
+    )(lambda trial_seed, data_dir: _as_dataset(read_known(name, data_dir), known.resize_first))
 
 
 for _name in KNOWN:

@@ -90,9 +90,10 @@ def square(image: Image.Image, resolution: int, how: str = "bilinear") -> Image.
 
 
 @functools.lru_cache(maxsize=16)
-def picture_transform(resolution: int, resize_first: bool = False, how: str = "bilinear"):
+def picture_transform(resolution: int, resize_first: bool | str = False, how: str = "bilinear"):
     """torchvision's augmentation from an image to an image of `resolution` pixels a side: what
-    comes before numbers."""
+    comes before numbers. `resize_first`: resize before the random crop, or, where it is 'only',
+    without a crop."""
     T = import_torchvision().transforms
     how = T.InterpolationMode(how)
     steps = [
@@ -101,6 +102,8 @@ def picture_transform(resolution: int, resize_first: bool = False, how: str = "b
         T.ColorJitter(0.3, 0.3, 0.3, 0.3),
         T.RandomGrayscale(0.1),
     ]
+    if resize_first == "only":
+        del steps[0]
     if resize_first:
         steps.insert(0, T.Resize((resolution, resolution), how))
     return T.Compose(steps)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable, write_atomic
+from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from ..training.selection import protocol_of
 
@@ -71,9 +72,8 @@ def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list
     return lines
 
 # %% ../../nbs/06_studies/09_domainbed_export.ipynb #def-alike
-_FOUR = ("VLCS", "PACS", "OfficeHome", "TerraIncognita")
-DOMAINBED_DATASETS = {"ColoredMNIST": 3, "RotatedMNIST": 6} | dict.fromkeys(_FOUR, 4)
-DOMAINBED_DATASETS |= {"DomainNet": 6, "SVIRO": 10, "WILDSCamelyon": 5, "WILDSFMoW": 6}  # domains
+DOMAINBED_DATASETS = {"ColoredMNIST": 3, "RotatedMNIST": 6}  # number of domains
+DOMAINBED_DATASETS |= {name: len(known.domains) for name, known in KNOWN.items()}
 
 
 def _check_name(records: list[dict], dataset: str):
