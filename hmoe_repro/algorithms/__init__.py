@@ -87,15 +87,16 @@ def describe_networks() -> list[dict]:
 
 
 def describe_algorithm(name: str) -> dict:
-    """What the registry says of an algorithm, as text: name, family, domain labels, modes, paper,
+    """What the registry says of an algorithm, as text: family, name, paper, domain labels, modes,
     and the hyper-parameters that are not `SHARED_HPARAMS`."""
     cls, shared = get_algorithm(name), _module("base").SHARED_HPARAMS
     specific = [describe_hparam(n, h) for n, h in cls.HPARAMS.items() if h is not shared.get(n)]
+    family = FAMILIES.get(cls.name, cls.family)
     return {
+        "family": "baseline" if family == "base" else family,
         "name": cls.name,
-        "family": cls.family,
+        "paper": cls.paper,
         "domain labels": "needed" if cls.needs_domain_labels else "not needed",
         "modes": " ".join(cls.modes),
-        "paper": cls.paper,
         "hyper-parameters": "; ".join(specific),
     }

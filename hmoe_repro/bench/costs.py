@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'COSTS', 'make_method', 'random_minibatches', 'train', 'infer', 'time_jobs', 'tensor_peak', 'method_peaks',
            'counted_size', 'run_algorithms', 'cost_rounds', 'cost_ratios', 'cost_table', 'size_table', 'plot_costs',
-           'cost_notes']
+           'cost_notes', 'run_registry', 'registry_table', 'registry_costs']
 
 # %% ../../nbs/09_bench/04_costs.ipynb #imports
 import gc
@@ -21,12 +21,14 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from ..algorithms import get_algorithm
+from ..algorithms import FAMILIES, get_algorithm
 from ..algorithms.base import Algorithm
+from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
 from ..analysis.tables import paper_numbers, paper_setting
 from .layers import CLASSES
-from .timing import measure, new_record, plot_rounds, ratios, scale_of
+from .timing import measure, new_record, plot_rounds, ratios, read_record, scale_of
 from ..core.devices import import_torchvision, resolve_device
+from ..core.files import results_dir
 from ..core.style import PALETTE, shared_legend
 from ..networks.model_size import multiply_accumulates, network_size, parameters
 
@@ -229,3 +231,43 @@ def cost_notes(record: dict) -> list[str]:
         f"{published['GMoE'] / published['ERM-ViT']:.2f} times as long as the ViT's, one of "
         f"{slowest} {published[slowest] / published['ERM']:.2f} times as long as ERM's.",
     ]
+
+# %% ../../nbs/09_bench/04_costs.ipynb #def-run-registry
+def run_registry(rounds: int = 7, scale: str = "full", say=print) -> dict:
+    """Time updates of every algorithm of the registry, with its defaults and after each of its
+    phases has begun, in one run; the record, plain JSON. `full` takes two minutes on one core.
+    `HmoeError` for an unknown scale."""
+    size, jobs, networks = scale_of("registry", scale), {}, {}
+    shape = (3, size.side, size.side)
+    with new_record("registry", scale, rounds) as record:
+        batches = random_batches(size.domains, shape, CLASSES, seed=0, size=size.batch)
+        for name in FAMILIES:
+            trial = Trial(get_algorithm(name), shape, CLASSES, size.domains, {})
+            trial = trial._replace(hparams=phase_hparams(trial.build()))
+            algorithm, _ = train_briefly(trial)
+            jobs["update", name] = partial(algorithm.update, batches)
+            networks[name] = algorithm.hparams["network"]
+        record |= {"sizes": vars(size), "networks": networks}
+        record["seconds"] = measure(jobs, rounds, say)[0]
+    return record
+
+
+def registry_table(record: dict) -> pd.DataFrame:
+    """Per algorithm of a record of `run_registry`: its network, and the time of an update relative
+    to ERM's: the median of the rounds, and their range."""
+    rounds = ratios(record, "update", "ERM")
+    columns = {"times ERM": rounds.median(), "range": rounds.apply(_range)}
+    table = pd.DataFrame({"network": record["networks"], **columns})
+    return table.rename_axis("algorithm").reset_index()
+
+
+def registry_costs() -> dict[str, str]:
+    """Algorithm -> time of an update relative to ERM's as published, with the network if it is
+    another than ERM's. {} where nothing is published, as in an installed package."""
+    path = results_dir() / "bench-registry-full.json"
+    if not path.exists():
+        return {}
+    table = registry_table(read_record(path, "registry")).set_index("algorithm")
+    other = table.network.where(table.network != table.network["ERM"])
+    costs = table["times ERM"].map("{:.2f}".format) + (" (" + other + ")").fillna("")
+    return costs.to_dict()

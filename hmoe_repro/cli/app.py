@@ -12,7 +12,7 @@ import warnings
 import typer
 
 from . import data, discover_predict, listings, plan_sweep, select_report
-from .train import train_command
+from .train import new_algorithm_command, train_command
 from ..core.errors import HmoeError
 
 # %% ../../nbs/11_cli/08_app.ipynb #app
@@ -28,6 +28,7 @@ COMMANDS = {
     "runs": listings.runs_command,
     "plan": plan_sweep.plan_command,
     "train": train_command,
+    "new-algorithm": new_algorithm_command,
     "reproduce": plan_sweep.reproduce_command,
     "sweep": plan_sweep.sweep_command,
     "pack": plan_sweep.pack_command,

@@ -6,7 +6,7 @@
 __all__ = ['list_command', 'runs_command']
 
 # %% ../../nbs/11_cli/02_listings.ipynb #imports
-from .options import option, print_table
+from .options import option, print_frame, print_table
 from ..core.errors import HmoeError
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
@@ -49,18 +49,25 @@ def list_command(
 
 
 def _list_algorithms():
-    """Every algorithm with its hyper-parameters; this one needs PyTorch."""
+    """Every algorithm by family, with what an update costs; this one needs PyTorch."""
+    import pandas as pd
+
     from hmoe_repro import algorithms
     from hmoe_repro.algorithms.base import SHARED_HPARAMS
+    from hmoe_repro.bench.costs import registry_costs
 
-    rows = [algorithms.describe_algorithm(name) for name in algorithms.algorithm_names()]
-    print_table("Algorithms", list(rows[0]), [list(row.values()) for row in rows])
+    costs, names = registry_costs(), algorithms.algorithm_names()
+    frame = pd.DataFrame(map(algorithms.describe_algorithm, names))
+    frame["family"] = frame.family.mask(frame.family.duplicated(), "")
+    frame.insert(4, "times ERM", [costs.get(name, "not measured") for name in names])
+    print_frame("Algorithms by family", frame)
     print()
     rows = [list(row.values()) for row in algorithms.describe_networks()]
     print_table("Networks", ["networks", "hyper-parameters of their own"], rows)
     shared = "; ".join(algorithms.describe_hparam(*item) for item in SHARED_HPARAMS.items())
     print("\nHyper-parameters as name=default [random search], small images / large images.")
     print(f"All have {shared}.")
+    print("Times ERM: of an update (`hmoe bench --what registry`); the network, if not ERM's.")
 
 
 def _list_datasets():

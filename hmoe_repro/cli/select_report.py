@@ -128,7 +128,7 @@ def export_domainbed_command(
 def _benches(device: str) -> dict[str, tuple]:
     """Name -> (the function that measures, the page of its record, title -> printed table)."""
     from hmoe_repro.apps.grouping_trials import groupings_table, run_groupings
-    from hmoe_repro.bench.costs import cost_table, run_algorithms
+    from hmoe_repro.bench.costs import cost_table, registry_table, run_algorithms, run_registry
     from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
     from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
     from hmoe_repro.bench.systems import run_systems, systems_costs
@@ -152,13 +152,14 @@ def _benches(device: str) -> dict[str, tuple]:
         "algorithms": (partial(run_algorithms, device=device), "gmoe_table16", costs),
         "frozen": (run_frozen, "speed_frozen", frozen),
         "groupings": (run_groupings, "groupings", {"Groups of folders": groupings_table}),
+        "registry": (run_registry, "", {"An update relative to ERM's": registry_table}),
         "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
     }
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
     what: option(
-        str, "updates, moe, algorithms, frozen, groupings (of discover), systems."
+        str, "updates, moe, algorithms, registry, frozen, groupings (of discover), systems."
     ) = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
     scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
