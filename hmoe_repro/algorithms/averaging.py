@@ -321,7 +321,6 @@ class WarmStart(AnnealedPenalty, ERM):
     """ERM that trains the classifier alone in its first `linear_steps` updates."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("ERM++")
-    penalty_hparams = ("lr", "linear_steps")
     resting = ("featurizer.",)  # in the first phase
 
     def jumps(self):  # DomainBed's count lets one update more be the classifier's
@@ -353,10 +352,7 @@ class ERMPlusPlus(SMA):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        self.best, self.worse = (
-            1e9,
-            0,
-        )  # validation loss, and checkpoints since without a better one
+        self.best, self.worse = 1e9, 0  # validation loss, and checkpoints since that are not better
 
     def update(self, minibatches, unlabeled=None):
         losses = super().update(minibatches, unlabeled)
@@ -367,14 +363,14 @@ class ERMPlusPlus(SMA):
 
     def on_checkpoint(self, validation):
         """Divide the learning rate by ten at the second checkpoint in a row at which the average's
-        loss on `validation` is not 0.01 % better than the best; as SWAD's `on_checkpoint`."""
+        validation loss is not 0.01 % better than the best. `validation`: as for SWAD."""
         if self.current.warm():
             return
         self.result.eval()
         loss = validation_loss(self.result, validation)
         self.result.train(self.training)
-        self.worse = 0 if loss < self.best * (1 - 1e-4) else self.worse + 1
-        self.best = min(self.best, loss)
+        better = loss < self.best * (1 - 1e-4)
+        self.best, self.worse = (loss, 0) if better else (self.best, self.worse + 1)
         if self.worse > 1:
             self.worse = 0
             for group in self.current.optimizer.param_groups:
