@@ -55,6 +55,8 @@ def test_both_steps(activation, hidden, smoothing):
         urm_discriminator_label_smoothing=smoothing,
         urm_discriminator_lr=0.02,
     )
+    sizes = [len(layer.bias) for layer in fast.discriminator if hasattr(layer, "bias")]
+    assert sizes == [100] * (1 + hidden) + [1]
     slow = copy.deepcopy(fast)
     network = slow.network_parameters()
     adams = Adam(network, weight_decay=0.01), Adam(slow.discriminator.parameters(), 0.02, 0.01)
