@@ -14,7 +14,7 @@ from hmoe_repro.training.protocols import evaluate
 from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
-# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class, within which they draw
+# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class they draw from
 NAMES = [name for name in FAMILIES if name not in ("GMoE", "SelfReg", "ADRMX")]
 CASES = [(name, {}) for name in NAMES] + [
     (name, {"domainbed_compat": True})

@@ -78,8 +78,8 @@ def domain_bottleneck(z, y, d, temperature=0.1, conditional=False, flipped=True)
     wanted = drawn & (same_domain ^ flipped)
     rows = wanted.any(1) & same_class.any(1)
 
-    def log_sum(among):
-        return logits[rows].masked_fill(~among[rows], -torch.inf).logsumexp(1)
+    def log_sum(among):  # in rows that do not count, of everything: their differences are 0
+        return logits.masked_fill(rows[:, None] & ~among, -torch.inf).logsumexp(1)
 
     log_p = log_sum(wanted) - log_sum(drawn)
     return temperature / SCALE * (-log_p if flipped else log_p).sum() / rows.sum().clamp_min(1)
