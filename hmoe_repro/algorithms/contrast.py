@@ -192,7 +192,7 @@ class Transfer(ERM):
             with torch.no_grad():
                 torch._foreach_add_(adversary, slopes, alpha=self.hparams["lr_d"])
                 away = torch._foreach_sub(adversary, centre)
-                distance = torch.cat([d.flatten() for d in away]).norm()
+                distance = nn.utils.get_total_norm(away).clamp_min(1e-12)
                 shorter = (self.hparams["delta"] / distance).clamp(max=1)
                 for p, c, d in zip(adversary, centre, away):
                     p.copy_(c + shorter * d)
