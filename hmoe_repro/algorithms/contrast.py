@@ -41,7 +41,7 @@ class SD(ERM):
         nll, penalty = F.cross_entropy(logits, y), logits.square().mean()
         return {"loss": nll + self.hparams["sd_reg"] * penalty, "nll": nll, "penalty": penalty}
 
-# %% ../../nbs/04_algorithms/20_contrast.ipynb #def-selfreg
+# %% ../../nbs/04_algorithms/20_contrast.ipynb #def-partners
 def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For each place of sorted labels y (B,), two places of its class, drawn with torch's global
     generator as two random orders of the class."""
@@ -52,7 +52,7 @@ def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         begin += size
     return torch.cat(orders[0]), torch.cat(orders[1])
 
-
+# %% ../../nbs/04_algorithms/20_contrast.ipynb #def-selfreg
 @register("SelfReg", paper="Kim et al., 2021", needs_domain_labels=False, family="contrast")
 class SelfReg(ERM):
     """Self-supervised contrastive regularisation (Kim et al., 2021): an image's features and logits
@@ -119,11 +119,6 @@ class TRM(ERM):
     def make_optimizer(self):
         return self.adam(self.network_parameters())
 
-    def steps(self, minibatches):
-        losses = self.loss(minibatches)
-        step_on(self.optimizer, losses["loss"], self.network_parameters())
-        return losses
-
     def fit_heads(self, parts):
         """Thirty steps of gradient descent of each domain's head on its features and labels."""
         parameters = list(self.heads.parameters())
@@ -140,9 +135,9 @@ class TRM(ERM):
         risks = torch.stack(risks)  # that of domain q itself has weight 0
         self.alpha[q] *= (self.hparams["groupdro_eta"] * risks.detach()).exp()
         (there,) = torch.autograd.grad(risks.sum(), head.weight, retain_graph=True)
-        own, frozen = F.cross_entropy(head(z), y), F.cross_entropy(head(z.detach()), y)
+        own = F.cross_entropy(head(z), y)
         (here,) = torch.autograd.grad(own, head.weight, create_graph=True)
-        there = inverse_hessian(there, frozen, head.weight, self.hparams["domainbed_compat"])
+        there = inverse_hessian(there, own, head.weight, self.hparams["domainbed_compat"])
         return risks.sum() - self.hparams["cos_lambda"] * (there * here).sum()
 
     def loss(self, minibatches):
