@@ -587,6 +587,8 @@ def test_masks_on_efficientnet_lite0_train(folder, tmp_path):
 
 REFUSED = {
     ("SagNet", "all"): "all of this one is frozen. Fix: fewer frozen_stages",
+    ("Transfer", "all"): "against an adversary, and all of this one is frozen",
+    ("ADRMX", "all"): "against a discriminator, and all of this one is frozen",
     ("ARM", "all"): "a channel that is learnt.*Fix: frozen_stages=0",
     ("ARM", 4): "a channel that is learnt",
     ("GMoE", "all"): "GMoE does not train the network",
