@@ -228,12 +228,10 @@ def remix_pairs(y, d, num_classes: int, published: bool = False) -> torch.Tensor
     for label in range(num_classes):
         members = (y == label).nonzero()[:, 0]
         order = torch.randperm(len(members)).to(y.device)
-        if published:
-            pairs += [order[:2]] if len(order) > 1 else []
-            continue
-        members = members[order]
-        elsewhere = members[d[members] != d[members[:1]]]
-        pairs += [torch.stack([members[0], elsewhere[0]])] if len(elsewhere) else []
+        if not published:
+            order = members[order]
+            order = torch.cat([order[:1], order[d[order] != d[order[:1]]]])
+        pairs += [order[:2]] if len(order) > 1 else []
     return torch.stack(pairs, 1) if pairs else y.new_empty(2, 0)
 
 # %% ../../nbs/04_algorithms/20_contrast.ipynb #def-adrmx
@@ -286,8 +284,7 @@ class ADRMX(ERM):
         return (self.update_count + 1) % (1 + k) < k
 
     def steps(self, minibatches):
-        losses, adversary = self.loss(minibatches), list(self.discriminator.parameters())
-        taken = {id(p) for p in adversary}
-        others = [p for p in self.parameters() if id(p) not in taken]
+        losses, adversary = self.loss(minibatches), self.discriminator.parameters()
+        others = [p for m in self.children() if m is not self.discriminator for p in m.parameters()]
         step_on(self.optimizer, losses["loss"], adversary if self.discriminating() else others)
         return losses
