@@ -41,7 +41,7 @@ class SD(ERM):
         nll, penalty = F.cross_entropy(logits, y), logits.square().mean()
         return {"loss": nll + self.hparams["sd_reg"] * penalty, "nll": nll, "penalty": penalty}
 
-# %% ../../nbs/04_algorithms/20_contrast.ipynb #def-selfreg
+# %% ../../nbs/04_algorithms/20_contrast.ipynb #def-partners
 def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For each place of sorted labels y (B,), two places of its class, drawn with torch's global
     generator as two random orders of the class."""
@@ -52,7 +52,7 @@ def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         begin += size
     return torch.cat(orders[0]), torch.cat(orders[1])
 
-
+# %% ../../nbs/04_algorithms/20_contrast.ipynb #def-selfreg
 @register("SelfReg", paper="Kim et al., 2021", needs_domain_labels=False, family="contrast")
 class SelfReg(ERM):
     """Self-supervised contrastive regularisation (Kim et al., 2021): an image's features and logits
@@ -119,11 +119,6 @@ class TRM(ERM):
     def make_optimizer(self):
         return self.adam(self.network_parameters())
 
-    def steps(self, minibatches):
-        losses = self.loss(minibatches)
-        step_on(self.optimizer, losses["loss"], self.network_parameters())
-        return losses
-
     def fit_heads(self, parts):
         """Thirty steps of gradient descent of each domain's head on its features and labels."""
         parameters = list(self.heads.parameters())
@@ -140,9 +135,9 @@ class TRM(ERM):
         risks = torch.stack(risks)  # that of domain q itself has weight 0
         self.alpha[q] *= (self.hparams["groupdro_eta"] * risks.detach()).exp()
         (there,) = torch.autograd.grad(risks.sum(), head.weight, retain_graph=True)
-        own, frozen = F.cross_entropy(head(z), y), F.cross_entropy(head(z.detach()), y)
+        own = F.cross_entropy(head(z), y)
         (here,) = torch.autograd.grad(own, head.weight, create_graph=True)
-        there = inverse_hessian(there, frozen, head.weight, self.hparams["domainbed_compat"])
+        there = inverse_hessian(there, own, head.weight, self.hparams["domainbed_compat"])
         return risks.sum() - self.hparams["cos_lambda"] * (there * here).sum()
 
     def loss(self, minibatches):
@@ -192,7 +187,7 @@ class Transfer(ERM):
             with torch.no_grad():
                 torch._foreach_add_(adversary, slopes, alpha=self.hparams["lr_d"])
                 away = torch._foreach_sub(adversary, centre)
-                distance = torch.cat([d.flatten() for d in away]).norm()
+                distance = nn.utils.get_total_norm(away).clamp_min(1e-12)
                 shorter = (self.hparams["delta"] / distance).clamp(max=1)
                 for p, c, d in zip(adversary, centre, away):
                     p.copy_(c + shorter * d)
@@ -233,12 +228,10 @@ def remix_pairs(y, d, num_classes: int, published: bool = False) -> torch.Tensor
     for label in range(num_classes):
         members = (y == label).nonzero()[:, 0]
         order = torch.randperm(len(members)).to(y.device)
-        if published:
-            pairs += [order[:2]] if len(order) > 1 else []
-            continue
-        members = members[order]
-        elsewhere = members[d[members] != d[members[:1]]]
-        pairs += [torch.stack([members[0], elsewhere[0]])] if len(elsewhere) else []
+        if not published:
+            order = members[order]
+            order = torch.cat([order[:1], order[d[order] != d[order[:1]]]])
+        pairs += [order[:2]] if len(order) > 1 else []
     return torch.stack(pairs, 1) if pairs else y.new_empty(2, 0)
 
 # %% ../../nbs/04_algorithms/20_contrast.ipynb #def-adrmx
@@ -291,8 +284,7 @@ class ADRMX(ERM):
         return (self.update_count + 1) % (1 + k) < k
 
     def steps(self, minibatches):
-        losses, adversary = self.loss(minibatches), list(self.discriminator.parameters())
-        taken = {id(p) for p in adversary}
-        others = [p for p in self.parameters() if id(p) not in taken]
+        losses, adversary = self.loss(minibatches), self.discriminator.parameters()
+        others = [p for m in self.children() if m is not self.discriminator for p in m.parameters()]
         step_on(self.optimizer, losses["loss"], adversary if self.discriminating() else others)
         return losses
