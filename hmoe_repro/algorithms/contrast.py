@@ -90,12 +90,12 @@ def inverse_hessian(v, risk, weight, published: bool = False, terms: int = 10) -
     with the second one twice, as in the released code."""
     (slope,) = torch.autograd.grad(risk, weight, create_graph=True)
     total = v = v.detach()
+    ended = v.new_zeros((), dtype=torch.bool)
     for k in range(terms):
         (product,) = torch.autograd.grad(slope, weight, v, retain_graph=True)
         v = v - product
-        total = 2 * v if published and k == 0 else total + v
-        if total.abs().max() > 10:
-            break
+        total = torch.where(ended, total, 2 * v if published and k == 0 else total + v)
+        ended = ended | (total.abs().max() > 10)
     return total
 
 # %% ../../nbs/04_algorithms/20_contrast.ipynb #def-trm
