@@ -7,21 +7,22 @@ __all__ = ['domain_gradients', 'MaskedGradients', 'agreement', 'ANDMask', 'SANDM
 
 # %% ../../nbs/04_algorithms/17_gradients.ipynb #imports
 import torch
+import torch.nn.functional as F
 
 from .base import ERM, register
-from .tools import domain_losses, forward_parts
+from .tools import domain_sizes
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/17_gradients.ipynb #def-domain-gradients
 def domain_gradients(algorithm: ERM, minibatches, create_graph: bool = False):
     """Each domain's mean cross entropy, (M,), the parameters that are trained, and for each of them
     the gradients of these losses, (M, ...)."""
-    logits = forward_parts(algorithm, [x for x, _ in minibatches], algorithm.predict)
-    risks = domain_losses(logits, minibatches)
-    parameters = algorithm.network_parameters()
-    graph = {"retain_graph": True, "create_graph": create_graph}
-    single = [torch.autograd.grad(risk, parameters, **graph) for risk in risks]
-    return risks, parameters, [torch.stack(of_one) for of_one in zip(*single)]
+    domain_sizes(minibatches)
+    parameters, risks, single = algorithm.network_parameters(), [], []
+    for x, y in minibatches:
+        risks.append(F.cross_entropy(algorithm.predict(x), y))
+        single.append(torch.autograd.grad(risks[-1], parameters, create_graph=create_graph))
+    return torch.stack(risks), parameters, [torch.stack(of_one) for of_one in zip(*single)]
 
 # %% ../../nbs/04_algorithms/17_gradients.ipynb #def-masked
 class MaskedGradients(ERM):
@@ -63,7 +64,7 @@ class ANDMask(MaskedGradients):
 @register("SANDMask", paper="Shahtalebi et al., 2021", needs_domain_labels=True, family="gradients")
 class SANDMask(MaskedGradients):
     """ANDMask with a smooth mask, which is steeper where the gradients vary less between domains
-    (Shahtalebi et al., 2021)."""
+    (Shahtalebi et al., 2021). `HmoeError` for a single training domain."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("SANDMask")
     needs_two_domains = "SANDMask divides by the variance of the gradients between training domains"
@@ -71,7 +72,7 @@ class SANDMask(MaskedGradients):
     def mask(self, g):
         steepness = self.hparams["k"] / g.var(0)
         soft = torch.tanh(steepness * (agreement(g) - self.hparams["tau"])).clamp_min(0)
-        return soft.nan_to_num(1e-17)  # 0 / 0: no gradient in any domain
+        return soft.nan_to_num(1e-17)  # inf * 0: no variance, and an agreement of exactly tau
 
 # %% ../../nbs/04_algorithms/17_gradients.ipynb #def-iga
 @register("IGA", paper="Koyama and Yamaguchi, 2020", needs_domain_labels=True, family="gradients")

@@ -29,11 +29,15 @@ class NewRate(AnnealedPenalty):
 
     new_rate = "lr"
 
+    @property
+    def begun(self) -> bool:
+        """Is the next update one of the second phase?"""
+        return self.update_count >= self.jumps()[0]
+
     def adam(self, parameters):
         optimizer = super().adam(parameters)
-        if self.update_count >= self.hparams[self.penalty_hparams[1]]:
-            for group in optimizer.param_groups:
-                group["lr"] = self.hparams[self.new_rate]
+        if self.begun:
+            optimizer.param_groups[0]["lr"] = self.hparams[self.new_rate]
         return optimizer
 
 # %% ../../nbs/04_algorithms/19_risks.ipynb #def-kde-quantile
@@ -41,7 +45,7 @@ def kde_quantile(values, alpha: float, published: bool = False) -> torch.Tensor:
     """The `alpha` quantile, a scalar, of a Gaussian kernel density estimate from values (M,), with
     bandwidth 1.06 std M^(-1/5), by bisection. Its gradient is that of the quantile; if `published`,
     that of the two ends between which the released code bisects."""
-    h = 1.06 * values.std() * len(values) ** -0.2
+    h = 1.06 * values.var().clamp_min(1e-14).sqrt() * len(values) ** -0.2
     reach = h * NormalDist().inv_cdf(alpha)
     low, high = values.min() + reach, values.max() + reach
 
@@ -67,16 +71,14 @@ class EQRM(NewRate, ERM):
 
     HPARAMS = ERM.HPARAMS | declared_hparams("EQRM")
     penalty_hparams, new_rate = ("eqrm_quantile", "eqrm_burnin_iters"), "eqrm_lr"
-    penalty_before = 0.0
     needs_two_domains = "EQRM estimates how the risks of training domains are distributed"
 
     def loss(self, minibatches):
         logits = forward_parts(self, [x for x, _ in minibatches], self.predict)
-        risks = domain_losses(logits, minibatches)
-        alpha = self.penalty_weight  # 0 during the burn-in
-        if not alpha:
+        risks, h = domain_losses(logits, minibatches), self.hparams
+        if not self.begun:
             return {"loss": risks.mean()}
-        return {"loss": kde_quantile(risks, alpha, self.hparams["domainbed_compat"])}
+        return {"loss": kde_quantile(risks, h["eqrm_quantile"], h["domainbed_compat"])}
 
 # %% ../../nbs/04_algorithms/19_risks.ipynb #def-rdm
 @register("RDM", paper="Nguyen et al., 2024", needs_domain_labels=True, family="risks")
@@ -87,7 +89,6 @@ class RDM(NewRate, ERM):
 
     HPARAMS = ERM.HPARAMS | declared_hparams("RDM")
     penalty_hparams, new_rate = ("rdm_lambda", "rdm_penalty_anneal_iters"), "rdm_lr"
-    penalty_before = 0.0
 
     def loss(self, minibatches):
         domain_sizes(minibatches, at_least=2)
@@ -95,11 +96,9 @@ class RDM(NewRate, ERM):
         losses = F.cross_entropy(self.predict(x), y, reduction="none")
         risks = domain_means(losses, minibatches)
         worst = domain_labels(minibatches) == risks.argmax()
-        excess = worst / worst.sum() - 1 / len(y)  # of the worst domain's weights over equal ones
+        excess = worst.to(losses.dtype) / worst.sum() - 1 / len(y)
         kernels = gaussian_kernels(losses[:, None], (0.0001, *WIDTHS))
         distance, variance = excess @ kernels @ excess, losses.var() + losses[worst].var()
-        nll, scalars = risks.mean(), {"distance": distance, "variance": variance}
-        if not self.penalty_weight:
-            return {"loss": nll, "nll": nll} | scalars
-        penalty = self.penalty_weight * distance + self.hparams["variance_weight"] * variance
-        return {"loss": nll + penalty, "nll": nll} | scalars
+        penalty = self.hparams["rdm_lambda"] * distance + self.hparams["variance_weight"] * variance
+        scalars = {"nll": risks.mean(), "distance": distance, "variance": variance}
+        return {"loss": scalars["nll"] + self.begun * penalty} | scalars
