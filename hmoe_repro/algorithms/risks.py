@@ -96,9 +96,11 @@ class RDM(NewRate, ERM):
         losses = F.cross_entropy(self.predict(x), y, reduction="none")
         risks = domain_means(losses, minibatches)
         worst = domain_labels(minibatches) == risks.argmax()
-        excess = worst.to(losses.dtype) / worst.sum() - 1 / len(y)
+        number, share = worst.sum(), worst.to(losses.dtype) / worst.sum()
+        excess = share - 1 / len(y)
         kernels = gaussian_kernels(losses[:, None], (0.0001, *WIDTHS))
-        distance, variance = excess @ kernels @ excess, losses.var() + losses[worst].var()
+        of_worst = share @ (losses - share @ losses).square() * number / (number - 1)
+        distance, variance = excess @ kernels @ excess, losses.var() + of_worst
         penalty = self.hparams["rdm_lambda"] * distance + self.hparams["variance_weight"] * variance
         scalars = {"nll": risks.mean(), "distance": distance, "variance": variance}
         return {"loss": scalars["nll"] + self.begun * penalty} | scalars
