@@ -16,14 +16,17 @@ from .tools import by_domain
 # %% ../../nbs/04_algorithms/21_causal.ipynb #def-random-halves
 class RandomHalves(Alignment):
     """The distance between two groups in place of that between domains: each domain's features are
-    cut at a place drawn from NumPy's global generator, and each group gets one part of each."""
+    cut in two, and each group gets one part of each."""
 
     least_domains = 1
 
+    def cuts(self, minibatches) -> list[int]:
+        """How many images of each domain go to the first group, from NumPy's global generator."""
+        return [np.random.randint(len(y)) for _, y in minibatches]
+
     def distance(self, z, minibatches):
-        cuts = [np.random.randint(len(y)) for _, y in minibatches]
-        parts = zip(by_domain(z, minibatches), cuts)
-        first, second = zip(*(z_i.split([cut, len(z_i) - cut]) for z_i, cut in parts))
+        parts = zip(by_domain(z, minibatches), self.cuts(minibatches))
+        first, second = zip(*(z_i.tensor_split([cut]) for z_i, cut in parts))
         groups = torch.cat(first), torch.cat(second)
         if min(map(len, groups)) < 2:
             return z.new_zeros(())
