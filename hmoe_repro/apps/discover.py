@@ -378,93 +378,19 @@ def found_domains(summary: dict) -> bool:
 # %% ../../nbs/10_apps/03_discover.ipynb #def-findings-verdict
 PLAIN = 0.7  # NMI from which on the groups count as those of colour and contrast
 
-
-def _meaning(summary: dict) -> str:
-    """What the groups are, in sentences: their agreement with domains, classes and colours."""
-    of_class, of_domain = summary["nmi_class"], summary["nmi_domain"]
-    said = "No domain is known to compare with."
-    if of_domain is not None:
-        said = f"The groups agree with the known domains with NMI {of_domain:.2f} and ARI "
-        said += f"{summary['ari_domain']:.2f}."
-    if of_class is not None:
-        said += f" They agree with the classes with NMI {of_class:.2f} (0: independent, 1: the same"
-        said += " partition)."
-        if of_class >= max(0.3, of_domain or 0):
-            said += " This is mostly a partition by class, not by domain."
-    else:
-        said += " The images are not sorted by class, so a group may be a subject and not a style."
-    if summary["nmi_plain"] is not None:
-        mostly = summary["nmi_plain"] >= PLAIN
-        said += " The groups are mostly those of colour and brightness:" if mostly else ""
-        said += " k-means on colour and contrast alone agrees with the groups with NMI"
-        said += f" {summary['nmi_plain']:.2f}"
-        if of_domain is not None:
-            said += f", and with the known domains with NMI {summary['nmi_plain_domain']:.2f}"
-        said += "."
-    return said
-
-# %% ../../nbs/10_apps/03_discover.ipynb #def-verdict-of-features
-def _why_not(summary: dict) -> str:
-    """What groups of features lack to be found again."""
-    again, without = summary["agreement"], summary["without_groups"]
-    if again < SURE:
-        return f"divides them otherwise (AMI {again:.2f}; from {SURE:g} on groups count as found)"
-    if again - without < ABOVE:
-        return (
-            f"agrees (AMI {again:.2f}) hardly more than where there are no groups ({without:.2f})"
-        )
-    said = f"finds most of them again (AMI {again:.2f}), but one group in"
-    return f"{said} {summary['weakest_group']:.0%} of trials only"
-
-
-def _verdict_of_features(summary: dict, listed: str) -> str:
-    """The verdict on groups by k-means on pretrained features."""
-    if not found_domains(summary):
-        why = f"No reliable groups: k-means on another half of the images {_why_not(summary)}."
-        return f"{why} {_meaning(summary)}"
-    halves = f"AMI {summary['agreement']:.2f}; {summary['without_groups']:.2f} where there are none"
-    beside = ""
-    if "between" in summary:
-        between = summary["between"] or 0.0
-        part = "others"
-        if summary["experts_used"] < 2 or summary["share_of_log_K"] >= UNIFORM:
-            part = "none"
-        elif between >= RELIABLE:
-            part = "them" if between >= SURE else "part of them"
-        beside = f" HMOE, trained on the same network, finds {part} (AMI {between:.2f})."
-    again = f"k-means on halves of the images finds them again ({halves})."
-    return f"{len(summary['groups'])} groups found: {listed}. {again}{beside} {_meaning(summary)}"
-
 # %% ../../nbs/10_apps/03_discover.ipynb #def-verdict
 def findings_verdict(summary: dict) -> str:
     """The verdict of `summarise` in a few sentences: whether domains were found, and which."""
-    groups, again = summary["groups"], summary["agreement"]
-    listed = ", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups.items())
-    if summary["method"] == "features":
-        return _verdict_of_features(summary, listed)
-    experts = summary["num_experts"]
-    entropy = f"the mean entropy of the gate is {summary['gate_entropy']:.2f} "
-    entropy += f"of at most {np.log(experts):.2f}"
-    if summary["share_of_log_K"] >= UNIFORM:
-        return (
-            f"No domains found: the gate stayed nearly uniform ({entropy}). The groups below only "
-            "show which of nearly equal gate values is the largest."
-        )
-    if summary["experts_used"] < 2:
-        return f"No domains found: (nearly) all images go to one expert of {experts}."
-    if not found_domains(summary):
-        return (
-            f"No reliable groups: another training with the same settings divides the images "
-            f"otherwise (AMI {again:.2f}; from {RELIABLE:g} on groups count as found in part). "
-            f"{_meaning(summary)}"
-        )
-    sure, part = "", "" if again is None or again >= SURE else "part of "
-    if again is not None:
-        sure = f" Another training finds {part}them again, with AMI {again:.2f}."
-    return (
-        f"{len(groups)} groups found: {listed}.{sure} {_meaning(summary)} "
-        f"{summary['experts_used']} of {experts} experts are in use; {entropy}."
+    groups = summary["groups"].items()
+    limits = {"sure": SURE, "above": ABOVE, "reliable": RELIABLE, "uniform": UNIFORM}
+    said = template("discover_verdict.md").render(
+        summary | limits,
+        plain=PLAIN,
+        found=found_domains(summary),
+        listed=", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups),
+        most_entropy=np.log(summary.get("num_experts", 1)),
     )
+    return " ".join(said.split())
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-groups
 def _most_frequent(values: pd.Series) -> str | None:

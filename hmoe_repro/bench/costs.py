@@ -29,6 +29,7 @@ from .timing import measure, new_record, plot_rounds, ratios, scale_of
 from ..core.devices import import_torchvision, resolve_device
 from ..core.style import PALETTE, shared_legend
 from ..networks.model_size import multiply_accumulates, network_size, parameters
+from ..report.provenance import template
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-methods
 _ON_A_RESNET = ("ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD")
@@ -215,17 +216,12 @@ def plot_costs(record: dict, axes):
 def cost_notes(record: dict) -> list[str]:
     """Sentences on the cost of GMoE relative to the ViT and of the slowest algorithm relative to
     ERM: range and median of the ratios of all rounds, and the published ratios."""
-    head = "training (s)"
-    memory, published = record["peak_bytes"]["training"], cost_rounds()[head].iloc[0]
-    twin, time = ratios(record, "training", "ERM-ViT")["GMoE"], cost_ratios(record)[head]
-    slowest = time.median().idxmax()
-    return [
-        f"A training step of GMoE takes {_range(twin)} times as long as the ViT's in the "
-        f"{len(twin)} rounds, {twin.median():.2f} in their median, and holds "
-        f"{memory['GMoE'] / memory['ERM-ViT']:.2f} times as much.",
-        f"The longest step is that of {slowest}: {time[slowest].median():.2f} times ERM's "
-        f"({_range(time[slowest])}).",
-        f"As published, with another machine and batch: a step of GMoE takes "
-        f"{published['GMoE'] / published['ERM-ViT']:.2f} times as long as the ViT's, one of "
-        f"{slowest} {published[slowest] / published['ERM']:.2f} times as long as ERM's.",
-    ]
+    twin, time = ratios(record, "training", "ERM-ViT")["GMoE"], cost_ratios(record)["training (s)"]
+    notes = template("cost_notes.md").render(
+        twin=twin,
+        times=time[time.median().idxmax()],
+        memory=record["peak_bytes"]["training"],
+        published=cost_rounds()["training (s)"].iloc[0],
+        range=_range,
+    )
+    return notes.splitlines()
