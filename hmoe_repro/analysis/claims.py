@@ -26,10 +26,10 @@ from matplotlib.lines import Line2D
 from scipy import stats
 
 from .clusters import domains_and_experts, gate_similarity, mean_gates
-from .experts import choice_rows, scored_runs
+from .experts import choice_rows
 from .masks import mask_runs, own_mask_gain
 from .published import SLOW, TRAINED, undertrained
-from .results import arrays, has_arrays, results, runs, study_file
+from .results import arrays, has_arrays, results, runs, runs_with, study_file
 from .statistics import Interval, mean_interval, rate, rows_of, value_grid
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import escape_markdown, number_as_text
@@ -238,7 +238,7 @@ def _frame_scores(frame: pd.DataFrame):
     the class than the domain explains of the choice of expert, last block, validation images."""
     if len(mask_runs(frame)):
         yield "own_mask_gain", own_mask_gain(frame).set_index("run_id").gain
-    if len(scored_runs(frame)):
+    if len(runs_with(frame, "expert_choices")):
         rows = choice_rows(frame)
         rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
         last = rows[rows.block == rows.groupby("run_id").block.transform("max")]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'MACS', 'TINT', 'BLACK_BECOMES', 'PARTS', 'LABELS', 'sized_averages', 'draw_sizes', 'size_table',
-           'single_source_results', 'improvements', 'improvement_lines', 'StoredChoices', 'scored_runs',
-           'runs_with_choices', 'expert_colours', 'tinted', 'plot_selection', 'expert_shares', 'position_shares',
-           'plot_positions', 'choice_rows', 'choice_verdict']
+           'single_source_results', 'improvements', 'improvement_lines', 'StoredChoices', 'runs_with_choices',
+           'expert_colours', 'tinted', 'plot_selection', 'expert_shares', 'position_shares', 'plot_positions',
+           'choice_rows', 'choice_verdict']
 
 # %% ../../nbs/07_analysis/10_experts.ipynb #imports
 import math
@@ -19,8 +19,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from .embeddings import as_rgb, frame_only, tiled
-from .results import arrays, has_arrays, runs
-from .statistics import contrast, contrast_text, mean_interval
+from .results import arrays, has_arrays, runs_with
+from .statistics import contrast, contrast_text, interval_words, mean_interval
 from .tables import cell_statistics, cell_text, complete_rows, mean_and_error
 from ..core.errors import HmoeError, check_choice
 from ..data.benchmarks import KNOWN
@@ -130,9 +130,7 @@ def improvement_lines(results: pd.DataFrame, baseline: str, twins=()) -> list[st
 
     def text(values):
         found = mean_interval(values.rename("gain").reset_index(drop=True).to_frame())
-        one = np.isnan(found.low)
-        interval = "one seed" if one else f"95 % CI {found.low:+.1f} to {found.high:+.1f}"
-        return f"{found.mean:+.1f} % ({interval})"
+        return f"{found.mean:+.1f} % ({interval_words(found)})"
 
     gains = _improved(results, baseline).droplevel("mode")
     lines = []
@@ -171,15 +169,11 @@ class StoredChoices:
         return self.experts[-1 if block is None else self.blocks.index(block)]
 
 
-def scored_runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The complete runs of `results` that have scores of experts: a row each."""
-    found = runs(frame[frame.status == "complete"])
-    return found[np.array([bool(r.get("expert_choices")) for r in found.record], dtype=bool)]
-
-
 def runs_with_choices(frame: pd.DataFrame, store: str = "") -> list[StoredChoices]:
     """What the complete runs kept that have scores of experts and published arrays."""
-    found = [run for run in scored_runs(frame).itertuples() if has_arrays(run, store)]
+    found = [
+        run for run in runs_with(frame, "expert_choices").itertuples() if has_arrays(run, store)
+    ]
     return [StoredChoices(run.record, arrays(run, store)) for run in found]
 
 # %% ../../nbs/07_analysis/10_experts.ipynb #def-tinted
@@ -280,7 +274,10 @@ def choice_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each complete run of `results` with scores of experts, part, block, thing that is
     known and measure: columns of the run, value, chance, low, high and `above` (is the value above
     the interval of chance?). `HmoeError` where no run has any."""
-    found, names = scored_runs(frame), ["run_id", "part", "block", "known", "measure"]
+    found, names = (
+        runs_with(frame, "expert_choices"),
+        ["run_id", "part", "block", "known", "measure"],
+    )
     if found.empty:
         raise HmoeError(
             "no complete run has scores of experts.", fix="choose runs of a network with experts."
@@ -297,7 +294,7 @@ def choice_rows(frame: pd.DataFrame) -> pd.DataFrame:
 def choice_verdict(frame: pd.DataFrame) -> list[str]:
     """A sentence for each network: whether experts follow the class of a picture more than its
     domain, what each thing known explains, and the load. `HmoeError` as `choice_rows`."""
-    rows, scored, lines = choice_rows(frame), scored_runs(frame), []
+    rows, scored, lines = choice_rows(frame), runs_with(frame, "expert_choices"), []
     rows = rows[(rows.part == PARTS["out"]) & (rows.measure == "explained")]
     for network, here in rows.groupby("network", sort=False):
         columns = ["value", "chance"]

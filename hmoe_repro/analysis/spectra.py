@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from .experts import StoredChoices
-from .results import runs
+from .results import runs_with
 from .statistics import contrast, contrast_text, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
 from ..data.base import as_input
@@ -33,8 +33,7 @@ _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "test_domain", "tria
 def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The complete runs of `results` that measured spectra, a row each, with `model` ('ERM,
     resnet18') and what their `maps` are. `HmoeError` if there are none."""
-    found = runs(frame[frame.status == "complete"])
-    found = found[np.array([bool(record.get("spectra")) for record in found.record], dtype=bool)]
+    found = runs_with(frame, "spectra")
     if found.empty:
         raise HmoeError(
             "no complete run measured spectra.",

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['TRAINING', 'VALIDATION', 'UNKNOWN', 'METHODS', 'RELIABLE', 'PLAIN', 'BORDERLINE', 'POLICY', 'Findings', 'pool_images',
            'apply_hmoe', 'discover', 'summarise', 'found_domains', 'findings_verdict', 'group_table', 'count_table',
-           'groups_of_files', 'groups_csv', 'number_table', 'provenance_table', 'samples', 'category_colours',
-           'page_groups', 'code_maps', 'report_html']
+           'groups_of_files', 'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html']
 
 # %% ../../nbs/10_apps/03_discover.ipynb #imports
 import base64
@@ -323,7 +322,8 @@ def summarise(found: Findings) -> dict:
     of numbers without, the confidence of the `weakest_group`, and whether they are `reliable`;
     nmi_class, nmi_domain and ari_domain (None where fewer than two domains can be scored); of
     k-means on colour and contrast nmi_plain with the groups and nmi_plain_domain; of HMOE accuracy
-    on the held-out part, gate_entropy and its share of log K, experts_used of num_experts,
+    on the held-out part, gate_entropy, the most_entropy there can be and the share of it,
+    experts_used of num_experts,
     `between`, its AMI with the groups, and nmi_expert with the domains (None without)."""
     from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
@@ -338,6 +338,7 @@ def summarise(found: Findings) -> dict:
         scores, experts = gate_scores(found.gate[untrained.index]), found.gate.shape[1]
         hmoe = scores | {
             "num_experts": experts,
+            "most_entropy": float(np.log(experts)),
             "share_of_log_K": scores["gate_entropy"] / (float(np.log(experts)) or 1),
             "held_out": len(found.held_out),
             "accuracy": _accuracy(found.held_out),
@@ -388,7 +389,6 @@ def findings_verdict(summary: dict) -> str:
         plain=PLAIN,
         found=found_domains(summary),
         listed=", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups),
-        most_entropy=np.log(summary.get("num_experts", 1)),
     )
     return " ".join(said.split())
 
@@ -439,58 +439,6 @@ def groups_of_files(found: Findings) -> pd.DataFrame:
 def groups_csv(found: Findings) -> bytes:
     """`groups_of_files` as CSV."""
     return predictions_csv(groups_of_files(found))
-
-# %% ../../nbs/10_apps/03_discover.ipynb #def-number-rows
-def number_table(found: Findings, summary: dict) -> pd.DataFrame:
-    """The numbers of `summarise`: what, value and what it was measured on."""
-    features, rows = summary["method"] == "features", []
-    fresh = f"{summary['fresh']} images" + ("" if features else " that were not trained on")
-    known = f"{summary['scored']} of these, whose domain is known"
-    known += "" if features else " and occurs in training"
-    if features:
-        without = f"{fresh}; of numbers without groups {summary['without_groups']:.2f}"
-        rows = [("agreement of k-means on halves (AMI)", summary["agreement"], without)]
-    if found.model:
-        constant = found.held_out["class"].value_counts(normalize=True).max()
-        held = f"{summary['held_out']} held-out images, not used for training or selection; always "
-        held += f"predicting their most frequent class gives {constant:.1%}"
-        untrained = "images that were not trained on"
-        scale = f"{untrained}; 0: each image has one expert, {np.log(summary['num_experts']):.2f}: "
-        used = f"{summary['experts_used']} of {summary['num_experts']}"
-        rows += [
-            ("accuracy", f"{summary['accuracy']:.1%}", held),
-            ("gate entropy of HMOE", summary["gate_entropy"], f"{scale}uniform"),
-            ("experts in use", used, f"{untrained}; in use: owns at least 1 %"),
-        ]
-        if features:
-            rows += [
-                ("groups and experts of HMOE (AMI)", summary["between"], untrained),
-                ("agreement of two restarts of HMOE (AMI)", found.restarts, "validation"),
-                ("experts of HMOE: NMI with the known domains", summary["nmi_expert"], known),
-            ]
-        else:
-            rows += [("agreement with the next restart (AMI)", summary["agreement"], "validation")]
-    rows += [
-        ("NMI with the classes", summary["nmi_class"], fresh),
-        ("NMI with the known domains", summary["nmi_domain"], known),
-        ("ARI with the known domains", summary["ari_domain"], known),
-        ("k-means on colour and contrast: NMI with the groups", summary["nmi_plain"], fresh),
-        ("the same: NMI with the known domains", summary["nmi_plain_domain"], known),
-    ]
-    return pd.DataFrame(rows, columns=["what", "value", "measured on"], dtype=object)
-
-# %% ../../nbs/10_apps/03_discover.ipynb #def-provenance-rows
-def provenance_table(record: dict) -> pd.DataFrame:
-    """The provenance of the numbers, what and value: run, weights, specification, environment."""
-    facts = {"run": record["run_id"]}
-    if record["run_id"]:
-        facts["model"] = "the weights after the last update"
-    facts |= record["config"] | {"finished": record["finished"]} | record["environment"]
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            facts[name] = ", ".join(f"{key} {part}" for key, part in sorted(value.items()))
-    rows = [(name.replace("_", " "), str(v)) for name, v in facts.items() if v is not None]
-    return pd.DataFrame(rows, columns=["what", "value"])
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-thumbnail
 def samples(images: pd.DataFrame, root, seed: int, count: int = 16) -> list[tuple[str, str]]:
@@ -566,6 +514,10 @@ def report_html(found: Findings, root) -> str:
         above = ranking.stability - ranking.without_groups
         order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
         ranking = as_text(ranking.loc[order.index])
+    record = found.record
+    facts = {"run": record["run_id"]}
+    facts |= {"model": "the weights after the last update"} if record["run_id"] else {}
+    facts |= record["config"] | {"finished": record["finished"]} | record["environment"]
     return template("discover.html").render(
         policy=POLICY,
         title=f"Groups of {Path(root).absolute().name}",
@@ -580,7 +532,7 @@ def report_html(found: Findings, root) -> str:
         group_table=as_text(groups),
         counts={title: count_table(found, column) for title, column in counts.items()},
         ranking=ranking,
-        numbers=as_text(number_table(found, summary)),
-        provenance=provenance_table(found.record),
-        run_id=found.record["run_id"],
+        summary=summary,
+        findings=found,
+        facts=facts,
     )
