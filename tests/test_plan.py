@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.progress import Progress
 from hmoe_repro.studies import plan
 from hmoe_repro.studies.plan import (

@@ -21,6 +21,7 @@ from PIL import Image
 from .discover import discover, found_domains, summarise
 from ..bench.timing import new_record, scale_of
 from ..data.registry import load_dataset
+from ..report.provenance import template
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/06_grouping_trials.ipynb #def-write-folder
@@ -124,23 +125,14 @@ def groupings_table(record: dict) -> pd.DataFrame:
 def groupings_answer(record: dict) -> list[str]:
     """The answer of a record: for folders with styles the NMI of each way to group over the draws,
     for those without how often a method claims to have found groups."""
-    lines = []
-    for folder, mine in groupings_frame(record).groupby("folder", sort=False):
-        said, best = [], mine.groupby("by").nmi.mean().sort_values(ascending=False)
-        for by in best.index:
-            one = mine[mine.by == by]
-            nmi, claimed, draws = one.nmi.dropna(), one.found.dropna(), len(one)
-            text = f"{by} {nmi.mean():.3f} ({nmi.min():.3f} to {nmi.max():.3f})" if len(nmi) else by
-            if len(claimed):
-                text += f", reliable by its own verdict in {int(claimed.sum())} of {draws}"
-            said += [text] if len(nmi) or len(claimed) else []
-        what = (
-            "NMI with the styles, the best first, mean (least to most) over draws"
-            if len(mine.nmi.dropna())
-            else ("one style, so reliable groups would be an error")
-        )
-        lines.append(f"{folder[0].upper()}{folder[1:]}: {what}: {'; '.join(said)}.")
-    return lines
+    frame = groupings_frame(record)
+    ways = frame.groupby(["folder", "by"])
+    rows = ways.nmi.agg(["mean", "min", "max"]).join(ways.found.agg(["count", "sum"]))
+    rows = rows.assign(draws=ways.size()).reset_index()
+    rows = rows[rows["mean"].notna() | (rows["count"] > 0)]
+    rows = rows.sort_values("mean", ascending=False, kind="stable")
+    folders = {folder: rows[rows.folder == folder] for folder in frame.folder.unique()}
+    return template("groupings_answer.md").render(folders=folders).splitlines()
 
 # %% ../../nbs/10_apps/06_grouping_trials.ipynb #def-plot-groupings
 def plot_groupings(record: dict):

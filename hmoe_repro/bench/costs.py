@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'COSTS', 'make_method', 'random_minibatches', 'train', 'infer', 'time_jobs', 'tensor_peak', 'method_peaks',
-           'counted_size', 'run_algorithms', 'cost_rounds', 'cost_ratios', 'cost_table', 'size_table', 'plot_costs',
-           'cost_notes']
+           'counted_size', 'run_algorithms', 'cost_rounds', 'cost_ratios', 'cost_table', 'size_table', 'cost_notes']
 
 # %% ../../nbs/09_bench/04_costs.ipynb #imports
 import gc
@@ -25,9 +24,8 @@ from ..algorithms import get_algorithm
 from ..algorithms.base import Algorithm
 from ..analysis.tables import paper_numbers, paper_setting
 from .layers import CLASSES
-from .timing import measure, new_record, plot_rounds, ratios, scale_of
+from .timing import measure, new_record, ratios, scale_of
 from ..core.devices import import_torchvision, resolve_device
-from ..core.style import PALETTE, shared_legend
 from ..networks.model_size import multiply_accumulates, network_size, parameters
 from ..report.provenance import template
 
@@ -198,19 +196,6 @@ def size_table(record: dict) -> pd.DataFrame:
     table["published"] = published.reindex(table.index)
     table["M parameters"] = sizes.parameters / 1e6
     return table.rename_axis("network").reset_index()
-
-# %% ../../nbs/09_bench/04_costs.ipynb #def-plot-costs
-def plot_costs(record: dict, axes):
-    """The four quantities of Table 16 relative to ERM, one on each axis: bars are ours, with a dot
-    for each round of a time, diamonds as published; a legend below."""
-    theirs, labels = cost_ratios(), ("median of the rounds", "a round", "published")
-    look = {"ms": 5, "mfc": "none", "mec": "black", "mew": 0.8, "label": labels[2]}
-    for axis, (head, rounds), (title, *_) in zip(axes, cost_ratios(record).items(), COSTS.values()):
-        plot_rounds(axis, rounds, PALETTE["GB" in head], labels[:2])
-        published = theirs[head][rounds.columns].iloc[0]
-        axis.plot(published, range(len(published)), "D", **look)
-        axis.set(title=title, xlabel="times ERM")
-    shared_legend(axes[0].figure, axes[:1], labels)
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-cost-notes
 def cost_notes(record: dict) -> list[str]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRECISIONS', 'CLASSES', 'DENSE', 'EVERY', 'PREDICTIONS', 'LAYER_TARGETS', 'EveryExpert', 'layers', 'autocast_to',
            'passes', 'saved_bytes', 'image_shape', 'network_update', 'mask_work', 'run_moe', 'layer_table',
-           'prediction_table', 'plot_layers']
+           'prediction_table']
 
 # %% ../../nbs/09_bench/03_layers.ipynb #imports
 from contextlib import nullcontext
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..algorithms import get_algorithm
 from . import timing
-from .timing import SCALES, Target, measure, plot_rounds, ratios, scale_of, summary
-from ..core.style import PALETTE
+from .timing import SCALES, Target, measure, ratios, scale_of, summary
 from ..method.sparse_moe import SparseMoE
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-sparsescale
@@ -197,13 +196,3 @@ def prediction_table(record: dict) -> pd.DataFrame:
     times = ratios(record, "masks, prediction", alone)
     table = table.assign(seconds=seconds.median()).join(summary(times, "times averaged alone"))
     return table.reset_index(drop=True)
-
-# %% ../../nbs/09_bench/03_layers.ipynb #def-plot-layers
-def plot_layers(record: dict, axes):
-    """Time and bytes of every layer against the dense MLP's, on two axes."""
-    times = ratios(record, "float32", DENSE)
-    kept = pd.DataFrame([record["saved_bytes"]["float32"]])[times.columns]
-    plot_rounds(axes[0], times, PALETTE[0])
-    plot_rounds(axes[1], kept.div(kept[DENSE], axis=0), PALETTE[1])
-    axes[0].set(xlabel="time, float32")
-    axes[1].set(xlabel="bytes kept for the backward pass")
