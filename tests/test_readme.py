@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 
 sys.path.append(str(repo_root() / ".ci"))
 import readme  # noqa: E402
-from readme import PAGES_WITH_BLOCKS, readme_blocks  # noqa: E402
+from readme import PAGES_WITH_BLOCKS, fill_blocks, readme_blocks  # noqa: E402
 
 README = repo_root() / "README.md"
 NOTEBOOK = r"nbs/[0-9]{2}_\w+/\d\d_\w+\.ipynb"
@@ -27,6 +28,16 @@ def test_generated_blocks_are_those_of_the_published_records():
             inside = page.split(f"<!-- {block}:start -->")[1].split(f"<!-- {block}:end -->")[0]
             assert inside.strip() == blocks[block].strip(), f"{block} is stale. Fix: make figures"
     assert used == set(blocks)
+
+
+def test_a_readme_block_is_replaced_and_nothing_else():
+    block = "a\n<!-- one:start -->\n{}\n<!-- one:end -->\nb\n"
+    rest = "<!-- two:start -->\n<!-- two:end -->\nc\n"
+    text = "| x |\n\\1 \\g<0>\n"
+    filled = fill_blocks(block.format("old") + rest, {"one": text, "two": "y"})
+    assert filled == block.format(text.strip()) + rest.replace("start -->", "start -->\ny")
+    with pytest.raises(HmoeError, match="unknown block 'one'. Valid: three"):
+        fill_blocks(block, {"three": "x"})
 
 
 def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FOLDERS', 'METHODS', 'LABELS', 'BESIDE', 'write_folder', 'grouping_trial', 'run_groupings', 'groupings_frame',
-           'groupings_table', 'groupings_answer', 'plot_groupings']
+           'groupings_table', 'groupings_answer']
 
 # %% ../../nbs/10_apps/06_grouping_trials.ipynb #imports
 import shutil
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from PIL import Image
 
 from .discover import discover, found_domains, summarise
@@ -133,15 +132,3 @@ def groupings_answer(record: dict) -> list[str]:
     rows = rows.sort_values("mean", ascending=False, kind="stable")
     folders = {folder: rows[rows.folder == folder] for folder in frame.folder.unique()}
     return template("groupings_answer.md").render(folders=folders).splitlines()
-
-# %% ../../nbs/10_apps/06_grouping_trials.ipynb #def-plot-groupings
-def plot_groupings(record: dict):
-    """The NMI with the styles, a panel for each kind of folder that has some: bars are means, dots
-    draws. Returns the grid of seaborn."""
-    frame = groupings_frame(record)
-    styled = frame[frame.groupby("folder").nmi.transform("count") > 0]
-    what = dict(data=styled, x="nmi", y="by", col="folder", height=1.9, aspect=2.1)
-    grid = sns.catplot(kind="bar", color="#9db4d3", errorbar=None, **what)
-    grid.map_dataframe(sns.stripplot, x="nmi", y="by", color="black", size=4)
-    grid.set_titles("{col_name}").set_axis_labels("NMI with the styles", "").set(xlim=(0, 1))
-    return grid

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ACCURACY', 'VALIDATION', 'NMI', 'LOSS', 'MEASURES', 'EQUAL', 'UNKNOWN', 'UNRESOLVED', 'BEYOND', 'SHIFTED',
-           'precision_pairs', 'unpaired_notes', 'paired_runs', 'parity_summary', 'outcomes', 'parity_verdict',
-           'plot_parity']
+           'precision_pairs', 'unpaired_notes', 'paired_runs', 'parity_summary', 'outcomes', 'parity_verdict']
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #imports
 import json
@@ -18,7 +17,6 @@ from ..analysis.results import runs
 from ..analysis.statistics import holm, mean_interval
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
 from ..core.errors import HmoeError
-from ..core.style import PALETTE
 from ..report.provenance import template
 from ..studies.search import rank
 
@@ -155,30 +153,3 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
     verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
     return verdict.splitlines()
-
-# %% ../../nbs/09_bench/06_precision_parity.ipynb #def-plot-parity
-def plot_parity(frame: pd.DataFrame, axes):
-    """Draw one panel per measure of `paired_runs` into `axes`: pairs as dots by test domain, mean
-    with its 95 % confidence interval as a bar, ± seed noise as a band."""
-    import seaborn as sns  # half a second, for pictures alone
-
-    domains = domain_order(frame)
-    hue = {"hue": "test_domain", "hue_order": domains, "palette": PALETTE[: len(domains)]}
-    look = {"fmt": "|", "ms": 7, "mew": 1.6, "elinewidth": 1.4, "capsize": 2, "color": "black"}
-    for axis, (measure, rows) in zip(axes, parity_summary(frame).groupby("measure", sort=False)):
-        at, noise = np.arange(len(rows)), rows.seed_noise.fillna(0)
-        axis.barh(at, 2 * noise, left=-noise, height=0.76, color="#E4E4E4")
-        pairs = frame[frame.measure == measure]
-        parts = pairs.groupby("row")["row"]
-        share = parts.cumcount() / (parts.transform("size") - 1).clip(1)
-        height = pairs["row"].map(dict(zip(rows["row"], at))) - 0.3 + 0.35 * share
-        sns.scatterplot(pairs, x="difference", y=height, **hue, s=11, linewidth=0, ax=axis)
-        axis.get_legend().remove()
-        error = np.nan_to_num(rows.high - rows.difference)
-        axis.errorbar(rows.difference, at + 0.2, xerr=error, **look)
-        axis.axvline(0, color="grey", lw=0.8)
-        axis.use_sticky_edges = False
-        axis.margins(x=0.08)
-        axis.set(yticks=at, yticklabels=rows["row"], ylim=(len(rows) - 0.4, -0.6))
-        axis.set(title=measure, xlabel="difference within pairs", ylabel="")
-        axis.grid(axis="y", visible=False)
