@@ -18,6 +18,7 @@ from .experts import StoredChoices
 from .results import runs_with
 from .statistics import contrast, contrast_text, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
+from ..core.style import template
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
@@ -186,22 +187,6 @@ def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
     return means.reset_index().assign(ring=0.5, ring_end=1.0)
 
 
-def _depth_lines(changes: pd.DataFrame) -> tuple[str, str]:
-    """The answer of `depth_changes`, a part of a sentence, and its numbers."""
-    ways, told = changes.groupby(changes.change > 0).model.agg(", ".join), []
-    answer = "; ".join(
-        f"high frequencies {'rise' if rises else 'fall'} with depth in {models}"
-        for rises, models in ways.items()
-    )
-    if (changes.change * changes.untrained > 0).all():
-        answer += ", before training as after it"
-    for row in changes.itertuples():
-        interval = "" if math.isnan(row.low) else f"95 % CI {row.low:+.2f} to {row.high:+.2f}; "
-        before = "not measured" if math.isnan(row.untrained) else f"{row.untrained:+.2f}"
-        told.append(f"{row.model} {row.change:+.2f} ({interval}untrained {before})")
-    return answer[0].upper() + answer[1:], ", ".join(told)
-
-
 def spectra_verdict(
     frame: pd.DataFrame, baseline: str, untrained: pd.DataFrame | None = None
 ) -> list[str]:
@@ -209,21 +194,17 @@ def spectra_verdict(
     `untrained`, and one for each other model and part about noise of high frequencies against the
     `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
     baseline."""
-    answer, told = _depth_lines(depth_changes(spectrum_rows(frame), untrained))
-    noise = upper_half(noise_rows(frame))
-    drops = noise_drops(noise).set_index(["model", "part"])
+    changes, noise = depth_changes(spectrum_rows(frame), untrained), upper_half(noise_rows(frame))
     table = noise_differences(noise, baseline)
     table["significant"] = holm(table.p) < 0.05
-    less = int((table.significant & (table.difference < 0)).sum())
-    answer += f"; noise of high frequencies costs significantly less than for {baseline} in "
-    lines = [f"{answer}{less} of {len(table)} comparisons."]
-    lines.append(f"Change of the log amplitude at π with depth: {told}.")
-    for row in table.itertuples():
-        mine, theirs = drops.loc[(row.model, row.part)], drops.loc[(baseline, row.part)]
-        verdict = "" if math.isnan(row.p) else f", {'not ' * (not row.significant)}significant"
-        lines.append(
-            f"{row.model} − {baseline}, {row.part}, points lost to noise above half of π: "
-            f"{contrast_text(row)}{verdict}; {mine['mean']:.1f} of {mine.clean:.1f} % without "
-            f"noise, against {theirs['mean']:.1f} of {theirs.clean:.1f} %."
-        )
-    return lines
+    verdict = template("spectra_verdict.md").render(
+        ways=changes.groupby(changes.change > 0).model.agg(", ".join),
+        alike=(changes.change * changes.untrained > 0).all(),
+        baseline=baseline,
+        less=(table.significant & (table.difference < 0)).sum(),
+        changes=changes,
+        differences=table,
+        drops=noise_drops(noise).set_index(["model", "part"]),
+        contrast_text=contrast_text,
+    )
+    return verdict.splitlines()

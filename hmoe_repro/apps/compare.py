@@ -28,11 +28,10 @@ from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, fo
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import ensure_writable, write_atomic
-from ..core.style import as_text, use_style
+from ..core.style import as_text, template, use_style
 from ..data.base import MultiDomainDataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
-from ..report.gallery import template
 from ..studies.sweep import Batch, default_jobs, train_here
 from ..training.planning import make_config
 from ..training.run_config import RunConfig

@@ -37,7 +37,7 @@ from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.progress import Progress
-from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text
+from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text, template
 from hmoe_repro.data.feature_groups import (
     ABOVE,
     SURE,
@@ -51,7 +51,6 @@ from hmoe_repro.data.feature_groups import (
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
-from ..report.gallery import template
 from ..studies.sweep import refuse_incomplete, train_here
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits

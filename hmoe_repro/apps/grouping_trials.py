@@ -19,8 +19,8 @@ from PIL import Image
 
 from .discover import discover, found_domains, summarise
 from ..bench.timing import new_record, scale_of
+from ..core.style import template
 from ..data.registry import load_dataset
-from ..report.provenance import template
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/06_grouping_trials.ipynb #def-write-folder

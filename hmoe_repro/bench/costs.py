@@ -26,8 +26,8 @@ from ..analysis.tables import paper_numbers, paper_setting
 from .layers import CLASSES
 from .timing import measure, new_record, ratios, scale_of
 from ..core.devices import import_torchvision, resolve_device
+from ..core.style import template
 from ..networks.model_size import multiply_accumulates, network_size, parameters
-from ..report.provenance import template
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-methods
 _ON_A_RESNET = ("ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD")

@@ -17,7 +17,7 @@ from ..analysis.results import runs
 from ..analysis.statistics import holm, mean_interval
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
 from ..core.errors import HmoeError
-from ..report.provenance import template
+from ..core.style import template
 from ..studies.search import rank
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-without-precision

@@ -29,10 +29,10 @@ from ..algorithms.base import concatenate, merge_hparams
 from . import timing
 from .timing import Target, measure, scale_of, summary
 from ..core import determinism
+from ..core.style import template
 from ..data.base import MultiDomainDataset
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import Bf16GroupNorm
-from ..report.provenance import template
 from ..training.protocols import evaluate
 from ..training.run_config import RunConfig
 from ..training.trainer import Trainer

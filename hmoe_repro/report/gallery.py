@@ -14,7 +14,8 @@ from pathlib import Path
 from ..analysis.results import short_path
 from ..core.errors import HmoeError
 from ..core.files import repo_root, write_atomic
-from .provenance import STATUS, template
+from ..core.style import template
+from .provenance import STATUS
 from .render import files_of, page_texts
 
 # %% ../../nbs/08_report/03_gallery.ipynb #def-title-and-claim
