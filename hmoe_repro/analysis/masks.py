@@ -6,7 +6,7 @@
 __all__ = ['NEURON_KINDS', 'OVERALL', 'SPARSE', 'LAMBDA', 'mask_runs', 'mask_rows', 'own_mask_gain', 'own_mask_line',
            'mask_scores', 'by_weight', 'place_scores', 'kind_table', 'pair_scores', 'pair_curves', 'overlap_line',
            'weight_changes', 'change_line', 'sparse_line', 'weight_table', 'weight_diff', 'draw_sensitivity',
-           'ordered_masks', 'draw_masks']
+           'ordered_masks']
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #imports
 import math
@@ -16,7 +16,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.ticker import MaxNLocator
 
 from .published import min_validation_accuracy
 from .results import one_protocol, runs_with
@@ -356,22 +355,3 @@ def ordered_masks(kept: np.ndarray) -> np.ndarray:
     kept = np.asarray(kept).astype(int)
     keys = [*(-row for row in kept[::-1]), -kept.sum(0)]  # the last one counts most
     return kept[:, np.lexsort(keys)]
-
-
-def draw_masks(record: dict, arrays: dict):
-    """A figure with a strip for each place of a run: its masks (M, N) thresholded at a half, rows
-    training domains, columns neurons in the order of `ordered_masks`."""
-    domains, places = record["masks"]["domains"], list(record["masks"]["places"])
-    ends = np.cumsum(np.asarray(arrays["mask_sizes"]))[:-1]
-    parts = np.split(np.asarray(arrays["masks"]) > 0, ends, axis=1)  # a real mask of 0 is a half
-    size = (6.8, (0.2 * len(domains) + 0.45) * len(places) + 0.2)
-    figure, axes = plt.subplots(len(places), 1, figsize=size, squeeze=False)
-    for axis, place, kept in zip(axes.flat, places, parts):
-        style = {"cmap": "Blues", "vmin": 0, "vmax": 1.25, "interpolation": "none"}
-        axis.imshow(ordered_masks(kept), aspect="auto", **style)
-        axis.set_yticks(range(len(domains)), domains)
-        axis.set_title(f"{place}: {plural(kept.shape[1], 'neuron')}", loc="left")
-        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axis.grid(visible=False)
-        axis.hlines(np.arange(len(domains) - 1) + 0.5, -0.5, kept.shape[1] - 0.5, "w", lw=2)
-    return figure
