@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .clusters import domains_and_experts, gate_similarity, mean_gates
+from .clusters import UNIFORM, domains_and_experts, gate_similarity, mean_gates
 from .experts import choice_rows
 from .masks import mask_runs, own_mask_gain
 from .published import SLOW, TRAINED, undertrained
@@ -186,9 +186,6 @@ def read_claims() -> list[Claim]:
     return claims
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-scores
-_UNIFORM = 0.9  # entropy of the gate as a share of log K, from which it prefers no expert
-
-
 def _gate_scores(record: dict) -> dict:
     """What the gate of a run of HMOE says about its experts."""
     found = record["discovery"]
@@ -200,7 +197,7 @@ def _gate_scores(record: dict) -> dict:
         "gate_share": share,
         "experts_in_use": effective / experts,
         "experts_per_domain": effective / domains,
-        "idle_expert": share < _UNIFORM and found["experts_used"] < experts,
+        "idle_expert": share < UNIFORM and found["experts_used"] < experts,
         "domain_loss": loss / math.log(experts),
         "colour_less_domain": found.get("nmi_colour", math.nan) - found["nmi_domain"],
     }

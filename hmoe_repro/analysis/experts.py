@@ -21,6 +21,7 @@ from .results import arrays, has_arrays, runs_with
 from .statistics import contrast, contrast_text, interval_words, mean_interval
 from .tables import cell_statistics, cell_text, complete_rows, mean_and_error
 from ..core.errors import HmoeError, check_choice
+from ..core.style import template
 from ..data.benchmarks import KNOWN
 from ..data.registry import load_dataset
 from ..method.routing_analysis import position_table
@@ -257,23 +258,18 @@ def choice_rows(frame: pd.DataFrame) -> pd.DataFrame:
 def choice_verdict(frame: pd.DataFrame) -> list[str]:
     """A sentence for each network: whether experts follow the class of a picture more than its
     domain, what each thing known explains, and the load. `HmoeError` as `choice_rows`."""
-    rows, scored, lines = choice_rows(frame), runs_with(frame, "expert_choices"), []
+    rows, scored, networks = choice_rows(frame), runs_with(frame, "expert_choices"), {}
     rows = rows[(rows.part == PARTS["out"]) & (rows.measure == "explained")]
     for network, here in rows.groupby("network", sort=False):
         columns = ["value", "chance"]
         mean = here.groupby([*_RUN, "known"], dropna=False)[columns].mean().mul(100).reset_index()
-        more = contrast(mean, {"known": "class"}, {"known": "domain"}, "value").iloc[-1]
-        over = mean.groupby("known")[columns].mean().sort_values("value", ascending=False)
-        told = [f"{r.Index} {r.value:.1f} % (chance {r.chance:.1f} %)" for r in over.itertuples()]
         found = [r["expert_choices"] for r in scored.record[scored.network == network]]
         loads = [max(layer["load"]) for part in found for layer in part["out"]["layers"]]
-        verdict = "the class" if more.difference > 0 else "the domain"
-        significant = "not significant" if more.low <= 0 <= more.high else "significant"
-        lines.append(
-            f"{network}: experts follow {verdict} of a picture more: class − domain "
-            f"{contrast_text(more)} points of the choice of expert explained"
-            f"{'' if math.isnan(more.low) else ', ' + significant} ({more.pairs} runs). Explained: "
-            f"{', '.join(told)}. The busiest of {found[0]['experts']} experts has "
-            f"{100 * np.mean(loads):.0f} % of the patches."
-        )
-    return lines
+        networks[network] = {
+            "more": contrast(mean, {"known": "class"}, {"known": "domain"}, "value").iloc[-1],
+            "over": mean.groupby("known")[columns].mean().sort_values("value", ascending=False),
+            "experts": found[0]["experts"],
+            "load": 100 * np.mean(loads),
+        }
+    verdict = template("choice_verdict.md").render(networks=networks, contrast_text=contrast_text)
+    return verdict.splitlines()

@@ -310,11 +310,7 @@ def bench_table(record: dict) -> pd.DataFrame:
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-targets
 SPEEDUPS = {  # (workload, precision) -> least times the plain loop
-    ("ERM update", "float32"): 1.08,
-    ("HMOE-DN update", "float32"): 1.08,
-    ("evaluation", "float32"): 1.1,
-    ("ERM update", "bf16"): 3.5,
-    ("evaluation", "bf16"): 3.5,
+    (t["workload"], t["precision"]): t["least"] for t in timing.SCALES["targets"]["updates"]
 }
 
 
