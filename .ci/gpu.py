@@ -64,6 +64,25 @@ def set_environment(work, home=False):
     sys.path.insert(0, str(ROOT))
 
 
+def pack_parts(store, folder, name, runs, limit, **options):
+    """Pack runs as `<folder>/<name>-1.tar.gz`, `-2` and so on, each of at most `limit` bytes where
+    it holds more than one run: an archive that is too large is packed again as two halves.
+    `options`: as for `pack`. Returns the paths."""
+    from hmoe_repro.studies.export_import import pack
+
+    parts, waiting = [], [list(runs)]
+    while waiting:
+        ids, path = waiting.pop(0), Path(folder) / f"{name}-{len(parts) + 1}.tar.gz"
+        pack(store, path, runs=ids, **options)
+        if len(ids) > 1 and path.stat().st_size > limit:
+            path.unlink()
+            half = len(ids) // 2
+            waiting = [ids[:half], ids[half:], *waiting]
+        else:
+            parts.append(path)
+    return parts
+
+
 # Here: the inputs
 
 
@@ -85,7 +104,6 @@ def prepare(options):
     "Write MNIST, the commit, existing records (not to be trained again) and checkpoints."
     from hmoe_repro.core.environment import git_commit
     from hmoe_repro.data.mnist import mnist_files, verify_mnist
-    from hmoe_repro.studies.export_import import pack_parts
     from hmoe_repro.training.store import RunStore
 
     folder = options.work / "in"
@@ -188,7 +206,6 @@ def furthest(store, ids, most):
 def bring_home(options, step):
     """Write archives of all records of a step that were made here and not yet packed by this call,
     and of the checkpoints of unfinished runs, within the limit of files."""
-    from hmoe_repro.studies.export_import import pack_parts
     from hmoe_repro.training.store import RunStore
 
     store, ids, limit = RunStore(), ids_of(options.profile, step), int(options.mib * 2**20)

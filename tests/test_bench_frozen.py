@@ -19,7 +19,6 @@ from hmoe_repro.bench.frozen_stages import (
     our_erm,
     plain_model,
     plain_update,
-    plot_frozen,
     rows_of,
     run_frozen,
     times_plain,
@@ -30,7 +29,6 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.report.render import render
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 TINY = scale_of("frozen", "tiny")
 
@@ -169,14 +167,6 @@ def test_the_answer_has_every_median():
         "Times as fast as the plain loop at 32 / 64 pixels, by frozen stages: "
         "0.80 and 1.25 with none frozen; 2.00 and 4.00 with 3 frozen; 100 and 200 with all frozen."
     )
-
-
-def test_the_picture_draws_the_ratios_of_the_table():
-    figure, axes = plt.subplots(1, 2)
-    plot_frozen(invented(), axes)
-    widths = [bar.get_width() for axis in axes for bar in axis.patches]
-    assert widths == pytest.approx(frozen_table(invented())["times plain"].tolist())
-    plt.close(figure)
 
 
 # Page and command

@@ -16,7 +16,6 @@ import browser
 import pytest
 from notebooks import ROOT
 
-from hmoe_repro.report.gallery import item_status
 from hmoe_repro.training import selection
 
 BOOK = ROOT / "docs" / "book"
@@ -25,6 +24,7 @@ sys.path.append(str(BOOK))
 import cells  # noqa: E402
 import names  # noqa: E402
 import slides  # noqa: E402
+from readme import item_status  # noqa: E402
 
 GATING = "nbs/01_method/03_gating.ipynb"
 HMOE = "nbs/01_method/04_hmoe.ipynb"

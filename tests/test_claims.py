@@ -28,7 +28,6 @@ from hmoe_repro.analysis.claims import (
     make_rule,
     mean_measure,
     page_link,
-    plot_claims,
     rate_measure,
     read_claims,
     reason,
@@ -406,14 +405,3 @@ def test_the_answer_is_filled_from_the_claims(weighed):
     assert "photo 0.99 against 0.74" in simple
     absent = [evaluate_claim(claim, {}) for claim in CLAIMS]
     assert "Not run in this project's default setting" in claims_answer(absent)[0]
-
-
-def test_the_picture_has_a_panel_for_each_unit(weighed):
-    results = [*weighed.values()]
-    figure = plot_claims(results)
-    measured = [r for r in results if r.evidence.measured]
-    assert len(figure.axes) == len({r.evidence.unit for r in measured})
-    names = [label.get_text() for axis in figure.axes for label in axis.get_yticklabels()]
-    assert sorted(names) == sorted(f"{r.claim.paper}: {r.claim.key}" for r in measured)
-    with pytest.raises(HmoeError, match="nothing to draw"):
-        plot_claims([evaluate_claim(CLAIMS[0], {})])

@@ -310,7 +310,7 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
     published, tmp_path, monkeypatch, damage
 ):
     from hmoe_repro.analysis.results import results
-    from hmoe_repro.report.gallery import readme_blocks
+    from hmoe_repro.report.gallery import update_readme
 
     study, sums = published / "quick-digits.jsonl", published / "SHA256SUMS"
     if damage == "edited":
@@ -329,7 +329,7 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
         assert len(done.stderr.strip().splitlines()) == 1 and "0.99" not in done.stdout
     assert not [*tmp_path.glob("figures/**/*.*"), *tmp_path.glob("sweep/*")]
     monkeypatch.setenv("HMOE_RESULTS", str(published))
-    for read in (lambda: results("quick-digits"), readme_blocks):
+    for read in (lambda: results("quick-digits"), update_readme):
         with pytest.raises(HmoeError, match=said):
             read()
 

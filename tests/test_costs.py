@@ -19,7 +19,6 @@ from hmoe_repro.bench.costs import (
     counted_size,
     make_method,
     method_peaks,
-    plot_costs,
     random_minibatches,
     run_algorithms,
     size_table,
@@ -55,7 +54,6 @@ from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.report.render import render
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 TINY = scale_of("algorithms", "tiny")
 
@@ -380,17 +378,6 @@ def test_the_table_compares_times_of_one_round():
     published = cost_table()
     assert not [name for name in published if "range" in name]
     assert published["training (s), times ERM"].iloc[0] == 1
-
-
-def test_the_picture_says_what_its_marks_are_and_draws_the_ratios_of_the_table():
-    figure, axes = plt.subplots(1, 4)
-    plot_costs(invented_costs(), axes)
-    (legend,) = figure.legends
-    words = [text.get_text() for text in legend.get_texts()]
-    assert words == ["median of the rounds", "a round", "published"]
-    bars = [bar.get_width() for bar in axes[0].patches]
-    assert bars == cost_table(invented_costs())["training (s), times ERM"].tolist()
-    plt.close(figure)
 
 
 def test_multiples_of_an_update_are_those_of_one_round():

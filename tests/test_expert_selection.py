@@ -21,7 +21,6 @@ from hmoe_repro.analysis.experts import (
     choice_verdict,
     expert_colours,
     expert_shares,
-    plot_positions,
     plot_selection,
     position_shares,
     runs_with_choices,
@@ -475,9 +474,6 @@ def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
     assert sheet.shape == (13, 20, 3) and (sheet[:6, :6] == 90).all()
     over = tinted(kept.images[:1], kept.layer()[[1]], (2, 2), 3)
     assert (sheet[7:, :6] == over[0]).all() and (sheet[:, 7:] == 255).all()
-    axes = plt.figure().subplots(1, 3)
-    plot_positions(axes, kept)
-    assert axes[2].images[0].get_array().tolist() == [[1, 1], [0, 0]]
 
 
 def test_rows_and_their_means():

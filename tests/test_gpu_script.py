@@ -13,7 +13,7 @@ from test_imports import BLOCKED
 
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.studies.export_import import pack_parts, unpack
+from hmoe_repro.studies.export_import import unpack
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
@@ -194,7 +194,7 @@ def test_states_travel_as_far_as_files_are_left(script, begun, tmp_path, monkeyp
 def test_what_came_is_unpacked_once_so_that_no_run_is_set_back(script, begun, tmp_path):
     store, ids = RunStore(tmp_path / "runs"), [s.run_id for s in begun]
     (tmp_path / "in").mkdir()
-    pack_parts(store, tmp_path / "in", "states", ids, 1 << 20)
+    script.pack_parts(store, tmp_path / "in", "states", ids, 1 << 20)
     state = store.path(ids[0]) / "state.safetensors"
     assert len(script.unpack_in(tmp_path)) == len(list((tmp_path / "in").iterdir()))
     state.write_bytes(b"further along")

@@ -1,16 +1,9 @@
 """Trials of `discover` on folders of known styles: what is drawn, what is said of the results."""
 
 import pandas as pd
-import pytest
 from PIL import Image
 
-from hmoe_repro.apps.grouping_trials import (
-    FOLDERS,
-    groupings_answer,
-    groupings_frame,
-    plot_groupings,
-    write_folder,
-)
+from hmoe_repro.apps.grouping_trials import FOLDERS, groupings_answer, groupings_frame, write_folder
 from hmoe_repro.bench.timing import SCALES
 
 
@@ -52,6 +45,3 @@ def test_the_answer_names_every_method_and_false_alarms():
     assert "HMOE, from pixels, reliable by its own verdict in 0 of 1" in alone
     frame = groupings_frame(record)
     assert frame.by.value_counts().to_dict()["HMOE, on pretrained features"] == 2
-    grid = plot_groupings(record)
-    assert [axis.get_title() for axis in grid.axes.flat] == ["styles"]
-    assert [bar.get_width() for bar in grid.axes.flat[0].patches[:2]] == pytest.approx([0.7, 0.3])

@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from hmoe_repro.analysis.masks import (
     by_weight,
     change_line,
-    draw_masks,
     draw_sensitivity,
     kind_table,
     mask_rows,
@@ -374,15 +373,9 @@ def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
     assert [x.get_xdata().tolist() for x in hollow] == [[2]]
 
 
-def test_masks_are_drawn_by_who_keeps_a_neuron():
+def test_masks_are_ordered_by_who_keeps_a_neuron():
     assert ordered_masks(APART).tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
     assert ordered_masks([[0, 0, 1], [0, 1, 1]]).tolist() == [[1, 0, 0], [1, 1, 0]]
-    record = run("photo", 0, 0.1, APART)
-    real = np.array([a + b for a, b in zip(ALL, APART)]) - 0.5
-    arrays = {"masks": real.astype(np.float16), "mask_sizes": np.array([4, 4])}
-    first, last = draw_masks(record, arrays).axes
-    assert np.array_equal(last.images[0].get_array(), APART) and first.images[0].get_array().all()
-    assert last.get_title(loc="left") == "last: 4 neurons"
 
 
 # Studies and pages

@@ -8,7 +8,6 @@ import torch
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.masks import (
     MASK_MODES,
-    DomainMasks,
     applied,
     hard_iou,
     initial_masks,
@@ -88,35 +87,13 @@ def test_a_mask_needs_a_domain_that_was_trained_on(mode):
         applied(real, "soft", torch.tensor([0]))
 
 
-@pytest.mark.parametrize("shape", [(4, 7), (4, 7, 3), (4, 7, 3, 5)])
-def test_one_value_serves_a_whole_map(shape):
-    place, x = DomainMasks(3, 7), torch.randn(shape)
-    which = torch.tensor([0, 2, 1, 0])
-    place.use("softscale", which)
-    y = place(x)
-    for i, k in itertools.product(range(4), range(7)):
-        torch.testing.assert_close(y[i, k], x[i, k] * place.real.sigmoid()[which[i], k])
-    place.use(None)
-    assert place(x) is x
-
-
-def test_a_place_keeps_the_type_of_its_input_and_trains():
-    place = DomainMasks(2, 5)
-    place.use("sample", torch.tensor([0, 1, 1]))
-    y = place(torch.randn(3, 5, dtype=torch.bfloat16))
-    assert y.dtype is torch.bfloat16
-    y.float().sum().backward()
-    assert place.real.grad.abs().sum() > 0
-
-
 def test_the_straight_through_gradient_is_its_definition_image_by_image():
-    place, z = DomainMasks(3, 4), torch.randn(6, 4, requires_grad=True)
+    real, z = initial_masks(3, 4).requires_grad_(), torch.randn(6, 4, requires_grad=True)
     which, slopes = torch.tensor([0, 2, 2, 1, 0, 2]), torch.randn(6, 4)
-    place.use("sample", which)
     torch.manual_seed(3)
-    y = place(z)
+    y = applied(real, "sample", which) * z
     (y.square() * slopes).sum().backward()
-    b, m = (y / z).detach().round(), place.real.detach().sigmoid()
+    b, m = (y / z).detach().round(), real.detach().sigmoid()
     assert set(b.flatten().tolist()) == {0.0, 1.0}
     expected = torch.zeros(3, 4)
     for i, k in itertools.product(range(6), range(4)):
@@ -124,7 +101,7 @@ def test_the_straight_through_gradient_is_its_definition_image_by_image():
         d = which[i]
         expected[d, k] += upstream * z[i, k].detach() * m[d, k] * (1 - m[d, k])
         torch.testing.assert_close(z.grad[i, k], upstream * b[i, k])
-    torch.testing.assert_close(place.real.grad, expected)
+    torch.testing.assert_close(real.grad, expected)
 
 
 def test_a_dropped_neuron_still_teaches_its_mask():
@@ -135,13 +112,12 @@ def test_a_dropped_neuron_still_teaches_its_mask():
 
 def test_the_mean_of_sampled_passes_is_the_scaled_pass_of_a_linear_layer():
     torch.manual_seed(0)
-    place, after = DomainMasks(2, 30), torch.nn.Linear(30, 5)
+    real, after = initial_masks(2, 30), torch.nn.Linear(30, 5)
     x, which, passes = torch.randn(3, 30), torch.tensor([0, 1, 1]), 5000
     with torch.no_grad():
-        place.use("sample", which)
-        sampled = torch.stack([after(place(x)) for _ in range(passes)])
-        place.use("softscale", which)
-        scaled = after(place(x))
+        tosses = [applied(real, "sample", which) for _ in range(passes)]
+        sampled = torch.stack([after(toss * x) for toss in tosses])
+        scaled = after(applied(real, "softscale", which) * x)
     error = sampled.std(0) / passes**0.5
     assert ((sampled.mean(0) - scaled).abs() < 4.5 * error).all() and error.max() < 0.02
 

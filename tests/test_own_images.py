@@ -350,6 +350,7 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
         "num_experts": k,
         "share_of_log_K": share,
         "gate_entropy": share * np.log(k),
+        "most_entropy": np.log(k),
         "experts_used": used,
         "nmi_domain": domain,
         "ari_domain": domain,

@@ -14,7 +14,7 @@ from commands import hmoe
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.report.gallery import browsable, fill_blocks, gallery, title_and_claim
+from hmoe_repro.report.gallery import browsable, gallery, title_and_claim
 from hmoe_repro.report.render import (
     KINDS,
     artefacts,
@@ -543,13 +543,3 @@ def test_an_empty_gallery_says_what_to_do(tmp_path):
         HmoeError, match="nothing is rendered for profile 'quick'.*Fix: `make figures`"
     ):
         gallery("quick", tmp_path)
-
-
-def test_a_readme_block_is_replaced_and_nothing_else():
-    block = "a\n<!-- one:start -->\n{}\n<!-- one:end -->\nb\n"
-    rest = "<!-- two:start -->\n<!-- two:end -->\nc\n"
-    text = "| x |\n\\1 \\g<0>\n"
-    filled = fill_blocks(block.format("old") + rest, {"one": text, "two": "y"})
-    assert filled == block.format(text.strip()) + rest.replace("start -->", "start -->\ny")
-    with pytest.raises(HmoeError, match="unknown block 'one'. Valid: three"):
-        fill_blocks(block, {"three": "x"})

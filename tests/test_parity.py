@@ -5,10 +5,8 @@ import json
 import math
 
 import invented
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection
 from scipy.stats import t
 
 from hmoe_repro.analysis.results import frame_of
@@ -22,7 +20,6 @@ from hmoe_repro.bench.precision_parity import (
     paired_runs,
     parity_summary,
     parity_verdict,
-    plot_parity,
     precision_pairs,
     unpaired_notes,
 )
@@ -274,23 +271,6 @@ def test_what_could_have_been_seen_is_said():
     assert lines[-1] == "A shift as large as the seed noise is not excluded: ERM (accuracy)."
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))
     assert not any("is not excluded" in line for line in sharp)
-
-
-def test_the_picture_shows_every_pair():
-    frame = paired_runs(precision_pairs(frame_of(study((0.02, 0.0, -0.01)))))
-    figure, axes = plt.subplots(1, 3)
-    plot_parity(frame, axes)
-    for axis, (measure, part) in zip(axes, frame.groupby("measure", sort=False)):
-        marks = [c.get_offsets() for c in axis.collections if isinstance(c, PathCollection)]
-        dots = [x for x, y in np.concatenate(marks)]
-        assert (
-            np.allclose(sorted(dots), sorted(part.difference))
-            and [label.get_text() for label in axis.get_yticklabels()]
-            == list(dict.fromkeys(part.row))
-            and axis.get_title() == measure
-        )
-    assert list(dict.fromkeys(axes[0].get_legend_handles_labels()[1])) == list(DOMAINS)
-    plt.close(figure)
 
 
 # The page

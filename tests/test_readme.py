@@ -2,11 +2,16 @@
 
 import json
 import re
+import sys
 
 import pytest
 
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.report.gallery import PAGES_WITH_BLOCKS, readme_blocks
+
+sys.path.append(str(repo_root() / ".ci"))
+import readme  # noqa: E402
+from readme import PAGES_WITH_BLOCKS, fill_blocks, readme_blocks  # noqa: E402
 
 README = repo_root() / "README.md"
 NOTEBOOK = r"nbs/[0-9]{2}_\w+/\d\d_\w+\.ipynb"
@@ -25,16 +30,24 @@ def test_generated_blocks_are_those_of_the_published_records():
     assert used == set(blocks)
 
 
-def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):
-    from hmoe_repro.report import gallery
+def test_a_readme_block_is_replaced_and_nothing_else():
+    block = "a\n<!-- one:start -->\n{}\n<!-- one:end -->\nb\n"
+    rest = "<!-- two:start -->\n<!-- two:end -->\nc\n"
+    text = "| x |\n\\1 \\g<0>\n"
+    filled = fill_blocks(block.format("old") + rest, {"one": text, "two": "y"})
+    assert filled == block.format(text.strip()) + rest.replace("start -->", "start -->\ny")
+    with pytest.raises(HmoeError, match="unknown block 'one'. Valid: three"):
+        fill_blocks(block, {"three": "x"})
 
+
+def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_path, monkeypatch):
     def rendered(profile, page, **facts):
         folder = tmp_path / "figures" / profile
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{page}.provenance.json").write_text(json.dumps(facts))
 
-    monkeypatch.setattr(gallery, "repo_root", lambda: tmp_path)
-    status = gallery.item_status
+    monkeypatch.setattr(readme, "repo_root", lambda: tmp_path)
+    status = readme.item_status
     assert status(("hmoe_fig5", "digits_fig5")) == ("not run", "[page](nbs/paper/hmoe_fig5.ipynb)")
     assert status(("",)) == ("not run", "–")
     assert status(("nbs/a.ipynb",)) == ("explained", "[notebook](nbs/a.ipynb)")

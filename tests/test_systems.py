@@ -1,11 +1,9 @@
 """Three systems side by side: the differences to ERM, and what the picture of costs shows."""
 
-import matplotlib.pyplot as plt
 import pytest
 
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.bench.systems import plot_systems, systems_table, systems_verdict
-from hmoe_repro.core.style import use_style
+from hmoe_repro.bench.systems import systems_table, systems_verdict
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 NAMES = ("ERM", "CORAL", "SWAD", "HMOE-DN", "DMG", "ERM-ViT", "GMoE")
@@ -34,27 +32,3 @@ def test_the_interval_is_that_of_the_contrast(seeds):
     (line,) = systems_verdict(frame, None)
     said = "Not decided: one trial seed" if seeds == 1 else "CORAL -10.0 points (95 % CI"
     assert line.startswith(said) and "CORAL -10.0" in line
-
-
-def test_the_picture_names_everyone_once_and_begins_at_zero():
-    use_style()
-    cost = {
-        "sizes": dict.fromkeys(NAMES, {"parameters": 1, "images": 1}),
-        "seconds": {"update": {}},
-        "peak_bytes": {},
-    }
-    for i, name in enumerate(NAMES):
-        cost["seconds"]["update"][name] = [0.02 + 0.001 * i]  # close together, as they are
-        cost["peak_bytes"][name] = 5e6 + 1e5 * i
-    figure, axes = plt.subplots(1, 2, figsize=(7, 2.9), sharey=True)
-    plot_systems(study(2, 2, 0.01, NAMES), cost, axes)
-    figure.canvas.draw()
-    for axis in axes:
-        assert axis.get_xlim()[0] == 0 and not axis.texts
-        low, high = axis.get_xlim()
-        assert sum(low <= tick <= high for tick in axis.get_xticks()) > 2
-    (legend,) = figure.legends
-    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(NAMES)
-    assert legend.get_window_extent().x0 >= 0
-    assert legend.get_window_extent().x1 <= figure.bbox.width
-    plt.close(figure)

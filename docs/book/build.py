@@ -14,16 +14,11 @@ import slides
 import typer
 from cells import markdown, notebook
 from names import ROOT, cell_text, reading_path
+from readme import PUBLISHED, item_status, status_words
 from sphinx.cmd.build import build_main
 from typer.cli import get_docs_for_click
 
-from hmoe_repro.report.gallery import (
-    PUBLISHED,
-    data_title,
-    item_status,
-    status_words,
-    title_and_claim,
-)
+from hmoe_repro.report.gallery import data_title, title_and_claim
 
 HERE = Path(__file__).resolve().parent
 COLOURS = {"full": "success", "reduced": "warning", "stand-in": "warning", "explained": "info"}

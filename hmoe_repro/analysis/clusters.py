@@ -15,7 +15,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from .results import runs
+from .results import runs_with
 from ..core.errors import HmoeError, plural
 from ..method.clustering import gate_scores
 
@@ -100,9 +100,7 @@ def scored_runs(frame: pd.DataFrame, required: bool = False) -> pd.DataFrame:
     and its scores, `domains` (training domains), `K` (experts), nmi_at_equal_load (`highest_nmi`),
     `found`, effective_experts, share_of_log_K (of the gate entropy) and code_length at the end
     (`relative_length`). `HmoeError` if one is `required` and there is none."""
-    found = runs(frame[frame.status == "complete"])
-    scored = np.array([bool(record.get("discovery")) for record in found.record], dtype=bool)
-    found = found[scored].reset_index(drop=True)
+    found = runs_with(frame, "discovery").reset_index(drop=True)
     if required and found.empty:
         raise HmoeError("no complete run has discovery scores.", fix="choose runs of HMOE.")
     scores = pd.DataFrame([record["discovery"] for record in found.record])

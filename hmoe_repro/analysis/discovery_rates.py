@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BASELINES', 'named_settings', 'setting_runs', 'discovery_rates', 'best_restarts', 'baseline_table',
-           'kmeans_comparison', 'kmeans_lines', 'plot_discovery', 'code_trace', 'sign_tests', 'accuracy_by_found']
+           'kmeans_comparison', 'kmeans_lines', 'code_trace', 'sign_tests', 'accuracy_by_found']
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #imports
 import numpy as np
@@ -14,7 +14,6 @@ import seaborn as sns
 from ..algorithms import get_algorithm
 from .clusters import FOUND, relative_length, scored_runs
 from .statistics import contrast, holm, rate, rate_text
-from ..core.style import PALETTE
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-setting-runs
 def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.Series:
@@ -148,34 +147,6 @@ def kmeans_lines(compared: pd.DataFrame) -> list[str]:
         lines.append(f"{name}: above the {best} k-means in {rates} runs; {means(part, 'mean_nmi')}")
     domains = compared.drop_duplicates("test_domain")
     return lines + [f"{name}: {means(domains, name)}" for name in known]
-
-# %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-plot
-def plot_discovery(table: pd.DataFrame, baselines: pd.DataFrame | None = None):
-    """A grid of seaborn from `setting_runs`: NMI with the domains, a panel for each test domain, a
-    row for each setting, in it a dot for each run, by trial seed; crosses diverged. `baselines`
-    (`baseline_table`) are vertical lines, as is `FOUND`."""
-    height = 0.5 * table.setting.nunique() + 1.2
-    panels = {"col": "test_domain", "height": height, "aspect": 2 / height}
-    lost = table.diverged.eq(True)
-    dots = {"x": "nmi_domain", "y": "setting", "s": 14, "alpha": 0.75, "hue": "trial_seed"}
-    dots |= {"palette": [PALETTE[0]] * table.trial_seed.nunique(), "legend": False}
-    dots |= {"dodge": True, "jitter": False}
-    grid = sns.catplot(table.assign(nmi_domain=table.nmi_domain.mask(lost)), **dots, **panels)
-    styles = dict(zip(BASELINES.values(), ("--", "-.", ":")))
-    for domain, axis in grid.axes_dict.items():
-        crosses = table[lost & (table.test_domain == domain)]
-        axis.plot(crosses.nmi_domain, crosses.setting, "X", ms=4, mew=0, color=PALETTE[0])
-        lines = {f"found: {FOUND:g} or more": (FOUND, "-", "#D55E00")}
-        if baselines is not None:
-            at = baselines[baselines.test_domain == domain]
-            looks = zip(at.baseline, at.mean_nmi)
-            lines |= {name: (nmi, styles[name], "#555555") for name, nmi in looks}
-        for name, (place, style, colour) in lines.items():
-            axis.axvline(place, ls=style, lw=1, color=colour, label=name)
-    handles, labels = axis.get_legend_handles_labels()
-    grid.figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
-    grid.set_titles("held out: {col_name}").set(xlim=(-0.04, 1.04))
-    return grid.set_axis_labels("NMI with domains", "")
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-trace
 def code_trace(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.DataFrame:

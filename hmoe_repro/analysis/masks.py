@@ -6,7 +6,7 @@
 __all__ = ['NEURON_KINDS', 'OVERALL', 'SPARSE', 'LAMBDA', 'mask_runs', 'mask_rows', 'own_mask_gain', 'own_mask_line',
            'mask_scores', 'by_weight', 'place_scores', 'kind_table', 'pair_scores', 'pair_curves', 'overlap_line',
            'weight_changes', 'change_line', 'sparse_line', 'weight_table', 'weight_diff', 'draw_sensitivity',
-           'ordered_masks', 'draw_masks']
+           'ordered_masks']
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #imports
 import math
@@ -16,11 +16,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.ticker import MaxNLocator
 
 from .published import min_validation_accuracy
-from .results import one_protocol, runs
-from .statistics import holm, mean_interval, value_grid
+from .results import one_protocol, runs_with
+from hmoe_repro.analysis.statistics import (
+    holm,
+    interval_text,
+    interval_words,
+    mean_interval,
+    value_grid,
+)
 from ..core.errors import plural
 from ..core.style import colours, number_as_text
 from ..studies.study_file import read_study
@@ -33,9 +38,8 @@ _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "weight", "test_doma
 
 def mask_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The complete runs of `results` with masks that hold out one domain: a row each."""
-    found = runs(frame[frame.status == "complete"])
-    masked = [bool(r.get("masks")) and len(r["config"]["test_domains"]) == 1 for r in found.record]
-    return found[np.array(masked, dtype=bool)]
+    found = runs_with(frame, "masks")
+    return found[~found.test_domain.str.contains(",")]
 
 
 def _neuron_shares(place: dict) -> dict[str, float]:
@@ -116,15 +120,9 @@ def own_mask_line(gains: pd.DataFrame) -> str:
     verdict = "" if math.isnan(found.low) else f", {verdict}"
     caveat = f"; caution: {young} of {len(gains)} networks are undertrained" if young else ""
     return (
-        f"Own mask − mean of the others on a training domain, points: {_interval_text(found)}"
+        f"Own mask − mean of the others on a training domain, points: {interval_text(found, 2)}"
         f"{verdict} ({len(gains)} runs, {plural(found.seeds, 'trial seed')}){caveat}."
     )
-
-
-def _interval_text(found, decimals: int = 2) -> str:
-    """A mean with its interval: '+4.71 (95 % CI +3.96 to +5.46)'."""
-    mean, low, high = (f"{value:+.{decimals}f}" for value in (found.mean, found.low, found.high))
-    return f"{mean} ({'one seed' if low == '+nan' else f'95 % CI {low} to {high}'})"
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-mask-score-rows
 def mask_scores(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
@@ -222,14 +220,10 @@ def overlap_line(frame: pd.DataFrame) -> str:
         return "No verdict on the masks: no complete run has any."
     found, young = mean_interval(value_grid(scores, "iou")), (~_trained(frame)).sum()
     differ = "Masks differ" if found.high < 1 else "Masks are not shown to differ"
-    interval = (
-        "one seed" if math.isnan(found.low) else f"95 % CI {found.low:.2f} to {found.high:.2f}"
-    )
     caveat = f"; caution: {young} of these networks are undertrained" if young else ""
-    return (
-        f"{differ}: mean IoU {found.mean:.2f} ({interval}; equal masks have 1); a mask keeps "
-        f"{scores.kept.mean():.0f} % of the neurons ({len(scores)} runs){caveat}."
-    )
+    mean = f"mean IoU {found.mean:.2f} ({interval_words(found, '.2f')}; equal masks have 1)"
+    kept = f"a mask keeps {scores.kept.mean():.0f} % of the neurons"
+    return f"{differ}: {mean}; {kept} ({len(scores)} runs){caveat}."
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-paired-weights
 def weight_changes(
@@ -250,7 +244,7 @@ def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) 
     which there is none, each with its interval."""
     if changes.empty:
         return f"{what}: no verdict, for no two runs pair."
-    rows = [f"{row.weight:g}: {_interval_text(row, decimals)}" for row in changes.itertuples()]
+    rows = [f"{row.weight:g}: {interval_text(row, decimals)}" for row in changes.itertuples()]
     if changes.low.isna().all():
         return f"{what}, by {knob}: {'; '.join(rows)}."
     verdicts = changes.significant.map({True: "Significant", False: "Not significant"})
@@ -361,22 +355,3 @@ def ordered_masks(kept: np.ndarray) -> np.ndarray:
     kept = np.asarray(kept).astype(int)
     keys = [*(-row for row in kept[::-1]), -kept.sum(0)]  # the last one counts most
     return kept[:, np.lexsort(keys)]
-
-
-def draw_masks(record: dict, arrays: dict):
-    """A figure with a strip for each place of a run: its masks (M, N) thresholded at a half, rows
-    training domains, columns neurons in the order of `ordered_masks`."""
-    domains, places = record["masks"]["domains"], list(record["masks"]["places"])
-    ends = np.cumsum(np.asarray(arrays["mask_sizes"]))[:-1]
-    parts = np.split(np.asarray(arrays["masks"]) > 0, ends, axis=1)  # a real mask of 0 is a half
-    size = (6.8, (0.2 * len(domains) + 0.45) * len(places) + 0.2)
-    figure, axes = plt.subplots(len(places), 1, figsize=size, squeeze=False)
-    for axis, place, kept in zip(axes.flat, places, parts):
-        style = {"cmap": "Blues", "vmin": 0, "vmax": 1.25, "interpolation": "none"}
-        axis.imshow(ordered_masks(kept), aspect="auto", **style)
-        axis.set_yticks(range(len(domains)), domains)
-        axis.set_title(f"{place}: {plural(kept.shape[1], 'neuron')}", loc="left")
-        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axis.grid(visible=False)
-        axis.hlines(np.arange(len(domains) - 1) + 0.5, -0.5, kept.shape[1] - 0.5, "w", lw=2)
-    return figure

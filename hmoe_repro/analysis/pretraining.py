@@ -80,12 +80,8 @@ def pretraining_lines(numbers: pd.DataFrame) -> list[str]:
     verdicts = numbers[["verdict from scratch", "verdict pretrained"]]
     known = numbers[~verdicts.isin(["no rule", "not run"]).any(axis=1)]
     changed = known[known.changed]
-    named = ", ".join(
-        f"{row.claim} ({before} → {after})"
-        for row, before, after in zip(
-            changed.itertuples(), changed["verdict from scratch"], changed["verdict pretrained"]
-        )
-    )
+    before, after = (changed[name] for name in verdicts)
+    named = (changed.claim + " (" + before + " → " + after + ")").str.cat(sep=", ")
     said = f"{len(changed)} of {len(known)} claims on PACS change their verdict with pretraining"
     counts = [(known[name] == SUPPORTED).sum() for name in verdicts]
     return [

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODE_ORDER', 'not_in_a_clone', 'study_file', 'short_path', 'load_study', 'mode_rank', 'frame_of', 'results', 'runs',
-           'one_protocol', 'validation_cap', 'has_arrays', 'arrays', 'selected_so_far', 'checkpoints',
+           'runs_with', 'one_protocol', 'validation_cap', 'has_arrays', 'arrays', 'selected_so_far', 'checkpoints',
            'available_results']
 
 # %% ../../nbs/07_analysis/01_results.ipynb #imports
@@ -156,6 +156,12 @@ def results(source, store: str = "") -> pd.DataFrame:
 def runs(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each run of `results`: that of its first mode."""
     return frame.drop_duplicates("run_id", ignore_index=True)
+
+
+def runs_with(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A row for each complete run of `results` whose record has `name`, such as 'masks'."""
+    found = runs(frame[frame.status == "complete"])
+    return found[np.array([bool(record.get(name)) for record in found.record], dtype=bool)]
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-one-protocol
 def one_protocol(frame: pd.DataFrame) -> str:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['rows_of', 'value_grid', 'paired_values', 'Interval', 'mean_interval', 'contrast', 'holm', 'contrasts', 'rate',
-           'rate_text', 'contrast_text', 'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict',
-           'contrast_table', 'forest_plot', 'main_effects', 'effect_lines']
+           'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'minimum_detectable_difference',
+           'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
@@ -170,10 +170,22 @@ def rate_text(successes: int, n: int) -> str:
     return f"{successes} of {n} (95 % CI {100 * low:.0f} to {100 * high:.0f} %)"
 
 
+def interval_words(found, form: str = "+.1f") -> str:
+    """The interval of a row or an `Interval` in words: '95 % CI +9.2 to +16.8', or 'one seed'."""
+    if math.isnan(found.low):
+        return "one seed"
+    return f"95 % CI {found.low:{form}} to {found.high:{form}}"
+
+
+def interval_text(found, decimals: int = 1) -> str:
+    """A mean with its interval: '+4.71 (95 % CI +3.96 to +5.46)'."""
+    form = f"+.{decimals}f"
+    return f"{found.mean:{form}} ({interval_words(found, form)})"
+
+
 def contrast_text(row) -> str:
     """A row of `contrast` in words: '+13.0 (95 % CI +9.2 to +16.8)'."""
-    interval = "one seed" if math.isnan(row.low) else f"95 % CI {row.low:+.1f} to {row.high:+.1f}"
-    return f"{row.difference:+.1f} ({interval})"
+    return f"{row.difference:+.1f} ({interval_words(row)})"
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-resolvable-difference
 def _noncentrality(freedom: float, power: float = 0.8) -> float:

@@ -28,11 +28,10 @@ from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, fo
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import ensure_writable, write_atomic
-from ..core.style import as_text, use_style
+from ..core.style import as_text, template, use_style
 from ..data.base import MultiDomainDataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
-from ..report.gallery import template
 from ..studies.sweep import Batch, default_jobs, train_here
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
@@ -187,7 +186,7 @@ class Comparison:
     def save(self, path="comparison.html") -> Path:
         """Write the result, with a picture of all differences and the numbers behind it, as one
         HTML page without scripts or requests; its path."""
-        parts, picture = [self._repr_html_()], io.StringIO()
+        picture = io.StringIO()
         if len(self.contrasts):
             with plt.ioff(), plt.rc_context(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # seaborn's layout, which is replaced
@@ -196,18 +195,16 @@ class Comparison:
                 figure = forest_plot(self.contrasts).figure
                 figure.savefig(picture, format="svg", metadata={"Date": None})
                 plt.close(figure)
-            parts += [
-                "<h2>Differences to the baseline, in points (95 % intervals, not corrected)</h2>",
-                picture.getvalue().partition("?>")[2],
-            ]
-            parts += [as_text(self.contrasts).to_html(index=False, border=0)]
         runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy"]
-        runs = self.frame[[name for name in runs if name in self.frame]]
-        last = self.frame.finished.dropna().max()[:10]
-        made = f"<p>Made by hmoe_repro {__version__}; the last run finished on {last}.</p>"
-        parts += ["<h2>Runs</h2>", made, runs.round(4).to_html(index=False, border=0)]
-        title = "Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm))
-        page = template("comparison.html").render(title=title, parts=parts)
+        page = template("comparison.html").render(
+            title="Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm)),
+            said=self._repr_html_(),
+            picture=picture.getvalue().partition("?>")[2],
+            contrasts=as_text(self.contrasts),
+            runs=self.frame[[name for name in runs if name in self.frame]].round(4),
+            last=self.frame.finished.dropna().max()[:10],
+            version=__version__,
+        )
         path = Path(path).expanduser().absolute()
         ensure_writable(path.parent)
         write_atomic(path, page)

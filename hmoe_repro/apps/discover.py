@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['TRAINING', 'VALIDATION', 'UNKNOWN', 'METHODS', 'RELIABLE', 'PLAIN', 'BORDERLINE', 'POLICY', 'Findings', 'pool_images',
            'apply_hmoe', 'discover', 'summarise', 'found_domains', 'findings_verdict', 'group_table', 'count_table',
-           'groups_of_files', 'groups_csv', 'number_table', 'provenance_table', 'samples', 'category_colours',
-           'page_groups', 'code_maps', 'report_html']
+           'groups_of_files', 'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html']
 
 # %% ../../nbs/10_apps/03_discover.ipynb #imports
 import base64
@@ -38,7 +37,7 @@ from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.progress import Progress
-from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text
+from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text, template
 from hmoe_repro.data.feature_groups import (
     ABOVE,
     SURE,
@@ -52,7 +51,6 @@ from hmoe_repro.data.feature_groups import (
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
-from ..report.gallery import template
 from ..studies.sweep import refuse_incomplete, train_here
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits
@@ -323,7 +321,8 @@ def summarise(found: Findings) -> dict:
     of numbers without, the confidence of the `weakest_group`, and whether they are `reliable`;
     nmi_class, nmi_domain and ari_domain (None where fewer than two domains can be scored); of
     k-means on colour and contrast nmi_plain with the groups and nmi_plain_domain; of HMOE accuracy
-    on the held-out part, gate_entropy and its share of log K, experts_used of num_experts,
+    on the held-out part, gate_entropy, the most_entropy there can be and the share of it,
+    experts_used of num_experts,
     `between`, its AMI with the groups, and nmi_expert with the domains (None without)."""
     from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
@@ -338,6 +337,7 @@ def summarise(found: Findings) -> dict:
         scores, experts = gate_scores(found.gate[untrained.index]), found.gate.shape[1]
         hmoe = scores | {
             "num_experts": experts,
+            "most_entropy": float(np.log(experts)),
             "share_of_log_K": scores["gate_entropy"] / (float(np.log(experts)) or 1),
             "held_out": len(found.held_out),
             "accuracy": _accuracy(found.held_out),
@@ -378,93 +378,18 @@ def found_domains(summary: dict) -> bool:
 # %% ../../nbs/10_apps/03_discover.ipynb #def-findings-verdict
 PLAIN = 0.7  # NMI from which on the groups count as those of colour and contrast
 
-
-def _meaning(summary: dict) -> str:
-    """What the groups are, in sentences: their agreement with domains, classes and colours."""
-    of_class, of_domain = summary["nmi_class"], summary["nmi_domain"]
-    said = "No domain is known to compare with."
-    if of_domain is not None:
-        said = f"The groups agree with the known domains with NMI {of_domain:.2f} and ARI "
-        said += f"{summary['ari_domain']:.2f}."
-    if of_class is not None:
-        said += f" They agree with the classes with NMI {of_class:.2f} (0: independent, 1: the same"
-        said += " partition)."
-        if of_class >= max(0.3, of_domain or 0):
-            said += " This is mostly a partition by class, not by domain."
-    else:
-        said += " The images are not sorted by class, so a group may be a subject and not a style."
-    if summary["nmi_plain"] is not None:
-        mostly = summary["nmi_plain"] >= PLAIN
-        said += " The groups are mostly those of colour and brightness:" if mostly else ""
-        said += " k-means on colour and contrast alone agrees with the groups with NMI"
-        said += f" {summary['nmi_plain']:.2f}"
-        if of_domain is not None:
-            said += f", and with the known domains with NMI {summary['nmi_plain_domain']:.2f}"
-        said += "."
-    return said
-
-# %% ../../nbs/10_apps/03_discover.ipynb #def-verdict-of-features
-def _why_not(summary: dict) -> str:
-    """What groups of features lack to be found again."""
-    again, without = summary["agreement"], summary["without_groups"]
-    if again < SURE:
-        return f"divides them otherwise (AMI {again:.2f}; from {SURE:g} on groups count as found)"
-    if again - without < ABOVE:
-        return (
-            f"agrees (AMI {again:.2f}) hardly more than where there are no groups ({without:.2f})"
-        )
-    said = f"finds most of them again (AMI {again:.2f}), but one group in"
-    return f"{said} {summary['weakest_group']:.0%} of trials only"
-
-
-def _verdict_of_features(summary: dict, listed: str) -> str:
-    """The verdict on groups by k-means on pretrained features."""
-    if not found_domains(summary):
-        why = f"No reliable groups: k-means on another half of the images {_why_not(summary)}."
-        return f"{why} {_meaning(summary)}"
-    halves = f"AMI {summary['agreement']:.2f}; {summary['without_groups']:.2f} where there are none"
-    beside = ""
-    if "between" in summary:
-        between = summary["between"] or 0.0
-        part = "others"
-        if summary["experts_used"] < 2 or summary["share_of_log_K"] >= UNIFORM:
-            part = "none"
-        elif between >= RELIABLE:
-            part = "them" if between >= SURE else "part of them"
-        beside = f" HMOE, trained on the same network, finds {part} (AMI {between:.2f})."
-    again = f"k-means on halves of the images finds them again ({halves})."
-    return f"{len(summary['groups'])} groups found: {listed}. {again}{beside} {_meaning(summary)}"
-
 # %% ../../nbs/10_apps/03_discover.ipynb #def-verdict
 def findings_verdict(summary: dict) -> str:
     """The verdict of `summarise` in a few sentences: whether domains were found, and which."""
-    groups, again = summary["groups"], summary["agreement"]
-    listed = ", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups.items())
-    if summary["method"] == "features":
-        return _verdict_of_features(summary, listed)
-    experts = summary["num_experts"]
-    entropy = f"the mean entropy of the gate is {summary['gate_entropy']:.2f} "
-    entropy += f"of at most {np.log(experts):.2f}"
-    if summary["share_of_log_K"] >= UNIFORM:
-        return (
-            f"No domains found: the gate stayed nearly uniform ({entropy}). The groups below only "
-            "show which of nearly equal gate values is the largest."
-        )
-    if summary["experts_used"] < 2:
-        return f"No domains found: (nearly) all images go to one expert of {experts}."
-    if not found_domains(summary):
-        return (
-            f"No reliable groups: another training with the same settings divides the images "
-            f"otherwise (AMI {again:.2f}; from {RELIABLE:g} on groups count as found in part). "
-            f"{_meaning(summary)}"
-        )
-    sure, part = "", "" if again is None or again >= SURE else "part of "
-    if again is not None:
-        sure = f" Another training finds {part}them again, with AMI {again:.2f}."
-    return (
-        f"{len(groups)} groups found: {listed}.{sure} {_meaning(summary)} "
-        f"{summary['experts_used']} of {experts} experts are in use; {entropy}."
+    groups = summary["groups"].items()
+    limits = {"sure": SURE, "above": ABOVE, "reliable": RELIABLE, "uniform": UNIFORM}
+    said = template("discover_verdict.md").render(
+        summary | limits,
+        plain=PLAIN,
+        found=found_domains(summary),
+        listed=", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups),
     )
+    return " ".join(said.split())
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-groups
 def _most_frequent(values: pd.Series) -> str | None:
@@ -513,58 +438,6 @@ def groups_of_files(found: Findings) -> pd.DataFrame:
 def groups_csv(found: Findings) -> bytes:
     """`groups_of_files` as CSV."""
     return predictions_csv(groups_of_files(found))
-
-# %% ../../nbs/10_apps/03_discover.ipynb #def-number-rows
-def number_table(found: Findings, summary: dict) -> pd.DataFrame:
-    """The numbers of `summarise`: what, value and what it was measured on."""
-    features, rows = summary["method"] == "features", []
-    fresh = f"{summary['fresh']} images" + ("" if features else " that were not trained on")
-    known = f"{summary['scored']} of these, whose domain is known"
-    known += "" if features else " and occurs in training"
-    if features:
-        without = f"{fresh}; of numbers without groups {summary['without_groups']:.2f}"
-        rows = [("agreement of k-means on halves (AMI)", summary["agreement"], without)]
-    if found.model:
-        constant = found.held_out["class"].value_counts(normalize=True).max()
-        held = f"{summary['held_out']} held-out images, not used for training or selection; always "
-        held += f"predicting their most frequent class gives {constant:.1%}"
-        untrained = "images that were not trained on"
-        scale = f"{untrained}; 0: each image has one expert, {np.log(summary['num_experts']):.2f}: "
-        used = f"{summary['experts_used']} of {summary['num_experts']}"
-        rows += [
-            ("accuracy", f"{summary['accuracy']:.1%}", held),
-            ("gate entropy of HMOE", summary["gate_entropy"], f"{scale}uniform"),
-            ("experts in use", used, f"{untrained}; in use: owns at least 1 %"),
-        ]
-        if features:
-            rows += [
-                ("groups and experts of HMOE (AMI)", summary["between"], untrained),
-                ("agreement of two restarts of HMOE (AMI)", found.restarts, "validation"),
-                ("experts of HMOE: NMI with the known domains", summary["nmi_expert"], known),
-            ]
-        else:
-            rows += [("agreement with the next restart (AMI)", summary["agreement"], "validation")]
-    rows += [
-        ("NMI with the classes", summary["nmi_class"], fresh),
-        ("NMI with the known domains", summary["nmi_domain"], known),
-        ("ARI with the known domains", summary["ari_domain"], known),
-        ("k-means on colour and contrast: NMI with the groups", summary["nmi_plain"], fresh),
-        ("the same: NMI with the known domains", summary["nmi_plain_domain"], known),
-    ]
-    return pd.DataFrame(rows, columns=["what", "value", "measured on"], dtype=object)
-
-# %% ../../nbs/10_apps/03_discover.ipynb #def-provenance-rows
-def provenance_table(record: dict) -> pd.DataFrame:
-    """The provenance of the numbers, what and value: run, weights, specification, environment."""
-    facts = {"run": record["run_id"]}
-    if record["run_id"]:
-        facts["model"] = "the weights after the last update"
-    facts |= record["config"] | {"finished": record["finished"]} | record["environment"]
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            facts[name] = ", ".join(f"{key} {part}" for key, part in sorted(value.items()))
-    rows = [(name.replace("_", " "), str(v)) for name, v in facts.items() if v is not None]
-    return pd.DataFrame(rows, columns=["what", "value"])
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-thumbnail
 def samples(images: pd.DataFrame, root, seed: int, count: int = 16) -> list[tuple[str, str]]:
@@ -640,6 +513,10 @@ def report_html(found: Findings, root) -> str:
         above = ranking.stability - ranking.without_groups
         order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
         ranking = as_text(ranking.loc[order.index])
+    record = found.record
+    facts = {"run": record["run_id"]}
+    facts |= {"model": "the weights after the last update"} if record["run_id"] else {}
+    facts |= record["config"] | {"finished": record["finished"]} | record["environment"]
     return template("discover.html").render(
         policy=POLICY,
         title=f"Groups of {Path(root).absolute().name}",
@@ -654,7 +531,7 @@ def report_html(found: Findings, root) -> str:
         group_table=as_text(groups),
         counts={title: count_table(found, column) for title, column in counts.items()},
         ranking=ranking,
-        numbers=as_text(number_table(found, summary)),
-        provenance=provenance_table(found.record),
-        run_id=found.record["run_id"],
+        summary=summary,
+        findings=found,
+        facts=facts,
     )

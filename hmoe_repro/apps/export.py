@@ -26,11 +26,11 @@ from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, write_atomic
+from ..core.style import template
 from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
 from ..method.sparse_moe import SparseMoE, choose
 from ..networks.precision import set_precision
-from ..report.gallery import template
 from ..training.model import save_model
 from ..training.selection import test_accuracy, validation_accuracy
 from ..training.store import to_json

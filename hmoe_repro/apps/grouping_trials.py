@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FOLDERS', 'METHODS', 'LABELS', 'BESIDE', 'write_folder', 'grouping_trial', 'run_groupings', 'groupings_frame',
-           'groupings_table', 'groupings_answer', 'plot_groupings']
+           'groupings_table', 'groupings_answer']
 
 # %% ../../nbs/10_apps/06_grouping_trials.ipynb #imports
 import shutil
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from PIL import Image
 
 from .discover import discover, found_domains, summarise
 from ..bench.timing import new_record, scale_of
+from ..core.style import template
 from ..data.registry import load_dataset
 from ..training.store import RunStore
 
@@ -124,32 +124,11 @@ def groupings_table(record: dict) -> pd.DataFrame:
 def groupings_answer(record: dict) -> list[str]:
     """The answer of a record: for folders with styles the NMI of each way to group over the draws,
     for those without how often a method claims to have found groups."""
-    lines = []
-    for folder, mine in groupings_frame(record).groupby("folder", sort=False):
-        said, best = [], mine.groupby("by").nmi.mean().sort_values(ascending=False)
-        for by in best.index:
-            one = mine[mine.by == by]
-            nmi, claimed, draws = one.nmi.dropna(), one.found.dropna(), len(one)
-            text = f"{by} {nmi.mean():.3f} ({nmi.min():.3f} to {nmi.max():.3f})" if len(nmi) else by
-            if len(claimed):
-                text += f", reliable by its own verdict in {int(claimed.sum())} of {draws}"
-            said += [text] if len(nmi) or len(claimed) else []
-        what = (
-            "NMI with the styles, the best first, mean (least to most) over draws"
-            if len(mine.nmi.dropna())
-            else ("one style, so reliable groups would be an error")
-        )
-        lines.append(f"{folder[0].upper()}{folder[1:]}: {what}: {'; '.join(said)}.")
-    return lines
-
-# %% ../../nbs/10_apps/06_grouping_trials.ipynb #def-plot-groupings
-def plot_groupings(record: dict):
-    """The NMI with the styles, a panel for each kind of folder that has some: bars are means, dots
-    draws. Returns the grid of seaborn."""
     frame = groupings_frame(record)
-    styled = frame[frame.groupby("folder").nmi.transform("count") > 0]
-    what = dict(data=styled, x="nmi", y="by", col="folder", height=1.9, aspect=2.1)
-    grid = sns.catplot(kind="bar", color="#9db4d3", errorbar=None, **what)
-    grid.map_dataframe(sns.stripplot, x="nmi", y="by", color="black", size=4)
-    grid.set_titles("{col_name}").set_axis_labels("NMI with the styles", "").set(xlim=(0, 1))
-    return grid
+    ways = frame.groupby(["folder", "by"])
+    rows = ways.nmi.agg(["mean", "min", "max"]).join(ways.found.agg(["count", "sum"]))
+    rows = rows.assign(draws=ways.size()).reset_index()
+    rows = rows[rows["mean"].notna() | (rows["count"] > 0)]
+    rows = rows.sort_values("mean", ascending=False, kind="stable")
+    folders = {folder: rows[rows.folder == folder] for folder in frame.folder.unique()}
+    return template("groupings_answer.md").render(folders=folders).splitlines()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'COSTS', 'make_method', 'random_minibatches', 'train', 'infer', 'time_jobs', 'tensor_peak', 'method_peaks',
-           'counted_size', 'run_algorithms', 'cost_rounds', 'cost_ratios', 'cost_table', 'size_table', 'plot_costs',
-           'cost_notes', 'run_registry', 'registry_table', 'registry_costs']
+           'counted_size', 'run_algorithms', 'cost_rounds', 'cost_ratios', 'cost_table', 'size_table', 'cost_notes',
+           'run_registry', 'registry_table', 'registry_costs']
 
 # %% ../../nbs/09_bench/04_costs.ipynb #imports
 import gc
@@ -26,10 +26,10 @@ from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
 from ..analysis.tables import paper_numbers, paper_setting
 from .layers import CLASSES
-from .timing import measure, new_record, plot_rounds, ratios, read_record, scale_of
+from .timing import measure, new_record, ratios, read_record, scale_of
 from ..core.devices import import_torchvision, resolve_device
 from ..core.files import results_dir
-from ..core.style import PALETTE, shared_legend
+from ..core.style import template
 from ..networks.model_size import multiply_accumulates, network_size, parameters
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-methods
@@ -200,37 +200,19 @@ def size_table(record: dict) -> pd.DataFrame:
     table["M parameters"] = sizes.parameters / 1e6
     return table.rename_axis("network").reset_index()
 
-# %% ../../nbs/09_bench/04_costs.ipynb #def-plot-costs
-def plot_costs(record: dict, axes):
-    """The four quantities of Table 16 relative to ERM, one on each axis: bars are ours, with a dot
-    for each round of a time, diamonds as published; a legend below."""
-    theirs, labels = cost_ratios(), ("median of the rounds", "a round", "published")
-    look = {"ms": 5, "mfc": "none", "mec": "black", "mew": 0.8, "label": labels[2]}
-    for axis, (head, rounds), (title, *_) in zip(axes, cost_ratios(record).items(), COSTS.values()):
-        plot_rounds(axis, rounds, PALETTE["GB" in head], labels[:2])
-        published = theirs[head][rounds.columns].iloc[0]
-        axis.plot(published, range(len(published)), "D", **look)
-        axis.set(title=title, xlabel="times ERM")
-    shared_legend(axes[0].figure, axes[:1], labels)
-
 # %% ../../nbs/09_bench/04_costs.ipynb #def-cost-notes
 def cost_notes(record: dict) -> list[str]:
     """Sentences on the cost of GMoE relative to the ViT and of the slowest algorithm relative to
     ERM: range and median of the ratios of all rounds, and the published ratios."""
-    head = "training (s)"
-    memory, published = record["peak_bytes"]["training"], cost_rounds()[head].iloc[0]
-    twin, time = ratios(record, "training", "ERM-ViT")["GMoE"], cost_ratios(record)[head]
-    slowest = time.median().idxmax()
-    return [
-        f"A training step of GMoE takes {_range(twin)} times as long as the ViT's in the "
-        f"{len(twin)} rounds, {twin.median():.2f} in their median, and holds "
-        f"{memory['GMoE'] / memory['ERM-ViT']:.2f} times as much.",
-        f"The longest step is that of {slowest}: {time[slowest].median():.2f} times ERM's "
-        f"({_range(time[slowest])}).",
-        f"As published, with another machine and batch: a step of GMoE takes "
-        f"{published['GMoE'] / published['ERM-ViT']:.2f} times as long as the ViT's, one of "
-        f"{slowest} {published[slowest] / published['ERM']:.2f} times as long as ERM's.",
-    ]
+    twin, time = ratios(record, "training", "ERM-ViT")["GMoE"], cost_ratios(record)["training (s)"]
+    notes = template("cost_notes.md").render(
+        twin=twin,
+        times=time[time.median().idxmax()],
+        memory=record["peak_bytes"]["training"],
+        published=cost_rounds()["training (s)"].iloc[0],
+        range=_range,
+    )
+    return notes.splitlines()
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-run-registry
 def run_registry(rounds: int = 7, scale: str = "full", say=print) -> dict:

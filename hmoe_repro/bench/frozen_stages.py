@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLASSES', 'COMPUTED', 'plain_model', 'plain_update', 'rows_of', 'our_erm', 'kind_of', 'frozen_jobs', 'run_frozen',
-           'times_plain', 'frozen_table', 'frozen_targets', 'frozen_answer', 'plot_frozen']
+           'times_plain', 'frozen_table', 'frozen_targets', 'frozen_answer']
 
 # %% ../../nbs/09_bench/07_frozen_stages.ipynb #imports
 from functools import partial
@@ -19,8 +19,7 @@ from torch import nn
 
 from ..algorithms import get_algorithm
 from . import timing
-from .timing import Target, measure, plot_rounds, ratios, scale_of, summary
-from ..core.style import PALETTE
+from .timing import Target, measure, ratios, scale_of, summary
 from ..data.precomputed import as_rows
 from ..networks.precision import set_precision
 from ..networks.pretrained import import_timm
@@ -157,12 +156,3 @@ def frozen_answer(record: dict) -> str:
     found = "; ".join(f"{_listed(row)} with {n or 'none'} frozen" for n, row in medians.iterrows())
     sides = " / ".join(map(str, sizes["sides"]))
     return f"Times as fast as the plain loop at {sides} pixels, by frozen stages: {found}."
-
-# %% ../../nbs/09_bench/07_frozen_stages.ipynb #def-plot-frozen
-def plot_frozen(record: dict, axes):
-    """Times the plain loop by frozen stages, one panel for each resolution: bars are medians, dots
-    rounds."""
-    for axis, side in zip(axes, record["sizes"]["sides"]):
-        plot_rounds(axis, times_plain(record, side), PALETTE[0], one="plain loop")
-        axis.set(xscale="log", title=f"{side} pixels", xlabel="times the plain loop")
-    axes[0].set_ylabel("frozen stages")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRECISIONS', 'CLASSES', 'DENSE', 'EVERY', 'PREDICTIONS', 'LAYER_TARGETS', 'EveryExpert', 'layers', 'autocast_to',
            'passes', 'saved_bytes', 'image_shape', 'network_update', 'mask_work', 'run_moe', 'layer_table',
-           'prediction_table', 'plot_layers']
+           'prediction_table']
 
 # %% ../../nbs/09_bench/03_layers.ipynb #imports
 from contextlib import nullcontext
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..algorithms import get_algorithm
 from . import timing
-from .timing import Target, measure, plot_rounds, ratios, scale_of, summary
-from ..core.style import PALETTE
+from .timing import SCALES, Target, measure, ratios, scale_of, summary
 from ..method.sparse_moe import SparseMoE
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-sparsescale
@@ -173,32 +172,19 @@ def layer_table(record: dict) -> pd.DataFrame:
     return table.rename_axis("layer").reset_index()
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-layer-targets
-def _time(kind: str, name: str, base: str):
-    """The values of a target: seconds of a measurement relative to another, by round."""
-    return lambda record: ratios(record, kind, base)[name]
+def _relative(target: dict, record: dict):
+    """A measurement of a target relative to another, by round: `of` their names, of seconds of a
+    `kind` or of the bytes kept; 'sparse' and 'dense' are the networks of the scale."""
+    mine, theirs = (record["sizes"].get(name, name) for name in target["of"])
+    if target["kind"] == "bytes kept":
+        kept = record["saved_bytes"]["float32"]
+        return kept[mine] / kept[theirs]
+    return ratios(record, target["kind"], theirs)[mine]
 
 
-def _kept(router: str):
-    """The value of a target: bytes kept with a router, relative to the dense MLP."""
-    return lambda record: (
-        record["saved_bytes"]["float32"][router] / record["saved_bytes"]["float32"][DENSE]
-    )
-
-
-def _twins(record: dict) -> pd.Series:
-    return ratios(record, "update", record["sizes"]["dense"])[record["sizes"]["sparse"]]
-
-
-_MODES = "DMG: averaged, with the averaged mask and known domain / averaged alone"
 LAYER_TARGETS = [
-    Target("linear router, time of the dense MLP", "≤", 1.12, _time("float32", "linear", DENSE)),
-    Target("cosine router, time of the dense MLP", "≤", 1.18, _time("float32", "cosine", DENSE)),
-    Target("every expert / linear router, time", "≥", 4.0, _time("float32", EVERY, "linear")),
-    Target("linear router, bytes kept by the dense MLP", "≤", 1.35, _kept("linear")),
-    Target("cosine router, bytes kept by the dense MLP", "≤", 1.5, _kept("cosine")),
-    Target("update of the sparse network / of its dense twin", "≤", 1.1, _twins),
-    Target("DMG: update / of Aggregate", "≤", 1.1, _time("masks, update", "DMG", "Aggregate")),
-    Target(_MODES, "≤", 1.3, _time("masks, prediction", "all modes", "average of predictions")),
+    Target(t["text"], t["sign"], t["bound"], partial(_relative, t))
+    for t in SCALES["targets"]["moe"]
 ]
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-prediction-table
@@ -210,13 +196,3 @@ def prediction_table(record: dict) -> pd.DataFrame:
     times = ratios(record, "masks, prediction", alone)
     table = table.assign(seconds=seconds.median()).join(summary(times, "times averaged alone"))
     return table.reset_index(drop=True)
-
-# %% ../../nbs/09_bench/03_layers.ipynb #def-plot-layers
-def plot_layers(record: dict, axes):
-    """Time and bytes of every layer against the dense MLP's, on two axes."""
-    times = ratios(record, "float32", DENSE)
-    kept = pd.DataFrame([record["saved_bytes"]["float32"]])[times.columns]
-    plot_rounds(axes[0], times, PALETTE[0])
-    plot_rounds(axes[1], kept.div(kept[DENSE], axis=0), PALETTE[1])
-    axes[0].set(xlabel="time, float32")
-    axes[1].set(xlabel="bytes kept for the backward pass")

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ACCURACY', 'VALIDATION', 'NMI', 'LOSS', 'MEASURES', 'EQUAL', 'UNKNOWN', 'UNRESOLVED', 'BEYOND', 'SHIFTED',
-           'precision_pairs', 'unpaired_notes', 'paired_runs', 'parity_summary', 'outcomes', 'parity_verdict',
-           'plot_parity']
+           'precision_pairs', 'unpaired_notes', 'paired_runs', 'parity_summary', 'outcomes', 'parity_verdict']
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #imports
 import json
@@ -17,8 +16,8 @@ import pandas as pd
 from ..analysis.results import runs
 from ..analysis.statistics import holm, mean_interval
 from ..analysis.tables import MODE_ORDER, domain_order, row_name
-from ..core.errors import HmoeError, plural
-from ..core.style import PALETTE
+from ..core.errors import HmoeError
+from ..core.style import template
 from ..studies.search import rank
 
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-without-precision
@@ -142,90 +141,15 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     found = np.select(list(cases.values()), list(cases), SHIFTED)
     return pd.Series(found, index=summary.index)
 
-# %% ../../nbs/09_bench/06_precision_parity.ipynb #def-listed
-def _listed(rows: pd.DataFrame) -> str:
-    """Rows with their mean differences and intervals."""
-    return ", ".join(
-        f"{r.row} ({r.measure.partition(',')[0]} {r.difference:+.3g}, 95 % CI {r.low:+.3g} to "
-        f"{r.high:+.3g})"
-        for r in rows.itertuples()
-    )
-
-
-def _answer(summary: pd.DataFrame, outcome: pd.Series, other: str) -> str:
-    """The verdict of some rows, each with its outcome, on the precision `other`."""
-    found = set(outcome)
-    if found == {EQUAL}:
-        return (
-            "No comparison: all pairs are bitwise identical, "
-            f"so {other} had no effect on these numbers."
-        )
-    if BEYOND in found:
-        beyond = _listed(summary[outcome == BEYOND])
-        return f"Yes: {other} changes results beyond seed noise in {beyond}."
-    if SHIFTED in found:
-        return (
-            f"Shifted, but not beyond seed noise: {_listed(summary[outcome == SHIFTED])}, "
-            "less than one standard deviation over seeds."
-        )
-    if UNRESOLVED not in found:
-        return "Not decided: one trial seed gives no standard error."
-    alone = summary[(outcome == UNRESOLVED) & (summary.p < 0.05)]
-    close = f" Significant only without Holm's correction: {_listed(alone)}." * (len(alone) > 0)
-    return (
-        "No change beyond seed noise was detected: no mean paired difference is significant "
-        f"in any of {plural(len(summary), 'row')}.{close}"
-    )
-
 # %% ../../nbs/09_bench/06_precision_parity.ipynb #def-parity-verdict
 def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     """Sentences: whether `other` changes results, and the final loss, beyond seed noise; and which
     rows are no evidence."""
     outcome, loss = outcomes(summary), summary.measure == LOSS
-    parts = {"": ~loss, "Of the final loss of training: ": loss}
-    lines = [
-        start + _answer(summary[rows], outcome[rows], other)
-        for start, rows in parts.items()
-        if rows.any()
-    ]
     wide = (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
-    none = {
-        "Equal in every pair, and so no evidence either way": outcome == EQUAL,
-        "A shift as large as the seed noise is not excluded": wide,
-    }
-    for said, rows in none.items():
-        if rows.any():
-            names = [f"{r.row} ({r.measure.partition(',')[0]})" for r in summary[rows].itertuples()]
-            lines.append(f"{said}: {', '.join(names)}.")
-    unsure = (wide | (outcome == EQUAL))[~loss]
-    if lines[0].startswith("No change") and unsure.any():
-        count = f"{unsure.sum()} of {len(unsure)}"
-        lines[0] += f" Nor is equality shown: {count} rows admit a shift as large as seed noise."
-    return lines
-
-# %% ../../nbs/09_bench/06_precision_parity.ipynb #def-plot-parity
-def plot_parity(frame: pd.DataFrame, axes):
-    """Draw one panel per measure of `paired_runs` into `axes`: pairs as dots by test domain, mean
-    with its 95 % confidence interval as a bar, ± seed noise as a band."""
-    import seaborn as sns  # half a second, for pictures alone
-
-    domains = domain_order(frame)
-    hue = {"hue": "test_domain", "hue_order": domains, "palette": PALETTE[: len(domains)]}
-    look = {"fmt": "|", "ms": 7, "mew": 1.6, "elinewidth": 1.4, "capsize": 2, "color": "black"}
-    for axis, (measure, rows) in zip(axes, parity_summary(frame).groupby("measure", sort=False)):
-        at, noise = np.arange(len(rows)), rows.seed_noise.fillna(0)
-        axis.barh(at, 2 * noise, left=-noise, height=0.76, color="#E4E4E4")
-        pairs = frame[frame.measure == measure]
-        parts = pairs.groupby("row")["row"]
-        share = parts.cumcount() / (parts.transform("size") - 1).clip(1)
-        height = pairs["row"].map(dict(zip(rows["row"], at))) - 0.3 + 0.35 * share
-        sns.scatterplot(pairs, x="difference", y=height, **hue, s=11, linewidth=0, ax=axis)
-        axis.get_legend().remove()
-        error = np.nan_to_num(rows.high - rows.difference)
-        axis.errorbar(rows.difference, at + 0.2, xerr=error, **look)
-        axis.axvline(0, color="grey", lw=0.8)
-        axis.use_sticky_edges = False
-        axis.margins(x=0.08)
-        axis.set(yticks=at, yticklabels=rows["row"], ylim=(len(rows) - 0.4, -0.6))
-        axis.set(title=measure, xlabel="difference within pairs", ylabel="")
-        axis.grid(axis="y", visible=False)
+    short = summary.measure.str.partition(",")[0]
+    rows = summary.assign(outcome=outcome, short=short, wide=wide, equal=outcome == EQUAL)
+    rows["alone"], rows["unsure"] = (outcome == UNRESOLVED) & (rows.p < 0.05), wide | rows.equal
+    parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
+    verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
+    return verdict.splitlines()

@@ -26,9 +26,10 @@ from ..core.environment import environment, versions
 from ..core.errors import HmoeError, check_choice
 from ..core.files import sha256, write_atomic
 from ..core.seeds import seed_everything
+from ..core.style import template
 from ..core.toml import packaged
 from ..report.page import _Outputs
-from ..report.provenance import output_folder, template
+from ..report.provenance import output_folder
 from ..studies.artefacts import ARTEFACTS
 
 # %% ../../nbs/09_bench/01_timing.ipynb #def-measure

@@ -6,7 +6,7 @@
 __all__ = ['CLASSES', 'PLAIN', 'NORMS', 'WORKLOADS', 'SPEEDUPS', 'TARGETS', 'random_images', 'plain_convnet', 'plain_encoder',
            'PlainERM', 'PlainHMOE', 'plain_updates', 'plain_accuracy', 'our_trainer', 'update_alone', 'gflop',
            'group_norm', 'measured_norms', 'matrix_rates', 'small_updates', 'arithmetic_cost', 'run_bench', 'speedups',
-           'bench_table', 'bench_notes', 'group_norm_table', 'plot_bench']
+           'bench_table', 'bench_notes', 'group_norm_table']
 
 # %% ../../nbs/09_bench/02_updates.ipynb #imports
 import os
@@ -27,13 +27,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..algorithms import get_algorithm
 from ..algorithms.base import concatenate, merge_hparams
 from . import timing
-from .timing import Target, measure, plot_rounds, scale_of, summary
+from .timing import Target, measure, scale_of, summary
 from ..core import determinism
-from ..core.style import PALETTE
+from ..core.style import template
 from ..data.base import MultiDomainDataset
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import Bf16GroupNorm
-from ..report.provenance import template
 from ..training.protocols import evaluate
 from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
@@ -311,11 +310,7 @@ def bench_table(record: dict) -> pd.DataFrame:
 
 # %% ../../nbs/09_bench/02_updates.ipynb #def-bench-targets
 SPEEDUPS = {  # (workload, precision) -> least times the plain loop
-    ("ERM update", "float32"): 1.08,
-    ("HMOE-DN update", "float32"): 1.08,
-    ("evaluation", "float32"): 1.1,
-    ("ERM update", "bf16"): 3.5,
-    ("evaluation", "bf16"): 3.5,
+    (t["workload"], t["precision"]): t["least"] for t in timing.SCALES["targets"]["updates"]
 }
 
 
@@ -380,15 +375,3 @@ def group_norm_table(record: dict, groups: int = 8) -> pd.DataFrame:
         row |= {f"{name} (ms)": 1e3 * float(np.median(s)) for name, s in timed.items()}
         rows.append(row | {"used in bf16": "blockwise" if channels < 16 else "PyTorch's"})
     return pd.DataFrame(rows)
-
-# %% ../../nbs/09_bench/02_updates.ipynb #def-plot-bench
-def plot_bench(record: dict, axes):
-    """Times the plain loop of every path, one panel for each workload: bars are medians, dots
-    rounds, marks targets."""
-    for axis, workload in zip(axes, record["seconds"]):
-        found = speedups(record, workload).drop(columns="plain")
-        plot_rounds(axis, found, PALETTE[0], one="plain loop")
-        for row, path in enumerate(found):
-            if bound := SPEEDUPS.get((workload, "bf16" if "bf16" in path else path)):
-                axis.vlines(bound, row - 0.42, row + 0.42, "#D55E00", label="target")
-        axis.set(title=workload, xlabel="times the plain loop")

@@ -76,9 +76,7 @@ class HParam:
     doc: str
     large_image_default: object = None  # the default for large images; None: as `default`
     default_in: tuple = ()  # ((data set, its default), ...) where a data set has its own
-    domainbed_default: object = (
-        None  # the default in a run with `domainbed_compat`; None: as in others
-    )
+    domainbed_default: object = None  # in a run with `domainbed_compat`; None: as in others
     requires: tuple = ()  # (name of another hyper-parameter, its values); empty: it always exists
     search: object = None  # how a value is drawn; None: never
     search_large: object = None  # the same for large images; None: as `search`

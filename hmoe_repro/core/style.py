@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PALETTE', 'EMBEDDING_COLOUR', 'TEST_COLOUR', 'ALGORITHM_COLOURS', 'colours', 'use_style', 'save_figure',
            'shared_legend', 'escape_tex', 'escape_markdown', 'number_as_text', 'as_text', 'markdown_table',
-           'latex_table', 'save_table']
+           'latex_table', 'save_table', 'template']
 
 # %% ../../nbs/00_core/08_style.ipynb #imports
+import functools
 import itertools
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from .files import write_atomic
 
@@ -149,3 +151,25 @@ def save_table(
     for kind, text in texts.items():
         write_atomic(Path(output) / f"{stem}.{kind}", text)
     return [f"{stem}.{kind}" for kind in texts]
+
+# %% ../../nbs/00_core/08_style.ipynb #def-template
+def _printable(value):
+    """A value as a template prints it: characters that UTF-8 cannot encode become '?'."""
+    if type(value) is str:  # and not markup, which is text that a template has made
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value
+
+
+@functools.cache
+def template(name: str) -> Template:
+    """The Jinja2 template `name` of the folder `hmoe_repro/templates`; `template(name).render(...)`
+    is its text."""
+    environment = Environment(
+        loader=PackageLoader("hmoe_repro"),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)

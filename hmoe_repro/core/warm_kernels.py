@@ -22,15 +22,9 @@ from pathlib import Path
 
 # %% ../../nbs/00_core/10_warm_kernels.ipynb #preloaded
 PRELOADED = (
-    "torch._dynamo",
-    "seaborn",
-    "sklearn.datasets",
-    "sklearn.manifold",
-    "safetensors.torch",
-    "rich.progress",
-    "typer.testing",
-    "ipykernel.kernelapp",
-)
+    "torch._dynamo seaborn sklearn.datasets sklearn.manifold safetensors.torch rich.progress "
+    "typer.testing ipykernel.kernelapp"
+).split()
 READ_AT_IMPORT = ("ATEN_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHONHASH", "TORCH")
 INLINE = "module://matplotlib_inline.backend_inline"
 

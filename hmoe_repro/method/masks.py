@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['MASK_MODES', 'initial_masks', 'straight_through_bernoulli', 'applied', 'known_domains', 'soft_iou', 'mask_sum',
-           'hard_iou', 'neuron_users', 'neuron_kinds', 'DomainMasks']
+           'hard_iou', 'neuron_users', 'neuron_kinds']
 
 # %% ../../nbs/01_method/10_masks.ipynb #imports-export
 from itertools import combinations
 from numbers import Integral
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.errors import HmoeError, check_choice
 
@@ -109,24 +109,3 @@ def neuron_kinds(m: Tensor) -> dict[str, int]:
     "How many neurons of masks (M, N) no domain keeps, some keep, and all keep (appendix 7.1)."
     none, *some, every = neuron_users(m)
     return {"useless": none, "specific": sum(some), "shared": every}
-
-# %% ../../nbs/01_method/10_masks.ipynb #def-domainmasks
-class DomainMasks(nn.Module):
-    """The masks of one place: multiplies (B, N) or (B, N, ...) by the factors set with `use`.
-
-    Until `use` is called, and after `use(None)`, it is the identity."""
-
-    def __init__(self, num_domains: int, neurons: int):
-        super().__init__()
-        self.real = nn.Parameter(initial_masks(num_domains, neurons))
-        self.mode = self.domain = None
-
-    def use(self, mode: str | None, domain: Tensor | None = None):
-        "Choose what the next passes multiply by: a mode of `applied`, and the images' domains."
-        self.mode, self.domain = mode, domain
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.mode is None:
-            return x
-        factor = applied(self.real, self.mode, self.domain)
-        return x * factor.view(*factor.shape, *[1] * (x.dim() - 2)).to(x.dtype)

@@ -7,6 +7,8 @@ __all__ = ['SHUFFLES', 'label_table', 'position_table', 'entropy', 'explained', 
            'against_chance', 'follows_label', 'follows_position', 'agreement', 'label_agreement', 'score_choices']
 
 # %% ../../nbs/01_method/11_routing_analysis.ipynb #imports
+from functools import partial
+
 import numpy as np
 
 # %% ../../nbs/01_method/11_routing_analysis.ipynb #def-tables
@@ -86,32 +88,33 @@ def against_chance(value: float, draws) -> dict[str, float]:
     return {name: round(float(number), 6) for name, number in found.items()}
 
 
-def _measured(table: np.ndarray, chance_tables) -> dict[str, dict]:
-    """`explained` and `guessed` of a table, each against chance."""
-    chance_tables = list(chance_tables)
+def _draws(value_of, redrawn, shuffles: int) -> list:
+    """`value_of` what `redrawn(random)` gives, for so many shuffles."""
+    random = np.random.default_rng(0)
+    return [value_of(redrawn(random)) for _ in range(shuffles)]
+
+
+def _follows(table_of, plain, redrawn, shuffles: int) -> dict[str, dict]:
+    """`explained` and `guessed` of a table, each against those of redrawn ones."""
+    tables = _draws(table_of, redrawn, shuffles)
     return {
-        measure.__name__: against_chance(measure(table), [measure(t) for t in chance_tables])
+        measure.__name__: against_chance(measure(table_of(plain)), list(map(measure, tables)))
         for measure in (explained, guessed)
     }
 
 
-def follows_label(experts, labels, groups, num_experts: int, shuffles=SHUFFLES, seed=0) -> dict:
+def follows_label(experts, labels, groups, num_experts: int, shuffles: int = SHUFFLES) -> dict:
     """`explained` and `guessed` of the experts (N, P) of patches by a label (N,) of their images;
     under chance it is permuted among the images of a group (N,). Name of the measure -> value,
     chance, low, high."""
-    random = np.random.default_rng(seed)
-    chance = (
-        label_table(experts, shuffled_within(labels, groups, random), num_experts)
-        for _ in range(shuffles)
-    )
-    return _measured(label_table(experts, labels, num_experts), chance)
+    table_of = partial(label_table, experts, num_experts=num_experts)
+    return _follows(table_of, labels, partial(shuffled_within, labels, groups), shuffles)
 
 
-def follows_position(experts, grid, num_experts: int, shuffles=SHUFFLES, seed=0) -> dict:
+def follows_position(experts, grid, num_experts: int, shuffles: int = SHUFFLES) -> dict:
     """The same for the place of a patch; under chance every image's map is shifted as a whole."""
-    random = np.random.default_rng(seed)
-    chance = (position_table(shifted(experts, grid, random), num_experts) for _ in range(shuffles))
-    return _measured(position_table(experts, num_experts), chance)
+    table_of = partial(position_table, num_experts=num_experts)
+    return _follows(table_of, experts, partial(shifted, experts, grid), shuffles)
 
 # %% ../../nbs/01_method/11_routing_analysis.ipynb #def-agreement
 def agreement(experts, labels, num_experts: int) -> float:
@@ -126,15 +129,12 @@ def agreement(experts, labels, num_experts: int) -> float:
     return float((counts * (counts - 1)).sum() / pairs)
 
 
-def label_agreement(experts, labels, groups, num_experts: int, shuffles=SHUFFLES, seed=0) -> dict:
+def label_agreement(experts, labels, groups, num_experts: int, shuffles: int = SHUFFLES) -> dict:
     """`agreement`, and what chance gives if labels are permuted among the images of a group (N,):
     value, chance, low, high."""
-    random = np.random.default_rng(seed)
-    draws = [
-        agreement(experts, shuffled_within(labels, groups, random), num_experts)
-        for _ in range(shuffles)
-    ]
-    return against_chance(agreement(experts, labels, num_experts), draws)
+    value_of = partial(agreement, experts, num_experts=num_experts)
+    redrawn = partial(shuffled_within, labels, groups)
+    return against_chance(value_of(labels), _draws(value_of, redrawn, shuffles))
 
 # %% ../../nbs/01_method/11_routing_analysis.ipynb #def-score-choices
 def score_choices(
@@ -167,6 +167,5 @@ def score_choices(
 def _between(first, second, num_experts: int, shuffles: int) -> dict:
     """How much the expert of a patch in one layer says about that in the next; under chance the
     maps belong to different images."""
-    random, count = np.random.default_rng(0), (num_experts, num_experts)
-    chance = (_counted(random.permutation(first), second, *count) for _ in range(shuffles))
-    return _measured(_counted(first, second, *count), chance)
+    table_of = lambda first: _counted(first, second, num_experts, num_experts)
+    return _follows(table_of, first, lambda random: random.permutation(first), shuffles)

@@ -11,23 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import check_choice
+from ..core.toml import packaged
 from .gating import entropy_loss, load_balance_loss
 from .hmoe import HMOE, HMOE_MODES
 from .toy import MLP, sine_intervals
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-toy-hparams
-TOY_HPARAMS = {  # HMOE, section 4.1 and supplement A; seeds, eps and points are ours
-    "seeds": 12,
-    "lambda_y": 1.0,
-    "lambda_en": 1.0,
-    "lambda_kl": 1.0,
-    "embedding_dim": 8,
-    "num_experts": 3,
-    "lr": 1e-3,
-    "eps": 1e-6,
-    "points": "even",
-    "load_balance": "kl",
-}
+TOY_HPARAMS = packaged("toy.toml")  # HMOE, section 4.1 and supplement A
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-resolve-hparams
 def toy_hparams(given: dict | None = None) -> dict:

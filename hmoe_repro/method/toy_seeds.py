@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['stack_models', 'stacked_views', 'stacked_mlp', 'stacked_forward', 'ToyTrainer', 'unstack_model', 'toy_epochs',
-           'toy_grid', 'toy_snapshot', 'toy_result', 'run_toy']
+           'toy_grid', 'toy_snapshot', 'toy_checkpoints', 'toy_result', 'run_toy']
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #imports-export
 import torch
@@ -167,6 +167,14 @@ def toy_snapshot(stack: Tensor, hparams: dict) -> dict[str, Tensor]:
     return {name: torch.stack(s).clamp(-6e4, 6e4).half() for name, s in shots.items()}
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-result
+def toy_checkpoints(history: dict) -> list[dict]:
+    """The checkpoints in the history of a `ToyTrainer`, with the losses of each seed."""
+    return [
+        {"step": int(step), "losses": {name: value.tolist() for name, value in losses.items()}}
+        for step, losses in history.items()
+    ]
+
+
 def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
     "Record of a finished toy run: its result, checkpoints and arrays."
     per_seed = []
@@ -174,10 +182,6 @@ def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
         model = unstack_model(row, trainer.hparams)
         outcome = evaluate_toy(model, trainer.x[i], trainer.y[i], trainer.interval[i])
         per_seed.append({"seed": seed, **outcome, "final_loss": trainer.best_loss[i].item()})
-    checkpoints = [
-        {"step": int(t), "losses": {n: v.tolist() for n, v in losses.items()}}
-        for t, losses in trainer.history.items()
-    ]
     last = toy_snapshot(trainer.best, trainer.hparams)
     shots = [*trainer.snapshots.values(), last]
     arrays = {name: torch.stack([shot[name] for shot in shots], 1) for name in ("experts", "gates")}
@@ -187,7 +191,8 @@ def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
         "points_x": trainer.x[..., 0],
         "points_y": trainer.y[..., 0],
     }
-    return {"per_seed": per_seed, "snapshot_epochs": toy_epochs(trainer.steps)}, checkpoints, arrays
+    result = {"per_seed": per_seed, "snapshot_epochs": toy_epochs(trainer.steps)}
+    return result, toy_checkpoints(trainer.history), arrays
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-run-toy
 def run_toy(

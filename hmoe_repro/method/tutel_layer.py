@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
+from ..core.toml import packaged
 from .sparse_moe import AddAuxLoss, LinearRouter, SparseMoE, capacity_of, choose
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-tutel-class
@@ -34,17 +35,7 @@ def tutel_class():
     return moe.moe_layer
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-names
-NAMES = {
-    "experts.w1": "experts.batched_fc1_w",
-    "experts.b1": "experts.batched_fc1_bias",
-    "experts.w2": "experts.batched_fc2_w",
-    "experts.b2": "experts.batched_fc2_bias",
-    "router.weight": "gates.0.wg.weight",
-    "router.projector.weight": "gates.0.cosine_projector.weight",
-    "router.projector.bias": "gates.0.cosine_projector.bias",
-    "router.directions": "gates.0.sim_matrix",
-    "router.log_scale": "gates.0.temperature",
-}
+NAMES = packaged("networks.toml")["tutel"]  # ours -> theirs
 OURS = {theirs: ours for ours, theirs in NAMES.items()}
 COUNT = "_num_global_experts"
 

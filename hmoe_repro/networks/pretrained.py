@@ -12,7 +12,6 @@ import difflib
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import pickle
 import re
 import socket
@@ -262,26 +261,11 @@ def _source(name: str, network: str) -> str:
 
 # %% ../../nbs/03_networks/04_pretrained.ipynb #def-from-pip
 def _in_timms_names(state: dict) -> dict:
-    """Tensors of an EfficientNet of efficientnet_pytorch under timm's names: blocks, which it
-    numbers through, are grouped by their number of output channels."""
-    outer = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    outer |= {"_fc": "classifier"}
-    full = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
-    full |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
-    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-    widths = [v.shape[0] for n, v in state.items() if n.endswith("._project_conv.weight")]
-    groups = itertools.groupby(widths)
-    places = [f"{i}.{j}" for i, (_, same) in enumerate(groups) for j, _ in enumerate(same)]
-    renamed = {}
-    for name, value in state.items():
-        parts = name.split(".")
-        if parts[0] == "_blocks":
-            has_expansion = f"_blocks.{parts[1]}._expand_conv.weight" in state
-            inside = (full if has_expansion else first)[parts[2]]
-            renamed[f"blocks.{places[int(parts[1])]}.{inside}.{parts[3]}"] = value
-        else:
-            renamed[f"{outer[parts[0]]}.{parts[1]}"] = value
-    return renamed
+    """Tensors of EfficientNet-Lite0 under timm's names: both list them in the order of the
+    network."""
+    with torch.device("meta"):
+        network = import_timm().create_model(LITE0["efficientnet_lite0"])
+    return dict(zip(network.state_dict(), state.values(), strict=True))
 
 
 def _from_pip() -> tuple[str, dict[str, torch.Tensor]]:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 'values_of', 'listed', 'data_status',
-           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'template', 'header', 'rule_of',
-           'save_verdict', 'provenance']
+           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'header', 'rule_of', 'save_verdict',
+           'provenance']
 
 # %% ../../nbs/08_report/01_provenance.ipynb #imports
 import functools
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from ..algorithms import algorithm_names, get_algorithm
 from ..algorithms.base import merge_hparams
@@ -24,6 +23,7 @@ from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
 from ..core.search_space import as_text
+from ..core.style import template
 from ..core.toml import packaged
 from ..networks.pretrained import PIP_PACKAGE
 from ..training.run_config import TOY
@@ -141,28 +141,6 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     facts += [f"{steps} updates", _seeds(frame)]
     scale = data_status(frame) if reduced else "the paper's protocol"
     return f"{listed(frame, 'dataset')}, {scale}: {', '.join(facts)}"
-
-# %% ../../nbs/08_report/01_provenance.ipynb #def-template
-def _printable(value):
-    """A value as a template prints it: characters that UTF-8 cannot encode become '?'."""
-    if type(value) is str:  # and not markup, which is text that a template has made
-        return value.encode("utf-8", "replace").decode("utf-8")
-    return value
-
-
-@functools.cache
-def template(name: str) -> Template:
-    """The Jinja2 template `name` of the folder `hmoe_repro/templates`; `template(name).render(...)`
-    is its text."""
-    environment = Environment(
-        loader=PackageLoader("hmoe_repro"),
-        autoescape=select_autoescape(["html"]),
-        undefined=StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-header
 def header(profile: str, frame: pd.DataFrame) -> str:

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import statistics
 from importlib import resources
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..core.files import data_dir, ensure_writable, results_dir, write_atomic
 from ..core.search_space import parse_setting
 from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs, with_settings
-from .study_file import PROFILES, STUDIES, check_study, read_study
+from .study_file import PROFILES, STUDIES, read_study
 from ..training.run_config import TOY, RunConfig
 from ..training.store import RunStore, verify_studies
 
@@ -38,29 +37,19 @@ def on_device(records: list[dict], here: dict) -> list[dict]:
     return [r for r, one in zip(records, made) if all(one.get(n) == here[n] for n in names)]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-timings
-def _timing(text: str) -> dict:
-    """The settings, status, seconds and environment in the JSON text of a record."""
-    found = {"status": re.search(r'"status": "(\w+)"', text)[1]}
-    for name, find in (("config", text.find), ("environment", text.rfind)):
-        key = f'"{name}": {{'
-        found[name] = json.JSONDecoder().raw_decode(text, find(key) + len(key) - 1)[0]
-    if seconds := re.search(r'"wall_time_s": ([\d.e+-]+)', text):
-        found["wall_time_s"] = float(seconds[1])
-    return found
-
-
 def timings(store: RunStore) -> list[dict]:
     """What estimates need of all records in a store and of the published ones: config, status,
     wall_time_s, environment. A damaged record times nothing; it is refused where it is asked for.
     `HmoeError` as `verify_studies`."""
     verify_studies(results_dir())
     files = [*store.folder.glob("*/record.json"), *results_dir().glob("*.jsonl")]
-    found = []
+    found, names = [], ("config", "status", "wall_time_s", "environment")
     for file in sorted(files):
         text = file.read_text(encoding="utf-8", errors="replace")
         for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
-            with contextlib.suppress(TypeError, ValueError):
-                found.append(_timing(record))
+            with contextlib.suppress(AttributeError, ValueError):
+                whole = json.loads(record)
+                found.append({name: whole.get(name) for name in names})
     return found
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-estimate
@@ -183,44 +172,27 @@ def missing_runs(specs, store: RunStore) -> list[RunConfig]:
     return [spec for spec in specs if records[spec.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-remembered
-def _library_state() -> str:
-    """A hash of the library with its settings, and of the versions of what it uses."""
-    package, digest = Path(str(resources.files("hmoe_repro"))), hashlib.sha256()
-    for file in sorted(package.rglob("*.toml")):
-        digest.update(file.read_bytes())
-    return f"{library_hash()} {digest.hexdigest()} {versions()}"
-
-
-def _own_files(study, specs) -> bool:
-    """Do algorithms, data, splits or weights of the user's own decide what the runs are?"""
-    from hmoe_repro.data.registry import own_datasets
-
-    mine = any(text != name for text, name in check_study(study).items()) or own_datasets()
-    mine = mine or any(runs.splits for runs in study.runs)
-    return bool(mine) or any((spec.weights or "").startswith("file-") for spec in specs or ())
-
-
 def named_runs(study: str, store: RunStore) -> tuple[tuple[RunConfig, ...] | None, str]:
-    """`specs_or_reason`, kept in the folder of the store until something else may be true."""
-    study = read_study(study)
-    path, folder = store.folder / "plans" / f"{study.name}.json", data_dir()
-    state = [study.file.text, str(folder), _library_state()]
-    empty = not folder.is_dir() or not any(folder.iterdir())
+    """`specs_or_reason`; for a study of the library it is kept in the folder of the store until the
+    library, what it uses or the data may be others."""
+    if study not in STUDIES:
+        return specs_or_reason(study)
+    path, folder = store.folder / "plans" / f"{study}.json", data_dir()
+    settings = sorted(Path(str(resources.files("hmoe_repro"))).rglob("*.toml"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in settings)).hexdigest()
+    state, empty = [str(folder), library_hash(), versions(), digest], not any(folder.glob("*"))
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, HmoeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["state"] == state and (empty or not kept["data"]):
-            specs = kept["specs"] and tuple(map(RunConfig.from_dict, kept["specs"]))
-            return specs, kept["why"]
-    specs, why = specs_or_reason(study.name if study.name in STUDIES else study)
+            return kept["specs"] and tuple(map(RunConfig.from_dict, kept["specs"])), kept["why"]
+    specs, why = specs_or_reason(study)
     from hmoe_repro.data.registry import DATASETS
 
-    names = check_study(study)
-    data = any(DATASETS[names[n]].files for r in study.runs for n in r.datasets if n != TOY)
-    if not _own_files(study, specs) and (empty or not data):
-        plain = specs and [spec.to_dict() for spec in specs]
-        kept = {"state": state, "data": data, "why": why, "specs": plain}
-        ensure_writable(path.parent)
-        write_atomic(path, json.dumps(kept))
+    data = any(DATASETS[n].files for r in read_study(study).runs for n in r.datasets if n != TOY)
+    if empty or not data:
+        kept = {"state": state, "data": data, "why": why}
+        kept["specs"] = specs and [spec.to_dict() for spec in specs]
+        write_atomic(ensure_writable(path.parent) / path.name, json.dumps(kept))
     return specs, why
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-study-plan

@@ -259,9 +259,7 @@ class Profile:
 
     summary: str
     studies: tuple[str, ...]
-    reduces: dict = field(
-        default_factory=dict
-    )  # the profile, its data sets here, the most of a key
+    reduces: dict = field(default_factory=dict)  # profile, its data sets here, most of a key
 
 
 def _read_profiles() -> dict[str, Profile]:

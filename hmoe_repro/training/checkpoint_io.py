@@ -13,33 +13,6 @@ from pathlib import Path
 from ..core.errors import HmoeError
 from ..core.files import write_atomic
 
-# %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-flatten
-def _flatten(value, tensors: dict):
-    """The tree with each tensor replaced by its place in `tensors`, where it is put."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        place = str(len(tensors))
-        tensors[place] = value.detach().to("cpu").clone(memory_format=torch.contiguous_format)
-        return {"tensor": place}
-    if isinstance(value, dict):
-        return {"dict": [[key, _flatten(v, tensors)] for key, v in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {"list": [_flatten(v, tensors) for v in value]}
-    return {"value": value}
-
-# %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-unflatten
-def _unflatten(tree: dict, tensors: dict):
-    """What `_flatten` took apart; tuples come back as lists."""
-    ((kind, content),) = tree.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: _unflatten(v, tensors) for key, v in content}
-    if kind == "list":
-        return [_unflatten(v, tensors) for v in content]
-    return content
-
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-sealed
 _SEAL = b'"sha256":"'  # what precedes the digest in a file's header
 _NO_DIGEST = b"0" * 64
@@ -70,22 +43,32 @@ def is_sealed(content: bytes) -> bool | None:
 def save_state(path: Path, state):
     """Write a tree of dictionaries, lists, numbers, strings and tensors to one sealed safetensors
     file, atomically."""
-    tensors = {}
-    tree = _flatten(state, tensors)
-    write_atomic(path, sealed(tensors, tree=json.dumps(tree)))
+    import torch
+    from torch.utils._pytree import tree_flatten, treespec_dumps
+
+    leaves, tree = tree_flatten(state)
+    plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    tensors = {
+        str(i): leaf.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    }
+    write_atomic(path, sealed(tensors, tree=treespec_dumps(tree), plain=json.dumps(plain)))
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-load-state
 def load_state(path: Path):
     """What `save_state` wrote; `HmoeError` if a single bit of the file has changed."""
     from safetensors import SafetensorError, safe_open
+    from torch.utils._pytree import tree_unflatten, treespec_loads
 
     try:
         if not is_sealed(Path(path).read_bytes()):
             raise ValueError("cut, damaged, or of an earlier version")
         with safe_open(path, framework="pt") as file:
-            tree = json.loads(file.metadata()["tree"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        return _unflatten(tree, tensors)
+            tree, leaves = file.metadata()["tree"], json.loads(file.metadata()["plain"])
+            for name in file.keys():
+                leaves[int(name)] = file.get_tensor(name)
+        return tree_unflatten(leaves, treespec_loads(tree))
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise HmoeError(
             f"{path} is not a saved state ({error}).", fix="delete it; the run starts again."

@@ -22,7 +22,7 @@ from ..core.errors import HmoeError
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.loggers import listen
-from ..method.toy_seeds import run_toy
+from ..method.toy_seeds import run_toy, toy_checkpoints
 from .checkpoint_io import load_state, save_state, sealed
 from .measurements import check_measure, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
@@ -133,14 +133,6 @@ def _train(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> di
     return measured
 
 # %% ../../nbs/05_training/11_run.ipynb #def-train-toy
-def _toy_checkpoints(history: dict) -> list[dict]:
-    """The checkpoints in the history of a `ToyTrainer`, with the losses of each seed."""
-    return [
-        {"step": int(step), "losses": {name: value.tolist() for name, value in losses.items()}}
-        for step, losses in history.items()
-    ]
-
-
 def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> dict:
     """As `_train`, for the toy regression."""
     path = _state_path(folder)
@@ -149,11 +141,11 @@ def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -
 
     def on_checkpoint(trainer):
         _save(path, trainer.state(), time.perf_counter() - started, spec.run_id)
-        tell("checkpoint", _toy_checkpoints(trainer.history)[-1])
+        tell("checkpoint", toy_checkpoints(trainer.history)[-1])
         if on_step:
             on_step(trainer.step_count, spec.steps)
 
-    tell("start", _toy_checkpoints((saved["trainer"] or {}).get("history", {})))
+    tell("start", toy_checkpoints((saved["trainer"] or {}).get("history", {})))
     toy, checkpoints, arrays = run_toy(spec.hparams, spec.steps, saved["trainer"], on_checkpoint)
     contiguous = {name: t.contiguous() for name, t in arrays.items()}
     write_atomic(folder / "arrays.safetensors", sealed(contiguous))
@@ -210,7 +202,7 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
         return {}
     if "checkpoints" in trainer:
         return {"checkpoints": trainer["checkpoints"]}
-    return {"checkpoints": _toy_checkpoints(trainer.get("history", {}))}
+    return {"checkpoints": toy_checkpoints(trainer.get("history", {}))}
 
 
 def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None) -> dict:

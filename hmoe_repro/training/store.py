@@ -24,14 +24,8 @@ from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
 RECORD_VERSION = 2
-_REQUIRED = {
-    "run_id": str,
-    "record_version": int,
-    "status": str,
-    "config": dict,
-    "checkpoints": list,
-    "selected": dict,
-}
+_REQUIRED = {"run_id": str, "record_version": int, "status": str}
+_REQUIRED |= {"config": dict, "checkpoints": list, "selected": dict}
 _MEND = "move it away and train the run again, or restore it from a copy."
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-record
