@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.studies.domainbed_export import export_domainbed
+from hmoe_repro.studies.domainbed_export import domainbed_lines, export_domainbed
 from hmoe_repro.training.selection import RULES, select_model
 
 DOMAINS = ["negative", "photo", "plain", "sketch"]
@@ -188,3 +188,10 @@ def test_another_name_is_one_of_domainbeds_with_room_for_all_domains(tmp_path):
         with pytest.raises(HmoeError, match=said):
             export_domainbed(given, tmp_path / "new", name)
     assert not (tmp_path / "new").exists()
+
+
+def test_names_are_spelled_as_domainbed_spells_them():
+    made = record(["photo"])
+    for ours, theirs in (("ERM++", "ERMPlusPlus"), ("IB-IRM", "IB_IRM"), ("IRM", "IRM")):
+        made["config"]["algorithm"] = ours
+        assert {line["args"]["algorithm"] for line in domainbed_lines(made, "default")} == {theirs}

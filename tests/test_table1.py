@@ -16,6 +16,7 @@ from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.studies.artefacts import ARTEFACTS
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import STUDIES, read_study
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunConfig
 
 # GMoE, its twin and DMG are of other papers, on networks of their own.
@@ -98,6 +99,24 @@ def test_what_is_drawn_can_be_set(name):
         }
         merged = merge_hparams(declared, {"network": "resnet18"} | drawn, resolution)
         assert {h: merged[h] for h in drawn} == drawn
+
+
+# The list in DomainBed's algorithms.py
+DOMAINBED = """
+    ERM ERMPlusPlus Fish IRM GroupDRO Mixup MLDG CORAL MMD DANN CDANN MTL SagNet ARM VREx RSC SD
+    ANDMask SANDMask IGA SelfReg Fishr TRM IB_ERM IB_IRM CAD CondCAD Transfer CausIRL_CORAL
+    CausIRL_MMD EQRM RDM ADRMX URM
+""".split()
+
+
+def test_every_algorithm_of_domainbed_is_here_under_both_spellings():
+    ours = [get_algorithm(name).name for name in DOMAINBED]
+    assert len(set(ours)) == 34 and set(ours) <= set(algorithm_names())
+    made = [
+        make_config(name, "DigitDomainsTiny", ["sketch"], network="small_cnn")
+        for name in ("IB_ERM", "IB-ERM")
+    ]
+    assert made[0] == made[1] and made[0].algorithm == "IB-ERM"
 
 
 def test_the_registry_says_everything_of_everyone():

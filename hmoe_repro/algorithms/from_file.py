@@ -21,7 +21,7 @@ from pathlib import Path
 from string import Template
 from types import ModuleType
 
-from . import DOMAINBED, algorithm_names, get_algorithm
+from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
 from ..core.errors import HmoeError
 from ..core.files import runs_dir
@@ -223,7 +223,7 @@ def algorithm_name(given) -> str:
     if cls.__module__ == "__main__":
         return _algorithm_from_main(cls)
     if isinstance(given, str):
-        return given
+        return SPELLINGS.get(given, given)
     if cls.__module__.startswith("hmoe_repro.") or "source_hash" in vars(cls):
         return cls.name
     if cls.__name__ != cls.__qualname__:

@@ -9,6 +9,7 @@ __all__ = ['SPLITS', 'DOMAINBED_DATASETS', 'domainbed_lines', 'export_domainbed'
 import json
 from pathlib import Path
 
+from ..algorithms import SPELLINGS
 from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable, write_atomic
 from ..data.benchmarks import KNOWN
@@ -39,13 +40,16 @@ def _domain_names(record: dict) -> list[str]:
     return names
 
 # %% ../../nbs/06_studies/09_domainbed_export.ipynb #def-lines
+_SPELLED = {ours: theirs for theirs, ours in SPELLINGS.items()}
+
+
 def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list[dict]:
     """One dictionary per checkpoint, as DomainBed writes them, under the name of another `dataset`
     if there is one. Raises `HmoeError` where the record lacks an accuracy."""
     names, spec = _domain_names(record), record["config"]
     of_mode = "" if mode == "default" else f"-{mode.upper()}"
     arguments = {  # those of DomainBed's `train.py` that would have made this run
-        "algorithm": spec["algorithm"] + of_mode,
+        "algorithm": _SPELLED.get(spec["algorithm"], spec["algorithm"]) + of_mode,
         "dataset": dataset or spec["dataset"],
         "test_envs": [names.index(domain) for domain in spec["test_domains"]],
         "trial_seed": spec["trial_seed"],

@@ -296,13 +296,13 @@ def kept_file(study: Study, folder: Path) -> dict[Path, str]:
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-find-names
 def _find_algorithm(text: str, folder: Path) -> str:
     """The registered name of an algorithm; one of `file.py:Name` is registered first."""
-    from hmoe_repro.algorithms import get_algorithm
+    from hmoe_repro.algorithms import SPELLINGS, get_algorithm
     from hmoe_repro.algorithms.from_file import algorithm_from_file, is_file_algorithm
 
     if is_file_algorithm(text):
         return algorithm_from_file(str(folder / Path(text).expanduser()))
     get_algorithm(text)
-    return text
+    return SPELLINGS.get(text, text)
 
 
 def find_dataset(text: str, folder: Path) -> str:
