@@ -112,12 +112,27 @@ def passes(algorithm, batches):
     return seen
 
 
-@pytest.mark.parametrize("name", [*SEPARATE, "ERM", "IRM", "VREx", "Fishr", "RSC", "DANN", "CDANN"])
+JOINT = """
+    ERM IRM VREx Fishr RSC DANN CDANN SD IB-ERM IB-IRM CAD CondCAD RDM SelfReg TRM URM
+""".split()
+
+
+@pytest.mark.parametrize("name", [*SEPARATE, "CausIRL-CORAL", "CausIRL-MMD", "EQRM", *JOINT])
 def test_passes_are_those_of_domainbed_where_it_matters_and_joint_elsewhere(name):
     algorithm, frozen = normed(name)
-    assert passes(algorithm, random_domains(0)) == ([5, 5, 5] if name in SEPARATE else [15])
+    assert passes(algorithm, random_domains(0)) == ([15] if name in JOINT else [5, 5, 5])
     frozen.featurizer.eval()
     assert passes(frozen, random_domains(0)) == [15]
+
+
+@pytest.mark.parametrize("name", ["ANDMask", "SANDMask", "IGA"])
+def test_gradients_of_domains_are_of_passes_of_their_own(name):
+    for algorithm in normed(name):
+        assert passes(algorithm, random_domains(0)) == [5, 5, 5]
+
+
+def test_transfer_passes_all_images_and_then_each_domain_before_and_after_its_step():
+    assert passes(normed("Transfer")[0], random_domains(0)) == [15, *[5] * 6]
 
 
 @pytest.mark.parametrize("name", SEPARATE)
