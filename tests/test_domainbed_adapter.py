@@ -32,15 +32,15 @@ def checkout(root, tmp_path, monkeypatch, own_names):
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(root / "tests" / "domainbed_checkout", folder, ignore=ignore)
     monkeypatch.setenv("HMOE_DOMAINBED", str(folder))
-    forget(monkeypatch)
+    forget()
     yield folder
-    forget(monkeypatch)
+    forget()
 
 
-def forget(monkeypatch):
+def forget():
     _import_checkout.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "domainbed"]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
 
 
 def config(name, **more):
@@ -150,7 +150,7 @@ def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
     with open(checkout / "domainbed/lib/misc.py", "a") as file:
         file.write("\n# changed\n")
     (checkout / "domainbed/datasets.py").write_text("# not used")
-    forget(monkeypatch)
+    forget()
     from hmoe_repro.algorithms.base import ALGORITHMS
 
     del ALGORITHMS["domainbed:ERM"]
@@ -159,7 +159,7 @@ def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
     assert second.run_id != first.run_id
     assert "another source (hash" in run(first, store)["reason"]
     (checkout / "domainbed/datasets.py").write_text("# still not used")
-    forget(monkeypatch)
+    forget()
     del ALGORITHMS["domainbed:ERM"]
     assert config("ERM") == second
     monkeypatch.setenv("HMOE_DOMAINBED", str(tmp_path))

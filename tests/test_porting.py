@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from commands import hmoe
+from test_domainbed_adapter import forget
 
 from hmoe_repro.algorithms import FAMILIES, describe_algorithm
 from hmoe_repro.algorithms.conformance import random_batches
@@ -111,14 +112,13 @@ def ported(root, tmp_path, monkeypatch, own_names):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     theirs, ours, last = blocks(root)
     (tmp_path / "ported.py").write_text("\n\n".join(ours))
-    _import_checkout.cache_clear()
+    forget()
     checkout = _import_checkout(root / "tests" / "domainbed_checkout")
     import ported
 
     yield checkout.algorithms, theirs, ported, last
-    _import_checkout.cache_clear()
-    for name in [n for n in sys.modules if n == "ported" or n.split(".")[0] == "domainbed"]:
-        del sys.modules[name]
+    forget()
+    del sys.modules["ported"]
 
 
 def test_both_sides_of_the_page_train_to_the_same_weights(ported):
