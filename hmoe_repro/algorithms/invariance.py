@@ -46,8 +46,8 @@ class IRM(AnnealedPenalty, ERM):
     def loss(self, minibatches):
         domain_sizes(minibatches, at_least=2)
         logits = self.predict(concatenate(minibatches)[0])
+        penalty = irm_penalty(logits, minibatches)  # first: the order of gradients is part of runs
         nll = domain_losses(logits, minibatches).mean()
-        penalty = irm_penalty(logits, minibatches)
         return {"loss": nll + self.penalty_weight * penalty, "nll": nll, "penalty": penalty}
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-vrex
