@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hmoe_repro.analysis.results import results
 from hmoe_repro.analysis.tables import cost_table
-from hmoe_repro.core.errors import check_choice
+from hmoe_repro.core.errors import check_choice, plural
 from hmoe_repro.core.files import repo_root, write_atomic
 from hmoe_repro.core.style import markdown_table
 from hmoe_repro.core.toml import packaged
@@ -76,7 +76,7 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
     if pages[0].endswith(".ipynb"):
         return "explained", f"[notebook]({pages[0]})"
     made = {}  # (profile, page) -> its provenance, if it is rendered from runs
-    for profile in ("paper", *README_PROFILES):
+    for profile in README_PROFILES:
         for page in filter(None, pages):
             facts = facts_of(repo_root() / "figures" / profile / f"{page}.ipynb")
             if facts.get("records") or "record_sha256" in facts:
@@ -97,7 +97,10 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
         for name in block.datasets
     }
     status = "stand-in" if wanted and used and not used & wanted else "reduced"
-    return "full" if full else status, ", ".join(links)
+    seeds = {len(made[p, page]["trial_seed"]) for p, page in made if p == "paper"}
+    if full:
+        status = f"full ({plural(min(seeds), 'seed')})" if seeds else "full"
+    return status, ", ".join(links)
 
 
 def status_words() -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
+from hmoe_repro.report.gallery import README_PROFILES
 
 sys.path.append(str(repo_root() / ".ci"))
 import readme  # noqa: E402
@@ -121,7 +122,7 @@ def test_links_lead_to_files(page):
     assert (links or page == "CONTRIBUTING.md") and not missing, missing
 
 
-@pytest.mark.parametrize("folder", ["quick", "mnist", "pacs", "bench"])
+@pytest.mark.parametrize("folder", README_PROFILES)
 def test_links_of_executed_pages_lead_to_files(folder):
     missing, found = [], 0
     for page in sorted((repo_root() / "figures" / folder).glob("*.ipynb")):
@@ -166,7 +167,7 @@ def test_the_results_begin_with_the_answer_of_each_page():
 
     said = RESULTS.read_text(encoding="utf-8")
     assert len(said.splitlines()) <= 150
-    for profile in ("quick", "mnist", "pacs", "bench"):
+    for profile in README_PROFILES:
         for page in sorted((repo_root() / "figures" / profile).glob("*.ipynb")):
             verdict = page_texts(page)[f"{page.stem}_verdict.md"].removeprefix("- ")
             (row,) = (

@@ -509,6 +509,33 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
     assert report_study(first, output=reports) == "page"  # a file that was moved
 
 
+def test_a_study_is_published_as_its_runs_end(tmp_path, monkeypatch):
+    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.training.run import run
+    from hmoe_repro.training.store import RunStore
+
+    monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
+    store, path = RunStore(tmp_path / "runs"), tmp_path / "two.toml"
+    head = 'title = "two"\nalgorithms = ["ERM"]\ndatasets = ["DigitDomainsTiny"]\ntest_domains = ["photo"]\n'
+    path.write_text(f'{head}seeds = 2\nsteps = 1\nnetwork = "small_cnn"\n')
+    first, second = study_specs(str(path))
+    with pytest.raises(HmoeError, match="no run of study 'two' is complete. Fix: .hmoe sweep two"):
+        publish_studies([str(path)], store, partial=True)
+    run(first, store)
+    assert publish_studies([str(path)], store, True) == {tmp_path / "results" / "two.jsonl": 1}
+    kept = (tmp_path / "results" / "two.jsonl").read_text()
+    with pytest.raises(HmoeError, match="1 of 2 runs of study 'two' have no record yet"):
+        publish_studies([str(path)], store)
+    store.path(first.run_id).rename(tmp_path / "elsewhere")
+    run(second, store)
+    with pytest.raises(HmoeError, match=f"1 published run of .* would be lost: {first.run_id}"):
+        publish_studies([str(path)], store, partial=True)
+    assert (tmp_path / "results" / "two.jsonl").read_text() == kept
+    (tmp_path / "elsewhere").rename(store.path(first.run_id))
+    for partial in (True, False):
+        assert publish_studies([str(path)], store, partial)[tmp_path / "results" / "two.jsonl"] == 2
+
+
 def test_lines_are_found_whatever_stands_around_them():
     text = 'a = """\nb = 1\n"""\n# b = 2\nb = 3\n[c]\nb = { d = 1, e = [\n  2,\n  3] }\n'
     text += "[[f]]\n[[f]]\nb = 4\n"

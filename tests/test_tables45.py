@@ -87,7 +87,7 @@ def test_nothing_differs_in_a_whole_study(dataset):
     ],
 )
 def test_each_difference_is_named_and_nothing_else(dataset, change, line):
-    assert setting_diff(whole(dataset, **change)) == [line]
+    assert protocol_diff(whole(dataset, **change)) == [line]
 
 
 def test_a_difference_of_some_algorithms_names_them():
@@ -116,6 +116,13 @@ def test_ours_beside_the_paper_by_hand():
     assert paper_line(table.reset_index()).startswith("In ")
     with pytest.raises(HmoeError, match="not the paper's protocol.*Fix: show"):
         against_paper(whole(steps=300), numbers)
+
+
+def test_one_seed_is_set_beside_the_paper_without_an_interval():
+    numbers = paper_numbers(dataset="ColoredMNIST", artefact=["HMOE Table 4", "HMOE Table 1"])
+    table = against_paper(whole(seeds=(0,)), numbers)
+    assert table.low.isna().all() and not table.outside.any() and table.difference.notna().all()
+    assert paper_line(table).startswith("Against the paper, not decided: one trial seed has no")
 
 
 def test_an_undertrained_row_is_compared_and_named():

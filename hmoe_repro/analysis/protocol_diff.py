@@ -166,15 +166,16 @@ def _ours_and_theirs(frame, study) -> tuple[pd.DataFrame, pd.DataFrame]:
     return _run_settings(frame), study_settings(*studies)
 
 
-def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
+def setting_diff(frame: pd.DataFrame, study=None, seeds: bool = False) -> list[str]:
     """One line for each setting in which these runs, failed ones included, differ from the file of
     a `study` of the paper's protocol (a name or several; without one, that of HMOE's table on these
-    data); an empty list if none does. `HmoeError` for data that no table of HMOE is about, and an
-    unknown study."""
+    data), and, with `seeds`, fewer trial seeds; an empty list if none does. `HmoeError` for data
+    that no table of HMOE is about, and an unknown study."""
     ours, full = _ours_and_theirs(frame, study)
     algorithms = sorted(set(ours.algorithm), key=rank)
     common = [who for who in algorithms if who in set(full.algorithm)]
     names = [*_WORDS, *(full.filter(like="hparams.") if common else ())]
+    names = [name for name in names if seeds or name != "trial_seed"]
     owners = {name: {} for name in names}  # name -> difference -> algorithms
     for who in common or algorithms:
         mine = ours[ours.algorithm == who]
@@ -200,9 +201,9 @@ def setting_diff(frame: pd.DataFrame, study=None) -> list[str]:
 
 # %% ../../nbs/07_analysis/08_protocol_diff.ipynb #def-incomplete-cells
 def protocol_diff(frame: pd.DataFrame, study=None) -> list[str]:
-    """`setting_diff`, and the algorithms of a named `study` that were not run, and those that it
-    lacks. An empty list if nothing differs."""
-    lines = setting_diff(frame, study)
+    """`setting_diff`, fewer trial seeds, the algorithms of a named `study` that were not run, and
+    those that it lacks. An empty list if nothing differs."""
+    lines = setting_diff(frame, study, seeds=True)
     if study:
         ours, full = (set(table.algorithm) for table in _ours_and_theirs(frame, study))
         for words, names in (("not run", full - ours), ("not in the paper's table", ours - full)):

@@ -13,12 +13,15 @@ from .options import argument, option, print_frame, say
 from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
-def publish_command(studies: argument(list[str], "Studies, such as quick-digits.")):
+def publish_command(
+    studies: argument(list[str], "Studies, such as quick-digits."),
+    partial: option(bool, "Only complete runs, others later.", "--partial") = False,
+):
     """Copy finished studies from the store to `results/`."""
     from hmoe_repro.report.reproduce import publish_studies
     from hmoe_repro.training.store import RunStore
 
-    for path, count in publish_studies(studies, RunStore()).items():
+    for path, count in publish_studies(studies, RunStore(), partial).items():
         print(f"{count} records in {path.parent.name}/{path.name}")
 
 

@@ -117,7 +117,7 @@ def browsable(output, profiles: list[str]) -> Path:
     return Path(output) / "index.html"
 
 # %% ../../nbs/08_report/03_gallery.ipynb #def-update-readme
-README_PROFILES = ("quick", "mnist", "pacs", "bench")  # those with blocks
+README_PROFILES = ("paper", "quick", "mnist", "pacs", "bench")  # those with blocks
 
 
 def update_readme() -> str:

@@ -340,5 +340,6 @@ class Page(_Outputs):
         if numbers is not None and not self.reduced:
             table = published.against_paper(frame, numbers, self.protocol)
             lines.append(published.paper_line(table))
-            self.show(table)
+            same = [name for name in ("dataset", "network") if table[name].nunique() == 1]
+            self.table(table.drop(columns=same), "beside_paper", "Ours beside the paper's, percent")
         return lines

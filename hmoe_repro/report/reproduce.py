@@ -47,15 +47,35 @@ from ..studies.sweep import Batch
 from ..training.store import RunStore, outcome, publish_study, repeats, verify_studies
 
 # %% ../../nbs/08_report/04_reproduce.ipynb #def-write-studies
-def publish_studies(studies: list[str], store: RunStore) -> dict[Path, int]:
+def _complete(study: str, run_ids: list[str], store: RunStore) -> list[str]:
+    """Those of a study's runs that are complete in the store. `HmoeError` if none is, or one that
+    is published is not."""
+    done = [i for i in run_ids if (store.read(i) or {}).get("status") == "complete"]
+    file = results_dir() / f"{study}.jsonl"
+    kept = set(results(study).run_id) if file.exists() else set()
+    if lost := kept.intersection(run_ids).difference(done):
+        raise HmoeError(
+            f"{plural(len(lost), 'published run')} of study {study!r} would be lost: "
+            f"{', '.join(sorted(lost)[:4])} is not complete in {store.folder}.",
+            fix="publish from the store that has them, or `hmoe unpack` an archive of them here.",
+        )
+    if not done:
+        raise HmoeError(f"no run of study {study!r} is complete.", fix=f"`hmoe sweep {study}`.")
+    return done
+
+
+def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[Path, int]:
     """Copy finished studies from the store to `results/`; file -> number of records. `HmoeError`
-    for an unknown study, for two of one name, and where a run is missing or failed."""
+    for an unknown study, for two of one name, and where a run is missing or failed; if `partial`,
+    only where none is complete, or one that is published is not in the store."""
     run_ids = {study: [spec.run_id for spec in study_specs(study)] for study in studies}
     read, written = {named: read_study(named) for named in run_ids}, {}
     if len({study.name for study in read.values()}) < len(read):
         names = " and ".join(map(str, read))
         raise HmoeError(f"{names} are two studies of one name.", fix="rename one.")
     for named, study in read.items():
+        if partial:
+            run_ids[named] = _complete(study.name, run_ids[named], store)
         arrays = runs_with_arrays(named)
         shown = study.name.endswith("-pacs") or not study.name.startswith("pacs-")
         without = None if shown else "panel_"  # Fig. 6 alone shows images
