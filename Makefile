@@ -37,7 +37,7 @@ check: $(READY)
 	$(call timed,$(PYTEST) -q -m "not slow" $(CHECKED))
 
 figures: $(READY)
-	$(call timed,$(foreach profile,quick mnist pacs,$(BIN)/hmoe figures --profile $(profile) &&) \
+	$(call timed,$(foreach profile,quick mnist pacs paper,$(BIN)/hmoe figures --profile $(profile) &&) \
 	  $(BIN)/hmoe figures --profile bench)
 
 notebooks: $(READY)

@@ -60,7 +60,7 @@ def card(paper: str, item: str, shows: str, pages: tuple[str, ...]) -> str:
     found = [path for page in pages if page for path in sorted(ROOT.glob(f"figures/*/{page}.png"))]
     picture = found and f"![{paper} {item}: {shows}](/{found[0].relative_to(ROOT).as_posix()})"
     links, picture = links.replace("](", "](/"), f"{picture}\n\n" if picture else ""
-    badge = f"{{bdg-{COLOURS.get(status, 'secondary')}}}`{status}`"
+    badge = f"{{bdg-{COLOURS.get(status.split()[0], 'secondary')}}}`{status}`"
     text = f"{picture}{badge} {shows[0].upper()}{shows[1:]}.\n\n:::{{card-footer}}\n{links}\n:::"
     return f"::::{{grid-item-card}} {paper} {item}\n{text}\n::::\n"
 
