@@ -516,7 +516,8 @@ def test_a_study_is_published_as_its_runs_end(tmp_path, monkeypatch):
 
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
     store, path = RunStore(tmp_path / "runs"), tmp_path / "two.toml"
-    head = 'title = "two"\nalgorithms = ["ERM"]\ndatasets = ["DigitDomainsTiny"]\ntest_domains = ["photo"]\n'
+    head = 'title = "two"\nalgorithms = ["ERM"]\ndatasets = ["DigitDomainsTiny"]\n'
+    head += 'test_domains = ["photo"]\n'
     path.write_text(f'{head}seeds = 2\nsteps = 1\nnetwork = "small_cnn"\n')
     first, second = study_specs(str(path))
     with pytest.raises(HmoeError, match="no run of study 'two' is complete. Fix: .hmoe sweep two"):
