@@ -31,6 +31,7 @@ PUBLISHED = {}  # profile and first word of a study -> the published studies tha
 for name in sorted(path.stem for path in results_dir().glob("*.jsonl")):
     PUBLISHED.setdefault("-".join(name.split("-")[:2]), []).append(name)
 EMBEDDED = ("smoke-", "quick-")
+PARTLY = {"paper-colored"}  # published as their runs end
 SMALL = """title = "two algorithms"  # a comment, with a = sign
 algorithms = [
     "ERM",
@@ -86,16 +87,21 @@ def test_published_runs_are_those_of_the_file(alike):
         lines = (results_dir() / f"{study}.jsonl").read_text().splitlines()
         configs = {record["run_id"]: record["config"] for record in map(json.loads, lines)}
         published = {i: RunConfig.from_dict(config).to_dict() for i, config in configs.items()}
-        assert count_runs(study) == len(published), study
+        part = study in PARTLY
+        assert len(published) < count_runs(study) if part else count_runs(study) == len(published)
         specs, reason = specs_or_reason(study)
         if specs is None:
             assert not study.startswith(EMBEDDED) and "Fix:" in reason, study
             missing.append(study)
             continue
-        assert {spec.run_id: spec.to_dict() for spec in specs} == published, study
+        of_file = {spec.run_id: spec.to_dict() for spec in specs}
+        assert published == (
+            {run_id: of_file[run_id] for run_id in published} if part else of_file
+        ), study
         folder = results_dir() / study
         arrays = {path.stem for path in folder.glob("*.safetensors")} if folder.is_dir() else set()
-        assert set(runs_with_arrays(study)) == arrays, study
+        wanted = set(runs_with_arrays(study))
+        assert arrays == (wanted & published.keys() if part else wanted), study
     if missing:
         pytest.skip(f"not compared, because data are not here: {', '.join(missing)}")
 
