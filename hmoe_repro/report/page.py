@@ -241,12 +241,13 @@ class _Outputs(_Results):
 
     def differences(self, *lines: str):
         """List what differs from the paper's protocol, for each data set, and `lines`."""
-        parts = {"": self.frame} if self.protocol and self.studies else frame_parts(self.frame)
+        protocol = self.protocol or (self.studies if self.profile == "paper" else None)
+        parts = {"": self.frame} if protocol and self.studies else frame_parts(self.frame)
         try:
             found = [
                 f"- {name}{': ' if name else ''}{line}"
                 for name, part in parts.items()
-                for line in protocol_diff(part, self.protocol)
+                for line in protocol_diff(part, protocol)
             ]
         except HmoeError:  # data that no table has
             found = [f"- {line}" for line in self.reduced]
