@@ -142,13 +142,26 @@ def code_cells(page: str, cell: dict, alt: str, evidence: bool) -> list[dict]:
     return [*([] if what == "imports" else exported(page, cell)), made]
 
 
+def figure_first(cells: list[dict]) -> list[dict]:
+    """The cells of a page with the section that is named like a figure of the paper, '## Figure 3',
+    before all other sections."""
+    parts = [[]]
+    for cell in cells:
+        if cell["cell_type"] == "markdown" and cell["source"].startswith("## "):
+            parts.append([])
+        parts[-1].append(cell)
+    first, *sections = parts
+    sections.sort(key=lambda part: not re.match(r"## Figure \d+\n", part[0]["source"]))
+    return sum(sections, first)
+
+
 def notebook(page: str) -> str:
     """The page of the book that is made from a notebook, as its JSON. A picture's alternative text
     is the title of the page and the heading above the picture."""
     cells, made, heading, seen = cells_of(page), [], "", Counter()
     module, evidence = module_of(cells), page.startswith("figures/")
     saved = saved_pictures(page, cells) if evidence else {}
-    for cell in cells:
+    for cell in figure_first(cells):
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"^#+ (.*)$", cell["source"], re.M) or [heading])[-1]
             text = markdown(page, cell["source"]) + computed_by(cell["source"])
