@@ -78,12 +78,12 @@ function canvas(label, ratio, draw) {
 // 1. The gate: three embeddings and six codes in the plane.
 const HALF = 4;  // the plane goes from -HALF to HALF
 const CORNERS = [[-2.2, -1.3], [2.2, -1.3], [0, 2.5]];
-const near = (e, side) => [e[0] + 0.25 * side, e[1] + 0.15];
+const near = (e, side) => [e[0] + 0.3 * side, e[1] + 0.3];
 const PRESETS = {
   "one clump for each expert": CORNERS.flatMap(e => [near(e, -1), near(e, 1)]),
-  "all at one expert": [0, 1, 2, 3, 4, 5].map(i => [CORNERS[0][0] + 0.2 * Math.cos(i),
-    CORNERS[0][1] + 0.2 * Math.sin(i)]),
-  "all in the middle": [0, 1, 2, 3, 4, 5].map(i => [0.25 * Math.cos(i), 0.05 + 0.25 * Math.sin(i)]),
+  "all at one expert": [0, 1, 2, 3, 4, 5].map(i => [CORNERS[0][0] + 0.5 * Math.cos(i),
+    CORNERS[0][1] + 0.5 * Math.sin(i)]),
+  "all in the middle": [0, 1, 2, 3, 4, 5].map(i => [0.5 * Math.cos(i), 0.03 + 0.5 * Math.sin(i)]),
 };
 
 function gate(root) {
@@ -109,11 +109,11 @@ function gate(root) {
 
   const handles = [];
   function handle(point, name, isCode) {
-    const mark = isCode ? el("circle", {r: 0.17, class: "play-code"})
-      : el("rect", {x: -0.2, y: -0.2, width: 0.4, height: 0.4, class: "play-embedding"});
-    const text = el("text", {y: isCode ? -0.28 : 0.6, "text-anchor": "middle"}, name);
+    const mark = isCode ? el("circle", {r: 0.22, class: "play-code"}) : el("rect",
+      {x: -0.22, y: -0.22, width: 0.44, height: 0.44, fill: COLOURS[+name[1] - 1]});
+    const text = el("text", {y: isCode ? 0.11 : 0.62}, isCode ? name[1] : name);
     const g = el("g", {tabindex: 0, role: "button", class: "play-handle", "data-name": name},
-      el("circle", {r: 0.48, fill: "transparent"}), mark, text);
+      el("circle", {r: 0.4, fill: "transparent"}), mark, text);
     const move = (x, y) => {
       point[0] = Math.max(-HALF + 0.2, Math.min(HALF - 0.2, x));
       point[1] = Math.max(-HALF + 0.2, Math.min(HALF - 0.2, y));
@@ -147,7 +147,7 @@ function gate(root) {
 
   const numbers = el("div", {class: "play-numbers"});
   const bars = (title, p, symbol) => el("div", {}, el("strong", {}, title), ...p.map((x, k) =>
-    el("div", {class: "play-bar"}, el("span", {}, `${symbol}${"₁₂₃"[k]}`),
+    el("div", {class: "play-bar"}, el("span", {}, symbol, el("sub", {}, `${k + 1}`)),
       el("span", {class: "play-track"},
         el("span", {style: `width: ${100 * x}%; background: ${COLOURS[k]}`})),
       el("output", {"data-value": `${symbol}${k + 1}`}, x.toFixed(3)))));
@@ -164,7 +164,7 @@ function gate(root) {
     }
     const rows = state.v.map(gateAt);
     numbers.replaceChildren(
-      bars(`Gate values of the code v${"₁₂₃₄₅₆"[state.chosen]}`, rows[state.chosen], "p"),
+      bars(`Gate values of code ${state.chosen + 1}`, rows[state.chosen], "p"),
       bars("Load: the mean over the six codes", load(rows), "P"),
       el("div", {}, el("strong", {}, `Losses, between 0 and log 3 = ${Math.log(3).toFixed(3)}`),
         loss("L", "en", "each code decided?", entropyLoss(rows)),
@@ -178,8 +178,8 @@ function gate(root) {
     state.chosen = 0;
     svg.replaceChildren();
     handles.length = 0;
-    state.e.forEach((e, k) => handle(e, `e${"₁₂₃"[k]}`, false));
-    state.v.forEach((v, i) => handle(v, `v${"₁₂₃₄₅₆"[i]}`, true));
+    state.e.forEach((e, k) => handle(e, `e${k + 1}`, false));
+    state.v.forEach((v, i) => handle(v, `v${i + 1}`, true));
     update(true);
   }
 
@@ -210,7 +210,7 @@ function gate(root) {
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 
 function film(root, data) {
-  const GRID = 121, K = 3, marks = {};
+  const GRID = 121, K = 3, DASHES = [[], [7, 3], [2, 3]], marks = {};
   const state = {losses: Object.keys(data.runs)[0], seed: 0, epoch: 0, shown: false};
   for (const run of Object.values(data.runs))
     for (const name of ["experts", "gates"]) run[name] = bytes(run[name]);
@@ -224,11 +224,15 @@ function film(root, data) {
     for (let k = 0; k < K; k++) {
       context.strokeStyle = COLOURS[k];
       context.lineWidth = 2;
-      context.setLineDash([[], [7, 3], [2, 3]][k]);
+      context.setLineDash(DASHES[k]);
       context.beginPath();
-      for (let i = 0; i < GRID; i++)
-        context.lineTo(x(data.ends[0] + (data.ends[1] - data.ends[0]) * i / (GRID - 1)),
-          y(values[begin + i * K + k] / 255));
+      for (let i = 0, pen = "moveTo"; i < GRID; i++) {
+        const value = values[begin + i * K + k], outside = values === run().experts
+          && (value === 0 || value === 255);  // of the picture: the line is interrupted
+        context[pen](x(data.ends[0] + (data.ends[1] - data.ends[0]) * i / (GRID - 1)),
+          y(value / 255));
+        pen = outside ? "moveTo" : "lineTo";
+      }
       context.stroke();
     }
     context.setLineDash([]);
@@ -318,6 +322,8 @@ function film(root, data) {
       update();
     }), play),
     seedPlace, epochs.element, picture.element,
+    el("p", {class: "play-legend"}, ...["expert 1", "expert 2 (dashed)", "expert 3 (dotted)"].map(
+      (name, k) => el("span", {}, el("i", {style: `background: ${COLOURS[k]}`}), name))),
     el("div", {class: "play-row"}, button("✓ found", () => judge(1)),
       button("✗ not found", () => judge(0)), button("compare with the rule", () => {
         state.shown = true;
@@ -348,7 +354,9 @@ function digits(root, data) {
 
   function colours() {
     const shown = run().places.map((_, i) => values[state.by](i)).slice(0, run().known);
-    return Object.fromEntries([...new Set(shown)].sort().map((name, i) => [name, COLOURS[i]]));
+    const names = state.by === "domain" ? data.domains : [...new Set(shown)].sort();
+    return Object.fromEntries(names.map((name, i) => [name, COLOURS[i]])
+      .filter(([name]) => shown.includes(name)));
   }
 
   function paint(context, width, height) {
@@ -420,7 +428,7 @@ function digits(root, data) {
     event.preventDefault();
     show((state.at + step + place.length) % place.length);
   });
-  const runs = data.runs.map((r, i) => [i, `test domain ${r.test}: domains `
+  const runs = data.runs.map((r, i) => [i, `${r.test} held out: `
     + `${r.nmi.domain >= 0.9 ? "found" : "not found"} (NMI ${r.nmi.domain.toFixed(2)})`]);
   sheet.src = data.sheet;
   root.replaceChildren(
