@@ -338,7 +338,7 @@ def test_every_link_leads_somewhere(site):
 def test_the_site_is_small_and_nothing_else_is_left(site):
     assert [path.name for path in site.parent.iterdir()] == ["html"]
     assert finish.size_of(site) < 60e6
-    unused = [path for pattern in finish.UNUSED for path in site.glob(pattern)]
+    unused = [p for pattern in finish.UNUSED for p in site.glob(pattern) if p.is_file()]
     assert {path.name for path in unused} == set(finish.KEPT)
 
 
@@ -469,7 +469,7 @@ def test_the_page_of_fig_3_begins_with_the_figure(site, window):
     browser.opened(window, site / "figures/quick/hmoe_fig3.html")
     picture = window.locator("article img").first
     assert picture.get_attribute("alt").startswith("Figure 3")
-    assert picture.bounding_box()["y"] < 600
+    assert picture.bounding_box()["y"] < 750
 
 
 # The page to play with.

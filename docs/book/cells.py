@@ -144,15 +144,15 @@ def code_cells(page: str, cell: dict, alt: str, evidence: bool) -> list[dict]:
 
 def figure_first(cells: list[dict]) -> list[dict]:
     """The cells of a page with the section that is named like a figure of the paper, '## Figure 3',
-    before all other sections."""
-    parts = [[]]
+    directly below the first cell."""
+    section, place = "", []
     for cell in cells:
-        if cell["cell_type"] == "markdown" and cell["source"].startswith("## "):
-            parts.append([])
-        parts[-1].append(cell)
-    first, *sections = parts
-    sections.sort(key=lambda part: not re.match(r"## Figure \d+\n", part[0]["source"]))
-    return sum(sections, first)
+        if cell["cell_type"] == "markdown":
+            section = (re.findall(r"^## .*$", cell["source"], re.M) or [section])[0]
+        place.append(cell is not cells[0] and not re.fullmatch(r"## Figure \d+", section))
+    return [
+        cell for late in (False, True) for cell, is_late in zip(cells, place) if is_late == late
+    ]
 
 
 def notebook(page: str) -> str:

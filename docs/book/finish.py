@@ -6,18 +6,26 @@ import re
 from html import unescape
 from pathlib import Path
 
-# Of MathJax only what `tex-chtml.js` may load; mathmaps are for formulas that are read aloud.
+# Of MathJax only `tex-chtml.js` and what it may load; mathmaps are for formulas read aloud.
 UNUSED = [
     "**/*.map",
+    "_static/locales/**/*.*",
+    "_static/mathjax/core.js",
+    "_static/mathjax/node-main.js",
     "_static/mathjax/tex-chtml-*",
     "_static/mathjax/*mml-*",
     "_static/mathjax/tex-svg*",
-    "_static/mathjax/output/svg/**/*.js",
+    "_static/mathjax/input/*.js",
+    "_static/mathjax/input/mml/**/*.*",
+    "_static/mathjax/output/**/*.js",
     "_static/mathjax/sre/mathmaps/*.json",
     "slides/_static/revealjs/**/*.esm.js",
+    "slides/_static/revealjs/**/*.ttf",
+    "slides/_static/revealjs/**/*.eot",
+    "slides/_static/revealjs/plugin/highlight/*",
 ]
 KEPT = ("base.json", "en.json", "nemeth.json")
-LENGTH = 6000  # characters of a page that the search can quote
+LENGTH = 4000  # characters of a page that the search can quote
 
 SEARCH = """const TEXTS = %s;
 window.fetch = async url => ({text: async () => {
@@ -45,7 +53,7 @@ def text_of(page: str) -> str:
 def finish(site: Path) -> None:
     """Remove what no page needs, and write the texts for the search."""
     for pattern in UNUSED:
-        for path in (p for p in site.glob(pattern) if p.name not in KEPT):
+        for path in [p for p in site.glob(pattern) if p.is_file() and p.name not in KEPT]:
             path.unlink()
     pages = sorted(p for p in site.rglob("*.html") if not {"_static", "slides"} & {*p.parts})
     texts = {p.relative_to(site).as_posix(): text_of(p.read_text(encoding="utf-8")) for p in pages}
