@@ -421,7 +421,7 @@ QUESTIONS = {
     "Where is equation 4 computed?": (
         ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
         "Gating",
-        "log(p.shape[-1]) - entropy(p.mean(-2))",
+        "math.log(load.shape[-1]) - entropy(load)",
     ),
     "What is the code of equation 2?": (
         ["Where is an equation computed?", "eq. 2"],
@@ -529,7 +529,7 @@ def test_a_finger_drags_an_embedding(played):
     ):
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     touch.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
-    assert value(played, "p1") < before - 0.1
+    assert value(played, "p1") < before - 0.05
 
 
 def test_only_the_softmax_of_distances_has_a_scale(played):
@@ -544,9 +544,11 @@ def test_only_the_softmax_of_distances_has_a_scale(played):
     assert gates["square", "0"] > 0.9 > 0.5 > gates["square", "-1"]
     played.locator("#play-gate select").select_option("paper")
     played.get_by_label("ε").first.fill("2")
-    assert value(played, "L_en") > 1
+    assert value(played, "L_en") > 1 and value(played, "L_kl") < 0.01
+    stretch.fill("0")
+    played.get_by_label("ε").first.fill("-6")
     played.get_by_role("button", name="all at one expert").click()
-    assert value(played, "L_kl") > 0
+    assert value(played, "L_en") < 0.5 < value(played, "L_kl")
 
 
 def test_the_gate_in_a_browser_is_that_of_the_library(site, window):
