@@ -31,7 +31,9 @@ LOOK = """() => {
     if (!math.querySelector("mjx-container")) wrong.push(`not typeset: ${math.textContent}`);
   for (const cell of document.querySelectorAll("td.number, table.dataframe td")) {
     const range = document.createRange();
-    range.selectNodeContents(cell);
+    let text = cell;
+    while (text.firstChild) text = text.firstChild;
+    range.selectNodeContents(text);
     const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
     if (/^[-+−]?\\d\\S*$/.test(cell.textContent.trim()) && lines.size > 1)
       wrong.push(`a number on ${lines.size} lines: ${cell.textContent}`);
