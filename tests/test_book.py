@@ -146,6 +146,9 @@ def test_a_page_of_evidence_has_its_data_its_profile_and_its_pictures():
     assert placed["picture-errors"] == ["hmoe_fig3_errors.png"]
     text = "".join(c["source"] for c in json.loads(cells.notebook(page))["cells"])
     assert "![With and without the entropy loss (2) hmoe_fig3_errors](hmoe_fig3_errors.png)" in text
+    made = json.loads(cells.notebook(page))["cells"]
+    pictures = [c["source"] for c in made if c["source"].startswith("![")]
+    assert made[1]["source"].startswith("## Figure 3\n") and "hmoe_fig3.png" in pictures[0]
 
 
 def test_the_lines_of_the_page_on_installing_run():
