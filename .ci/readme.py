@@ -1,4 +1,4 @@
-"""Rewrite the blocks of README.md and of two pages of docs/ that are made from records.
+"""Rewrite the blocks of README.md and of three pages of docs/ that are made from records.
 
     python .ci/readme.py                 as `hmoe figures` does after rendering the pages
 
@@ -147,7 +147,7 @@ def readme_blocks() -> dict[str, str]:
     return blocks | {"times": markdown_table(times.reset_index(), 1)}
 
 
-PAGES_WITH_BLOCKS = ("README.md", "docs/results.md", "docs/deviations.md")
+PAGES_WITH_BLOCKS = ("README.md", "docs/results.md", "docs/deviations.md", "docs/book/index.md")
 
 
 def update_readme() -> str:

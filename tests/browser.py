@@ -29,6 +29,15 @@ LOOK = """() => {
   }
   for (const math of document.querySelectorAll(".math"))
     if (!math.querySelector("mjx-container")) wrong.push(`not typeset: ${math.textContent}`);
+  for (const cell of document.querySelectorAll("td.number, table.dataframe td")) {
+    const range = document.createRange();
+    let text = cell;
+    while (text.firstChild) text = text.firstChild;
+    range.selectNodeContents(text);
+    const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+    if (/^[-+−]?\\d\\S*$/.test(cell.textContent.trim()) && lines.size > 1)
+      wrong.push(`a number on ${lines.size} lines: ${cell.textContent}`);
+  }
   for (const e of document.querySelectorAll("mjx-container:not([display])")) {
     if (!e.checkVisibility()) continue;
     const style = getComputedStyle(e), scrolls = style.overflowX === "auto";

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import browser
 import pytest
+import test_play
 from notebooks import ROOT
 
 from hmoe_repro.training import selection
@@ -22,6 +23,7 @@ BOOK = ROOT / "docs" / "book"
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design", "sphinx_revealjs")
 sys.path.append(str(BOOK))
 import cells  # noqa: E402
+import finish  # noqa: E402
 import names  # noqa: E402
 import slides  # noqa: E402
 from readme import item_status  # noqa: E402
@@ -144,6 +146,9 @@ def test_a_page_of_evidence_has_its_data_its_profile_and_its_pictures():
     assert placed["picture-errors"] == ["hmoe_fig3_errors.png"]
     text = "".join(c["source"] for c in json.loads(cells.notebook(page))["cells"])
     assert "![With and without the entropy loss (2) hmoe_fig3_errors](hmoe_fig3_errors.png)" in text
+    made = json.loads(cells.notebook(page))["cells"]
+    pictures = [c["source"] for c in made if c["source"].startswith("![")]
+    assert made[1]["source"].startswith("## Figure 3\n") and "hmoe_fig3.png" in pictures[0]
 
 
 def test_the_lines_of_the_page_on_installing_run():
@@ -294,6 +299,7 @@ LOOKED_AT = [
     "symbols",
     "search",
     "docs/class_plan",
+    "play",
 ]
 
 
@@ -330,6 +336,18 @@ def test_every_link_leads_somewhere(site):
             if not target.exists() or (known is not None and fragment and fragment not in known):
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert len(marks) > 300 and not broken, broken[:20]
+
+
+def test_the_site_is_small_and_nothing_else_is_left(site):
+    assert [path.name for path in site.parent.iterdir()] == ["html"]
+    assert finish.size_of(site) < 60e6
+    unused = [p for pattern in finish.UNUSED for p in site.glob(pattern) if p.is_file()]
+    assert {path.name for path in unused} == set(finish.KEPT)
+
+
+def test_no_page_shows_what_a_machine_wrote_to_stderr(site):
+    pages = {p.name for p in html_pages(site) if "output stderr" in p.read_text(encoding="utf-8")}
+    assert not pages
 
 
 def test_names_and_the_reference_lead_to_each_other(site):
@@ -385,6 +403,12 @@ def test_the_search_finds(site, window, words):
     window.wait_for_selector("#search-results li a", timeout=20_000)
     hits = window.eval_on_selector_all("#search-results li a", "all => all.map(a => a.href)")
     assert any("gating" in hit for hit in hits), hits
+    # A page opened from a file may not read the others: their texts come with the search.
+    window.wait_for_selector("#search-results li p.context", timeout=20_000)
+    quoted = window.eval_on_selector_all(
+        "#search-results p.context", "all => all.map(p => p.innerText)"
+    )
+    assert any(words.split()[0] in text.lower() for text in quoted), quoted
 
 
 def test_folded_answers_open(site, window):
@@ -400,8 +424,14 @@ QUESTIONS = {
     "Where is equation 4 computed?": (
         ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
         "Gating",
-        "log(p.shape[-1]) - entropy(p.mean(-2))",
+        "math.log(load.shape[-1]) - entropy(load)",
     ),
+    "What is the code of equation 2?": (
+        ["Where is an equation computed?", "eq. 2"],
+        "Gating",
+        "F.log_softmax(-torch.log(d2 + eps), dim=-1)",
+    ),
+    "Does it work?": (["Is it reproduced?", "claims"], "Claims", "Does HMOE find the domains"),
     "Is Table 5 reproduced?": (["Is it reproduced?"], "Is it reproduced?", "RotatedMNIST"),
     "How do I add an algorithm?": (["How do I add an algorithm?"], "An algorithm", "hmoe sweep"),
 }
@@ -424,7 +454,7 @@ def test_three_clicks_answer_a_question(site, window, question):
 def test_slides_fit_their_page(site, window):
     browser.opened(window, site / "slides" / "class.html")
     total = window.evaluate("() => Reveal.getTotalSlides()")
-    assert total > 15
+    assert total > 15 and window.locator(".reveal mjx-container").count() > 15
     for number in range(total):
         window.evaluate(f"() => Reveal.slide({number})")
         high = window.evaluate("() => Reveal.getCurrentSlide().scrollHeight")
@@ -435,3 +465,148 @@ def test_slides_fit_their_page(site, window):
         )
         assert all(w >= 640 for w in wide), f"slide {number + 1}: {wide} of 1280 pixels wide"
     assert not window.complaints
+
+
+def test_the_page_of_fig_3_begins_with_the_figure(site, window):
+    window.set_viewport_size({"width": 1400, "height": 900})
+    browser.opened(window, site / "figures/quick/hmoe_fig3.html")
+    picture = window.locator("article img").first
+    assert picture.get_attribute("alt").startswith("Figure 3")
+    assert picture.bounding_box()["y"] < 750
+
+
+# The page to play with.
+
+
+@pytest.fixture(params=browser.WIDTHS)
+def played(site, window, request):
+    "The page to play with, fresh, at each width; nothing on it is wider than the window."
+    window.set_viewport_size({"width": request.param, "height": 900})
+    browser.opened(window, site / "play.html")
+    yield window
+    assert window.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
+    assert not window.complaints
+
+
+def middle(window, selector):
+    "The middle of an element, which is scrolled into view."
+    element = window.locator(selector)
+    element.scroll_into_view_if_needed()
+    box = element.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def value(window, name):
+    "A number of the gate's page, such as 'p1' or 'L_en'."
+    return float(window.locator(f'#play-gate [data-value="{name}"]').inner_text())
+
+
+def test_a_dragged_code_changes_its_gate(played):
+    before = value(played, "p1")
+    assert before > 0.9
+    x, y = middle(played, '[data-name="v1"] .play-code')
+    assert played.locator('[data-name="e2"] rect').is_visible()
+    played.mouse.move(x, y)
+    played.mouse.down()
+    to = played.locator('[data-name="e2"] rect').bounding_box()
+    played.mouse.move(to["x"] + to["width"] / 2, to["y"] + to["height"] / 2, steps=5)
+    played.mouse.up()
+    assert value(played, "p2") > 0.99 and value(played, "P1") < 0.3
+    played.locator('[data-name="v1"]').focus()
+    for _ in range(5):
+        played.keyboard.press("ArrowUp")
+    assert value(played, "p2") < 0.98
+
+
+def test_a_finger_drags_an_embedding(played):
+    before = value(played, "p1")
+    x, y = middle(played, '[data-name="e1"] text')
+    y -= 0.5 * played.locator(".play-plane").bounding_box()["height"] / 16
+    touch = played.context.new_cdp_session(played)
+    touch.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    for kind, points in (
+        ("touchStart", [{"x": x, "y": y}]),
+        ("touchMove", [{"x": x + 30, "y": y - 60}]),
+        ("touchMove", [{"x": x + 60, "y": y - 90}]),
+        ("touchEnd", []),
+    ):
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    touch.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    assert value(played, "p1") < before - 0.05
+
+
+def test_only_the_softmax_of_distances_has_a_scale(played):
+    stretch = played.get_by_label("stretch").first
+    gates = {}
+    for kind in ("paper", "square"):
+        played.locator("#play-gate select").select_option(kind)
+        for power in ("0", "-1"):
+            stretch.fill(power)
+            gates[kind, power] = value(played, "p1")
+    assert gates["paper", "0"] == gates["paper", "-1"]
+    assert gates["square", "0"] > 0.9 > 0.5 > gates["square", "-1"]
+    played.locator("#play-gate select").select_option("paper")
+    played.get_by_label("ε").first.fill("2")
+    assert value(played, "L_en") > 1 and value(played, "L_kl") < 0.01
+    stretch.fill("0")
+    played.get_by_label("ε").first.fill("-6")
+    played.get_by_role("button", name="all at one expert").click()
+    assert value(played, "L_en") < 0.5 < value(played, "L_kl")
+
+
+def test_the_gate_in_a_browser_is_that_of_the_library(site, window):
+    browser.opened(window, site / "play.html")
+    given = test_play.cases()
+    found = window.evaluate(f"cases => {test_play.COMPUTED}", given)
+    test_play.assert_equals_the_library(found, given)
+
+
+def test_the_reader_counts_the_seeds_of_the_film(played):
+    film = played.locator("#play-film")
+    picture = film.locator("canvas")
+    for button in ("✓ found", "✗ not found", "✓ found"):
+        film.get_by_role("button", name=button, exact=True).click()
+    assert "You: 2 found of 3 judged, of 60 seeds." in film.inner_text()
+    assert film.locator("output").first.inner_text() == "3"
+    with open(ROOT / "figures/quick/hmoe_fig3_summary.csv", encoding="utf-8", newline="") as file:
+        rule = next(csv.DictReader(file))["intervals found"]
+    assert rule not in film.inner_text()
+    film.get_by_role("button", name="compare with the rule").click()
+    assert f"Fig. 3: {rule}." in film.inner_text()
+    last = picture.evaluate("c => c.toDataURL()")
+    film.get_by_label("epoch").fill("0")
+    assert picture.evaluate("c => c.toDataURL()") != last
+    film.get_by_role("button", name="play the epochs").click()
+    played.wait_for_function(
+        "() => document.querySelectorAll('#play-film output')[1].textContent === '20,000'"
+    )
+    assert picture.evaluate("c => c.toDataURL()") == last
+    film.locator("select").select_option("L_y alone")
+    assert "0 judged, of 6 seeds" in film.inner_text()
+
+
+def test_the_map_shows_the_image_of_a_code(played):
+    place = played.locator("#play-map")
+    shown = "c => new Set(c.getContext('2d').getImageData(0, 0, 128, 128).data).size"
+    picture, image = place.locator("canvas").first, place.locator(".play-image")
+    assert image.evaluate(shown) == 1 and "Point at a code" in place.inner_text()
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    for step in range(400):  # until it comes by a code
+        row, column = divmod(step, 20)
+        played.mouse.move(
+            box["x"] + (column + 0.5) * box["width"] / 20,
+            box["y"] + (row + 0.5) * box["height"] / 20,
+        )
+        if "gate values" in place.inner_text():
+            break
+    assert image.evaluate(shown) > 5 and re.search(r"\w+, digit \d, expert \d", place.inner_text())
+    before = image.evaluate("c => c.toDataURL()")
+    picture.focus()
+    played.keyboard.press("ArrowRight")
+    assert image.evaluate("c => c.toDataURL()") != before
+    runs = place.locator("option").all_inner_texts()
+    assert any(": found" in run for run in runs) and any("not found" in run for run in runs)
+    for colour, named in (("class", "digit 9"), ("expert", "expert 3"), ("kmeans", "group 3")):
+        place.locator("select").nth(1).select_option(colour)
+        assert named in place.locator(".play-legend").inner_text()

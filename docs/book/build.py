@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import play
 import slides
 import typer
 from cells import markdown, notebook
+from finish import finish, size_of
 from names import ROOT, cell_text, reading_path
 from readme import PUBLISHED, item_status, status_words
 from sphinx.cmd.build import build_main
@@ -122,15 +124,24 @@ def gather(source: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Build everything in `folder`, anew; Sphinx's exit status."""
-    start, source, site = time.monotonic(), folder / "source", folder / "html"
+    """Build everything in `folder`, anew; Sphinx's exit status. Sources, caches and copies of
+    notebooks stay in a folder that is removed."""
+    start, work, site = time.monotonic(), folder / "work", folder / "html"
     shutil.rmtree(folder, ignore_errors=True)
-    gather(source)
-    common = ["-q", "-E", "-c", str(HERE), str(source)]
-    deck = ["-b", "revealjs", "-t", "slides", "-d", str(folder / "doctrees")]
-    status = build_main(["-j", "auto", *common, str(site)])
-    status = status or build_main([*deck, *common, str(site / "slides")])
-    print(f"{site / 'index.html'}: open it in a browser; built in {time.monotonic() - start:.0f} s")
+    gather(work / "source")
+    common = ["-q", "-E", "-d", str(work / "doctrees"), "-c", str(HERE), str(work / "source")]
+    status = build_main(["-j", "auto", *common, str(work / "html")])
+    deck = ["-b", "revealjs", "-t", "slides", *common, str(work / "slides")]
+    status = status or build_main(deck)
+    if status == 0:
+        (work / "html").rename(site)
+        (work / "slides").rename(site / "slides")
+        play.write(site / "_static/play_data.js")
+        finish(site)
+        shutil.rmtree(work)
+        took, size = time.monotonic() - start, size_of(folder) / 1e6
+        print(f"Built in {took:.0f} s, {size:.0f} MB. Open {site / 'index.html'} in a browser, or:")
+        print(f"python -m http.server --directory {site}")
     return status
 
 

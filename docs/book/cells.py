@@ -142,13 +142,26 @@ def code_cells(page: str, cell: dict, alt: str, evidence: bool) -> list[dict]:
     return [*([] if what == "imports" else exported(page, cell)), made]
 
 
+def figure_first(cells: list[dict]) -> list[dict]:
+    """The cells of a page with the section that is named like a figure of the paper, '## Figure 3',
+    directly below the first cell."""
+    section, place = "", []
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            section = (re.findall(r"^## .*$", cell["source"], re.M) or [section])[0]
+        place.append(cell is not cells[0] and not re.fullmatch(r"## Figure \d+", section))
+    return [
+        cell for late in (False, True) for cell, is_late in zip(cells, place) if is_late == late
+    ]
+
+
 def notebook(page: str) -> str:
     """The page of the book that is made from a notebook, as its JSON. A picture's alternative text
     is the title of the page and the heading above the picture."""
     cells, made, heading, seen = cells_of(page), [], "", Counter()
     module, evidence = module_of(cells), page.startswith("figures/")
     saved = saved_pictures(page, cells) if evidence else {}
-    for cell in cells:
+    for cell in figure_first(cells):
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"^#+ (.*)$", cell["source"], re.M) or [heading])[-1]
             text = markdown(page, cell["source"]) + computed_by(cell["source"])

@@ -20,6 +20,7 @@ author = "hmoe_repro contributors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_design"]
 nb_execution_mode = "off"  # outputs are those stored in the notebooks
 nb_merge_streams = True
+nb_output_stderr = "remove"  # progress and warnings of the machine that ran the notebook
 nb_render_markdown_format = "myst"
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "dollarmath", "html_image"]
 myst_ref_domains = ["std", "py"]  # asking every domain about every link took minutes
@@ -65,7 +66,8 @@ if tags.has("slides"):  # noqa: F821  (Sphinx's name for the tags of a build)
     include_patterns, exclude_patterns = ["class.ipynb"], []
     autosummary_generate = False
     revealjs_style_theme = "white"
-    revealjs_static_path = html_static_path
+    # The slides stand in a folder of the site, whose MathJax they use.
+    revealjs_static_path, mathjax_path = ["static"], f"../../_static/{mathjax_path}"
     revealjs_css_files = ["slides.css"]
     revealjs_script_conf = {"hash": True, "slideNumber": "c/t", "transition": "none"}
     revealjs_script_conf |= {"width": 1280, "height": 800, "margin": 0.03, "center": False}
@@ -103,6 +105,17 @@ def describe(app, what, full, thing, options, lines):
         lines += ["", ".. container:: exported", "", f"   {' · '.join(parts)}", ""]
 
 
+class Numbers(SphinxPostTransform):
+    """A short cell of a table that begins with a number is kept on one line."""
+
+    default_priority = 200
+
+    def run(self):
+        for entry in self.document.findall(nodes.entry):
+            if re.match(r"[-+−]?\d", entry.astext()) and len(entry.astext()) <= 20:
+                entry["classes"].append("number")
+
+
 class NameLinks(SphinxPostTransform):
     """A name of the library in code font leads to the reference where only one name can be meant:
     a plain word, such as `loss`, is one only on the page of its module, or where it is called, as
@@ -136,4 +149,5 @@ def setup(app):
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", describe)
     app.add_post_transform(NameLinks)
+    app.add_post_transform(Numbers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,69 @@
+"""What is done to the site after Sphinx: files that no page needs are removed, and the search gets
+the texts of the pages, because a page opened from a file may not fetch another."""
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+# Of MathJax only `tex-chtml.js` and what it may load; mathmaps are for formulas read aloud.
+UNUSED = [
+    "**/*.map",
+    "_static/locales/**/*.*",
+    "_static/mathjax/core.js",
+    "_static/mathjax/node-main.js",
+    "_static/mathjax/tex-chtml-*",
+    "_static/mathjax/*mml-*",
+    "_static/mathjax/tex-svg*",
+    "_static/mathjax/input/*.js",
+    "_static/mathjax/input/mml/**/*.*",
+    "_static/mathjax/output/**/*.js",
+    "_static/mathjax/sre/mathmaps/*.json",
+    "slides/_static/revealjs/**/*.esm.js",
+    "slides/_static/revealjs/**/*.ttf",
+    "slides/_static/revealjs/**/*.eot",
+    "slides/_static/revealjs/plugin/highlight/*",
+]
+KEPT = ("base.json", "en.json", "nemeth.json")
+LENGTH = 4000  # characters of a page that the search can quote
+
+SEARCH = """const TEXTS = %s;
+window.fetch = async url => ({text: async () => {
+  const page = new URL(url, location).pathname;
+  const name = Object.keys(TEXTS).find(name => page.endsWith(`/${name}`));
+  const main = document.createElement("main");
+  main.setAttribute("role", "main");
+  main.textContent = TEXTS[name] || "";
+  return main.outerHTML;
+}});
+"""
+LOAD = """<script>if (location.protocol === "file:")
+  document.write('<script src="_static/search_texts.js"><\\/script>');</script>
+</head>"""
+
+
+def text_of(page: str) -> str:
+    """The prose of a page: no code, no outputs, no marks."""
+    body = page.partition("<article")[2].partition("</article>")[0].partition(">")[2]
+    silent = r"<(pre|script|style)\b.*?</\1>|<a class=.headerlink.*?</a>"
+    body = re.sub(r"<[^>]+>", " ", re.sub(silent, " ", body, flags=re.S))
+    return " ".join(unescape(body).split())[:LENGTH]
+
+
+def finish(site: Path) -> None:
+    """Remove what no page needs, and write the texts for the search."""
+    for pattern in UNUSED:
+        for path in [p for p in site.glob(pattern) if p.is_file() and p.name not in KEPT]:
+            path.unlink()
+    pages = sorted(p for p in site.rglob("*.html") if not {"_static", "slides"} & {*p.parts})
+    texts = {p.relative_to(site).as_posix(): text_of(p.read_text(encoding="utf-8")) for p in pages}
+    script = SEARCH % json.dumps(texts, ensure_ascii=False)
+    (site / "_static/search_texts.js").write_text(script, encoding="utf-8")
+    search = site / "search.html"
+    text = search.read_text(encoding="utf-8").replace("</head>", LOAD, 1)
+    search.write_text(text, encoding="utf-8")
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
