@@ -99,6 +99,12 @@ def is_picture(cell: dict) -> bool:
     return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
 
 
+def is_silent_check(cell: dict) -> bool:
+    """Does a cell assert something and show nothing? The book folds it, so that the eye goes from
+    the text to the next value or picture."""
+    return not cell.get("outputs") and bool(re.search(r"^(    )?assert ", cell["source"], re.M))
+
+
 def folded(cell: dict, evidence: bool) -> tuple[str, str]:
     """(tag of myst-nb, what it hides) of code that readers of this page do not come for."""
     code = re.sub(r"\([^)]*\)", "", cell["source"])
@@ -107,6 +113,8 @@ def folded(cell: dict, evidence: bool) -> tuple[str, str]:
         return "hide-input", "imports"
     if cell["id"].startswith("answer"):
         return "hide-cell", "answer's code and what it prints"
+    if is_silent_check(cell):
+        return "hide-input", "check"
     drawn = is_picture(cell) or cell["id"].startswith("figure-")
     return ("hide-input", "code") if drawn or evidence else ("", "")
 
