@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import HmoeError
-from ..core.files import data_dir
+from ..core.files import data_dir, expanded
 from hmoe_repro.studies.study_file import (
+    MOST_RUNS,
     PLURAL,
     STUDIES,
     Runs,
@@ -72,10 +73,19 @@ def _places(study: Study) -> Iterator[_Place]:
                 yield _Place(block, *values, dataset, *rest)
 
 
+def _bounded_places(study: Study) -> list[_Place]:
+    """All of `_places`. `HmoeError` where they are more than `MOST_RUNS`."""
+    places = list(itertools.islice(_places(study), MOST_RUNS + 1))
+    if len(places) > MOST_RUNS:
+        cause = f"{study.file.name} has more than {MOST_RUNS:,} runs."
+        raise HmoeError(cause, fix="several studies.")
+    return places
+
+
 def count_runs(study) -> int:
     """How many runs a study has, without its data; one that two blocks describe counts twice.
     Raises `HmoeError` as `read_study` does, and where a folder is not there to be counted."""
-    return sum(1 for _ in _places(read_study(study)))
+    return len(_bounded_places(read_study(study)))
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-specs-of
 def _splits_folder(study: Study, block: int) -> str | None:
@@ -86,7 +96,7 @@ def _splits_folder(study: Study, block: int) -> str | None:
         return None
     from hmoe_repro.training.splits import own_splits
 
-    beside = file.folder / Path(runs.splits).expanduser()
+    beside = file.folder / expanded(runs.splits)
     with file.at(*setting_place(file, block, "splits")):
         return str(own_splits(beside if beside.is_dir() else data_dir() / runs.splits))
 
@@ -141,7 +151,7 @@ def _resolved(study: Study) -> Iterator[tuple[RunConfig, RunOptions]]:
     from hmoe_repro.training.planning import resolve
 
     names, file = check_study(study), study.file
-    for place in _places(study):
+    for place in _bounded_places(study):
         try:
             options = _options(study, place, names)
             yield resolve(options), options
@@ -178,7 +188,8 @@ def _has_data(study: Study, names: dict[str, str]) -> bool:
 
     try:
         for block, runs in enumerate(study.runs):
-            _splits_folder(study, block)
+            if study.name in STUDIES:
+                _splits_folder(study, block)
             for dataset in set(runs.datasets) - {TOY}:
                 load_dataset(names[dataset], 0, None)
     except HmoeError:
