@@ -8,6 +8,7 @@ __all__ = ['OTHER_FOLDER', 'repo_root', 'expanded', 'data_dir', 'runs_dir', 'res
 
 # %% ../../nbs/00_core/02_files.ipynb #imports
 import contextlib
+import functools
 import hashlib
 import os
 import tempfile
@@ -17,15 +18,23 @@ from pathlib import Path
 from .errors import NO_ROOM, HmoeError
 
 # %% ../../nbs/00_core/02_files.ipynb #def-repo-root
+def _is_project(folder: Path) -> bool:
+    settings = folder / "settings.ini"
+    return settings.exists() and "lib_name = hmoe_repro" in settings.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _checkout() -> Path | None:
+    """The project's folder, if the package is in it."""
+    folder = Path(str(resources.files("hmoe_repro"))).resolve().parent
+    return folder if _is_project(folder) else None
+
+
 def repo_root() -> Path:
     """The project's folder: the one with `settings.ini`, searched for from the package,
     then from the working directory upwards."""
-    here, package = Path.cwd(), Path(str(resources.files("hmoe_repro")))
-    for folder in (package.resolve().parent, here, *here.parents):
-        settings = folder / "settings.ini"
-        if settings.exists() and "lib_name = hmoe_repro" in settings.read_text(encoding="utf-8"):
-            return folder
-    return here
+    here = Path.cwd()
+    return _checkout() or next(filter(_is_project, (here, *here.parents)), here)
 
 # %% ../../nbs/00_core/02_files.ipynb #def-folder
 def expanded(path) -> Path:

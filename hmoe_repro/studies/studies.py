@@ -129,7 +129,8 @@ def _options(study: Study, place: _Place, names: dict[str, str]) -> RunOptions:
     runs = study.runs[place.block]
     algorithm = names.get(place.algorithm, place.algorithm)
     hparams = runs.settings(place.algorithm, runs.variants[place.variant])
-    given = {name: getattr(runs, name) for name in RunOptions.model_fields if name in dict(runs)}
+    shared = RunOptions.model_fields.keys() & Runs.model_fields.keys()
+    given = {name: getattr(runs, name) for name in shared}
     given |= {name: getattr(place, name) for name in (*PLURAL, "test_domains")}
     given |= {
         "algorithm": algorithm,
@@ -145,16 +146,26 @@ def _options(study: Study, place: _Place, names: dict[str, str]) -> RunOptions:
     return run.replace(hparams=hparams | _drawn(study, run))
 
 
-def _resolved(study: Study) -> Iterator[tuple[RunConfig, RunOptions]]:
-    """The runs of a study, and what the file asks for. `HmoeError` with file and line where one
-    cannot be."""
+def _resolved(study: Study) -> Iterator[tuple[RunConfig, _Place]]:
+    """The runs of a study with their places. Where data are the same for all trial seeds, the
+    first run is resolved, and the others differ in their seeds. `HmoeError` with file and line
+    where one cannot be."""
+    from hmoe_repro.data.registry import DATASETS
     from hmoe_repro.training.planning import resolve
 
-    names, file = check_study(study), study.file
+    names, file, known = check_study(study), study.file, {}
     for place in _bounded_places(study):
+        alike = place._replace(trial_seed=0, restart=0)
         try:
-            options = _options(study, place, names)
-            yield resolve(options), options
+            if alike not in known:
+                config = resolve(_options(study, place, names))
+                toy = place.dataset == TOY
+                if not (toy or place.draw or DATASETS[config.dataset].seeded):
+                    known[alike] = config
+            else:
+                seeds = {"trial_seed": place.trial_seed, "restart": place.restart}
+                config = known[alike].replace(**seeds)
+            yield config, place
         except HmoeError as error:
             where = place.block, error.setting or "datasets", place.algorithm, place.variant
             said = error.at(f"{place.algorithm} on {place.dataset}")
@@ -229,9 +240,11 @@ def with_settings(study, run_ids, settings: dict) -> list[RunConfig]:
     `HmoeError` as `study_specs`, and for a setting that one of the runs does not take."""
     from hmoe_repro.training.planning import resolve
 
-    found = []
-    for config, run in _resolved(read_study(study)):
+    found, study = [], read_study(study)
+    names = check_study(study)
+    for config, place in _resolved(study):
         if config.run_id in run_ids:
+            run = _options(study, place, names)
             try:
                 found.append(resolve(run.replace(hparams=run.hparams | settings)))
             except HmoeError as error:
