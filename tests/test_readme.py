@@ -102,6 +102,7 @@ def test_the_table_in_the_readme_can_be_computed_from_the_records():
         "docs/results.md",
         "docs/commands.md",
         "docs/porting.md",
+        "docs/cluster.md",
         "docs/deviations.md",
         "docs/your_own_data.md",
         "docs/class_plan.md",

@@ -24,7 +24,7 @@ from types import ModuleType
 from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
 from ..core.errors import HmoeError
-from ..core.files import runs_dir
+from ..core.files import expanded, runs_dir
 from ..core.source import Source, keep, read_kept, read_source, source_in_main, source_of
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-import-file
@@ -179,7 +179,7 @@ def algorithm_from_file(text: str) -> str:
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
         raise HmoeError(f"{text!r} does not say which algorithm.", fix="path/file.py:Name.")
-    path = Path(path).expanduser().resolve()
+    path = expanded(path).resolve()
     source = source_of(read_source(path), name, path.parent)
     return _keep(source, path, name).name
 

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import __version__
+from . import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
-from ..core.files import ensure_writable, write_atomic
+from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import template
 from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
@@ -302,7 +302,7 @@ def export_model(
         _onnxruntime()
     if graph:
         expected = check_independent(model, mode)
-    folder = Path(folder or folder_name(model)).expanduser().absolute()
+    folder = expanded(folder or folder_name(model)).absolute()
     dtype, name = torch.uint8 if as_bytes else torch.float32, FORMATS[format]
     config = export_config(model, mode)
     config["files"] = _files_there(folder, config) | {name: str(dtype).removeprefix("torch.")}

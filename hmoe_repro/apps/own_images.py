@@ -8,7 +8,9 @@ __all__ = ['UNSORTED', 'POOLED', 'HELD_OUT', 'FEATURES', 'FROZEN', 'SCRATCH', 'i
            'pretrained_features', 'sort_target', 'sort_into']
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #imports
+import csv
 import importlib.util
+import io
 import os
 import shutil
 import sys
@@ -21,8 +23,9 @@ import pandas as pd
 import torch
 
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.files import expanded, plain_file
 from ..core.seeds import seed_hash
-from ..data.image_folder import IMAGE_SUFFIXES, LEFT_BEHIND, ImageTree, is_image
+from ..data.image_folder import IMAGE_SUFFIXES, ImageTree, is_image, walk
 from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
@@ -35,20 +38,8 @@ from ..training.store import RunStore
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
 def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
-    `HmoeError` if there is no such folder, or one below it cannot be read."""
-
-    def refuse(error: OSError):
-        where = f"folder {error.filename} cannot be read ({error.strerror})."
-        raise HmoeError(where, fix="its path or its permissions.") from None
-
-    root, found = Path(folder).expanduser().absolute(), []
-    for parent, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-        here, real = Path(parent), Path(parent).resolve()
-        visible = [name for name in folders if name[0] != "." and name not in LEFT_BEHIND]
-        folders[:] = [f for f in visible if not real.is_relative_to((here / f).resolve())]
-        images = [name for name in files if is_image(name) and name[0] != "."]
-        found += [(here / name).relative_to(root).as_posix() for name in images]
-    return sorted(found)
+    `HmoeError` as `walk`."""
+    return sorted(filter(is_image, walk(expanded(folder).absolute())))
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-pool
 @dataclass
@@ -97,7 +88,7 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     folders, or without `classes`, all images below it as one class, which can be grouped only.
     `labels`: a CSV file that names the domain of some. Raises `HmoeError` for another layout and
     for fewer than 30 images."""
-    root, rows, notes = Path(folder).expanduser().absolute(), [], []
+    root, rows, notes = expanded(folder).absolute(), [], []
     files = image_files(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
@@ -119,7 +110,7 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
         what = "are not sorted by class" if level is None else "all have one class"
         notes.append(f"the images {what}: they are grouped, and nothing is trained")
     if labels:
-        images["domain"] = _labelled(images, Path(labels).expanduser(), root.name)
+        images["domain"] = _labelled(images, expanded(labels), root.name)
     return Pool(root, images, notes)
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-with-labels
@@ -127,13 +118,19 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
     """The domains of images, those from a CSV file with the columns file and domain in place of
     their own. `HmoeError` names files that are not in the folder `name`."""
     try:
-        how = {"encoding": "utf-8-sig", "index_col": False, "keep_default_na": False}
-        table = pd.read_csv(path, dtype=str, **how)
-        table = table[["file", "domain"]].apply(lambda column: column.str.strip())
-    except (OSError, ValueError, KeyError) as error:
+        text = plain_file(path, "read").read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            raise ValueError("it has NUL characters")
+        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+        table = pd.DataFrame(rows, dtype=str)[["file", "domain"]].fillna("")
+        table = table.apply(lambda column: column.str.strip())
+    except (OSError, ValueError, KeyError, csv.Error) as error:
         fix = "a CSV file in UTF-8: a line `file,domain`, then one for each image of known origin."
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
+    domains = table[table.domain != ""].groupby("file").domain.nunique()
+    if len(twice := domains[domains > 1]):
+        raise HmoeError(f"{path.name} names two domains of {twice.index[0]!r}.", fix="name one.")
     known = {file: domain for file, domain in table.itertuples(index=False) if file and domain}
     files = [unicodedata.normalize("NFC", file) for file in images.file]
     absent = sorted(set(known) - set(files))
@@ -292,7 +289,7 @@ def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
 def sort_target(root, target) -> Path:
     """The folder `target`, into which the images below `root` can be sorted. `HmoeError` for one
     that is not empty, or no folder, and for one that lies in `root`."""
-    root, target = (Path(path).expanduser().resolve() for path in (root, target))
+    root, target = (expanded(path).resolve() for path in (root, target))
     cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         cause = f"{target.name} is not empty" if target.is_dir() else f"{target.name} is a file"
@@ -304,7 +301,7 @@ def sort_target(root, target) -> Path:
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
     """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
     `HmoeError` as `sort_target`."""
-    root, target = Path(root).expanduser().resolve(), sort_target(root, target)
+    root, target = expanded(root).resolve(), sort_target(root, target)
     for file, group in zip(images.file, images.group):
         to = target / group / file
         to.parent.mkdir(parents=True, exist_ok=True)

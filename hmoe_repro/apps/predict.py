@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from .own_images import image_files
 from ..core.errors import HmoeError, check_choice
+from ..core.files import expanded
 from ..data.base import Domains, as_input
 from ..data.feature_groups import FeatureGroups, kept_groups
 from ..data.image_folder import IMAGE_SUFFIXES, listed
@@ -148,7 +149,7 @@ def load(
     """The model of a folder that `hmoe export --format safetensors` wrote, or of a finished run
     (its id, or the beginning of it) as `load_trained` returns it. `HmoeError` as there, and for a
     folder without a model."""
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     if folder.is_file() or len(folder.parts) > 1 and not folder.exists():
         cause = (
             f"{model} is no folder with a model." if folder.is_file() else f"{model} is not there."
@@ -229,13 +230,17 @@ def predict_folder(
     files = image_files(folder)
     if not files:
         raise HmoeError(f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another one.")
-    root = Path(folder).expanduser()
+    root = expanded(folder)
     files, outputs, unreadable = look_at_files(model, root, files, mode, skip, on_progress)
     return _table(model, files, outputs), unreadable
 
 
 def predictions_csv(table: pd.DataFrame) -> bytes:
-    """A table as CSV in UTF-8; bytes of file names that are not valid UTF-8 are unchanged."""
+    """A table as CSV in UTF-8; bytes of file names that are not valid UTF-8 are unchanged. A text
+    that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""
+    texts = table.select_dtypes(["object", "string"])
+    safe = texts.apply(lambda column: column.str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True))
+    table = table.assign(**safe)
     text = table.to_csv(index=False, float_format="%.4f", lineterminator="\n")
     return text.encode("utf-8", "surrogateescape")
 
@@ -243,7 +248,7 @@ def predictions_csv(table: pd.DataFrame) -> bytes:
 def _as_image(image) -> Image.Image:
     """An image file, an image of Pillow, or an array as an RGB image. `HmoeError` for others."""
     if isinstance(image, str | Path):
-        return read_image(Path(image).expanduser())
+        return read_image(expanded(image))
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     values = np.asarray(image)
@@ -263,7 +268,7 @@ def predict_images(model: TrainedModel, images, mode: str | None = None):
     `HmoeError` for what is no image, and for an unknown mode."""
     modes = model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {model.record['config']['algorithm']}")
-    if isinstance(images, str | Path) and Path(images).expanduser().is_dir():
+    if isinstance(images, str | Path) and expanded(images).is_dir():
         return predict_folder(model, images, mode)[0]
     several = isinstance(images, list | tuple)
     given, parts = list(images) if several else [images], []

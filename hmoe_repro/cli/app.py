@@ -6,6 +6,7 @@
 __all__ = ['app', 'COMMANDS', 'data_app', 'INTERRUPTED', 'main']
 
 # %% ../../nbs/11_cli/08_app.ipynb #imports
+import os
 import sys
 import warnings
 
@@ -13,7 +14,7 @@ import typer
 
 from . import data, discover_predict, listings, plan_sweep, select_report
 from .train import new_algorithm_command, train_command
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, printable, system_error
 
 # %% ../../nbs/11_cli/08_app.ipynb #app
 app = typer.Typer(
@@ -33,6 +34,7 @@ COMMANDS = {
     "sweep": plan_sweep.sweep_command,
     "pack": plan_sweep.pack_command,
     "unpack": plan_sweep.unpack_command,
+    "merge": plan_sweep.merge_command,
     "publish": select_report.publish_command,
     "figures": select_report.figures_command,
     "select": select_report.select_command,
@@ -54,7 +56,7 @@ app.add_typer(data_app, name="data")
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
 def _show_warning(message, category, filename, lineno, file=None, line=None):
     """`warnings.showwarning` while a command runs: one line, without the place in the code."""
-    print(f"hmoe: note: {' '.join(str(message).split())}", file=file or sys.stderr)
+    print(f"hmoe: note: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-main
 INTERRUPTED = 130  # exit status of a process interrupted by its user
@@ -72,6 +74,11 @@ def main():
         status = INTERRUPTED
     except HmoeError as error:
         status, said = 1, str(error)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except OSError as error:
+        status, said = 1, str(system_error(error))
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -80,7 +87,7 @@ def main():
             print(error.format_message())
             sys.exit(status)
     if said or status == INTERRUPTED:
-        print(f"hmoe: {said or _STOPPED}", file=sys.stderr)
+        print(f"hmoe: {printable(said or _STOPPED)}", file=sys.stderr)
     sys.exit(status)
 
 # %% ../../nbs/11_cli/08_app.ipynb #run-module

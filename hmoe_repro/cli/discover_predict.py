@@ -11,7 +11,7 @@ import sys
 
 from . import options
 from .options import argument, option, print_frame
-from ..core.errors import plural
+from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def _write_findings(found, folder, output: str):
@@ -36,14 +36,14 @@ def discover_command(
     ) = False,
     method: option(str, "features (default where weights are installed) or hmoe.") = None,
     experts: option(
-        int, "Number of groups, or of experts; default: as many as are found again.", min=2
+        int, "Number of groups, or of experts; default: as many as are found again.", min=2, max=999
     ) = None,
     names: option(str, "Names of the groups, with commas, the largest first.") = None,
     sort_into: option(str, "Copy the images into this new folder, by group.") = None,
     links: option(bool, "Link them there instead.", "--links") = False,
     test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
     steps: option(int, "Updates.", min=1) = None,
-    restarts: option(int, "Trainings, of which the most decided is kept.", min=1) = 3,
+    restarts: option(int, "Trainings, of which the most decided is kept.", min=1, max=99) = 3,
     seed: options.Seed = 0,
     network: option(str, "Featurizer.") = None,
     resolution: option(int, "Pixels a side.", min=8) = None,
@@ -89,8 +89,7 @@ def predict_command(
         table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
     write_atomic(output, predictions_csv(table))
     for file, why in skipped:
-        name = file.encode("utf-8", "replace").decode()
-        print(f"skipped: {name} ({why})", file=sys.stderr)
+        print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
     left_out = f", {len(skipped)} skipped" if skipped else ""
     print(f"{plural(len(table), 'image')} in {os.path.basename(output)}{left_out}")
 

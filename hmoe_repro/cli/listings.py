@@ -7,7 +7,7 @@ __all__ = ['list_command', 'runs_command']
 
 # %% ../../nbs/11_cli/02_listings.ipynb #imports
 from .options import option, print_frame, print_table
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, plural, printable
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
 def _list_artefacts():
@@ -91,11 +91,15 @@ def _run_row(record: dict) -> list:
 
 def runs_command():
     """List the runs in the store: finished, failed and damaged ones."""
+    import sys
+
     from hmoe_repro.training.store import RunStore
 
     columns = ["id", "algorithm", "data set", "test", "seed", "steps", "status"]
     columns += ["test accuracy (selected)", "seconds"]
     records, damaged = RunStore().scan()
     print_table(f"{len(records)} runs", columns, [_run_row(record) for record in records])
+    for line in damaged:
+        print(f"damaged: {printable(line)}", file=sys.stderr)
     if damaged:
-        raise HmoeError("\n".join(damaged))
+        raise HmoeError(f"{plural(len(damaged), 'record')} cannot be read.", fix="see above.")

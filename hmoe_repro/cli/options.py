@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from ..core.config import CONFIG
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, printable
 from ..core.files import plain_file
 from ..core.loggers import check_loggers
 
@@ -73,7 +73,7 @@ DomainBed = option(
 )
 Log = option(list[str], "tensorboard, wandb, mlflow or csv; repeat for several.", callback=loggers)
 Engine = option(str, "local (worker processes) or ray.")
-Seed = option(int, "Trial seed.")
+Seed = option(int, "Trial seed.", min=0, max=2**32 - 1)
 Settings = option(list[str], "name=value of a hyper-parameter or image option.", "--set")
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
@@ -95,7 +95,7 @@ def print_table(title: str, columns: list[str], rows: list[list]):
 
     table, terminal = Table(*columns, box=None, pad_edge=False), sys.stdout.isatty()
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(printable(str(cell)) for cell in row))
     verbatim = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     console = Console(width=None if terminal else 160, force_terminal=terminal, **verbatim)
     console.print(title, style="italic", soft_wrap=True)

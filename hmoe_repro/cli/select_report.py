@@ -10,7 +10,7 @@ from functools import partial
 
 from . import options
 from .options import argument, option, print_frame, say
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
@@ -58,7 +58,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     else:
         records, damaged = RunStore().scan()
     for line in damaged:
-        print(f"damaged: {line}")
+        print(f"damaged: {printable(line)}")
     chosen = narrow_results(frame_of(records), algorithms, dataset)
     return matching(runs(chosen).record.tolist(), settings or [])
 

@@ -44,7 +44,9 @@ def run_parameters() -> list[inspect.Parameter]:
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
     *,
-    n_hparams: option(int, "Train the trials 0 to N-1 and select among them.", min=1) = None,
+    n_hparams: option(
+        int, "Train the trials 0 to N-1 and select among them.", min=1, max=10_000
+    ) = None,
     set_: Settings = None,
     workers: option(int, "Processes that decode image files ahead.", min=0) = 0,
     device: Device = "auto",

@@ -8,6 +8,7 @@ __all__ = ['CONFIG', 'Config']
 # %% ../../nbs/00_core/11_config.ipynb #imports
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 
 # %% ../../nbs/00_core/11_config.ipynb #def-config
@@ -31,4 +32,5 @@ class Config:
 
 
 _FOLDERS = tuple(filter(None, os.environ.get("HMOE_FOLDERS", "").split(os.pathsep)))
-CONFIG = Config(_FOLDERS, workers=int(os.environ.get("HMOE_WORKERS") or 0))
+_WORKERS = os.environ.get("HMOE_WORKERS") or "0"
+CONFIG = Config(_FOLDERS, workers=int(_WORKERS) if re.fullmatch(r"\d{1,4}", _WORKERS) else -1)

@@ -23,7 +23,7 @@ def resolve_device(name: str = "auto"):
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
         cause = f"device {name!r} cannot be used here ({first_line(error)})."
         raise HmoeError(cause, fix="--device cpu, or auto.") from None
     return device

@@ -18,9 +18,9 @@ import numpy as np
 import PIL
 
 from ..core.errors import HmoeError
-from ..core.files import ensure_writable, locked, write_atomic
+from ..core.files import ensure_writable, expanded, locked, write_atomic
 from .image_folder import ImageTree
-from .transforms import decode, in_threads, square
+from .transforms import decode, image_bytes, in_threads, square
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-cache-root
 def cache_root(tree: ImageTree) -> Path:
@@ -28,7 +28,7 @@ def cache_root(tree: ImageTree) -> Path:
     `.hmoe-cache` next to the data set."""
     given = os.environ.get("HMOE_CACHE")
     if given:
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     return tree.cache or tree.root.parent / ".hmoe-cache"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-digest
@@ -63,9 +63,9 @@ def file_facts(tree: ImageTree) -> list[list[int]]:
 def _look_at(path: Path, visit=None) -> list:
     """[digest, reason] of a file as in `examine`; `visit(image)` gets the decoded image."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        return [None, error.strerror or str(error)]
+        content = image_bytes(path)
+    except (OSError, ValueError, HmoeError) as error:
+        return [None, getattr(error, "strerror", None) or str(error)]
     digest = hashlib.sha256(content).hexdigest()
     try:
         image = decode(content)

@@ -29,7 +29,7 @@ import pandas as pd
 
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import data_dir as default_data_dir
-from ..core.files import ensure_writable, locked, sha256
+from ..core.files import ensure_writable, expanded, locked, sha256
 from .benchmarks import KNOWN, read_known
 from .image_folder import is_image
 
@@ -316,7 +316,7 @@ def _fetch(name: str, folder: Path, archives: dict[str, str], checksums, on_prog
             paths.append(download(place, target, checksum, watch, **options))
             fetched.append(paths[-1])
             continue
-        paths.append(Path(place).expanduser().absolute())
+        paths.append(expanded(place).absolute())
         if not paths[-1].is_file():
             fix = "the path or http(s) address of a zip or tar archive."
             raise HmoeError(f"{place} does not exist.", fix=fix)

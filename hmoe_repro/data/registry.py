@@ -19,7 +19,7 @@ from pathlib import Path
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import data_dir as default_data_dir
-from ..core.files import ensure_writable, runs_dir, write_atomic
+from ..core.files import ensure_writable, expanded, runs_dir, write_atomic
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -210,7 +210,7 @@ def _enter(text: str) -> str:
     """Register a folder or `file.py:Name`, for this process and those that train for it; returns
     its name."""
     path, colon, function = text.rpartition(".py:")
-    path = Path(f"{path}.py" if colon else text).expanduser().resolve()
+    path = expanded(f"{path}.py" if colon else text).resolve()
     name, text = (function, f"{path}:{function}") if colon else (path.name, str(path))
     if _OWN.get(name) == text:
         return name
@@ -254,7 +254,7 @@ def find_dataset(text: str, folder=".") -> str:
         own_datasets()
     if text in DATASETS:
         return text
-    path = Path(folder, Path(text).expanduser())
+    path = Path(folder, expanded(text))
     if ".py:" in text or path.is_dir():
         return _enter(str(path))
     return check_choice(text, DATASETS, "data set (nor is it the path of a folder)")

@@ -14,7 +14,7 @@ from ..analysis.results import runs
 from ..analysis.statistics import resolution_note
 from ..analysis.tables import accuracy_table
 from ..core.errors import HmoeError
-from ..core.files import ensure_writable, write_atomic
+from ..core.files import ensure_writable, expanded, write_atomic
 from .render import KEPT, render
 from .reproduce import row_names
 from ..studies.search import choose, hparams_note, not_held_out, tables_of
@@ -106,7 +106,7 @@ def report_study(study, store: RunStore | None = None, output="reports", formats
     if any(TOY in runs.datasets for runs in study.runs):
         raise HmoeError("the toy has a page of its own.", fix="hmoe reproduce hmoe_fig3.")
     records, missing = collect_study(study, store)
-    folder = ensure_writable(Path(output).expanduser().absolute())
+    folder = ensure_writable(expanded(output).absolute())
     kept = kept_file(study, folder)
     write_study(folder / f"{study.name}.jsonl", records)
     for path, text in kept.items():

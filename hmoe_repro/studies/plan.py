@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['JOBS_ON_GPU', 'on_device', 'timings', 'Measured', 'measured_kinds', 'estimate', 'requested_artefacts', 'is_study',
-           'requested_studies', 'describe_request', 'run_fields', 'matching', 'runs_of', 'missing_runs', 'named_runs',
-           'StudyPlan', 'as_time', 'plan_studies', 'Plan', 'make_plan', 'default_jobs']
+           'requested_studies', 'describe_request', 'run_fields', 'matching', 'runs_of', 'shard', 'missing_runs',
+           'named_runs', 'StudyPlan', 'as_time', 'plan_studies', 'Plan', 'make_plan', 'default_jobs']
 
 # %% ../../nbs/06_studies/04_plan.ipynb #imports
 import contextlib
@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import statistics
 from importlib import resources
 from pathlib import Path
@@ -37,6 +38,9 @@ def on_device(records: list[dict], here: dict) -> list[dict]:
     return [r for r, one in zip(records, made) if all(one.get(n) == here[n] for n in names)]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-timings
+_UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 def timings(store: RunStore) -> list[dict]:
     """What estimates need of all records in a store and of the published ones: config, status,
     wall_time_s, environment. A damaged record times nothing; it is refused where it is asked for.
@@ -47,9 +51,11 @@ def timings(store: RunStore) -> list[dict]:
     for file in sorted(files):
         text = file.read_text(encoding="utf-8", errors="replace")
         for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
-            with contextlib.suppress(AttributeError, ValueError):
-                whole = json.loads(record)
-                found.append({name: whole.get(name) for name in names})
+            with contextlib.suppress(*_UNREADABLE):
+                read = json.loads(record)
+                kept = {name: read.get(name) for name in names}
+                measured_kinds([kept])  # raises one of them where something is amiss
+                found.append(kept)
     return found
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-estimate
@@ -166,9 +172,19 @@ def runs_of(studies: list[str], where=(), settings: dict | None = None) -> list[
     return list({spec.run_id: spec for spec in again}.values())
 
 
+def shard(specs: list[RunConfig], part: str) -> list[RunConfig]:
+    """Part I of N of some runs, for `part` 'I/N': dealt out in the order of their ids, so that all
+    machines find the same parts. `HmoeError` for anything else."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", part)
+    i, n = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= i <= n:
+        raise HmoeError(f"{part!r} is no part.", fix="I/N with I from 1 to N, such as 3/20.")
+    return specs if n == 1 else sorted(specs, key=lambda spec: spec.run_id)[i - 1 :: n]
+
+
 def missing_runs(specs, store: RunStore) -> list[RunConfig]:
-    """Those of `specs` that are not finished. Raises `HmoeError` for a damaged record."""
-    records = {spec.run_id: store.read(spec.run_id) or {} for spec in specs}
+    """Those of `specs` that are not finished, as far as can be read (`RunStore.known`)."""
+    records = {spec.run_id: store.known(spec.run_id) or {} for spec in specs}
     return [spec for spec in specs if records[spec.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-remembered
@@ -192,7 +208,8 @@ def named_runs(study: str, store: RunStore) -> tuple[tuple[RunConfig, ...] | Non
     if empty or not data:
         kept = {"state": state, "data": data, "why": why}
         kept["specs"] = specs and [spec.to_dict() for spec in specs]
-        write_atomic(ensure_writable(path.parent) / path.name, json.dumps(kept))
+        with contextlib.suppress(HmoeError):  # a store that can only be read
+            write_atomic(ensure_writable(path.parent) / path.name, json.dumps(kept))
     return specs, why
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-study-plan
@@ -227,8 +244,7 @@ def as_time(seconds: float) -> str:
 # %% ../../nbs/06_studies/04_plan.ipynb #def-plan-studies
 def plan_studies(studies: list[str], store: RunStore, records: list[dict], where=()):
     """A `StudyPlan` for each study, of the runs that `matching` keeps, with times from finished
-    `records`. Raises `HmoeError` for an unknown study, a damaged record in `store`, and as
-    `matching`."""
+    `records`. Raises `HmoeError` for an unknown study, and as `matching`."""
     planned, rows, known = set(), [], measured_kinds(records)
     found = {study: named_runs(study, store) for study in studies}
     every = {spec.run_id: spec for specs, _ in found.values() for spec in specs or ()}

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import HmoeError
-from ..core.files import data_dir
+from ..core.files import data_dir, expanded
 from hmoe_repro.studies.study_file import (
+    MOST_RUNS,
     PLURAL,
     STUDIES,
     Runs,
@@ -72,10 +73,19 @@ def _places(study: Study) -> Iterator[_Place]:
                 yield _Place(block, *values, dataset, *rest)
 
 
+def _bounded_places(study: Study) -> list[_Place]:
+    """All of `_places`. `HmoeError` where they are more than `MOST_RUNS`."""
+    places = list(itertools.islice(_places(study), MOST_RUNS + 1))
+    if len(places) > MOST_RUNS:
+        cause = f"{study.file.name} has more than {MOST_RUNS:,} runs."
+        raise HmoeError(cause, fix="several studies.")
+    return places
+
+
 def count_runs(study) -> int:
     """How many runs a study has, without its data; one that two blocks describe counts twice.
     Raises `HmoeError` as `read_study` does, and where a folder is not there to be counted."""
-    return sum(1 for _ in _places(read_study(study)))
+    return len(_bounded_places(read_study(study)))
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-specs-of
 def _splits_folder(study: Study, block: int) -> str | None:
@@ -86,7 +96,7 @@ def _splits_folder(study: Study, block: int) -> str | None:
         return None
     from hmoe_repro.training.splits import own_splits
 
-    beside = file.folder / Path(runs.splits).expanduser()
+    beside = file.folder / expanded(runs.splits)
     with file.at(*setting_place(file, block, "splits")):
         return str(own_splits(beside if beside.is_dir() else data_dir() / runs.splits))
 
@@ -119,7 +129,8 @@ def _options(study: Study, place: _Place, names: dict[str, str]) -> RunOptions:
     runs = study.runs[place.block]
     algorithm = names.get(place.algorithm, place.algorithm)
     hparams = runs.settings(place.algorithm, runs.variants[place.variant])
-    given = {name: getattr(runs, name) for name in RunOptions.model_fields if name in dict(runs)}
+    shared = RunOptions.model_fields.keys() & Runs.model_fields.keys()
+    given = {name: getattr(runs, name) for name in shared}
     given |= {name: getattr(place, name) for name in (*PLURAL, "test_domains")}
     given |= {
         "algorithm": algorithm,
@@ -135,16 +146,26 @@ def _options(study: Study, place: _Place, names: dict[str, str]) -> RunOptions:
     return run.replace(hparams=hparams | _drawn(study, run))
 
 
-def _resolved(study: Study) -> Iterator[tuple[RunConfig, RunOptions]]:
-    """The runs of a study, and what the file asks for. `HmoeError` with file and line where one
-    cannot be."""
+def _resolved(study: Study) -> Iterator[tuple[RunConfig, _Place]]:
+    """The runs of a study with their places. Where data are the same for all trial seeds, the
+    first run is resolved, and the others differ in their seeds. `HmoeError` with file and line
+    where one cannot be."""
+    from hmoe_repro.data.registry import DATASETS
     from hmoe_repro.training.planning import resolve
 
-    names, file = check_study(study), study.file
-    for place in _places(study):
+    names, file, known = check_study(study), study.file, {}
+    for place in _bounded_places(study):
+        alike = place._replace(trial_seed=0, restart=0)
         try:
-            options = _options(study, place, names)
-            yield resolve(options), options
+            if alike not in known:
+                config = resolve(_options(study, place, names))
+                toy = place.dataset == TOY
+                if not (toy or place.draw or DATASETS[config.dataset].seeded):
+                    known[alike] = config
+            else:
+                seeds = {"trial_seed": place.trial_seed, "restart": place.restart}
+                config = known[alike].replace(**seeds)
+            yield config, place
         except HmoeError as error:
             where = place.block, error.setting or "datasets", place.algorithm, place.variant
             said = error.at(f"{place.algorithm} on {place.dataset}")
@@ -178,7 +199,8 @@ def _has_data(study: Study, names: dict[str, str]) -> bool:
 
     try:
         for block, runs in enumerate(study.runs):
-            _splits_folder(study, block)
+            if study.name in STUDIES:
+                _splits_folder(study, block)
             for dataset in set(runs.datasets) - {TOY}:
                 load_dataset(names[dataset], 0, None)
     except HmoeError:
@@ -218,9 +240,11 @@ def with_settings(study, run_ids, settings: dict) -> list[RunConfig]:
     `HmoeError` as `study_specs`, and for a setting that one of the runs does not take."""
     from hmoe_repro.training.planning import resolve
 
-    found = []
-    for config, run in _resolved(read_study(study)):
+    found, study = [], read_study(study)
+    names = check_study(study)
+    for config, place in _resolved(study):
         if config.run_id in run_ids:
+            run = _options(study, place, names)
             try:
                 found.append(resolve(run.replace(hparams=run.hparams | settings)))
             except HmoeError as error:

@@ -174,7 +174,10 @@ def _settled(spec: RunConfig, store: RunStore, reason: str) -> tuple[str, str | 
     with run_lock(folder) as mine:
         if not mine:
             return LOCKED
-        record = store.read(spec.run_id)
+        try:
+            record = store.read(spec.run_id)
+        except HmoeError as error:
+            return "failed", str(error)
         if record is None:
             record = failed_record(spec, folder, reason)
             store.write(record, mine=True)
@@ -197,7 +200,7 @@ def sweep(
     `stop_kinds`, if a run fails before one of its kind is complete, the rest are 'stopped'.
 
     `on_event(kind, spec, *details)` hears ('start',), ('step', step, steps) and ('done', status,
-    reason). Raises `HmoeError` for a damaged record or an unknown engine.
+    reason). Raises `HmoeError` for an unknown engine and a full disk.
     """
     check_choice(engine, ENGINES, "engine")
     if seconds and engine != "local":
@@ -224,6 +227,8 @@ def sweep(
             warnings.warn(details[0], stacklevel=2)
             return
         if kind == "done":
+            if details[0] == "no room":
+                raise HmoeError(details[1])
             details = _settled(spec, store, details[1]) if details[0] == "failed" else details
             if details[0] == "complete":
                 done.append(spec)

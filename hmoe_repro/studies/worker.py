@@ -12,7 +12,7 @@ import time
 import warnings
 
 from ..core.config import CONFIG
-from ..core.errors import HmoeError
+from ..core.errors import NO_ROOM, HmoeError, system_error
 from ..training.run import run
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
@@ -24,8 +24,9 @@ LOCKED = ("elsewhere", "locked by another process")
 
 def run_given(given: dict, folder, device, data_dir, config: str, send=None) -> tuple:
     """(status, reason) of the run of a configuration as plain JSON, in the store at `folder`;
-    status is 'complete', 'failed' or 'elsewhere'. `config`: `CONFIG` of the process that asks, as
-    JSON. Progress goes to `send` as ('step', step, steps), and warnings as ('note', text)."""
+    status is 'complete', 'failed', 'no room' (the disk is full) or 'elsewhere'. `config`: `CONFIG`
+    of the process that asks, as JSON. Progress goes to `send` as ('step', step, steps), and
+    warnings as ('note', text)."""
     CONFIG.restore(config)
     tell, last_sent = send or (lambda message: None), 0.0
 
@@ -41,6 +42,10 @@ def run_given(given: dict, folder, device, data_dir, config: str, send=None) -> 
             record = run(RunConfig.from_dict(given), RunStore(folder), device, data_dir, on_step)
     except HmoeError as error:
         return "failed", str(error)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return "no room", str(system_error(error))
     return (record["status"], record["reason"]) if record else LOCKED
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-serve-runs

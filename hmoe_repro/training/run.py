@@ -18,7 +18,7 @@ from ..core.config import CONFIG
 from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment, library_hash
-from ..core.errors import HmoeError
+from ..core.errors import NO_ROOM, HmoeError
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.loggers import listen
@@ -215,7 +215,7 @@ def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data
 
 # %% ../../nbs/05_training/11_run.ipynb #def-run
 def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> dict:
-    """The record of a run, complete or failed."""
+    """The record of a run, complete or failed; `OSError` where the disk is full."""
     train = _train_toy if spec.dataset == TOY else _train
     try:
         measured = train(spec, folder, device, data_dir, on_step, tell)
@@ -223,6 +223,8 @@ def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step, tell) -> 
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except (Exception, SystemExit) as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise
         reason = explain_error(error, spec.algorithm, spec.algorithm_source)
         write_atomic(folder / "error.txt", traceback.format_exc())
         return failed_record(spec, folder, reason, device, data_dir)

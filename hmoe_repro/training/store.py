@@ -14,21 +14,47 @@ import hashlib
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..core.errors import HmoeError, plural
-from ..core.files import ensure_writable, locked, runs_dir, sha256, write_atomic
+from hmoe_repro.core.files import (
+    ensure_writable,
+    locked,
+    plain_file,
+    runs_dir,
+    sha256,
+    write_atomic,
+)
 from .checkpoint_io import is_sealed, sealed
 from .run_config import RunConfig
 from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
 RECORD_VERSION = 2
-_REQUIRED = {"run_id": str, "record_version": int, "status": str}
-_REQUIRED |= {"config": dict, "checkpoints": list, "selected": dict}
+_Scores = dict[str, Any]
 _MEND = "move it away and train the run again, or restore it from a copy."
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-record
+class _Record(BaseModel):
+    """The types of a record; it may have more than these, and what it measured may be missing."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    run_id: str
+    record_version: int
+    status: Literal["complete", "failed"]
+    reason: str | None = None
+    config: dict[str, Any]
+    checkpoints: list[_Scores]
+    selected: dict[str, _Scores]
+    environment: dict[str, Any] = {}
+    wall_time_s: float = Field(0, ge=0, allow_inf_nan=False)
+
+
 def check_record(record, where: str, run_id: str | None = None) -> dict:
     """`record` if it is a whole record of this version, its name is the hash of its configuration
     (and `run_id`, under which it lies), and what was selected follows from its checkpoints;
@@ -39,8 +65,11 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
 
     if not isinstance(record, dict):
         raise refused("is not a run record")
-    if lacking := [n for n, kind in _REQUIRED.items() if not isinstance(record.get(n), kind)]:
-        raise refused(f"is not a whole run record (missing or wrong: {', '.join(lacking)})")
+    try:
+        _Record(**record)
+    except ValidationError as error:
+        wrong = dict.fromkeys(".".join(map(str, e["loc"])) for e in error.errors())
+        raise refused(f"is not a whole run record (missing or wrong: {', '.join(wrong)})") from None
     if (version := record["record_version"]) != RECORD_VERSION:
         raise refused(f"has record version {version}, this library reads {RECORD_VERSION}")
     try:
@@ -65,10 +94,10 @@ def read_record(path: Path, where: str = "") -> dict:
     another run's or missing."""
     where = where or str(path)
     try:
-        record = json.loads(Path(path).read_text())
+        record = json.loads(plain_file(path, "read").read_text())
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise HmoeError(f"{where} is cut or not JSON ({error}).", fix=_MEND) from None
     return check_record(record, where, Path(path).parent.name)
 
@@ -109,10 +138,10 @@ def locked_elsewhere(run_id: str, what_then: str) -> HmoeError:
 
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
 class RunStore:
-    """The folder of runs. Raises `HmoeError` where it cannot be written."""
+    """The folder of runs; it is made when a run is written."""
 
     def __init__(self, folder: Path | None = None):
-        self.folder = ensure_writable(Path(folder or runs_dir()).absolute())
+        self.folder = Path(folder or runs_dir()).absolute()
 
     def path(self, run_id: str) -> Path:
         """The folder of a run."""
@@ -126,6 +155,13 @@ class RunStore:
         """The record of a run, None if there is none yet; `HmoeError` if it is damaged."""
         path = self.record_path(run_id)
         return read_record(path) if path.exists() else None
+
+    def known(self, run_id: str) -> dict | None:
+        """As `read`; None also for a damaged record, which a warning names."""
+        try:
+            return self.read(run_id)
+        except HmoeError as error:
+            warnings.warn(str(error), stacklevel=2)
 
     def write(self, record: dict, mine: bool = False) -> dict:
         """Put a record in its place and return it; or the complete record that is there, which
