@@ -8,6 +8,7 @@ import pytest
 from notebooks import LIBRARY, PAPER, module_of
 
 HAND_WRITTEN = (
+    "algorithms.toml",
     "bench.toml",
     "benchmarks.toml",
     "hmoe.mplstyle",

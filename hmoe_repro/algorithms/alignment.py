@@ -11,17 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from . import tools
 from .base import ERM, concatenate, register
-from hmoe_repro.algorithms.tools import (
-    by_domain,
-    domain_labels,
-    domain_losses,
-    domain_means,
-    domain_sizes,
-    forward_parts,
-    step_on,
-    update_average,
-)
 from ..core.search_space import declared_hparams
 from ..method.gating import reverse_gradient
 from ..method.toy import MLP
@@ -47,8 +38,8 @@ class Alignment(ERM):
         raise NotImplementedError
 
     def loss(self, minibatches):
-        z = forward_parts(self.featurizer, [x for x, _ in minibatches])
-        nll = domain_losses(self.classifier(z), minibatches).mean()
+        z = tools.forward_parts(self.featurizer, [x for x, _ in minibatches])
+        nll = tools.domain_losses(self.classifier(z), minibatches).mean()
         enough = len(minibatches) >= self.least_domains
         penalty = self.distance(z, minibatches) if enough else torch.zeros_like(nll)
         return {"loss": nll + self.hparams["mmd_gamma"] * penalty, "nll": nll, "penalty": penalty}
@@ -60,10 +51,10 @@ class CORAL(Alignment):
     `HmoeError` for fewer than 2 images of a domain."""
 
     def distance(self, z, minibatches):
-        domain_sizes(minibatches, at_least=2)
-        means = domain_means(z, minibatches)
+        tools.domain_sizes(minibatches, at_least=2)
+        means = tools.domain_means(z, minibatches)
         covariances = []
-        for z_i, mean in zip(by_domain(z, minibatches), means):
+        for z_i, mean in zip(tools.by_domain(z, minibatches), means):
             centred = z_i - mean
             covariances.append(centred.T @ centred / (len(centred) - 1))
         return spread(means) + spread(torch.stack(covariances))
@@ -84,7 +75,7 @@ class MMD(Alignment):
     """Equal mean embeddings of the features under Gaussian kernels (Li et al., 2018)."""
 
     def distance(self, z, minibatches):
-        parts, m = by_domain(z, minibatches), len(minibatches)
+        parts, m = tools.by_domain(z, minibatches), len(minibatches)
         rows = [z_i.new_full((1, len(z_i)), 1 / len(z_i)) for z_i in parts]
         averaging = torch.block_diag(*rows)  # (M, sum of sizes)
         means = averaging @ gaussian_kernels(z) @ averaging.T
@@ -135,7 +126,7 @@ class DANN(ERM):
     def steps(self, minibatches):
         for parameters in self.schedule():
             losses = self.loss(minibatches)
-            step_on(self.optimizer, losses["loss"], parameters)
+            tools.step_on(self.optimizer, losses["loss"], parameters)
         return losses
 
     def discriminator_input(self, z, y):
@@ -151,7 +142,7 @@ class DANN(ERM):
         z = self.featurizer(x)
         shown = self.discriminator_input(reverse_gradient(z, self.hparams["lambda"]), y)
         guesses = self.adversary["discriminator"](shown)
-        losses = F.cross_entropy(guesses, domain_labels(minibatches), reduction="none")
+        losses = F.cross_entropy(guesses, tools.domain_labels(minibatches), reduction="none")
         nll, L_d = F.cross_entropy(self.classifier(z), y), self.domain_loss(losses, y)
         if self.hparams["grad_penalty"]:
             (slopes,) = torch.autograd.grad(losses.sum(), shown, create_graph=True)
@@ -206,11 +197,11 @@ class MTL(ERM):
         return self.classifier(torch.cat([z, e], 1))
 
     def loss(self, minibatches):
-        z = forward_parts(self.featurizer, [x for x, _ in minibatches])
-        means, keep = domain_means(z, minibatches), 1 - self.hparams["mtl_ema"]
-        e = update_average(self.summaries, means, keep)
-        logits = self.classify(z, e[domain_labels(minibatches)])
-        return {"loss": domain_losses(logits, minibatches).sum()}
+        z = tools.forward_parts(self.featurizer, [x for x, _ in minibatches])
+        means, keep = tools.domain_means(z, minibatches), 1 - self.hparams["mtl_ema"]
+        e = tools.update_average(self.summaries, means, keep)
+        logits = self.classify(z, e[tools.domain_labels(minibatches)])
+        return {"loss": tools.domain_losses(logits, minibatches).sum()}
 
     def predict(self, x):
         z = self.featurizer(x)

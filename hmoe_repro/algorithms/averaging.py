@@ -15,15 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from . import tools
 from .base import ERM, Algorithm, concatenate, register
 from .hparams import with_network
-from hmoe_repro.algorithms.tools import (
-    AnnealedPenalty,
-    average_into,
-    frozen_copy,
-    live_batch_norm,
-    step_on,
-)
 from ..core.errors import HmoeError
 from ..core.search_space import declared_hparams
 
@@ -46,7 +40,7 @@ class Averaging(Algorithm):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         inner_hparams = hparams_of(self.base, self.hparams)
         self.current = self.base(input_shape, num_classes, num_domains, inner_hparams)
-        self.result = frozen_copy(self.current)
+        self.result = tools.frozen_copy(self.current)
         twice = lambda names: tuple(f"{p}.{name}" for p in ("current", "result") for name in names)
         self.fixed, self.resting = twice(self.current.fixed), twice(self.current.resting)
 
@@ -108,7 +102,7 @@ class SMA(Averaging):
 
     def average(self):
         after = max(0, self.update_count - self.hparams["sma_start"])
-        average_into(self.result, self.current, 1 / (after + 1))
+        tools.average_into(self.result, self.current, 1 / (after + 1))
         for kept, now in zip(self.result.buffers(), self.current.buffers()):
             averaged = self.average_buffers and kept.is_floating_point()
             kept.lerp_(now, 1 / (after + 1)) if averaged else kept.copy_(now)
@@ -317,7 +311,7 @@ class SWAD(Averaging):
         self.queue = [restored(saved) for saved in valley["queue"]]
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-warm-start
-class WarmStart(AnnealedPenalty, ERM):
+class WarmStart(tools.AnnealedPenalty, ERM):
     """ERM that trains the classifier alone in its first `linear_steps` updates."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("ERM++")
@@ -337,7 +331,7 @@ class WarmStart(AnnealedPenalty, ERM):
     def steps(self, minibatches):
         losses = self.loss(minibatches)
         moved = self.classifier.parameters() if self.warm() else self.network_parameters()
-        step_on(self.optimizer, losses["loss"], moved)
+        tools.step_on(self.optimizer, losses["loss"], moved)
         return losses
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-erm-plus-plus
@@ -356,7 +350,7 @@ class ERMPlusPlus(SMA):
 
     def update(self, minibatches, unlabeled=None):
         losses = super().update(minibatches, unlabeled)
-        if live_batch_norm(self.result):
+        if tools.live_batch_norm(self.result):
             with torch.no_grad():
                 self.predict(concatenate(minibatches)[0])
         return losses

@@ -10,21 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from . import tools
 from .base import ERM, concatenate, register
 from .invariance import IRM, irm_penalty
-from hmoe_repro.algorithms.tools import (
-    AnnealedPenalty,
-    by_domain,
-    domain_labels,
-    domain_losses,
-    domain_sizes,
-)
 from ..core.search_space import declared_hparams
 from ..method.toy import MLP
 
 # %% ../../nbs/04_algorithms/15_bottleneck.ipynb #def-ib-erm
 @register("IB-ERM", paper="Ahuja et al., 2021", needs_domain_labels=True, family="bottleneck")
-class IBERM(AnnealedPenalty, ERM):
+class IBERM(tools.AnnealedPenalty, ERM):
     """Information bottleneck (Ahuja et al., 2021): the variance of the features within each domain
     as a penalty. `HmoeError` for fewer than 2 images of a domain."""
 
@@ -33,11 +27,11 @@ class IBERM(AnnealedPenalty, ERM):
     penalty_before = 0.0
 
     def loss(self, minibatches):
-        domain_sizes(minibatches, at_least=2)
+        tools.domain_sizes(minibatches, at_least=2)
         z = self.featurizer(concatenate(minibatches)[0])
         logits = self.classifier(z)
-        nll = domain_losses(logits, minibatches).mean()
-        penalty = torch.stack([z_i.var(0).mean() for z_i in by_domain(z, minibatches)]).mean()
+        nll = tools.domain_losses(logits, minibatches).mean()
+        penalty = torch.stack([z_i.var(0).mean() for z_i in tools.by_domain(z, minibatches)]).mean()
         loss = nll + self.penalty_weight * penalty + self.invariance(logits, minibatches)
         return {"loss": loss, "nll": nll, "penalty": penalty}
 
@@ -105,7 +99,7 @@ class CAD(ERM):
         nll, h = F.cross_entropy(self.classifier(z), y), self.hparams
         z = self.projection(z) if h["is_project"] else z
         z = F.normalize(z) if h["is_normalized"] else z
-        labels, flipped = domain_labels(minibatches), h["is_flipped"]
+        labels, flipped = tools.domain_labels(minibatches), h["is_flipped"]
         penalty = domain_bottleneck(z, y, labels, h["temperature"], self.conditional, flipped)
         return {"loss": nll + h["lmbda"] * penalty, "nll": nll, "penalty": penalty}
 

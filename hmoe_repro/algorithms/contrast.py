@@ -13,17 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from . import tools
 from .alignment import make_discriminator
 from .base import ERM, concatenate, register
-from hmoe_repro.algorithms.tools import (
-    by_domain,
-    domain_labels,
-    domain_losses,
-    forward_parts,
-    linear_classifier,
-    step_on,
-    trained_featurizer,
-)
 from ..core.search_space import declared_hparams
 from ..networks.registry import make_classifier
 
@@ -111,7 +103,7 @@ class TRM(ERM):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        linear_classifier(self, "TRM inverts the Hessian of a linear classifier")
+        tools.linear_classifier(self, "TRM inverts the Hessian of a linear classifier")
         features = self.featurizer.num_features
         self.heads = nn.ModuleList(nn.Linear(features, num_classes) for _ in range(num_domains))
         self.register_buffer("alpha", 1 - torch.eye(num_domains))
@@ -147,7 +139,7 @@ class TRM(ERM):
         if self.update_count < self.hparams["iters"]:
             return {"loss": nll, "nll": nll}
         self.alpha /= self.alpha.sum(1, keepdim=True)
-        parts = [(z_d, y_d) for z_d, (_, y_d) in zip(by_domain(z, minibatches), minibatches)]
+        parts = [(z_d, y_d) for z_d, (_, y_d) in zip(tools.by_domain(z, minibatches), minibatches)]
         self.fit_heads(parts)
         risk = torch.stack([self.transfer_risk(q, parts) for q in range(len(parts))]).mean()
         return {"loss": nll + risk, "nll": nll, "transfer": risk}
@@ -163,7 +155,7 @@ class Transfer(ERM):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        trained_featurizer(self, "Transfer trains the featurizer against an adversary")
+        tools.trained_featurizer(self, "Transfer trains the featurizer against an adversary")
         self.adversary = copy.deepcopy(self.classifier)
 
     def make_optimizer(self):
@@ -175,7 +167,7 @@ class Transfer(ERM):
 
     def gap(self, z, minibatches) -> torch.Tensor:
         """The adversary's risk in its worst domain less that in its best one, times `t_lambda`."""
-        risks = domain_losses(self.adversary(z), minibatches)
+        risks = tools.domain_losses(self.adversary(z), minibatches)
         return self.hparams["t_lambda"] * (risks.max() - risks.min())
 
     def attack(self, z, minibatches):
@@ -196,12 +188,12 @@ class Transfer(ERM):
         x, y = concatenate(minibatches)
         images = [x for x, _ in minibatches]
         loss = F.cross_entropy(self.predict(x), y)
-        step_on(self.optimizer, loss, self.network_parameters())
-        gap = self.gap(forward_parts(self.featurizer, images), minibatches)
-        step_on(self.optimizer, gap, self.featurizer.parameters())
+        tools.step_on(self.optimizer, loss, self.network_parameters())
+        gap = self.gap(tools.forward_parts(self.featurizer, images), minibatches)
+        tools.step_on(self.optimizer, gap, self.featurizer.parameters())
         self.adversary.load_state_dict(self.classifier.state_dict())
         with torch.no_grad():
-            z = forward_parts(self.featurizer, images)
+            z = tools.forward_parts(self.featurizer, images)
         self.attack(z, minibatches)
         return {"loss": loss, "gap": gap}
 
@@ -246,7 +238,7 @@ class ADRMX(ERM):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        trained_featurizer(self, "ADRMX trains two featurizers against a discriminator")
+        tools.trained_featurizer(self, "ADRMX trains two featurizers against a discriminator")
         width = self.featurizer.num_features
         self.domain_featurizer = self.make_featurizer()
         self.discriminator = make_discriminator(width, num_domains, self.hparams)
@@ -261,7 +253,7 @@ class ADRMX(ERM):
         return torch.optim.Adam(self.parameters(), betas=betas, fused=True, **options)
 
     def loss(self, minibatches):
-        (x, y), d, h = concatenate(minibatches), domain_labels(minibatches), self.hparams
+        (x, y), d, h = concatenate(minibatches), tools.domain_labels(minibatches), self.hparams
         z, z_domain = self.featurizer(x), self.domain_featurizer(x)
         invariant = z - z_domain
         L_d = F.cross_entropy(self.discriminator(invariant), d)
@@ -286,5 +278,7 @@ class ADRMX(ERM):
     def steps(self, minibatches):
         losses, adversary = self.loss(minibatches), self.discriminator.parameters()
         others = [p for m in self.children() if m is not self.discriminator for p in m.parameters()]
-        step_on(self.optimizer, losses["loss"], adversary if self.discriminating() else others)
+        tools.step_on(
+            self.optimizer, losses["loss"], adversary if self.discriminating() else others
+        )
         return losses

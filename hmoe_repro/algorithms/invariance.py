@@ -9,15 +9,8 @@ __all__ = ['scale_gradients', 'irm_penalty', 'IRM', 'VREx', 'gradient_variance',
 import torch
 import torch.nn.functional as F
 
+from . import tools
 from .base import ERM, concatenate, register
-from hmoe_repro.algorithms.tools import (
-    AnnealedPenalty,
-    by_domain,
-    domain_losses,
-    domain_sizes,
-    linear_classifier,
-    update_average,
-)
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-scale-gradients
@@ -31,12 +24,12 @@ def irm_penalty(logits: torch.Tensor, minibatches) -> torch.Tensor:
     """The penalty of IRMv1 from concatenated logits (sum of sizes, C), a scalar that is without
     bias: the mean over domains of the product of the slopes of two halves of the batch."""
     _, y = concatenate(minibatches)
-    slopes = by_domain(scale_gradients(logits, y), minibatches)
+    slopes = tools.by_domain(scale_gradients(logits, y), minibatches)
     return torch.stack([g[0::2].mean() * g[1::2].mean() for g in slopes]).mean()
 
 
 @register("IRM", paper="Arjovsky et al., 2019", needs_domain_labels=True, family="invariance")
-class IRM(AnnealedPenalty, ERM):
+class IRM(tools.AnnealedPenalty, ERM):
     """IRMv1 (Arjovsky et al., 2019), its penalty estimated from two halves of each batch.
     `HmoeError` for fewer than 2 images of a domain."""
 
@@ -44,22 +37,22 @@ class IRM(AnnealedPenalty, ERM):
     penalty_hparams = ("irm_lambda", "irm_penalty_anneal_iters")
 
     def loss(self, minibatches):
-        domain_sizes(minibatches, at_least=2)
+        tools.domain_sizes(minibatches, at_least=2)
         logits = self.predict(concatenate(minibatches)[0])
         penalty = irm_penalty(logits, minibatches)  # first: the order of gradients is part of runs
-        nll = domain_losses(logits, minibatches).mean()
+        nll = tools.domain_losses(logits, minibatches).mean()
         return {"loss": nll + self.penalty_weight * penalty, "nll": nll, "penalty": penalty}
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-vrex
 @register("VREx", paper="Krueger et al., 2021", needs_domain_labels=True, family="invariance")
-class VREx(AnnealedPenalty, ERM):
+class VREx(tools.AnnealedPenalty, ERM):
     """Variance of the domains' risks as a penalty (Krueger et al., 2021)."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("VREx")
     penalty_hparams = ("vrex_lambda", "vrex_penalty_anneal_iters")
 
     def loss(self, minibatches):
-        risks = domain_losses(self.predict(concatenate(minibatches)[0]), minibatches)
+        risks = tools.domain_losses(self.predict(concatenate(minibatches)[0]), minibatches)
         nll, penalty = risks.mean(), risks.var(correction=0)
         return {"loss": nll + self.penalty_weight * penalty, "nll": nll, "penalty": penalty}
 
@@ -72,7 +65,7 @@ def gradient_variance(z: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-fishr
 @register("Fishr", paper="Ramé et al., 2022", needs_domain_labels=True, family="invariance")
-class Fishr(AnnealedPenalty, ERM):
+class Fishr(tools.AnnealedPenalty, ERM):
     """Equal variances of the classifier's gradients (Ramé et al., 2022), in closed form.
     `HmoeError` for a classifier that is not linear."""
 
@@ -81,7 +74,9 @@ class Fishr(AnnealedPenalty, ERM):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        linear_classifier(self, "Fishr knows the gradients of a linear classifier in closed form")
+        tools.linear_classifier(
+            self, "Fishr knows the gradients of a linear classifier in closed form"
+        )
         shape = (num_domains, num_classes, self.featurizer.num_features + 1)
         self.register_buffer("variances", torch.zeros(shape))
 
@@ -90,8 +85,10 @@ class Fishr(AnnealedPenalty, ERM):
         z = self.featurizer(x)
         logits = self.classifier(z)
         error = logits.softmax(1) - F.one_hot(y, self.num_classes)
-        domains = zip(by_domain(z, minibatches), by_domain(error, minibatches))
+        domains = zip(tools.by_domain(z, minibatches), tools.by_domain(error, minibatches))
         v = torch.stack([gradient_variance(z_i, error_i) for z_i, error_i in domains])
-        used = update_average(self.variances, v, self.hparams["ema"]) / (1 - self.hparams["ema"])
+        used = tools.update_average(self.variances, v, self.hparams["ema"]) / (
+            1 - self.hparams["ema"]
+        )
         nll, penalty = F.cross_entropy(logits, y), used.var(0, correction=0).mean()
         return {"loss": nll + self.penalty_weight * penalty, "nll": nll, "penalty": penalty}

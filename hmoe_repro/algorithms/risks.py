@@ -11,20 +11,13 @@ from statistics import NormalDist
 import torch
 import torch.nn.functional as F
 
+from . import tools
 from .alignment import WIDTHS, gaussian_kernels
 from .base import ERM, concatenate, register
-from hmoe_repro.algorithms.tools import (
-    AnnealedPenalty,
-    domain_labels,
-    domain_losses,
-    domain_means,
-    domain_sizes,
-    forward_parts,
-)
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/16_risks.ipynb #def-new-rate
-class NewRate(AnnealedPenalty):
+class NewRate(tools.AnnealedPenalty):
     """`AnnealedPenalty` whose new optimiser has a learning rate of its own, named by `new_rate`."""
 
     new_rate = "lr"
@@ -74,8 +67,8 @@ class EQRM(NewRate, ERM):
     needs_two_domains = "EQRM estimates how the risks of training domains are distributed"
 
     def loss(self, minibatches):
-        logits = forward_parts(self, [x for x, _ in minibatches], self.predict)
-        risks, h = domain_losses(logits, minibatches), self.hparams
+        logits = tools.forward_parts(self, [x for x, _ in minibatches], self.predict)
+        risks, h = tools.domain_losses(logits, minibatches), self.hparams
         if not self.begun:
             return {"loss": risks.mean()}
         return {"loss": kde_quantile(risks, h["eqrm_quantile"], h["domainbed_compat"])}
@@ -91,11 +84,11 @@ class RDM(NewRate, ERM):
     penalty_hparams, new_rate = ("rdm_lambda", "rdm_penalty_anneal_iters"), "rdm_lr"
 
     def loss(self, minibatches):
-        domain_sizes(minibatches, at_least=2)
+        tools.domain_sizes(minibatches, at_least=2)
         x, y = concatenate(minibatches)
         losses = F.cross_entropy(self.predict(x), y, reduction="none")
-        risks = domain_means(losses, minibatches)
-        worst = domain_labels(minibatches) == risks.argmax()
+        risks = tools.domain_means(losses, minibatches)
+        worst = tools.domain_labels(minibatches) == risks.argmax()
         number, share = worst.sum(), worst.to(losses.dtype) / worst.sum()
         excess = share - 1 / len(y)
         kernels = gaussian_kernels(losses[:, None], (0.0001, *WIDTHS))

@@ -10,14 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from . import tools
 from .base import ERM, concatenate, register
-from hmoe_repro.algorithms.tools import (
-    cyclic_pairs,
-    domain_losses,
-    forward_parts,
-    step_on,
-    trained_featurizer,
-)
 from ..core.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-mixup
@@ -33,7 +27,7 @@ class Mixup(ERM):
     def mixtures(self, minibatches) -> list[tuple]:
         """Each domain i mixed with the next one j of a random cycle: (lam, lam * x_i + (1 - lam) *
         x_j, y_i, y_j) of each pair, with lam ~ Beta(alpha, alpha) from NumPy's global generator."""
-        pairs, alpha = cyclic_pairs(len(minibatches)), self.hparams["mixup_alpha"]
+        pairs, alpha = tools.cyclic_pairs(len(minibatches)), self.hparams["mixup_alpha"]
         mixed = []
         for (i, j), lam in zip(pairs, np.random.beta(alpha, alpha, len(pairs)).tolist()):
             (x_i, y_i), (x_j, y_j) = minibatches[i], minibatches[j]
@@ -43,7 +37,7 @@ class Mixup(ERM):
 
     def loss(self, minibatches):
         mixed = self.mixtures(minibatches)
-        logits = forward_parts(self, [x for _, x, _, _ in mixed], self.predict)
+        logits = tools.forward_parts(self, [x for _, x, _, _ in mixed], self.predict)
         parts = logits.split([len(x) for _, x, _, _ in mixed])
         losses = [
             lam * F.cross_entropy(z, y_i) + (1 - lam) * F.cross_entropy(z, y_j)
@@ -65,8 +59,8 @@ class GroupDRO(ERM):
         self.register_buffer("q", torch.full((num_domains,), 1 / num_domains))
 
     def loss(self, minibatches):
-        logits = forward_parts(self, [x for x, _ in minibatches], self.predict)
-        losses = domain_losses(logits, minibatches)
+        logits = tools.forward_parts(self, [x for x, _ in minibatches], self.predict)
+        losses = tools.domain_losses(logits, minibatches)
         q = torch.softmax(self.q.log() + self.hparams["groupdro_eta"] * losses.detach(), 0)
         self.q.copy_(q)
         return {"loss": q @ losses, "worst": losses.max()}
@@ -143,19 +137,19 @@ class SagNet(ERM):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        trained_featurizer(self, "SagNet trains the featurizer against style")
+        tools.trained_featurizer(self, "SagNet trains the featurizer against style")
         self.style_head = self.make_classifier(self.featurizer.num_features)
 
     def steps(self, minibatches):
         x, y = concatenate(minibatches)
         content = F.cross_entropy(self.classifier(randomize_style(self.featurizer(x))), y)
-        step_on(self.optimizer, content, self.network_parameters())
+        tools.step_on(self.optimizer, content, self.network_parameters())
 
         z = self.featurizer(x)
         style = F.cross_entropy(self.style_head(randomize_content(z.detach())), y)
-        step_on(self.optimizer, style, self.style_head.parameters())
+        tools.step_on(self.optimizer, style, self.style_head.parameters())
 
         from_style = self.style_head(randomize_content(z)).log_softmax(1)
         adversarial = -self.hparams["sag_w_adv"] * from_style.mean()
-        step_on(self.optimizer, adversarial, self.featurizer.parameters())
+        tools.step_on(self.optimizer, adversarial, self.featurizer.parameters())
         return {"loss": content, "style": style, "adversarial": adversarial}

@@ -30,7 +30,7 @@ from .published import SLOW, TRAINED, undertrained
 from .results import arrays, has_arrays, results, runs, runs_with, study_file
 from .statistics import Interval, mean_interval, rate, rows_of, value_grid
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.style import escape_markdown, number_as_text
+from ..core.style import escape_markdown, number_as_text, template
 from ..data.registry import DATASETS
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-evidence
@@ -531,17 +531,12 @@ def claims_table(results: list[ClaimResult]) -> tuple[pd.DataFrame, pd.DataFrame
 
 def claims_markdown(results: list[ClaimResult]) -> str:
     """The table for reading, the findings of ours in one of their own."""
-    lines = []
-    for title, ours in (("Claims of the papers", False), ("Findings of ours", True)):
-        table = claims_table([r for r in results if r.claim.ours == ours])[0]
-        if table.empty:
-            continue
-        words = [*table.columns[1:4]]
-        table[words] = table[words].map(escape_markdown)
-        rows = ("**" + table.verdict + "**").str.cat(table.iloc[:, 1:], " | ")
-        lines += [f"### {title}", "", f"| {' | '.join(table)} |", "|---" * 5 + "|"]
-        lines += [*("| " + rows + " |"), ""]
-    return "\n".join(lines)
+    kinds = {"Claims of the papers": False, "Findings of ours": True}
+    tables = {
+        title: claims_table([r for r in results if r.claim.ours == ours])[0]
+        for title, ours in kinds.items()
+    }
+    return template("claims.md").render(tables=tables, escape=escape_markdown)
 
 
 def count_line(results: list[ClaimResult]) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from .results import runs_with
-from ..core.errors import HmoeError, plural
+from .statistics import sentences
+from ..core.errors import HmoeError
 from ..method.clustering import gate_scores
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-confusion
@@ -170,16 +171,9 @@ def similarity_table(stored: list[tuple], names) -> pd.DataFrame:
 def similarity_lines(table: pd.DataFrame, alike: float = 0.9) -> list[str]:
     """A sentence for each row of `similarity_table`: which training domain the test domain is most
     and least like, or that the gate does not separate the training domains."""
-    lines = []
-    for _, row in table.iterrows():
-        like, lowest = row[table.columns[2:-1]].dropna().astype(float), row.lowest_in_training
-        text = f"most like {like.idxmax()} ({like.max():.2f}), "
-        text += f"least like {like.idxmin()} ({like.min():.2f})"
-        if lowest >= alike:
-            text = "the gate does not separate the training domains "
-            text += f"(similarity at least {lowest:.2f})"
-        lines.append(f"{row.algorithm}, test domain {row.test_domain}: {text}.")
-    return lines
+    said, domains = sentences("clusters.md"), table.columns[2:-1]
+    rows = [(row, row[domains].dropna().astype(float)) for _, row in table.iterrows()]
+    return [said.similarity_line(row, like, alike) for row, like in rows]
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-collapse-scores
 def collapse_scores(arrays: dict) -> dict:
@@ -245,14 +239,7 @@ def gate_verdict(table: pd.DataFrame) -> str:
     """One line for rows of `gate_table`: how many gates are nearly uniform, how many of the others
     leave experts idle, and how many use all."""
     row = gate_summary(table.assign(all="all"), "all").iloc[0]
-    if 1 < row.runs == row.idle:
-        text = f"all {row.runs} runs had idle experts"
-    else:
-        text = f"{plural(int(row.runs), 'run')}: gate nearly uniform in {row.uniform}, "
-        text += f"idle experts in {row.idle}, all experts in use in {row.all_used}"
-    if row.diverged:
-        text += f"; {row.diverged} diverged, so their gates are not informative"
-    return text + "."
+    return sentences("clusters.md").gate_verdict(row)
 
 # %% ../../nbs/07_analysis/04_clusters.ipynb #def-counts-text
 def counts_text(found: pd.DataFrame) -> str:
@@ -308,28 +295,17 @@ def discovery_lines(
     """For each algorithm: in how many runs its experts agree most with which factor
     (`closest_factors`), the mean NMI with each, and how decided its gate is; only the last if every
     gate is still uniform. HMOE-DL, which is given the domains, comes last."""
-    found, names, lines = scored_runs(frame), factor_names or {}, []
+    found, said, lines = scored_runs(frame), sentences("clusters.md"), []
     for algorithm in sorted(set(found.algorithm), key=lambda name: (name == "HMOE-DL", name)):
         mine = found[found.algorithm == algorithm]
-        who, least = f"{algorithm}, {plural(len(mine), 'run')}", mine.share_of_log_K.min()
-        if least >= UNIFORM:
-            without = "hparams.lambda_en" in mine and mine["hparams.lambda_en"].eq(0).all()
-            why = "trained without an entropy loss" if without else "undertrained"
-            lines.append(
-                f"{who}: the gate is still uniform in every run (entropy at least "
-                f"{math.floor(100 * least + 1e-6)} % of log K; {why}), so the partition by its "
-                "largest value is not meaningful."
-            )
+        if mine.share_of_log_K.min() >= UNIFORM:
+            lines.append(said.undecided_line(algorithm, mine))
             continue
-        scores, said = factor_scores(mine, values), []
-        best = closest_factors(scores).groupby("factor", sort=False).nmi
-        for factor, nmis in sorted(best, key=lambda item: -len(item[1])):
-            what = factor if factor == "nothing" else f"the {names.get(factor, factor)}"
-            span = dict.fromkeys(f"{nmi:.2f}" for nmi in (nmis.min(), nmis.max()))
-            said.append(f"with {what} in {len(nmis)} (NMI {' to '.join(span)})")
+        scores = factor_scores(mine, values)
+        best = closest_factors(scores).groupby("factor", sort=False).nmi.agg(["size", "min", "max"])
+        best = best.sort_values("size", ascending=False, kind="stable")
         means = scores.groupby("factor", sort=False).nmi.mean().sort_values(ascending=False)
-        text = ", ".join(f"{names.get(name, name)} {value:.2f}" for name, value in means.items())
-        lines.append(f"{who}: the experts agree most {'; '.join(said)}. Mean NMI: {text}.")
+        lines.append(said.agreement_line(algorithm, mine, best, means, factor_names or {}))
         lines.append(f"{algorithm}, {gate_verdict(mine)}")
     return lines
 

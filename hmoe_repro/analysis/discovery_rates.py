@@ -14,6 +14,7 @@ import seaborn as sns
 from ..algorithms import get_algorithm
 from .clusters import FOUND, relative_length, scored_runs
 from .statistics import contrast, holm, rate, rate_text
+from ..core.style import template
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-setting-runs
 def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.Series:
@@ -135,18 +136,10 @@ def kmeans_comparison(
 def kmeans_lines(compared: pd.DataFrame) -> list[str]:
     """A sentence for each first cell of `kmeans_comparison`, with the rate of runs above the best
     baseline and the mean NMI by held-out domain, and one with that of each baseline."""
-
-    def means(part, column):
-        said = ", ".join(f"{d} {nmi:.2f}" for d, nmi in zip(part.test_domain, part[column]))
-        return f"mean NMI by held-out domain: {said}."
-
-    known = [name for name in BASELINES.values() if name in compared and len(compared)]
-    best, lines = "best" if len(known) > 2 else "better", []
-    for name, part in compared.groupby(compared.columns[0], sort=False):
-        rates = rate_text(int(part.above.sum()), int(part.runs.sum()))
-        lines.append(f"{name}: above the {best} k-means in {rates} runs; {means(part, 'mean_nmi')}")
-    domains = compared.drop_duplicates("test_domain")
-    return lines + [f"{name}: {means(domains, name)}" for name in known]
+    found = {"parts": compared.groupby(compared.columns[0], sort=False), "rate_text": rate_text}
+    found["known"] = [n for n in BASELINES.values() if n in compared and len(compared)]
+    found["domains"] = compared.drop_duplicates("test_domain")
+    return template("kmeans.md").render(found).splitlines()
 
 # %% ../../nbs/07_analysis/06_discovery_rates.ipynb #def-trace
 def code_trace(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.DataFrame:

@@ -106,17 +106,10 @@ def improvement_lines(results: pd.DataFrame, baseline: str, twins=()) -> list[st
         return f"{found.mean:+.1f} % ({interval_words(found)})"
 
     gains = _improved(results, baseline).droplevel("mode")
-    lines = []
-    for name in gains.index.unique(0).drop(baseline):
-        part = gains.loc[name]
-        lines.append(
-            f"{name} against {baseline}: {text(part.OOD)} out of domain, {text(part.IID)} in "
-            f"domain; difference {text(part.OOD - part.IID)}."
-        )
-    for first, second in twins:
-        apart = gains.loc[first].OOD - gains.loc[second].OOD
-        lines.append(f"{first} − {second}, out of domain: {text(apart)}.")
-    return lines
+    found = {"gains": {name: gains.loc[name] for name in gains.index.unique(0).drop(baseline)}}
+    found["pairs"] = {(a, b): gains.loc[a].OOD - gains.loc[b].OOD for a, b in twins}
+    lines = template("improvements.md").render(found, baseline=baseline, text=text)
+    return lines.splitlines()
 
 # %% ../../nbs/07_analysis/10_experts.ipynb #def-stored-choices
 class StoredChoices:

@@ -19,14 +19,7 @@ import seaborn as sns
 
 from .published import min_validation_accuracy
 from .results import one_protocol, runs_with
-from hmoe_repro.analysis.statistics import (
-    holm,
-    interval_text,
-    interval_words,
-    mean_interval,
-    value_grid,
-)
-from ..core.errors import plural
+from .statistics import holm, mean_interval, sentences, value_grid
 from ..core.style import colours, number_as_text
 from ..studies.study_file import read_study
 
@@ -115,14 +108,7 @@ def own_mask_line(gains: pd.DataFrame) -> str:
     and how many networks are undertrained."""
     if gains.empty:
         return "No verdict on masks: no complete run has test images of its training domains."
-    found, young = mean_interval(value_grid(gains, "gain")), int((~gains.trained).sum())
-    verdict = "significant" if found.p < 0.05 else "not significant"
-    verdict = "" if math.isnan(found.low) else f", {verdict}"
-    caveat = f"; caution: {young} of {len(gains)} networks are undertrained" if young else ""
-    return (
-        f"Own mask − mean of the others on a training domain, points: {interval_text(found, 2)}"
-        f"{verdict} ({len(gains)} runs, {plural(found.seeds, 'trial seed')}){caveat}."
-    )
+    return sentences("masks.md").own_mask_line(gains, mean_interval(value_grid(gains, "gain")))
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-mask-score-rows
 def mask_scores(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
@@ -219,11 +205,7 @@ def overlap_line(frame: pd.DataFrame) -> str:
     if scores.empty:
         return "No verdict on the masks: no complete run has any."
     found, young = mean_interval(value_grid(scores, "iou")), (~_trained(frame)).sum()
-    differ = "Masks differ" if found.high < 1 else "Masks are not shown to differ"
-    caveat = f"; caution: {young} of these networks are undertrained" if young else ""
-    mean = f"mean IoU {found.mean:.2f} ({interval_words(found, '.2f')}; equal masks have 1)"
-    kept = f"a mask keeps {scores.kept.mean():.0f} % of the neurons"
-    return f"{differ}: {mean}; {kept} ({len(scores)} runs){caveat}."
+    return sentences("masks.md").overlap_line(scores, found, young)
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-paired-weights
 def weight_changes(
@@ -242,15 +224,7 @@ def weight_changes(
 def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) -> str:
     """One sentence from `weight_changes`: at which weights there is a significant change, and at
     which there is none, each with its interval."""
-    if changes.empty:
-        return f"{what}: no verdict, for no two runs pair."
-    rows = [f"{row.weight:g}: {interval_text(row, decimals)}" for row in changes.itertuples()]
-    if changes.low.isna().all():
-        return f"{what}, by {knob}: {'; '.join(rows)}."
-    verdicts = changes.significant.map({True: "Significant", False: "Not significant"})
-    parts = pd.Series(rows).groupby(verdicts.values).agg("; ".join).sort_index(ascending=False)
-    told = [f"{verdict} at {knob} = {named}" for verdict, named in parts.items()]
-    return f"{what}: {'. '.join(told)}."
+    return sentences("masks.md").change_line(changes, what, knob, decimals)
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-sparsity-lines
 SPARSE = 10  # percent of neurons: a mask that keeps fewer is called sparse
@@ -262,19 +236,8 @@ def sparse_line(scores: pd.DataFrame, knob: str = "lambda_s") -> str:
     say nothing."""
     means = scores.groupby("weight")[["iou", "kept", "empty"]].mean()
     sparse = means[means.kept < SPARSE]
-    if sparse.empty:
-        return f"Sparse masks: at no weight do masks keep less than {SPARSE} % of the neurons."
     full, empty = sparse[sparse["empty"] == 0], sparse[sparse["empty"] > 0]
-    told = [
-        f"IoU {row.iou:.2f} at {knob} = {row.Index:g}, where a mask keeps {row.kept:.0f} % of the "
-        "neurons"
-        for row in full.itertuples()
-    ]
-    if len(empty):
-        at = ", ".join(f"{weight:g}" for weight in empty.index)
-        told.append(f"at {at} some masks keep nothing, and the IoU of two such is 1 by definition")
-    verdict = "inconclusive" if full.empty else "alike" if (full.iou >= 0.5).all() else "not alike"
-    return f"Sparse masks are {verdict}: {'; '.join(told)}."
+    return sentences("masks.md").sparse_line(full, empty, SPARSE, knob)
 
 # %% ../../nbs/07_analysis/11_masks.ipynb #def-weight-table
 _NAMES = {

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pandas as pd
 
 from .claims import SUPPORTED, Claim, claim_frames, evaluate_claim
+from ..core.style import template
 from ..studies.study_file import STUDIES
 
 # %% ../../nbs/07_analysis/14_pretraining.ipynb #def-forms
@@ -79,12 +80,6 @@ def pretraining_lines(numbers: pd.DataFrame) -> list[str]:
     how many claims are supported in each form."""
     verdicts = numbers[["verdict from scratch", "verdict pretrained"]]
     known = numbers[~verdicts.isin(["no rule", "not run"]).any(axis=1)]
-    changed = known[known.changed]
-    before, after = (changed[name] for name in verdicts)
-    named = (changed.claim + " (" + before + " → " + after + ")").str.cat(sep=", ")
-    said = f"{len(changed)} of {len(known)} claims on PACS change their verdict with pretraining"
-    counts = [(known[name] == SUPPORTED).sum() for name in verdicts]
-    return [
-        f"{said}{': ' * bool(named)}{named}.",
-        f"Supported: {counts[0]} from scratch, {counts[1]} pretrained.",
-    ]
+    found = {"known": known, "changed": known[known.changed]}
+    found["supported"] = (known[[*verdicts]] == SUPPORTED).sum()
+    return template("pretraining.md").render(found).splitlines()

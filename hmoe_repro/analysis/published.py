@@ -16,7 +16,7 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from . import statistics, tables
 from .protocol_diff import PAPER_SEEDS, TABLES, setting_diff
-from .statistics import contrast_text, mean_interval
+from .statistics import mean_interval, sentences
 from .tables import complete_rows, frame_parts, paper_numbers, row_name
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
@@ -74,22 +74,15 @@ def undertrained_rows(frame: pd.DataFrame) -> list[tuple[str, str]]:
 def undertrained_line(frame: pd.DataFrame) -> str:
     """A sentence for each data set that names its undertrained rows with their accuracy on
     validation images; '' where there are none. An algorithm stands for its modes if all are."""
-    found, lines = _validated(frame), []
-    for dataset, rows in found.groupby("dataset", sort=False):
-        low = rows.accuracy < rows.floor
-        whole = low.groupby("algorithm").all()
-        named = {
-            who if whole[who] else row_name(who, mode): f"{accuracy:.0f} %"
-            for (_, who, mode), accuracy in rows.accuracy[low].items()
-        }
-        if named:
-            several = found.index.get_level_values("dataset").nunique() > 1
-            lines.append(
-                f"{dataset + ': ' if several else ''}Undertrained (under "
-                f"{rows.floor.iloc[0]:.0f} % on validation images), so their differences hold for "
-                f"this length of training only: {', '.join(map(' '.join, named.items()))}."
-            )
-    return " ".join(lines)
+    found, said = _validated(frame).reset_index(), sentences("published.md")
+    found["low"], several = found.accuracy < found.floor, found.dataset.nunique() > 1
+    whole = found.groupby(["dataset", "algorithm"]).low.transform("all")
+    found["name"] = found.algorithm.where(
+        whole, list(map(row_name, found.algorithm, found["mode"]))
+    )
+    low = found[found.low].drop_duplicates(["dataset", "name"], keep="last")
+    parts = low.groupby("dataset", sort=False)
+    return " ".join(said.undertrained_line(several and name, part) for name, part in parts)
 
 
 def learned_line(frame: pd.DataFrame) -> str:
@@ -137,16 +130,14 @@ def mode_lines(frame: pd.DataFrame, mode: str, *places: str) -> list[str]:
     """A sentence for each place ('on the target', else on the training domains) and network: by how
     many points `mode` of DMG differs from averaged predictions in the same model. Nothing where no
     run has both."""
-    lines = []
+    lines, said = [], sentences("published.md")
     for place, (network, part) in product(places, frame.groupby("network")):
         metric = "accuracy" if place == "on the target" else "accuracy_in_domain"
         mine = part[(part.algorithm == "DMG") & part[metric].notna()]
         if {mode, "pred-ens"} <= set(mine["mode"]):
             row = statistics.contrast(mine, ("DMG", mode), ("DMG", "pred-ens"), metric).iloc[-1]
-            said = f"{mode.upper()} − PRED-ENS {place} ({network}): {contrast_text(row)} points, "
-            said += "significant" if row.p < 0.05 else "not significant"
-            said += f" ({int(row.pairs)} models, {int(row.seeds)} seeds). "
-            lines.append(f"{said}{undertrained_line(mine)}".rstrip())
+            line = said.mode_line(mode, place, network, row)
+            lines.append(f"{line} {undertrained_line(mine)}".rstrip())
     return lines
 
 # %% ../../nbs/07_analysis/09_published.ipynb #def-against-paper
@@ -198,17 +189,7 @@ def paper_line(table: pd.DataFrame) -> str:
     if table.empty:
         return "No cell can be compared with the paper."
     largest = table.loc[table.difference.abs().round(9).idxmax()]
-    row = row_name(largest.algorithm, largest["mode"])
-    said = (
-        f"the largest difference of {len(table)} cells is {largest.difference:+.1f} points "
-        f"({row} on {largest.dataset}, {largest.test_domain})."
-    )
-    if table.low.isna().all():
-        return f"Against the paper, not decided: one trial seed has no interval; {said}"
-    return (
-        f"In {int(table.outside.sum())} of {len(table)} cells the paper's mean lies outside the "
-        f"95 % interval of ours (Student's t over trial seeds, no correction); {said}"
-    )
+    return sentences("published.md").paper_line(table, largest)
 
 # %% ../../nbs/07_analysis/09_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['rows_of', 'value_grid', 'paired_values', 'Interval', 'mean_interval', 'contrast', 'holm', 'contrasts', 'rate',
-           'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'minimum_detectable_difference',
-           'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_plot', 'main_effects', 'effect_lines']
+           'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'sentences',
+           'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_plot',
+           'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
@@ -19,6 +20,7 @@ from scipy import optimize, stats
 from .results import mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.style import template
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
 def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
@@ -187,6 +189,12 @@ def contrast_text(row) -> str:
     """A row of `contrast` in words: '+13.0 (95 % CI +9.2 to +16.8)'."""
     return f"{row.difference:+.1f} ({interval_words(row)})"
 
+
+def sentences(name: str):
+    """The macros of a template, each a sentence, in which numbers are written as in this module."""
+    written = (plural, rate_text, row_name, interval_words, interval_text, contrast_text)
+    return template(name).make_module({function.__name__: function for function in written})
+
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-resolvable-difference
 def _noncentrality(freedom: float, power: float = 0.8) -> float:
     """The standard errors by which a mean must differ from 0 for a two-sided t-test at 5 % to have
@@ -242,26 +250,6 @@ def _listed(rows: pd.DataFrame, most: int = 8) -> str:
     return ", ".join([*said[:most], *[f"and {len(said) - most} more"] * (len(said) > most)])
 
 
-def _averages_said(averages: pd.DataFrame, name: str):
-    """What the average rows of `contrasts` with the baseline `name` say, in sentences."""
-    tested, untested = averages[averages.p_holm.notna()], averages[averages.p_holm.isna()]
-    sure, rest = tested[tested.significant], tested[~tested.significant]
-    family = f"after Holm's correction for {plural(len(tested), 'comparison')}"
-    near = rest.sort_values(["p_holm", "p"])[:1]
-    close = f" (closest: {_listed(near)}, p = {near.p_holm.iloc[0]:.2g})" if len(near) else ""
-    if len(sure):
-        gains = sure.difference > 0  # these come first, or a long list of losses would hide them
-        named = ", ".join(_listed(part) for part in (sure[gains], sure[~gains]) if len(part))
-        named = named.replace(" (95", " points (95", 1)
-        other = f"; no other of {len(tested)} rows differs significantly in average accuracy{close}"
-        yield f"{named} against {name}, significant {family}{other * (len(rest) > 0)}."
-    elif len(tested):
-        yield f"No row differs significantly from {name} in average accuracy {family}{close}."
-    if len(untested):
-        seeds = "one trial seed" if untested.seeds.max() == 1 else "a test domain with one seed"
-        yield f"Not decided: {seeds}; in points against {name}: {_listed(untested)}."
-
-
 def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
     """In words: which rows differ significantly (`contrasts`) from `baseline` in average accuracy
     and on single test domains. `HmoeError` without the baseline."""
@@ -269,14 +257,18 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
     if set(rows_of(frame, baseline).algorithm) == set(run_results(frame).algorithm):
         return f"Nothing to compare {name} with: no other algorithm has a complete run."
     table = contrasts(run_results(frame), baseline)
-    average = table.test_domain == "Average"
-    lines, alone = [*_averages_said(table[average], name)], table[~average & table.p_holm.notna()]
-    if len(alone):
-        beyond = alone[alone.significant]
-        line = f"On single test domains {len(beyond) or 'none'} of {len(alone)} differences "
-        line += f"{'are' if len(beyond) > 1 else 'is'} significant after the same correction"
-        lines.append(line + (f": {_listed(beyond)}." if len(beyond) else "."))
-    return " ".join(lines)
+    average, known = table.test_domain == "Average", table.p_holm.notna()
+    tested, untested, alone = (
+        table[average & known],
+        table[average & ~known],
+        table[~average & known],
+    )
+    sure, rest = tested[tested.significant], tested[~tested.significant]
+    found = {"gains": sure[sure.difference > 0], "losses": sure[sure.difference <= 0]}
+    found |= {"near": rest.sort_values(["p_holm", "p"])[:1], "alone": alone}
+    found |= {"name": name, "tested": tested, "untested": untested}
+    verdict = template("accuracy_verdict.md").render(found, listed=_listed, plural=plural)
+    return " ".join(verdict.splitlines())
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-contrast-table
 def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:

@@ -18,6 +18,7 @@ import pandas as pd
 
 from .results import MODE_ORDER, mode_rank, one_protocol, runs
 from ..core.errors import HmoeError, check_choice
+from ..core.style import template
 from ..data.registry import DATASETS
 from ..studies.search import choose, rank
 from ..training.run_config import TOY
@@ -172,23 +173,12 @@ def table_notes(frame: pd.DataFrame) -> list[str]:
     """One line per failed run (id, what it was, reason), per incomplete cell, and one that says
     what the standard errors are."""
     rows, failed = run_results(frame), runs(frame[frame.status != "complete"])
-    notes = [
-        f"failed: {r.algorithm} on {r.test_domain}, seed {r.trial_seed} (run {r.run_id}): "
-        f"{r.reason or 'no reason recorded'}"
-        for r in failed.sort_values("run_id").itertuples()
-    ]
-    seeds = sorted(rows.trial_seed.unique())
+    seeds = set(rows.trial_seed)
     trained = rows.groupby(["algorithm", "test_domain"]).trial_seed.agg(set)
-    for algorithm, domain in product(rows.algorithm.unique(), domain_order(rows)):
-        missing = [str(s) for s in seeds if s not in trained.get((algorithm, domain), ())]
-        if missing:
-            word = "seed" if len(missing) == 1 else "seeds"
-            notes.append(f"missing: {algorithm} on {domain}, {word} {', '.join(missing)}")
-    n = len(seeds)
-    if n < 2:
-        return [*notes, *["one trial seed: no standard errors"] * n]
-    text = "standard errors: population standard deviation / root of n, as in DomainBed"
-    return [*notes, f"{text}; with n - 1 for n they are {(n / (n - 1)) ** 0.5:.2f} times as large"]
+    cells = product(rows.algorithm.unique(), domain_order(rows))
+    missing = {cell: sorted(seeds - trained.get(cell, set())) for cell in cells}
+    found = {"failed": failed.sort_values("run_id"), "missing": missing, "seeds": len(seeds)}
+    return template("table_notes.md").render(found).splitlines()
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-paper-numbers
 def paper_setting(numbers: pd.DataFrame, name: str) -> pd.Series:

@@ -54,12 +54,10 @@ def make_method(name: str, scale: SimpleNamespace, device="cpu") -> Algorithm:
 
 def random_minibatches(scale: SimpleNamespace, device="cpu") -> list:
     "A list of (x (batch, 3, H, W), y (batch,)), one for each domain, channels last."
-    found = []
-    for _ in range(scale.domains):
-        x = torch.rand(scale.batch, 3, scale.side, scale.side)
-        x = x.to(device, memory_format=torch.channels_last)
-        found.append((x, torch.randint(CLASSES, (scale.batch,), device=device)))
-    return found
+    shape = (3, scale.side, scale.side)
+    batches = random_batches(scale.domains, shape, CLASSES, seed=0, size=scale.batch)
+    last = {"device": device, "memory_format": torch.channels_last}
+    return [(x.to(**last), y.to(device)) for x, y in batches]
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-time-jobs
 def train(algorithm: Algorithm, minibatches):

@@ -20,6 +20,7 @@ from torch import nn
 from ..algorithms import get_algorithm
 from . import timing
 from .timing import Target, measure, ratios, scale_of, summary
+from ..core.style import template
 from ..data.precomputed import as_rows
 from ..networks.precision import set_precision
 from ..networks.pretrained import import_timm
@@ -144,15 +145,8 @@ def frozen_targets(record: dict) -> list[Target]:
     ]
 
 
-def _listed(numbers) -> str:
-    *first, last = [f"{n:.2f}" if n < 10 else f"{n:,.0f}" for n in numbers]
-    return " and ".join([", ".join(first), last] if first else [last])
-
-
 def frozen_answer(record: dict) -> str:
     """A sentence: how many times as fast as the plain loop ours is, by resolution and stages."""
-    sizes = record["sizes"]
-    medians = pd.DataFrame({side: times_plain(record, side).median() for side in sizes["sides"]})
-    found = "; ".join(f"{_listed(row)} with {n or 'none'} frozen" for n, row in medians.iterrows())
-    sides = " / ".join(map(str, sizes["sides"]))
-    return f"Times as fast as the plain loop at {sides} pixels, by frozen stages: {found}."
+    sides = record["sizes"]["sides"]
+    medians = pd.DataFrame({side: times_plain(record, side).median() for side in sides})
+    return template("frozen_answer.md").render(medians=medians)

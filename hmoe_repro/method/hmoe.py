@@ -13,15 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
-from hmoe_repro.method.gating import (
-    domain_loss,
-    entropy_loss,
-    entropy_weight,
-    gate_logits,
-    load_balance_loss,
-    reversal_weight,
-    reverse_gradient,
-)
+from . import gating
 from .hypernetwork import HyperNetwork, IndependentExperts
 from .toy import MLP
 
@@ -63,14 +55,14 @@ def hmoe_losses(
     `progress`: t / T, for the reversal weight."""
     losses = {
         "L_y": target_loss(output.y, targets),
-        "L_en": entropy_loss(output.p),
-        "L_kl": load_balance_loss(output.p, model.load_balance),
+        "L_en": gating.entropy_loss(output.p),
+        "L_kl": gating.load_balance_loss(output.p, model.load_balance),
     }
     if model.adversary is not None:
-        reversed_codes = reverse_gradient(output.v, reversal_weight(progress))
+        reversed_codes = gating.reverse_gradient(output.v, gating.reversal_weight(progress))
         losses["L_ad"] = F.cross_entropy(model.adversary(reversed_codes), targets)
     if domain_labels is not None:
-        losses["L_d"] = domain_loss(output.log_p, domain_labels)
+        losses["L_d"] = gating.domain_loss(output.log_p, domain_labels)
     return losses
 
 # %% ../../nbs/01_method/04_hmoe.ipynb #def-hmoe
@@ -125,7 +117,7 @@ class HMOE(nn.Module):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         "Both paths up to the gate: features z (B, F), codes v (B, D), log gate values (B, K)."
         z, v = self.featurizer(x), self.encode(x)
-        return z, v, gate_logits(v, self.embeddings, self.eps)
+        return z, v, gating.gate_logits(v, self.embeddings, self.eps)
 
     def forward(self, x: Tensor) -> HMOEOutput:
         "All quantities of the mixture, MIX included (HMOE, eq. 1)."
@@ -174,5 +166,5 @@ def total_loss(losses: dict, weights: dict, progress: float = 1.0, ramp: float =
             "all loss weights are 0, so nothing would be learnt.", fix="set lambda_y=1."
         )
     if "L_en" in given:
-        given["L_en"] *= entropy_weight(progress, ramp)
+        given["L_en"] *= gating.entropy_weight(progress, ramp)
     return sum(weight * losses[name] for name, weight in given.items() if weight)

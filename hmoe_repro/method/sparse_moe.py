@@ -32,19 +32,15 @@ class CosineRouter(nn.Module):
     """Logits from cosines with one direction per expert, x (n, D) -> (n, E) in the type of x (GMoE,
     section 3)."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_experts: int,
-        projection: int = 256,  # numbers that a token is projected to
-        temperature: float = 0.5,  # at the start; it is learned
-        lowest: float = 0.01,  # temperature that learning cannot go below
-    ):
+    temperature = 0.5  # at the start; it is learned
+    lowest = 0.01  # temperature that learning cannot go below
+
+    def __init__(self, dim: int, num_experts: int, projection: int = 256):
         super().__init__()
         self.projector = nn.Linear(dim, projection)
         self.directions = nn.Parameter(torch.randn(projection, num_experts) * 0.01)
-        self.log_scale = nn.Parameter(torch.tensor([math.log(1 / temperature)]))
-        self.highest = math.log(1 / lowest)
+        self.log_scale = nn.Parameter(torch.tensor([math.log(1 / self.temperature)]))
+        self.highest = math.log(1 / self.lowest)
 
     def forward(self, x: Tensor) -> Tensor:
         a = F.linear(x, self.projector.weight.to(x.dtype), self.projector.bias.to(x.dtype))

@@ -18,14 +18,7 @@ from torch import nn
 from ..core.errors import HmoeError, first_line
 from ..core.search_space import declared_hparams
 from ..data.transforms import MEAN, STD
-from . import pretrained
-from hmoe_repro.networks.backbones import (
-    FREEZE_BN,
-    LARGE_HPARAMS,
-    ImageBackbone,
-    adapt_channels,
-    strict_sides,
-)
+from . import backbones, pretrained
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-timm-config
 def timm_config(network: str):
@@ -102,7 +95,7 @@ def load_timm(body: nn.Module, state: dict, name: str) -> dict:
     except Exception:
         pass  # not a checkpoint of this network: the next line says why
     heads = tuple(f"{head}." for head in names("classifier"))
-    stems = {f"{stem}.weight": adapt_channels for stem in names("first_conv")}
+    stems = {f"{stem}.weight": backbones.adapt_channels for stem in names("first_conv")}
     return pretrained.fit_weights(body, state, heads, stems, name)
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-frozen-part
@@ -281,14 +274,14 @@ def _same_layout(pool, inputs):
         x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
 
 
-class TimmBackbone(ImageBackbone):
+class TimmBackbone(backbones.ImageBackbone):
     """A network of timm as a featurizer: x (B, C, H, W), or rows (B, P) that `frozen` computed
     before, -> features (B, num_features). `frozen` is its `FrozenStages`, or None."""
 
     def __init__(self, body, num_features, rescale, frozen=None, **options):
         super().__init__(body, num_features, **options)
         self.rescale, self.frozen = rescale if frozen is None else None, frozen
-        self.sides = strict_sides(body if frozen is None else frozen.body)
+        self.sides = backbones.strict_sides(body if frozen is None else frozen.body)
         for module in body.modules():
             if getattr(module, "pool_type", "") == "avg":
                 module.register_forward_pre_hook(_same_layout)
@@ -326,7 +319,7 @@ def make_timm(
         loaded = load_timm(body, state, name)
     if grad_checkpointing:
         body.set_grad_checkpointing(True)
-    freeze_bn, frozen = FREEZE_BN.get(freeze_bn, freeze_bn), None
+    freeze_bn, frozen = backbones.FREEZE_BN.get(freeze_bn, freeze_bn), None
     rescale = Rescale(config.mean, config.std, input_shape[0])
     if frozen_stages:
         frozen, body = freeze_stages(body, frozen_stages, rescale, input_shape, name)
@@ -335,4 +328,4 @@ def make_timm(
     return TimmBackbone(body, num_features, rescale, frozen, **options)
 
 
-TIMM_HPARAMS = LARGE_HPARAMS | declared_hparams("timm")
+TIMM_HPARAMS = backbones.LARGE_HPARAMS | declared_hparams("timm")
