@@ -38,6 +38,7 @@ add_module_names = False
 python_maximum_signature_line_length = 88
 toc_object_entries = False
 templates_path = ["templates"]
+highlight_language = "text"  # of a block that names none
 html_theme = "sphinx_book_theme"
 html_title = "hmoe_repro"
 mathjax = Path(find_spec("sphinx-mathjax-offline").submodule_search_locations[0])
