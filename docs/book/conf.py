@@ -68,6 +68,7 @@ if tags.has("slides"):  # noqa: F821  (Sphinx's name for the tags of a build)
     revealjs_style_theme = "white"
     revealjs_static_path = html_static_path
     revealjs_css_files = ["slides.css"]
+    revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
     revealjs_script_conf = {"hash": True, "slideNumber": "c/t", "transition": "none"}
     revealjs_script_conf |= {"width": 1280, "height": 800, "margin": 0.03, "center": False}
     kinds = ("text/html", "image/png", "text/markdown", "text/plain")
