@@ -263,6 +263,12 @@ def test_no_slide_is_empty_crowded_or_named_as_its_neighbour(class_slides):
         assert not after or slide.title != after.title or slide.question, where
 
 
+def test_the_code_of_the_class_is_shown():
+    made = json.loads(cells.notebook("docs/class.ipynb"))["cells"]
+    code = [cell for cell in made if cell["cell_type"] == "code"]
+    assert len(code) > 8 and not [cell for cell in code if cell["metadata"]["tags"]]
+
+
 def test_the_problem_and_the_rules_are_named(class_slides):
     texts = [words(s) for s in class_slides]
     first = texts[0]
