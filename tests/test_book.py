@@ -233,6 +233,32 @@ def test_every_part_begins_with_its_minutes(class_slides):
     assert class_slides[0].opens and class_slides[-1].title == "To take home"
 
 
+def test_every_slide_has_notes_whose_minutes_are_those_of_the_plan(class_slides):
+    notes = slides.speaker_notes()
+    assert [n.title for n in notes] == [slides.TITLE, *(s.title for s in class_slides)]
+    assert [n.number for n in notes] == [*range(1, len(notes) + 1)]
+    assert all(len(n.text.split()) >= 12 for n in notes)
+    begins = [i for i, s in enumerate(class_slides, 1) if s.opens]
+    begins[0] = 0  # the first part has the title too
+    for part, first, last in zip(slides.plan(), begins, [*begins[1:], None], strict=True):
+        start, end = map(int, part.minutes.split("–"))
+        assert sum(n.minutes for n in notes[first:last]) == end - start, part.minutes
+        assert f"## Minute {part.minutes}\n" in (ROOT / slides.NOTES).read_text(encoding="utf-8")
+    assert slides.deck().count("revealjs-notes") == len(notes)
+
+
+# What the answers to the exercises of the gate's slide say, and no slide.
+EXERCISE_ANSWERS = ("0.953", "0.562", "0.824")
+
+
+def test_no_slide_answers_an_exercise_that_is_set(class_slides):
+    answers = " ".join(c["source"] for c in names.cells_of(GATING) if "answer" in c["id"])
+    assert all(number in answers for number in EXERCISE_ANSWERS)
+    (exercises,) = [s for s in class_slides if s.title == "Exercises"]
+    assert "four experts" in words(exercises)
+    assert not [n for s in class_slides for n in EXERCISE_ANSWERS if n in words(s)]
+
+
 def test_no_slide_is_empty_crowded_or_named_as_its_neighbour(class_slides):
     for slide, after in zip(class_slides, [*class_slides[1:], None]):
         where = f"{slide.page}: {slide.title}"
@@ -240,6 +266,12 @@ def test_no_slide_is_empty_crowded_or_named_as_its_neighbour(class_slides):
         assert slide.question or pictures or len(words(slide)) > 100, where
         assert len(words(slide)) <= 2000, where
         assert not after or slide.title != after.title or slide.question, where
+
+
+def test_the_code_of_the_class_is_shown():
+    made = json.loads(cells.notebook("docs/class.ipynb"))["cells"]
+    code = [cell for cell in made if cell["cell_type"] == "code"]
+    assert len(code) > 8 and not [cell for cell in code if cell["metadata"]["tags"]]
 
 
 def test_the_problem_and_the_rules_are_named(class_slides):

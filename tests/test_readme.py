@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import subprocess
 import sys
 
 import pytest
@@ -17,6 +19,7 @@ from readme import PAGES_WITH_BLOCKS, fill_blocks, readme_blocks  # noqa: E402
 README = repo_root() / "README.md"
 NOTEBOOK = r"nbs/[0-9]{2}_\w+/\d\d_\w+\.ipynb"
 RESULTS = repo_root() / "docs" / "results.md"
+PROSE = sorted([*repo_root().glob("*.md"), *repo_root().glob("docs/**/*.md")])
 
 
 def test_generated_blocks_are_those_of_the_published_records():
@@ -106,6 +109,10 @@ def test_the_table_in_the_readme_can_be_computed_from_the_records():
         "docs/deviations.md",
         "docs/your_own_data.md",
         "docs/class_plan.md",
+        "docs/class_notes.md",
+        "docs/class_misconceptions.md",
+        "docs/class_homework.md",
+        "docs/class_solutions.md",
         "figures/paper/README.md",
         "figures/quick/README.md",
         "figures/mnist/README.md",
@@ -122,6 +129,45 @@ def test_links_lead_to_files(page):
     ]
     missing = [link for link in links if not (path.parent / link).exists()]
     assert (links or page == "CONTRIBUTING.md") and not missing, missing
+
+
+def fences(path):
+    "(language, text) of each block of code of a page."
+    found = re.findall(r"^```(\S*)\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+    return [pair for pair in found if not pair[0].startswith("{")]
+
+
+@pytest.mark.parametrize("path", [p for p in PROSE if fences(p)], ids=lambda p: p.name)
+def test_blocks_of_code_name_their_language_and_fit_the_page(path):
+    assert all(language for language, _ in fences(path))
+    wide = [x for _, text in fences(path) for x in text.splitlines() if len(x) > 100]
+    assert not wide, wide
+    commands = "\n".join(text for language, text in fences(path) if language == "sh")
+    done = subprocess.run(["bash", "-n"], input=commands, capture_output=True, text=True)
+    assert not done.returncode and not done.stderr, done.stderr
+    # A remark has a line of its own, and no command is left with a gap to fill in.
+    lines = [x.strip() for x in commands.splitlines() if not x.startswith("#")]
+    assert not [x for x in lines if re.search(r"\s{2}|…|\s#", x)]
+
+
+def test_every_command_of_the_pages_is_one_that_hmoe_takes(monkeypatch):
+    from typer.main import get_command
+
+    from hmoe_repro.cli.app import app
+
+    monkeypatch.setenv("HMOE_DOMAINBED", "")  # so that it is put back
+    called = []
+    for path in PROSE:
+        text = "\n".join(text for language, text in fences(path) if language == "sh")
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "hmoe" in words:
+                command, words = get_command(app), words[words.index("hmoe") + 1 :]
+                while getattr(command, "commands", None):
+                    command = command.commands[words.pop(0)]
+                command.make_context(line, words)  # an unknown option is an error
+                called.append(line)
+    assert len(called) > 40
 
 
 @pytest.mark.parametrize("folder", README_PROFILES)

@@ -141,6 +141,8 @@ def code_cells(page: str, cell: dict, alt: str, evidence: bool) -> list[dict]:
     if not source or hidden:
         return []
     tag, what = folded(cell | {"source": source}, evidence)
+    if page.startswith("docs/"):  # the notebook of the class: its code is to be changed
+        tag = ""
     prompts = {"code_prompt_show": f"Show the {what}", "code_prompt_hide": f"Hide the {what}"}
     meta = {"tags": [tag] if tag else [], "mystnb": {"image": {"alt": alt}} | prompts}
     for output in cell["outputs"]:

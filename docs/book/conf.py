@@ -39,6 +39,7 @@ add_module_names = False
 python_maximum_signature_line_length = 88
 toc_object_entries = False
 templates_path = ["templates"]
+highlight_language = "text"  # of a block that names none
 html_theme = "sphinx_book_theme"
 html_title = "hmoe_repro"
 mathjax = Path(find_spec("sphinx-mathjax-offline").submodule_search_locations[0])
@@ -69,6 +70,7 @@ if tags.has("slides"):  # noqa: F821  (Sphinx's name for the tags of a build)
     # The slides stand in a folder of the site, whose MathJax they use.
     revealjs_static_path, mathjax_path = ["static"], f"../../_static/{mathjax_path}"
     revealjs_css_files = ["slides.css"]
+    revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
     revealjs_script_conf = {"hash": True, "slideNumber": "c/t", "transition": "none"}
     revealjs_script_conf |= {"width": 1280, "height": 800, "margin": 0.03, "center": False}
     kinds = ("text/html", "image/png", "text/markdown", "text/plain")

@@ -9,6 +9,8 @@ notebook a cell is tagged
   `slide` as well, it is shown a second time, and the slide of the question holds back its text and
   what it displays;
 - `slide-whole`: its text is not shortened; `slide-output`: its code is left out.
+
+What the speaker says stands in docs/class_notes.md, under the titles of the slides in their order.
 """
 
 import re
@@ -20,11 +22,14 @@ from cells import ANCHOR, as_json, is_picture, markdown, note, said, saved_pictu
 from names import DIRECTIVE, ROOT, cells_of
 
 PLAN = "docs/class_plan.md"
+NOTES = "docs/class_notes.md"
+TITLE = "Domain generalization with experts"
 CLOSING = "## To take home\n"  # the section of the plan that is the last slide
 LINK = re.compile(r"\[((?:[^\[\]`]|`[^`]*`)*)\]\([^()\s]+\)")
 
 
 Part = namedtuple("Part", "minutes pages happens questions")  # a row of the plan
+Note = namedtuple("Note", "number title minutes text")  # of the speaker, for a slide
 
 
 @dataclass
@@ -48,6 +53,13 @@ def plan() -> list[Part]:
             questions = [question.strip() for question in fields[3].split("<br>")]
             parts.append(Part(fields[0], list(dict.fromkeys(pages)), fields[2], questions))
     return parts
+
+
+def speaker_notes() -> list[Note]:
+    """The notes of the speaker, a slide each."""
+    text = re.sub(r"^## .*\n", "", (ROOT / NOTES).read_text(encoding="utf-8"), flags=re.M)
+    found = re.split(r"^### (\d+)\. (.+) \((\d+) min\)\n", text, flags=re.M)[1:]
+    return [Note(int(n), title, int(m), s.strip()) for n, title, m, s in zip(*[iter(found)] * 4)]
 
 
 def shortened(text: str, whole: bool) -> str:
@@ -119,15 +131,20 @@ def slides_of_class() -> list[Slide]:
 
 
 def deck() -> str:
-    """The slides as one notebook, as its JSON."""
-    hint = "A class of 90 minutes. Arrow keys move; Esc shows all slides."
+    """The slides as one notebook, as its JSON. `ValueError` where a slide's notes are missing."""
+    hint = "A class of 90 minutes. Arrow keys move; Esc shows all slides; s opens the speaker view."
+    made, notes = slides_of_class(), speaker_notes()
+    if [entry.title for entry in notes] != [TITLE, *(slide.title for slide in made)]:
+        raise ValueError(f"The headings of {NOTES} are not the titles of the slides in their order")
+    words = [LINK.sub(r"\1", entry.text) for entry in notes]
+    asides = [f"\n\n```{{revealjs-notes}}\n{text}\n```\n" for text in words]
     rows = [f"| {part.minutes} | {part.happens} |" for part in plan()]
     table = "\n".join(["| minute | what happens |", "|---|---|", *rows])
-    cells = [said(f"# Domain generalization with experts\n\n{hint}\n\n{table}")]
-    for slide in slides_of_class():
+    cells = [said(f"# {TITLE}\n\n{hint}\n\n{table}{asides[0]}")]
+    for slide, aside in zip(made, asides[1:], strict=True):
         name = slide.page.removesuffix(".ipynb")
         opens = note("opens", slide.opens) if slide.opens else ""
         asked = note("question", f"To the class: {slide.question}") if slide.question else ""
         source = note("source", f'<a href="../{name}.html">{name}</a>') if name else ""
-        cells += [said(f"## {slide.title}{opens}"), *slide.cells, said(asked + source)]
+        cells += [said(f"## {slide.title}{opens}"), *slide.cells, said(asked + source + aside)]
     return as_json(cells)
