@@ -115,7 +115,7 @@ def place(tmp_path_factory, own_names_of_file):
 @pytest.mark.parametrize(
     "layout, said",
     [
-        ((), "has 0 images (.jpg .jpeg .png .webp .bmp): too few to group"),
+        ((), "has 0 images (.jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm .pgm): too few"),
         (("a.png",), "has 1 image (.jpg"),
         (("x/a.png", "y/x/a.png"), "not clear which level is the class"),
         (("x/a.png", "y/a.png"), "has 2 images (.jpg"),

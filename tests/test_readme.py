@@ -133,7 +133,7 @@ def test_links_lead_to_files(page):
 
 def fences(path):
     "(language, text) of each block of code of a page."
-    found = re.findall(r"^```(\S*)\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
     return [pair for pair in found if not pair[0].startswith("{")]
 
 

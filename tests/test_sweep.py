@@ -253,15 +253,6 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
     assert run(second, store)["status"] == "complete"
 
 
-def test_a_damaged_record_stops_the_sweep_before_it_starts(tmp_path):
-    store, (a, b, *_) = RunStore(tmp_path), specs()
-    store.path(a.run_id).mkdir()
-    store.record_path(a.run_id).write_text("{")
-    with pytest.raises(HmoeError, match="record.json"):
-        sweep([b, a], store)
-    assert store.record_path(a.run_id).read_text() == "{" and not store.path(b.run_id).exists()
-
-
 def test_unknown_names_list_the_valid_ones():
     for call, message in [
         (lambda: study_specs("quick"), "smoke-toy"),

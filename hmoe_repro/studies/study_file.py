@@ -49,7 +49,7 @@ def _read_domains(said):
     if isinstance(said, dict) and said:
         return {dataset: _read_domains(of_dataset) for dataset, of_dataset in said.items()}
     if isinstance(said, (list, tuple)) and said:
-        return tuple((one,) if isinstance(one, str) else tuple(one) for one in said)
+        return tuple(tuple(one) if isinstance(one, (list, tuple)) else (one,) for one in said)
     if said in ("all", ()):
         return said
     raise ValueError('"all", a list of names (or of lists), or a table of these by data set')

@@ -30,7 +30,7 @@ from hmoe_repro.core.files import (
     write_atomic,
 )
 from .checkpoint_io import is_sealed, sealed
-from .run_config import RunConfig
+from .run_config import Count, RunConfig
 from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
@@ -51,8 +51,17 @@ class _Record(BaseModel):
     config: dict[str, Any]
     checkpoints: list[_Scores]
     selected: dict[str, _Scores]
+    discovery: _Scores | None = None
+    clusters: _Scores | None = None
+    toy: _Scores | None = None
+    in_domain: dict[str, _Scores] = {}
+    test_size: Count = 1
+    in_domain_size: Count = 1
+    protocol: _Scores = {}
     environment: dict[str, Any] = {}
     wall_time_s: float = Field(0, ge=0, allow_inf_nan=False)
+    finished: str = ""
+    resumed: bool = False
 
 
 def check_record(record, where: str, run_id: str | None = None) -> dict:
