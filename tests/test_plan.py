@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.console import Console
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.progress import Progress
+from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.studies import plan
 from hmoe_repro.studies.plan import (
     Plan,
@@ -318,3 +320,46 @@ def drawn(progress):
     "What the bars of a display say now."
     tasks = progress.tasks
     return "\n".join(f"{task.description} {task.fields['amount']}" for task in tasks)
+
+
+MANY = """title = "Many"
+algorithms = ["ERM", "HMOE-DN"]
+datasets = ["DigitDomainsTiny", "RotatedDigits"]
+test_domains = "all"
+seeds = 3
+restarts = 2
+steps = 2
+checkpoint_frequency = 1
+network = "small_cnn"
+"""
+
+
+def test_runs_that_differ_in_seeds_are_named_as_if_each_were_resolved(tmp_path):
+    from hmoe_repro.training.planning import make_config
+
+    (tmp_path / "many.toml").write_text(MANY)
+    specs = study_specs(str(tmp_path / "many.toml"))
+    assert len(specs) == 2 * 3 * 2 * (4 + len(DATASETS["RotatedDigits"].domain_names))
+    for spec in specs:
+        alone = make_config(
+            spec.algorithm,
+            spec.dataset,
+            spec.test_domains,
+            trial_seed=spec.trial_seed,
+            restart=spec.restart,
+            steps=2,
+            checkpoint_frequency=1,
+            network="small_cnn",
+        )
+        assert spec == alone and spec.run_id == alone.run_id
+
+
+@pytest.mark.serial
+def test_ten_thousand_runs_are_planned_in_three_seconds(tmp_path):
+    text = MANY.replace('"RotatedDigits"', "").replace("seeds = 3", "seeds = 625")
+    (tmp_path / "many.toml").write_text(text)
+    study_specs("smoke-digits")  # whatever is read once
+    started = time.process_time()
+    (planned,) = plan_studies([str(tmp_path / "many.toml")], RunStore(tmp_path / "runs"), [])
+    assert (planned.runs, planned.missing) == (10_000, 10_000)
+    assert time.process_time() - started < 3
