@@ -65,6 +65,8 @@ def _begin(parent: int):
 
 def _pool(workers: int):
     """The pool of this many worker processes, which is started when it is first needed."""
+    if workers < 0:
+        raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="HMOE_WORKERS=2.")
     return get_reusable_executor(
         workers,
         timeout=None,
@@ -183,8 +185,6 @@ class ImageFiles(OneByOne):
         self.resolution, self.input_shape = resolution, (3, resolution, resolution)
         self.resize_first, self.augmented = resize_first, self.options["data_augmentation"]
         self.workers = CONFIG.workers if workers is None else workers
-        if self.workers < 0:
-            raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="HMOE_WORKERS=2.")
 
     @functools.cached_property
     def cache(self) -> np.memmap | None:
