@@ -14,6 +14,7 @@ import typer
 
 from . import data, discover_predict, listings, plan_sweep, select_report
 from .train import new_algorithm_command, train_command
+from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
 
 # %% ../../nbs/11_cli/08_app.ipynb #app
@@ -69,6 +70,8 @@ def main():
     warnings.showwarning = _show_warning
     said = ""
     try:
+        if CONFIG.workers < 0:
+            raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="HMOE_WORKERS=2.")
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED

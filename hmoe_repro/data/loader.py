@@ -65,8 +65,6 @@ def _begin(parent: int):
 
 def _pool(workers: int):
     """The pool of this many worker processes, which is started when it is first needed."""
-    if workers < 0:
-        raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="HMOE_WORKERS=2.")
     return get_reusable_executor(
         workers,
         timeout=None,
