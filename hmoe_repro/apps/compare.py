@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
+from .. import __version__
 from ..algorithms import get_algorithm
 from ..algorithms.base import SHARED_HPARAMS
 from ..algorithms.from_file import algorithm_name
@@ -25,7 +26,6 @@ from ..algorithms.hparams import with_network
 from ..analysis.results import frame_of
 from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
-from . import __version__
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import as_text, template, use_style

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import __version__
+from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, expanded, write_atomic
