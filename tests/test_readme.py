@@ -1,6 +1,7 @@
 """The README's numbers come from the records, and its links lead somewhere."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.report.gallery import README_PROFILES
@@ -155,7 +157,9 @@ def test_every_command_of_the_pages_is_one_that_hmoe_takes(monkeypatch):
 
     from hmoe_repro.cli.app import app
 
-    monkeypatch.setenv("HMOE_DOMAINBED", "")  # so that it is put back
+    for name in ("HMOE_DOMAINBED", "HMOE_DATA"):  # so that they are put back
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(CONFIG, "log", ())
     monkeypatch.setattr("hmoe_repro.cli.options.check_loggers", tuple)  # they may be missing here
     called = []
     for path in PROSE:
