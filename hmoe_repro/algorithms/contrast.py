@@ -61,7 +61,7 @@ class SelfReg(ERM):
     def loss(self, minibatches):
         x, y = concatenate(minibatches)
         lam = np.random.beta(0.5, 0.5)
-        y, order = torch.sort(y)
+        y, order = torch.sort(y, stable=True)
         z = self.featurizer(x[order])
         logits, projected = self.classifier(z), self.projection(z)
         i, j = partners(y)
