@@ -106,22 +106,35 @@ def vector(values, digits=3):
 def test_gates_of_the_solutions():
     e, v = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 1.0]])
     said = text("class_solutions.md").split("## 2.")[0]
-    for stretch in (1, 10):
-        d2 = torch.cdist(stretch * v, stretch * e)[0] ** 2
-        assert said.count(vector(gate_values(stretch * v, stretch * e, eps=0)[0])) == 2
-        assert said.count(vector((-d2).softmax(-1))) == 1
-        listed = [f"{x:.0f}" for x in d2]
-        assert f"{listed[0]}, {listed[1]} and {listed[2]}" in said
+    d2 = torch.cdist(v, e)[0] ** 2
+    assert vector(gate_values(v, e, eps=0)[0]) in said and vector((-d2).softmax(-1)) in said
+    assert "distances are {:.0f}, {:.0f} and {:.0f}".format(*d2) in said
+    for apart in (3.0, 30.0):  # the last code between two embeddings at which p_1 is 0.9
+        line = torch.linspace(0, apart / 2, 100_001)[:, None]
+        ends = torch.tensor([[0.0], [apart]])
+        for p in (gate_values(line, ends, eps=0), (-(torch.cdist(line, ends) ** 2)).softmax(-1)):
+            far = line[p[:, 0] >= 0.9].max()
+            assert f"at {far:.2f} of {apart:.0f}" in said.replace(" the 3 ", " 3 ")
+
+
+def test_questions_of_the_handout():
+    said = text("class_solutions.md").split("## The questions of the handout")[1]
+    assert vector(gate_values(torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [-2.0]]), 0)[0]) in said
+    one, none = torch.eye(3)[torch.zeros(12, dtype=torch.long)], torch.full((12, 3), 1 / 3)
+    assert entropy_loss(one) == 0 and abs(load_balance_loss(none)) < 1e-6
+    assert all(f"= {x:.3f}$" in said for x in (load_balance_loss(one), entropy_loss(none)))
+    assert class_handout.PAGES[1].split("## Three questions")[1].count("\n**") == 3
 
 
 def test_losses_of_the_solutions():
     said = text("class_solutions.md").split("## 2.")[1].split("## 3.")[0]
-    for sizes in ((10, 20, 30), (20, 20, 20)):
+    by_hand = []
+    for sizes in ((12, 12, 36), (24, 12, 24)):
         gate = torch.eye(3).repeat_interleave(torch.tensor(sizes), 0)
         assert entropy_loss(gate) == 0
-        assert f"$\\mathcal{{L}}_{{kl}} = {load_balance_loss(gate).abs():.3f}$" in said
-    by_hand = sum(rel_entr(n / 60, 1 / 3) for n in (10, 20, 30))
-    assert f"lower total by {by_hand:.3f}" in said
+        assert f"$\\mathcal{{L}}_{{kl}} = {load_balance_loss(gate):.3f}$" in said
+        by_hand.append(sum(rel_entr(n / 60, 1 / 3) for n in sizes))
+    assert f"lower total by {by_hand[0] - by_hand[1]:.3f}" in said
     lower = re.search(
         r"in (\d+ of 60) seeds", printed(class_handout.ROOT / "figures/quick/hmoe_fig3.ipynb")
     )
