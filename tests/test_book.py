@@ -39,6 +39,14 @@ def test_the_start_page_says_how_many_seeds_found_the_intervals():
     assert f"*In {found['all losses']} seeds three experts" in text
 
 
+def test_a_picture_that_slides_enlarge_is_drawn_with_vectors():
+    (drawn,) = [c for c in names.cells_of(names.START) if c["id"] == "figure-hmoe-drawing"]
+    (output,) = drawn["outputs"]
+    svg = "".join(output["data"]["image/svg+xml"])
+    assert "image/png" in output["data"] and "<path" in svg and "<image" not in svg
+    assert len(svg) < 300_000
+
+
 def test_a_name_has_its_cell_and_its_equations():
     assert len(names.library()) > 800
     name = names.library()["hmoe_repro.method.gating.gate_values"]
@@ -466,6 +474,12 @@ QUESTIONS = {
     "Does it work?": (["Is it reproduced?", "claims"], "Claims", "Does HMOE find the domains"),
     "Is Table 5 reproduced?": (["Is it reproduced?"], "Is it reproduced?", "RotatedMNIST"),
     "How do I add an algorithm?": (["How do I add an algorithm?"], "An algorithm", "hmoe sweep"),
+    "Can I run it on my own images?": (
+        ["Run it on my own images"],
+        "Your own data",
+        "hmoe discover path/to/my_images",
+    ),
+    "Where can I play?": (["Play with it"], "Play with it", "Drag the three embeddings"),
 }
 
 

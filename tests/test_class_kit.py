@@ -119,7 +119,9 @@ def test_gates_of_the_solutions():
 
 def test_questions_of_the_handout():
     said = text("class_solutions.md").split("## The questions of the handout")[1]
-    assert vector(gate_values(torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [-2.0]]), 0)[0]) in said
+    assert (
+        vector(gate_values(torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [-2.0]]), 0)[0]) in said
+    )
     one, none = torch.eye(3)[torch.zeros(12, dtype=torch.long)], torch.full((12, 3), 1 / 3)
     assert entropy_loss(one) == 0 and abs(load_balance_loss(none)) < 1e-6
     assert all(f"= {x:.3f}$" in said for x in (load_balance_loss(one), entropy_loss(none)))

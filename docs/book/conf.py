@@ -73,7 +73,7 @@ if tags.has("slides"):  # noqa: F821  (Sphinx's name for the tags of a build)
     revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
     revealjs_script_conf = {"hash": True, "slideNumber": "c/t", "transition": "none"}
     revealjs_script_conf |= {"width": 1280, "height": 800, "margin": 0.03, "center": False}
-    kinds = ("text/html", "image/png", "text/markdown", "text/plain")
+    kinds = ("text/html", "image/svg+xml", "image/png", "text/markdown", "text/plain")
     nb_mime_priority_overrides = [("revealjs", kind, 10 * i) for i, kind in enumerate(kinds, 1)]
 
 
