@@ -8,7 +8,6 @@ __all__ = ['RETRIES', 'ENGINES', 'sweep', 'RunDisplay', 'Outcomes', 'Batch', 'dr
 # %% ../../nbs/06_studies/06_sweep.ipynb #imports
 import contextlib
 import functools
-import math
 import multiprocessing
 import os
 import socket
@@ -135,14 +134,14 @@ def _connect_ray(jobs: int | None):
     told = {"HMOE_COMMIT": git_commit() or "", **dict.fromkeys(THREADS, "1")}
     brings = {"py_modules": [str(resources.files("hmoe_repro"))], "env_vars": told}
     address, here = os.environ.get("RAY_ADDRESS"), {"_node_ip_address": "127.0.0.1"}
-    here |= {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+    here |= {"address": "local", "num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     given, (host, _, port) = {} if address else here, (address or "").rpartition(":")
     try:
         if host:
             with socket.create_connection((host, int(port)), timeout=8) as peer:
                 peer.recv(1)  # Ray itself would wait for two minutes
         ray.init(log_to_driver=False, logging_level="ERROR", runtime_env=brings, **given)
-    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+    except Exception as error:  # Ray raises any
         cause = f"no Ray cluster answers at RAY_ADDRESS={address} ({first_line(error)})."
         fix = "`ray start --head` there, `ray start --address=HOST:PORT` here; RAY_ADDRESS."
         raise HmoeError(cause, fix=fix) from None
@@ -161,8 +160,8 @@ def _away(home, *arguments):
 
 def _room(ray, gpus: float) -> int:
     """How many runs can be trained on the cluster at once."""
-    has = ray.cluster_resources()
-    return int(min(has.get("CPU", 0), has.get("GPU", 0) / gpus if gpus else math.inf))
+    has = {"CPU": 0, "GPU": 0} | ray.cluster_resources()
+    return int(min(has["CPU"], has["GPU"] / gpus if gpus else has["CPU"]))
 
 
 def _home(ray, folder):
