@@ -24,7 +24,7 @@ from ..core.config import CONFIG
 from ..core.determinism import PORTABLE, THREADS, starting
 from ..core.devices import resolve_device
 from ..core.environment import git_commit
-from ..core.errors import HmoeError, check_choice, first_line, plural
+from ..core.errors import NO_ROOM, HmoeError, check_choice, first_line, plural, system_error
 from ..core.files import ensure_writable
 from ..core.loggers import listen
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount
@@ -172,8 +172,12 @@ def _home(ray, folder):
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-away
 def _lost(error: Exception) -> tuple[str, str]:
-    why = f"{type(error).__name__}: {first_line(getattr(error, 'cause', None) or error)}"
-    reason = f"its Ray task was lost {RETRIES + 1} times, the last time by {why}. "
+    """(status, reason) of a run whose task ended with an error of Ray."""
+    while cause := getattr(error, "cause", None):
+        error = cause
+    if getattr(error, "errno", None) in NO_ROOM:
+        return "no room", str(system_error(error))
+    reason = f"its Ray task was lost by {type(error).__name__}: {first_line(error)}. "
     return "failed", reason + "Fix: start again; the run resumes from its last checkpoint"
 
 
@@ -181,7 +185,8 @@ def _drive_ray(todo, hear, jobs: int | None, arguments: tuple, end: float | None
     """As `_drive_local`, on Ray; each run takes `gpus` of a GPU."""
     ray, store, flying = _connect_ray(jobs), RunStore(arguments[0]), {}
     home, needs = _home(ray, store.folder), {"num_cpus": 1, "num_gpus": gpus}
-    task = ray.remote(**needs, max_retries=RETRIES, retry_exceptions=True)(_away)
+    needs |= {"max_retries": RETRIES, "retry_exceptions": [ray.exceptions.RayActorError]}
+    task = ray.remote(**needs)(_away)
     portable = task.options(runtime_env={"env_vars": PORTABLE})
     config = replace(CONFIG, log=()).to_json()  # its loggers are here
     if not _room(ray, gpus):
