@@ -21,7 +21,6 @@ from ..core.toml import packaged
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
-from ..networks.pretrained import PIP_PACKAGE
 from ..studies.search import rank
 from ..studies.studies import read_study
 from ..training.protocols import PROTOCOLS, parse_policy
@@ -71,9 +70,7 @@ _OFF = {"hparams.schedule": "none", "hparams.near_zero": False}  # where a netwo
 
 
 def _weights(value) -> str:
-    if value in (None, "random") or pd.isna(value):
-        return "random"
-    return f"pretrained ({PIP_PACKAGE})" if value.startswith(PIP_PACKAGE) else "pretrained"
+    return "random" if pd.isna(value) or value == "random" else "pretrained"
 
 
 def _validation(policy: str) -> str:

@@ -170,13 +170,16 @@ def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-table-notes
 def table_notes(frame: pd.DataFrame) -> list[str]:
-    """One line per failed run (id, what it was, reason), per incomplete cell, and one that says
-    what the standard errors are."""
+    """One line per failed run (id, what it was, reason), per set of missing runs, and one that
+    says what the standard errors are."""
     rows, failed = run_results(frame), runs(frame[frame.status != "complete"])
-    seeds = set(rows.trial_seed)
-    trained = rows.groupby(["algorithm", "test_domain"]).trial_seed.agg(set)
+    seeds, cell = set(rows.trial_seed), ["algorithm", "test_domain"]
+    trained = rows.groupby(cell).trial_seed.agg(set)
     cells = product(rows.algorithm.unique(), domain_order(rows))
-    missing = {cell: sorted(seeds - trained.get(cell, set())) for cell in cells}
+    lacks = [(*each, tuple(sorted(seeds - trained.get(each, set())))) for each in cells]
+    missing = pd.DataFrame([each for each in lacks if each[-1]], columns=[*cell, "seeds"])
+    for joined, kept in (cell[::-1], cell):
+        missing = missing.groupby([kept, "seeds"], sort=False)[joined].agg(", ".join).reset_index()
     found = {"failed": failed.sort_values("run_id"), "missing": missing, "seeds": len(seeds)}
     return template("table_notes.md").render(found).splitlines()
 

@@ -9,6 +9,7 @@ __all__ = ['TIMM_HPARAMS', 'timm_config', 'num_features_of', 'Rescale', 'load_ti
 # %% ../../nbs/03_networks/06_timm_models.ipynb #imports
 import copy
 import functools
+import math
 import sys
 
 import torch
@@ -175,6 +176,9 @@ def stage_names(body: nn.Module) -> list[str]:
     return [stage["module"] for stage in (found if isinstance(found, list) else found.get_dicts())]
 
 
+_HALVES = set()  # the halves whose composition was found to be the whole
+
+
 def halves(body: nn.Module, stages: int, input_shape, name: str) -> tuple[nn.Module, nn.Module]:
     """The two copies of `cut` after so many stages. `HmoeError` for a number it does not have, and
     where one after the other they are not the whole."""
@@ -186,11 +190,12 @@ def halves(body: nn.Module, stages: int, input_shape, name: str) -> tuple[nn.Mod
         )
     try:
         early, late = cut(body, known[stages - 1])
+        device = next(iter(body.state_dict().values())).device
+        if (key := (repr(body), stages, tuple(input_shape), device)) in _HALVES:
+            return early.eval(), late.eval()
         with torch.no_grad():
-            size = 2 * input_shape[0] * input_shape[1] * input_shape[2]
-            device = next(iter(body.state_dict().values())).device
-            x = torch.linspace(-1, 1, size, device=device).view(2, *input_shape)
-            whole = body.eval()(x)
+            x = torch.linspace(-1, 1, 2 * math.prod(input_shape), device=device)
+            whole = body.eval()(x := x.view(2, *input_shape))
             both = late.eval()(early.eval().forward_features(x))
         same = whole.is_meta or torch.allclose(whole, both, rtol=1e-3, atol=1e-4)
     except Exception:
@@ -200,6 +205,7 @@ def halves(body: nn.Module, stages: int, input_shape, name: str) -> tuple[nn.Mod
             f"{name} cannot be cut after its stage {stages}: it is no chain of stages.",
             fix="frozen_stages all, or 0.",
         )
+    _HALVES.add(key)
     return early, late
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-frozen-stages
