@@ -4,6 +4,7 @@ are killed at any moment, and every record equals that of a run on this machine.
 HMOE_RAY="200 50 5" makes the test of kills larger: runs, kills of tasks, kills of the sweep."""
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from hmoe_repro.core.environment import library_hash
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.studies.sweep import _lost, sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
@@ -144,6 +145,16 @@ def test_a_cluster_that_does_not_answer_is_named_soon(tmp_path, monkeypatch, kin
         assert time.monotonic() - began < 20
 
 
+def test_a_full_disk_behind_errors_of_ray_stops_the_sweep():
+    outer, inner = RuntimeError("of the task"), RuntimeError("of the actor")
+    outer.cause, inner.cause = inner, OSError(errno.ENOSPC, "No space left on device", "a/b")
+    status, reason = _lost(outer)
+    assert status == "no room" and reason.startswith("No space left on device: a/b. Fix: make room")
+    inner.cause = OSError(errno.EACCES, "Permission denied", "a/b")
+    status, reason = _lost(outer)
+    assert status == "failed" and "PermissionError" in reason and "resumes" in reason
+
+
 def test_shares_of_a_gpu_need_ray(tmp_path):
     with pytest.raises(HmoeError, match="--engine ray"):
         sweep(specs(1), RunStore(tmp_path), gpus_per_run=0.25)
@@ -151,7 +162,7 @@ def test_shares_of_a_gpu_need_ray(tmp_path):
 
 SWEEP = """
 import json, sys
-from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.studies.sweep import _lost, sweep
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 specs = [RunConfig.from_dict(each) for each in json.load(open(sys.argv[1]))]
