@@ -65,11 +65,6 @@ def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path)
     assert outcome(sliced.read(long.run_id)) == outcome(run(long, RunStore(tmp_path / "b")))
 
 
-def test_time_limit_needs_the_local_engine(tmp_path):
-    with pytest.raises(HmoeError, match="--engine local"):
-        sweep([spec()], RunStore(tmp_path), engine="ray", seconds=5)
-
-
 def test_default_jobs():
     import os
 

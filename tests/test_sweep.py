@@ -195,29 +195,6 @@ def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
     assert _give(spec, idle, ()) is new and not idle and theirs.recv() == spec.to_dict()
 
 
-def test_ray_gives_the_same_records(tmp_path):
-    pytest.importorskip("ray")
-    good, bad, heard = specs()[:2], specs(lr=1e9)[0], []
-    ray_store, local = RunStore(tmp_path / "ray"), RunStore(tmp_path / "local")
-    results = sweep(
-        [bad, *good],
-        ray_store,
-        jobs=2,
-        engine="ray",
-        on_event=lambda kind, spec, *details: heard.append(kind),
-    )
-    import ray
-
-    ray.shutdown()
-    assert (
-        results[bad.run_id][0] == "failed"
-        and [results[s.run_id] for s in good] == [("complete", None)] * 2
-        and heard.count("done") == 3
-    )
-    for spec in good:
-        assert outcome(ray_store.read(spec.run_id)) == outcome(run(spec, local))
-
-
 def test_engines_are_checked(tmp_path):
     with pytest.raises(HmoeError, match="local, ray"):
         sweep(specs(), RunStore(tmp_path), engine="slurm")

@@ -89,6 +89,7 @@ def sweep_command(
     jobs: options.Jobs = None,
     device: options.Device = "auto",
     engine: options.Engine = "local",
+    gpus_per_run: option(float, "With ray: the share of a GPU for a run.", min=0.01, max=1) = None,
     minutes: option(
         float, "Stop after this many minutes; the next call resumes.", min=0.01, max=1e6
     ) = None,
@@ -116,7 +117,7 @@ def sweep_command(
     specs = runs_of(studies, where or (), settings)
     specs = only_algorithms(specs, algorithm) if algorithm else specs
     specs = shard(search_specs(specs, n_hparams, rule, settings), part)
-    batch = Batch(specs, RunStore(), device, data_dir, jobs, engine)
+    batch = Batch(specs, RunStore(), device, data_dir, jobs, engine, gpus_per_run)
     say(f"{describe_request(artefacts, profile)}: {batch.describe()}")
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
     outcomes = batch.train(left, stop_kinds=True)

@@ -28,8 +28,8 @@ def versions() -> dict[str, str]:
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-git-commit
 def git_commit() -> str | None:
-    """The project's commit, with '+changes' when the library differs from it;
-    outside a git checkout what HMOE_COMMIT says, or None."""
+    """What HMOE_COMMIT says, else the project's commit, with '+changes' when the library differs
+    from it, or None."""
 
     def git(*args):
         command = ["git", "-C", str(repo_root()), *args]
@@ -37,7 +37,9 @@ def git_commit() -> str | None:
 
     try:
         head = git("rev-parse", "--short=12", "HEAD")
-        return head + ("+changes" if git("status", "--porcelain", "--", "hmoe_repro") else "")
+        return os.environ.get("HMOE_COMMIT") or head + (
+            "+changes" if git("status", "--porcelain", "--", "hmoe_repro") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("HMOE_COMMIT")
 

@@ -83,7 +83,7 @@ class _Wandb:
     def __init__(self, config, folder: Path, past: list):
         import wandb
 
-        settings = wandb.Settings(silent=True, console="off")
+        settings = wandb.Settings(silent=True, console="off", reinit="create_new")
         project = os.environ.get("WANDB_PROJECT", "hmoe_repro")
         given = {"name": str(config), "config": config.to_dict(), "settings": settings}
         where = {"project": project, "dir": str(folder), "resume": "allow"}

@@ -10,22 +10,26 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import socket
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import resources
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import NamedTuple
 
 from ..core.config import CONFIG
-from ..core.determinism import PORTABLE, starting
+from ..core.determinism import PORTABLE, THREADS, starting
 from ..core.devices import resolve_device
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.environment import git_commit
+from ..core.errors import HmoeError, check_choice, first_line, plural
 from ..core.files import ensure_writable
+from ..core.loggers import listen
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount
-from .plan import default_jobs, missing_runs
-from .worker import LOCKED, run_given, serve_runs
+from .plan import JOBS_ON_GPU, default_jobs, missing_runs
+from .worker import LOCKED, Home, lost, run_away, serve_runs
 from ..training.planning import resolve
 from ..training.run import failed_record, run
 from ..training.run_config import RunConfig, RunOptions
@@ -116,7 +120,8 @@ def _drive_local(todo: list[RunConfig], hear, jobs: int, arguments: tuple, end: 
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-ray
 def _connect_ray(jobs: int | None):
-    """The connected `ray` module. Raises `HmoeError` where Ray is not installed."""
+    """The connected `ray` module. `HmoeError` where Ray is not installed, or there is nothing at
+    RAY_ADDRESS."""
     try:
         import ray
     except ImportError:
@@ -124,36 +129,83 @@ def _connect_ray(jobs: int | None):
             "Ray is not installed.",
             fix="pip install -c constraints.txt -e '.[ray]', or use --engine local.",
         ) from None
-    if not ray.is_initialized():
-        here = {"num_cpus": jobs or os.cpu_count(), "_node_ip_address": "127.0.0.1"}
-        given = {} if os.environ.get("RAY_ADDRESS") else here
-        with starting("native"):
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", **given)
+    if ray.is_initialized():
+        return ray
+    told = {"HMOE_COMMIT": git_commit() or "", **dict.fromkeys(THREADS, "1")}
+    brings = {"py_modules": [str(resources.files("hmoe_repro"))], "env_vars": told}
+    address, here = os.environ.get("RAY_ADDRESS"), {"_node_ip_address": "127.0.0.1"}
+    here |= {"address": "local", "num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+    given, (host, _, port) = {} if address else here, (address or "").rpartition(":")
+    try:
+        if host:
+            with socket.create_connection((host, int(port)), timeout=8) as peer:
+                peer.recv(1)  # Ray itself would wait for two minutes
+        ray.init(log_to_driver=False, logging_level="ERROR", runtime_env=brings, **given)
+    except Exception as error:  # Ray raises any
+        cause = f"no Ray cluster answers at RAY_ADDRESS={address} ({first_line(error)})."
+        fix = "`ray start --head` there, `ray start --address=HOST:PORT` here; RAY_ADDRESS."
+        raise HmoeError(cause, fix=fix) from None
     return ray
 
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-ray-task
+def _away(home, *arguments):
+    """The task on Ray: `run_away`, with the actor `home` of the same job."""
+    import ray
 
-def _drive_ray(todo: list[RunConfig], hear, jobs: int | None, arguments: tuple):
-    """As `_drive_local`, on Ray and of any arithmetic. A task that dies is a failed run."""
-    ray = _connect_ray(jobs)
-    flying, limit = {}, jobs or int(ray.cluster_resources()["CPU"])
-    task = ray.remote(num_cpus=1, max_retries=0)(run_given)
+    return run_away(lambda name, *what: ray.get(getattr(home, name).remote(*what)), *arguments)
+
+
+def _room(ray, gpus: float) -> int:
+    """How many runs can be trained on the cluster at once."""
+    has = {"CPU": 0, "GPU": 0} | ray.cluster_resources()
+    return int(min(has["CPU"], has["GPU"] / gpus if gpus else has["CPU"]))
+
+
+def _home(ray, folder):
+    """The `Home` of a store, as an actor on this machine."""
+    here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    return ray.remote(resources=here, **lasting)(Home).remote(folder)
+
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-away
+def _drive_ray(todo, hear, jobs: int | None, arguments: tuple, end: float | None, gpus: float):
+    """As `_drive_local`, on Ray; each run takes `gpus` of a GPU."""
+    ray, store, flying = _connect_ray(jobs), RunStore(arguments[0]), {}
+    home, needs = _home(ray, store.folder), {"num_cpus": 1, "num_gpus": gpus}
+    needs |= {"max_retries": 3, "retry_exceptions": [ray.exceptions.RayActorError]}
+    task = ray.remote(**needs)(_away)
     portable = task.options(runtime_env={"env_vars": PORTABLE})
-    while todo or flying:
-        while todo and len(flying) < limit:
-            spec = todo.pop(0)
-            fitting = portable if spec.determinism == "portable" else task
-            flying[fitting.remote(spec.to_dict(), *arguments)] = spec
-            hear(spec, "start")
-        (ended, *_), _ = ray.wait(list(flying), num_returns=1)
-        try:
-            result = ray.get(ended)
-        except ray.exceptions.RayError as error:
-            reason = (
-                f"its Ray task died ({type(error).__name__}). "
-                "Fix: start again; the run resumes from its last checkpoint"
-            )
-            result = "failed", reason
-        hear(flying.pop(ended), "done", *result)
+    config = replace(CONFIG, log=()).to_json()  # its loggers are here
+    if not _room(ray, gpus):
+        hear(todo[0], "note", "no node of the Ray cluster has room for a run; waiting for one")
+    try:
+        while (todo or flying) and not (end and time.monotonic() >= end):
+            while todo and len(flying) < (jobs or max(1, _room(ray, gpus))):
+                spec, lock = todo.pop(0), contextlib.ExitStack()
+                hear(spec, "start")
+                if not lock.enter_context(run_lock(ensure_writable(store.path(spec.run_id)))):
+                    hear(spec, "done", *LOCKED)
+                    continue
+                fitting = portable if spec.determinism == "portable" else task
+                told = fitting.remote(home, spec.to_dict(), *arguments[1:3], config)
+                flying[spec.run_id] = told, spec, lock, listen(spec, CONFIG.log, store.folder)
+            ended, _ = ray.wait([told for told, *_ in flying.values()], timeout=0.5)
+            heard = [message for message in ray.get(home.heard.remote()) if message[0] in flying]
+            for run_id, kind, *details in heard:  # none of a task that was lost and goes on
+                _, spec, _, loggers = flying[run_id]
+                loggers(*details) if kind == "event" else hear(spec, kind, *details)
+            for told, spec, lock, _ in [each for each in flying.values() if each[0] in ended]:
+                del flying[spec.run_id]
+                try:
+                    result = ray.get(told)
+                except ray.exceptions.RayError as error:
+                    result = lost(error)
+                lock.close()
+                hear(spec, "done", *result)
+    finally:
+        for told, _, lock, _ in flying.values():
+            ray.cancel(told, force=True)
+            lock.close()
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-sweep
 ENGINES = ("local", "ray")
@@ -194,17 +246,19 @@ def sweep(
     engine: str = "local",
     seconds: float | None = None,
     stop_kinds: bool = False,
+    gpus_per_run: float | None = None,
 ) -> dict[str, tuple[str, str | None]]:
-    """Run all configurations on `jobs` worker processes (default: `default_jobs`), or on Ray;
-    run id -> (status, reason). After `seconds` it stops; statuses are then 'unfinished', too. With
-    `stop_kinds`, if a run fails before one of its kind is complete, the rest are 'stopped'.
+    """Run all configurations on `jobs` worker processes (default: `default_jobs`), or on Ray, with
+    `gpus_per_run` of a GPU for each; run id -> (status, reason). After `seconds` it stops; statuses
+    are then 'unfinished', too. With `stop_kinds`, if a run fails before one of its kind is
+    complete, the rest are 'stopped'.
 
     `on_event(kind, spec, *details)` hears ('start',), ('step', step, steps) and ('done', status,
-    reason). Raises `HmoeError` for an unknown engine and a full disk.
+    reason). Raises `HmoeError` for an unknown engine, no cluster and a full disk.
     """
     check_choice(engine, ENGINES, "engine")
-    if seconds and engine != "local":
-        raise HmoeError("a time limit works with the local engine only.", fix="--engine local.")
+    if gpus_per_run and engine != "ray":
+        raise HmoeError("a share of a GPU works with Ray only.", fix="--engine ray, or --jobs.")
     end = time.monotonic() + seconds if seconds else None
     store, by_id = store or RunStore(), {spec.run_id: spec for spec in specs}
     todo = missing_runs(by_id.values(), store)
@@ -241,7 +295,8 @@ def sweep(
 
     arguments = (str(store.folder), device, data_dir, CONFIG.to_json())
     if engine == "ray" and todo:
-        _drive_ray(todo, hear, jobs, arguments)
+        gpus = gpus_per_run or (1 / JOBS_ON_GPU if device.startswith("cuda") else 0)
+        _drive_ray(todo, hear, jobs, arguments, end, gpus)
     else:
         _drive_local(todo, hear, jobs or default_jobs(device), arguments, end)
     return results
@@ -328,7 +383,8 @@ class Outcomes(dict):
 class Batch:
     """Runs that are wanted, and where and how they are trained.
 
-    `jobs` concurrent runs (None: `default_jobs`). Raises `HmoeError` for an unknown
+    `jobs` concurrent runs (None: `default_jobs`); on Ray each with `gpus_per_run` of a GPU, which
+    need not be on this machine. Raises `HmoeError` for an unknown
     engine or a device that is not there."""
 
     specs: list[RunConfig]
@@ -337,10 +393,11 @@ class Batch:
     data_dir: str | None = None
     jobs: int | None = None
     engine: str = "local"
+    gpus_per_run: float | None = None
 
     def __post_init__(self):
         check_choice(self.engine, ENGINES, "engine")
-        self.device = str(resolve_device(self.device))
+        self.device = "cuda" if self.gpus_per_run else str(resolve_device(self.device))
 
     @functools.cached_property
     def missing(self) -> list[RunConfig]:
@@ -359,7 +416,8 @@ class Batch:
         where = (self.store, self.jobs, self.device, self.data_dir)
         with contextlib.nullcontext(progress) if progress else Progress() as progress:
             display = RunDisplay(len(self.missing), progress)
-            return Outcomes(sweep(self.specs, *where, display, self.engine, seconds, stop_kinds))
+            how = (self.engine, seconds, stop_kinds, self.gpus_per_run)
+            return Outcomes(sweep(self.specs, *where, display, *how))
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drawn-configs
 def drawn_configs(run: RunOptions, n_hparams: int | None = None, data_dir=None) -> list[RunConfig]:
