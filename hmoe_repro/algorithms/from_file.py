@@ -23,7 +23,7 @@ from types import ModuleType
 
 from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, time_limit
 from ..core.files import expanded, runs_dir
 from ..core.source import Source, keep, read_kept, read_source, source_in_main, source_of
 
@@ -64,7 +64,7 @@ def _import_path(folder: Path) -> list[str]:
 
 def _import_file(path: Path, key: str, file: str) -> ModuleType:
     """The module in the kept copy `path` of a `file`, imported once under a name that holds its
-    hash. `HmoeError` naming the line where that fails."""
+    hash. `HmoeError` naming the line where that fails, or is stopped by `time_limit`."""
     name, text = _module_name(key, file), path.read_text(encoding="utf-8")
     if name in sys.modules and sys.modules[name].KEPT_TEXT == text:
         return sys.modules[name]
@@ -74,7 +74,8 @@ def _import_file(path: Path, key: str, file: str) -> ModuleType:
     sys.modules[name] = module  # its own classes may look for it there
     linecache.checkcache(str(path))
     try:
-        exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
+        with time_limit():
+            exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, (KeyboardInterrupt, HmoeError)):
