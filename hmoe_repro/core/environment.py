@@ -45,11 +45,14 @@ def git_commit() -> str | None:
 @functools.cache
 def library_hash() -> str:
     """Twelve hexadecimal digits that change with any line of the installed library's Python,
-    as it was when first asked."""
+    as it was when this module was imported: an edit while runs are trained is not in them."""
     package, digest = Path(str(resources.files("hmoe_repro"))), hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+library_hash()  # what is edited after the import did not run
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-processor
 def processor() -> str:
