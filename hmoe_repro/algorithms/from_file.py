@@ -28,10 +28,6 @@ from ..core.files import expanded, runs_dir
 from ..core.source import Source, keep, read_kept, read_source, source_in_main, source_of
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-import-file
-def _short_hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
 def _line_in(key: str, error: BaseException) -> int | None:
     """The innermost line of the kept file `key` that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -241,7 +237,7 @@ def source_hash(cls) -> str | None:
     if known := vars(cls).get("source_hash"):
         return known
     try:
-        return _short_hash(inspect.getsource(cls).encode())
+        return hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()[:12]
     except (OSError, TypeError):
         cause = f"the source of algorithm {cls.__name__} is not available."
         raise HmoeError(cause, fix="define it in a file, or at the top of a cell.") from None

@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 from importlib import metadata, resources
@@ -64,11 +65,7 @@ def processor() -> str:
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-peak-memory
 def _peak_memory_mb() -> float:
-    "Peak memory of this process in MiB; 0 where the system does not report it (Windows)."
-    try:
-        import resource
-    except ImportError:
-        return 0
+    "Peak memory of this process in MiB."
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
 
