@@ -163,5 +163,7 @@ path.write_text(path.read_text() + "edited = True\\n")
 print(before == environment.library_hash() != environment.library_hash.__wrapped__())
 """
     where = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=where, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=where, capture_output=True
+    )
     assert done.stdout == b"True\n", done.stderr

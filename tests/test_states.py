@@ -63,7 +63,9 @@ sys.stdout.buffer.write(sealed(tensors, **{n: f"the \u00e4 of {n}" for n in name
 
 def test_equal_content_is_equal_bytes_in_any_order_and_process():
     written = set()
-    for seed, names in enumerate(("run mode names tree", "tree mode run names", "names tree run mode")):
+    for seed, names in enumerate(
+        ("run mode names tree", "tree mode run names", "names tree run mode")
+    ):
         words = [sys.executable, "-c", WRITE, names]
         told = subprocess.run(
             words, env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, check=True

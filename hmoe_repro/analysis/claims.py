@@ -565,6 +565,5 @@ def claims_answer(results: list[ClaimResult]) -> list[str]:
             word = "higher" if evidence.low > 0 else word
         return f"{word} ({evidence.text().replace('(', '[').replace(')', ']')})"
 
-    answer = packaged("claims.toml")["answer"]
-    texts = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, text) for text in answer)
-    return [re.sub(r"(?<=\? )\w", lambda first: first[0].upper(), text) for text in texts]
+    answer = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, t) for t in packaged("claims.toml")["answer"])
+    return [re.sub(r"(?<=\? )\w", lambda first: first[0].upper(), text) for text in answer]

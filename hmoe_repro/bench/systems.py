@@ -44,6 +44,14 @@ def one_of_each(study: str) -> dict[str, RunConfig]:
     return found
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-measured-systems
+def _sizes(trainer: Trainer) -> dict:
+    """The network of a run, its trained parameters and the images of an update."""
+    algorithm = trainer.algorithm
+    trained = sum(p.numel() for p in algorithm.parameters() if p.requires_grad)
+    images = algorithm.hparams["batch_size"] * len(trainer.domains)
+    return {"network": trainer.spec.network, "parameters": trained, "images": images}
+
+
 def run_systems(rounds: int = 7, scale: str = "quick", say=print) -> dict:
     """Measure one run of each system of a study of `SYSTEMS` in one run; the record, plain JSON:
     seconds of updates in each round, peak of tensors in bytes, parameters. `HmoeError` for an
@@ -64,16 +72,7 @@ def run_systems(rounds: int = 7, scale: str = "quick", say=print) -> dict:
         }
         record["seconds"] = measure(jobs, rounds, say)[0]
         record["peak_bytes"] = {name: tensor_peak(partial(two_updates, name)) for name in specs}
-        record["sizes"] = {
-            name: {
-                "network": trainer.spec.network,
-                "parameters": sum(
-                    p.numel() for p in trainer.algorithm.parameters() if p.requires_grad
-                ),
-                "images": trainer.algorithm.hparams["batch_size"] * len(trainer.domains),
-            }
-            for name, trainer in trainers.items()
-        }
+        record["sizes"] = {name: _sizes(trainer) for name, trainer in trainers.items()}
     return record
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-run-sweep
@@ -99,14 +98,14 @@ def _sweep(specs: list[RunConfig]) -> float:
 def run_sweep(rounds: int = 3, scale: str = "full", say=print) -> dict:
     """Time runs of ERM, tiny ones and some of a minute, in a sweep and in `_loop`; the record,
     plain JSON. `full` takes ten minutes. `HmoeError` for an unknown scale."""
-    size, seconds = scale_of("sweep", scale), {}
+    size = scale_of("sweep", scale)
     with new_record("sweep", scale, rounds) as record:
+        record["seconds"] = {}
         for kind, (count, steps) in size.runs.items():
             how = {"steps": steps, "checkpoint_frequency": steps // 2, "network": "small_cnn"}
             specs = [make_config("ERM", size.data, ["sketch"], s, **how) for s in range(count)]
             found = measure({(kind, "loop"): partial(_loop, specs[0])}, rounds, say)[0][kind]
-            seconds[kind] = found | {"sweep": [_sweep(specs) for _ in range(rounds)]}
-        record["seconds"] = seconds
+            record["seconds"][kind] = found | {"sweep": [_sweep(specs) for _ in range(rounds)]}
     return record
 
 
@@ -118,7 +117,6 @@ def _overhead(target: dict, record: dict) -> pd.Series:
 
 
 SWEEP_TARGETS = targets_of("sweep", _overhead)
-
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-discovered
 def _mean_and_range(values: pd.Series) -> str:

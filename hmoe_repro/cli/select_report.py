@@ -170,7 +170,7 @@ def bench_command(
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
-    """Measure updates, experts and masks, algorithms, frozen stages, discover, systems or sweeps."""
+    """Measure updates, experts and masks, algorithms, frozen stages, discover, systems, sweeps."""
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.core.style import as_text

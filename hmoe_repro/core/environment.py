@@ -63,19 +63,13 @@ def processor() -> str:
     found = re.search(r"^model name\s*:\s*(.*\S)", text, re.M)
     return found[1] if found else platform.processor() or platform.machine()
 
-# %% ../../nbs/00_core/05_environment.ipynb #def-peak-memory
-def _peak_memory_mb() -> float:
-    "Peak memory of this process in MiB."
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
-
 # %% ../../nbs/00_core/05_environment.ipynb #def-environment
 def environment(device="cpu") -> dict:
     """Versions, commit, library hash, system, processor, cores, threads,
     device and this process's peak memory (MiB), for a record. No host name, no path."""
     import torch
 
-    device = torch.device(device)
+    device, peak = torch.device(device), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "versions": versions(),
@@ -86,5 +80,5 @@ def environment(device="cpu") -> dict:
         "device_name": name,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "peak_memory_mb": round(_peak_memory_mb()),
+        "peak_memory_mb": round(peak / 1024**2 if sys.platform == "darwin" else peak / 1024),
     }

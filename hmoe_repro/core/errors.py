@@ -94,16 +94,15 @@ class TimeLimit(BaseException):
 @contextlib.contextmanager
 def time_limit():
     """Context manager: raise `TimeLimit` in the code inside after HMOE_FILE_SECONDS (60; 0: never),
-    in the main thread of a system that has SIGALRM. `HmoeError` where that is no such number."""
+    in the main thread alone. `HmoeError` where that is no whole number below a million."""
     given = os.environ.get("HMOE_FILE_SECONDS") or "60"
     if not (given.isdecimal() and len(given) < 7):
-        cause = f"HMOE_FILE_SECONDS={printable(given)} is no number of seconds."
-        raise HmoeError(cause, fix="a whole number below 1,000,000; 0 for no limit.")
+        raise HmoeError(f"HMOE_FILE_SECONDS={given} is no number of seconds.", fix="such as 60.")
 
     def stop(*_):
         raise TimeLimit(f"still running after {given} s, the limit HMOE_FILE_SECONDS")
 
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before, left = signal.signal(signal.SIGALRM, stop), signal.alarm(int(given))

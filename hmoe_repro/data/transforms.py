@@ -35,10 +35,10 @@ def _was_zeroed(content: bytes) -> bool:
     if content[start : start + 4] not in (b"VP8 ", b"VP8L") or end - used < 32:
         return False
     end = (end - 16) // 2 * 2
-    sizes = [(end - before).to_bytes(4, "little") for before in (8, start + 8)]
-    shorter = b"RIFF%b%b%b%b" % (sizes[0], content[8 : start + 4], sizes[1], content[start + 8 : end])
-    with contextlib.suppress(Exception), Image.open(io.BytesIO(shorter), formats=["WEBP"]) as image:
-        image.load()
+    whole, inside = ((end - before).to_bytes(4, "little") for before in (8, start + 8))
+    shorter = b"RIFF" + whole + content[8 : start + 4] + inside + content[start + 8 : end]
+    with contextlib.suppress(Exception):
+        Image.open(io.BytesIO(shorter), formats=["WEBP"]).load()
         return True
     return False
 

@@ -244,7 +244,8 @@ def as_time(seconds: float) -> str:
 # %% ../../nbs/06_studies/04_plan.ipynb #def-plan-studies
 def plan_studies(studies: list[str], store: RunStore, records: list[dict], where=(), choose=list):
     """A `StudyPlan` for each study, of what `choose` makes of the runs that `matching` keeps (none
-    where it raises `HmoeError`), with times from finished `records`. Raises `HmoeError` for an unknown study, and as `matching`."""
+    where it raises `HmoeError`), with times from finished `records`. Raises `HmoeError` for an
+    unknown study, and as `matching`."""
     planned, rows, known = set(), [], measured_kinds(records)
     found = {study: named_runs(study, store) for study in studies}
     every = {spec.run_id: spec for specs, _ in found.values() for spec in specs or ()}

@@ -26,10 +26,8 @@ def sealed(tensors: "dict[str, torch.Tensor]", **metadata: str) -> bytes:
     content = save(tensors, metadata | {"sha256": _NO_DIGEST.decode()})
     length = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:length])  # its metadata are in another order each time
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    content = len(text).to_bytes(8, "little") + text + content[length:]
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    content = content[:8] + text.ljust(length - 8) + content[length:]
     before, after = content.split(_SEAL + _NO_DIGEST, 1)
     return before + _SEAL + hashlib.sha256(content).hexdigest().encode() + after
 

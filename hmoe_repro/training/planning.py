@@ -117,8 +117,6 @@ def _build_once(run: RunOptions, data, hparams: dict):
         restore_random_state(before)
     _BUILT.add(key)
 
-
-
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     """The configuration of a run, with everything filled in. Raises `HmoeError` naming the valid
