@@ -136,6 +136,8 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     frequency = DATASETS[run.dataset].checkpoint_frequency
     steps, frequency = protocols.protocol_of(run).length(data, hparams.get("batch_size"), frequency)
     network, weights = hparams.pop("network"), hparams.pop("weights", None)
+    if weights is not None:  # a network that has some: the name under which they are kept
+        weights = resolve_weights(usual_weights(network, weights), network)
     cls = get_algorithm(run.algorithm)
     return RunConfig.of(
         **{name: getattr(run, name) for name in RunOptions.model_fields}
@@ -144,7 +146,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
             test_domains=tuple(d for d in data.domain_names if d in run.test_domains),
             hparams=hparams,
             network=network,
-            weights=weights and resolve_weights(usual_weights(network, weights), network),
+            weights=weights,
             resolution=data.resolution,
             steps=steps,
             epochs=None,
