@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -149,3 +150,20 @@ def test_guard_acts_on_that_one_error_only():
 )
 def test_the_first_line_of_an_error(message, line):
     assert errors.first_line(ValueError(message)) == line
+
+
+def test_the_hash_of_the_library_is_that_of_what_was_imported(root, tmp_path):
+    shutil.copytree(root / "hmoe_repro", tmp_path / "hmoe_repro")
+    code = """
+from pathlib import Path
+from hmoe_repro.core import environment
+path = Path(environment.__file__).with_name("seeds.py")
+before = environment.library_hash.__wrapped__()
+path.write_text(path.read_text() + "edited = True\\n")
+print(before == environment.library_hash() != environment.library_hash.__wrapped__())
+"""
+    where = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=where, capture_output=True
+    )
+    assert done.stdout == b"True\n", done.stderr

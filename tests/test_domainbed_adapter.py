@@ -144,6 +144,14 @@ def test_what_fails_in_training_names_its_cause(checkout, tmp_path, name, said):
     assert re.search(said, record["reason"]), record["reason"]
 
 
+def test_a_checkout_that_never_ends_is_stopped(checkout, monkeypatch):
+    monkeypatch.setenv("HMOE_FILE_SECONDS", "1")
+    with open(checkout / "domainbed/networks.py", "a") as file:
+        file.write("\nwhile True:\n    pass\n")
+    with pytest.raises(HmoeError, match="cannot be imported.*the limit HMOE_FILE_SECONDS"):
+        config("ERM")
+
+
 def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
     first, store = config("ERM"), RunStore(tmp_path / "runs")
     assert first.algorithm == "domainbed:ERM" and len(first.algorithm_source) == 12

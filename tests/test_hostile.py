@@ -318,6 +318,43 @@ def test_no_name_of_a_file_becomes_a_formula_or_moves_the_cursor():
     assert printable("a\x1b[2J\nb\udcff") == r"a\x1b[2J\nb\udcff"
 
 
+# -- code of the user's
+
+LOOP = "x = 1\nwhile True:\n    x += 1\n"
+IN_FUNCTION = "def Mine():\n    while True:\n        pass\n"
+
+
+@pytest.mark.parametrize("text", [LOOP, IN_FUNCTION], ids=["imported", "called"])
+@pytest.mark.parametrize("option", ["--algorithm", "--dataset"])
+def test_a_file_that_never_ends_is_stopped(option, text, tmp_path, monkeypatch, own_names):
+    if (option, text) == ("--algorithm", IN_FUNCTION):
+        text = "class Mine:\n    for i in iter(int, 1):\n        pass\n"
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.setenv("HMOE_FILE_SECONDS", "1")
+    given = {"--algorithm": "ERM", "--dataset": "DigitDomainsTiny", option: "mine.py:Mine"}
+    words = [word for pair in given.items() for word in pair]
+    done = hmoe("train", *words, "--test-domain", "sketch", "--steps", "1", folder=tmp_path)
+    told(done, "still running after 1 s, the limit HMOE_FILE_SECONDS", "line", "mine.py")
+    assert signal.getsignal(signal.SIGALRM).__name__ == "late" and signal.alarm(60) > 60
+
+
+def test_a_limit_that_is_no_number_is_refused(tmp_path, monkeypatch, own_names):
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.setenv("HMOE_FILE_SECONDS", "soon")
+    done = hmoe("train", "--algorithm", "mine.py:Mine", "--dataset", "DigitDomainsTiny",
+        "--test-domain", "sketch", folder=tmp_path)  # fmt: skip
+    told(done, "HMOE_FILE_SECONDS=soon is no number of seconds")
+
+
+@pytest.mark.parametrize("option", ["--algorithm", "--dataset"])
+def test_a_fifo_is_no_python_file(option, tmp_path, own_names):
+    os.mkfifo(tmp_path / "mine.py")
+    given = {"--algorithm": "ERM", "--dataset": "DigitDomainsTiny", option: "mine.py:Mine"}
+    words = [word for pair in given.items() for word in pair]
+    done = hmoe("train", *words, "--test-domain", "sketch", folder=tmp_path)
+    told(done, "mine.py", "no regular file")
+
+
 # -- options and the environment
 
 

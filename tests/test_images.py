@@ -271,6 +271,35 @@ def test_every_damage_is_found_and_named(damaged):
     assert not any("\n" in r or "0x" in r for r in reasons.values())
 
 
+def zeros_from(content, place):
+    return content[:place] + bytes(len(content) - place)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "lossless.webp", "gif"])
+def test_a_second_half_of_zeros_is_damage(suffix, tmp_path):
+    options = {"lossless": True} if suffix == "lossless.webp" else {}
+    whole = noise(tmp_path / f"x.{suffix}", (64, 64), **options).read_bytes()
+    decode(whole)
+    if suffix in ("jpg", "png"):
+        decode(whole + bytes(40))  # padded, as some cameras do
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        decode(zeros_from(whole, len(whole) // 2))
+
+
+def test_zeros_at_the_end_of_a_webp_file_can_be_its_image(tmp_path):
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    pixels[:150] = np.random.default_rng(0).integers(0, 256, (150, 400, 3))
+    for options in ({"lossless": True, "quality": 0}, {"quality": 1}):
+        for exif in (b"", b"Exif\0\0" + bytes(60)):
+            path = tmp_path / "x.webp"
+            Image.fromarray(pixels).save(path, exif=exif, method=0, **options)
+            content = path.read_bytes()
+            assert exif or content.endswith(bytes(100))
+            decode(content)
+            with pytest.raises(ValueError, match="zeros that are no part|truncated or damaged"):
+                decode(zeros_from(content, len(content) // 2))
+
+
 def test_reading_is_rgb_and_complete(tmp_path):
     for mode in ("L", "P", "LA", "RGBA", "1", "CMYK", "I;16"):
         name = tmp_path / f"{mode.replace(';', '')}.{'jpg' if mode == 'CMYK' else 'png'}"

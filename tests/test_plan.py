@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from commands import hmoe
 from rich.console import Console
 
 from hmoe_repro.analysis.results import load_study
@@ -221,6 +222,30 @@ def test_a_part_of_a_study(tmp_path):
     kept = runs_of(studies[:2], where, {"lr": 0.01})
     assert found[0] == (0, 0) and found[1] == (len(kept), len(kept)) and found[2] == (None, None)
     assert {(s.trial_seed, s.hparams["lr"]) for s in kept} == {(1, 0.01)}
+
+
+def test_a_plan_of_some_algorithms_is_what_a_sweep_of_them_trains(tmp_path, own_names):
+    text = "from hmoe_repro.algorithms.base import ERM\nclass Mine(ERM):\n    pass\n"
+    (tmp_path / "mine.py").write_text(text)
+
+    def planned(*words):
+        return hmoe("plan", "smoke-digits", "smoke-toy", *words, folder=tmp_path)
+
+    def missing(done, study):
+        words = [line.split() for line in done.stdout.splitlines()]
+        (found,) = [row for row in words if study in row and row[-1] != "once)"]
+        return [int(word) for word in found if word.isdecimal()]
+
+    specs = study_specs("smoke-digits")
+    of_erm = sum(spec.algorithm == "ERM" for spec in specs)
+    for name in ("ERM", "mine.py:Mine"):
+        done = planned("--algorithm", name)
+        assert missing(done, "smoke-digits")[:2] == [of_erm, of_erm], (done.stdout, done.stderr)
+        assert missing(done, "smoke-toy")[:2] == [0, 0] and "none of ERM" in done.stdout
+    both = missing(planned("--algorithm", "ERM", "--algorithm", "mine.py:Mine"), "smoke-digits")
+    assert both[:2] == [2 * of_erm] * 2 and of_erm < len(specs)
+    done = planned("--algorithm", "EMR")
+    assert done.returncode == 1 and "Valid:" in done.stderr
 
 
 def test_a_batch_refuses_what_does_not_exist_before_anything_starts(tmp_path):

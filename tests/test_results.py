@@ -1,8 +1,11 @@
 """One tidy frame: a row per run and inference mode, against the records read line by line."""
 
 import json
+import time
 
+import nbformat
 import pytest
+from invented import digits, write_study
 
 from hmoe_repro.analysis.results import results, runs
 from hmoe_repro.core.errors import HmoeError
@@ -78,3 +81,19 @@ def test_a_failed_run_keeps_a_row_and_its_reason(tmp_path):
 def test_a_study_that_is_not_there_is_named(source):
     with pytest.raises(HmoeError, match="no records of study 'quick-absent'"):
         results(source)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_page_over_ten_thousand_records_takes_less_than_thirty_seconds(root, tmp_path):
+    write_study(tmp_path, "quick-digits", digits(seeds=range(625)))
+    cells = nbformat.read(root / "nbs/paper/digits_table.ipynb", 4).cells
+    sources = [cell.source for cell in cells if cell.cell_type == "code"]
+    names, started = {}, time.process_time()
+    exec(sources[0], names)
+    names |= {"store": str(tmp_path), "output": str(tmp_path / "out")}
+    for source in sources[1:]:
+        exec(source, names)
+    assert len(runs(names["page"].frame)) == 10_000
+    assert "differ" in names["page"].folder.joinpath("digits_table.md").read_text()
+    assert time.process_time() - started < 30

@@ -1,5 +1,9 @@
 """States: every type survives, and no damage goes unnoticed."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -46,3 +50,26 @@ def test_a_seal_is_of_the_whole_file():
         changed[place] ^= 1
         assert not is_sealed(bytes(changed))
     assert not is_sealed(content[:-1])
+
+
+WRITE = """
+import sys, torch
+from hmoe_repro.training.checkpoint_io import sealed
+names = sys.argv[1].split()
+tensors = {n: torch.full((len(n),), ord(n[0])) for n in names} | {"x": torch.ones(2).half()}
+sys.stdout.buffer.write(sealed(tensors, **{n: f"the \u00e4 of {n}" for n in names}))
+"""
+
+
+def test_equal_content_is_equal_bytes_in_any_order_and_process():
+    written = set()
+    for seed, names in enumerate(
+        ("run mode names tree", "tree mode run names", "names tree run mode")
+    ):
+        words = [sys.executable, "-c", WRITE, names]
+        told = subprocess.run(
+            words, env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, check=True
+        )
+        written.add(told.stdout)
+    (content,) = written
+    assert is_sealed(content) and content.index(b'"mode":"the \xc3\xa4') < content.index(b'"run":')

@@ -3,7 +3,8 @@
 import pytest
 
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.bench.systems import systems_table, systems_verdict
+from hmoe_repro.bench.systems import SWEEP_TARGETS, run_sweep, systems_table, systems_verdict
+from hmoe_repro.bench.timing import target_table
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 NAMES = ("ERM", "CORAL", "SWAD", "HMOE-DN", "DMG", "ERM-ViT", "GMoE")
@@ -32,3 +33,20 @@ def test_the_interval_is_that_of_the_contrast(seeds):
     (line,) = systems_verdict(frame, None)
     said = "Not decided: one trial seed" if seeds == 1 else "CORAL -10.0 points (95 % CI"
     assert line.startswith(said) and "CORAL -10.0" in line
+
+
+def test_the_overhead_of_a_sweep_is_percent_of_a_minute_and_seconds_of_a_tiny_run():
+    seconds = {"tiny": {"loop": [0.5] * 3, "sweep": [0.6, 0.65, 0.8]}}
+    seconds["minute"] = {"loop": [60.0] * 3, "sweep": [60.6, 60.9, 63.0]}
+    record = {"what": "sweep", "scale": "full", "bf16": "amx", "seconds": seconds}
+    table = target_table(record, SWEEP_TARGETS)
+    assert table["median"].round(6).tolist() == [1.5, 0.15]
+    assert table.verdict.str.startswith("met").all()
+
+
+@pytest.mark.slow
+def test_a_sweep_is_timed_without_the_start_of_its_process():
+    record = run_sweep(1, "tiny", say=lambda line: None)
+    assert record["what"] == "sweep" and {*record["seconds"]} == {"tiny", "minute"}
+    for times in record["seconds"].values():
+        assert 0 < times["loop"][0] and 0 < times["sweep"][0] < 5  # to start takes more

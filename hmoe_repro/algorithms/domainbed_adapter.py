@@ -27,7 +27,7 @@ from torch import nn
 from . import DOMAINBED
 from .base import SHARED_HPARAMS, Algorithm, as_floats, register
 from .conformance import random_batches
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
 from ..core.files import expanded
 from ..core.search_space import LARGE_IMAGE, HParam
 from ..core.seeds import random_state, restore_random_state
@@ -37,7 +37,8 @@ from ..networks.registry import make_featurizer, network_options
 @functools.cache
 def _import_checkout(folder: Path) -> SimpleNamespace:
     """The modules `algorithms` and `hparams_registry` of the checkout `folder`, whose `networks`
-    make our featurizers, and the `hash` of its code. `HmoeError` if it cannot be imported."""
+    make our featurizers, and the `hash` of its code. `HmoeError` if it cannot be imported
+    within `time_limit`."""
     package, loaded = folder / "domainbed", sys.modules.get("domainbed")
     if not (package / "algorithms.py").is_file():
         raise HmoeError(f"{folder} has no domainbed/algorithms.py.", fix="the checkout's folder.")
@@ -46,8 +47,9 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
     sys.path.insert(0, str(folder))
     try:
         names = ("algorithms", "hparams_registry", "networks")
-        modules = {name: importlib.import_module(f"domainbed.{name}") for name in names}
-    except Exception as error:
+        with time_limit():
+            modules = {name: importlib.import_module(f"domainbed.{name}") for name in names}
+    except (Exception, TimeLimit) as error:
         for name in [name for name in sys.modules if name.partition(".")[0] == "domainbed"]:
             del sys.modules[name]
         missing = getattr(error, "name", None)

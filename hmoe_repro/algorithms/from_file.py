@@ -23,15 +23,11 @@ from types import ModuleType
 
 from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, time_limit
 from ..core.files import expanded, runs_dir
 from ..core.source import Source, keep, read_kept, read_source, source_in_main, source_of
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-import-file
-def _short_hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
 def _line_in(key: str, error: BaseException) -> int | None:
     """The innermost line of the kept file `key` that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -64,7 +60,7 @@ def _import_path(folder: Path) -> list[str]:
 
 def _import_file(path: Path, key: str, file: str) -> ModuleType:
     """The module in the kept copy `path` of a `file`, imported once under a name that holds its
-    hash. `HmoeError` naming the line where that fails."""
+    hash. `HmoeError` naming the line where that fails, or is stopped by `time_limit`."""
     name, text = _module_name(key, file), path.read_text(encoding="utf-8")
     if name in sys.modules and sys.modules[name].KEPT_TEXT == text:
         return sys.modules[name]
@@ -74,7 +70,8 @@ def _import_file(path: Path, key: str, file: str) -> ModuleType:
     sys.modules[name] = module  # its own classes may look for it there
     linecache.checkcache(str(path))
     try:
-        exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
+        with time_limit():
+            exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, (KeyboardInterrupt, HmoeError)):
@@ -240,7 +237,7 @@ def source_hash(cls) -> str | None:
     if known := vars(cls).get("source_hash"):
         return known
     try:
-        return _short_hash(inspect.getsource(cls).encode())
+        return hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()[:12]
     except (OSError, TypeError):
         cause = f"the source of algorithm {cls.__name__} is not available."
         raise HmoeError(cause, fix="define it in a file, or at the top of a cell.") from None

@@ -84,21 +84,12 @@ class DomainExperts(Algorithm):
         h = self.hparams
         self.num_experts = h["num_experts"] or num_domains
         featurizer = self.make_featurizer()
-        self.model = HMOE(
-            featurizer,
-            build_encoder(input_shape, h, featurizer),
-            feature_dim=featurizer.num_features,
-            num_outputs=num_classes,
-            num_experts=self.num_experts,
-            embedding_dim=h["embedding_dim"],
-            eps=h["eps"],
-            mix=h["mix"],
-            adversarial_classes=num_classes if h["lambda_ad"] else None,
-            code_norm=h["code_norm"],
-            embedding_scale=h["embedding_scale"],
-            load_balance=h.get("load_balance", "kl"),
-            experts=h.get("experts", "hypernetwork"),
-        )
+        networks = featurizer, build_encoder(input_shape, h, featurizer)
+        sizes = featurizer.num_features, num_classes, self.num_experts
+        named = "embedding_dim eps mix code_norm embedding_scale load_balance experts".split()
+        settings = {name: h[name] for name in named if name in h}
+        settings["adversarial_classes"] = num_classes if h["lambda_ad"] else None
+        self.model = HMOE(*networks, *sizes, **settings)
         self.modes = self.model.modes
 
     def make_optimizer(self) -> torch.optim.Optimizer:

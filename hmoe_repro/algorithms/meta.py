@@ -77,15 +77,10 @@ class MLDG(ERM):
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-context-network
 def context_network(channels: int, width: int = 64) -> nn.Sequential:
     """ARM's context network: x (B, channels, H, W) -> (B, 1, H, W)."""
-    network = nn.Sequential(
-        nn.Conv2d(channels, width, 5, padding=2),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Conv2d(width, width, 5, padding=2),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Conv2d(width, 1, 5, padding=2),
-    )
+    layers = []
+    for given in (channels, width):
+        layers += [nn.Conv2d(given, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Conv2d(width, 1, 5, padding=2))
     return network.to(memory_format=torch.channels_last)
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-arm

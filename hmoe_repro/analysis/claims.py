@@ -13,10 +13,8 @@ __all__ = ['POINTS', 'RUNS', 'SUPPORTED', 'CONTRADICTED', 'UNDECIDED', 'SCALE', 
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +29,7 @@ from .results import arrays, has_arrays, results, runs, runs_with, study_file
 from .statistics import Interval, mean_interval, rate, rows_of, value_grid
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import escape_markdown, number_as_text, template
+from ..core.toml import packaged
 from ..data.registry import DATASETS
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-evidence
@@ -170,15 +169,10 @@ class ClaimResult(NamedTuple):
     verdict: str
 
 
-def _content() -> dict:
-    """The content of the file of claims."""
-    return tomllib.loads((resources.files("hmoe_repro") / "claims.toml").read_text("utf-8"))
-
-
 def read_claims() -> list[Claim]:
     """The claims of `hmoe_repro/claims.toml`. `HmoeError` for an unknown measure or rule."""
     claims = []
-    for row in _content()["claims"]:
+    for row in packaged("claims.toml")["claims"]:
         if "measure" in row:
             check_choice(row["measure"], MEASURES, f"measure of the claim {row['key']!r}")
         rule = make_rule(*next(iter(row["rule"].items()))) if "rule" in row else None
@@ -571,5 +565,5 @@ def claims_answer(results: list[ClaimResult]) -> list[str]:
             word = "higher" if evidence.low > 0 else word
         return f"{word} ({evidence.text().replace('(', '[').replace(')', ']')})"
 
-    texts = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, text) for text in _content()["answer"])
-    return [re.sub(r"(?<=\? )\w", lambda first: first[0].upper(), text) for text in texts]
+    answer = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, t) for t in packaged("claims.toml")["answer"])
+    return [re.sub(r"(?<=\? )\w", lambda first: first[0].upper(), text) for text in answer]

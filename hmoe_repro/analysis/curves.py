@@ -30,7 +30,7 @@ def plot_curves(axis, frame: pd.DataFrame, quantity: str, algorithms=None, scale
     a band, one standard deviation to each side; `scale=100` for percent."""
     import seaborn as sns
 
-    algorithms = list(dict.fromkeys(frame.algorithm if algorithms is None else algorithms))
+    algorithms = list(dict.fromkeys(frame.algorithm.unique() if algorithms is None else algorithms))
     seeds = seed_curves(frame, quantity)
     order = [name for name in algorithms if name in set(seeds.algorithm)]
     if order:

@@ -173,14 +173,9 @@ def factor_style(
 def place_codes(arrays: dict, unseen: int = 20) -> dict[str, np.ndarray]:
     """Joint t-SNE of a run's validation codes, at most `unseen` random codes of its test domain,
     and its embeddings."""
-    chosen = subset(len(arrays["code_test"]), unseen)
-    return tsne(
-        {
-            "train": arrays["code_out"],
-            "test": arrays["code_test"][chosen],
-            "embeddings": arrays["embeddings"],
-        }
-    )
+    test = arrays["code_test"][subset(len(arrays["code_test"]), unseen)]
+    parts = {"train": arrays["code_out"], "test": test, "embeddings": arrays["embeddings"]}
+    return tsne(parts)
 
 # %% ../../nbs/07_analysis/05_embeddings.ipynb #def-codes-figure
 def codes_figure(

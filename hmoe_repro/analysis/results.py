@@ -110,23 +110,25 @@ def _mode_rows(record: dict) -> list[dict]:
 
 def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
     """`results` of records that are already read."""
-    rows, nested = [], []
-    for record in records:
+    rows, nested, places = [], [], []
+    for place, record in enumerate(records):
         spec = record["config"]
         run = {"study": study, "test_domain": ",".join(spec["test_domains"])}
         run |= {name: record.get(name) for name in _FIELDS}
         run |= {k: v for k, v in spec.items() if k not in ("hparams", "test_domains")}
         run |= {"protocol": protocol_of(record), "record": record}
-        parts = {name: record.get(name) or {} for name in _NESTED}
+        nested.append({name: record.get(name) or {} for name in _NESTED})
+        nested[-1]["hparams"] = spec.get("hparams", {})
         for mode in _mode_rows(record):
             rows.append(run | mode)
-            nested.append(parts | {"hparams": spec.get("hparams", {})})
+            places.append(place)
     if not rows:
         return pd.DataFrame(columns=[*_FIRST, "record"])
     frame = pd.DataFrame(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*_FIRST, *frame, *_MEASURED])))
     frame = frame.astype(dict.fromkeys(_MEASURED, float))
-    return pd.concat([frame, pd.json_normalize(nested, max_level=2)], axis=1)
+    parts = pd.json_normalize(nested, max_level=2).iloc[places].reset_index(drop=True)
+    return pd.concat([frame, parts], axis=1)
 
 
 def results(source, store: str = "") -> pd.DataFrame:

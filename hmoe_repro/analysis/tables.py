@@ -76,9 +76,9 @@ def only_modes(frame: pd.DataFrame, *modes: str) -> pd.DataFrame:
 def domain_order(frame: pd.DataFrame) -> list[str]:
     """The test domains of `results`, in the order of their data set; unknown ones last, by
     name."""
-    datasets = sorted(set(frame.dataset) & set(DATASETS))
+    datasets = sorted({*frame.dataset.unique()} & {*DATASETS})
     known = dict.fromkeys(name for dataset in datasets for name in DATASETS[dataset].domain_names)
-    tested = set(frame.test_domain)
+    tested = {*frame.test_domain.unique()}
     return [name for name in known if name in tested] + sorted(tested - set(known))
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-mean-and-error

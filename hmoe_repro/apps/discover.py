@@ -343,23 +343,20 @@ def summarise(found: Findings) -> dict:
             "accuracy": _accuracy(found.held_out),
             "between": _agreement(untrained, "group", "expert", adjusted_mutual_info_score),
         }
-    return (
-        hmoe
-        | chance
-        | {
-            "method": found.method,
-            "agreement": found.agreement,
-            "groups": groups.sort_values(ascending=False, kind="stable").to_dict(),
-            "fresh": len(fresh),
-            "nmi_class": _agreement(fresh, "group", "class"),
-            "nmi_plain": _agreement(fresh, "group", "colour"),
-            "scored": len(scored),
-            "nmi_domain": _agreement(scored, "group", "domain"),
-            "ari_domain": _agreement(scored, "group", "domain", adjusted_rand_score),
-            "nmi_expert": _agreement(scored, "expert", "domain"),
-            "nmi_plain_domain": _agreement(scored, "colour", "domain"),
-        }
-    )
+    said = {
+        "method": found.method,
+        "agreement": found.agreement,
+        "groups": groups.sort_values(ascending=False, kind="stable").to_dict(),
+        "fresh": len(fresh),
+        "nmi_class": _agreement(fresh, "group", "class"),
+        "nmi_plain": _agreement(fresh, "group", "colour"),
+        "scored": len(scored),
+        "nmi_domain": _agreement(scored, "group", "domain"),
+        "ari_domain": _agreement(scored, "group", "domain", adjusted_rand_score),
+        "nmi_expert": _agreement(scored, "expert", "domain"),
+        "nmi_plain_domain": _agreement(scored, "colour", "domain"),
+    }
+    return hmoe | chance | said
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-found-domains
 RELIABLE = 0.5  # AMI of two restarts from which on groups count as found in part; SURE: as found
@@ -500,12 +497,11 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def report_html(found: Findings, root) -> str:
     """The report as one HTML page of text, tables, SVG and data URIs: no scripts, no requests."""
     summary, groups = summarise(found), group_table(found)
-    counts = {"Known domains by group": "domain", "Classes by group": "class"}
-    said = {
-        "domain": set(found.images.domain) != {UNKNOWN},
-        "class": summary["nmi_class"] is not None,
-    }
-    counts = {title: column for title, column in counts.items() if said[column]}
+    counts = {}
+    if set(found.images.domain) != {UNKNOWN}:
+        counts["Known domains by group"] = "domain"
+    if summary["nmi_class"] is not None:
+        counts["Classes by group"] = "class"
     if found.method == "features" and found.model:
         counts["Experts of HMOE by group"] = "expert"
     ranking = found.ranking

@@ -18,26 +18,21 @@ import pandas as pd
 from PIL import Image
 
 from .discover import discover, found_domains, summarise
-from ..bench.timing import new_record, scale_of
+from ..bench.timing import SCALES, new_record, scale_of
 from ..core.style import template
 from ..data.registry import load_dataset
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/06_grouping_trials.ipynb #def-write-folder
-FOLDERS = {
-    "photographs and drawings, four styles": ("PACS", None),
-    "digits, four styles": ("DigitDomains", None),
-    "photographs alone": ("PACS", "photo"),
-    "plain digits alone": ("DigitDomains", "plain"),
-}
+FOLDERS = SCALES["folders"]  # name -> data set, and the only domain
 
 
 def write_folder(name: str, target: Path, count: int, seed: int, data_dir=None) -> Path:
     """Draw about `count` images for one of `FOLDERS` and write them as `target`/<class>/<image>;
     the CSV file with the style of each, beside it. `HmoeError` where the data are not here."""
-    source, only = FOLDERS[name]
+    source, *only = FOLDERS[name]
     data, draw, rows = load_dataset(source, 0, data_dir), np.random.default_rng(seed), []
-    domains = [d for d in range(data.num_domains) if only in (None, data.domain_names[d])]
+    domains = [d for d in range(data.num_domains) if not only or data.domain_names[d] in only]
     for d, c in product(domains, range(data.num_classes)):
         own = np.flatnonzero(data.labels[d].numpy() == c)
         for i in draw.permutation(own)[: count // (len(domains) * data.num_classes)]:

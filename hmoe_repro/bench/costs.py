@@ -26,19 +26,14 @@ from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
 from ..analysis.tables import paper_numbers, paper_setting
 from .layers import CLASSES
-from .timing import measure, new_record, ratios, read_record, scale_of
+from .timing import SCALES, measure, new_record, ratios, read_record, scale_of
 from ..core.devices import import_torchvision, resolve_device
 from ..core.files import results_dir
 from ..core.style import template
 from ..networks.model_size import multiply_accumulates, network_size, parameters
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-methods
-_ON_A_RESNET = ("ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD")
-METHODS = {  # row of the table -> algorithm, kind of network
-    **{name: (name, "convolutional") for name in _ON_A_RESNET},
-    "ERM-ViT": ("ERM", "dense"),
-    "GMoE": ("ERM", "sparse"),
-}
+METHODS = SCALES["methods"]  # row of the table -> algorithm, kind of network
 
 # %% ../../nbs/09_bench/04_costs.ipynb #def-make-method
 def make_method(name: str, scale: SimpleNamespace, device="cpu") -> Algorithm:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..algorithms import get_algorithm
 from . import timing
-from .timing import SCALES, Target, measure, ratios, scale_of, summary
+from .timing import SCALES, measure, ratios, scale_of, summary, targets_of
 from ..method.sparse_moe import SparseMoE
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-sparsescale
@@ -127,11 +127,7 @@ def mask_work(scale: SimpleNamespace, domains: int = 3) -> dict:
     return work | {("masks, prediction", name): f for name, f in zip(PREDICTIONS, found)}
 
 
-PREDICTIONS = {  # what is measured -> in words, and its purpose
-    "average of predictions": ("averaged predictions", "a prediction; the reference"),
-    "all modes": ("and averaged mask, known domain", "the modes that are compared; the target"),
-    "all modes, greedy masks": ("and greedy masks", "only choosing an epoch; no target"),
-}
+PREDICTIONS = SCALES["predictions"]  # what is measured -> in words, and its purpose
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-run-moe
 def run_moe(rounds: int = 7, scale: str = "full", say=print) -> dict:
@@ -182,10 +178,7 @@ def _relative(target: dict, record: dict):
     return ratios(record, target["kind"], theirs)[mine]
 
 
-LAYER_TARGETS = [
-    Target(t["text"], t["sign"], t["bound"], partial(_relative, t))
-    for t in SCALES["targets"]["moe"]
-]
+LAYER_TARGETS = targets_of("moe", _relative)
 
 # %% ../../nbs/09_bench/03_layers.ipynb #def-prediction-table
 def prediction_table(record: dict) -> pd.DataFrame:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'measure', 'scale_of', 'bf16_hardware', 'new_record', 'write_record', 'read_record', 'ratios', 'summary',
-           'plot_rounds', 'Target', 'target_verdict', 'target_table', 'target_line', 'machine_notes', 'BenchPage']
+           'plot_rounds', 'Target', 'targets_of', 'target_verdict', 'target_table', 'target_line', 'machine_notes',
+           'BenchPage']
 
 # %% ../../nbs/09_bench/01_timing.ipynb #imports
 import json
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -147,6 +149,13 @@ class Target(NamedTuple):
     sign: str
     bound: float
     values: Callable
+
+
+def targets_of(what: str, measured: Callable) -> list[Target]:
+    """The targets of a benchmark in `bench.toml`; `measured(target, record)` returns the values of
+    one, a table of that file."""
+    rows = SCALES["targets"][what]
+    return [Target(t["text"], t["sign"], t["bound"], partial(measured, t)) for t in rows]
 
 
 def target_verdict(median: float, low: float, high: float, sign: str, bound: float) -> str:

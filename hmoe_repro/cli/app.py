@@ -12,8 +12,7 @@ import warnings
 
 import typer
 
-from . import data, discover_predict, listings, plan_sweep, select_report
-from .train import new_algorithm_command, train_command
+from . import data, discover_predict, listings, plan_sweep, select_report, train
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
 
@@ -25,26 +24,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-COMMANDS = {
-    "list": listings.list_command,
-    "runs": listings.runs_command,
-    "plan": plan_sweep.plan_command,
-    "train": train_command,
-    "new-algorithm": new_algorithm_command,
-    "reproduce": plan_sweep.reproduce_command,
-    "sweep": plan_sweep.sweep_command,
-    "pack": plan_sweep.pack_command,
-    "unpack": plan_sweep.unpack_command,
-    "merge": plan_sweep.merge_command,
-    "publish": select_report.publish_command,
-    "figures": select_report.figures_command,
-    "select": select_report.select_command,
-    "report": select_report.report_command,
-    "export-domainbed": select_report.export_domainbed_command,
-    "bench": select_report.bench_command,
-    "discover": discover_predict.discover_command,
-    "predict": discover_predict.predict_command,
-    "export": discover_predict.export_command,
+COMMANDS = {  # each function `<name>_command` of these modules
+    name.removesuffix("_command").replace("_", "-"): command
+    for module in (listings, plan_sweep, train, select_report, discover_predict)
+    for name, command in vars(module).items()
+    if name.endswith("_command")
 }
 for _name, _command in COMMANDS.items():
     app.command(_name, help=" ".join(_command.__doc__.split()))(_command)

@@ -8,7 +8,7 @@ __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 # %% ../../nbs/11_cli/05_data.ipynb #imports
 from functools import partial
 
-from .options import DataDir, argument, option, print_frame, print_table
+from .options import DataDir, argument, option, print_frame
 from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
@@ -16,10 +16,9 @@ def data_list_command(folder: DataDir = None):
     """List every data set, whether its files are available, and its terms of use."""
     from hmoe_repro.core.files import data_dir
     from hmoe_repro.data.registry import KNOWN
-    from hmoe_repro.data.verify import InventoryRow, data_inventory
+    from hmoe_repro.data.verify import data_inventory
 
-    title = f"Data sets (files are looked for in {data_dir()})"
-    print_table(title, list(InventoryRow._fields), data_inventory())
+    print_frame(f"Data sets (files are looked for in {data_dir()})", data_inventory())
     print("\nunverified: found by name; `hmoe data verify NAME` opens every file")
     print("\nPlease cite:")
     for known in KNOWN.values():
@@ -70,13 +69,9 @@ def data_download_command(
         raise HmoeError(cause, fix="one --sha256 for each --archive, in the same order.")
     print("\n".join(terms(name)))
     with Progress() as progress:
-
-        def receiving(what, done, total, unit="B"):
-            progress(what, done, total, unit)
-
         if archives:
-            lines = prepare_given(name, archives, sha256, data_dir, receiving)
+            lines = prepare_given(name, archives, sha256, data_dir, progress)
         else:
-            lines = download_dataset(name, data_dir, on_progress=receiving)
+            lines = download_dataset(name, data_dir, on_progress=progress)
     print("\n".join(lines))
     print(f"next: `hmoe data verify {name}` opens every image")

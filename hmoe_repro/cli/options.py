@@ -65,12 +65,7 @@ def argument(kind, help: str, **more):
 Jobs = option(int, "Concurrent runs; default: one per core, or four on a GPU.", min=1)
 Device = option(str, "auto, cpu, cuda, cuda:1, mps.")
 DataDir = option(str, "Folder of data sets; default: HMOE_DATA, or data/.", callback=data_folder)
-DomainBed = option(
-    str,
-    "Checkout of DomainBed, for --algorithm domainbed:NAME.",
-    "--domainbed",
-    callback=domainbed_folder,
-)
+DomainBed = option(str, "DomainBed's checkout, for domainbed:NAME.", callback=domainbed_folder)
 Log = option(list[str], "tensorboard, wandb, mlflow or csv; repeat for several.", callback=loggers)
 Engine = option(str, "local (worker processes) or ray.")
 Seed = option(int, "Trial seed.", min=0, max=2**32 - 1)

@@ -7,6 +7,7 @@ __all__ = ['plan_command', 'reproduce_command', 'sweep_command', 'pack_command',
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #imports
 import time
+from functools import partial
 
 from . import options
 from .options import argument, option, print_table, say
@@ -18,18 +19,24 @@ def plan_command(
     everything: options.OnRequest = False,
     jobs: options.Jobs = None,
     device: options.Device = "auto",
+    algorithm: option(list[str], "Only this, or file.py:Name, trained as ERM; repeatable.") = None,
     where: options.Where = None,
     data_dir: options.DataDir = None,
 ):
     """Show which runs are missing, and an estimate of their time on this device."""
+    from hmoe_repro.algorithms.from_file import algorithm_name
     from hmoe_repro.core.devices import no_accelerator, resolve_device
     from hmoe_repro.studies import plan as planning
+    from hmoe_repro.studies.search import only_algorithms
     from hmoe_repro.training.store import RunStore
 
     device = "cpu" if device == "auto" and no_accelerator() else device
     device, store = device if device == "cpu" else resolve_device(device), RunStore()
     studies = planning.requested_studies(artefacts, profile, everything)
-    plan = planning.make_plan(studies, store, planning.timings(store), device, where or ())
+    names = [algorithm_name(name) for name in algorithm or ()]
+    choose = partial(only_algorithms, names=names) if names else list
+    known = planning.timings(store)
+    plan = planning.make_plan(studies, store, known, device, where or (), choose)
     shared = "(a run that two studies share is counted as missing once)"
     rows = [
         [s.study, *("?" if n is None else n for n in (s.runs, s.missing)), s.time()]

@@ -134,7 +134,7 @@ def _benches(device: str) -> dict[str, tuple]:
     from hmoe_repro.bench.costs import cost_table, registry_table, run_algorithms, run_registry
     from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
     from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
-    from hmoe_repro.bench.systems import run_systems, systems_costs
+    from hmoe_repro.bench.systems import SWEEP_TARGETS, run_sweep, run_systems, systems_costs
     from hmoe_repro.bench.timing import target_table
     from hmoe_repro.bench.updates import TARGETS, bench_table, run_bench
 
@@ -157,19 +157,20 @@ def _benches(device: str) -> dict[str, tuple]:
         "groupings": (run_groupings, "groupings", {"Groups of folders": groupings_table}),
         "registry": (run_registry, "", {"An update relative to ERM's": registry_table}),
         "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
+        "sweep": (run_sweep, "", {"Targets": partial(target_table, targets=SWEEP_TARGETS)}),
     }
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
     what: option(
-        str, "updates, moe, algorithms, registry, frozen, groupings (of discover), systems."
+        str, "updates, moe, algorithms, registry, frozen, groupings (of discover), systems, sweep."
     ) = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
     scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
-    """Measure updates, experts and masks, algorithms, frozen stages, discover, or systems."""
+    """Measure updates, experts and masks, algorithms, frozen stages, discover, systems, sweeps."""
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.core.style import as_text

@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 from importlib import metadata, resources
@@ -47,11 +48,14 @@ def git_commit() -> str | None:
 @functools.cache
 def library_hash() -> str:
     """Twelve hexadecimal digits that change with any line of the installed library's Python,
-    as it was when first asked."""
+    as it was when this module was imported: an edit while runs are trained is not in them."""
     package, digest = Path(str(resources.files("hmoe_repro"))), hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+library_hash()  # what is edited after the import did not run
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-processor
 def processor() -> str:
@@ -61,23 +65,13 @@ def processor() -> str:
     found = re.search(r"^model name\s*:\s*(.*\S)", text, re.M)
     return found[1] if found else platform.processor() or platform.machine()
 
-# %% ../../nbs/00_core/05_environment.ipynb #def-peak-memory
-def _peak_memory_mb() -> float:
-    "Peak memory of this process in MiB; 0 where the system does not report it (Windows)."
-    try:
-        import resource
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
-
 # %% ../../nbs/00_core/05_environment.ipynb #def-environment
 def environment(device="cpu") -> dict:
     """Versions, commit, library hash, system, processor, cores, threads,
     device and this process's peak memory (MiB), for a record. No host name, no path."""
     import torch
 
-    device = torch.device(device)
+    device, peak = torch.device(device), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "versions": versions(),
@@ -88,5 +82,5 @@ def environment(device="cpu") -> dict:
         "device_name": name,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "peak_memory_mb": round(_peak_memory_mb()),
+        "peak_memory_mb": round(peak / 1024**2 if sys.platform == "darwin" else peak / 1024),
     }

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import HmoeError
-from .files import ensure_writable, write_atomic
+from .files import ensure_writable, plain_file, write_atomic
 
 # %% ../../nbs/00_core/13_source.ipynb #def-source
 def _plain(node):
@@ -239,9 +239,10 @@ def _imported(node, depth: int) -> list[str]:
 
 
 def read_source(path: Path) -> str:
-    """The text of a Python file. `HmoeError` if it cannot be read."""
+    """The text of a Python file. `HmoeError` if it cannot be read, and for a
+    device or FIFO."""
     try:
-        with tokenize.open(path) as file:
+        with tokenize.open(plain_file(path, "read")) as file:
             return file.read()
     except (OSError, SyntaxError, ValueError) as error:
         why = getattr(error, "strerror", None) or error

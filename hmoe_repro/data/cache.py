@@ -33,6 +33,7 @@ def cache_root(tree: ImageTree) -> Path:
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-digest
 _DECODER = 3  # increased when `decode` gives other pixels for a file than before
+_REFUSES = 4  # increased when `decode` refuses other files than before
 
 
 def short_digest(*parts) -> str:
@@ -82,7 +83,7 @@ def examine(
     """SHA-256 of each file, in flat order (None for a missing one), and why it cannot be decoded,
     or None. Reads the files that are new or changed since the last call; with `visit(row, image)`,
     every file. `on_progress(done, total)`. Warns where the ledger cannot be kept."""
-    ledger = cache_root(tree) / f"{cache_stem(tree)}-files-{_DECODER}.json"
+    ledger = cache_root(tree) / f"{cache_stem(tree)}-files-{_REFUSES}.json"
     try:
         known = json.loads(ledger.read_text(encoding="utf-8"))
     except (OSError, ValueError):

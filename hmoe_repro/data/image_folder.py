@@ -64,14 +64,12 @@ def without(tree: ImageTree, left_out) -> ImageTree:
                 f"{tree.name}: no image of domain {domain!r} can be read.",
                 fix="copy the data set again.",
             )
-    factors = {}
-    for name, values in tree.factors.items():
-        factors[name] = [v[positions] for v, positions in zip(values, kept)]
+    of_kept = lambda values: [v[positions] for v, positions in zip(values, kept)]
     return replace(
         tree,
         files=[[files[i] for i in positions] for files, positions in zip(tree.files, kept)],
-        labels=[labels[positions] for labels, positions in zip(tree.labels, kept)],
-        factors=factors,
+        labels=of_kept(tree.labels),
+        factors={name: of_kept(values) for name, values in tree.factors.items()},
     )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-entries

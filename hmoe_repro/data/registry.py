@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.config import CONFIG
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, TimeLimit, check_choice, plural, time_limit
 from ..core.files import data_dir as default_data_dir
-from ..core.files import ensure_writable, expanded, runs_dir, write_atomic
+from ..core.files import ensure_writable, expanded, plain_file, runs_dir, write_atomic
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -170,14 +170,16 @@ def _fail(path: Path, error: BaseException) -> HmoeError:
 def read_function(path: Path, name: str) -> tuple:
     """(build, seeded) of the function `name` in a Python file: `build(trial_seed, data_dir)` calls
     it with the arguments it has, `seeded` says whether that includes the seed. `HmoeError` with the
-    line where file or function fails."""
+    line where file or function fails, or is stopped by `time_limit`."""
+    plain_file(path, "read")
     try:
-        found = runpy.run_path(str(path)).get(name)
+        with time_limit():
+            found = runpy.run_path(str(path)).get(name)
     except OSError as error:
         raise HmoeError(
             f"the data set file {path} cannot be read ({error.strerror}).", fix="its path."
         ) from None
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, TimeLimit) as error:
         raise _fail(path, error) from None
     if not callable(found):
         raise HmoeError(f"{path.name} has no function {name!r}.", fix="its name, in file.py:Name.")
@@ -188,10 +190,11 @@ def read_function(path: Path, name: str) -> tuple:
     def build(trial_seed, data_dir):
         given = {"trial_seed": trial_seed, "data_dir": data_dir}
         try:
-            data = found(**{key: given[key] for key in takes})
+            with time_limit():
+                data = found(**{key: given[key] for key in takes})
         except HmoeError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, TimeLimit) as error:
             raise _fail(path, error) from None
         if not isinstance(data, MultiDomainDataset):
             raise HmoeError(

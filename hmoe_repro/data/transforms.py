@@ -7,6 +7,7 @@ __all__ = ['MOST_BYTES', 'MOST_PIXELS', 'MEAN', 'STD', 'INTERPOLATIONS', 'image_
            'in_threads', 'square', 'picture_transform', 'normalise', 'augment']
 
 # %% ../../nbs/02_data/05_transforms.ipynb #imports
+import contextlib
 import functools
 import io
 import math
@@ -20,6 +21,26 @@ from PIL import Image, UnidentifiedImageError
 from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, first_line
 from ..core.files import plain_file
+
+# %% ../../nbs/02_data/05_transforms.ipynb #def-zeros
+def _was_zeroed(content: bytes) -> bool:
+    """Does a JPEG or WebP file end in zeros that are no part of its image?"""
+    used, start = len(content.rstrip(b"\0")), 12
+    if content.startswith(b"\xff\xd8") and used < len(content):
+        return content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda")  # no end after the last scan
+    if content[8:12] != b"WEBP":
+        return False
+    while (end := start + 8 + int.from_bytes(content[start + 4 : start + 8], "little")) < used:
+        start = end + end % 2  # the next chunk
+    if content[start : start + 4] not in (b"VP8 ", b"VP8L") or end - used < 32:
+        return False
+    end = (end - 16) // 2 * 2
+    whole, inside = ((end - before).to_bytes(4, "little") for before in (8, start + 8))
+    shorter = b"RIFF" + whole + content[8 : start + 4] + inside + content[start + 8 : end]
+    with contextlib.suppress(Exception):
+        Image.open(io.BytesIO(shorter), formats=["WEBP"]).load()
+        return True
+    return False
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-decode
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -45,6 +66,8 @@ def decode(content: bytes) -> Image.Image:
             if math.prod(image.size) > MOST_PIXELS:
                 raise ValueError(f"more than {MOST_PIXELS:,} pixels")
             image.load()
+            if _was_zeroed(content):
+                raise ValueError("it ends in zeros that are no part of the image")
             if image.mode.startswith("I"):  # 16 bits of grey
                 levels = (np.asarray(image).astype(np.int64) + 128) // 257
                 image = Image.fromarray(levels.astype(np.uint8))

@@ -145,21 +145,16 @@ def score_choices(
     chance, low, high."""
     experts, classes, domains = (np.asarray(a) for a in (experts, classes, domains))
     several = len(np.unique(domains)) > 1
-    layers = [
-        {
-            "load": [
-                round(float(n), 6) for n in np.bincount(e.ravel(), minlength=num_experts) / e.size
-            ],
-            "evenness": round(entropy(np.bincount(e.ravel())) / np.log(max(num_experts, 2)), 6),
-            "class": follows_label(e, classes, domains, num_experts, shuffles),
-            "domain": follows_label(e, domains, classes, num_experts, shuffles)
-            if several
-            else None,
-            "position": follows_position(e, grid, num_experts, shuffles),
-            "agreement": label_agreement(e, classes, domains, num_experts, shuffles),
-        }
-        for e in experts
-    ]
+    layers, how = [], (num_experts, shuffles)
+    for e in experts:
+        counts = np.bincount(e.ravel(), minlength=num_experts)
+        layer = {"load": [round(float(n), 6) for n in counts / e.size]}
+        layer["evenness"] = round(entropy(counts) / np.log(max(num_experts, 2)), 6)
+        layer["class"] = follows_label(e, classes, domains, *how)
+        layer["domain"] = follows_label(e, domains, classes, *how) if several else None
+        layer["position"] = follows_position(e, grid, *how)
+        layer["agreement"] = label_agreement(e, classes, domains, *how)
+        layers.append(layer)
     between = [_between(a, b, num_experts, shuffles) for a, b in zip(experts, experts[1:])]
     return {"images": experts.shape[1], "shuffles": shuffles, "layers": layers, "between": between}
 

@@ -35,18 +35,10 @@ def toy_model(seed: int, hparams: dict) -> HMOE:
     D, K = hparams["embedding_dim"], hparams["num_experts"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return HMOE(
-            featurizer=MLP((1, 32, 32, 32)),
-            encoder=MLP((1, 32, 32, D)),
-            feature_dim=32,
-            num_outputs=1,
-            num_experts=K,
-            embedding_dim=D,
-            hidden=(32, 32, 32),
-            classifier_hidden=(32,),
-            eps=hparams["eps"],
-            load_balance=hparams.get("load_balance", "kl"),
-        )
+        networks = MLP((1, 32, 32, 32)), MLP((1, 32, 32, D))
+        hidden = {"hidden": (32, 32, 32), "classifier_hidden": (32,)}
+        load, eps = hparams.get("load_balance", "kl"), hparams["eps"]
+        return HMOE(*networks, 32, 1, K, embedding_dim=D, eps=eps, load_balance=load, **hidden)
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-intervals-found
 def intervals_found(p: Tensor, interval: Tensor, share: float = 0.95) -> bool:

@@ -161,14 +161,8 @@ def _convolutional_body(info: Architecture, channels: int) -> nn.Module:
     body.set_submodule(info.head, nn.Identity())
     if channels != 3:
         old = body.get_submodule(info.stem)
-        stem = nn.Conv2d(
-            channels,
-            old.out_channels,
-            old.kernel_size,
-            old.stride,
-            old.padding,
-            bias=old.bias is not None,
-        )
+        sizes = old.out_channels, old.kernel_size, old.stride, old.padding
+        stem = nn.Conv2d(channels, *sizes, bias=old.bias is not None)
         if info.title.startswith("resnet"):
             nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
         body.set_submodule(info.stem, stem)

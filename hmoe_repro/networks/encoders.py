@@ -32,12 +32,9 @@ class SmallD2V(Backbone):
         self, channels: int, dim: int = 32, width: int = 32, stride: int = 1, norm: str = "none"
     ):
         super().__init__()
-        self.convolutions = nn.ModuleList(
-            [
-                nn.Conv2d(channels, width, 3, stride, padding=1),
-                nn.Conv2d(width, width, 3, 1, padding=1),
-            ]
-        )
+        inputs = ((channels, stride), (width, 1))
+        layers = (nn.Conv2d(given, width, 3, step, padding=1) for given, step in inputs)
+        self.convolutions = nn.ModuleList(layers)
         self.norms = nn.ModuleList(_norm(norm, width) for _ in self.convolutions)
         self.output = nn.Linear(width, dim)
 
@@ -79,11 +76,8 @@ class ImageD2V(Backbone):
         layers = []
         for i, o in zip((channels, 64, 128), (64, 128, 256)):
             layers += [nn.Conv2d(i, o, 4, stride=2, padding=1), _norm(norm, o), nn.ReLU()]
-        self.layers = nn.Sequential(
-            *layers,
-            *(ResidualBlock(256, norm, block) for _ in range(2)),
-            nn.Conv2d(256, dim, 3, padding=1),
-        )
+        layers += [ResidualBlock(256, norm, block) for _ in range(2)]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(256, dim, 3, padding=1))
 
     def features(self, x):
         return pool(self.layers(x))
@@ -95,12 +89,8 @@ class StyleD2V(Backbone):
 
     def __init__(self, statistics: int, dim: int = 32, width: int = 128):
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.BatchNorm1d(statistics, affine=False),
-            nn.Linear(statistics, width),
-            nn.ReLU(),
-            nn.Linear(width, dim),
-        )
+        hidden = nn.Linear(statistics, width), nn.ReLU(), nn.Linear(width, dim)
+        self.layers = nn.Sequential(nn.BatchNorm1d(statistics, affine=False), *hidden)
 
     def features(self, x):
         return self.layers(x)

@@ -184,20 +184,16 @@ def describe(compared: pd.DataFrame) -> str:
     return text + (f"; {absent} published ones were not repeated." if absent else ".")
 
 # %% ../../nbs/08_report/04_reproduce.ipynb #def-row-names
-_NOT_SETTINGS = {"algorithm", "dataset", "dataset_fingerprint", "test_domains", "trial_seed"}
+_NOT_SETTINGS = "algorithm dataset dataset_fingerprint test_domains trial_seed hparams".split()
 
 
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
     """Run id -> its algorithm, with the settings in which that algorithm's runs differ."""
     frame, names = runs(frame), {}
-    specs = [record["config"] for record in frame.record]
-    settings = [
-        {k: v for k, v in spec.items() if k not in _NOT_SETTINGS | {"hparams"}}
-        | (spec.get("hparams") or {})
-        for spec in specs
-    ]
-    settings = pd.DataFrame(settings, frame.run_id, dtype=object)
-    settings = settings.astype(object).where(settings.notna(), None).map(str)
+    specs = [{**r["config"], **(r["config"].get("hparams") or {})} for r in frame.record]
+    settings = pd.DataFrame(specs, frame.run_id, dtype=object)
+    settings = settings.drop(columns=_NOT_SETTINGS, errors="ignore")
+    settings = settings.where(settings.notna(), None).map(str)
     for algorithm, part in settings.groupby(frame.algorithm.to_numpy(), sort=False):
         varied = part.loc[:, part.nunique() > 1]
         for run_id, row in zip(part.index, varied.to_dict("records")):

@@ -242,9 +242,10 @@ def as_time(seconds: float) -> str:
     return plural(round(seconds / 60), "minute")
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-plan-studies
-def plan_studies(studies: list[str], store: RunStore, records: list[dict], where=()):
-    """A `StudyPlan` for each study, of the runs that `matching` keeps, with times from finished
-    `records`. Raises `HmoeError` for an unknown study, and as `matching`."""
+def plan_studies(studies: list[str], store: RunStore, records: list[dict], where=(), choose=list):
+    """A `StudyPlan` for each study, of what `choose` makes of the runs that `matching` keeps (none
+    where it raises `HmoeError`), with times from finished `records`. Raises `HmoeError` for an
+    unknown study, and as `matching`."""
     planned, rows, known = set(), [], measured_kinds(records)
     found = {study: named_runs(study, store) for study in studies}
     every = {spec.run_id: spec for specs, _ in found.values() for spec in specs or ()}
@@ -254,11 +255,15 @@ def plan_studies(studies: list[str], store: RunStore, records: list[dict], where
             rows.append(StudyPlan(study, None if where else count_runs(study), None, [], why))
             continue
         specs = [spec for spec in specs if spec.run_id in kept]
+        try:
+            specs = choose(specs)
+        except HmoeError as error:
+            specs, why = [], str(error)
         missing = missing_runs([s for s in specs if s.run_id not in planned], store)
         planned |= {spec.run_id for spec in specs}
         expected = [found for spec in missing if (found := estimate(spec, known))]
         seconds, memory = [s for s, _ in expected], max((m for _, m in expected), default=0)
-        rows.append(StudyPlan(study, len(specs), len(missing), seconds, memory=memory))
+        rows.append(StudyPlan(study, len(specs), len(missing), seconds, why, memory))
     return rows
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-plan
@@ -291,12 +296,14 @@ class Plan(NamedTuple):
         return lines
 
 
-def make_plan(studies: list[str], store: RunStore, records: list[dict], device, where=()) -> Plan:
-    """The plan of some studies, or of their runs that `matching` keeps, for 'cpu' or a
-    `torch.device`. Times and memory come from records of the same kind of device. Raises
+def make_plan(
+    studies: list[str], store: RunStore, records: list[dict], device, where=(), choose=list
+) -> Plan:
+    """The plan of some studies, or of what `choose` makes of their runs that `matching` keeps, for
+    'cpu' or a `torch.device`. Times and memory come from records of the same kind of device. Raises
     `HmoeError` as `plan_studies` does."""
     here = {"device": "cpu"} if str(device) == "cpu" else environment(device)
-    rows = plan_studies(studies, store, on_device(records, here), where)
+    rows = plan_studies(studies, store, on_device(records, here), where, choose)
     return Plan(rows, here.get("device_name", "cpu"))
 
 

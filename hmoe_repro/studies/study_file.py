@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -22,7 +21,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, cr
 from ..core.errors import HmoeError, check_choice
 from ..core.files import expanded
 from ..core.search_space import distribution
-from ..core.toml import SettingsFile, open_settings
+from ..core.toml import SettingsFile, open_settings, packaged
 from ..training.run_config import TOY, Checked, Count, Names, RunOptions, Seed, explained
 from ..training.selection import RULES
 from ..training.store import check_study_name
@@ -272,12 +271,10 @@ class Profile:
     reduces: dict = field(default_factory=dict)  # profile, its data sets here, most of a key
 
 
-def _read_profiles() -> dict[str, Profile]:
-    content = tomllib.loads((_FOLDER / "profiles.toml").read_text(encoding="utf-8"))
-    return {name: Profile(**p | {"studies": tuple(p["studies"])}) for name, p in content.items()}
-
-
-PROFILES = _read_profiles()
+PROFILES = {
+    name: Profile(**p | {"studies": tuple(p["studies"])})
+    for name, p in packaged("study_files/profiles.toml").items()
+}
 STUDIES = tuple(f"{p}-{name}" for p, profile in PROFILES.items() for name in profile.studies)
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-kept-file

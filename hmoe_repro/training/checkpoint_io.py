@@ -19,10 +19,15 @@ _NO_DIGEST = b"0" * 64
 
 
 def sealed(tensors: "dict[str, torch.Tensor]", **metadata: str) -> bytes:
-    """The bytes of a safetensors file of `tensors` and `metadata`, with their own SHA-256."""
+    """The bytes of a safetensors file of `tensors` and `metadata`, with their own SHA-256:
+    the same bytes for the same content."""
     from safetensors.torch import save
 
     content = save(tensors, metadata | {"sha256": _NO_DIGEST.decode()})
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:length])  # its metadata are in another order each time
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    content = content[:8] + text.ljust(length - 8) + content[length:]
     before, after = content.split(_SEAL + _NO_DIGEST, 1)
     return before + _SEAL + hashlib.sha256(content).hexdigest().encode() + after
 

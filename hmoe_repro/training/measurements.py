@@ -167,19 +167,11 @@ def measure_clusters(trainer: Trainer) -> tuple[dict, dict]:
     if trainer.algorithm.hparams.get("frozen_stages", 0) not in (0, 1):
         with contextlib.suppress(HmoeError):  # a network that is no chain of stages
             measures["style"] = StyleStatistics(network.frozen, trainer.data.input_shape)
-    found = _collected(
-        trainer, trainer.domains, "out", None, lambda x: {"features": network(x).float()}
-    )
-    with_images = copy.copy(trainer)
+    with_images, which = copy.copy(trainer), (trainer.domains, "out", None)
     if isinstance(trainer.data, PrecomputedDataset):
         with_images.data = trainer.data.images
-    found |= _collected(
-        with_images,
-        trainer.domains,
-        "out",
-        None,
-        lambda x: {name: measure(x) for name, measure in measures.items()},
-    )
+    found = _collected(trainer, *which, lambda x: {"features": network(x).float()})
+    found |= _collected(with_images, *which, lambda x: {n: of(x) for n, of in measures.items()})
     scores = {"split": "out", "step": trainer.step - 1, "clusters": k}
     for name in (*measures, "features"):
         groups, domain = kmeans(found[name].numpy(), k), found["domain"].numpy()

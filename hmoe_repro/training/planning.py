@@ -40,13 +40,6 @@ def data_seed(run: RunOptions) -> int:
     seeds = run.trial_seed, run.hparams_seed
     return protocols.run_seed(run.dataset, run.algorithm, positions, *seeds)
 
-# %% ../../nbs/05_training/07_planning.ipynb #def-known-names
-def _known_names(run: RunOptions) -> RunOptions:
-    """The options with the algorithm of a file or a notebook, and a file's or folder's data,
-    registered by name."""
-    algorithm = algorithm_name(run.algorithm)
-    return run.replace(algorithm=algorithm, dataset=find_dataset(run.dataset))
-
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
 def check_options(run: RunOptions):
     """Raises `HmoeError` for options that exclude each other, or an unknown network."""
@@ -124,20 +117,14 @@ def _build_once(run: RunOptions, data, hparams: dict):
         restore_random_state(before)
     _BUILT.add(key)
 
-
-def _resolved_weights(network: str, weights: str | None) -> str | None:
-    """The name under which weights are kept; None for a network that has none."""
-    if weights is None:
-        return None
-    return resolve_weights(usual_weights(network, weights), network)
-
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     """The configuration of a run, with everything filled in. Raises `HmoeError` naming the valid
     choices."""
     if run.dataset == TOY:
         return make_toy_config(run.steps, run.determinism, **run.hparams)
-    run = _known_names(run)
+    names = {"algorithm": algorithm_name(run.algorithm), "dataset": find_dataset(run.dataset)}
+    run = run.replace(**names)  # those of a file, a notebook or a folder are registered
     check_options(run)
     data = _prepared_data(run, data_dir)
     if DATASETS[run.dataset].kept:
@@ -149,6 +136,8 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     frequency = DATASETS[run.dataset].checkpoint_frequency
     steps, frequency = protocols.protocol_of(run).length(data, hparams.get("batch_size"), frequency)
     network, weights = hparams.pop("network"), hparams.pop("weights", None)
+    if weights is not None:  # a network that has some: the name under which they are kept
+        weights = resolve_weights(usual_weights(network, weights), network)
     cls = get_algorithm(run.algorithm)
     return RunConfig.of(
         **{name: getattr(run, name) for name in RunOptions.model_fields}
@@ -157,7 +146,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
             test_domains=tuple(d for d in data.domain_names if d in run.test_domains),
             hparams=hparams,
             network=network,
-            weights=_resolved_weights(network, weights),
+            weights=weights,
             resolution=data.resolution,
             steps=steps,
             epochs=None,
@@ -191,9 +180,8 @@ def _toy_fingerprint(points: str, seeds) -> str:
     """Twelve hexadecimal digits of the points that the toy's seeds are trained on."""
     drawn = []
     for seed in seeds:
-        x, y = sine_intervals(points, seed)[:2]
-        drawn.append([round(float(v), 6) for v in x.flatten()])
-        drawn.append([round(float(v), 6) for v in y.flatten()])
+        for values in sine_intervals(points, seed)[:2]:
+            drawn.append([round(float(v), 6) for v in values.flatten()])
     return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()[:12]
 
 
@@ -202,12 +190,11 @@ def make_toy_config(steps: int = 20_000, determinism: str = "native", **hparams)
     unknown hyper-parameters."""
     resolved = toy_hparams(hparams)
     seeds = resolved["seeds"]
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
     return RunConfig.of(
         algorithm="HMOE",
         dataset=TOY,
-        dataset_fingerprint=_toy_fingerprint(
-            resolved["points"], range(seeds) if isinstance(seeds, int) else seeds
-        ),
+        dataset_fingerprint=_toy_fingerprint(resolved["points"], seeds),
         hparams=resolved,
         network="mlp",
         resolution=1,

@@ -69,9 +69,7 @@ def domains_with_labels(hparams: dict, domains: list[str]) -> list[str]:
     `HmoeError` for one that is none of the training domains."""
     named = hparams.get("labelled_domains", "")
     told = [name.strip() for name in named.split(",") if name.strip()]
-    return [
-        check_choice(name, domains, "training domain to be labelled") for name in told
-    ] or domains
+    return [check_choice(n, domains, "training domain to be labelled") for n in told] or domains
 
 
 def labelled_images(
