@@ -95,5 +95,6 @@ def test_a_page_over_ten_thousand_records_takes_less_than_thirty_seconds(root, t
     for source in sources[1:]:
         exec(source, names)
     assert len(runs(names["page"].frame)) == 10_000
-    assert "differ" in names["page"].folder.joinpath("digits_table.md").read_text()
-    assert time.process_time() - started < 30
+    assert "625 trial seeds" in names["page"].folder.joinpath("digits_table.md").read_text()
+    taken = time.process_time() - started
+    assert taken < 30, taken
