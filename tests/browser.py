@@ -23,7 +23,7 @@ LOOK = """() => {
     NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode;
-    const kept = node.parentElement.closest("pre, code, script, style, mjx-container");
+    const kept = node.parentElement.closest("pre, code, .sig, script, style, mjx-container");
     const raw = /\\$|\\\\\\(|\\\\\\[/.test(node.data);
     if (raw && !kept) wrong.push(`raw formula: ${node.data.trim()}`);
   }
