@@ -207,8 +207,7 @@ def _drive_ray(todo, hear, jobs: int | None, arguments: tuple, end: float | None
             ray.cancel(told, force=True)
             lock.close()
 
-# %% ../../nbs/06_studies/06_sweep.ipynb #def-sweep
-ENGINES = ("local", "ray")
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-settled
 _KIND = "algorithm algorithm_source dataset network weights precision".split()
 
 
@@ -234,6 +233,9 @@ def _settled(spec: RunConfig, store: RunStore, reason: str) -> tuple[str, str | 
             record = failed_record(spec, folder, reason)
             store.write(record, mine=True)
     return ("complete", None) if record["status"] == "complete" else ("failed", reason)
+
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-sweep
+ENGINES = ("local", "ray")
 
 
 def sweep(
