@@ -96,13 +96,15 @@ def mean_interval(grid: pd.DataFrame, level: float = 0.95) -> Interval:
     interval of Student's t over seeds; test domains are fixed, each has its own variance, degrees
     of freedom by Satterthwaite (1946). The interval and p are NaN where a test domain has one
     seed."""
-    grid = grid.dropna(how="all").dropna(how="all", axis=1).astype(float)
-    n, domains = grid.count(), grid.shape[1]
-    facts = {"seeds": len(grid), "pairs": int(n.sum())}
+    values = grid.to_numpy(float)
+    known = np.isfinite(values)
+    values = values[known.any(axis=1)][:, known.any(axis=0)]
+    n, domains = np.isfinite(values).sum(axis=0), values.shape[1]
+    facts = {"seeds": len(values), "pairs": int(n.sum())}
+    mean = float(np.nanmean(values, axis=0).mean()) if domains else math.nan
     if not domains or n.min() < 2:
-        mean = grid.mean().mean() if domains else math.nan
         return Interval(mean, math.nan, math.nan, math.nan, 0, **facts)
-    mean, v = grid.mean().mean(), grid.var(ddof=1) / n
+    v = np.nanvar(values, axis=0, ddof=1) / n
     if v.sum() < 1e-24:
         return Interval(mean, mean, mean, float(abs(mean) < 1e-12), math.inf, **facts)
     error, freedom = math.sqrt(v.sum()) / domains, v.sum() ** 2 / (v**2 / (n - 1)).sum()
@@ -133,6 +135,9 @@ def holm(p) -> np.ndarray:
     return adjusted
 
 
+_FACTS = "run_id status dataset algorithm mode test_domain trial_seed accuracy".split()
+
+
 def contrasts(
     frame: pd.DataFrame, baseline="ERM", metric: str = "accuracy", without=()
 ) -> pd.DataFrame:
@@ -144,6 +149,7 @@ def contrasts(
     if base["mode"].nunique() > 1:
         raise HmoeError(f"{_said(baseline)} has several modes.", fix="name one, as (name, mode).")
     mine, columns = (base.algorithm.iloc[0], base["mode"].iloc[0]), ["algorithm", "mode"]
+    frame = frame.filter(items=list(dict.fromkeys([*_FACTS, metric])))  # of some hundred
     known = in_table_order(frame[frame.accuracy.notna()].drop_duplicates(columns), columns)
     rows = [row for row in zip(known.algorithm, known["mode"]) if row != mine]
     parts = {r: contrast(frame, r, mine, metric) for r in rows if not {r, r[0]} & {*without}}

@@ -24,17 +24,19 @@ def plan_command(
     data_dir: options.DataDir = None,
 ):
     """Show which runs are missing, and an estimate of their time on this device."""
-    from hmoe_repro.algorithms.from_file import algorithm_name
     from hmoe_repro.core.devices import no_accelerator, resolve_device
     from hmoe_repro.studies import plan as planning
-    from hmoe_repro.studies.search import only_algorithms
     from hmoe_repro.training.store import RunStore
 
     device = "cpu" if device == "auto" and no_accelerator() else device
     device, store = device if device == "cpu" else resolve_device(device), RunStore()
     studies = planning.requested_studies(artefacts, profile, everything)
-    names = [algorithm_name(name) for name in algorithm or ()]
-    choose = partial(only_algorithms, names=names) if names else list
+    choose = list
+    if algorithm:  # what it imports takes a second
+        from hmoe_repro.algorithms.from_file import algorithm_name
+        from hmoe_repro.studies.search import only_algorithms
+
+        choose = partial(only_algorithms, names=[algorithm_name(name) for name in algorithm])
     known = planning.timings(store)
     plan = planning.make_plan(studies, store, known, device, where or (), choose)
     shared = "(a run that two studies share is counted as missing once)"

@@ -160,7 +160,10 @@ def _kinds(table: pd.DataFrame) -> pd.DataFrame:
 
 def _varied(texts: pd.DataFrame) -> list[str]:
     """The columns with different values."""
-    return [name for name in texts if texts[name].nunique(dropna=False) > 1]
+    if not len(texts):
+        return []
+    texts = texts.fillna("")
+    return [*texts.columns[texts.ne(texts.iloc[0]).any()]]
 
 # %% ../../nbs/06_studies/07_search.ipynb #def-check-kind
 def _must_agree(what: str, texts: pd.DataFrame):
