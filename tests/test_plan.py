@@ -388,3 +388,12 @@ def test_ten_thousand_runs_are_planned_in_three_seconds(tmp_path):
     (planned,) = plan_studies([str(tmp_path / "many.toml")], RunStore(tmp_path / "runs"), [])
     assert (planned.runs, planned.missing) == (10_000, 10_000)
     assert time.process_time() - started < 3
+
+
+def test_a_record_of_no_updates_ends_no_plan():
+    from hmoe_repro.studies.plan import measured_kinds
+
+    (record,) = [r for r in load_study("quick-toy") if r["status"] == "complete"][:1]
+    record = record | {"config": record["config"] | {"steps": 0}, "wall_time_s": 3.0}
+    (measured,) = measured_kinds([record]).values()
+    assert measured.seconds == 3

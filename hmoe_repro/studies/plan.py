@@ -84,7 +84,7 @@ def measured_kinds(records: list[dict]) -> dict[tuple, Measured]:
             kinds.setdefault(_kind(record["config"]), []).append(record)
     return {
         kind: Measured(
-            statistics.median(r["wall_time_s"] / r["config"]["steps"] for r in mine),
+            statistics.median(r["wall_time_s"] / max(1, r["config"]["steps"]) for r in mine),
             max((r.get("environment") or {}).get("peak_memory_mb", 0) for r in mine),
         )
         for kind, mine in kinds.items()
