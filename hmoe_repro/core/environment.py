@@ -11,13 +11,17 @@ import hashlib
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 from importlib import metadata, resources
 from pathlib import Path
 
 from .files import repo_root
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 # %% ../../nbs/00_core/05_environment.ipynb #def-versions
 PACKAGES = "torch torchvision timm numpy pandas scikit-learn matplotlib safetensors".split()
@@ -71,7 +75,8 @@ def environment(device="cpu") -> dict:
     device and this process's peak memory (MiB), for a record. No host name, no path."""
     import torch
 
-    device, peak = torch.device(device), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    device = torch.device(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource else 0
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "versions": versions(),

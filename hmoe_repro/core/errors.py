@@ -102,7 +102,8 @@ def time_limit():
     def stop(*_):
         raise TimeLimit(f"still running after {given} s, the limit HMOE_FILE_SECONDS")
 
-    if threading.current_thread() is not threading.main_thread():
+    here = threading.current_thread() is threading.main_thread()
+    if not (here and hasattr(signal, "SIGALRM")):  # Windows has none
         yield
         return
     before, left = signal.signal(signal.SIGALRM, stop), signal.alarm(int(given))
