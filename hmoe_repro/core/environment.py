@@ -18,11 +18,6 @@ from pathlib import Path
 
 from .files import repo_root
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
 # %% ../../nbs/00_core/05_environment.ipynb #def-versions
 PACKAGES = "torch torchvision timm numpy pandas scikit-learn matplotlib safetensors".split()
 
@@ -76,7 +71,12 @@ def environment(device="cpu") -> dict:
     import torch
 
     device = torch.device(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource else 0
+    try:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except ImportError:  # Windows
+        peak = 0
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "versions": versions(),
