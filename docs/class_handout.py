@@ -58,7 +58,7 @@ _ page 2: numbers of this project's records, with 95 % intervals
 ## Three questions
 **1.** A code lies at distances 1, 2 and 2 from three embeddings. What are its gate values, and what becomes of them if all distances are ten times as large?
 **2.** Twelve images, three experts. Give a gate with no entropy loss that is as unbalanced as possible, and one with no load-balance loss that decides nothing. What are the two losses of each?
-**3.** A colleague shows one figure in which the experts match the domains, and an accuracy two points above ERM. Which four numbers do you ask for?
+**3.** A colleague shows one run whose experts match the domains and, in a study of the size above, an accuracy two points above ERM. What follows from the run, and what from the two points?
 """,
 ]
 SYMBOLS = [

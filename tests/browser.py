@@ -27,6 +27,8 @@ LOOK = """() => {
     const raw = /\\$|\\\\\\(|\\\\\\[/.test(node.data);
     if (raw && !kept) wrong.push(`raw formula: ${node.data.trim()}`);
   }
+  for (const e of document.querySelectorAll("mjx-container[display=true]"))
+    if (e.getBoundingClientRect().left < 0) wrong.push(`begins outside: ${e.textContent}`);
   for (const math of document.querySelectorAll(".math"))
     if (!math.querySelector("mjx-container")) wrong.push(`not typeset: ${math.textContent}`);
   for (const cell of document.querySelectorAll("td.number, table.dataframe td")) {
@@ -56,6 +58,26 @@ LONG_LINES = """() => [...document.querySelectorAll(".cell_input pre")].filter(
   pre.textContent.split("\\n").every(line => line.length <= 100)
 ).map(pre => pre.textContent.slice(0, 80))"""
 
+
+# What of a slide's code or output is cut, and what the arrows cover.
+SLIDE = """() => {
+  const slide = Reveal.getCurrentSlide();
+  const cut = [...slide.querySelectorAll("pre, code")].filter(e => e.clientWidth &&
+    (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1));
+  const range = document.createRange(), boxes = [...slide.querySelectorAll("img")];
+  const arrows = [...document.querySelectorAll(".reveal .controls button")]
+    .filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect());
+  const walker = document.createTreeWalker(slide, NodeFilter.SHOW_TEXT);
+  const rects = boxes.map(e => e.getBoundingClientRect());
+  while (walker.nextNode()) {
+    range.selectNodeContents(walker.currentNode);
+    if (walker.currentNode.data.trim()) rects.push(...range.getClientRects());
+  }
+  const covered = rects.filter(box => arrows.some(a => a.left < box.right &&
+    box.left < a.right && a.top < box.bottom && box.top < a.bottom));
+  return [...cut.map(e => `cut: ${e.textContent.slice(0, 60)}`),
+    ...covered.map(box => `below an arrow: ${JSON.stringify(box)}`)];
+}"""
 
 # Texts with too little contrast to the ground behind them (WCAG 2.2, 1.4.3: 4.5, or 3 where they
 # are large), as [ratio, needed, text]; of pictures and hidden or disabled text nothing is said.

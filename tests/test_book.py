@@ -471,7 +471,7 @@ QUESTIONS = {
         "Gating",
         "F.log_softmax(-torch.log(d2 + eps), dim=-1)",
     ),
-    "Does it work?": (["Is it reproduced?", "claims"], "Claims", "Does HMOE find the domains"),
+    "Does it work?": (["Does it work?"], "Claims", "Does HMOE find the domains"),
     "Is Table 5 reproduced?": (["Is it reproduced?"], "Is it reproduced?", "RotatedMNIST"),
     "How do I add an algorithm?": (["How do I add an algorithm?"], "An algorithm", "hmoe sweep"),
     "Can I run it on my own images?": (
@@ -497,7 +497,17 @@ def test_three_clicks_answer_a_question(site, window, question):
     assert answer in window.locator("article").inner_text()
 
 
+def test_the_start_page_begins_with_its_cards(site, window):
+    window.set_viewport_size({"width": 400, "height": 900})
+    browser.opened(window, site / "index.html")
+    cards = window.locator("article .sd-card")
+    assert cards.first.bounding_box()["y"] < 400 and cards.nth(3).bounding_box()["y"] < 900
+    titles = cards.locator(".sd-card-title").all_inner_texts()[:3]
+    assert titles == ["What is HMOE?", "Does it work?", "Where is an equation computed?"]
+
+
 def test_slides_fit_their_page(site, window):
+    window.set_viewport_size({"width": 1280, "height": 800})
     browser.opened(window, site / "slides" / "class.html")
     total = window.evaluate("() => Reveal.getTotalSlides()")
     assert total > 15 and window.locator(".reveal mjx-container").count() > 15
@@ -510,6 +520,7 @@ def test_slides_fit_their_page(site, window):
             "Math.min(i.offsetWidth, i.offsetHeight * i.naturalWidth / i.naturalHeight))"
         )
         assert all(w >= 640 for w in wide), f"slide {number + 1}: {wide} of 1280 pixels wide"
+        assert window.evaluate(browser.SLIDE) == [], f"slide {number + 1}"
     assert not window.complaints
 
 
@@ -653,6 +664,10 @@ def test_the_map_shows_the_image_of_a_code(played):
     assert image.evaluate("c => c.toDataURL()") != before
     runs = place.locator("option").all_inner_texts()
     assert any(": found" in run for run in runs) and any("not found" in run for run in runs)
-    for colour, named in (("class", "digit 9"), ("expert", "expert 3"), ("kmeans", "group 3")):
+    for colour, named in (
+        ("class", "digit 9"),
+        ("expert", "expert 3"),
+        ("kmeans", "k-means group 3"),
+    ):
         place.locator("select").nth(1).select_option(colour)
         assert named in place.locator(".play-legend").inner_text()

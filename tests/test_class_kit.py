@@ -125,6 +125,7 @@ def test_questions_of_the_handout():
     one, none = torch.eye(3)[torch.zeros(12, dtype=torch.long)], torch.full((12, 3), 1 / 3)
     assert entropy_loss(one) == 0 and abs(load_balance_loss(none)) < 1e-6
     assert all(f"= {x:.3f}$" in said for x in (load_balance_loss(one), entropy_loss(none)))
+    assert f"than the {class_handout.numbers()['detectable']} that" in said
     assert class_handout.PAGES[1].split("## Three questions")[1].count("\n**") == 3
 
 

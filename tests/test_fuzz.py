@@ -28,8 +28,9 @@ TEXTS = [
     "/dev/zero", "/proc/self/mem", "=1+1", "x=y=z", "lr=[1]", "\udcff", "1/0", "--", ";", "%s",
 ]  # fmt: skip
 VALUES = [
-    None, True, -1, 1.5, 2**64, 10**30, 1e308, float("nan"), float("inf"), "", "x" * 300, [], [[]],
-    {}, {"a": {"b": []}}, ["a", "a"], [None], "\x1b[2J", "/dev/zero", "all", -0.0, [2**64],
+    None, True, -1, 1.5, 2**64, 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "x" * 300,
+    [], [[]], {},
+    {"a": {"b": []}}, ["a", "a"], [None], "\x1b[2J", "/dev/zero", "all", -0.0, [2**64],
 ]  # fmt: skip
 TRAIN = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch".split()
 TRAIN += "--network small_cnn --steps 1 --seed 7".split()

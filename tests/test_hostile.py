@@ -2,6 +2,7 @@
 traceback, no hang, and nothing of what is finished is lost."""
 
 import gzip
+import importlib
 import io
 import json
 import os
@@ -15,6 +16,8 @@ import warnings
 import pytest
 from commands import hmoe
 
+from hmoe_repro.algorithms import from_file
+from hmoe_repro.apps.own_images import image_files
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError, printable, system_error
 from hmoe_repro.core.toml import line_of
@@ -98,6 +101,7 @@ DAMAGED = {
     "cut": lambda text: text[: len(text) // 2],
     "empty": lambda text: "",
     "bytes": lambda text: "\udcff",
+    "endless": lambda text: changed(text, wall_time_s=10**400),
 }
 
 
@@ -117,17 +121,49 @@ def one_damaged(request, trained, tmp_path):
 
 def test_a_damaged_record_is_named_and_left_out_by_every_command(one_damaged, tmp_path):
     store, bad = one_damaged
-    (tmp_path / "mine.toml").write_text(STUDY.replace("seeds = 1", "seeds = 2"))
+    study = STUDY.replace("seeds = 1", "seeds = 2").replace("checkpoint_frequency = 1\n", "")
+    (tmp_path / "mine.toml").write_text(study)
     done = hmoe("runs", folder=tmp_path)
     assert "1 runs" in done.stdout and bad in told(done, "1 record cannot be read").stderr
     done = hmoe("pack", "all.tar.gz", folder=tmp_path)
     assert done.returncode == 0 and "1 finished" in done.stdout and bad in done.stderr
-    assert hmoe("plan", "mine.toml", folder=tmp_path).returncode == 0
+    done = hmoe("plan", "mine.toml", folder=tmp_path)
+    assert done.returncode == 0 and "inf" not in done.stdout
     assert hmoe("select", folder=tmp_path).returncode == 0
+    done = hmoe("select", "mine.toml", folder=tmp_path)
+    assert done.returncode == 0 and bad in done.stderr, done.stderr
     before = store.record_path(bad).read_bytes()
     with pytest.warns(UserWarning, match=bad):
         assert store.known(bad) is None
     assert store.record_path(bad).read_bytes() == before, "what is damaged is never overwritten"
+
+
+SPECIAL = {
+    "fifo": os.mkfifo,
+    "zero": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "sparse": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 2**36),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", ["record.json", "arrays.safetensors"])
+def test_a_special_file_in_a_run_is_named(kind, name, trained, tmp_path):
+    store = copy_of(trained, tmp_path)
+    path = min(store.folder.glob("*/record.json")).with_name(name)
+    path.unlink(missing_ok=True)
+    SPECIAL[kind](path)
+    if name == "record.json":
+        told(hmoe("runs", folder=tmp_path), "1 record cannot be read", str(path))
+        assert hmoe("plan", folder=tmp_path).returncode == 0
+    else:
+        told(hmoe("pack", "a.tar.gz", folder=tmp_path), str(path))
+    told(hmoe("merge", "runs", HMOE_RUNS=str(tmp_path / "other"), folder=tmp_path), str(path))
+
+
+def test_what_holds_no_run_is_not_merged(tmp_path):
+    images(tmp_path / "im", 1)
+    told(hmoe("merge", "im", folder=tmp_path), "im holds no run")
 
 
 def test_a_sweep_counts_a_damaged_record_as_a_failed_run(trained, tmp_path):
@@ -194,7 +230,7 @@ BAD_STUDIES = {
         "steps = 2\n[hparams.all]\nbatch_size = 10000000\n": "at most 65536",
         "steps = 2\n[search]\ntrials = 100000000\n": "less than or equal to 10000",
         'steps = 2\nprotocol = "dmg"\nsplits = "nowhere"\n': "nowhere",
-        'steps = 2\nprecision = "bf16-compile"\ndeterminism = "portable"\n': "",
+        'steps = 2\nprecisions = ["bf16-compile"]\ndeterminism = "portable"\n': "exclude each",
     },
     'network = "small_cnn"\n': {
         'network = "no_such_net"\n': "no_such_net",
@@ -255,7 +291,7 @@ def test_what_never_ends_is_no_image(special, tmp_path, own_names):
     path = tree(tmp_path) / "a" / "cat" / "x.png"
     os.mkfifo(path) if special == "fifo" else path.symlink_to("/dev/zero")
     done = hmoe("data", "verify", "own", folder=tmp_path)
-    assert done.returncode == 1 and "x.png" in done.stdout
+    assert done.returncode == 1 and "unreadable: a/cat/x.png: " in done.stdout
     train = ("train", "--algorithm", "ERM", "--dataset", "own", "--test-domain", "a")
     told(hmoe(*train, "--network", "image_cnn", "--steps", "1", folder=tmp_path), "x.png")
 
@@ -298,10 +334,13 @@ LABELS = {
     "file,domain\n0.png,x\0\n": "NUL",
     "file,domain\n0.png,x\n0.png,y\n": "two domains of '0.png'",
     "a,b\n1,2\n": "labels.csv",
+    "file,domain\n": "no rows",
+    "file,domain\n0.png\n": "rows of different lengths",
+    "file,domain\n0.png,x,y\n": "rows of different lengths",
 }
 
 
-@pytest.mark.parametrize("text", LABELS, ids=["quote", "nul", "twice", "columns"])
+@pytest.mark.parametrize("text", LABELS, ids=range(len(LABELS)))
 def test_labels_are_read_strictly(text, tmp_path):
     images(tmp_path / "im", 30)
     (tmp_path / "labels.csv").write_text(text)
@@ -316,6 +355,19 @@ def test_no_name_of_a_file_becomes_a_formula_or_moves_the_cursor():
     table = pd.DataFrame({"file": ["=1+1.png", "a.png"], "p": [-0.5, 0.5]})
     assert predictions_csv(table) == b"file,p\n'=1+1.png,-0.5000\na.png,0.5000\n"
     assert printable("a\x1b[2J\nb\udcff") == r"a\x1b[2J\nb\udcff"
+
+
+def test_a_domain_whose_name_moves_the_cursor_is_written_out(tmp_path, own_names):
+    (tree(tmp_path) / "a").rename(tmp_path / "own" / "a\x1b[2J\nb")
+    done = hmoe("data", "verify", "own", folder=tmp_path)
+    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
+    assert r"a\x1b[2J\nb" in done.stdout
+
+
+def test_files_that_are_no_images_are_named(tmp_path):
+    (images(tmp_path / "im", 30) / "x.heic").write_bytes(b"1")
+    with pytest.warns(UserWarning, match="1 file left out, no image.*x.heic"):
+        assert len(image_files(tmp_path / "im")) == 30
 
 
 # -- code of the user's
@@ -336,6 +388,24 @@ def test_a_file_that_never_ends_is_stopped(option, text, tmp_path, monkeypatch, 
     done = hmoe("train", *words, "--test-domain", "sketch", "--steps", "1", folder=tmp_path)
     told(done, "still running after 1 s, the limit HMOE_FILE_SECONDS", "line", "mine.py")
     assert signal.getsignal(signal.SIGALRM).__name__ == "late" and signal.alarm(60) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["__init__", "update", "predict"])
+def test_an_algorithm_of_a_file_that_never_ends_is_a_failed_run(
+    method, tmp_path, monkeypatch, own_names
+):
+    "Its limit is ten times that of an import; here five times."
+    importlib.import_module("torch._dynamo")  # by the first update, which takes seconds
+    (tmp_path / "mine.py").write_text(
+        "from hmoe_repro.algorithms.base import ERM\n\n\nclass Mine(ERM):\n"
+        f"    def {method}(self, *given, **named):\n        while True:\n            pass\n"
+    )
+    monkeypatch.setenv("HMOE_FILE_SECONDS", "1")
+    monkeypatch.setattr(from_file, "UPDATE_LIMIT", 5)
+    done = hmoe("train", "--algorithm", "mine.py:Mine", "--dataset", "DigitDomainsTiny",
+        "--test-domain", "sketch", "--steps", "1", folder=tmp_path)  # fmt: skip
+    told(done, "Mine failed in line", "of mine.py", "after 5 s, 5 times")
 
 
 def test_a_limit_that_is_no_number_is_refused(tmp_path, monkeypatch, own_names):
@@ -371,12 +441,17 @@ def test_a_fifo_is_no_python_file(option, tmp_path, own_names):
         (("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "sketch",
           "--device", "hpu"), "hpu", 1),
         (("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "sketch",
-          "--seed", "18446744073709551616"), "", 1),
+          "--seed", "18446744073709551616"), "less than 4294967296", 1),
         (("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "sketch",
           "--set", "lr=" + "9" * 5000), "lr", 1),
         (("train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "sketch",
           "--n-hparams", "100000000"), "--n-hparams", 2),
         (("predict", ".", "--model", "*"), "'*'", 1),
+        (("predict", ".", "--model", "3f2c*"), "'3f2c*'", 1),
+        (("export", "[0-9]f"), "'[0-9]f'", 1),
+        (("select", "--n-hparams", "1000000000"), "--n-hparams", 2),
+        (("pack", "~nosuchuser/x.tar.gz"), "~nosuchuser", 1),
+        (("selct",), "Did you mean 'select'? Fix:", 2),
         (("unpack", "nowhere.tar.gz"), "nowhere.tar.gz", 1),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,

@@ -179,7 +179,7 @@ def test_nodes_tasks_and_sweeps_may_die(nodes, tmp_path):
     import json
 
     runs, kills, coordinators = COUNTS
-    wanted, store = specs(runs, steps=300), RunStore(tmp_path / "home")
+    wanted, store = specs(runs, max(60, 3600 // runs)), RunStore(tmp_path / "home")
     plan = tmp_path / "specs.json"
     plan.write_text(json.dumps([spec.to_dict() for spec in wanted]))
     command = [sys.executable, "-c", SWEEP, str(plan), str(store.folder)]

@@ -18,6 +18,7 @@ from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
     contrast,
     contrast_table,
+    contrast_text,
     contrasts,
     effect_lines,
     forest_plot,
@@ -105,6 +106,15 @@ def test_each_contrast_has_its_own_variance():
     both = contrasts(study(CORAL=steady, MMD=wild.tolist())).set_index("algorithm")
     np.testing.assert_allclose(both.low["CORAL"], alone)
     assert both.significant["CORAL"].iloc[-1] and not both.significant["MMD"].iloc[-1]
+
+
+def test_seeds_that_agree_are_no_proof_of_a_difference():
+    "Two seeds that differ by the same one image of 100 have no variance to test it with."
+    found = contrasts(study(CORAL=[[1.0, 2.0, 0.0, 3.0]] * 2))
+    assert found[["low", "high", "p"]].isna().sum().tolist() == [4, 4, 4]  # not where it is 0
+    assert found.p[2] == 1 and contrast_text(found.iloc[0]) == "+1.0 (equal in all seeds)"
+    said = accuracy_verdict(study(CORAL=[[1.0, 2.0, 0.0, 3.0]] * 2))
+    assert said.startswith("Not decided: no variance over seeds;") and "none of 1 diff" in said
 
 
 def test_missing_runs_and_one_seed_give_no_interval():

@@ -67,6 +67,7 @@ def shortened(text: str, whole: bool) -> str:
     formulas, lists, quotations, tables and code. Links are words; the heading is the slide's."""
     text = LINK.sub(r"\1", ANCHOR.sub("", text)).strip()
     text = re.sub(r"^#+ .*\n?", "", text, flags=re.M).strip()
+    text = text.replace("Answers are below,", "Answers are in the notebook,")
     kept = re.compile(r">|\$\$|\d\.|```|- |\||[a-z]")
     blocks = enumerate(re.split(r"\n\s*\n", text))
     return "\n\n".join(b for i, b in blocks if whole or not i or kept.match(b))

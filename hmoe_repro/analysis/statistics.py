@@ -143,8 +143,9 @@ def contrasts(
 ) -> pd.DataFrame:
     """`contrast` of every algorithm and mode with `baseline`, in the order of tables: algorithm,
     mode, the columns of `contrast`, `p_holm` (Holm over the averages, and over all single test
-    domains) and `significant` (p_holm under 0.05). `without`: algorithms, or (algorithm, mode), to
-    leave out. `HmoeError` without the baseline, or with nothing but it."""
+    domains) and `significant` (p_holm under 0.05). Seeds that agree on a difference are no test of
+    it: no interval, no p. `without`: algorithms, or (algorithm, mode), to leave out. `HmoeError`
+    without the baseline, or with nothing but it."""
     base = rows_of(frame, baseline)
     if base["mode"].nunique() > 1:
         raise HmoeError(f"{_said(baseline)} has several modes.", fix="name one, as (name, mode).")
@@ -156,6 +157,7 @@ def contrasts(
     if not parts:
         raise HmoeError(f"nothing to compare {_said(baseline)} with: no other row is complete.")
     table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
+    table.loc[np.isinf(table.freedom) & ~(table.p == 1), ["low", "high", "p"]] = np.nan
     average = table.test_domain == "Average"
     adjusted = np.where(average, holm(table.p.where(average)), holm(table.p.mask(average)))
     return table.assign(p_holm=adjusted, significant=adjusted < 0.05)
@@ -179,9 +181,10 @@ def rate_text(successes: int, n: int) -> str:
 
 
 def interval_words(found, form: str = "+.1f") -> str:
-    """The interval of a row or an `Interval` in words: '95 % CI +9.2 to +16.8', or 'one seed'."""
+    """The interval of a row or an `Interval` in words: '95 % CI +9.2 to +16.8', 'one seed' or
+    'equal in all seeds'."""
     if math.isnan(found.low):
-        return "one seed"
+        return "equal in all seeds" if getattr(found, "freedom", 0) else "one seed"
     return f"95 % CI {found.low:{form}} to {found.high:{form}}"
 
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import unicodedata
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import torch
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import expanded, plain_file
 from ..core.seeds import seed_hash
-from ..data.image_folder import IMAGE_SUFFIXES, ImageTree, is_image, walk
+from ..data.image_folder import IMAGE_SUFFIXES, ImageTree, is_image, listed, walk
 from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
@@ -39,7 +40,11 @@ from ..training.store import RunStore
 def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
     `HmoeError` as `walk`."""
-    return sorted(filter(is_image, walk(expanded(folder).absolute())))
+    files = walk(expanded(folder).absolute())
+    if others := sorted(file for file in files if not is_image(file)):
+        said = f"{plural(len(others), 'file')} left out, no image: {listed(others, 3)}"
+        warnings.warn(said, stacklevel=2)
+    return sorted(filter(is_image, files))
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-pool
 @dataclass
@@ -122,6 +127,8 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
         if "\0" in text:
             raise ValueError("it has NUL characters")
         rows = list(csv.DictReader(io.StringIO(text), strict=True))
+        if not rows or any(None in (*row, *row.values()) for row in rows):
+            raise ValueError("no rows, or rows of different lengths")
         table = pd.DataFrame(rows, dtype=str)[["file", "domain"]].fillna("")
         table = table.apply(lambda column: column.str.strip())
     except (OSError, ValueError, KeyError, csv.Error) as error:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYSTEMS', 'SWEEP_TARGETS', 'one_of_each', 'run_systems', 'run_sweep', 'discovered', 'systems_costs', 'systems_table',
-           'read_systems', 'systems_verdict']
+           'systems_verdict']
 
 # %% ../../nbs/09_bench/05_systems.ipynb #imports
 from functools import partial
@@ -22,7 +22,7 @@ from ..analysis.results import runs
 from ..analysis.statistics import contrast, contrast_text, rows_of
 from ..analysis.tables import cell_statistics, cell_text, row_name, run_results
 from .costs import tensor_peak, train
-from .timing import measure, new_record, ratios, read_record, scale_of, targets_of
+from .timing import measure, new_record, ratios, scale_of, targets_of
 from ..core.errors import HmoeError, check_choice
 from ..studies.studies import study_specs
 from ..studies.sweep import Batch
@@ -191,13 +191,6 @@ def _cost_texts(cost: dict) -> pd.DataFrame:
     return pd.DataFrame({name: costs[name].map(text.format) for name, text in _AS_TEXT.items()})
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-systems-verdict
-def read_systems(profile: str, folder: Path) -> dict | None:
-    """The record of `run_systems` for a profile in a folder; None where there is none. `HmoeError`
-    for a damaged one."""
-    path = Path(folder) / f"bench-systems-{profile}.json"
-    return read_record(path, "systems") if path.exists() else None
-
-
 def systems_verdict(frame: pd.DataFrame, cost: dict | None, baseline: str = "ERM") -> list[str]:
     """Sentences: which systems differ from `baseline` (`verdict_lines`), and their relative
     times."""

@@ -33,9 +33,8 @@ COMMANDS = {  # each function `<name>_command` of these modules
 for _name, _command in COMMANDS.items():
     app.command(_name, help=" ".join(_command.__doc__.split()))(_command)
 data_app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_help=True)
-data_app.command("list")(data.data_list_command)
-data_app.command("verify")(data.data_verify_command)
-data_app.command("download")(data.data_download_command)
+for _name in ("list", "verify", "download"):
+    data_app.command(_name)(vars(data)[f"data_{_name}_command"])
 app.add_typer(data_app, name="data")
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
@@ -69,7 +68,7 @@ def main():
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        status, said = 2, f"{error.format_message().rstrip('.')}. Fix: {_HELP}"
+        status, said = 2, f"{error.format_message().rstrip('.')}. Fix: {_HELP}".replace("?.", "?")
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             sys.exit(status)

@@ -9,7 +9,7 @@ __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 from functools import partial
 
 from .options import DataDir, argument, option, print_frame
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
 def data_list_command(folder: DataDir = None):
@@ -28,7 +28,7 @@ def data_list_command(folder: DataDir = None):
 def data_verify_command(
     name: argument(str, "A data set of `hmoe data list`, or a folder <domain>/<class>/<image>."),
     data_dir: DataDir = None,
-    workers: option(int, "Threads; default: one per core.", min=1) = None,
+    workers: option(int, "Threads; default: one per core.", min=1, max=256) = None,
 ):
     """Open and count every file of a data set; for MNIST, compare checksums."""
     from hmoe_repro.core.progress import Progress
@@ -42,7 +42,7 @@ def data_verify_command(
         looking = partial(progress, f"reading the images of {name}", unit="images")
         report = verify.verify_dataset(name, data_dir, workers, looking)
     print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
-    print(*verify.findings(report), *verify.terms(name), sep="\n")
+    print(*map(printable, verify.findings(report)), *verify.terms(name), sep="\n")
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
 

@@ -62,7 +62,7 @@ def argument(kind, help: str, **more):
     return Annotated[kind, typer.Argument(help=help, **more)]
 
 # %% ../../nbs/11_cli/01_options.ipynb #options
-Jobs = option(int, "Concurrent runs; default: one per core, or four on a GPU.", min=1)
+Jobs = option(int, "Concurrent runs; default: one per core, or four on a GPU.", min=1, max=256)
 Device = option(str, "auto, cpu, cuda, cuda:1, mps.")
 DataDir = option(str, "Folder of data sets; default: HMOE_DATA, or data/.", callback=data_folder)
 DomainBed = option(str, "DomainBed's checkout, for domainbed:NAME.", callback=domainbed_folder)
@@ -88,9 +88,10 @@ def print_table(title: str, columns: list[str], rows: list[list]):
     from rich.console import Console
     from rich.table import Table
 
+    columns, *rows = ([printable(str(cell)) for cell in row] for row in (columns, *rows))
     table, terminal = Table(*columns, box=None, pad_edge=False), sys.stdout.isatty()
     for row in rows:
-        table.add_row(*(printable(str(cell)) for cell in row))
+        table.add_row(*row)
     verbatim = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     console = Console(width=None if terminal else 160, force_terminal=terminal, **verbatim)
     console.print(title, style="italic", soft_wrap=True)

@@ -68,7 +68,7 @@ def select_command(
     algorithm: options.OnlyAlgorithms = None,
     dataset: options.OnlyDataset = None,
     rule: option(str, "training-domain, leave-one-domain-out, oracle; or the study's.") = None,
-    n_hparams: option(int, "Only the hyper-parameter trials 0 to N-1; default: all.", min=1) = None,
+    n_hparams: option(int, "Only the trials 0 to N-1; default: all.", min=1, max=10_000) = None,
     study: options.PublishedStudy = None,
     where: options.Where = None,
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,

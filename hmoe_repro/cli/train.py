@@ -48,7 +48,7 @@ def train_command(
         int, "Train the trials 0 to N-1 and select among them.", min=1, max=10_000
     ) = None,
     set_: Settings = None,
-    workers: option(int, "Processes that decode image files ahead.", min=0) = 0,
+    workers: option(int, "Processes that decode image files ahead.", min=0, max=256) = 0,
     device: Device = "auto",
     data_dir: DataDir = None,
     domainbed: DomainBed = None,

@@ -92,21 +92,23 @@ class TimeLimit(BaseException):
 
 
 @contextlib.contextmanager
-def time_limit():
-    """Context manager: raise `TimeLimit` in the code inside after HMOE_FILE_SECONDS (60; 0: never),
-    in the main thread alone. `HmoeError` where that is no whole number below a million."""
+def time_limit(times: int = 1):
+    """Context manager: raise `TimeLimit` in the code inside after `times` HMOE_FILE_SECONDS (60; 0:
+    never), in the main thread alone. `HmoeError` where that is no whole number below a million."""
     given = os.environ.get("HMOE_FILE_SECONDS") or "60"
     if not (given.isdecimal() and len(given) < 7):
         raise HmoeError(f"HMOE_FILE_SECONDS={given} is no number of seconds.", fix="such as 60.")
+    seconds = times * int(given)
 
     def stop(*_):
-        raise TimeLimit(f"still running after {given} s, the limit HMOE_FILE_SECONDS")
+        more = f"{times} times " * (times > 1)
+        raise TimeLimit(f"still running after {seconds} s, {more}the limit HMOE_FILE_SECONDS")
 
     here = threading.current_thread() is threading.main_thread()
     if not (here and hasattr(signal, "SIGALRM")):  # Windows has none
         yield
         return
-    before, left = signal.signal(signal.SIGALRM, stop), signal.alarm(int(given))
+    before, left = signal.signal(signal.SIGALRM, stop), signal.alarm(seconds)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OTHER_FOLDER', 'repo_root', 'expanded', 'data_dir', 'runs_dir', 'results_dir', 'figures_dir', 'ensure_writable',
-           'plain_file', 'write_atomic', 'sha256', 'locked']
+           'plain_file', 'read_bytes', 'write_atomic', 'sha256', 'locked']
 
 # %% ../../nbs/00_core/02_files.ipynb #imports
 import contextlib
@@ -38,8 +38,11 @@ def repo_root() -> Path:
 
 # %% ../../nbs/00_core/02_files.ipynb #def-folder
 def expanded(path) -> Path:
-    """`path` with `~` for the home folder; the `~name` of an unknown user stays as it is."""
-    return Path(os.path.expanduser(path))
+    """`path` with `~` for the home folder. `HmoeError` for the `~name` of an unknown user."""
+    found = Path(os.path.expanduser(path))
+    if found.parts[:1] and found.parts[0][0] == "~" and not Path(found.parts[0]).exists():
+        raise HmoeError(f"{path}: no user has the home folder {found.parts[0]}.", fix="the path.")
+    return found
 
 
 def _folder(variable: str, default: str) -> Path:
@@ -98,6 +101,13 @@ def plain_file(path: Path, verb: str = "write") -> Path:
         kind = "a folder" if path.is_dir() else "no regular file (a device, FIFO or socket)"
         raise HmoeError(f"cannot {verb} {path}: it is {kind}.", fix="the path of a regular file.")
     return path
+
+
+def read_bytes(path: Path, most: int = 2**28) -> bytes:
+    """The content of a file. `HmoeError` as `plain_file`, and for more than `most` bytes."""
+    if (size := plain_file(path, "read").stat().st_size) > most:
+        raise HmoeError(f"{path} has {size:,} bytes, more than {most:,}.", fix="remove that file.")
+    return Path(path).read_bytes()
 
 
 def write_atomic(path: Path, content: str | bytes):

@@ -100,8 +100,10 @@ def walk(root: Path) -> list[str]:
         inside, real, above = waiting.pop()
         seen += 1
         if seen > MOST_FOLDERS or len(above) > MOST_LEVELS:
-            most = f"{MOST_FOLDERS:,} folders, or {MOST_LEVELS} inside each other"
-            raise HmoeError(f"{root} has more than {most}.", fix="links that lead in circles.")
+            most = f"more than {MOST_FOLDERS:,} folders, or {MOST_LEVELS} inside each other"
+            raise HmoeError(
+                f"{root} has {most}.", fix="no links that lead in circles; a folder in it."
+            )
         try:
             entries = list(os.scandir(real))
         except OSError as error:

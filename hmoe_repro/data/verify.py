@@ -33,7 +33,7 @@ def verify_dataset(
         tree = found.tree(filled)
         digests, reasons = examine(tree, workers, on_progress, visit=lambda row, image: None)
         for file, digest, reason in zip(tree.flat, digests, reasons):
-            if reason and digest:
+            if reason and (digest or (found.root / file).exists()):
                 found.unreadable.append((file, reason))
             elif reason:  # a table names it, and it is not there
                 found.missing.append(file)

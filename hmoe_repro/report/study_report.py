@@ -78,11 +78,11 @@ def _asked(study) -> str:
 
 def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], list[str]]:
     """(the records of a study in the runs folder, a line for each run that is missing there).
-    `HmoeError` as `study_specs`, for a damaged record, and if no run is finished."""
+    A damaged record counts as missing. `HmoeError` as `study_specs`, and if no run is finished."""
     study, store = read_study(study), store or RunStore()
     records, missing = [], []
     for spec in study_specs(study):
-        record = store.read(spec.run_id)
+        record = store.known(spec.run_id)
         if record is None:
             missing.append(f"{spec} (run {spec.run_id})")
         else:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import HmoeError, plural
-from ..core.files import ensure_writable, expanded, plain_file, write_atomic
+from ..core.files import ensure_writable, expanded, plain_file, read_bytes, write_atomic
 from ..data.download import DAMAGE, open_tar
 from ..training.store import RunStore, locked_elsewhere, outcome, read_record, run_lock
 
@@ -82,7 +82,7 @@ def pack(
             continue
         for name in _files(folder, states, weights, arrays):
             with contextlib.suppress(FileNotFoundError):  # of a run that just ended
-                files[f"{folder.name}/{name}"] = (folder / name).read_bytes()
+                files[f"{folder.name}/{name}"] = read_bytes(folder / name, MOST_BYTES)
     if not files:
         raise HmoeError(
             f"{store.folder} holds no run to pack.",
@@ -135,7 +135,7 @@ def _folder_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """The files of the runs in a folder of runs, as (name, content)."""
     for folder in sorted(path.glob("?" * 12)):
         for name in _files(folder, True, True, True) if re.fullmatch(_RUN, folder.name) else ():
-            yield f"{folder.name}/{name}", (folder / name).read_bytes()
+            yield f"{folder.name}/{name}", read_bytes(folder / name, MOST_BYTES)
 
 
 def _stage(path: Path, folder: Path) -> list[_Staged]:
@@ -163,6 +163,8 @@ def _stage(path: Path, folder: Path) -> list[_Staged]:
             warnings.warn(f"left out: {error}", stacklevel=2)
         else:
             runs.append(_Staged(of_run, where, known))
+    if not runs:
+        raise HmoeError(f"{path.name} holds no run.", fix="what `hmoe pack` wrote, or runs.")
     return runs
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-unpack

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import statistics
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from ..core.environment import environment, library_hash, versions
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.files import data_dir, ensure_writable, results_dir, write_atomic
+from ..core.files import data_dir, ensure_writable, read_bytes, results_dir, write_atomic
 from ..core.search_space import parse_setting
 from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs, with_settings
@@ -38,9 +39,6 @@ def on_device(records: list[dict], here: dict) -> list[dict]:
     return [r for r, one in zip(records, made) if all(one.get(n) == here[n] for n in names)]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-timings
-_UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-
 def timings(store: RunStore) -> list[dict]:
     """What estimates need of all records in a store and of the published ones: config, status,
     wall_time_s, environment. A damaged record times nothing; it is refused where it is asked for.
@@ -49,13 +47,14 @@ def timings(store: RunStore) -> list[dict]:
     files = [*store.folder.glob("*/record.json"), *results_dir().glob("*.jsonl")]
     found, names = [], ("config", "status", "wall_time_s", "environment")
     for file in sorted(files):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
-            with contextlib.suppress(*_UNREADABLE):
-                read = json.loads(record)
-                kept = {name: read.get(name) for name in names}
-                measured_kinds([kept])  # raises one of them where something is amiss
-                found.append(kept)
+        with contextlib.suppress(HmoeError, OSError):
+            text = read_bytes(file)
+            for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
+                with contextlib.suppress(Exception):  # whatever a damaged record may be
+                    read = json.loads(record)
+                    kept = {name: read.get(name) for name in names}
+                    measured_kinds([kept])  # raises where something is amiss
+                    found += [kept] * math.isfinite(kept["wall_time_s"] or 0)
     return found
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-estimate

@@ -24,7 +24,7 @@ from ..core.errors import HmoeError, plural
 from hmoe_repro.core.files import (
     ensure_writable,
     locked,
-    plain_file,
+    read_bytes,
     runs_dir,
     sha256,
     write_atomic,
@@ -103,7 +103,7 @@ def read_record(path: Path, where: str = "") -> dict:
     another run's or missing."""
     where = where or str(path)
     try:
-        record = json.loads(plain_file(path, "read").read_text())
+        record = json.loads(read_bytes(path))
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
     except (ValueError, RecursionError, OSError) as error:
@@ -199,7 +199,8 @@ class RunStore:
 
     def find(self, prefix: str) -> dict:
         """The one record whose id starts with `prefix`; `HmoeError` if it is not one."""
-        paths = list(self.folder.glob(f"{prefix}*/record.json")) if prefix else []
+        known = re.fullmatch("[0-9a-f]+", prefix)
+        paths = list(self.folder.glob(f"{prefix}*/record.json")) if known else []
         if len(paths) != 1:
             raise HmoeError(
                 f"{len(paths)} runs have an id that starts with {prefix!r} in {self.folder}.",

@@ -342,7 +342,7 @@ function digits(root, data) {
     domain: i => data.domains[run().domain[i]],
     class: i => `digit ${run().class[i]}`,
     expert: i => `expert ${best(run().gates[i]) + 1}`,
-    kmeans: i => i < run().known ? `group ${run().kmeans[i] + 1}` : "",
+    kmeans: i => i < run().known ? `k-means group ${run().kmeans[i] + 1}` : "",
   };
   const factor = {domain: "domain", class: "class", expert: "expert", kmeans: "k-means"};
   const legend = el("p", {class: "play-legend"}), scores = el("p");
@@ -375,12 +375,14 @@ function digits(root, data) {
       else for (const [dx, dy] of [[-5, 4], [5, 4], [0, -6]]) context.lineTo(px + dx, py + dy);
       context.fill();
     });
-    context.fillStyle = "#D62728";
-    for (const [px, py] of run().embeddings)
-      context.fillRect(x(px) - 5, height - y(py) - 5, 10, 10);
-    if (state.at < 0) return;
+    context.fillStyle = "#fff";
     context.strokeStyle = "#000";
     context.lineWidth = 2;
+    for (const [px, py] of run().embeddings) {
+      context.fillRect(x(px) - 6, height - y(py) - 6, 12, 12);
+      context.strokeRect(x(px) - 6, height - y(py) - 6, 12, 12);
+    }
+    if (state.at < 0) return;
     context.beginPath();
     context.arc(...place[state.at], 8, 0, 7);
     context.stroke();
@@ -404,7 +406,7 @@ function digits(root, data) {
   function update() {
     legend.replaceChildren(...Object.entries(colours()).map(([name, colour]) =>
       el("span", {}, el("i", {style: `background: ${colour}`}), name)),
-    el("span", {}, el("i", {style: "background: #D62728"}), "embeddings of the experts"),
+    el("span", {}, el("i", {class: "square"}), "embeddings of the experts"),
     el("span", {}, el("i", {class: "triangle"}), `test domain: ${run().test}`));
     const {domain, class: label, kmeans} = run().nmi;
     scores.textContent = `NMI of experts and domains ${domain.toFixed(2)}; of experts and classes `
