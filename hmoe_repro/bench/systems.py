@@ -76,9 +76,9 @@ def run_systems(rounds: int = 7, scale: str = "quick", say=print) -> dict:
     return record
 
 # %% ../../nbs/09_bench/05_systems.ipynb #def-run-sweep
-def _loop(spec: RunConfig):
-    """The updates and evaluations of a run, and nothing else."""
-    trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
+def _loop(spec: RunConfig, data):
+    """The updates and evaluations of a run on its data, and nothing else."""
+    trainer = Trainer(spec, data, torch.device("cpu"))
     while trainer.step < spec.steps:
         trainer.update()
         if trainer.is_due():
@@ -104,7 +104,8 @@ def run_sweep(rounds: int = 3, scale: str = "full", say=print) -> dict:
         for kind, (count, steps) in size.runs.items():
             how = {"steps": steps, "checkpoint_frequency": steps // 2, "network": "small_cnn"}
             specs = [make_config("ERM", size.data, ["sketch"], s, **how) for s in range(count)]
-            found = measure({(kind, "loop"): partial(_loop, specs[0])}, rounds, say)[0][kind]
+            data = build_dataset(specs[0])
+            found = measure({(kind, "loop"): partial(_loop, specs[0], data)}, rounds, say)[0][kind]
             record["seconds"][kind] = found | {"sweep": [_sweep(specs) for _ in range(rounds)]}
     return record
 
