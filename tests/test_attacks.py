@@ -34,7 +34,8 @@ def tripwire(tmp_path, monkeypatch):
     (folder / "hmoe_tripwire.py").write_text(TRIPWIRE)
     monkeypatch.syspath_prepend(str(folder))
     yield folder / "note.txt"
-    sys.modules.pop("hmoe_tripwire", None)
+    for name in [name for name in sys.modules if name.startswith(("hmoe_tripwire", "hmoe_own_"))]:
+        del sys.modules[name]
 
 
 def spec_of(test="sketch", **options):
@@ -129,3 +130,220 @@ def test_what_a_state_cannot_hold_is_refused_when_it_is_written(tmp_path):
         with pytest.raises(HmoeError, match=r"state\['a'\]\[0\]"):
             save_state(tmp_path / "state", {"a": [value]})
     assert not (tmp_path / "state").exists()
+
+
+# Code that a record, an archive or an exported model names.
+
+
+@pytest.fixture
+def own_store(tmp_path, monkeypatch):
+    "A store that is the folder of runs, as another person's would be."
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    return RunStore(tmp_path / "runs")
+
+
+def record_of(spec):
+    "A whole record of a run, without any training."
+    half = {part: {"default": 0.5} for part in ("in", "out")}
+    names = ("clean", "photo", "sketch", "inverted")
+    chosen = {"step": 0, "validation_accuracy": 0.5, "test_accuracy": 0.5}
+    return {
+        "run_id": spec.run_id,
+        "record_version": 2,
+        "status": "complete",
+        "config": spec.to_dict(),
+        "checkpoints": [{"step": 0, "accuracies": dict.fromkeys(names, half)}],
+        "selected": {"default": chosen},
+        "discovery": None,
+    }
+
+
+def with_weights(spec, store):
+    "A finished run in the store, with weights of the right network; returns its id."
+    from hmoe_repro.training.model import build_algorithm, build_dataset, save_model, selected_path
+
+    plain = spec_of()
+    data = build_dataset(plain)
+    names = {"classes": data.class_names, "domains": ["clean"], "input_shape": [3, 16, 16]}
+    store.path(spec.run_id).mkdir(parents=True)
+    store.write(record_of(spec))
+    path = selected_path(store.path(spec.run_id), "default")
+    save_model(path, build_algorithm(plain, data), names)
+    return spec.run_id
+
+
+def exported_as(spec, run_id, store, folder):
+    "What `hmoe export` writes of a run, put together by hand."
+    folder.mkdir()
+    config = {"record": record_of(spec), "weights": "default"}
+    (folder / "config.json").write_text(json.dumps(config))
+    content = (store.path(run_id) / "selected-default.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+def ways_in(spec, run_id, store, tmp_path):
+    "Everything that reads a record and makes a data set or a model of it, by name."
+    from hmoe_repro.apps.predict import load, load_trained
+    from hmoe_repro.studies.sweep import sweep, train_here
+    from hmoe_repro.training.model import build_algorithm, build_dataset, load_model
+
+    folder, fresh = exported_as(spec, run_id, store, tmp_path / "exported"), tmp_path / "fresh"
+    return {
+        "load_model": lambda: load_model(run_id, store=store),
+        "load_trained": lambda: load_trained(run_id, store=store),
+        "load": lambda: load(folder),
+        "build_dataset": lambda: build_dataset(spec),
+        "build_algorithm": lambda: build_algorithm(spec, build_dataset(spec_of())),
+        "sweep": lambda: sweep([spec], RunStore(fresh), jobs=1),
+        "train_here": lambda: train_here([spec], RunStore(fresh), "cpu"),
+    }
+
+
+DATA_FILES = ("{folder}/evil.py:call", "evil.py:call", "./evil.py:call", "x/../evil.py:call")
+
+
+@pytest.mark.parametrize("text", DATA_FILES)
+def test_a_record_cannot_name_code_as_its_data_set(
+    text, tripwire, own_store, tmp_path, monkeypatch
+):
+    (tripwire.parent / "hmoe_tripwire.py").rename(tripwire.parent / "evil.py")
+    (tripwire.parent / "x").mkdir()
+    (tripwire.parent / "evil.py:call").mkdir()  # a folder, and so the path of a data set
+    monkeypatch.chdir(tripwire.parent)
+    spec = spec_of().replace(
+        dataset=text.format(folder=tripwire.parent), dataset_fingerprint="0" * 12
+    )
+    run_id = with_weights(spec, own_store)
+    ways = ways_in(spec, run_id, own_store, tmp_path)
+    for name in ("load_model", "build_dataset"):
+        with pytest.raises(HmoeError, match="the data set .* of the record"):
+            ways[name]()
+    for name in ("load_trained", "load"):  # need no data set, and so ask for none
+        ways[name]()
+    assert ways["train_here"]()[0]["status"] == "failed"
+    assert not tripwire.exists()
+
+
+@pytest.mark.parametrize("text", ["../..", "/", "/nowhere/x", "..", "~", "a/../b"])
+def test_a_record_cannot_name_a_path_as_its_data_set(text, own_store):
+    from hmoe_repro.training.model import build_dataset
+
+    with pytest.raises(HmoeError, match="of the record"):
+        build_dataset(spec_of().replace(dataset=text, dataset_fingerprint="../../x"))
+
+
+KEPT = """
+import hmoe_tripwire
+from hmoe_repro.algorithms.base import ERM
+class Mine(ERM):
+    pass
+"""
+
+
+def kept_algorithm(store):
+    "A run of an algorithm whose code is kept in the store, as another process left it."
+    from hmoe_repro.core.source import Source, keep
+
+    source = Source(KEPT, {})
+    keep(source, store.folder / "algorithms")
+    return spec_of().replace(algorithm="Mine (mine.py)", algorithm_source=source.key)
+
+
+def test_the_code_kept_in_a_store_runs_only_if_trusted(tripwire, own_store, tmp_path, own_names):
+    from hmoe_repro.training.model import load_model
+
+    spec = kept_algorithm(own_store)
+    run_id = with_weights(spec, own_store)
+    ways = ways_in(spec, run_id, own_store, tmp_path)
+    del ways["build_dataset"]
+    for name, way in ways.items():
+        with pytest.raises(HmoeError, match="code stored with the runs"):
+            print(name, way())
+        assert not tripwire.exists(), name
+    load_model(run_id, store=own_store, trust_code=True)
+    assert tripwire.read_text() == "imported"
+
+
+def test_a_page_of_spectra_runs_no_code_of_a_record(tripwire, own_store, own_names):
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from hmoe_repro.analysis.spectra import _before_training
+
+    names = ["clean", "photo", "sketch", "inverted"]
+    pictures = {"images": np.zeros((4, 3, 16, 16), np.uint8), "domain": np.arange(4)}
+    kept = SimpleNamespace(
+        domain_names=names, class_names=list(range(10)), shown=np.arange(4), **pictures
+    )
+    with pytest.raises(HmoeError, match="code stored with the runs"):
+        _before_training(record_of(kept_algorithm(own_store)), kept)
+    assert not tripwire.exists()
+
+
+@pytest.mark.parametrize("key", ["../evil", "", "0" * 13, "*", "..", "/etc/passwd"])
+def test_the_hash_of_a_source_is_no_path(key, own_store, own_names):
+    from hmoe_repro.algorithms.from_file import restore_algorithm
+
+    (own_store.folder / "algorithms").mkdir(parents=True)
+    (own_store.folder / "evil.py").write_text(KEPT)
+    with pytest.raises(HmoeError, match="not kept here"):
+        restore_algorithm("Mine (mine.py)", key, trust_code=True)
+
+
+def test_a_graph_of_another_process_is_not_unpickled(tmp_path, monkeypatch):
+    from hmoe_repro.apps.export import run_graph
+
+    loaded = []
+    monkeypatch.setattr(torch.export, "load", loaded.append)
+    (tmp_path / "model.pt2").write_bytes(b"PK")
+    with pytest.raises(HmoeError, match="trust_code=True"):
+        run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
+    assert not loaded
+    with pytest.raises(AttributeError):  # what the stand-in returns is no graph
+        run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
+    assert loaded
+
+
+# Where the library runs code that is not its own, and why no file decides it.
+GATES = {
+    "algorithms/__init__.py": {"import_module"},  # names of `algorithms.toml`
+    "algorithms/domainbed_adapter.py": {"import_module"},  # the checkout HMOE_DOMAINBED names
+    "algorithms/from_file.py": {"exec", "compile"},  # a file the user named, or --trust-code
+    "core/warm_kernels.py": {"import_module"},  # modules the launcher names
+    "data/registry.py": {"run_path"},  # a file the user named
+    "networks/pretrained.py": {"torch.load"},  # with weights_only=True
+    "report/gallery.py": {"run_path"},  # the checkout's .ci/readme.py
+    "apps/export.py": {"torch.export.load"},  # a graph of this process, or trust_code=True
+    "analysis/claims.py": {"frame.eval"},  # texts of the library's claims.toml
+    "__init__.py": {"import_module"},  # the library's own names
+}
+BUILT_IN = {"exec", "eval", "compile", "__import__"}
+RUNS_CODE = {"import_module", "run_path", "run_module", "exec_module", "load_module"}
+RUNS_CODE |= {"treespec_loads", "sympify"}
+UNPICKLES = {"torch.load", "torch.export.load", "pickle.load", "pickle.loads", "joblib.load"}
+UNPICKLES |= {"np.load", "numpy.load", "torch.jit.load", "pd.read_pickle", "torch.hub.load"}
+
+
+def test_the_places_that_run_code_are_those_of_the_table():
+    import ast
+    from importlib.resources import files
+
+    package, found = files("hmoe_repro"), {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            full = ast.unparse(node.func)
+            last = full.rpartition(".")[2]
+            called = full if full in UNPICKLES | BUILT_IN else last if last in RUNS_CODE else ""
+            if last == "eval" and full != "eval" and node.args:  # `model.eval()` has none
+                called = "frame.eval"
+            if not called:
+                continue
+            found.setdefault(path.relative_to(package).as_posix(), set()).add(called)
+            if called == "torch.load":
+                given = {word.arg: word.value for word in node.keywords}
+                assert given["weights_only"].value is True
+    assert found == GATES
