@@ -3,13 +3,22 @@
 Each test makes the crafted file itself. `tripwire` is a module that notes its import and its call.
 """
 
+import hashlib
+import io
 import json
+import random
 import sys
+import tarfile
+import tracemalloc
+import zipfile
 
 import pytest
 import torch
 
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data import download
+from hmoe_repro.studies import export_import
+from hmoe_repro.studies.export_import import pack, unpack
 from hmoe_repro.training.checkpoint_io import load_state, save_state, sealed
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -347,3 +356,135 @@ def test_the_places_that_run_code_are_those_of_the_table():
                 given = {word.arg: word.value for word in node.keywords}
                 assert given["weights_only"].value is True
     assert found == GATES
+
+
+# Archives that grow, or say one name twice.
+
+
+def archive_of(path, members, mode="w:gz"):
+    "An archive of (name, content); each with the digest that `hmoe pack` writes."
+    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.pax_headers = {"HMOE.sha256": hashlib.sha256(content).hexdigest()}
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def refused(store, path, said, **options):
+    "Unpacking fails with `said`, in one line, and leaves nothing in the store."
+    with pytest.raises(HmoeError, match=said) as caught:
+        unpack(store, path, **options)
+    assert "\n" not in str(caught.value)
+    assert not list(store.folder.iterdir())
+
+
+ZEROS = bytes(2**20)
+
+
+def test_an_archive_unpacks_to_no_more_than_its_limit(tmp_path, monkeypatch):
+    store = RunStore(tmp_path / "store")
+    files = [(f"{i:012x}/state.safetensors", ZEROS) for i in range(4)]
+    path = archive_of(tmp_path / "bomb.tar.gz", files)
+    assert path.stat().st_size < 2**14
+    refused(store, path, "more than 2,097,152 bytes.*--limit-gib", limit=2 * 2**20)
+    monkeypatch.setattr(download, "LEAST_LIMIT", 3 * 2**20)
+    refused(store, path, "more than 3,145,728 bytes")
+    assert unpack(store, path, limit=5 * 2**20) == "4 runs added, 0 here already"
+
+
+def test_a_large_archive_may_unpack_to_twenty_times_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "LEAST_LIMIT", 2**20)
+    noise = random.Random(0).randbytes(2**20)
+    files = [("0" * 12 + "/state.safetensors", noise)]
+    files += [(f"{i:012x}/state.safetensors", ZEROS) for i in range(1, 12)]
+    path = archive_of(tmp_path / "store.tar.gz", files)
+    assert unpack(RunStore(tmp_path / "store"), path).startswith("12 runs added")
+    files += [(f"{i:012x}/state.safetensors", ZEROS) for i in range(12, 30)]
+    refused(RunStore(tmp_path / "other"), archive_of(path, files), "unpacks to more than")
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
+def test_a_header_is_no_place_for_a_bomb(mode, tmp_path):
+    path = tmp_path / "bomb"
+    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("0" * 12 + "/state.safetensors")
+        member.pax_headers = {"comment": "0" * (3 * 2**20)}
+        archive.addfile(member)
+    refused(RunStore(tmp_path / "store"), path, "a header of 3,1.. ... bytes|a header of 3,")
+
+
+def test_an_archive_is_not_held_in_memory(tmp_path):
+    size = 48 * 2**20
+    files = [("0" * 12 + "/state.safetensors", bytes(size))]
+    path, store = archive_of(tmp_path / "one.tar.gz", files), RunStore(tmp_path / "store")
+    peaks = []
+    for work in (
+        lambda: unpack(store, path),
+        lambda: pack(store, tmp_path / "again.tar.gz"),
+        lambda: unpack(RunStore(tmp_path / "third"), store.folder),
+    ):
+        tracemalloc.start()
+        work()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < size / 4, peaks
+
+
+@pytest.mark.parametrize("second", ["state", "selected-DEFAULT"])
+def test_a_member_that_is_there_twice_is_refused(second, tmp_path):
+    names = ["state", "selected-default", second]
+    files = [("0" * 12 + f"/{name}.safetensors", name.encode()) for name in names]
+    path = archive_of(tmp_path / "twice.tar.gz", files)
+    refused(RunStore(tmp_path / "store"), path, "twice")
+
+
+def sparse_header(name, real):
+    "A member of the old GNU format that says it has `real` bytes and holds none."
+    member = tarfile.TarInfo(name)
+    member.type = tarfile.GNUTYPE_SPARSE
+    block = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    block[483:495] = f"{real:011o}\0".encode()
+    block[148:156] = b" " * 8
+    block[148:156] = f"{sum(block):06o}\0 ".encode()
+    return bytes(block)
+
+
+def test_a_file_with_holes_is_refused(tmp_path):
+    path = tmp_path / "holes.tar"
+    path.write_bytes(sparse_header("0" * 12 + "/state.safetensors", 2**32) + bytes(1024))
+    refused(RunStore(tmp_path / "store"), path, "not an archive of runs")
+
+
+def test_a_record_too_large_to_be_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_import, "MOST_OF_RECORD", 1000)
+    files = [("0" * 12 + "/record.json", b" " * 1001)]
+    path = archive_of(tmp_path / "large.tar.gz", files)
+    refused(RunStore(tmp_path / "store"), path, "1,001 bytes, more than 1,000")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_archives_of_data_sets_have_a_limit_too(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "LEAST_LIMIT", 2**20)
+    path = tmp_path / f"images.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for i in range(3):
+                archive.writestr(str(i), ZEROS)
+    else:
+        archive_of(path, [(str(i), ZEROS) for i in range(3)])
+    with pytest.raises(HmoeError, match="unpacks to .*more than 1,048,576"):
+        download.unpack(path, tmp_path / "target")
+
+
+def test_a_packed_store_is_the_same_archive_byte_by_byte(tmp_path):
+    files = [(f"{i:012x}/state.safetensors", bytes([i]) * 3000) for i in range(3)]
+    store = RunStore(tmp_path / "store")
+    unpack(store, archive_of(tmp_path / "first.tar.gz", files))
+    for name in ("one.tar.gz", "two.tar.gz"):
+        assert pack(store, tmp_path / name).startswith("0 finished or failed and 3 half-done runs")
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
+    with pytest.raises(HmoeError, match="no run to pack"):
+        pack(RunStore(tmp_path / "empty"), tmp_path / "none.tar.gz")
+    assert not (tmp_path / "none.tar.gz").exists()
