@@ -28,7 +28,7 @@ import torch
 from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
 from ..core.errors import HmoeError, TimeLimit, time_limit
-from ..core.files import expanded, runs_dir
+from ..core.files import resolved, runs_dir
 from ..core.source import Source, keep, read_kept, read_source, source_in_main, source_of
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-import-file
@@ -202,7 +202,7 @@ def algorithm_from_file(text: str) -> str:
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
         raise HmoeError(f"{text!r} does not say which algorithm.", fix="path/file.py:Name.")
-    path = expanded(path).resolve()
+    path = resolved(path)
     source = source_of(read_source(path), name, path.parent)
     return _keep(source, path, name).name
 
