@@ -212,6 +212,7 @@ def ways_in(spec, run_id, store, tmp_path):
         "build_algorithm": lambda: build_algorithm(spec, build_dataset(spec_of())),
         "sweep": lambda: sweep([spec], RunStore(fresh), jobs=1),
         "train_here": lambda: train_here([spec], RunStore(fresh), "cpu"),
+        "run": lambda: run(spec, RunStore(fresh)),
     }
 
 
@@ -236,7 +237,7 @@ def test_a_record_cannot_name_code_as_its_data_set(
             ways[name]()
     for name in ("load_trained", "load"):  # need no data set, and so ask for none
         ways[name]()
-    assert ways["train_here"]()[0]["status"] == "failed"
+    assert ways["train_here"]()[0]["status"] == ways["run"]()["status"] == "failed"
     assert not tripwire.exists()
 
 
@@ -272,6 +273,7 @@ def test_the_code_kept_in_a_store_runs_only_if_trusted(tripwire, own_store, tmp_
     run_id = with_weights(spec, own_store)
     ways = ways_in(spec, run_id, own_store, tmp_path)
     del ways["build_dataset"]
+    assert "code stored with the runs" in ways.pop("run")()["reason"]
     for name, way in ways.items():
         with pytest.raises(HmoeError, match="code stored with the runs"):
             print(name, way())
@@ -617,14 +619,22 @@ def test_two_digests_of_one_study_are_refused(tmp_path):
         verify_studies(tmp_path)
 
 
-def test_a_kept_study_file_and_a_list_that_are_no_text_are_one_line(tmp_path):
+STUDY = """title = "x"
+[[runs]]
+algorithms = ["ERM"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["sketch"]
+seeds = 1
+steps = 3
+"""
+
+
+def test_a_kept_study_file_that_is_no_text_is_one_line(tmp_path):
     from hmoe_repro.studies.study_file import kept_file, read_study
 
     (tmp_path / "reports").mkdir()
     study = tmp_path / "mine.toml"
-    study.write_text(
-        'title = "x"\n[[runs]]\nalgorithms = ["ERM"]\ndatasets = ["DigitDomainsTiny"]\nseeds = 1\nsteps = 3\n'
-    )
+    study.write_text(STUDY)
     (tmp_path / "reports" / "mine.toml").write_bytes(b"\xff\xff\n")
     with pytest.raises(HmoeError, match="mine.toml is not UTF-8 text"):
         kept_file(read_study(str(study)), tmp_path / "reports")
