@@ -366,6 +366,19 @@ def test_the_places_that_run_code_are_those_of_the_table():
     assert found == GATES
 
 
+def test_no_page_that_the_library_writes_runs_a_script():
+    "Text of records is on pages, and a browser must not take it for a program."
+    from importlib.resources import files
+
+    pages = list((files("hmoe_repro") / "templates").glob("*.html"))
+    whole = [text for page in pages if "<meta charset" in (text := page.read_text("utf-8"))]
+    assert len(whole) == 3
+    for text in whole:
+        policy = text.partition('"Content-Security-Policy" content="')[2].partition('"')[0]
+        safe = ("script-src 'none'", "default-src 'none'", "{{ policy|safe }}")
+        assert any(words in policy for words in safe) and "<script" not in text
+
+
 # Archives that grow, or say one name twice.
 
 
