@@ -1,10 +1,13 @@
 """Studies as files: the published runs are those the files describe, a mistake names its line, and
 an example goes from file to page."""
 
+import functools
 import json
 import re
 import subprocess
 import sys
+import tomllib
+from datetime import datetime, timezone
 
 import invented
 import pytest
@@ -24,7 +27,7 @@ from hmoe_repro.studies.studies import (
     study_specs,
     with_settings,
 )
-from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
+from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, early_runs, read_study
 from hmoe_repro.training.run_config import RunConfig
 
 PUBLISHED = {}  # profile and first word of a study -> the published studies that begin so
@@ -228,6 +231,127 @@ def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
         study_specs("smoke-toy")
     assert len(made) == 2
+
+
+# Plans
+
+PLAN = """[plan]
+date = 2026-11-27T18:00:00Z
+seeds = [3]
+margin = 1.0
+measure = "accuracy"
+question = "Is HMOE-DN better than ERM?"
+contrast = "HMOE-DN - ERM"
+
+[plan.outcomes]
+supported = "It is."
+contradicted = "It is worse."
+inconclusive = "Nobody knows."
+
+[hparams.all]"""
+
+
+@functools.cache
+def _plan_at(root, commit: str, study: str) -> dict | None:
+    """What a study's file plans in a commit: {} if nothing, None if git does not know the commit.
+    Its words may be corrected later; date, seeds, margin and measure may not."""
+
+    def git(*args):
+        return subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True)
+
+    commit = commit.partition("+")[0]
+    if git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
+        return None
+    shown = git("show", f"{commit}:hmoe_repro/study_files/{study}.toml")
+    plan = {} if shown.returncode else tomllib.loads(shown.stdout).get("plan", {})
+    return {name: plan.get(name) for name in ("date", "seeds", "margin", "measure")}
+
+
+def test_runs_of_a_planned_study_are_finished_after_its_plan(root):
+    """The commit that a run was made from holds the plan, if git knows that commit."""
+    for study in STUDIES:
+        plan, path = read_study(study).plan, results_dir() / f"{study}.jsonl"
+        if plan is None or not path.is_file():
+            continue
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        assert early_runs(plan, records) == [], study
+        now = read_study(study).file.content["plan"]
+        for record in records:
+            if record["config"]["trial_seed"] not in plan.seeds:
+                continue
+            then = _plan_at(root, record["environment"].get("commit") or "", study)
+            assert then is None or then == {name: now[name] for name in then}, record["run_id"]
+
+
+def test_a_plan_is_read_and_renames_no_run(small):
+    before = [spec.run_id for spec in study_specs(small())]
+    path = small(("[hparams.all]", PLAN))
+    plan = read_study(path).plan
+    assert plan.date == datetime(2026, 11, 27, 18, tzinfo=timezone.utc)
+    assert (plan.seeds, plan.margin, plan.measure) == ((3,), 1.0, "accuracy")
+    assert plan.contrast == "HMOE-DN - ERM" and plan.question.endswith("ERM?")
+    assert plan.outcomes.model_dump() == {
+        "supported": "It is.",
+        "contradicted": "It is worse.",
+        "inconclusive": "Nobody knows.",
+    }
+    assert [spec.run_id for spec in study_specs(path)] == before
+    assert read_study(small()).plan is None
+    as_text = PLAN.replace("2026-11-27T18:00:00Z", '"2026-11-27T18:00:00+00:00"')
+    assert read_study(small(("[hparams.all]", as_text))).plan == plan
+
+
+@pytest.mark.parametrize(
+    "right, wrong, line, message",
+    [
+        ("margin = 1.0", "margin = 1.0\nalpha = 0.1", 17, "unknown option 'alpha'"),
+        ("margin = 1.0\n", "", 13, "margin is missing"),
+        ("margin = 1.0", "margin = -1", 16, "margin must be greater than or equal to 0"),
+        ("margin = 1.0", 'margin = "1"', 16, "margin must be a valid number"),
+        ("seeds = [3]\nmargin", "seeds = [4]\nmargin", 15, "unknown trial seed .* 4. Valid: 0, 3"),
+        ("seeds = [3]\nmargin", "seeds = 3\nmargin", 15, "seeds must be a list of different"),
+        ("18:00:00Z", "18:00:00", 14, "date must be a date-time in UTC"),
+        ("18:00:00Z", "18:00:00+01:00", 14, "date must be a date-time in UTC"),
+        ("2026-11-27T18:00:00Z", '"soon"', 14, "date must be a date-time in UTC"),
+        ("2026-11-27T18:00:00Z", "2026-11-27", 14, "date must be a date-time in UTC"),
+        ('measure = "accuracy"', "measure = 1", 17, "measure must be a valid string"),
+        ('supported = "It is."', 'supported = "Yes."\nyes = "1"', 23, "unknown option 'yes'"),
+        ('supported = "It is."\n', "", 21, "supported is missing"),
+        ('supported = "It is."', 'supported = ""', 22, "supported must be"),
+    ],
+)
+def test_a_wrong_plan_names_its_line(small, right, wrong, line, message):
+    assert right in PLAN
+    path = small(("[hparams.all]", PLAN.replace(right, wrong, 1)))
+    with pytest.raises(HmoeError, match=f"line {line}: {message}"):
+        read_study(path)
+
+
+def test_runs_from_before_the_plan_are_found(small):
+    def record(seed, finished):
+        config = {"trial_seed": seed}
+        return {"run_id": f"{seed}-{finished}", "config": config, "finished": finished}
+
+    plan = read_study(small(("[hparams.all]", PLAN))).plan
+    late, early = "2026-11-27T18:00:01+00:00", "2026-11-27T17:59:59+00:00"
+    records = [record(seed, end) for seed in (0, 3) for end in (late, early, "")]
+    assert early_runs(plan, records) == [f"3-{early}", "3-"]
+
+
+def test_a_reduced_study_has_no_plan(monkeypatch):
+    """It has the first of the seeds, and the plan is about all of them."""
+    from hmoe_repro.studies import study_file
+
+    real = study_file.open_settings
+
+    def planned(path, name=""):
+        file = real(path, name)
+        plan = tomllib.loads(PLAN.replace("[3]", "[1, 2]").replace("[hparams.all]", ""))
+        return study_file.SettingsFile(file.name, file.text, file.content | plan, file.folder)
+
+    monkeypatch.setattr(study_file, "open_settings", planned)
+    assert read_study("quick-digits").plan.seeds == (1, 2)
+    assert read_study("smoke-digits").plan is None
 
 
 # A file of one's own
