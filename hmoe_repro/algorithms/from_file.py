@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import keyword
 import linecache
+import re
 import reprlib
 import sys
 import traceback
@@ -268,7 +269,7 @@ def source_hash(cls) -> str | None:
         raise HmoeError(cause, fix="define it in a file, or at the top of a cell.") from None
 
 
-def restore_algorithm(name: str, key: str, trust_code: bool = True):
+def restore_algorithm(name: str, key: str, trust_code: bool = False):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
     available; without `trust_code` also if this process would have to run a kept source."""
     known = get_algorithm(name) if name.startswith(DOMAINBED) else ALGORITHMS.get(name)
@@ -276,7 +277,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = True):
     if known and known_hash == key:
         return known
     kept = _kept_path(key)
-    if not kept.exists():
+    if not re.fullmatch("[0-9a-f]{12}", key) or not kept.exists():
         cause = f"algorithm {name} was made by another source (hash {key}), which is not kept here"
         if known:
             cause += f"; the one known by that name has hash {known_hash}"

@@ -25,7 +25,7 @@ from torch import nn
 from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
-from ..core.files import ensure_writable, expanded, write_atomic
+from ..core.files import ensure_writable, expanded, sha256, write_atomic
 from ..core.style import template
 from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
@@ -199,6 +199,7 @@ def _write_graph(program, path: Path, names: list[str], text: str):
         warnings.simplefilter("ignore")
         if path.suffix == ".pt2":
             torch.export.save(program, path, extra_files={CONFIG_FILE: text})
+            _WRITTEN_HERE.add(sha256(path))
             return
         how = {"input_names": ["images"], "output_names": names, "dynamic_shapes": ANY_BATCH}
         graph = torch.onnx.export(program, dynamo=True, verbose=False, **how)
@@ -206,11 +207,27 @@ def _write_graph(program, path: Path, names: list[str], text: str):
     graph.save(path)
 
 
-def run_graph(path, images: torch.Tensor) -> dict[str, np.ndarray]:
+_WRITTEN_HERE = set()  # SHA-256 of the graphs that this process wrote
+
+
+def _refuse_foreign_graph(path: Path):
+    """`HmoeError` for a .pt2 file that this process did not write: to load it is to run it."""
+    if sha256(path) in _WRITTEN_HERE:
+        return
+    raise HmoeError(
+        f"{path.name} is a graph of PyTorch, which can run any code when it is loaded.",
+        fix="run_graph(..., trust_code=True) if you trust it, or the format onnx or safetensors.",
+    )
+
+
+def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
     """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
-    `export_model` wrote as a graph. `HmoeError` without ONNX Runtime, where it is needed."""
+    `export_model` wrote as a graph. `HmoeError` without ONNX Runtime, where it is needed, and,
+    unless `trust_code`, for a .pt2 file that another process wrote: PyTorch unpickles it."""
     path = Path(path)
     if path.suffix == ".pt2":
+        if not trust_code:
+            _refuse_foreign_graph(path)
         with torch.no_grad():
             outputs = torch.export.load(path).module()(images)
         return {name: value.numpy() for name, value in outputs.items()}

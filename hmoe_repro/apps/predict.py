@@ -90,7 +90,7 @@ def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
     try:
         with safe_open(path, framework="pt") as file:
             names = json.loads(file.metadata()["names"])
-    except (SafetensorError, OSError, TypeError, KeyError, ValueError):
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError):
         what = "are damaged" if path.exists() else "are not here (published records have none)"
         fix = "remove the run's folder and train it again."
         raise HmoeError(f"the weights {path} {what}.", fix=fix) from None
@@ -160,7 +160,7 @@ def load(
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         record, kept = config["record"], config["weights"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         cause = f"the folder {model} has no {CONFIG_FILE} that `hmoe export` wrote."
         raise HmoeError(cause, fix="`hmoe export RUN`, or the id of a run.") from None
     if not (folder / WEIGHTS_FILE).exists():

@@ -147,13 +147,22 @@ def pack_command(
     print(pack(RunStore(), file, states, weights, arrays))
 
 
-def unpack_command(files: argument(list[str], "Archives of `hmoe pack`, or folders of runs.")):
+def unpack_command(
+    files: argument(list[str], "Archives of `hmoe pack`, or folders of runs."),
+    limit_gib: option(
+        float,
+        "GiB that an archive may unpack to; default: 1, or 20 times its size if that is more.",
+        min=0.001,
+        max=1e6,
+    ) = None,
+):
     """Import the runs of archives, and of other folders of runs such as those of shards, into the
     store; if one of them conflicts, nothing is added."""
     from hmoe_repro.studies.export_import import unpack
     from hmoe_repro.training.store import RunStore
 
-    print(unpack(RunStore(), *files))
+    limit = round(limit_gib * 2**30) if limit_gib else None
+    print(unpack(RunStore(), *files, limit=limit))
 
 
 merge_command = unpack_command

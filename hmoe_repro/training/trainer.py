@@ -143,7 +143,7 @@ class Trainer:
         seeds = spec.trial_seed, spec.hparams_seed, spec.restart
         seed = protocols.run_seed(spec.dataset, spec.algorithm, positions, *seeds)
         seed_everything(seed)
-        self.algorithm = build_algorithm(spec, data).to(device).train()
+        self.algorithm = build_algorithm(spec, data, trust_code=True).to(device).train()
         self.data = data = with_precomputed(data, self.algorithm)
         self.evaluation = Evaluation(spec, data, device)
         self.domains, self.splits = self.evaluation.domains, self.evaluation.splits
