@@ -26,7 +26,15 @@ import torch
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import expanded, plain_file
 from ..core.seeds import seed_hash
-from ..data.image_folder import IMAGE_SUFFIXES, ImageTree, is_image, listed, walk
+from hmoe_repro.data.image_folder import (
+    IMAGE_SUFFIXES,
+    ImageTree,
+    format_of,
+    is_image,
+    listed,
+    unsupported_notes,
+    walk,
+)
 from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
@@ -41,7 +49,10 @@ def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
     `HmoeError` as `walk`."""
     files = walk(expanded(folder).absolute())
-    if others := sorted(file for file in files if not is_image(file)):
+    others = sorted(file for file in files if not is_image(file))
+    for note in unsupported_notes(others):
+        warnings.warn(note, stacklevel=2)
+    if others := [file for file in others if format_of(file) is None]:
         said = f"{plural(len(others), 'file')} left out, no image: {listed(others, 3)}"
         warnings.warn(said, stacklevel=2)
     return sorted(filter(is_image, files))
