@@ -29,6 +29,8 @@ from ..core.seeds import seed_hash
 from hmoe_repro.data.image_folder import (
     IMAGE_SUFFIXES,
     ImageTree,
+    check_encoding,
+    check_names,
     format_of,
     is_image,
     listed,
@@ -108,11 +110,14 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     files = image_files(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
+    levels = 0 if level is None else level + 1
+    check_encoding(root.name, {folder for path in paths for folder in path[:-1][:levels]})
     for file, path in zip(files, paths):
         if level is None:
             rows.append((file, UNSORTED, None))
         elif len(path) > level + 1:
             rows.append((file, path[level], path[0] if level else None))
+    check_names(root.name, {(domain, class_name) for _, class_name, domain in rows})
     images = pd.DataFrame(rows, columns=["file", "class", "domain"], dtype=object)
     if len(rows) < len(files):
         notes.append(f"{len(files) - len(rows)} images outside class folders are left out")

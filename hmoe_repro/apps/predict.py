@@ -188,11 +188,18 @@ def _picture(path: Path, model: TrainedModel):
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-look-at-files
 def look_at_files(
-    model: TrainedModel, root, files: list, mode=None, skip=False, on_progress=None, at_once=256
+    model: TrainedModel,
+    root,
+    files: list,
+    mode=None,
+    skip_unreadable=False,
+    on_progress=None,
+    at_once=256,
 ) -> tuple[list[str], dict[str, np.ndarray], list[tuple[str, str]]]:
     """The readable `files` below `root`, the outputs of `TrainedModel.look` for them, and (file,
     reason) of the others. `mode`: of inference; `at_once`: how many files; `on_progress` as
-    `Progress`. `HmoeError` for an unknown mode, and for files that cannot be read unless `skip`."""
+    `Progress`. `HmoeError` for an unknown mode, and for files that cannot be read unless
+    `skip_unreadable`."""
     spec, modes = model.record["config"], model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {spec['algorithm']}")
     kept, unreadable, parts = [], [], []
@@ -206,7 +213,7 @@ def look_at_files(
             parts.append(model.look(torch.from_numpy(np.stack([*pictures.values()])), mode))
         if on_progress:
             on_progress("evaluating all images", start + len(names), len(files), "images")
-    if unreadable and not (skip and parts):
+    if unreadable and not (skip_unreadable and parts):
         named = listed([f"{file} ({why})" for file, why in unreadable], 5)
         cause = f"{len(unreadable)} of {len(files)} images cannot be read: {named}."
         raise HmoeError(cause, fix="copy them again, or leave them out with --skip-unreadable.")
@@ -232,7 +239,7 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
 
 
 def predict_folder(
-    model: TrainedModel, folder, mode: str | None = None, skip: bool = False, on_progress=None
+    model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
     """(file, class, probability, nearest_domain and gate_value of each image below a folder;
     unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
@@ -240,7 +247,9 @@ def predict_folder(
     if not files:
         raise HmoeError(f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another one.")
     root = expanded(folder)
-    files, outputs, unreadable = look_at_files(model, root, files, mode, skip, on_progress)
+    files, outputs, unreadable = look_at_files(
+        model, root, files, mode, skip_unreadable, on_progress
+    )
     return _table(model, files, outputs), unreadable
 
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_LEVELS', 'LEFT_BEHIND', 'LAYOUT', 'SPLITS',
-           'SAMPLE_STYLES', 'ImageTree', 'without', 'extra_formats', 'format_of', 'is_image', 'unsupported_notes',
-           'walk', 'listed', 'Inventory', 'place_of', 'take_inventory', 'check_names', 'check_levels', 'is_domain',
-           'own_inventory', 'scan_tree', 'sample_tree']
+           'SAMPLE_STYLES', 'ImageTree', 'without', 'shared_images', 'shared_notes', 'extra_formats', 'format_of',
+           'is_image', 'unsupported_notes', 'walk', 'listed', 'Inventory', 'place_of', 'check_encoding',
+           'take_inventory', 'check_names', 'check_levels', 'is_domain', 'own_inventory', 'scan_tree', 'sample_tree']
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
@@ -72,6 +72,31 @@ def without(tree: ImageTree, left_out) -> ImageTree:
         labels=of_kept(tree.labels),
         factors={name: of_kept(values) for name, values in tree.factors.items()},
     )
+
+# %% ../../nbs/02_data/04_image_folder.ipynb #def-shared-images
+def shared_images(tree: ImageTree, digests: dict[str, str | None]) -> list[tuple[str, str]]:
+    """Return (file, identical file of a later domain) of an image folder, by the digests of its
+    files."""
+    first, pairs = {}, []
+    for domain, files in zip(tree.domain_names, tree.files):
+        for file in files:
+            digest = digests.get(file)
+            if digest is None:
+                continue
+            home, twin = first.setdefault(digest, (domain, file))
+            if home != domain:
+                pairs.append((twin, file))
+    return pairs
+
+
+def shared_notes(tree: ImageTree, digests: dict[str, str | None]) -> list[str]:
+    """Return a sentence on the images that are in two domains, or none."""
+    pairs = shared_images(tree, digests)
+    if not pairs:
+        return []
+    count = plural(len(pairs), "image is", "images are")
+    names = listed([f"{one} = {other}" for one, other in pairs], 3)
+    return [f"{count} also in another domain, so that a test domain is not unseen: {names}"]
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-extra-formats
 IMAGE_SUFFIXES = tuple(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm .pgm".split())
@@ -222,11 +247,24 @@ def place_of(file: str) -> tuple[str | None, str | None]:
     return parts[0], unicodedata.normalize("NFC", parts[1])
 
 
+def check_encoding(name: str, folders):
+    """`HmoeError` for a data set `name` with a folder whose name is not UTF-8."""
+    for folder in sorted({name, *folders}):
+        try:
+            folder.encode("utf-8")
+        except UnicodeEncodeError:
+            cause = f"the folder name {printable(folder)} is not UTF-8"
+            fix = "rename it; old archives store letters in another encoding."
+            raise HmoeError(f"{printable(name)}: {cause}.", fix=fix) from None
+
+
 def take_inventory(root: Path, name: str, domains=(), classes=(), complete=False) -> Inventory:
     """The images at `root/<domain>/<class>/`. `domains`, `classes`: those of a known data set, else
     those that are found; `complete`: whether every domain must have every class."""
     files = sorted(walk(root), key=lambda file: file.rpartition("/"))  # by folder, then by name
-    table = pd.DataFrame(map(place_of, files), columns=["domain", "class"], dtype=object)
+    places = [place_of(file) for file in files]
+    check_encoding(name, {folder for place in places for folder in place if folder is not None})
+    table = pd.DataFrame(places, columns=["domain", "class"], dtype=object)
     table.insert(0, "file", pd.Series(files, dtype=object))
     table = table[table.domain.isin(list(domains) or table.domain.dropna())]
     domains = list(domains) or sorted(table.domain.unique())
@@ -270,20 +308,13 @@ def _spelled_twice(names, together) -> list[str]:
 
 
 def check_names(name: str, places):
-    """`HmoeError` for a domain or class whose name is not UTF-8, and for two spellings of one.
-    `places`: (domain or None, class) of the images of the data set `name`."""
+    """`HmoeError` for two spellings of one domain or class. `places`: (domain or None, class) of
+    the images of the data set `name`."""
     classes_of = {}
     for domain, class_name in places:
         classes_of.setdefault(domain, set()).add(class_name)
     classes = set().union(*classes_of.values()) if classes_of else set()
     domains = set(classes_of) - {None}
-    for folder in sorted({name} | domains | classes):
-        try:
-            folder.encode("utf-8")
-        except UnicodeEncodeError:
-            cause = f"the folder name {printable(folder)} is not UTF-8"
-            fix = "rename it; old archives store letters in another encoding."
-            raise HmoeError(f"{printable(name)}: {cause}.", fix=fix) from None
     side_by_side = lambda group: any(mine >= set(group) for mine in classes_of.values())
     for what, names, together in (
         ("classes", classes, side_by_side),
@@ -310,6 +341,10 @@ def check_levels(found: Inventory):
     paths = [file.split("/") for file in found.table.file]
     name, root, inside = found.name, found.root, {}
     if not paths or min(map(len, paths)) < 4:
+        if _are_splits(found.domains):
+            found.notes.append(
+                f"{listed(found.domains)} are names of the parts of a split, not of domains"
+            )
         return
     for path in paths:
         inside.setdefault((path[0], path[1]), set()).add(path[2])

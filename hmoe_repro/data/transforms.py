@@ -120,12 +120,13 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of Pillow as upright RGB with 8 bits, scaled as in `to_levels`; `info` holds
-    'reading', if orientation or scale were applied. `Refused` for values that `to_levels` refuses
+    """Return an image of Pillow as upright RGB with 8 bits, scaled as in `to_levels`. `info` has
+    'reading', which names orientation and scale if they were applied, and 'transparent': is a pixel
+    not opaque? `Refused` for values that `to_levels` refuses
     and for an image without a visible pixel; other exceptions are those of the decoder."""
     sixteen = ";16" in str(getattr(image, "tile", ""))  # bits of a file that is not decoded yet
     image.load()
-    turn, reading = _turn(image), []
+    turn, reading, transparent = _turn(image), [], False
     if image.mode == "F" or image.mode.startswith("I"):
         fractions = image.mode == "F"
         levels, stated = _deep_levels(image)
@@ -134,8 +135,10 @@ def as_rgb(image: Image.Image) -> Image.Image:
             reading.append("scaled")
     elif image.has_transparency_data:
         image = image.convert("RGBA") if image.mode in ("La", "RGBa") else image
-        if image.convert("RGBA").getchannel("A").getextrema() == (0, 0):
+        least, most = image.convert("RGBA").getchannel("A").getextrema()
+        if most == 0:
             raise Refused("every pixel is transparent")
+        transparent = least < 255
     try:
         rgb = image.convert("RGB")
     except ValueError:
@@ -145,7 +148,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if turn is not None:
         rgb = rgb.transpose(turn)
         reading.append("upright")
-    rgb.info = {"reading": ", ".join(reading)} if reading else {}
+    rgb.info = {"reading": ", ".join(reading), "transparent": transparent}
     return rgb
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-decode
