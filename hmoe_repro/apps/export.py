@@ -152,6 +152,7 @@ def export_config(model: TrainedModel, mode: str) -> dict:
         "input": {
             "shape": ["batch", 3, run["resolution"], run["resolution"]],
             "resolution": run["resolution"],
+            "orientation": "upright (EXIF applied)",
             "interpolation": (normalised or {}).get("interpolation", "bilinear"),
             "mean": list(MEAN) if normalised else None,
             "std": list(STD) if normalised else None,

@@ -107,6 +107,7 @@ def sweep_command(
     n_hparams: option(int, "Train each run with trials 0 to N-1.", min=1, max=10_000) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
     where: options.Where = None,
+    skip_unreadable: options.SkipUnreadable = False,
     set_: options.Settings = None,
     data_dir: options.DataDir = None,
     domainbed: options.DomainBed = None,
@@ -121,7 +122,8 @@ def sweep_command(
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.store import RunStore
 
-    settings = dict(parse_setting(text) for text in set_ or [])
+    settings = {"unreadable": "skip"} if skip_unreadable else {}
+    settings |= dict(parse_setting(text) for text in set_ or [])
     studies = requested_studies(artefacts, profile, everything)
     specs = runs_of(studies, where or (), settings)
     specs = only_algorithms(specs, algorithm) if algorithm else specs

@@ -28,7 +28,7 @@ from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
 from .base import Domains
 from .cache import cache_root, examine, file_facts, open_cache
-from .image_folder import ImageTree, listed, without
+from .image_folder import ImageTree, listed, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
@@ -203,16 +203,16 @@ class ImageFiles(OneByOne):
     @functools.cached_property
     def kept(self) -> torch.Tensor:
         """Whether each file that was found is used: (N,) bool in flat order. Warns of files that
-        are left out, or refuses them."""
+        are left out, or refuses them, and of images in two domains."""
         reasons = self.ledger[1]
         bad = [f"{file} ({r})" for file, r in zip(self.scanned.flat, reasons) if r]
         if bad and self.options["unreadable"] == "refuse":
             raise HmoeError(
                 f"{self.name}: {len(bad)} of {len(reasons)} images cannot be read: "
                 f"{listed(bad, 5)}.",
-                fix="copy them again, or leave them out with unreadable=skip.",
+                fix="copy them again, or leave them out: --skip-unreadable, or unreadable=skip.",
             )
-        for note in self._left_out():
+        for note in self._left_out() + self._shared():
             warnings.warn(note, stacklevel=2)
         return torch.tensor([reason is None for reason in reasons])
 
@@ -221,11 +221,16 @@ class ImageFiles(OneByOne):
         share = f"{len(bad)} of {len(self.scanned)} images"
         return [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
 
+    def _shared(self) -> list[str]:
+        digests, reasons = self.ledger
+        rows = zip(self.scanned.flat, digests, reasons)
+        return shared_notes(self.scanned, {file: d for file, d, reason in rows if not reason})
+
     @property
     def notes(self) -> list[str]:
-        """What was left out, in sentences."""
+        """What was left out, and which images are in two domains, in sentences."""
         self.kept
-        return self.scanned.notes + self._left_out()
+        return self.scanned.notes + self._left_out() + self._shared()
 
     @functools.cached_property
     def tree(self) -> ImageTree:
