@@ -279,7 +279,7 @@ def _write_weights(model: TrainedModel, path: Path, text: str):
     names["input_shape"] = list(model.algorithm.input_shape)
     whose = {"run": model.record["run_id"], "mode": model.weights}
     save_model(path, model.algorithm, names, **whose, config=text)
-    keep_groups(path.parent, model.group_names, model.grouping)
+    keep_groups(path.parent, model.group_names, model.grouping, model.record["run_id"])
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-export-model
 def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text: str) -> dict:
@@ -340,7 +340,7 @@ def export_model(
             raise HmoeError(cause, fix="another format.")
         os.replace(path, ensure_writable(folder) / name)
     write_atomic(folder / CONFIG_FILE, text)
-    keep_groups(folder, model.group_names, model.grouping)
+    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
     card = model_card(config, folder.name)
     write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
     return folder / name, difference

@@ -127,7 +127,7 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     if algorithm.hparams.get("lambda_d"):  # the first ones have a training domain each
         owned = trained_on[: len(experts)]
         experts[: len(owned)] = owned
-    groups, grouping = kept_groups(path.parent)
+    groups, grouping = kept_groups(path.parent, record["run_id"])
     if groups and grouping is None:  # the experts' own
         experts = groups
     names = data.class_names, experts, weights, trained_on, groups or [], grouping
