@@ -74,6 +74,8 @@ def select_command(
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
+    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.style import csv_text
     from hmoe_repro.report.study_report import selected_tables
     from hmoe_repro.studies.study_file import read_study
 
@@ -87,7 +89,7 @@ def select_command(
     for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
-        chosen.to_csv(output, index=False)
+        write_atomic(output, csv_text(chosen).encode("utf-8", "surrogateescape"))
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(
