@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SEEDS_FOR_MEANS', 'SEEDS_FOR_BOOTSTRAP', 'MARGINS', 'rows_of', 'value_grid', 'paired_values', 'Interval',
            'mean_interval', 'interval_note', 'contrast', 'holm', 'contrasts', 'interquartile_mean', 'sensitivity_line',
-           'margin_of', 'rate', 'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'sentences',
-           'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_plot',
-           'main_effects', 'effect_lines']
+           'margin_of', 'gain_words', 'rate', 'rate_text', 'interval_words', 'interval_text', 'contrast_text',
+           'sentences', 'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table',
+           'forest_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
@@ -232,6 +232,14 @@ def margin_of(unit: str) -> float:
     """The smallest difference that matters in a unit: 1 point of accuracy, 0.05 of a score; NaN
     for shares of runs."""
     return MARGINS.get(unit, 0.05)
+
+
+def gain_words(found, margin: float = MARGINS["points"]) -> str:
+    """'higher', 'lower' or 'undecided', by the interval of a difference; if it lies within the
+    margin, 'too small to matter' in addition. An interval that holds 0 is no proof of equality."""
+    word = "higher" if found.low > 0 else "lower" if found.high < 0 else "undecided"
+    small = -margin < found.low and found.high < margin
+    return f"{word}, too small to matter" if small else word
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-rate
 def rate(successes: int, n: int) -> tuple[float, float, float]:
