@@ -3,6 +3,7 @@
 Each test makes the crafted file itself. `tripwire` is a module that notes its import and its call.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -15,14 +16,17 @@ import zipfile
 import pytest
 import torch
 
+from hmoe_repro.core import environment
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import download
 from hmoe_repro.studies import export_import
 from hmoe_repro.studies.export_import import pack, unpack
+from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.training import run as run_module
 from hmoe_repro.training.checkpoint_io import load_state, save_state, sealed
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.store import RunStore, outcome
 
 SHORT = {"network": "small_cnn", "steps": 7, "checkpoint_frequency": 3}
 HPARAMS = {"batch_size": 8}
@@ -488,3 +492,107 @@ def test_a_packed_store_is_the_same_archive_byte_by_byte(tmp_path):
     with pytest.raises(HmoeError, match="no run to pack"):
         pack(RunStore(tmp_path / "empty"), tmp_path / "none.tar.gz")
     assert not (tmp_path / "none.tar.gz").exists()
+
+
+# A state of other versions.
+
+
+def computed_with(monkeypatch, **others):
+    "Let this process say that it computes with other versions."
+    here = environment.versions()
+    monkeypatch.setattr(run_module, "versions", lambda: here | others)
+
+
+@pytest.mark.parametrize("package", ["torch", "timm", "numpy"])
+def test_a_state_of_other_versions_is_refused_and_names_both(package, tmp_path, monkeypatch):
+    spec, store = spec_of(), RunStore(tmp_path / "runs")
+    computed_with(monkeypatch, **{package: "1.2.3"})
+    path = half_done(spec, store)
+    before = path.read_bytes()
+    computed_with(monkeypatch, **{package: "4.5.6"})
+    with pytest.raises(HmoeError, match="--resume-anyway") as caught:
+        run(spec, store)
+    assert f"{package} 1.2.3" in str(caught.value) and f"{package} 4.5.6" in str(caught.value)
+    assert path.read_bytes() == before and store.read(spec.run_id) is None
+    record = run(spec, store, resume_anyway=True)
+    assert record["resumed"] and f"{package} 1.2.3" in record["environment"]["resumed_from"]
+    alone = run(spec, RunStore(tmp_path / "alone"))
+    assert outcome(record) == outcome(alone) and "resumed_from" not in alone["environment"]
+
+
+def test_all_parts_of_a_run_are_named(tmp_path, monkeypatch):
+    from hmoe_repro.analysis.results import frame_of
+    from hmoe_repro.report.provenance import _environments
+
+    spec, store = spec_of(steps=13), RunStore(tmp_path / "runs")
+    for stop_at, version in ((5, "1.0"), (8, "2.0"), (11, "2.0"), (0, "3.0")):
+        computed_with(monkeypatch, torch=version)
+
+        def stop(step, steps, stop_at=stop_at):
+            if step == stop_at:
+                raise Stop
+
+        with contextlib.suppress(Stop):
+            record = run(spec, store, on_step=stop, resume_anyway=True)
+    said = record["environment"]["resumed_from"]
+    assert [word for word in said.split() if word in ("1.0,", "2.0,", "3.0,")] == ["1.0,", "2.0,"]
+    assert _environments(frame_of([record]))["resumed_from"] == [said]
+
+
+def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_store):
+    import commands
+
+    spec = spec_of()
+    computed_with(monkeypatch, torch="1.0")
+    half_done(spec, own_store)
+    monkeypatch.undo()
+    monkeypatch.setenv("HMOE_RUNS", str(own_store.folder))
+    status, reason = sweep([spec], own_store, jobs=1)[spec.run_id]
+    assert status == "failed" and "torch 1.0" in reason
+    words = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch".split()
+    words += "--network small_cnn --steps 7 --checkpoint-frequency 3 --set batch_size=8".split()
+    done = commands.hmoe(*words, folder=tmp_path)
+    assert done.returncode == 1 and "torch 1.0" in done.stderr
+    done = commands.hmoe(*words, "--resume-anyway", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = own_store.read(spec.run_id)
+    assert record["resumed"] and "torch 1.0" in record["environment"]["resumed_from"]
+
+
+NO_STATES = [
+    [],
+    {"trainer": []},
+    {"spent": float("inf")},
+    {"spent": -1.0},
+    {"spent": "long"},
+    {"parts": []},
+    {"parts": [{"torch": "1"}]},
+    {"parts": ["x"]},
+    {"run": 5},
+    {"library": None},
+]
+
+
+@pytest.mark.parametrize("changes", NO_STATES, ids=str)
+def test_a_tree_that_is_no_state_is_set_aside(changes, tmp_path):
+    path, whole = tmp_path / "state.safetensors", {"trainer": {}, "spent": 1.0, "run": "0" * 12}
+    whole |= {"library": environment.library_hash(), "parts": run_module.parts_with([], "cpu")}
+    save_state(path, whole)
+    assert run_module._saved(path, "0" * 12)["trainer"] == {}
+    save_state(path, whole | changes if isinstance(changes, dict) else changes)
+    with pytest.warns(UserWarning, match="starts again"):
+        assert run_module._saved(path, "0" * 12)["trainer"] is None
+    assert not path.exists()
+
+
+# Names and files that are no text.
+
+
+@pytest.mark.parametrize("name", ["SWAD-" * 3000 + "ERM", "SMA-SWAD-" * 2 + "ERM", "SWAD-" * 5000])
+def test_an_average_of_averages_without_end_is_refused(name):
+    from hmoe_repro.algorithms import get_algorithm
+
+    with pytest.raises(HmoeError) as caught:
+        get_algorithm(name)
+    assert len(str(caught.value)) < 400
+    assert get_algorithm("SWAD-SMA-ERM").name == "SWAD-SMA-ERM"

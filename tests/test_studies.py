@@ -117,11 +117,12 @@ def test_studies_are_whole_and_distinct():
             "-short -single -discovery -choose -search -labels -long -nd "
             "-clusters -adversarial -encoder -linear -scratch-collapse -scratch-classloss "
             "-scratch-dmg -restarts -domains -experts -unequal -power -payoff -payoff-double "
-            "-payoff-long -confirm-masks -confirm-sharing -confirm-erm -confirm-losses"
+            "-payoff-long -confirm-masks -confirm-sharing -confirm-erm -confirm-losses "
+            "-styles -styles-norm -styles-long"
         ).split()
     )
     for study in STUDIES:
-        if study.startswith(("paper-", "mnist-payoff", "mnist-confirm")) or (
+        if study.startswith(("paper-", "mnist-payoff", "mnist-confirm", "mnist-cues")) or (
             study.startswith("mnist-") and study.endswith("-baselines")
         ):
             assert count_runs(study) > 0

@@ -131,8 +131,9 @@ def test_an_undertrained_row_is_compared_and_named():
     table = comparison(frame, "ERM")
     mix = table[(table["mode"] == "mix") & (table.test_domain == "Average")].iloc[0]
     assert mix.difference == pytest.approx(10) and mix.pairs == 18
-    first, caveat = verdict_lines(frame, "ERM")
+    first, stated, caveat = verdict_lines(frame, "ERM")
     assert "HMOE-DN MIX +10.0" in first
+    assert "HMOE-DN MIX − ERM +10.0 (equal in all seeds) points" in stated
     assert caveat.startswith("Undertrained (under 80 %") and "HMOE-DN 50 %" in caveat
     assert verdict_lines(frame[frame.algorithm != "ERM"], "ERM")[0].startswith("No verdict")
 
@@ -140,7 +141,7 @@ def test_an_undertrained_row_is_compared_and_named():
 def test_tables_and_titles():
     table, cells = accuracy_block(whole())
     assert [*table] == ["algorithm", "mode", "+90%", "+80%", "-90%", "Average"]
-    assert table.Average[0] == "70.0 ± 0.5" and len(cells) == 4 * 4
+    assert table.Average[0] == "70.0 ± 0.6" and len(cells) == 4 * 4
     part = whole(domains=("-90%", "+90%"), seeds=(0,))
     assert [*accuracy_table(part)][-1] == "Average of +90%, -90%"
     assert error_words(part).startswith("one seed")

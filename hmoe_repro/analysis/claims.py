@@ -8,7 +8,7 @@ __all__ = ['POINTS', 'RUNS', 'SUPPORTED', 'CONTRADICTED', 'MIXED', 'UNDECIDED', 
            'ClaimResult', 'read_claims', 'run_scores', 'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames',
            'meets', 'chosen', 'contrast_measure', 'mean_measure', 'rate_measure', 'alike_measure',
            'correlation_measure', 'pool', 'evaluate_claim', 'evaluate_claims', 'part_text', 'reason', 'page_link',
-           'claims_table', 'claims_markdown', 'count_line', 'verdicts_table', 'gain_words', 'claims_answer']
+           'claims_table', 'claims_markdown', 'count_line', 'verdicts_table', 'claims_answer']
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #imports
 import functools
@@ -29,8 +29,8 @@ from .masks import mask_runs, own_mask_gain
 from .published import SLOW, TRAINED, undertrained
 from .results import arrays, has_arrays, results, runs, runs_with, study_file
 from hmoe_repro.analysis.statistics import (
-    MARGINS,
     Interval,
+    gain_words,
     margin_of,
     mean_interval,
     rate,
@@ -790,14 +790,6 @@ def verdicts_table(results: list[ClaimResult]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 # %% ../../nbs/07_analysis/13_claims.ipynb #def-answer
-def gain_words(found: Evidence, margin: float = MARGINS[POINTS]) -> str:
-    """'higher', 'lower' or 'undecided', by the interval of a difference; if it lies within the
-    margin, 'too small to matter' in addition."""
-    word = "higher" if found.low > 0 else "lower" if found.high < 0 else "undecided"
-    small = -margin < found.low and found.high < margin
-    return f"{word}, too small to matter" if small else word
-
-
 def _bracketed(found: Evidence) -> str:
     return f"({found.text().replace('(', '[').replace(')', ']')})"
 

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SEEDS_FOR_MEANS', 'SEEDS_FOR_BOOTSTRAP', 'MARGINS', 'rows_of', 'value_grid', 'paired_values', 'Interval',
            'mean_interval', 'interval_note', 'contrast', 'holm', 'contrasts', 'interquartile_mean', 'sensitivity_line',
-           'margin_of', 'rate', 'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'sentences',
-           'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_plot',
-           'main_effects', 'effect_lines']
+           'margin_of', 'gain_words', 'rate', 'rate_text', 'interval_words', 'interval_text', 'contrast_text',
+           'sentences', 'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table',
+           'forest_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
@@ -21,7 +21,7 @@ from scipy import optimize, stats
 from .results import mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.style import template
+from ..core.style import escape_math, template
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
 def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
@@ -233,6 +233,14 @@ def margin_of(unit: str) -> float:
     for shares of runs."""
     return MARGINS.get(unit, 0.05)
 
+
+def gain_words(found, margin: float = MARGINS["points"]) -> str:
+    """'higher', 'lower' or 'undecided', by the interval of a difference; if it lies within the
+    margin, 'too small to matter' in addition. An interval that holds 0 is no proof of equality."""
+    word = "higher" if found.low > 0 else "lower" if found.high < 0 else "undecided"
+    small = -margin < found.low and found.high < margin
+    return f"{word}, too small to matter" if small else word
+
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-rate
 def rate(successes: int, n: int) -> tuple[float, float, float]:
     """A rate, 0 to 1, with the low and high end of its exact 95 % interval (Clopper and Pearson,
@@ -393,9 +401,10 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
     import seaborn as sns  # half a second, for pictures alone
 
     rows = list(zip(table.algorithm, table["mode"]))
-    names = [row_name(*row) + " †" * (row in set(undertrained)) for row in rows]
+    names = [escape_math(row_name(*row)) + " †" * (row in set(undertrained)) for row in rows]
     order = list(dict.fromkeys(names))
-    table = table.assign(at=[order.index(name) for name in names])
+    domains = table.test_domain.map(escape_math)
+    table = table.assign(at=[order.index(name) for name in names], test_domain=domains)
     ends = table[table.test_domain == "Average"][["difference", "low", "high"]].abs().max(axis=1)
     limit = max(1.0, min(ends.max(), 2 * ends.quantile(0.8)))
     limit = max(limit, 1.2 * table.difference.abs().quantile(0.9))

@@ -12,6 +12,7 @@ import csv
 import importlib.util
 import io
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -150,6 +151,7 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
     except (OSError, ValueError, KeyError, csv.Error) as error:
         fix = "a CSV file in UTF-8: a line `file,domain`, then one for each image of known origin."
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
+    table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)  # `csv_text`
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
     domains = table[table.domain != ""].groupby("file").domain.nunique()
     if len(twice := domains[domains > 1]):

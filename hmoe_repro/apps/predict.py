@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from .own_images import image_files
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import expanded
+from ..core.style import csv_text
 from ..data.base import Domains, as_input
 from ..data.feature_groups import FeatureGroups, kept_groups
 from ..data.image_folder import IMAGE_SUFFIXES, listed
@@ -241,12 +242,13 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
-    """(file, class, probability, nearest_domain and gate_value of each image below a folder;
-    unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
-    files = image_files(folder)
+    """(file, class, probability, nearest_domain and gate_value of each image below a folder, or of
+    one image file; unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
+    root = expanded(folder)
+    files = [root.name] if root.is_file() else image_files(folder)
     if not files:
         raise HmoeError(f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another one.")
-    root = expanded(folder)
+    root = root.parent if root.is_file() else root
     files, outputs, unreadable = look_at_files(
         model, root, files, mode, skip_unreadable, on_progress
     )
@@ -254,13 +256,9 @@ def predict_folder(
 
 
 def predictions_csv(table: pd.DataFrame) -> bytes:
-    """A table as CSV in UTF-8; bytes of file names that are not valid UTF-8 are unchanged. A text
-    that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""
-    texts = table.select_dtypes(["object", "string"])
-    safe = texts.apply(lambda column: column.str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True))
-    table = table.assign(**safe)
-    text = table.to_csv(index=False, float_format="%.4f", lineterminator="\n")
-    return text.encode("utf-8", "surrogateescape")
+    """A table as `csv_text` in UTF-8; bytes of file names that are not valid UTF-8 are
+    unchanged."""
+    return csv_text(table, "%.4f").encode("utf-8", "surrogateescape")
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-predict-images
 def _as_image(image) -> Image.Image:

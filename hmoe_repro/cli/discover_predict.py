@@ -77,7 +77,7 @@ def discover_command(
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
-    folder: argument(str, "Any folder of images; subfolders are searched."),
+    folder: argument(str, "Any folder of images; subfolders are searched. Or one image file."),
     model: option(str, "Run (`hmoe runs` lists them), or a folder that `hmoe export` wrote."),
     output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
     weights: option(str, "last, or the inference mode that selected them; default: last.") = None,

@@ -60,6 +60,7 @@ def reproduce_command(
     fresh: option(bool, "Discard these runs, and train all of them again.", "--fresh") = False,
     data_dir: options.DataDir = None,
     log: options.Log = None,
+    resume_anyway: options.ResumeAnyway = False,
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
     of named artefacts or a profile, train what is missing."""
@@ -112,6 +113,7 @@ def sweep_command(
     data_dir: options.DataDir = None,
     domainbed: options.DomainBed = None,
     log: options.Log = None,
+    resume_anyway: options.ResumeAnyway = False,
 ):
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""

@@ -14,6 +14,7 @@ from hmoe_repro.cli.options import (
     Device,
     DomainBed,
     Log,
+    ResumeAnyway,
     Settings,
     SkipUnreadable,
     argument,
@@ -55,6 +56,7 @@ def train_command(
     data_dir: DataDir = None,
     domainbed: DomainBed = None,
     log: Log = None,
+    resume_anyway: ResumeAnyway = False,
     **options,
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and

@@ -25,13 +25,7 @@ from ..core.files import ensure_writable, expanded, plain_file, runs_dir, write_
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
-from hmoe_repro.data.digits import (
-    MORE_STYLES,
-    STYLES,
-    digit_domains,
-    digit_styles,
-    withheld_digits,
-)
+from .digits import MORE_STYLES, STYLES, digit_domains, digit_styles, withheld_digits
 from .image_folder import ImageTree, scan_tree
 from .loader import ImageDataset
 

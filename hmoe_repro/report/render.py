@@ -45,7 +45,7 @@ def check_rendering(names=()):
     """`HmoeError`, before hours of training, where the pages `names` could not be rendered."""
     for package in ("papermill", "ipykernel"):
         if util.find_spec(package) is None:
-            fix = "pip install 'hmoe_repro[notebooks]'; `hmoe sweep` trains without it."
+            fix = "pip install papermill ipykernel; `hmoe sweep` trains without them."
             raise HmoeError(f"{package}, with which pages are rendered, is not installed.", fix=fix)
     for name in names:
         paper_notebook(name)

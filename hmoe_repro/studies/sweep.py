@@ -28,7 +28,7 @@ from ..core.environment import git_commit
 from ..core.errors import HmoeError, check_choice, first_line, plural
 from ..core.files import ensure_writable
 from ..core.loggers import listen
-from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount
+from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
 from .plan import JOBS_ON_GPU, default_jobs, missing_runs
 from .worker import LOCKED, Home, lost, run_away, serve_runs
 from ..training.planning import resolve
@@ -127,8 +127,7 @@ def _connect_ray(jobs: int | None):
         import ray
     except ImportError:
         raise HmoeError(
-            "Ray is not installed.",
-            fix="pip install -c constraints.txt -e '.[ray]', or use --engine local.",
+            "Ray is not installed.", fix="pip install 'hmoe_repro[ray]', or --engine local."
         ) from None
     if ray.is_initialized():
         return ray
@@ -348,8 +347,10 @@ class RunDisplay:
                 self.last_said = now
                 steps = [f"{run} {amount(*done)}" for run, done in self.running.items()]
                 part = self.ended + sum(done / most for done, most in self.running.values())
-                left = (now - min(self.started.values())) * (self.total / part - 1) if part else 0
-                said = f"{'; '.join(steps)} updates, about {left:.0f} s left in all"
+                spent = now - min(self.started.values())
+                begun = self.ended + len(self.running)
+                left = time_left(spent, part, begun) and time_left(spent, part, self.total, 0)
+                said = f"{'; '.join(steps)} updates{left and f'{left} in all'}"
                 self.progress.say(f"[{self.ended}/{self.total}] {said}")
         self._bar("all runs", self.ended, self.total, "runs")
 
