@@ -64,7 +64,7 @@ def titled(page: str, text: str, module: str) -> str:
         title, _, rest = text.partition("\n")
         text = f"# {data_title(title[2:], ROOT / page)}\n{rest}"
         run = f"hmoe figures {Path(page).stem} --profile {page.split('/')[1]}"
-    line = note("runline", f"{source}run it here: `.venv/bin/{run}` ([install](/install.md))")
+    line = note("runline", f"{source}run it here: `.venv/bin/{run}` ([install](/docs/install.md))")
     head = re.match(r"# [^\n]*\n(?:\n*>[^\n]*(?:\n|$))*", text)
     return text[: head.end()] + line + text[head.end() :]
 
