@@ -236,3 +236,57 @@ def test_workers_of_a_sweep_import_the_checkout(checkout, tmp_path):
     call = ["sweep", "digits_table", "--profile", "smoke", *names, "--domainbed", checkout]
     said = hmoe_process(*call, "--device", "cpu", folder=tmp_path)
     assert said.returncode == 0 and " 0 failed" in said.stdout, said.stdout + said.stderr
+
+
+# What decides its numbers besides the code of the package
+
+
+def again():
+    "As in a new process."
+    from hmoe_repro.algorithms.base import ALGORITHMS
+
+    forget()
+    for name in [name for name in ALGORITHMS if name.startswith("domainbed:")]:
+        del ALGORITHMS[name]
+
+
+def test_modules_that_the_checkout_imports_are_part_of_the_hash(checkout):
+    algorithms = checkout / "domainbed" / "algorithms.py"
+    text = algorithms.read_text()
+    imports = "import beside_the_package\nfrom domainbed import datasets\n"
+    algorithms.write_text(text + imports)
+    keys = []
+    for beside, inside in ((1, 1), (2, 1), (2, 2)):
+        (checkout / "beside_the_package.py").write_text(f"x = {beside}")
+        (checkout / "domainbed" / "datasets.py").write_text(f"y = {inside}")
+        again()
+        sys.modules.pop("beside_the_package", None)
+        keys.append(config("ERM").algorithm_source)
+    del sys.modules["beside_the_package"]
+    assert len({*keys}) == 3
+
+
+def test_a_file_that_a_class_of_the_checkout_reads_is_declared_or_refused(checkout, tmp_path):
+    algorithms, table = checkout / "domainbed" / "algorithms.py", checkout / "table.txt"
+    reads = "\n\nclass Reads(ERM):\n    def update(self, minibatches, unlabeled=None):\n"
+    reads += "        self.read = float(open(PATH).read())\n"
+    reads += "        return super().update(minibatches, unlabeled)\n"
+    text = algorithms.read_text() + reads
+    algorithms.write_text(text.replace("PATH", repr(str(table))))
+    table.write_text("1")
+    again()
+    record = run(config("Reads"), RunStore(tmp_path / "a"))
+    assert 'files = {"table": "table.txt"} to the class' in record["reason"]
+    declared = "class Reads(ERM):\n    files = {'table': 'table.txt'}"
+    text = text.replace("class Reads(ERM):", declared).replace("PATH", "self.files['table']")
+    algorithms.write_text(text)
+    again()
+    first = config("Reads")
+    assert run(first, RunStore(tmp_path / "a"))["status"] == "complete"
+    table.write_text("2")
+    again()
+    assert config("Reads").run_id != first.run_id
+    table.unlink()
+    again()
+    with pytest.raises(HmoeError, match="declares 'table', and .*table.txt is no file"):
+        config("Reads")

@@ -22,12 +22,15 @@ from hmoe_repro.algorithms.from_file import (
     source_hash,
 )
 from hmoe_repro.core import source
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import ensure_writable
 from hmoe_repro.core.outside_code import difference
 from hmoe_repro.core.source import read_kept, source_of
+from hmoe_repro.studies.worker import Home, run_away
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.store import RunStore, outcome
 
 SHAPE = ((3, 16, 16), 4, 3, {"network": "small_cnn"})
 
@@ -386,6 +389,26 @@ def test_a_declaration_that_cannot_hold_is_refused(place, line, said):
     text = TEACHER.replace('files = {"teacher": "weights/teacher.pt"}', line)
     with pytest.raises(HmoeError, match=said):
         enter(write(place / "mine.py", text))
+
+
+def test_code_and_files_travel_to_a_machine_that_shares_no_folder(place, monkeypatch):
+    "As on a cluster: the node has neither the file, nor what it imports, nor the teacher."
+    text = TEACHER.replace("import torch\n", "import torch\nfrom beside import twice\n")
+    text = text.replace("self.teacher.mean()", "twice(self.teacher.mean())")
+    write(place / "beside.py", "def twice(x): return 2 * x")
+    path = write(place / "mine.py", text)
+    teach(place, 7.0)
+    spec, home = config(path), Home(place / "runs")
+    ensure_writable(home.folder / spec.run_id)
+    expected = run(spec, RunStore(place / "local"))
+    for file in (path, place / "beside.py", place / "weights" / "teacher.pt"):
+        file.unlink()
+    forget()
+    monkeypatch.setenv("HMOE_RUNS", str(place / "node"))
+    told = lambda name, *what: getattr(home, name)(*what)  # noqa: E731
+    ended = run_away(told, spec.to_dict(), "cpu", None, CONFIG.to_json())
+    assert ended == ("complete", None)
+    assert outcome(RunStore(place / "runs").read(spec.run_id)) == outcome(expected)
 
 
 def test_a_manifest_that_was_changed_is_no_kept_source(place):

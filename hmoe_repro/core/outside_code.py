@@ -29,6 +29,7 @@ class Watched:
     file: str  # as the user calls it, 'mine.py'
     declared: dict[str, str]  # real path -> SHA-256 of files that it may read
     folder: Path | None = None  # from which it declares files
+    modules: bool = False  # may it import the user's modules, which are counted otherwise?
     written: set[str] = field(default_factory=set)
     refused: list[HmoeError] = field(default_factory=list)
 
@@ -76,6 +77,8 @@ def _is_free(path: str, watched: Watched) -> bool:
     if path in watched.written or is_installed(path) or "torchinductor_" in path:
         return True
     if path in watched.declared and digest_of(Path(path)) == watched.declared[path]:
+        return True
+    if watched.modules and path.endswith(_MODULES):
         return True
     kept = any(path == f"{code}.py" or path.startswith(code + os.sep) for code in _WATCHED)
     real = Path(path)
@@ -150,13 +153,22 @@ def _install():
     sys.addaudithook(_hook)
 
 
-def watch(kept: Path, file: str, declared: dict[str, str], folder: Path | None = None):
+def watch(
+    kept: Path,
+    file: str,
+    declared: dict[str, str],
+    folder: Path | None = None,
+    modules: bool = False,
+):
     """From now on let the code of `file` that is kept at `kept`, and in the folder of that name,
-    read no files but those `declared`, path -> SHA-256. `folder`: from which it declares them."""
+    read no files but those `declared`, path -> SHA-256. `folder`: from which it declares them;
+    `modules`: it may also import modules of the user's."""
     _install()
     code = os.path.splitext(str(kept))[0]
     real = {os.path.realpath(path): digest for path, digest in declared.items()}
-    _WATCHED[code] = Watched(file, real, folder)
+    watched = _WATCHED.setdefault(code, Watched(file, {}, folder))
+    watched.declared.update(real)
+    watched.modules, watched.refused = modules, []
 
 
 def check_reads(kept: Path):

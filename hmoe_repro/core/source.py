@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_MODULES', 'MOST_CARRIED', 'DeclaredFile', 'Source', 'is_installed', 'read_source', 'digest_of', 'source_of',
-           'source_in_main', 'keep', 'read_kept', 'kept_files']
+           'source_in_main', 'keep', 'read_kept', 'kept_files', 'packed_source', 'unpack_source']
 
 # %% ../../nbs/00_core/13_source.ipynb #imports
 import ast
@@ -213,14 +213,14 @@ def _is_quiet_in_class(node, known: dict[str, str]) -> bool:
     if isinstance(node, _DEFINITIONS[:2]):
         return node.name not in _HOOKS and _is_quiet_function(node, known)
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        display = isinstance(node.value, _DISPLAYS) or _is_plain_sum(node.value, known)
-        return _is_quiet_assignment(node, known) and display
+        return _is_quiet_assignment(node, known) and _is_class_value(node.value, known)
     return isinstance(node, ast.Pass) or _is_docstring(node)
 
 
-def _is_plain_sum(node, known: dict[str, str]) -> bool:
-    """Is the value of an assignment none, an operation or a plain expression?"""
-    return node is None or isinstance(node, ast.BinOp) or _is_plain(node, known)
+def _is_class_value(node, known: dict[str, str]) -> bool:
+    """Is a value in the body of a class no object of the file, which could have hooks?"""
+    built_in = node is None or isinstance(node, (*_DISPLAYS, ast.BinOp))
+    return built_in or _is_plain(node, known)
 
 
 def _is_quiet_assignment(node, known: dict[str, str]) -> bool:
@@ -401,7 +401,7 @@ def _last_cells(cells: Iterable[str]) -> str:
             kept.append(text)
     return "\n".join(kept)
 
-# %% ../../nbs/00_core/13_source.ipynb #def-siblings
+# %% ../../nbs/00_core/13_source.ipynb #def-own-modules
 _RECORDED = {"hmoe_repro", "torch", "torchvision", "timm", "numpy", "pandas", "sklearn"}
 _RECORDED |= {"matplotlib", "safetensors"}  # the record of a run has their versions
 MOST_MODULES = 500  # of one package of the user's
@@ -464,7 +464,7 @@ def _files_of(folder: Path, name: str) -> dict[str, Path]:
             return in_folder or modules
     return {}
 
-
+# %% ../../nbs/00_core/13_source.ipynb #def-siblings
 def _imported(node, depth: int) -> list[str]:
     """The names at the root of what an import statement in a file `depth` folders down asks for."""
     if isinstance(node, ast.Import):
@@ -697,3 +697,22 @@ def kept_files(source: Source, folder: Path) -> dict[str, str]:
                 fix="put that file back, or plan the run anew.",
             )
     return found
+
+# %% ../../nbs/00_core/13_source.ipynb #def-travel
+def packed_source(folder: Path, key: str) -> dict[str, bytes]:
+    """Relative path -> content of the files of the source `key` that is kept in `folder`; none if
+    it is not there, or was changed."""
+    path = Path(folder) / f"{key}.py"
+    source = read_kept(path) if path.exists() else None
+    if source is None:
+        return {}
+    files = [path, path.with_suffix(".json"), *path.with_suffix("").rglob("*.py")]
+    files += [_copy_of(path.parent, declared) for declared in source.files.values()]
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files if p.is_file()}
+
+
+def unpack_source(files: dict[str, bytes], folder: Path):
+    """Write what `packed_source` returned to `folder`."""
+    for place, content in files.items():
+        path = Path(folder) / place
+        write_atomic(ensure_writable(path.parent) / path.name, content)

@@ -26,7 +26,7 @@ from ..core.determinism import PORTABLE, THREADS, starting
 from ..core.devices import resolve_device
 from ..core.environment import git_commit
 from ..core.errors import HmoeError, check_choice, first_line, plural
-from ..core.files import ensure_writable
+from ..core.files import ensure_writable, runs_dir
 from ..core.loggers import listen
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
 from .plan import JOBS_ON_GPU, default_jobs, missing_runs
@@ -165,7 +165,7 @@ def _home(ray, folder):
     """The `Home` of a store, as an actor on this machine."""
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(resources=here, **lasting)(Home).remote(folder)
+    return ray.remote(resources=here, **lasting)(Home).remote(folder, runs_dir() / "algorithms")
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-away
 def _drive_ray(todo, hear, jobs: int | None, arguments: tuple, end: float | None, gpus: float):
