@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import random
 import re
@@ -100,7 +99,7 @@ def rewritten(source, target, change, sealed=True):
         for member in old:
             content = old.extractfile(member).read()
             if member.name.endswith("record.json"):
-                record, _ = unsealed_record(json.loads(content))
+                record, _ = unsealed_record(content)
                 content = sealed_record(change(record)).encode()
             member.size = len(content)
             digest = hashlib.sha256(content).hexdigest()

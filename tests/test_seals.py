@@ -24,7 +24,15 @@ from hmoe_repro.studies.export_import import pack, unpack
 from hmoe_repro.studies.plan import missing_runs, timings
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
-from hmoe_repro.training.store import RunStore, outcome, publish_study, sealed_record, write_study
+from hmoe_repro.training.store import (
+    RunStore,
+    outcome,
+    publish_study,
+    sealed_record,
+    to_json,
+    unsealed_record,
+    write_study,
+)
 
 sys.path.append(str(repo_root() / ".ci"))
 import seal  # noqa: E402
@@ -83,20 +91,21 @@ def edited(record, path):
 def test_no_value_of_a_record_can_be_edited(store, published):
     path = store.record_path(published[0]["run_id"])
     file = json.loads(path.read_text())
+    assert path.read_text() == to_json(file, indent=1), "an edit changes the layout, too"
     paths = list(leaves(file))
     assert len(paths) > 150 and ("sha256",) in paths
     for place in paths:
-        path.write_text(json.dumps(edited(file, place)))
+        path.write_text(to_json(edited(file, place), indent=1))
         with pytest.raises(HmoeError, match=published[0]["run_id"]):
             store.read(published[0]["run_id"])
     for name in file.keys() - {"sha256"}:  # nothing can be taken out
-        path.write_text(json.dumps({n: v for n, v in file.items() if n != name}))
+        path.write_text(to_json({n: v for n, v in file.items() if n != name}, indent=1))
         with pytest.raises(HmoeError, match=published[0]["run_id"]):
             store.read(published[0]["run_id"])
-    path.write_text(json.dumps(file | {"extra": 1}))  # nor added
-    with pytest.raises(HmoeError, match="does not fit|do not fit"):
+    path.write_text(to_json({"extra": 1} | file, indent=1))  # nor added
+    with pytest.raises(HmoeError, match="does not fit its SHA-256"):
         store.read(published[0]["run_id"])
-    path.write_text(json.dumps(dict(reversed(file.items()))))  # another layout is the same record
+    path.write_text(to_json(file, indent=1))
     assert store.read(published[0]["run_id"]) == published[0]
 
 
@@ -113,7 +122,7 @@ def test_every_reader_names_the_run_whose_record_was_edited(store, published, tm
     specs = [RunConfig.from_dict(record["config"]) for record in published]
     path = store.record_path(bad)
     file = json.loads(path.read_text())
-    path.write_text(json.dumps(file | {"wall_time_s": file["wall_time_s"] + 1}))
+    path.write_text(to_json(file | {"wall_time_s": file["wall_time_s"] + 1}, indent=1))
     for read in (
         lambda: store.read(bad),
         lambda: store.find(bad[:8]),
@@ -317,3 +326,7 @@ def test_the_header_of_no_safetensors_file_names_no_run():
 def test_a_record_without_digest_gets_the_digest_of_its_values():
     text = sealed_record({"b": float("nan"), "a": (1, 2)})
     assert json.loads(text) | {"sha256": ""} == {"b": None, "a": [1, 2], "sha256": ""}
+    assert unsealed_record(text.encode()) == ({"b": None, "a": [1, 2]}, True)
+    for content in (text.replace("1", "3"), text + "\n", text.replace('": "', '":"')):
+        assert unsealed_record(content.encode())[1] is False
+    assert unsealed_record(b'{"a": 1}') == ({"a": 1}, None) and unsealed_record(b"[]") == ([], None)

@@ -51,7 +51,7 @@ def timings(store: RunStore) -> list[dict]:
             text = read_bytes(file)
             for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
                 with contextlib.suppress(Exception):  # whatever a damaged record may be
-                    read, intact = unsealed_record(json.loads(record))
+                    read, intact = unsealed_record(record)
                     if intact is False:
                         continue
                     kept = {name: read.get(name) for name in names}

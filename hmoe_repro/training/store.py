@@ -99,27 +99,29 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
     return record
 
 # %% ../../nbs/05_training/06_store.ipynb #def-read-record
-def _record_digest(record: dict) -> str:
-    """Return the SHA-256 of all values of a record, whatever their order and the layout."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+_ENTRY, _ZEROS = '"sha256": "', "0" * 64  # what precedes the digest, and what stands for it
 
 
 def sealed_record(record: dict) -> str:
-    """Return the text of a record's file: the record as JSON, with the digest of its values."""
-    plain = json.loads(to_json(record))
-    return to_json(plain | {"sha256": _record_digest(plain)}, indent=1)
+    """Return the text of a record's file: JSON with the SHA-256 of the text as last entry, taken
+    while zeros stood in its place."""
+    text = to_json(record | {"sha256": _ZEROS}, indent=1)
+    before, after = text.rsplit(_ZEROS, 1)
+    return before + hashlib.sha256(text.encode("ascii")).hexdigest() + after
 
 
-def unsealed_record(record) -> tuple[Any, bool | None]:
-    """Split what a record's file holds into the record without its digest, and whether the two
-    fit; None if the file has no digest."""
-    if not isinstance(record, dict):
+def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
+    """Split the content of a record's file into the record without its digest, and whether the two
+    fit; None if there is no digest. `ValueError` if it is not JSON."""
+    record = json.loads(content)
+    if not isinstance(record, dict) or "sha256" not in record:
         return record, None
-    rest = {name: value for name, value in record.items() if name != "sha256"}
-    if "sha256" not in record:
-        return rest, None
-    return rest, record["sha256"] == _record_digest(rest)
+    record.pop("sha256")
+    place = content.rfind(_ENTRY.encode())
+    start = place + len(_ENTRY)
+    end = start + len(_ZEROS)
+    digest = hashlib.sha256(content[:start] + _ZEROS.encode() + content[end:]).hexdigest()
+    return record, place >= 0 and content[start:end] == digest.encode()
 
 
 @functools.cache
@@ -137,7 +139,7 @@ def read_record(path: Path, where: str = "") -> dict:
     edited, another run's or missing. Warns of a store whose records have no digest."""
     named, where = where, where or str(path)
     try:
-        record, intact = unsealed_record(json.loads(read_bytes(path)))
+        record, intact = unsealed_record(read_bytes(path))
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
     except (ValueError, RecursionError, OSError) as error:
@@ -147,7 +149,7 @@ def read_record(path: Path, where: str = "") -> dict:
     if intact is None and not named:
         _warn_unsealed(Path(path).absolute().parent.parent)
     elif intact is False:
-        cause = f"{where}: its values do not fit its SHA-256: it was edited or damaged."
+        cause = f"{where}: its content does not fit its SHA-256: it was edited or damaged."
         raise HmoeError(cause, fix=_MEND)
     return record
 
