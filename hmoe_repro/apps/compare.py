@@ -176,7 +176,7 @@ def as_dataset(data: Mapping, classes: Sequence[str] | None = None) -> MultiDoma
     _warn_of_shared(dict(zip(made.domain_names, made.images)))
     return made
 
-
+# %% ../../nbs/10_apps/04_compare.ipynb #def-registered
 def _registered(data, classes: Sequence[str] | None = None) -> str:
     """The registered name of data in any of the forms of `compare`. `HmoeError` for others, and
     for a single domain."""

@@ -61,14 +61,13 @@ def discover_command(
     print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
-    from hmoe_repro.core.search_space import parse_setting
 
     if sort_into:
         own_images.sort_target(folder, sort_into)
     how = dict(steps=steps, resolution=resolution, network=network, seed=seed, method=method)
     how |= dict(test_domain=test_domain, experts=experts, restarts=restarts)
     how |= dict(skip_unreadable=skip_unreadable)
-    how |= dict(hparams=dict(map(parse_setting, set_ or [])), classes=not no_classes)
+    how |= dict(hparams=options.parsed_settings(set_), classes=not no_classes)
     found = app.discover(folder, labels, device, names=names and names.split(","), **how)
     _write_findings(found, folder, output)
     _print_skipped(found.unreadable)

@@ -6,7 +6,7 @@
 __all__ = ['Jobs', 'Device', 'DataDir', 'DomainBed', 'Log', 'Engine', 'ResumeAnyway', 'Seed', 'Settings', 'SkipUnreadable',
            'Artefacts', 'ArtefactsOrStudies', 'ProfileName', 'OnRequest', 'OnlyAlgorithms', 'OnlyDataset',
            'PublishedStudy', 'Where', 'Formats', 'data_folder', 'domainbed_folder', 'resume_anyway', 'loggers',
-           'writable_file', 'option', 'argument', 'print_table', 'print_frame', 'say']
+           'writable_file', 'option', 'argument', 'parsed_settings', 'print_table', 'print_frame', 'say']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import os
@@ -84,6 +84,14 @@ Seed = option(int, "Trial seed.", min=0, max=2**32 - 1)
 Settings = option(list[str], "name=value of a hyper-parameter or image option.", "--set")
 _SKIP = "--skip-unreadable/--no-skip-unreadable"
 SkipUnreadable = option(bool, "Leave out images that cannot be read, and list them.", _SKIP)
+
+# %% ../../nbs/11_cli/01_options.ipynb #def-parsed-settings
+def parsed_settings(given: list[str] | None, skip_unreadable: bool = False) -> dict:
+    """The hyper-parameters and image options of `--set`, with that of `--skip-unreadable`."""
+    from hmoe_repro.core.search_space import parse_setting
+
+    usual = {"unreadable": "skip"} if skip_unreadable else {}
+    return usual | dict(parse_setting(text) for text in given or [])
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
 Artefacts = argument(list[str], "Artefacts; default: all of the profile.")

@@ -118,14 +118,12 @@ def sweep_command(
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""
     started = time.monotonic()
-    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.plan import describe_request, requested_studies, runs_of, shard
     from hmoe_repro.studies.search import only_algorithms, search_specs
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.store import RunStore
 
-    settings = {"unreadable": "skip"} if skip_unreadable else {}
-    settings |= dict(parse_setting(text) for text in set_ or [])
+    settings = options.parsed_settings(set_, skip_unreadable)
     studies = requested_studies(artefacts, profile, everything)
     specs = runs_of(studies, where or (), settings)
     specs = only_algorithms(specs, algorithm) if algorithm else specs

@@ -20,6 +20,7 @@ from hmoe_repro.cli.options import (
     argument,
     data_folder,
     option,
+    parsed_settings,
     print_frame,
 )
 from ..core.config import CONFIG
@@ -66,11 +67,9 @@ def train_command(
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
-    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.sweep import drawn_configs, refuse_incomplete, train_here
 
-    hparams = {"unreadable": "skip"} if skip_unreadable else {}
-    hparams |= dict(parse_setting(text) for text in set_ or [])
+    hparams = parsed_settings(set_, skip_unreadable)
     configs = drawn_configs(RunOptions.of(**options, hparams=hparams), n_hparams, folder)
     records = train_here(configs, None, device, folder)
     complete = sum(record["status"] == "complete" for record in records)

@@ -89,9 +89,13 @@ def shared_images(tree: ImageTree, digests: dict[str, str | None]) -> list[tuple
     return pairs
 
 
-def shared_notes(tree: ImageTree, digests: dict[str, str | None]) -> list[str]:
-    """Return a sentence on the images that are in two domains, or none."""
-    pairs = shared_images(tree, digests)
+def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> list[str]:
+    """Return a sentence on the images that are in two domains, or none. `digests` and `reasons` why
+    a file cannot be read (or None) are in flat order."""
+    readable = {}
+    for file, digest, reason in zip(tree.flat, digests, reasons):
+        readable[file] = None if reason else digest
+    pairs = shared_images(tree, readable)
     if not pairs:
         return []
     count = plural(len(pairs), "image is", "images are")

@@ -216,30 +216,24 @@ class ImageFiles(OneByOne):
         reasons = self.ledger[1]
         bad = [f"{file} ({r})" for file, r in zip(self.scanned.flat, reasons) if r]
         if bad and self.options["unreadable"] == "refuse":
-            raise HmoeError(
-                f"{self.name}: {len(bad)} of {len(reasons)} images cannot be read: "
-                f"{listed(bad, 5)}.",
-                fix="copy them again, or leave them out: --skip-unreadable, or unreadable=skip.",
-            )
-        for note in self._left_out() + self._shared():
+            cause = f"{len(bad)} of {len(reasons)} images cannot be read: {listed(bad, 5)}."
+            fix = "copy them again, or leave them out: --skip-unreadable, or unreadable=skip."
+            raise HmoeError(f"{self.name}: {cause}", fix=fix)
+        for note in self._left_out():
             warnings.warn(note, stacklevel=2)
         return torch.tensor([reason is None for reason in reasons])
 
     def _left_out(self) -> list[str]:
         bad = [file for file, reason in zip(self.scanned.flat, self.ledger[1]) if reason]
         share = f"{len(bad)} of {len(self.scanned)} images"
-        return [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
-
-    def _shared(self) -> list[str]:
-        digests, reasons = self.ledger
-        rows = zip(self.scanned.flat, digests, reasons)
-        return shared_notes(self.scanned, {file: d for file, d, reason in rows if not reason})
+        notes = [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
+        return notes + shared_notes(self.scanned, *self.ledger)
 
     @property
     def notes(self) -> list[str]:
         """What was left out, and which images are in two domains, in sentences."""
         self.kept
-        return self.scanned.notes + self._left_out() + self._shared()
+        return self.scanned.notes + self._left_out()
 
     @functools.cached_property
     def tree(self) -> ImageTree:

@@ -38,7 +38,7 @@ def verify_dataset(
                 hidden.append(tree.flat[row])
 
         digests, reasons = examine(tree, workers, on_progress, visit=look)
-        found.notes += shared_notes(tree, dict(zip(tree.flat, digests)))
+        found.notes += shared_notes(tree, digests, reasons)
         if hidden:
             count = plural(len(hidden), "image has", "images have")
             found.notes.append(
