@@ -229,7 +229,7 @@ def test_crossed_cues_are_what_their_strengths_say():
     colours = {"0": (255, 255, 0), "1": (0, 255, 255)}
     for i, domain in enumerate(("00", "01", "10", "11")):
         index = int(data.source_index[i][3])
-        angle = {"0": -7.5, "1": 7.5}[domain[1]]
+        angle = {"0": -11.25, "1": 11.25}[domain[1]]
         ink = np.asarray(Image.fromarray(images[index]).rotate(angle, resample=Image.BILINEAR))
         for channel, level in enumerate(colours[domain[0]]):
             expected = ink.astype(int) * level // 255

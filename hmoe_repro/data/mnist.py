@@ -188,10 +188,10 @@ CROSSED = ("00", "01", "10", "11", "between")  # A and B of each domain
 
 
 def _with_cues(ink, hue: float, second: str, amount: float) -> torch.Tensor:
-    """Images (N, 3, H, W) of ink (N, H, W) bytes. Both cues are from -1 to 1 at strength 1, and
-    0 is halfway between."""
+    """Images (N, 3, H, W) of ink (N, H, W) bytes. The value of a cue is its strength, negative for
+    the bit 0; a value of 0 is halfway between."""
     if second == "turn":
-        ink = _turn(torch.from_numpy(ink), 15 * amount)[:, 0].numpy()
+        ink = _turn(torch.from_numpy(ink), 22.5 * amount)[:, 0].numpy()
     else:
         ink = _widened(ink, 0.5 + amount / 4)
     colour = hue_colour(512 + round(128 * hue))[:, None, None]
