@@ -177,9 +177,12 @@ def embedded_digits() -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-stroke-width
 def _widened(ink: np.ndarray, width: float) -> np.ndarray:
-    """Ink (N, H, W) bytes, mixed with its dilation by `width` from 0 to 1."""
+    """Ink (N, H, W) bytes, dilated `width` times; a fraction is mixed in."""
+    times, rest = divmod(round(256 * width), 256)
+    for _ in range(times):
+        ink = dilate(ink)
     ink = ink.astype(int)
-    return (ink + (dilate(ink) - ink) * round(256 * width) // 256).astype(np.uint8)
+    return (ink + (dilate(ink) - ink) * rest // 256).astype(np.uint8)
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-cue-values
 CUE_STRENGTHS = (0.5, 1.0, 2.0)
@@ -188,12 +191,12 @@ CROSSED = ("00", "01", "10", "11", "between")  # A and B of each domain
 
 
 def _with_cues(ink, hue: float, second: str, amount: float) -> torch.Tensor:
-    """Images (N, 3, H, W) of ink (N, H, W) bytes. Both cues are from -1 to 1 at strength 1, and
-    0 is halfway between."""
+    """Images (N, 3, H, W) of ink (N, H, W) bytes. The value of a cue is its strength, negative for
+    the bit 0; a value of 0 is halfway between."""
     if second == "turn":
-        ink = _turn(torch.from_numpy(ink), 15 * amount)[:, 0].numpy()
+        ink = _turn(torch.from_numpy(ink), 22.5 * amount)[:, 0].numpy()
     else:
-        ink = _widened(ink, 0.5 + amount / 4)
+        ink = _widened(ink, 1 + amount / 2)
     colour = hue_colour(512 + round(128 * hue))[:, None, None]
     return torch.from_numpy((ink[:, None].astype(int) * colour // 255).astype(np.uint8))
 
