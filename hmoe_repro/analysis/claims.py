@@ -712,7 +712,7 @@ def reason(result: ClaimResult) -> str:
     text = " ".join(filter(None, parts))
     return text[:1].upper() + text[1:]
 
-
+# %% ../../nbs/07_analysis/13_claims.ipynb #def-claims-table
 def page_link(result: ClaimResult) -> str:
     """The Markdown link to a claim's page, or to its source where nothing was run; else ''."""
     profile, _, page = result.claim.page.rpartition("/")
