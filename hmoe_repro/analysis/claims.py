@@ -700,8 +700,11 @@ def reason(result: ClaimResult) -> str:
     claim, found, several = result.claim, result.evidence, len(result.parts) > 1
     judged = claim.rule and found.measured and result.verdict not in (SCALE, UNTESTABLE)
     rule = f"rule: {claim.rule.text}" if judged else ""
-    parts = [f"{'; '.join(filter(None, [_limits(result), found.size, rule]))}.", found.more]
+    parts = [f"{'; '.join(filter(None, [_limits(result), found.size, rule]))}."]
     parts += [f"{part_text(part, claim.rule)}." for part in result.parts if several]
+    if judged and several and result.verdict not in (MIXED, claim.rule.judge(found)):
+        parts.append("The benchmarks decide alike, which the wide interval together does not.")
+    parts.append(found.more)
     if judged and result.verdict == UNDECIDED and claim.rule.is_small(found):
         parts.append("Too small to matter here.")
     parts.append(claim.note)
