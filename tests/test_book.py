@@ -17,6 +17,7 @@ import pytest
 import test_play
 from notebooks import ROOT
 
+from hmoe_repro.report.render import files_of
 from hmoe_repro.training import selection
 
 BOOK = ROOT / "docs" / "book"
@@ -157,6 +158,15 @@ def test_a_page_of_evidence_has_its_data_its_profile_and_its_pictures():
     made = json.loads(cells.notebook(page))["cells"]
     pictures = [c["source"] for c in made if c["source"].startswith("![")]
     assert made[1]["source"].startswith("## Figure 3\n") and "hmoe_fig3.png" in pictures[0]
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "figures").iterdir()), ids=lambda f: f.name)
+def test_the_book_shows_each_picture_of_a_page_once(folder):
+    for name, files in files_of(folder).items():
+        page = f"figures/{folder.name}/{name}.ipynb"
+        text = "\n".join(c["source"] for c in json.loads(cells.notebook(page))["cells"])
+        shown = re.findall(r"^!\[.+\]\((.+\.png)\)$", text, re.M)
+        assert sorted(map(unquote, shown)) == [f for f in files if f.endswith(".png")], page
 
 
 def test_the_lines_of_the_page_on_installing_run():

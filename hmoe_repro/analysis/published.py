@@ -36,6 +36,7 @@ from ..studies.study_file import read_study
 TRUE_LABELS = dict.fromkeys(("ColoredMNIST", "ColoredDigits"), 75.0)  # percent: some are flipped
 CLASSES = {name: known.num_classes for name, known in KNOWN.items()} | dict.fromkeys(TRUE_LABELS, 2)
 _TEN = ("DigitDomains", "DigitDomainsTiny", "DigitsUnequal", "RotatedMNIST", "RotatedDigits")
+_TEN += ("DigitStyles", *(name for name in DATASETS if name.startswith("Crossed")))
 CLASSES |= dict.fromkeys((*_TEN, *(f"DigitsWithheld{style.title()}" for style in STYLES)), 10)
 TRAINED, SLOW = 7 / 9, 1 / 6  # shares of the way from guessing to no error
 

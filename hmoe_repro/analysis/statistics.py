@@ -21,7 +21,7 @@ from scipy import optimize, stats
 from .results import mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.style import template
+from ..core.style import escape_math, template
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
 def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
@@ -401,9 +401,10 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
     import seaborn as sns  # half a second, for pictures alone
 
     rows = list(zip(table.algorithm, table["mode"]))
-    names = [row_name(*row) + " †" * (row in set(undertrained)) for row in rows]
+    names = [escape_math(row_name(*row)) + " †" * (row in set(undertrained)) for row in rows]
     order = list(dict.fromkeys(names))
-    table = table.assign(at=[order.index(name) for name in names])
+    domains = table.test_domain.map(escape_math)
+    table = table.assign(at=[order.index(name) for name in names], test_domain=domains)
     ends = table[table.test_domain == "Average"][["difference", "low", "high"]].abs().max(axis=1)
     limit = max(1.0, min(ends.max(), 2 * ends.quantile(0.8)))
     limit = max(limit, 1.2 * table.difference.abs().quantile(0.9))

@@ -25,7 +25,9 @@ from ..analysis.embeddings import subset, tsne
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
+    Pool,
     all_inputs,
+    deal_pool,
     default_network,
     discover_spec,
     is_frozen,
@@ -38,6 +40,7 @@ from ..core.environment import environment
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text, template
+from ..data.cache import examine
 from hmoe_repro.data.feature_groups import (
     ABOVE,
     SURE,
@@ -48,7 +51,9 @@ from hmoe_repro.data.feature_groups import (
     number_of_groups,
     stability_table,
 )
+from ..data.image_folder import listed
 from ..data.kmeans_baseline import image_statistics, kmeans
+from ..data.loader import watched
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
 from ..studies.sweep import refuse_incomplete, train_here
@@ -72,7 +77,8 @@ class Findings:
     `points` (N, D) and `centres` (K, D): features or codes, for the map; `record`: that of the run,
     or of what was computed; `model`: None where nothing was trained; `agreement`: AMI of halves, or
     for HMOE of two restarts, None without; `restarts`: that of HMOE's restarts with either method;
-    `gate` (N, K) of HMOE; `ranking`: `stability_table`."""
+    `gate` (N, K) of HMOE; `ranking`: `stability_table`; `unreadable`: (file, reason) of images that
+    were left out."""
 
     images: pd.DataFrame = field(repr=False)
     points: np.ndarray = field(repr=False)
@@ -85,6 +91,7 @@ class Findings:
     gate: np.ndarray | None = field(default=None, repr=False)
     ranking: pd.DataFrame | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -250,6 +257,20 @@ def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, r
         keep_groups(run, list(images.group.cat.categories), now)
 
 
+def _unreadable(pool: Pool, seed: int = 0, test_domain: str | None = None, **settings):
+    """(file, reason) of the images of a pool that cannot be read. `HmoeError` if fewer than 30
+    others are left."""
+    tree = deal_pool(pool, seed, test_domain)
+    with watched(f"looking at {tree.name}") as on_progress:
+        reasons = examine(tree, on_progress=on_progress)[1]
+    found = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
+    if found and len(reasons) - len(found) < 30:
+        named = listed([f"{file} ({reason})" for file, reason in found], 5)
+        cause = f"{len(found)} of {len(reasons)} images cannot be read: {named}. Too few are left"
+        raise HmoeError(f"{pool.root.name}: {cause}.", fix="at least 30 images that can be read.")
+    return found
+
+
 def discover(
     folder,
     labels=None,
@@ -260,6 +281,7 @@ def discover(
     experts: int | None = None,
     names: list[str] | None = None,
     classes: bool = True,
+    skip_unreadable: bool = True,
     **settings,
 ) -> Findings:
     """Group the images of a folder `<class>/<image>`, and train HMOE-ND on it without domain labels
@@ -269,11 +291,15 @@ def discover(
     `labels`: a CSV with columns file and domain, to compare with. `method`: features (the default
     where the network is pretrained and frozen) or hmoe. `experts`: how many groups, at most; by
     default the number that is found again, or 5 without features. `names` of the groups, kept with
-    the model. `settings` are those of `discover_spec`. Raises `HmoeError` for a folder that cannot
-    be read, for settings that do not go together, and if a run fails."""
+    the model. Images that cannot be read are left out and listed in `Findings.unreadable`, or
+    refused without `skip_unreadable`. `settings` are those of `discover_spec`. Raises `HmoeError`
+    for a folder that cannot be read, for settings that do not go together, and if a run fails."""
     pool, store = read_pool(folder, labels, classes), store or RunStore()
     possible = _methods(pool, method, **settings)
     method = check_choice(method or possible[0], possible, "method for this folder")
+    unreadable = _unreadable(pool, **settings) if skip_unreadable else []
+    if unreadable:
+        settings["hparams"] = {"unreadable": "skip"} | (settings.get("hparams") or {})
     specified = functools.partial(discover_spec, folder, classes=classes, **settings)
     spec = specified(experts=experts or 5)
     data, found, record = build_dataset(spec), {}, None
@@ -298,7 +324,7 @@ def discover(
     said = {n: every.get(n) for n in ("points", "centres", "agreement", "model", "gate", "ranking")}
     said |= {"notes": list(dict.fromkeys(data.notes)), "record": record or here}
     said["restarts"] = found.get("hmoe", {}).get("agreement")
-    return Findings(images, method=method, **said)
+    return Findings(images, method=method, unreadable=unreadable, **said)
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-summarise
 def _accuracy(images: pd.DataFrame) -> float:
