@@ -88,8 +88,8 @@ def part_of(claim, other):
 def together(claim, parts):
     """The row over all benchmarks."""
     size = parts.seeds.where(parts.seeds > 0, parts.runs)
-    order = size.sort_values(ascending=False, kind="stable").index
-    strongest = parts.loc[order].drop_duplicates("benchmark")
+    order = parts.assign(size=-size, late=~parts.plan.str.startswith("plan"))
+    strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
     pooled = parts[parts.low.notna() & ~parts.bad & np.isfinite(parts.freedom.astype(float))]
     row = parts.iloc[0].to_dict() | {"benchmark": "together", "plan": "retrospective"}
     row["studies"] = " ".join(dict.fromkeys(" ".join(parts.studies).split()))
@@ -115,7 +115,7 @@ def rows_of(claim):
     for other in ({}, *claim.get("benchmarks", ())):
         try:
             parts.append(part_of(claim, other))
-        except NoRuns:
+        except (NoRuns, FileNotFoundError):
             continue
     last = parts[0] if len(parts) == 1 else together(claim, pd.DataFrame(parts))
     if LOOKED in [part["plan"] for part in parts]:

@@ -119,7 +119,8 @@ def test_claims_have_distinct_names_known_studies_and_pages_that_exist():
             profile, page = claim.page.split("/")
             assert (repo_root() / "figures" / profile / f"{page}.ipynb").exists(), claim.key
             assert profile in ARTEFACTS[page].profiles, claim.key
-        assert claim.rule or claim.scale or claim.wanted != "more trial seeds", claim.key
+        decided = claim.scale or claim.untestable or claim.wanted != "more trial seeds"
+        assert claim.rule or decided, claim.key
         assert claim.section or claim.ours, claim.key
 
 
@@ -536,9 +537,14 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     assert on_benchmarks((3, 1), looked=True).plan == f"{LOOKED} (not tried)"
     assert on_benchmarks((0.5, 3), looked=True).plan == "retrospective"  # nothing was decided
     again = on_benchmarks((3, 1), (2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
-    assert again.plan.startswith("decided by looking, confirmed by 1: +2.0")
+    assert again.plan.startswith("decided by looking, confirmed on new seeds (1): supported, +2.0")
     against = on_benchmarks((3, 1), (-2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
-    assert against.plan.startswith("decided by looking, not confirmed by 1: -2.0")
+    said = "decided by looking, not confirmed on new seeds (1): contradicted, -2.0"
+    assert against.plan.startswith(said)
+    other = on_benchmarks((0.5, 3), (2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
+    assert other.plan.startswith("retrospective; on new seeds (1): supported, +2.0")
+    missing = on_benchmarks((3, 1), looked=True, confirm={"studies": ["2"], "on": "D"})
+    assert missing.plan == f"{LOOKED} (not tried)"
 
 
 def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):

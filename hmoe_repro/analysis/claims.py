@@ -227,9 +227,14 @@ class ClaimResult:
 
     @property
     def strongest(self) -> dict[str, Part]:
-        """Benchmark -> the part with most trial seeds (of a rate: runs)."""
+        """Benchmark -> the part that speaks for it: of a planned study, if there is one, and then
+        the one with most trial seeds (of a rate: runs)."""
+
+        def rank(part: Part) -> tuple[bool, int]:
+            return not part.plan.startswith("plan"), -(part.evidence.seeds or part.evidence.runs)
+
         found = {}
-        for part in sorted(self.parts, key=lambda p: -(p.evidence.seeds or p.evidence.runs)):
+        for part in sorted(self.parts, key=rank):
             found.setdefault(part.benchmark, part)
         return {p.benchmark: found[p.benchmark] for p in self.parts}
 
@@ -624,15 +629,16 @@ def _together(claim: Claim, result: ClaimResult, pooled: Evidence | None) -> str
     return claim.rule.judge(pooled) if pooled else UNDECIDED
 
 
-def _confirmation(claim: Claim, verdict: str, frames: dict[str, pd.DataFrame]) -> str:
-    """What came out of the fresh trial of a claim that was decided by looking."""
-    if not claim.confirm:
-        return f"{LOOKED} (not tried)"
-    again = _part(claim, claim.confirm, frames)
-    if not again.evidence.runs:
-        return f"{LOOKED} (not tried)"
+def _confirmation(claim: Claim, verdict: str, plan: str, frames: dict[str, pd.DataFrame]) -> str:
+    """Whether a claim was planned, and what came out of a fresh trial of it on new seeds."""
+    again = _part(claim, claim.confirm, frames) if claim.confirm else None
+    if again is None or not again.evidence.runs:
+        return f"{LOOKED} (not tried)" if plan == LOOKED else plan
+    where = f"on new seeds ({', '.join(again.studies)}): {again.verdict}, {again.evidence.text()}"
+    if plan != LOOKED:
+        return f"{plan}; {where}"
     word = "confirmed" if again.verdict == verdict else "not confirmed"
-    return f"decided by looking, {word} by {', '.join(again.studies)}: {again.evidence.text()}"
+    return f"decided by looking, {word} {where}"
 
 
 def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult:
@@ -647,8 +653,8 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
     if claim.rule and len(parts) > 1:
         result = replace(result, verdict=_together(claim, result, pooled))
     plan = first.plan if len(parts) == 1 else RETROSPECTIVE
-    if any(part.plan == LOOKED for part in parts):
-        plan = _confirmation(claim, result.verdict, frames)
+    plan = LOOKED if any(part.plan == LOOKED for part in parts) else plan
+    plan = _confirmation(claim, result.verdict, plan, frames)
     others = [(part["says"], _measured(claim, part, frames)) for part in claim.also]
     said = [f"{says}: {e.text()}." for says, e in others if e.runs]
     alone = [_levels(first.evidence), first.evidence.more] if len(parts) == 1 else []
@@ -700,8 +706,11 @@ def reason(result: ClaimResult) -> str:
     claim, found, several = result.claim, result.evidence, len(result.parts) > 1
     judged = claim.rule and found.measured and result.verdict not in (SCALE, UNTESTABLE)
     rule = f"rule: {claim.rule.text}" if judged else ""
-    parts = [f"{'; '.join(filter(None, [_limits(result), found.size, rule]))}.", found.more]
+    parts = [f"{'; '.join(filter(None, [_limits(result), found.size, rule]))}."]
     parts += [f"{part_text(part, claim.rule)}." for part in result.parts if several]
+    if judged and several and result.verdict not in (MIXED, claim.rule.judge(found)):
+        parts.append("The benchmarks decide alike, which the wide interval together does not.")
+    parts.append(found.more)
     if judged and result.verdict == UNDECIDED and claim.rule.is_small(found):
         parts.append("Too small to matter here.")
     parts.append(claim.note)
@@ -712,7 +721,7 @@ def reason(result: ClaimResult) -> str:
     text = " ".join(filter(None, parts))
     return text[:1].upper() + text[1:]
 
-
+# %% ../../nbs/07_analysis/13_claims.ipynb #def-claims-table
 def page_link(result: ClaimResult) -> str:
     """The Markdown link to a claim's page, or to its source where nothing was run; else ''."""
     profile, _, page = result.claim.page.rpartition("/")

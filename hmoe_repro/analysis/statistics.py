@@ -144,8 +144,8 @@ def interval_note(seeds: int) -> str:
     if seeds >= SEEDS_FOR_MEANS:
         return "Intervals of averages are Student's t over seed means."
     return (
-        "Intervals of averages take the test domains of one seed as independent, which fewer than "
-        f"{SEEDS_FOR_MEANS} seeds cannot test: read them as too narrow rather than too wide."
+        f"With fewer than {SEEDS_FOR_MEANS} seeds, intervals of averages take the test domains of "
+        "one seed as independent and may be too narrow."
     )
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-contrast

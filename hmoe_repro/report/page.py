@@ -20,7 +20,7 @@ from ..algorithms import get_algorithm
 from ..analysis import published, tables
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, study_file
-from ..analysis.statistics import contrast_table, forest_plot
+from ..analysis.statistics import contrast_table, forest_plot, interval_note
 from ..analysis.tables import frame_parts, paper_numbers
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import markdown_table, save_figure, save_table, use_style
@@ -330,6 +330,8 @@ class Page(_Outputs):
             return
         title = f"Differences in points to {' and '.join(baselines)}, 95 % CI"
         self.table(table, "_".join(filter(None, (part, "contrasts"))), title, shown=False)
+        seeds = table[table.test_domain == "Average"].seeds
+        self.show(" ".join(dict.fromkeys(map(interval_note, seeds))))
         for baseline in baselines:
             for name, rows in published.compared_parts(frame, baseline).items():
                 self.show(block(contrast_table(rows, baseline)))
