@@ -21,7 +21,14 @@ from pathlib import Path
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, TimeLimit, check_choice, plural, time_limit
 from ..core.files import data_dir as default_data_dir
-from ..core.files import ensure_writable, expanded, plain_file, runs_dir, write_atomic
+from hmoe_repro.core.files import (
+    ensure_writable,
+    expanded,
+    plain_file,
+    resolved,
+    runs_dir,
+    write_atomic,
+)
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -255,7 +262,7 @@ def _enter(text: str) -> str:
     """Register a folder or `file.py:Name`, for this process and those that train for it; returns
     its name."""
     path, colon, function = text.rpartition(".py:")
-    path = expanded(f"{path}.py" if colon else text).resolve()
+    path = resolved(f"{path}.py" if colon else text)
     name, text = (function, f"{path}:{function}") if colon else (path.name, str(path))
     if _OWN.get(name) == text:
         return name
