@@ -25,8 +25,8 @@ from torch import nn
 from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
-from ..core.files import ensure_writable, expanded, write_atomic
-from ..core.seals import check_sum, write_sums
+from ..core.files import ensure_writable, expanded, sha256, write_atomic
+from ..core.seals import check_sum, listed_sum, write_sums
 from ..core.style import template
 from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
@@ -153,6 +153,7 @@ def export_config(model: TrainedModel, mode: str) -> dict:
         "input": {
             "shape": ["batch", 3, run["resolution"], run["resolution"]],
             "resolution": run["resolution"],
+            "orientation": "upright (EXIF applied)",
             "interpolation": (normalised or {}).get("interpolation", "bilinear"),
             "mean": list(MEAN) if normalised else None,
             "std": list(STD) if normalised else None,
@@ -200,11 +201,25 @@ def _write_graph(program, path: Path, names: list[str], text: str):
         warnings.simplefilter("ignore")
         if path.suffix == ".pt2":
             torch.export.save(program, path, extra_files={CONFIG_FILE: text})
+            _WRITTEN_HERE.add(sha256(path))
             return
         how = {"input_names": ["images"], "output_names": names, "dynamic_shapes": ANY_BATCH}
         graph = torch.onnx.export(program, dynamo=True, verbose=False, **how)
     graph.model.metadata_props[CONFIG_FILE] = text
     graph.save(path)
+
+
+_WRITTEN_HERE = set()  # SHA-256 of the graphs that this process wrote
+
+
+def _refuse_foreign_graph(path: Path):
+    """`HmoeError` for a .pt2 file that this process did not write: to load it is to run it."""
+    if sha256(path) in _WRITTEN_HERE:
+        return
+    raise HmoeError(
+        f"{path.name} is a graph of PyTorch, which can run any code when it is loaded.",
+        fix="run_graph(..., trust_code=True) if you trust it, or the format onnx or safetensors.",
+    )
 
 
 def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
@@ -218,12 +233,18 @@ def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {"images": images.numpy()})))
 
 
-def run_graph(path, images: torch.Tensor) -> dict[str, np.ndarray]:
+def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
     """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
     `export_model` wrote as a graph. `HmoeError` if the file does not have the SHA-256 that is
-    listed beside it or does not run on these images, and without ONNX Runtime, if it is needed."""
+    listed beside it or does not run on these images, without ONNX Runtime, if it is needed, and,
+    unless `trust_code`, for a .pt2 file that another process wrote: PyTorch unpickles it."""
     fix = "copy the file and SHA256SUMS from the exported folder again, or export the model again."
-    path = check_sum(path, fix)
+    path = Path(path)
+    if listed_sum(path):
+        check_sum(path, fix)
+    if path.suffix == ".pt2" and path.is_file() and not trust_code:
+        _refuse_foreign_graph(path)
+    check_sum(path, fix)
     try:
         return _run_graph(path, images)
     except HmoeError:

@@ -6,6 +6,7 @@
 __all__ = ['app', 'COMMANDS', 'data_app', 'INTERRUPTED', 'main']
 
 # %% ../../nbs/11_cli/08_app.ipynb #imports
+import codecs
 import os
 import sys
 import warnings
@@ -42,6 +43,26 @@ def _show_warning(message, category, filename, lineno, file=None, line=None):
     """`warnings.showwarning` while a command runs: one line, without the place in the code."""
     print(f"hmoe: note: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
+# %% ../../nbs/11_cli/08_app.ipynb #def-output
+_ASCII = {"±": "+/-", "×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "≥": ">=", "≤": "<="}
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks in characters that it has, for `codecs.register_error`."""
+    lacking = error.object[error.start : error.end]
+    said = "".join(_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking)
+    return said, error.end
+
+
+def _prepare_output():
+    """Let the standard streams encode every character, and exist where the caller closed them."""
+    codecs.register_error("hmoe", _spelled)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="hmoe")
+
 # %% ../../nbs/11_cli/08_app.ipynb #def-main
 INTERRUPTED = 130  # exit status of a process interrupted by its user
 _HELP = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
@@ -50,6 +71,7 @@ _STOPPED = "stopped; finished work is kept, and the same command resumes from th
 
 def main():
     """Entry point of `hmoe`: an error is one line on standard error, and an exit status."""
+    _prepare_output()
     warnings.showwarning = _show_warning
     said = ""
     try:

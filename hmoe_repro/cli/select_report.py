@@ -44,10 +44,11 @@ def figures_command(
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
-    """Records of the runs folder, of one study in it, or published; damaged ones are named."""
+    """Records of the runs folder, of one study in it, or published. Names those that are damaged,
+    and the runs of a study that have none."""
     from hmoe_repro.analysis.results import frame_of, load_study, runs
     from hmoe_repro.analysis.tables import narrow_results
-    from hmoe_repro.report.study_report import collect_study
+    from hmoe_repro.report.study_report import absent_notes, collect_study
     from hmoe_repro.studies.plan import matching
     from hmoe_repro.training.store import RunStore
 
@@ -59,6 +60,9 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         records, damaged = RunStore().scan()
     for line in damaged:
         print(f"damaged: {printable(line)}")
+    if study or published:
+        for line in absent_notes(study or published, records, algorithms, dataset, settings):
+            print(printable(line))
     chosen = narrow_results(frame_of(records), algorithms, dataset)
     return matching(runs(chosen).record.tolist(), settings or [])
 
@@ -74,6 +78,8 @@ def select_command(
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
+    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.style import csv_text
     from hmoe_repro.report.study_report import selected_tables
     from hmoe_repro.studies.study_file import read_study
 
@@ -87,7 +93,7 @@ def select_command(
     for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
-        chosen.to_csv(output, index=False)
+        write_atomic(output, csv_text(chosen).encode("utf-8", "surrogateescape"))
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(

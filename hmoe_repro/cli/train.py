@@ -14,10 +14,13 @@ from hmoe_repro.cli.options import (
     Device,
     DomainBed,
     Log,
+    ResumeAnyway,
     Settings,
+    SkipUnreadable,
     argument,
     data_folder,
     option,
+    parsed_settings,
     print_frame,
 )
 from ..core.config import CONFIG
@@ -48,11 +51,13 @@ def train_command(
         int, "Train the trials 0 to N-1 and select among them.", min=1, max=10_000
     ) = None,
     set_: Settings = None,
+    skip_unreadable: SkipUnreadable = False,
     workers: option(int, "Processes that decode image files ahead.", min=0, max=256) = 0,
     device: Device = "auto",
     data_dir: DataDir = None,
     domainbed: DomainBed = None,
     log: Log = None,
+    resume_anyway: ResumeAnyway = False,
     **options,
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
@@ -62,10 +67,9 @@ def train_command(
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
-    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.sweep import drawn_configs, refuse_incomplete, train_here
 
-    hparams = dict(parse_setting(text) for text in set_ or [])
+    hparams = parsed_settings(set_, skip_unreadable)
     configs = drawn_configs(RunOptions.of(**options, hparams=hparams), n_hparams, folder)
     records = train_here(configs, None, device, folder)
     complete = sum(record["status"] == "complete" for record in records)

@@ -11,9 +11,12 @@ import contextlib
 import functools
 import hashlib
 import os
+import secrets
 import tempfile
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import NO_ROOM, HmoeError
 
@@ -110,17 +113,22 @@ def read_bytes(path: Path, most: int = 2**28) -> bytes:
     return Path(path).read_bytes()
 
 
-def write_atomic(path: Path, content: str | bytes):
-    """Write `content` to `path` atomically: a temporary file is flushed to disk and renamed.
-    `HmoeError` as `plain_file`."""
+def write_atomic(path: Path, content: str | bytes | Callable[[BinaryIO], object]):
+    """Write `content` to `path` atomically: a temporary file is flushed to disk and renamed. The
+    file has the permissions that the user's umask leaves. `content` may be a function that writes
+    into the open file it is given. `HmoeError` as `plain_file`."""
     path = plain_file(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: `path.name` may not be
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(temporary, flags, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
+            if callable(content):
+                content(file)
+            else:
+                file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -40,8 +40,8 @@ def cache_root(tree: ImageTree) -> Path:
     return tree.cache or tree.root.parent / ".hmoe-cache"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-digest
-_DECODER = 3  # increased when `decode` gives other pixels for a file than before
-_REFUSES = 4  # increased when `decode` refuses other files than before
+_DECODER = 4  # increased when `decode` gives other pixels for a file than before
+_REFUSES = 5  # increased when `decode` refuses other files than before
 
 
 def short_digest(*parts) -> str:
@@ -90,14 +90,15 @@ def _look_at(path: Path, visit=None) -> list:
         content = image_bytes(path)
     except (OSError, ValueError, HmoeError) as error:
         return [None, getattr(error, "strerror", None) or str(error)]
-    digest = hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256(content)
     try:
         image = decode(content)
     except ValueError as error:
-        return [digest, str(error)]
+        return [digest.hexdigest(), str(error)]
+    digest.update(image.info.get("reading", "").encode())
     if visit:
         visit(image)
-    return [digest, None]
+    return [digest.hexdigest(), None]
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-changed-unseen
 SAMPLE = 64  # files whose content is compared with the ledger at each start

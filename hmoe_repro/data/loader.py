@@ -28,7 +28,7 @@ from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
 from .base import Domains
 from .cache import Rows, cache_root, examine, file_facts, open_cache, open_rows
-from .image_folder import ImageTree, listed, without
+from .image_folder import ImageTree, listed, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
@@ -212,15 +212,13 @@ class ImageFiles(OneByOne):
     @functools.cached_property
     def kept(self) -> torch.Tensor:
         """Whether each file that was found is used: (N,) bool in flat order. Warns of files that
-        are left out, or refuses them."""
+        are left out, or refuses them, and of images in two domains."""
         reasons = self.ledger[1]
         bad = [f"{file} ({r})" for file, r in zip(self.scanned.flat, reasons) if r]
         if bad and self.options["unreadable"] == "refuse":
-            raise HmoeError(
-                f"{self.name}: {len(bad)} of {len(reasons)} images cannot be read: "
-                f"{listed(bad, 5)}.",
-                fix="copy them again, or leave them out with unreadable=skip.",
-            )
+            cause = f"{len(bad)} of {len(reasons)} images cannot be read: {listed(bad, 5)}."
+            fix = "copy them again, or leave them out: --skip-unreadable, or unreadable=skip."
+            raise HmoeError(f"{self.name}: {cause}", fix=fix)
         for note in self._left_out():
             warnings.warn(note, stacklevel=2)
         return torch.tensor([reason is None for reason in reasons])
@@ -228,11 +226,12 @@ class ImageFiles(OneByOne):
     def _left_out(self) -> list[str]:
         bad = [file for file, reason in zip(self.scanned.flat, self.ledger[1]) if reason]
         share = f"{len(bad)} of {len(self.scanned)} images"
-        return [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
+        notes = [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
+        return notes + shared_notes(self.scanned, *self.ledger)
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, in sentences."""
+        """What was left out, and which images are in two domains, in sentences."""
         self.kept
         return self.scanned.notes + self._left_out()
 
