@@ -279,15 +279,13 @@ def _enter(text: str) -> str:
         what = {"summary": summary, "seeded": seeded}
     else:
         data = scan_tree(path)
-        if data.num_classes < 2:
-            cause = (
-                f"{name} has one class, {data.class_names[0]!r}, so there is nothing to classify."
-            )
-            fix = "two class folders in each domain, or `hmoe discover`, which groups images."
-            raise HmoeError(cause, fix=fix)
         classes = plural(data.num_classes, "class", "classes")
         what = {"summary": f"your folder: {classes}, {plural(len(data), 'image')}", "files": name}
         build = lambda trial_seed, data_dir: _as_dataset(scan_tree(path))
+    if data.num_classes < 2:
+        cause = f"{name} has one class, {data.class_names[0]!r}, so there is nothing to classify."
+        fix = "two classes in each domain, or `hmoe discover`, which groups images."
+        raise HmoeError(cause, fix=fix)
     domains = tuple(data.domain_names)
     register_dataset(name, domain_names=domains, licence="yours to say", **what)(build)
     _OWN[name] = text
