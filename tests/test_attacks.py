@@ -311,14 +311,21 @@ def test_the_hash_of_a_source_is_no_path(key, own_store, own_names):
 
 def test_a_graph_of_another_process_is_not_unpickled(tmp_path, monkeypatch):
     from hmoe_repro.apps.export import run_graph
+    from hmoe_repro.core.seals import write_sums
 
     loaded = []
     monkeypatch.setattr(torch.export, "load", loaded.append)
     (tmp_path / "model.pt2").write_bytes(b"PK")
     with pytest.raises(HmoeError, match="trust_code=True"):
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
+    with pytest.raises(HmoeError, match="not listed in a SHA256SUMS"):
+        run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
     assert not loaded
-    with pytest.raises(AttributeError):  # what the stand-in returns is no graph
+    write_sums(tmp_path, ["model.pt2"])
+    with pytest.raises(HmoeError, match="trust_code=True"):
+        run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
+    assert not loaded
+    with pytest.raises(HmoeError, match="does not run here"):  # the stand-in returns no graph
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
     assert loaded
 

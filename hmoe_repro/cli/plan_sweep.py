@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 from . import options
-from .options import argument, option, print_table, say
+from .options import argument, option, print_table, say, wrote
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-plan
 def plan_command(
@@ -88,13 +88,15 @@ def reproduce_command(
     if sample or fresh:
         store.discard_all([spec.run_id for spec in specs])
     if sample:
-        return steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        return wrote(output / "index.html")
     steps.reproduce(names, profile or "quick", batch, output, say)
+    wrote(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 def sweep_command(
     artefacts: options.ArtefactsOrStudies = None,
-    profile: options.ProfileName = "paper",
+    profile: options.ProfileName = "quick",
     everything: options.OnRequest = False,
     jobs: options.Jobs = None,
     device: options.Device = "auto",
@@ -108,6 +110,7 @@ def sweep_command(
     n_hparams: option(int, "Train each run with trials 0 to N-1.", min=1, max=10_000) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
     where: options.Where = None,
+    skip_unreadable: options.SkipUnreadable = False,
     set_: options.Settings = None,
     data_dir: options.DataDir = None,
     domainbed: options.DomainBed = None,
@@ -117,13 +120,12 @@ def sweep_command(
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""
     started = time.monotonic()
-    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.plan import describe_request, requested_studies, runs_of, shard
     from hmoe_repro.studies.search import only_algorithms, search_specs
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.store import RunStore
 
-    settings = dict(parse_setting(text) for text in set_ or [])
+    settings = options.parsed_settings(set_, skip_unreadable)
     studies = requested_studies(artefacts, profile, everything)
     specs = runs_of(studies, where or (), settings)
     specs = only_algorithms(specs, algorithm) if algorithm else specs
@@ -133,6 +135,7 @@ def sweep_command(
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
     outcomes = batch.train(left, stop_kinds=True)
     print(f"{outcomes.summary(batch.store)}; {time.monotonic() - started:.0f} s")
+    wrote(batch.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
@@ -147,6 +150,7 @@ def pack_command(
     from hmoe_repro.training.store import RunStore
 
     print(pack(RunStore(), file, states, weights, arrays))
+    wrote(file)
 
 
 def unpack_command(
@@ -164,7 +168,9 @@ def unpack_command(
     from hmoe_repro.training.store import RunStore
 
     limit = round(limit_gib * 2**30) if limit_gib else None
-    print(unpack(RunStore(), *files, limit=limit))
+    store = RunStore()
+    print(unpack(store, *files, limit=limit))
+    wrote(store.folder)
 
 
 merge_command = unpack_command

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import secrets
 import tempfile
 from collections.abc import Callable
 from importlib import resources
@@ -130,11 +131,13 @@ def read_text(path: Path, fix: str = "restore it from a copy, or remove it.") ->
 
 
 def write_atomic(path: Path, content: str | bytes | Callable[[BinaryIO], object]):
-    """Write `content` to `path` atomically: a temporary file is flushed to disk and renamed.
-    `content` may be a function that writes into the open file it is given. `HmoeError` as
-    `plain_file`."""
+    """Write `content` to `path` atomically: a temporary file is flushed to disk and renamed. The
+    file has the permissions that the user's umask leaves. `content` may be a function that writes
+    into the open file it is given. `HmoeError` as `plain_file`."""
     path = plain_file(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: `path.name` may not be
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(temporary, flags, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             if callable(content):
@@ -143,7 +146,6 @@ def write_atomic(path: Path, content: str | bytes | Callable[[BinaryIO], object]
                 file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

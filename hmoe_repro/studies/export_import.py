@@ -21,7 +21,14 @@ from typing import BinaryIO, NamedTuple
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, expanded, plain_file, write_atomic
 from ..data.download import CHUNK, DAMAGE, open_tar
-from ..training.store import RunStore, locked_elsewhere, outcome, read_record, run_lock
+from hmoe_repro.training.store import (
+    RunStore,
+    check_files,
+    locked_elsewhere,
+    outcome,
+    read_record,
+    run_lock,
+)
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-files
 _RUN = "[0-9a-f]{12}"
@@ -84,6 +91,11 @@ def _files_to_pack(
             continue
         if store.record_path(folder.name).exists() and not store.known(folder.name):
             continue
+        try:
+            check_files(folder, f"run {folder.name}")
+        except HmoeError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
         for name in _files(folder, *which):
             yield f"{folder.name}/{name}", plain_file(folder / name, "read")
 
@@ -97,8 +109,8 @@ def pack(
     runs: list[str] | None = None,
 ) -> str:
     """Write the runs of `store`, or those of the ids `runs`, to the .tar.gz `path`; returns a line
-    about it. A run whose record is damaged is left out, with a warning. `HmoeError` if there is
-    nothing, or `path` cannot be written."""
+    about it. A run with a file that is damaged, or another run's, is left out, with a warning.
+    `HmoeError` if there is nothing, or `path` cannot be written."""
     path = plain_file(expanded(path).absolute())
     ensure_writable(path.parent)
     names = []
@@ -212,6 +224,7 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
         where, record = f"{path.name}, run {of_run.name}", of_run / "record.json"
         try:
             known = read_record(record, where) if record.exists() else None
+            check_files(of_run, where)
         except HmoeError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
         else:

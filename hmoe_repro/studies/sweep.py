@@ -26,9 +26,9 @@ from ..core.determinism import PORTABLE, THREADS, starting
 from ..core.devices import resolve_device
 from ..core.environment import git_commit
 from ..core.errors import HmoeError, check_choice, first_line, plural
-from ..core.files import ensure_writable
+from ..core.files import ensure_writable, runs_dir
 from ..core.loggers import listen
-from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount
+from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
 from .plan import JOBS_ON_GPU, default_jobs, missing_runs
 from .worker import LOCKED, Home, lost, run_away, serve_runs
 from ..training.planning import resolve
@@ -127,8 +127,7 @@ def _connect_ray(jobs: int | None):
         import ray
     except ImportError:
         raise HmoeError(
-            "Ray is not installed.",
-            fix="pip install -c constraints.txt -e '.[ray]', or use --engine local.",
+            "Ray is not installed.", fix="pip install 'hmoe_repro[ray]', or --engine local."
         ) from None
     if ray.is_initialized():
         return ray
@@ -166,7 +165,7 @@ def _home(ray, folder):
     """The `Home` of a store, as an actor on this machine."""
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(resources=here, **lasting)(Home).remote(folder)
+    return ray.remote(resources=here, **lasting)(Home).remote(folder, runs_dir() / "algorithms")
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-away
 def _drive_ray(todo, hear, jobs: int | None, arguments: tuple, end: float | None, gpus: float):
@@ -348,8 +347,10 @@ class RunDisplay:
                 self.last_said = now
                 steps = [f"{run} {amount(*done)}" for run, done in self.running.items()]
                 part = self.ended + sum(done / most for done, most in self.running.values())
-                left = (now - min(self.started.values())) * (self.total / part - 1) if part else 0
-                said = f"{'; '.join(steps)} updates, about {left:.0f} s left in all"
+                spent = now - min(self.started.values())
+                begun = self.ended + len(self.running)
+                left = time_left(spent, part, begun) and time_left(spent, part, self.total, 0)
+                said = f"{'; '.join(steps)} updates{left and f'{left} in all'}"
                 self.progress.say(f"[{self.ended}/{self.total}] {said}")
         self._bar("all runs", self.ended, self.total, "runs")
 

@@ -18,12 +18,12 @@ from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
 from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
+from ..core.seals import is_sealed, metadata_of, sealed
 from ..data.loader import ImageDataset
 from ..data.precomputed import PrecomputedDataset
 from ..data.registry import kept_data, load_dataset, recorded_dataset
 from ..networks.precision import set_precision
 from ..networks.timm_models import FrozenPart
-from .checkpoint_io import is_sealed, sealed
 from .planning import data_seed
 from .protocols import training_domains
 from .run_config import RunConfig
@@ -121,8 +121,8 @@ def load_weights(path: Path, algorithm, whose: dict | None = None):
     try:
         if not is_sealed(content):
             raise ValueError("its SHA-256 is another one, or none")
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        found = {name: header["__metadata__"].get(name) for name in ("run", "mode")}
+        header = metadata_of(content)
+        found = {name: header.get(name) for name in ("run", "mode")}
         if found != (whose or _whose(path)):
             raise ValueError(f"written for run {found['run']}, mode {found['mode']}")
         weights = load(content)

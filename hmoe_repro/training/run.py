@@ -23,8 +23,9 @@ from ..core.errors import NO_ROOM, HmoeError
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.loggers import listen
+from ..core.seals import sealed
 from ..method.toy_seeds import run_toy, toy_checkpoints
-from .checkpoint_io import load_state, save_state, sealed
+from .checkpoint_io import load_state, save_state
 from .measurements import check_measure, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
 from .run_config import TOY, RunConfig
@@ -148,7 +149,7 @@ def _described(trainer: Trainer, folder: Path) -> dict:
     the last weights."""
     scores, arrays = measure_run(trainer)
     if arrays:
-        write_atomic(folder / "arrays.safetensors", sealed(arrays))
+        write_atomic(folder / "arrays.safetensors", sealed(arrays, run=trainer.spec.run_id))
     if scores["discovery"]:
         save_model(selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     return scores
@@ -200,7 +201,7 @@ def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, a
     tell("start", toy_checkpoints((saved["trainer"] or {}).get("history", {})))
     toy, checkpoints, arrays = run_toy(spec.hparams, spec.steps, saved["trainer"], on_checkpoint)
     contiguous = {name: t.contiguous() for name, t in arrays.items()}
-    write_atomic(folder / "arrays.safetensors", sealed(contiguous))
+    write_atomic(folder / "arrays.safetensors", sealed(contiguous, run=spec.run_id))
     return {
         "checkpoints": checkpoints,
         "toy": toy,
