@@ -316,6 +316,16 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
+    """Write what lies beside a model: `config`, which is `text` as JSON, its groups, its card, and
+    the digests of all files."""
+    write_atomic(folder / CONFIG_FILE, text)
+    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
+    card = model_card(config, folder.name)
+    write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
+    write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
+
+
 def export_model(
     model: TrainedModel,
     folder=None,
@@ -357,9 +367,5 @@ def export_model(
             cause = f"{name} of {run['algorithm']} differs from the library by {difference:.1g}."
             raise HmoeError(cause, fix="another format.")
         os.replace(path, ensure_writable(folder) / name)
-    write_atomic(folder / CONFIG_FILE, text)
-    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
-    card = model_card(config, folder.name)
-    write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
-    write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
+    _describe(folder, model, config, text)
     return folder / name, difference
