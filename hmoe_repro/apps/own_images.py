@@ -32,6 +32,7 @@ from hmoe_repro.data.image_folder import (
     ImageTree,
     check_encoding,
     check_names,
+    check_splits,
     format_of,
     is_image,
     listed,
@@ -111,6 +112,8 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     files = image_files(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
+    if level == 1:
+        check_splits(root.name, root, [path for path in paths if len(path) > 2])
     levels = 0 if level is None else level + 1
     check_encoding(root.name, {folder for path in paths for folder in path[:-1][:levels]})
     for file, path in zip(files, paths):
