@@ -24,7 +24,7 @@ from torch import nn
 
 from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
-from ..core.errors import HmoeError, check_choice, first_line
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import template
 from ..data.feature_groups import keep_groups
@@ -280,6 +280,7 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+@public(folder=Place | None)
 def export_model(
     model: TrainedModel,
     folder=None,

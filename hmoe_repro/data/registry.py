@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.config import CONFIG
-from ..core.errors import HmoeError, TimeLimit, check_choice, plural, time_limit
+from hmoe_repro.core.errors import (
+    HmoeError,
+    Place,
+    TimeLimit,
+    check_choice,
+    plural,
+    public,
+    time_limit,
+)
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, expanded, plain_file, runs_dir, write_atomic
 from . import mnist
@@ -46,6 +54,7 @@ class DatasetInfo:
 DATASETS: dict[str, DatasetInfo] = {}
 
 
+@public
 def register_dataset(name: str, **info):
     """Decorator: enter a function `(trial_seed, data_dir) -> MultiDomainDataset` under `name`.
 
@@ -67,6 +76,7 @@ def _loaded(name: str, trial_seed: int, data_dir: str):
     return DATASETS[name].build(trial_seed, data_dir)
 
 
+@public(data_dir=Place | None)
 def load_dataset(name: str, trial_seed: int = 0, data_dir=None):
     """The data set registered as `name`; kept in memory for the next call, and the same for every
     `trial_seed` unless it is `seeded`. Raises `HmoeError` naming the valid ones."""
@@ -249,6 +259,7 @@ def own_datasets() -> dict[str, str]:
     return dict(_OWN)
 
 
+@public(folder=Place)
 def find_dataset(text: str, folder=".") -> str:
     """The registered name of a data set. `text`: the name, or the path, from `folder`, of a folder
     `<domain>/<class>/<image>` or of a function `file.py:Name`, which is registered. `HmoeError`

@@ -6,6 +6,7 @@
 __all__ = ['table_rows', 'selected_tables', 'collect_study', 'report_study']
 
 # %% ../../nbs/08_report/05_study_report.ipynb #imports
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,13 +14,13 @@ import pandas as pd
 from ..analysis.results import runs
 from ..analysis.statistics import resolution_note
 from ..analysis.tables import accuracy_table
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, Place, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from .render import KEPT, render
 from .reproduce import row_names
 from ..studies.search import choose, hparams_note, not_held_out, tables_of
 from ..studies.studies import study_specs
-from ..studies.study_file import STUDIES, kept_file, read_study
+from ..studies.study_file import STUDIES, Study, kept_file, read_study
 from ..training.run_config import TOY
 from ..training.selection import RULES
 from ..training.store import RunStore, write_study
@@ -50,6 +51,7 @@ def table_rows(
     return found, notes
 
 # %% ../../nbs/08_report/05_study_report.ipynb #def-selected-tables
+@public
 def selected_tables(
     records: list[dict], rule: str, n_hparams: int | None = None
 ) -> tuple[list[tuple], dict[str, HmoeError], pd.DataFrame]:
@@ -97,6 +99,7 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
     return records, missing
 
 # %% ../../nbs/08_report/05_study_report.ipynb #def-report-study
+@public(study=Place | Study, output=Place, formats=Sequence[str])
 def report_study(study, store: RunStore | None = None, output="reports", formats=KEPT) -> Path:
     """Write the page of a study, given by name or path, from the runs in `store` (the runs folder):
     `<output>/<study>/study.ipynb` with its tables and pictures, and the records next to that

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.errors import HmoeError, plural
+from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, plain_file, read_bytes, write_atomic
 from ..data.download import DAMAGE, open_tar
 from ..training.store import RunStore, locked_elsewhere, outcome, read_record, run_lock
@@ -60,6 +60,7 @@ def _archive(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 # %% ../../nbs/06_studies/08_export_import.ipynb #def-pack
+@public(path=Place)
 def pack(
     store: RunStore,
     path,
@@ -208,6 +209,7 @@ def _add(store: RunStore, archives: list[list[_Staged]]) -> list[str]:
     return lines
 
 
+@public
 def unpack(store: RunStore, *paths) -> str:
     """Add the runs of archives, and of other folders of runs, to `store`; returns a line about
     each. `HmoeError`, and the store is as it was, if anything in any of them does not fit or cannot
