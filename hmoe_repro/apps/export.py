@@ -24,7 +24,7 @@ from torch import nn
 
 from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
-from ..core.errors import HmoeError, check_choice, first_line
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import ensure_writable, expanded, sha256, write_atomic
 from ..core.seals import check_sum, listed_sum, write_sums
 from ..core.style import template
@@ -326,6 +326,7 @@ def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
     write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
 
 
+@public(folder=Place | None)
 def export_model(
     model: TrainedModel,
     folder=None,

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, Place, check_choice, plural, public
 from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
 from hmoe_repro.data.image_folder import (
@@ -49,6 +49,7 @@ from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
+@public(folder=Place)
 def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
     `HmoeError` as `walk`."""
@@ -103,6 +104,7 @@ def _class_level(root: Path, paths: list[list[str]]) -> int | None:
 UNSORTED = "image"  # the class of images that are not sorted by class
 
 
+@public(folder=Place, labels=Place | None)
 def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     """The images of a folder `<class>/<image>` or `<domain>/<class>/<image>`; of one without
     folders, or without `classes`, all images below it as one class, which can be grouped only.
@@ -255,6 +257,7 @@ def is_frozen(network: str, hparams: dict) -> bool:
     return network == "efficientnet_lite0" and hparams.get("frozen_stages", "all") == "all"
 
 
+@public(folder=Place)
 def discover_spec(
     folder,
     test_domain: str | None = None,
@@ -326,6 +329,7 @@ def sort_target(root, target) -> Path:
     return target
 
 
+@public(root=Place, target=Place)
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
     """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
     `HmoeError` as `sort_target`."""

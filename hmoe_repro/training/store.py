@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..core.errors import HmoeError, plural
+from ..core.errors import HmoeError, Place, plural, public
 from hmoe_repro.core.files import (
     ensure_writable,
     locked,
@@ -193,6 +193,7 @@ def locked_elsewhere(run_id: str, what_then: str) -> HmoeError:
 class RunStore:
     """The folder of runs; it is made when a run is written."""
 
+    @public(folder=Place | None)
     def __init__(self, folder: Path | None = None):
         self.folder = Path(folder or runs_dir()).absolute()
 
@@ -241,6 +242,7 @@ class RunStore:
                 damaged.append(str(error))
         return records, damaged
 
+    @public
     def find(self, prefix: str) -> dict:
         """The one record whose id starts with `prefix`; `HmoeError` if it is not one."""
         known = re.fullmatch("[0-9a-f]+", prefix)
