@@ -97,6 +97,7 @@ class Algorithm(Resumable):
     domain_modes = ()  # further ones, for images whose training domain is known
     fixed = ()  # parameters, by prefix, that training leaves alone
     resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
+    files = {}  # name -> path of a file that the class reads, from the folder of its own file
     needs_two_domains = ""  # what the algorithm does with a second training domain it must have
 
     def __init__(

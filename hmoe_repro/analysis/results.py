@@ -10,6 +10,7 @@ __all__ = ['MODE_ORDER', 'not_in_a_clone', 'study_file', 'short_path', 'load_stu
 # %% ../../nbs/07_analysis/01_results.ipynb #imports
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,17 @@ import pandas as pd
 
 from ..core.errors import HmoeError
 from ..core.files import repo_root, results_dir
+from ..core.seals import seal_fault
 from ..method.hmoe import HMOE_MODES
-from ..training.checkpoint_io import is_sealed
 from ..training.protocols import parse_policy
 from ..training.selection import protocol_of, validation_accuracy
-from ..training.store import RunStore, check_record, check_study_name, verify_studies
+from hmoe_repro.training.store import (
+    RunStore,
+    check_record,
+    check_study_name,
+    verify_listed,
+    verify_studies,
+)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-study-file
 def not_in_a_clone() -> str:
@@ -53,8 +60,10 @@ def load_study(study: str, store: str = "") -> list[dict]:
     that is cut, is no whole record (`check_record`) or repeats a run."""
     path = study_file(study, store)
     file, publish = short_path(path), f"`hmoe publish {study}` writes it from the runs"
-    if path.parent.resolve() == results_dir().resolve():
+    if os.path.realpath(path.parent) == os.path.realpath(results_dir()):
         verify_studies(path.parent)
+    else:
+        verify_listed(path)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
@@ -68,7 +77,7 @@ def load_study(study: str, store: str = "") -> list[dict]:
         place = f"{file}, line {number}"
         try:
             record = check_record(json.loads(line), place)
-        except (json.JSONDecodeError, HmoeError) as error:
+        except (ValueError, RecursionError, HmoeError) as error:
             problem = getattr(error, "cause", f"{place}: cut off or not JSON.")
             fix = f"{publish}, or restore the file from git."
             raise HmoeError(problem, fix=fix) from None
@@ -204,15 +213,16 @@ def has_arrays(run, store: str = "") -> bool:
 
 def arrays(run, store: str = "") -> dict[str, np.ndarray]:
     """The arrays stored with a run, a row of `results`, by name, from
-    `<store>/<study>/<run_id>.safetensors`. `HmoeError` if there are none, or they are damaged."""
+    `<store>/<study>/<run_id>.safetensors`. `HmoeError` if there are none, or the file is damaged,
+    has no digest, or is that of another run."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     path, fix = _arrays_file(run, store), f"`hmoe publish {run.study}` copies what the runs stored."
     try:
         content = path.read_bytes()
-        if is_sealed(content) is False:
-            raise OSError("its SHA-256 is another one")
+        if fault := seal_fault(content, run.run_id):
+            raise OSError(f"it {fault}")
         return load(content)
     except FileNotFoundError:
         absent = f"run {run.run_id} of study {run.study!r} has no arrays: {short_path(path)}"

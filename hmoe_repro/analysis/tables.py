@@ -83,11 +83,11 @@ def domain_order(frame: pd.DataFrame) -> list[str]:
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-mean-and-error
 def mean_and_error(values) -> tuple[float, float, int]:
-    """Mean, standard error (population standard deviation / sqrt n; NaN for fewer than two) and
-    n; missing values are ignored."""
+    """Mean, standard error (standard deviation with n - 1, over sqrt n; NaN for fewer than two)
+    and n; missing values are ignored."""
     known = pd.Series(values, dtype=float).dropna()
     n = len(known)
-    return known.mean(), known.std(ddof=0) / math.sqrt(n) if n > 1 else math.nan, n
+    return known.mean(), known.std() / math.sqrt(n) if n > 1 else math.nan, n
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-cell-statistics
 _MEASURED = ["mean", "stderr", "n", "expected"]

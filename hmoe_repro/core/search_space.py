@@ -77,6 +77,7 @@ class HParam:
     large_image_default: object = None  # the default for large images; None: as `default`
     default_in: tuple = ()  # ((data set, its default), ...) where a data set has its own
     domainbed_default: object = None  # in a run with `domainbed_compat`; None: as in others
+    omit_default: bool = False  # at its default no part of a run's name: added to published runs
     requires: tuple = ()  # (name of another hyper-parameter, its values); empty: it always exists
     search: object = None  # how a value is drawn; None: never
     search_large: object = None  # the same for large images; None: as `search`

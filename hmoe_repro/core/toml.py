@@ -101,7 +101,7 @@ def open_settings(path, name: str = "") -> SettingsFile:
         if (size := plain_file(path, "read").stat().st_size) > MOST_BYTES:
             cause = f"{name} has {size:,} bytes; {MOST_BYTES:,} are the most of a settings file."
             raise HmoeError(cause, fix="several files.")
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # Windows editors add a mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HmoeError(f"cannot read {name} ({why}).", fix="the path of a TOML file.") from None

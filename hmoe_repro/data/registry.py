@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'CROSSED_DIGITS', 'DatasetInfo', 'register_dataset', 'load_dataset', 'read_function', 'own_datasets',
-           'find_dataset', 'keep_data', 'kept_data']
+           'find_dataset', 'recorded_dataset', 'keep_data', 'kept_data']
 
 # %% ../../nbs/02_data/09_registry.ipynb #imports
 import functools
 import inspect
 import itertools
 import json
+import re
 import runpy
 import traceback
 import warnings
@@ -20,7 +21,14 @@ from pathlib import Path
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, TimeLimit, check_choice, plural, time_limit
 from ..core.files import data_dir as default_data_dir
-from ..core.files import ensure_writable, expanded, plain_file, runs_dir, write_atomic
+from hmoe_repro.core.files import (
+    ensure_writable,
+    expanded,
+    plain_file,
+    resolved,
+    runs_dir,
+    write_atomic,
+)
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -254,7 +262,7 @@ def _enter(text: str) -> str:
     """Register a folder or `file.py:Name`, for this process and those that train for it; returns
     its name."""
     path, colon, function = text.rpartition(".py:")
-    path = expanded(f"{path}.py" if colon else text).resolve()
+    path = resolved(f"{path}.py" if colon else text)
     name, text = (function, f"{path}:{function}") if colon else (path.name, str(path))
     if _OWN.get(name) == text:
         return name
@@ -274,6 +282,10 @@ def _enter(text: str) -> str:
         classes = plural(data.num_classes, "class", "classes")
         what = {"summary": f"your folder: {classes}, {plural(len(data), 'image')}", "files": name}
         build = lambda trial_seed, data_dir: _as_dataset(scan_tree(path))
+    if data.num_classes < 2:
+        cause = f"{name} has one class, {data.class_names[0]!r}, so there is nothing to classify."
+        fix = "two classes in each domain, or `hmoe discover`, which groups images."
+        raise HmoeError(cause, fix=fix)
     domains = tuple(data.domain_names)
     register_dataset(name, domain_names=domains, licence="yours to say", **what)(build)
     _OWN[name] = text
@@ -302,6 +314,24 @@ def find_dataset(text: str, folder=".") -> str:
     if ".py:" in text or path.is_dir():
         return _enter(str(path))
     return check_choice(text, DATASETS, "data set (nor is it the path of a folder)")
+
+# %% ../../nbs/02_data/09_registry.ipynb #def-recorded-dataset
+def recorded_dataset(name: str) -> str:
+    """The data set that a record names, if it is registered, or a folder of that name is here.
+    `HmoeError` for all others; unlike `find_dataset` it runs no code that `name` points to."""
+    if name not in DATASETS:
+        own_datasets()
+    is_path = ".py:" in name or name == ".." or Path(name).name != name
+    if name not in DATASETS and not is_path and Path(name).is_dir():
+        _enter(name)
+    if name in DATASETS:
+        return name
+    what = "a path, and a record cannot say what is read" if is_path else "not known here"
+    raise HmoeError(
+        f"the data set {name!r} of the record is {what}.",
+        fix="name its folder or file.py:Name yourself (--dataset, HMOE_FOLDERS).",
+        choices=DATASETS,
+    )
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-keep-data
 _NAMES = ("name", "domain_names", "class_names")
@@ -337,7 +367,7 @@ def _read_kept(path: Path) -> MultiDomainDataset:
             names, parts = json.loads(file.metadata()["names"]), {}
             for key in sorted(file.keys(), key=lambda key: int(key.rpartition(".")[2])):
                 parts.setdefault(key.rpartition(".")[0], []).append(file.get_tensor(key))
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         cause = f"the data in {path} are damaged ({error})."
         raise HmoeError(cause, fix="delete the file, and plan the run again.") from None
     factors = {n.partition(".")[2]: parts.pop(n) for n in list(parts) if n[:8] == "factors."}
@@ -348,4 +378,5 @@ def kept_data(fingerprint: str) -> MultiDomainDataset | None:
     """The data of this fingerprint that `keep_data` wrote; None if there are none. `HmoeError` if
     they are damaged."""
     path = _data_path(fingerprint)
-    return _read_kept(path) if path.exists() else None
+    known = re.fullmatch(r"[\w-]{1,64}", fingerprint)  # a record may hold any text
+    return _read_kept(path) if known and path.exists() else None

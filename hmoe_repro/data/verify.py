@@ -9,10 +9,10 @@ __all__ = ['MNIST', 'verify_dataset', 'findings', 'data_state', 'data_inventory'
 # %% ../../nbs/02_data/10_verify.ipynb #imports
 import pandas as pd
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, plural
 from .benchmarks import KNOWN, known_inventory, known_state
 from .cache import examine
-from .image_folder import Inventory, own_inventory
+from .image_folder import Inventory, listed, own_inventory, shared_notes
 from .mnist import mnist_files
 from .registry import DATASETS, find_dataset, own_datasets
 
@@ -31,7 +31,19 @@ def verify_dataset(
                 found.notes.append(f"{domain}/{c}: {here:,} images instead of {n:,}")
     if filled := [d for d in found.domains if found.counts[d].any()]:
         tree = found.tree(filled)
-        digests, reasons = examine(tree, workers, on_progress, visit=lambda row, image: None)
+        hidden = []  # images with transparent pixels, whose colours count
+
+        def look(row, image):
+            if image.info.get("transparent"):
+                hidden.append(tree.flat[row])
+
+        digests, reasons = examine(tree, workers, on_progress, visit=look)
+        found.notes += shared_notes(tree, digests, reasons)
+        if hidden:
+            count = plural(len(hidden), "image has", "images have")
+            found.notes.append(
+                f"{count} transparent pixels, whose colours count: {listed(sorted(hidden), 3)}"
+            )
         for file, digest, reason in zip(tree.flat, digests, reasons):
             if reason and (digest or (found.root / file).exists()):
                 found.unreadable.append((file, reason))
@@ -117,7 +129,7 @@ def refuse_damaged(found: Inventory):
         return
     fix = "restore these files"
     if found.unreadable:
-        fix += ", or train without the unreadable ones (unreadable=skip)"
+        fix += ", or train without the unreadable ones (--skip-unreadable)"
     raise HmoeError(
         f"{found.name}: {len(found.missing)} missing, {len(found.unreadable)} unreadable.",
         fix=f"{fix}.",

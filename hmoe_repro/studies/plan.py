@@ -28,7 +28,7 @@ from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs, with_settings
 from .study_file import PROFILES, STUDIES, read_study
 from ..training.run_config import TOY, RunConfig
-from ..training.store import RunStore, verify_studies
+from ..training.store import RunStore, unsealed_record, verify_studies
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-on-device
 def on_device(records: list[dict], here: dict) -> list[dict]:
@@ -51,7 +51,9 @@ def timings(store: RunStore) -> list[dict]:
             text = read_bytes(file)
             for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
                 with contextlib.suppress(Exception):  # whatever a damaged record may be
-                    read = json.loads(record)
+                    read, intact = unsealed_record(record)
+                    if intact is False:
+                        continue
                     kept = {name: read.get(name) for name in names}
                     measured_kinds([kept])  # raises where something is amiss
                     found += [kept] * math.isfinite(kept["wall_time_s"] or 0)

@@ -20,14 +20,15 @@ from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import NamedTuple
 
+from ..algorithms.from_file import restore_algorithm
 from ..core.config import CONFIG
 from ..core.determinism import PORTABLE, THREADS, starting
 from ..core.devices import resolve_device
 from ..core.environment import git_commit
 from ..core.errors import HmoeError, check_choice, first_line, plural
-from ..core.files import ensure_writable
+from ..core.files import ensure_writable, runs_dir
 from ..core.loggers import listen
-from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount
+from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
 from .plan import JOBS_ON_GPU, default_jobs, missing_runs
 from .worker import LOCKED, Home, lost, run_away, serve_runs
 from ..training.planning import resolve
@@ -126,8 +127,7 @@ def _connect_ray(jobs: int | None):
         import ray
     except ImportError:
         raise HmoeError(
-            "Ray is not installed.",
-            fix="pip install -c constraints.txt -e '.[ray]', or use --engine local.",
+            "Ray is not installed.", fix="pip install 'hmoe_repro[ray]', or --engine local."
         ) from None
     if ray.is_initialized():
         return ray
@@ -165,7 +165,7 @@ def _home(ray, folder):
     """The `Home` of a store, as an actor on this machine."""
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(resources=here, **lasting)(Home).remote(folder)
+    return ray.remote(resources=here, **lasting)(Home).remote(folder, runs_dir() / "algorithms")
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-drive-away
 def _drive_ray(todo, hear, jobs: int | None, arguments: tuple, end: float | None, gpus: float):
@@ -234,6 +234,19 @@ def _settled(spec: RunConfig, store: RunStore, reason: str) -> tuple[str, str | 
             store.write(record, mine=True)
     return ("complete", None) if record["status"] == "complete" else ("failed", reason)
 
+# %% ../../nbs/06_studies/06_sweep.ipynb #def-refuse-foreign-code
+def _refuse_foreign_code(specs: list[RunConfig]):
+    """`HmoeError` for a run whose algorithm is code that was not named in this process."""
+    sources = {(spec.algorithm, spec.algorithm_source): spec for spec in specs}
+    for (name, key), spec in sources.items():
+        if not key:
+            continue
+        try:
+            restore_algorithm(name, key)
+        except HmoeError as error:
+            fix = f"name its file yourself (--algorithm file.py:Name). {error.fix}"
+            raise HmoeError(f"run {spec.run_id}: {error.cause}", fix=fix) from None
+
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-sweep
 ENGINES = ("local", "ray")
 
@@ -256,7 +269,8 @@ def sweep(
     complete, the rest are 'stopped'.
 
     `on_event(kind, spec, *details)` hears ('start',), ('step', step, steps) and ('done', status,
-    reason). Raises `HmoeError` for an unknown engine, no cluster and a full disk.
+    reason). Raises `HmoeError` for an unknown engine, no cluster, a full disk, and for an algorithm
+    that is code which was not named in this process.
     """
     check_choice(engine, ENGINES, "engine")
     if gpus_per_run and engine != "ray":
@@ -264,6 +278,7 @@ def sweep(
     end = time.monotonic() + seconds if seconds else None
     store, by_id = store or RunStore(), {spec.run_id: spec for spec in specs}
     todo = missing_runs(by_id.values(), store)
+    _refuse_foreign_code(todo)
     results = dict.fromkeys(by_id, ("complete", None))
     results |= {spec.run_id: ("unfinished", "the time was up") for spec in todo}
     if stop_kinds:  # what failed before comes last: the first of its kind is then another one
@@ -332,8 +347,10 @@ class RunDisplay:
                 self.last_said = now
                 steps = [f"{run} {amount(*done)}" for run, done in self.running.items()]
                 part = self.ended + sum(done / most for done, most in self.running.values())
-                left = (now - min(self.started.values())) * (self.total / part - 1) if part else 0
-                said = f"{'; '.join(steps)} updates, about {left:.0f} s left in all"
+                spent = now - min(self.started.values())
+                begun = self.ended + len(self.running)
+                left = time_left(spent, part, begun) and time_left(spent, part, self.total, 0)
+                said = f"{'; '.join(steps)} updates{left and f'{left} in all'}"
                 self.progress.say(f"[{self.ended}/{self.total}] {said}")
         self._bar("all runs", self.ended, self.total, "runs")
 
@@ -443,6 +460,7 @@ def train_here(
     """The records of some runs, trained in this process as far as they are not, with progress; one
     without a configuration where another process has locked it."""
     store, records = store or RunStore(), []
+    _refuse_foreign_code(specs)
     with Progress() as progress:
         display = RunDisplay(len(specs), progress)
         for spec in specs:
