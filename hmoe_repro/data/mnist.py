@@ -199,7 +199,7 @@ def _with_cues(ink, hue: float, second: str, amount: float) -> torch.Tensor:
         ink = _turn(torch.from_numpy(ink), 22.5 * amount)[:, 0].numpy()
     else:
         ink = _widened(ink, 1 + amount / 2)
-    colour = hue_colour(512 + round(128 * hue))[:, None, None]
+    colour = hue_colour(512 + round(32 * hue))[:, None, None]
     return torch.from_numpy((ink[:, None].astype(int) * colour // 255).astype(np.uint8))
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-crossed-cues
