@@ -13,10 +13,12 @@ import tarfile
 import tracemalloc
 import zipfile
 
+import commands
 import pytest
 import torch
 
 from hmoe_repro.core import environment
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import download
 from hmoe_repro.studies import export_import
@@ -26,7 +28,7 @@ from hmoe_repro.training import run as run_module
 from hmoe_repro.training.checkpoint_io import load_state, save_state, sealed
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.store import RunStore, outcome, verify_studies
 
 SHORT = {"network": "small_cnn", "steps": 7, "checkpoint_frequency": 3}
 HPARAMS = {"batch_size": 8}
@@ -210,6 +212,7 @@ def ways_in(spec, run_id, store, tmp_path):
         "build_algorithm": lambda: build_algorithm(spec, build_dataset(spec_of())),
         "sweep": lambda: sweep([spec], RunStore(fresh), jobs=1),
         "train_here": lambda: train_here([spec], RunStore(fresh), "cpu"),
+        "run": lambda: run(spec, RunStore(fresh)),
     }
 
 
@@ -234,7 +237,7 @@ def test_a_record_cannot_name_code_as_its_data_set(
             ways[name]()
     for name in ("load_trained", "load"):  # need no data set, and so ask for none
         ways[name]()
-    assert ways["train_here"]()[0]["status"] == "failed"
+    assert ways["train_here"]()[0]["status"] == ways["run"]()["status"] == "failed"
     assert not tripwire.exists()
 
 
@@ -270,6 +273,7 @@ def test_the_code_kept_in_a_store_runs_only_if_trusted(tripwire, own_store, tmp_
     run_id = with_weights(spec, own_store)
     ways = ways_in(spec, run_id, own_store, tmp_path)
     del ways["build_dataset"]
+    assert "code stored with the runs" in ways.pop("run")()["reason"]
     for name, way in ways.items():
         with pytest.raises(HmoeError, match="code stored with the runs"):
             print(name, way())
@@ -307,14 +311,21 @@ def test_the_hash_of_a_source_is_no_path(key, own_store, own_names):
 
 def test_a_graph_of_another_process_is_not_unpickled(tmp_path, monkeypatch):
     from hmoe_repro.apps.export import run_graph
+    from hmoe_repro.core.seals import write_sums
 
     loaded = []
     monkeypatch.setattr(torch.export, "load", loaded.append)
     (tmp_path / "model.pt2").write_bytes(b"PK")
     with pytest.raises(HmoeError, match="trust_code=True"):
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
+    with pytest.raises(HmoeError, match="not listed in a SHA256SUMS"):
+        run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
     assert not loaded
-    with pytest.raises(AttributeError):  # what the stand-in returns is no graph
+    write_sums(tmp_path, ["model.pt2"])
+    with pytest.raises(HmoeError, match="trust_code=True"):
+        run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
+    assert not loaded
+    with pytest.raises(HmoeError, match="does not run here"):  # the stand-in returns no graph
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
     assert loaded
 
@@ -540,8 +551,6 @@ def test_all_parts_of_a_run_are_named(tmp_path, monkeypatch):
 
 
 def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_store):
-    import commands
-
     spec = spec_of()
     computed_with(monkeypatch, torch="1.0")
     half_done(spec, own_store)
@@ -596,3 +605,74 @@ def test_an_average_of_averages_without_end_is_refused(name):
         get_algorithm(name)
     assert len(str(caught.value)) < 400
     assert get_algorithm("SWAD-SMA-ERM").name == "SWAD-SMA-ERM"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe0  x.jsonl\n", b"\x80", "0  x\n".encode("utf-16")])
+def test_digests_that_are_no_text_are_one_line(content, tmp_path):
+    (tmp_path / "SHA256SUMS").write_bytes(content)
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    with pytest.raises(HmoeError, match="SHA256SUMS is not UTF-8 text") as caught:
+        verify_studies(tmp_path)
+    assert "\n" not in str(caught.value)
+    done = commands.hmoe("select", "--study", "x", folder=tmp_path, HMOE_RESULTS=str(tmp_path))
+    assert done.returncode == 1 and done.stderr.startswith("hmoe: ") and "UTF-8" in done.stderr
+
+
+def test_two_digests_of_one_study_are_refused(tmp_path):
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    digest = hashlib.sha256(b"{}\n").hexdigest()
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  x.jsonl\n{digest}  x.jsonl\n")
+    with pytest.raises(HmoeError, match="two digests of x.jsonl"):
+        verify_studies(tmp_path)
+
+
+STUDY = """title = "x"
+[[runs]]
+algorithms = ["ERM"]
+datasets = ["DigitDomainsTiny"]
+test_domains = ["sketch"]
+seeds = 1
+steps = 3
+"""
+
+
+def test_a_kept_study_file_that_is_no_text_is_one_line(tmp_path):
+    from hmoe_repro.studies.study_file import kept_file, read_study
+
+    (tmp_path / "reports").mkdir()
+    study = tmp_path / "mine.toml"
+    study.write_text(STUDY)
+    (tmp_path / "reports" / "mine.toml").write_bytes(b"\xff\xff\n")
+    with pytest.raises(HmoeError, match="mine.toml is not UTF-8 text"):
+        kept_file(read_study(str(study)), tmp_path / "reports")
+
+
+LOOPS = [
+    ("runs", {"HMOE_RUNS": "loop"}),
+    ("select", {"HMOE_RUNS": "loop"}),
+    ("pack x.tar.gz", {"HMOE_RUNS": "loop"}),
+    ("unpack loop", {"HMOE_RUNS": "loop"}),
+    ("unpack loop", {}),
+    ("select --study quick-table1", {"HMOE_RESULTS": "loop"}),
+    ("data list", {"HMOE_FOLDERS": "loop"}),
+    ("train --algorithm ERM --dataset loop --test-domain x", {}),
+    ("train --algorithm loop.py:X --dataset DigitDomainsTiny --test-domain sketch", {}),
+    ("train --algorithm ERM --dataset loop.py:X --test-domain sketch", {}),
+    ("plan loop.toml", {}),
+    ("predict loop --model loop", {}),
+    ("discover loop", {}),
+]
+
+
+@pytest.mark.parametrize("words, given", LOOPS, ids=str)
+def test_links_that_lead_in_a_circle_are_one_line(words, given, tmp_path, monkeypatch, own_names):
+    for name in ("loop", "loop.py", "loop.toml"):
+        (tmp_path / name).symlink_to(tmp_path / name)
+    given = {name: str(tmp_path / value) for name, value in given.items()}
+    if "HMOE_FOLDERS" in given:
+        monkeypatch.setattr(CONFIG, "datasets", (given["HMOE_FOLDERS"],))
+    done = commands.hmoe(*words.split(), folder=tmp_path, **given)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1)
+    if done.returncode:
+        assert done.stderr.strip().splitlines()[-1].startswith("hmoe: ")

@@ -29,7 +29,7 @@ from . import DOMAINBED
 from .base import SHARED_HPARAMS, Algorithm, as_floats, register
 from .conformance import random_batches
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
-from ..core.files import expanded
+from ..core.files import resolved
 from ..core.outside_code import check_reads, watch
 from ..core.search_space import LARGE_IMAGE, HParam
 from ..core.seeds import random_state, restore_random_state
@@ -106,7 +106,7 @@ def _checkout() -> SimpleNamespace:
             "an algorithm domainbed:NAME comes from your checkout of DomainBed, and none is named.",
             fix="--domainbed PATH, or HMOE_DOMAINBED=PATH.",
         )
-    return _import_checkout(expanded(path).resolve())
+    return _import_checkout(resolved(path))
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-hparams
 _UNREAD = {"data_augmentation", "class_balanced", "resnet18", "resnet50_augmix", "resnet_dropout"}

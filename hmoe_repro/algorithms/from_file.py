@@ -31,7 +31,7 @@ import torch
 from . import DOMAINBED, SPELLINGS, WRAPPERS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
 from ..core.errors import HmoeError, TimeLimit, time_limit
-from ..core.files import expanded, runs_dir
+from ..core.files import resolved, runs_dir
 from ..core.outside_code import KEPT, check_reads, difference, watch
 from ..core.seeds import random_state, restore_random_state
 from hmoe_repro.core.source import (
@@ -274,7 +274,7 @@ def algorithm_from_file(text: str) -> str:
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
         raise HmoeError(f"{text!r} does not say which algorithm.", fix="path/file.py:Name.")
-    path = expanded(path).resolve()
+    path = resolved(path)
     source = source_of(read_source(path), name, path.parent)
     return _keep(source, path, name).name
 

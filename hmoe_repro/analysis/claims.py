@@ -38,6 +38,7 @@ from hmoe_repro.analysis.statistics import (
     value_grid,
 )
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.files import read_text
 from ..core.style import escape_markdown, number_as_text, template
 from ..core.toml import packaged
 from ..data.registry import DATASETS
@@ -340,7 +341,7 @@ def _file(study: str, store: str):
 
 def _cost_rows(study: str, store: str) -> pd.DataFrame:
     """A benchmark as a frame: `times_erm`, a training step's time over ERM's in the same round."""
-    found = json.loads(_file(study, store).read_text(encoding="utf-8"))
+    found = json.loads(read_text(_file(study, store), "restore it from git."))
     seconds = pd.DataFrame(next(iter(found["seconds"].values())))  # of training steps
     times = seconds.div(seconds["ERM"], axis=0).rename_axis("trial_seed").reset_index()
     rows = times.melt("trial_seed", var_name="algorithm", value_name="times_erm")

@@ -10,6 +10,7 @@ __all__ = ['MODE_ORDER', 'not_in_a_clone', 'study_file', 'short_path', 'load_stu
 # %% ../../nbs/07_analysis/01_results.ipynb #imports
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def load_study(study: str, store: str = "") -> list[dict]:
     that is cut, is no whole record (`check_record`) or repeats a run."""
     path = study_file(study, store)
     file, publish = short_path(path), f"`hmoe publish {study}` writes it from the runs"
-    if path.parent.resolve() == results_dir().resolve():
+    if os.path.realpath(path.parent) == os.path.realpath(results_dir()):
         verify_studies(path.parent)
     else:
         verify_listed(path)
@@ -76,7 +77,7 @@ def load_study(study: str, store: str = "") -> list[dict]:
         place = f"{file}, line {number}"
         try:
             record = check_record(json.loads(line), place)
-        except (json.JSONDecodeError, HmoeError) as error:
+        except (ValueError, RecursionError, HmoeError) as error:
             problem = getattr(error, "cause", f"{place}: cut off or not JSON.")
             fix = f"{publish}, or restore the file from git."
             raise HmoeError(problem, fix=fix) from None

@@ -26,6 +26,7 @@ from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, expanded, sha256, write_atomic
+from ..core.seals import check_sum, listed_sum, write_sums
 from ..core.style import template
 from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
@@ -221,20 +222,37 @@ def _refuse_foreign_graph(path: Path):
     )
 
 
-def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
-    """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
-    `export_model` wrote as a graph. `HmoeError` without ONNX Runtime, where it is needed, and,
-    unless `trust_code`, for a .pt2 file that another process wrote: PyTorch unpickles it."""
-    path = Path(path)
+def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
+    """Return what a graph computes of images; the file is not checked."""
     if path.suffix == ".pt2":
-        if not trust_code:
-            _refuse_foreign_graph(path)
         with torch.no_grad():
             outputs = torch.export.load(path).module()(images)
         return {name: value.numpy() for name, value in outputs.items()}
     session = _onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, {"images": images.numpy()})))
+
+
+def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
+    """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
+    `export_model` wrote as a graph. `HmoeError` if the file does not have the SHA-256 that is
+    listed beside it or does not run on these images, without ONNX Runtime, if it is needed, and,
+    unless `trust_code`, for a .pt2 file that another process wrote: PyTorch unpickles it."""
+    fix = "copy the file and SHA256SUMS from the exported folder again, or export the model again."
+    path = Path(path)
+    if listed_sum(path):
+        check_sum(path, fix)
+    if path.suffix == ".pt2" and path.is_file() and not trust_code:
+        _refuse_foreign_graph(path)
+    check_sum(path, fix)
+    try:
+        return _run_graph(path, images)
+    except HmoeError:
+        raise
+    except Exception as error:
+        cause = f"{path} does not run here on images of shape {tuple(images.shape)} "
+        fix = "images as config.json says, or export the model again with this PyTorch."
+        raise HmoeError(f"{cause}({first_line(error)}).", fix=fix) from None
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-card
 def _slug(text: str) -> str:
@@ -289,7 +307,7 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     images = images if dtype == torch.uint8 else images.float() / 255
     try:
         _write_graph(trace(model, mode, dtype), path, names, text)
-        parts = [run_graph(path, some) for some in (images[:1], images[1:])]
+        parts = [_run_graph(path, some) for some in (images[:1], images[1:])]
     except Exception as error:
         name, reason = model.record["config"]["algorithm"], first_line(error)
         cause = f"{name} cannot be written as a graph in {path.name} ({reason})."
@@ -343,4 +361,5 @@ def export_model(
     keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
     card = model_card(config, folder.name)
     write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
+    write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
     return folder / name, difference

@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.files import expanded, plain_file
+from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
 from hmoe_repro.data.image_folder import (
     IMAGE_SUFFIXES,
@@ -314,7 +314,7 @@ def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
 def sort_target(root, target) -> Path:
     """The folder `target`, into which the images below `root` can be sorted. `HmoeError` for one
     that is not empty, or no folder, and for one that lies in `root`."""
-    root, target = (expanded(path).resolve() for path in (root, target))
+    root, target = resolved(root), resolved(target)
     cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         cause = f"{target.name} is not empty" if target.is_dir() else f"{target.name} is a file"
@@ -326,7 +326,7 @@ def sort_target(root, target) -> Path:
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
     """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
     `HmoeError` as `sort_target`."""
-    root, target = expanded(root).resolve(), sort_target(root, target)
+    root, target = resolved(root), sort_target(root, target)
     for file, group in zip(images.file, images.group):
         to = target / group / file
         to.parent.mkdir(parents=True, exist_ok=True)

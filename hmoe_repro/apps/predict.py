@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from .own_images import image_files
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import expanded
+from ..core.seals import check_sum, listed_sum
 from ..core.style import csv_text
 from ..data.base import Domains, as_input
 from ..data.feature_groups import FeatureGroups, kept_groups
@@ -158,7 +159,7 @@ def load(
 ) -> TrainedModel:
     """The model of a folder that `hmoe export --format safetensors` wrote, or of a finished run
     (its id, or the beginning of it) as `load_trained` returns it. `HmoeError` as there, and for a
-    folder without a model."""
+    folder without a model, or whose `config.json` is not as it was exported."""
     folder = expanded(model)
     if folder.is_file() or len(folder.parts) > 1 and not folder.exists():
         cause = (
@@ -167,6 +168,8 @@ def load(
         raise HmoeError(cause, fix="the folder that `hmoe export` wrote, or the id of a run.")
     if not folder.is_dir():
         return load_trained(str(model), weights, store, device, trust_code)
+    if listed_sum(folder / CONFIG_FILE):
+        check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         record, kept = config["record"], config["weights"]

@@ -13,7 +13,9 @@ import warnings
 
 import typer
 
+from .. import __version__
 from . import data, discover_predict, listings, plan_sweep, select_report, train
+from .options import option
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
 
@@ -37,6 +39,22 @@ data_app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_hel
 for _name in ("list", "verify", "download"):
     data_app.command(_name)(vars(data)[f"data_{_name}_command"])
 app.add_typer(data_app, name="data")
+
+
+def _show_version(asked: bool):
+    """Print the version and end, if `--version` is given."""
+    if asked:
+        print(f"hmoe_repro {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shared_options(
+    version: option(
+        bool, "Show the version and exit.", "--version", is_eager=True, callback=_show_version
+    ) = False,
+):
+    """The options of `hmoe` itself, which stand before a command."""
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
 def _show_warning(message, category, filename, lineno, file=None, line=None):

@@ -6,11 +6,13 @@
 __all__ = ['Jobs', 'Device', 'DataDir', 'DomainBed', 'Log', 'Engine', 'ResumeAnyway', 'Seed', 'Settings', 'SkipUnreadable',
            'Artefacts', 'ArtefactsOrStudies', 'ProfileName', 'OnRequest', 'OnlyAlgorithms', 'OnlyDataset',
            'PublishedStudy', 'Where', 'Formats', 'data_folder', 'domainbed_folder', 'resume_anyway', 'loggers',
-           'writable_file', 'option', 'argument', 'parsed_settings', 'print_table', 'print_frame', 'say']
+           'writable_file', 'opened', 'wrote', 'option', 'argument', 'parsed_settings', 'print_table', 'print_frame',
+           'say']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,6 +58,19 @@ def writable_file(path: str | None) -> str | None:
         return str(plain_file(full))
     reason = "its folder does not exist or is not writable"
     raise HmoeError(f"cannot write {path}: {reason}.", fix="another --output.")
+
+# %% ../../nbs/11_cli/01_options.ipynb #def-wrote
+def opened(path) -> str:
+    """Return a path as it is opened from the current folder: relative if it lies below, else
+    absolute."""
+    full, here = Path(path).expanduser().absolute(), Path.cwd()
+    return printable(str(full.relative_to(here) if full.is_relative_to(here) else full))
+
+
+def wrote(*paths):
+    """Print each file or folder that a command has written, as it is opened from here."""
+    for path in paths:
+        say(f"wrote {opened(path)}")
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-option
 def option(kind, help: str, *flags: str, **more):

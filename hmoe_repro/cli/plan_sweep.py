@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 from . import options
-from .options import argument, option, print_table, say
+from .options import argument, option, print_table, say, wrote
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-plan
 def plan_command(
@@ -88,13 +88,15 @@ def reproduce_command(
     if sample or fresh:
         store.discard_all([spec.run_id for spec in specs])
     if sample:
-        return steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        return wrote(output / "index.html")
     steps.reproduce(names, profile or "quick", batch, output, say)
+    wrote(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 def sweep_command(
     artefacts: options.ArtefactsOrStudies = None,
-    profile: options.ProfileName = "paper",
+    profile: options.ProfileName = "quick",
     everything: options.OnRequest = False,
     jobs: options.Jobs = None,
     device: options.Device = "auto",
@@ -133,6 +135,7 @@ def sweep_command(
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
     outcomes = batch.train(left, stop_kinds=True)
     print(f"{outcomes.summary(batch.store)}; {time.monotonic() - started:.0f} s")
+    wrote(batch.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
@@ -147,6 +150,7 @@ def pack_command(
     from hmoe_repro.training.store import RunStore
 
     print(pack(RunStore(), file, states, weights, arrays))
+    wrote(file)
 
 
 def unpack_command(
@@ -164,7 +168,9 @@ def unpack_command(
     from hmoe_repro.training.store import RunStore
 
     limit = round(limit_gib * 2**30) if limit_gib else None
-    print(unpack(RunStore(), *files, limit=limit))
+    store = RunStore()
+    print(unpack(store, *files, limit=limit))
+    wrote(store.folder)
 
 
 merge_command = unpack_command

@@ -123,9 +123,11 @@ def _opened(path, mode, flags):
 _READS = ("open", "hmoe_repro.read", "sqlite3.connect")
 
 
-def _hook(event: str, arguments: tuple):
-    if event in _READS and _WATCHED and isinstance(arguments[0], (str, bytes, os.PathLike)):
-        _opened(*arguments) if event == "open" else _opened(arguments[0], "r", 0)
+def _hook(event, arguments, reads=_READS, watched=_WATCHED, ending=sys.is_finalizing):
+    """The audit hook. What it needs first is bound here, for it runs until Python has ended."""
+    if event in reads and watched and not ending():
+        if isinstance(arguments[0], (str, bytes, os.PathLike)):
+            _opened(*arguments) if event == "open" else _opened(arguments[0], "r", 0)
 
 # %% ../../nbs/00_core/16_outside_code.ipynb #def-watch
 def _reporting(read):

@@ -80,7 +80,7 @@ def _write(response, part: Path, mark: Path, start: int, on_progress) -> str | N
 def _attempt(url: str, part: Path, mark: Path, timeout: float, on_progress) -> str | None:
     """Receive what `part` lacks of `url`; why it is not complete, or None. `HmoeError` for
     permanent errors."""
-    version = mark.read_text() if mark.exists() and part.exists() else ""
+    version = mark.read_text("utf-8", "replace") if mark.exists() and part.exists() else ""
     start = part.stat().st_size if version else 0
     headers = {"User-Agent": "hmoe-repro", "Accept-Encoding": "identity"}
     if start:

@@ -21,7 +21,14 @@ from pathlib import Path
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, TimeLimit, check_choice, plural, time_limit
 from ..core.files import data_dir as default_data_dir
-from ..core.files import ensure_writable, expanded, plain_file, runs_dir, write_atomic
+from hmoe_repro.core.files import (
+    ensure_writable,
+    expanded,
+    plain_file,
+    resolved,
+    runs_dir,
+    write_atomic,
+)
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -255,7 +262,7 @@ def _enter(text: str) -> str:
     """Register a folder or `file.py:Name`, for this process and those that train for it; returns
     its name."""
     path, colon, function = text.rpartition(".py:")
-    path = expanded(f"{path}.py" if colon else text).resolve()
+    path = resolved(f"{path}.py" if colon else text)
     name, text = (function, f"{path}:{function}") if colon else (path.name, str(path))
     if _OWN.get(name) == text:
         return name
@@ -272,15 +279,13 @@ def _enter(text: str) -> str:
         what = {"summary": summary, "seeded": seeded}
     else:
         data = scan_tree(path)
-        if data.num_classes < 2:
-            cause = (
-                f"{name} has one class, {data.class_names[0]!r}, so there is nothing to classify."
-            )
-            fix = "two class folders in each domain, or `hmoe discover`, which groups images."
-            raise HmoeError(cause, fix=fix)
         classes = plural(data.num_classes, "class", "classes")
         what = {"summary": f"your folder: {classes}, {plural(len(data), 'image')}", "files": name}
         build = lambda trial_seed, data_dir: _as_dataset(scan_tree(path))
+    if data.num_classes < 2:
+        cause = f"{name} has one class, {data.class_names[0]!r}, so there is nothing to classify."
+        fix = "two classes in each domain, or `hmoe discover`, which groups images."
+        raise HmoeError(cause, fix=fix)
     domains = tuple(data.domain_names)
     register_dataset(name, domain_names=domains, licence="yours to say", **what)(build)
     _OWN[name] = text

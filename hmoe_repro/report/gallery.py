@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..analysis.results import short_path
 from ..core.errors import HmoeError
-from ..core.files import repo_root, write_atomic
+from ..core.files import read_text, repo_root, write_atomic
 from ..core.style import template
 from .provenance import STATUS
 from .render import files_of, page_texts
@@ -29,7 +29,7 @@ def title_and_claim(notebook: Path) -> tuple[str, str]:
 def facts_of(page: Path) -> dict:
     """The provenance next to an executed page; {} without."""
     path = page.with_name(f"{page.stem}.provenance.json")
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return json.loads(read_text(path)) if path.exists() else {}
 
 
 _ABOUT_ALL = ("hmoe_table3",)  # pages about data of which their own runs are a part

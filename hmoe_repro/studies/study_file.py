@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
 from ..core.errors import HmoeError, check_choice
-from ..core.files import expanded
+from ..core.files import expanded, read_text
 from ..core.search_space import distribution
 from ..core.toml import SettingsFile, open_settings, packaged
 from ..training.run_config import TOY, Checked, Count, Names, RunOptions, Seed, explained
@@ -367,9 +367,7 @@ def kept_file(study: Study, folder: Path) -> dict[Path, str]:
     kept, path = Path(folder) / f"{study.name}.toml", study.file.folder / f"{study.name}.toml"
     if study.name in STUDIES or kept.absolute() == path:
         return {}
-    where, _, text = (
-        kept.read_text(encoding="utf-8").partition("\n") if kept.exists() else ("",) * 3
-    )
+    where, _, text = read_text(kept).partition("\n") if kept.exists() else ("",) * 3
     other = Path(folder, where.removeprefix(_KEPT)) if where.startswith(_KEPT) else kept
     if text not in ("", study.file.text) and other.is_file() and not other.samefile(path):
         raise HmoeError(

@@ -14,7 +14,7 @@ import warnings
 from datetime import datetime, timezone
 from pathlib import Path, PureWindowsPath
 
-from ..algorithms.from_file import explain_error
+from ..algorithms.from_file import explain_error, restore_algorithm
 from ..core.config import CONFIG
 from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
@@ -274,11 +274,15 @@ def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data
     return _record(spec, "failed", reason, _measured_so_far(folder, spec.run_id), device)
 
 # %% ../../nbs/05_training/11_run.ipynb #def-run
-def _attempt(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, anyway) -> dict:
+def _attempt(
+    spec: RunConfig, folder: Path, device, data_dir, on_step, tell, anyway, trust_code
+) -> dict:
     """The record of a run, complete or failed. `OSError` if the disk is full, `OtherVersions` for
     a state that is not resumed from."""
     train = _train_toy if spec.dataset == TOY else _train
     try:
+        if spec.algorithm_source:
+            restore_algorithm(spec.algorithm, spec.algorithm_source, trust_code)
         measured = train(spec, folder, device, data_dir, on_step, tell, anyway)
         return _record(spec, "complete", None, measured, device)
     except (KeyboardInterrupt, BrokenPipeError, OtherVersions):
@@ -299,6 +303,7 @@ def run(
     on_step=None,
     on_event=None,
     resume_anyway: bool = False,
+    trust_code: bool = False,
 ) -> dict | None:
     """Train the run of `spec`, or resume it, and return its record; None if another process has
     locked it. `on_step(step, steps)` is called after each update, and `on_event(kind, spec,
@@ -306,7 +311,9 @@ def run(
 
     A run that fails returns a record with status 'failed' and its reason. Raises `HmoeError` for a
     damaged record or an unusable folder or device, and `OtherVersions` for a state that was saved
-    under another PyTorch, unless `resume_anyway` (or `CONFIG.resume_anyway`).
+    under another PyTorch, unless `resume_anyway` (or `CONFIG.resume_anyway`). A run of an algorithm
+    that is kept with the runs, and whose file was not named in this process, fails unless
+    `trust_code`.
     """
     store = store or RunStore()
     device = resolve_device("cpu" if spec.dataset == TOY else str(device))
@@ -322,7 +329,8 @@ def run(
         tell, record = listen(spec, CONFIG.log, store.folder, on_event), {"status": "interrupted"}
         try:
             anyway = resume_anyway or CONFIG.resume_anyway
-            record = _attempt(spec, folder, device, data_dir, on_step, tell, anyway)
+            how = (on_step, tell, anyway, trust_code)
+            record = _attempt(spec, folder, device, data_dir, *how)
             record = store.write(record, mine=True)
         finally:
             tell("done", record)

@@ -25,6 +25,7 @@ from hmoe_repro.core.files import (
     ensure_writable,
     locked,
     read_bytes,
+    read_text,
     runs_dir,
     sha256,
     write_atomic,
@@ -310,10 +311,16 @@ def _place_in_study(record: dict) -> tuple:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """File of a study -> its SHA-256, as the folder's `SHA256SUMS` has it."""
+    """File of a study -> its SHA-256, as the folder's `SHA256SUMS` has it. `HmoeError`
+    if that is no text, or says two of one file."""
     path = folder / DIGESTS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    fix = "restore it from git, or publish the studies again (`hmoe publish`)."
+    lines = read_text(path, fix).splitlines() if path.exists() else []
+    digests = {}
+    for digest, _, name in (line.partition("  ") for line in lines):
+        if digests.setdefault(name, digest) != digest:
+            raise HmoeError(f"{path} has two digests of {name}.", fix=fix)
+    return digests
 
 
 def write_study(path: Path, records: list[dict], digest: bool = False):

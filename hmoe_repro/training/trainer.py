@@ -142,7 +142,7 @@ class Trainer:
         positions = [data.domain_index(domain) for domain in spec.test_domains]
         seed = protocols.run_seed_of(spec, positions)
         seed_everything(seed)
-        self.algorithm = build_algorithm(spec, data, trust_code=True).to(device).train()
+        self.algorithm = build_algorithm(spec, data).to(device).train()
         self.data = data = with_precomputed(data, self.algorithm)
         self.evaluation = Evaluation(spec, data, device)
         self.domains, self.splits = self.evaluation.domains, self.evaluation.splits
