@@ -441,6 +441,34 @@ def test_random_constants_are_the_same_in_every_process_and_disturb_nothing(plac
     assert difference(sys.modules[again.__module__].NOISE, noise, "NOISE") is None
 
 
+COUNTS = """
+import helper_with_a_list
+from hmoe_repro.algorithms.base import ERM
+SEEN = {"updates": 0}
+
+class Mine(ERM):
+    losses = []
+
+    def loss(self, minibatches):
+        SEEN["updates"] += 1
+        self.losses.append(1.0)
+        helper_with_a_list.LIST.append(1.0)
+        late = SEEN["updates"] + len(self.losses) + len(helper_with_a_list.LIST)
+        return {"loss": super().loss(minibatches)["loss"] * late}
+"""
+
+
+def test_what_one_run_leaves_in_the_module_does_not_reach_the_next(place):
+    write(place / "helper_with_a_list.py", "LIST = []")
+    path = write(place / "mine.py", COUNTS)
+    spec = config(path)
+    first = run(spec, RunStore(place / "a"))
+    again = run(spec, RunStore(place / "b"))
+    assert outcome(first) == outcome(again)
+    forget()
+    assert outcome(run(spec, RunStore(place / "c"))) == outcome(first)
+
+
 # Values of a program or notebook
 
 
