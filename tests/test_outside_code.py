@@ -1,6 +1,7 @@
 """A run is named by all that decides its numbers: the whole of its code, the files that this code
 reads, and no value that only a running program holds."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -21,6 +22,8 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
+from hmoe_repro.apps.export import export_model
+from hmoe_repro.apps.predict import load
 from hmoe_repro.core import source
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
@@ -201,7 +204,12 @@ READS = {
     "pathlib": "__import__('pathlib').Path(PATH).read_text()",
     "os": "__import__('os').open(PATH, 0)",
     "torch": "__import__('torch').load(PATH)",
+    "mapped": "__import__('torch').load(PATH, mmap=True)",
     "numpy": "__import__('numpy').load(PATH)",
+    "numpy bytes": "__import__('numpy').fromfile(PATH)",
+    "pandas": "__import__('pandas').read_csv(PATH)",
+    "image": "__import__('PIL.Image').Image.open(PATH)",
+    "link": "__import__('os').symlink(PATH, 'link'); open('link')",
     "safetensors": "__import__('safetensors.torch').torch.load_file(PATH)",
     "safe_open": "__import__('safetensors').safe_open(PATH, 'pt')",
     "jit": "__import__('torch').jit.load(PATH)",
@@ -261,6 +269,29 @@ def test_a_file_read_at_import_is_named_and_a_run_is_refused_before_it_begins(pl
     path = write(place / "own.py", reading(place / "table.toml", "init", "open(PATH)"))
     with pytest.raises(HmoeError, match="own.py reads"):
         make_config(f"{path}:Mine", "DigitDomainsTiny", ["photo"], network="small_cnn")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_it_is_named_if_a_module_beside_or_a_thread_reads_it(place):
+    write(place / "table.json", "{}")
+    how = "import threading; t = threading.Thread(target=beside.read); t.start(); t.join()"
+    write(place / "beside.py", f"def read(): open({str(place / 'table.json')!r})")
+    for call in ("beside.read()", how):
+        text = "import beside\n" + reading("x", "init", call)
+        with pytest.raises(HmoeError, match='files = {"table": "table.json"}'):
+            enter(write(place / "mine.py", text))(*SHAPE)
+
+
+def test_an_exported_model_is_a_file_too_and_a_run_is_none(place):
+    """`load` of a folder reads what lies there today; a run is named by the code itself."""
+    spec = make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn", steps=1)
+    run(spec, RunStore())
+    export_model(load(spec.run_id), place / "exported")
+    how = "import hmoe_repro; hmoe_repro.load({!r})"
+    for model, free in ((spec.run_id, True), (str(place / "exported"), False)):
+        cls = enter(write(place / "mine.py", reading("x", "init", how.format(model))))
+        with contextlib.nullcontext() if free else pytest.raises(HmoeError, match="mine.py reads"):
+            cls(*SHAPE)
 
 
 def test_reads_that_are_nobodys_business_are_free(place, monkeypatch):
@@ -409,6 +440,14 @@ def test_code_and_files_travel_to_a_machine_that_shares_no_folder(place, monkeyp
     ended = run_away(told, spec.to_dict(), "cpu", None, CONFIG.to_json())
     assert ended == ("complete", None)
     assert outcome(RunStore(place / "runs").read(spec.run_id)) == outcome(expected)
+
+
+def test_what_did_not_change_is_not_imported_again(place):
+    path = write(place / "mine.py", TEACHER)
+    teach(place, 7.0)
+    assert (
+        enter(path) is enter(path) is restore_algorithm("Mine (mine.py)", source_hash(enter(path)))
+    )
 
 
 def test_a_manifest_that_was_changed_is_no_kept_source(place):
