@@ -18,6 +18,7 @@ import hmoe_repro
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM, register
 from hmoe_repro.apps.compare import as_dataset
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import DATASETS, load_dataset
 from hmoe_repro.studies.studies import study_specs
@@ -55,6 +56,24 @@ class Noisy(Dataset):
 
     def __getitem__(self, i):
         return torch.rand(3, 16, 16) if self.image is None else self.image, i % 2
+
+
+class Odd(Dataset):
+    "Samples that are dictionaries or single tensors, or an item that raises."
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        if self.kind == "error" and i == 3:
+            raise OSError("disk error at item 3")
+        image, label = torch.full((3, 16, 16), i / 8), i % 2
+        if self.kind == "dictionary":
+            return {"image": image, "label": label}
+        return image if self.kind == "single" else (image, label)
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +178,7 @@ def test_a_failed_algorithm_is_a_note_and_a_failed_baseline_an_error():
 
 
 X, Y = torch.rand(8, 3, 16, 16), torch.arange(8) % 2
+NHWC = X.permute(0, 2, 3, 1)
 BAD = [
     ({"a": (X, Y)}, {}, "has one domain"),
     ({"a": (X, Y), "b": (X, Y * 0)}, {}, r"do not have the same labels: 2 .* and 1"),
@@ -170,7 +190,7 @@ BAD = [
     ({"a": (X, Y.float()), "b": (X, Y.float())}, {}, "labels of type torch.float32"),
     ({"a": (X, Y), "b": "images"}, {}, "domain 'b' is str, not a pair"),
     ({"a": (X, Y), "b": Noisy()}, {}, "another image each time .* random transform"),
-    ({"a": (X, Y), "b": Noisy("picture")}, {}, "gives str as image 0, not a tensor"),
+    ({"a": (X, Y), "b": Noisy("picture")}, {}, "item 0 .* gives str as image, not a tensor"),
     ([X, Y], {}, "list is no data"),
     ({}, {}, "dict is no data"),
     ("DigitDomainsTinny", {}, "unknown data set.* 'DigitDomainsTinny'"),
@@ -178,6 +198,36 @@ BAD = [
     ({"a": (X, Y), "b": (X, Y)}, {"hparams": {"lrr": 1}}, "unknown hyper-parameter .*'lrr'"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": 0}, "no trial seed"),
     ({"a": (X, Y), "b": (X, Y)}, {"baseline": "CORAL"}, "unknown baseline"),
+    (
+        {"a": (NHWC, Y), "b": (NHWC, Y)},
+        {},
+        r"\(16, 16, 3\): channels last.* permute\(0, 3, 1, 2\)".replace("* p", "*p"),
+    ),
+    (
+        {"a": (X, Y + 1), "b": (X, Y + 1)},
+        {},
+        "labels are 1, 2: not every number.*y - 1, or classes=",
+    ),
+    ({"a": (X, 2 * Y), "b": (X, 2 * Y)}, {}, "labels are 0, 2: not every number.*or classes="),
+    ({"a": (X, Y - 1), "b": (X, Y - 1)}, {}, "labels are -1, 0: not every"),
+    ({"a": (X, 0 * Y), "b": (X, 0 * Y)}, {}, "the classes are 0, not two"),
+    ({"a": (X, Y, Y), "b": (X, Y)}, {}, "domain 'a' has 3 parts"),
+    ({"a": TensorDataset(X, Y, Y), "b": (X, Y)}, {}, "item 0 .*'a' has 3 elements"),
+    ({"a": TensorDataset(X, Y + 0.5), "b": (X, Y)}, {}, r"has the label tensor\(0.5000\)"),
+    ({"a": Odd("dictionary"), "b": (X, Y)}, {}, r"item 0 .*is a dictionary \(image, label\)"),
+    ({"a": Odd("error"), "b": (X, Y)}, {}, "item 3 .*raised OSError: disk error at item 3"),
+    ({"a": Odd("single"), "b": (X, Y)}, {}, "item 0 .*is Tensor, no pair"),
+    ({"a": (X, Y), "b": (X, Y)}, {"classes": ["x"]}, "the classes are x, not two"),
+    ({"a": (X, Y), "b": (X, Y)}, {"classes": ["x", "x"]}, "the classes are x, x, not two"),
+    ({"a": (X, Y + 1), "b": (X, Y + 1)}, {"classes": ["x", "y"]}, "outside 0..1"),
+    ("DigitDomainsTiny", {"classes": ["x", "y"]}, "these data name their own"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": [0, 0]}, "trial seed 0 is there twice"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": []}, "no trial seed"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": None}, "no trial seed"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": [-1]}, "whole numbers from 0"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": 10**9}, "more than 10,000"),
+    ({"a": (X, Y), "b": (X, Y)}, {"test_domains": []}, "no test domain"),
+    ({"a": (X, Y), "b": (X, Y)}, {"test_domains": ["a", "a"]}, "test domain 'a' is there twice"),
 ]
 
 
@@ -186,6 +236,43 @@ def test_what_is_wrong_is_said_before_anything_is_trained(data, more, said):
     with pytest.raises(HmoeError, match=said):
         compare(["ERM"], data, **more)
     assert not RunStore().scan()[0]
+
+
+def test_classes_allow_labels_with_gaps():
+    """Names say that a class without an image is meant, as a `Dataset` with `classes` does."""
+    given = {d: (x, 2 * y) for d, (x, y) in tensors().items()}
+    data = as_dataset(given, classes=["ant", "bee", "cow"])
+    assert data.class_names == ["ant", "bee", "cow"] and data.labels[0].unique().tolist() == [0, 2]
+    given["b"] = (given["b"][0], given["b"][1] * 0)  # a class that one domain lacks
+    assert as_dataset(given, classes=["ant", "bee", "cow"]).labels[1].unique().tolist() == [0]
+    made = compare("ERM", given, test_domains=["a"], classes=["ant", "bee", "cow"])
+    assert "Chance is 33.3 %." in made.notes[0]
+    sets = {domain: TensorDataset(x, 2 * y) for domain, (x, y) in tensors().items()}
+    for one in sets.values():
+        one.classes = ["ant", "bee", "cow"]
+    assert as_dataset(sets).num_classes == 3
+
+
+def test_the_error_of_a_dataset_is_kept():
+    with pytest.raises(HmoeError) as caught:
+        as_dataset({"a": Odd("error"), "b": (X, Y)})
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_images_in_two_domains_of_tensors_are_counted():
+    given = tensors()
+    given["c"][0][:2] = given["a"][0][5]
+    with pytest.warns(UserWarning, match=r"2 images are in two domains.*c\[0\], in a too"):
+        as_dataset(given)
+
+
+def test_data_sets_of_python_files_are_checked_for_their_channels():
+    with pytest.raises(HmoeError, match="channels last"):
+        MultiDomainDataset("mine", ["a", "b"], ["0", "1"], [NHWC, NHWC], [Y, Y])
+    tall = torch.rand(8, 3, 16, 4)
+    MultiDomainDataset("mine", ["a", "b"], ["0", "1"], [tall, tall], [Y, Y])
+    features = torch.rand(8, 64, 1, 1)
+    MultiDomainDataset("mine", ["a", "b"], ["0", "1"], [features, features], [Y, Y])
 
 
 def test_unknown_algorithms_are_refused():

@@ -35,7 +35,7 @@ def test_list_shows_every_data_set_its_state_terms_and_citation(tmp_path):
     known_tree(tmp_path / "data", "VLCS", 1)
     root = known_tree(tmp_path / "data", "PACS", 1)
     shutil.rmtree(root / "sketch")
-    folder_tree(tmp_path / "my [red]pets", ("day", "night"), ("cat",))
+    folder_tree(tmp_path / "my [red]pets", ("day", "night"), ("cat", "dog"))
     find_dataset("my [red]pets", tmp_path)
     said = data("list").output
     rows = {line.split("  ")[0]: line for line in said.splitlines()}

@@ -435,9 +435,8 @@ def test_another_process_finds_ones_own_data_by_name(tmp_path):
 
 def test_names_that_would_be_confused_are_refused(tmp_path):
     for place in ("one", "two", "three"):
-        folder_tree(
-            tmp_path / place / ("PACS" if place == "three" else "pets"), ("day", "night"), ("cat",)
-        )
+        name = "PACS" if place == "three" else "pets"
+        folder_tree(tmp_path / place / name, ("day", "night"), ("cat", "dog"))
     find_dataset("pets", tmp_path / "one")
     with pytest.raises(HmoeError, match="a data set of yours has that name. Fix: rename"):
         find_dataset(str(tmp_path / "two" / "pets"))

@@ -174,7 +174,10 @@ def test_a_module_elsewhere_on_the_path_is_part_of_the_run(place, monkeypatch):
     for name in ("far_away", "farther"):
         (place / "tools" / f"{name}.py").unlink()
     name = "Mine (mine.py)"
-    assert [restore_algorithm(name, key)(*SHAPE).weight() for key in keys] == [10.0, 15.0]
+    assert [restore_algorithm(name, key, trust_code=True)(*SHAPE).weight() for key in keys] == [
+        10.0,
+        15.0,
+    ]
     assert "far_away" not in sys.modules
 
 
@@ -375,11 +378,11 @@ def test_a_damaged_copy_is_refused_unless_the_original_is_there(place):
     (copy,) = (place / "runs" / "algorithms" / "files").iterdir()
     copy.write_bytes(b"damaged")
     forget()
-    assert restore_algorithm(spec.algorithm, spec.algorithm_source)(*SHAPE).teacher[0] == 7.0
+    assert restore_algorithm(spec.algorithm, spec.algorithm_source, True)(*SHAPE).teacher[0] == 7.0
     (place / "weights" / "teacher.pt").unlink()
     forget()
     with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or was"):
-        restore_algorithm(spec.algorithm, spec.algorithm_source)
+        restore_algorithm(spec.algorithm, spec.algorithm_source, True)
 
 
 def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
@@ -392,7 +395,7 @@ def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
     teach(place, 0.0)
     forget()
     with pytest.raises(HmoeError, match="weights/teacher.pt.* was changed"):
-        restore_algorithm(spec.algorithm, spec.algorithm_source)
+        restore_algorithm(spec.algorithm, spec.algorithm_source, True)
 
 
 def test_the_original_may_be_opened_while_it_is_what_was_hashed(place):
@@ -473,7 +476,7 @@ def test_random_constants_are_the_same_in_every_process_and_disturb_nothing(plac
     noise, name, key = sys.modules[cls.__module__].NOISE, cls.name, source_hash(cls)
     forget()
     torch.manual_seed(3)
-    again = restore_algorithm(name, key)
+    again = restore_algorithm(name, key, trust_code=True)
     drawn = torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(1))
@@ -593,7 +596,7 @@ def test_a_notebook_whose_values_are_what_its_cells_say_is_taken(notebook):
     os.unlink("teacher.pt")
     key = source_hash(cls)
     forget()
-    assert restore_algorithm(cls.name, key)(*SHAPE).teacher.w.tolist() == [7.0, 7.0]
+    assert restore_algorithm(cls.name, key, True)(*SHAPE).teacher.w.tolist() == [7.0, 7.0]
 
 
 def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch):
@@ -627,7 +630,7 @@ def test_averaged_weights_of_a_class_of_a_file_have_its_hash(place):
         assert keys[-1] == source_hash(cls)
     assert keys[0] != keys[1]
     forget()
-    restored = [restore_algorithm("SWAD-Mine (mine.py)", key) for key in keys]
+    restored = [restore_algorithm("SWAD-Mine (mine.py)", key, True) for key in keys]
     assert [cls.base(*SHAPE).weight() for cls in restored] == [1.0, 0.5]
 
 

@@ -33,6 +33,8 @@ from hmoe_repro.networks.timm_models import (
     FrozenPart,
     Rescale,
     StyleStatistics,
+    _check_patches,
+    _unseen,
     freeze_stages,
     make_timm,
     num_features_of,
@@ -193,9 +195,62 @@ def test_stochastic_depth_is_off_unless_it_is_asked_for():
     assert max(chances(make_timm(swin, (3, 32, 32), drop_path=0.3))) == pytest.approx(0.3)
 
 
+PATCHES = [
+    ("timm:vit_tiny_patch16_224", 30, "sees 16 of 30 pixels.* a resolution of 16 or 32 pixels"),
+    ("timm:vit_tiny_patch16_224", 47, "sees 32 of 47 pixels.* a resolution of 32 or 48 pixels"),
+    ("timm:eva02_tiny_patch14_224", 30, "sees 28 of 30 .* 28 or 42 pixels"),
+    ("timm:swin_tiny_patch4_window7_224", 30, "sees 28 of 30 .* 28 or 32 pixels"),
+    ("timm:convnext_atto", 45, "sees 44 of 45 .* 44 or 48 pixels"),
+    ("gmoe:vit_tiny_patch16_224", 30, "patches of 16 pixels, and 30 x 30 is no multiple"),
+    ("deit_small", 30, "patches of 16 pixels, and 30 x 30 is no multiple"),
+]
+
+
+@pytest.mark.parametrize("name, side, said", PATCHES)
+def test_patches_that_do_not_divide_the_image_are_refused(name, side, said):
+    with torch.device("meta"), pytest.raises(HmoeError, match=said):
+        make_featurizer(name, (3, side, side), "random")
+
+
+def test_a_side_of_two_is_enough_to_be_refused():
+    """Some networks are refused by timm itself; the sizes that fit are named all the same."""
+    with pytest.raises(HmoeError, match="sees 32 of 40 pixels.*images of 48 x 40"):
+        make_timm("timm:vit_tiny_patch16_224", (3, 48, 40))
+    with pytest.raises(HmoeError, match="48 x 40 pixels .*Fix: a resolution of 32 or 48 pixels"):
+        make_timm("timm:test_vit", (3, 48, 40))
+
+
+@pytest.mark.parametrize("name, side", [("timm:test_vit", 48), ("timm:test_efficientnet", 30)])
+def test_every_pixel_has_an_influence_at_sizes_that_are_taken(name, side):
+    torch.manual_seed(0)
+    network = make_timm(name, (3, side, side)).eval()
+    x = torch.rand(1, 3, side, side, requires_grad=True)
+    network(x).square().sum().backward()
+    assert (x.grad.abs().sum(1) > 0).all()
+
+
+def test_a_network_takes_the_size_that_it_was_trained_at(monkeypatch):
+    """Some were trained at a size that their patches do not divide, and see what they saw then."""
+    timm = import_timm()
+    config = copy.deepcopy(timm.get_pretrained_cfg("vit_tiny_patch16_224"))
+    with torch.device("meta"):
+        body = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=50).eval()
+        with pytest.raises(HmoeError, match="sees 48 of 50"):
+            _check_patches("vit", body, (3, 50, 50))
+        body.pretrained_cfg = {**config.to_dict(), "input_size": (3, 50, 50)}
+        assert _check_patches("vit", body, (3, 50, 50)).shape == (2, 192)
+
+
+def test_padding_as_tensorflow_has_it_loses_nothing():
+    convolution = torch.nn.Conv2d(3, 8, 3, stride=2)  # timm pads the image before it
+    assert _unseen(convolution, (33, 32), (17, 16)) == [0, 0]
+    assert _unseen(torch.nn.Conv2d(3, 8, 16, stride=16), (30, 32), (1, 2)) == [14, 0]
+    assert _unseen(torch.nn.Conv2d(3, 8, 7, stride=4, padding=2), (224, 50), (56, 12)) == [0, 1]
+
+
 def test_images_and_names_that_timm_does_not_take():
-    with pytest.raises(HmoeError, match="gives no features of images of 33 x 33.*160 pixels"):
-        make_timm("timm:test_vit", (3, 33, 33))
+    with pytest.raises(HmoeError, match="gives no features of images of 9 x 9.*160 pixels"):
+        make_timm("timm:test_vit", (3, 9, 9))
     with pytest.raises(HmoeError, match="no network 'test_rsnet'.*timm:test_resnet") as caught:
         usual_weights("timm:test_rsnet")
     assert str(caught.value).count("timm:") == 3

@@ -29,7 +29,7 @@ from . import DOMAINBED
 from .base import SHARED_HPARAMS, Algorithm, as_floats, register
 from .conformance import random_batches
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
-from ..core.files import expanded
+from ..core.files import resolved
 from ..core.outside_code import check_reads, watch
 from ..core.search_space import LARGE_IMAGE, HParam
 from ..core.seeds import random_state, restore_random_state
@@ -106,7 +106,7 @@ def _checkout() -> SimpleNamespace:
             "an algorithm domainbed:NAME comes from your checkout of DomainBed, and none is named.",
             fix="--domainbed PATH, or HMOE_DOMAINBED=PATH.",
         )
-    return _import_checkout(expanded(path).resolve())
+    return _import_checkout(resolved(path))
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-hparams
 _UNREAD = {"data_augmentation", "class_balanced", "resnet18", "resnet50_augmix", "resnet_dropout"}
@@ -254,8 +254,28 @@ def _explained(name: str):
             fix = "--device cuda, on a machine that has one: this class calls CUDA itself."
         elif absent:
             fix = "install the package."
-        said = f"{name} failed{where}: {type(error).__name__}: {error}."
+        what = type(error).__name__ + (f": {error}" if str(error) else "")
+        said = f"{name} failed{where}: {what}."
         raise HmoeError(said, fix=fix) from error
+
+# %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-loader
+class _Loader:
+    """The validation batches (x, y) of one domain, as DomainBed's classes expect a loader: they
+    iterate over it once, and then ask for its length."""
+
+    def __init__(self, batches):
+        self.batches, self.count = batches, None
+
+    def __iter__(self):
+        for count, batch in enumerate(self.batches, 1):
+            self.count = count
+            yield batch
+
+    def __len__(self):
+        if self.count is None:
+            self.batches = list(self.batches)
+            return len(self.batches)
+        return self.count
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-adapter
 class DomainBedAlgorithm(Algorithm):
@@ -269,6 +289,7 @@ class DomainBedAlgorithm(Algorithm):
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.takes = num_domains, self.input_shape, num_classes
+        self.ended, self.reported = False, {}  # by a schedule of the class; the last losses
         theirs = self.unread[input_shape[-1] >= LARGE_IMAGE] | {"hmoe": self.hparams}
         theirs |= {n: value for n, value in self.hparams.items() if n in self.HPARAMS}
         with _explained(self.name):
@@ -281,11 +302,24 @@ class DomainBedAlgorithm(Algorithm):
         return self
 
     def update(self, minibatches, unlabeled=None):
-        with _explained(self.name):
-            reported = self.inner.update(minibatches)
-        check_reads(self.package)
+        if not self.ended:
+            with _explained(self.name):
+                reported = self.inner.update(minibatches)
+            check_reads(self.package)
+            self.reported = as_floats(reported, self.name)
         self.update_count += 1
-        return as_floats(reported, self.name)
+        return self.reported
+
+    def on_checkpoint(self, validation):
+        """Call the method `set_lr` of a class that has one, as DomainBed's train_autolr.py does;
+        `validation` has the batches (x, y) of each training domain. A last rate of 0 ends the
+        updates."""
+        if self.ended or not hasattr(self.inner, "set_lr"):
+            return
+        device, loaders = next(self.parameters()).device, [_Loader(b) for b in validation]
+        with _explained(self.name):
+            schedule = self.inner.set_lr(eval_loaders_iid=loaders, device=device)
+        self.ended = bool(schedule) and schedule[-1] == [0.0]
 
     def predict(self, x):
         with _explained(self.name):
@@ -298,6 +332,7 @@ class DomainBedAlgorithm(Algorithm):
         device = next(self.parameters()).device
         noise, before = random_batches(*self.takes, seed=0), random_state(device)
         self.update([(x.to(device), y.to(device)) for x, y in noise])
+        self.update_count, self.reported = 0, {}
         self.zero_grad()
         restore_random_state(before, device)
 
@@ -316,6 +351,9 @@ class DomainBedAlgorithm(Algorithm):
             _restore(state, self)
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-domainbed-algorithm
+_OWN_FEATURIZER = {"URM"}  # it asserts that its featurizer is of one of DomainBed's classes
+
+
 def _with_files(checkout: SimpleNamespace, source: type) -> str:
     """Hash of the code of a checkout and of the contents of the `files` that its class `source`
     declares, whose paths become absolute. `HmoeError` for one that is not there."""
@@ -337,8 +375,13 @@ def _with_files(checkout: SimpleNamespace, source: type) -> str:
 
 def domainbed_algorithm(name: str) -> type[Algorithm]:
     """Register and return the algorithm 'domainbed:<class>' of the checkout that `HMOE_DOMAINBED`
-    names. `HmoeError` where there is none, it cannot be imported, or has no such class."""
-    checkout, own = _checkout(), name.removeprefix(DOMAINBED)
+    names. `HmoeError` where there is none, it cannot be imported, has no such class, or has one
+    that accepts no featurizer of ours."""
+    own = name.removeprefix(DOMAINBED)
+    if own in _OWN_FEATURIZER:
+        cause = f"{name} accepts no featurizer but DomainBed's own, and a class gets ours here."
+        raise HmoeError(cause, fix=f"--algorithm {own}, which is this library's.")
+    checkout = _checkout()
     source = getattr(checkout.algorithms, own, None)
     if not (inspect.isclass(source) and hasattr(source, "update")):
         check_choice(own, getattr(checkout.algorithms, "ALGORITHMS", ()), "algorithm of DomainBed")

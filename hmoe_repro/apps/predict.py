@@ -8,6 +8,7 @@ __all__ = ['CONFIG_FILE', 'WEIGHTS_FILE', 'TrainedModel', 'load_trained', 'load'
 
 # %% ../../nbs/10_apps/02_predict.ipynb #imports
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +19,25 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from .own_images import image_files
-from ..core.errors import HmoeError, check_choice
+from ..core.devices import resolve_device
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import expanded
+from ..core.seals import check_sum, listed_sum
+from ..core.style import csv_text
 from ..data.base import Domains, as_input
 from ..data.feature_groups import FeatureGroups, kept_groups
 from ..data.image_folder import IMAGE_SUFFIXES, listed
 from ..data.kmeans_baseline import image_statistics
-from ..data.transforms import in_threads, normalise, read_image, square, why_unreadable
+from hmoe_repro.data.transforms import (
+    Refused,
+    as_rgb,
+    in_threads,
+    normalise,
+    read_image,
+    square,
+    to_levels,
+    why_unreadable,
+)
 from ..training.model import build_algorithm, load_weights, selected_path
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
@@ -90,7 +103,7 @@ def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
     try:
         with safe_open(path, framework="pt") as file:
             names = json.loads(file.metadata()["names"])
-    except (SafetensorError, OSError, TypeError, KeyError, ValueError):
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError):
         what = "are damaged" if path.exists() else "are not here (published records have none)"
         fix = "remove the run's folder and train it again."
         raise HmoeError(f"the weights {path} {what}.", fix=fix) from None
@@ -118,13 +131,14 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     if algorithm.hparams.get("lambda_d"):  # the first ones have a training domain each
         owned = trained_on[: len(experts)]
         experts[: len(owned)] = owned
-    groups, grouping = kept_groups(path.parent)
+    groups, grouping = kept_groups(path.parent, record["run_id"])
     if groups and grouping is None:  # the experts' own
         experts = groups
     names = data.class_names, experts, weights, trained_on, groups or [], grouping
     return TrainedModel(algorithm.to(device).eval(), record, *names)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-load
+@public(store=RunStore | None, device=str | torch.device)
 def load_trained(
     run_id: str, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
@@ -140,15 +154,16 @@ def load_trained(
     choices = [*(["last"] if record["discovery"] else []), *record["selected"]]
     weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = selected_path(store.path(run_id), weights)
-    return _model(record, weights, path, device, trust_code)
+    return _model(record, weights, path, resolve_device(str(device)), trust_code)
 
 
+@public(model=Place, store=RunStore | None, device=str | torch.device)
 def load(
     model, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
     """The model of a folder that `hmoe export --format safetensors` wrote, or of a finished run
     (its id, or the beginning of it) as `load_trained` returns it. `HmoeError` as there, and for a
-    folder without a model."""
+    folder without a model, or whose `config.json` is not as it was exported."""
     folder = expanded(model)
     if folder.is_file() or len(folder.parts) > 1 and not folder.exists():
         cause = (
@@ -157,16 +172,19 @@ def load(
         raise HmoeError(cause, fix="the folder that `hmoe export` wrote, or the id of a run.")
     if not folder.is_dir():
         return load_trained(str(model), weights, store, device, trust_code)
+    if listed_sum(folder / CONFIG_FILE):
+        check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         record, kept = config["record"], config["weights"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         cause = f"the folder {model} has no {CONFIG_FILE} that `hmoe export` wrote."
         raise HmoeError(cause, fix="`hmoe export RUN`, or the id of a run.") from None
     if not (folder / WEIGHTS_FILE).exists():
         cause = f"the folder {model} has no {WEIGHTS_FILE}, from which this library builds a model."
         raise HmoeError(cause, fix="`hmoe export RUN --format safetensors`.")
     check_choice(weights or kept, [kept], f"weights of the folder {model}")
+    device = resolve_device(str(device))
     return _model(record, kept, folder / WEIGHTS_FILE, device, trust_code)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-looks
@@ -179,11 +197,18 @@ def _picture(path: Path, model: TrainedModel):
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-look-at-files
 def look_at_files(
-    model: TrainedModel, root, files: list, mode=None, skip=False, on_progress=None, at_once=256
+    model: TrainedModel,
+    root,
+    files: list,
+    mode=None,
+    skip_unreadable=False,
+    on_progress=None,
+    at_once=256,
 ) -> tuple[list[str], dict[str, np.ndarray], list[tuple[str, str]]]:
     """The readable `files` below `root`, the outputs of `TrainedModel.look` for them, and (file,
     reason) of the others. `mode`: of inference; `at_once`: how many files; `on_progress` as
-    `Progress`. `HmoeError` for an unknown mode, and for files that cannot be read unless `skip`."""
+    `Progress`. `HmoeError` for an unknown mode, and for files that cannot be read unless
+    `skip_unreadable`."""
     spec, modes = model.record["config"], model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {spec['algorithm']}")
     kept, unreadable, parts = [], [], []
@@ -197,7 +222,7 @@ def look_at_files(
             parts.append(model.look(torch.from_numpy(np.stack([*pictures.values()])), mode))
         if on_progress:
             on_progress("evaluating all images", start + len(names), len(files), "images")
-    if unreadable and not (skip and parts):
+    if unreadable and not (skip_unreadable and parts):
         named = listed([f"{file} ({why})" for file, why in unreadable], 5)
         cause = f"{len(unreadable)} of {len(files)} images cannot be read: {named}."
         raise HmoeError(cause, fix="copy them again, or leave them out with --skip-unreadable.")
@@ -222,49 +247,58 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
     return pd.DataFrame(table)
 
 
+@public(folder=Place, on_progress=Callable | None)
 def predict_folder(
-    model: TrainedModel, folder, mode: str | None = None, skip: bool = False, on_progress=None
+    model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
-    """(file, class, probability, nearest_domain and gate_value of each image below a folder;
-    unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
-    files = image_files(folder)
+    """(file, class, probability, nearest_domain and gate_value of each image below a folder, or of
+    one image file; unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
+    root = expanded(folder)
+    files = [root.name] if root.is_file() else image_files(folder)
     if not files:
         raise HmoeError(f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another one.")
-    root = expanded(folder)
-    files, outputs, unreadable = look_at_files(model, root, files, mode, skip, on_progress)
+    root = root.parent if root.is_file() else root
+    files, outputs, unreadable = look_at_files(
+        model, root, files, mode, skip_unreadable, on_progress
+    )
     return _table(model, files, outputs), unreadable
 
 
+@public
 def predictions_csv(table: pd.DataFrame) -> bytes:
-    """A table as CSV in UTF-8; bytes of file names that are not valid UTF-8 are unchanged. A text
-    that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""
-    texts = table.select_dtypes(["object", "string"])
-    safe = texts.apply(lambda column: column.str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True))
-    table = table.assign(**safe)
-    text = table.to_csv(index=False, float_format="%.4f", lineterminator="\n")
-    return text.encode("utf-8", "surrogateescape")
+    """A table as `csv_text` in UTF-8; bytes of file names that are not valid UTF-8 are
+    unchanged."""
+    return csv_text(table, "%.4f").encode("utf-8", "surrogateescape")
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-predict-images
 def _as_image(image) -> Image.Image:
-    """An image file, an image of Pillow, or an array as an RGB image. `HmoeError` for others."""
+    """Return an image file, an image of Pillow or an array as an upright RGB image of 8 bits.
+    `HmoeError` for others, and for values that `to_levels` refuses."""
     if isinstance(image, str | Path):
         return read_image(expanded(image))
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    values = np.asarray(image)
-    if values.dtype.kind == "f" and values.size and 0 <= values.min() <= values.max() <= 1:
-        values = (255 * values).round().astype(np.uint8)
-    if values.dtype != np.uint8 or values.ndim not in (2, 3) or values.shape[2:] not in ((), (3,)):
-        cause = f"an array of {values.dtype} of shape {values.shape} is no image."
-        fix = "height x width x 3 (red, green, blue), bytes or floats from 0 to 1."
-        raise HmoeError(cause, fix=fix)
-    return Image.fromarray(values).convert("RGB")
+    fix = (
+        "height x width x 3 (red, green, blue), bytes, whole numbers of 16 bits, or floats 0 to 1."
+    )
+    try:
+        if isinstance(image, Image.Image):
+            return as_rgb(image)
+        values = np.asarray(image)
+        if values.ndim not in (2, 3) or values.shape[2:] not in ((), (3,)):
+            if values.ndim == 3 and values.shape[0] == 3:
+                fix = "image.permute(1, 2, 0), or transpose(1, 2, 0) of NumPy."
+            raise Refused(f"its shape is {values.shape}")
+        return Image.fromarray(to_levels(values)).convert("RGB")
+    except (ValueError, OSError) as error:
+        of = f"of {type(image).__name__}"
+        raise HmoeError(f"an image {of} cannot be read: {first_line(error)}.", fix=fix) from None
 
 
+@public(images=object)
 def predict_images(model: TrainedModel, images, mode: str | None = None):
     """class, probability, nearest_domain and gate_value (None without experts): a dictionary for
     one image, a table with a row for each of a list or folder. An image is a path, an image of
-    Pillow, or an array (H, W, 3) of bytes or of floats from 0 to 1; `mode`: of inference.
+    Pillow, or an array (H, W, 3) of bytes, of 16-bit integers or of floats from 0 to 1; `mode`: of
+    inference.
     `HmoeError` for what is no image, and for an unknown mode."""
     modes = model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {model.record['config']['algorithm']}")

@@ -10,10 +10,16 @@ import os
 import sys
 
 from . import options
-from .options import argument, option, print_frame
+from .options import argument, opened, option, print_frame, wrote
 from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
+def _print_skipped(unreadable: list[tuple[str, str]]):
+    """Name the images that were left out, and why, on standard error."""
+    for file, why in unreadable:
+        print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
+
+
 def _write_findings(found, folder, output: str):
     """Write the page and the table of groups beside it, and print the verdict."""
     from hmoe_repro.apps import discover as app
@@ -47,6 +53,7 @@ def discover_command(
     seed: options.Seed = 0,
     network: option(str, "Featurizer.") = None,
     resolution: option(int, "Pixels a side.", min=8) = None,
+    skip_unreadable: options.SkipUnreadable = True,
     set_: options.Settings = None,
     device: options.Device = "auto",
 ):
@@ -54,26 +61,29 @@ def discover_command(
     print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
-    from hmoe_repro.core.search_space import parse_setting
 
     if sort_into:
         own_images.sort_target(folder, sort_into)
     how = dict(steps=steps, resolution=resolution, network=network, seed=seed, method=method)
     how |= dict(test_domain=test_domain, experts=experts, restarts=restarts)
-    how |= dict(hparams=dict(map(parse_setting, set_ or [])), classes=not no_classes)
+    how |= dict(skip_unreadable=skip_unreadable)
+    how |= dict(hparams=options.parsed_settings(set_), classes=not no_classes)
     found = app.discover(folder, labels, device, names=names and names.split(","), **how)
     _write_findings(found, folder, output)
+    _print_skipped(found.unreadable)
     if sort_into:
         own_images.sort_into(found.images, folder, sort_into, links)
+        wrote(sort_into)
+    wrote(os.path.join(os.path.dirname(output), "groups.csv"), output)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
-    folder: argument(str, "Any folder of images; subfolders are searched."),
+    folder: argument(str, "Any folder of images; subfolders are searched. Or one image file."),
     model: option(str, "Run (`hmoe runs` lists them), or a folder that `hmoe export` wrote."),
     output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
     weights: option(str, "last, or the inference mode that selected them; default: last.") = None,
     mode: option(str, "Inference mode; default: the algorithm's first.") = None,
-    skip_unreadable: option(bool, "Skip and list unreadable images.", "--skip-unreadable") = False,
+    skip_unreadable: options.SkipUnreadable = False,
     device: options.Device = "auto",
     trust_code: option(bool, "Run the source kept with the run; read it.", "--trust-code") = False,
 ):
@@ -88,10 +98,9 @@ def predict_command(
     with Progress() as progress:
         table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
     write_atomic(output, predictions_csv(table))
-    for file, why in skipped:
-        print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
+    _print_skipped(skipped)
     left_out = f", {len(skipped)} skipped" if skipped else ""
-    print(f"{plural(len(table), 'image')} in {os.path.basename(output)}{left_out}")
+    print(f"{plural(len(table), 'image')} in {opened(output)}{left_out}")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-export
 def export_command(
@@ -113,3 +122,4 @@ def export_command(
     size = f"{path.stat().st_size / 1e6:.1f} MB"
     print(f"{path}: {size}, differs from the library by at most {difference:.0e}")
     print("with config.json and README.md, the model card: the folder can be uploaded as it is")
+    wrote(path.parent)

@@ -14,11 +14,16 @@ from hmoe_repro.cli.options import (
     Device,
     DomainBed,
     Log,
+    ResumeAnyway,
     Settings,
+    SkipUnreadable,
     argument,
     data_folder,
+    opened,
     option,
+    parsed_settings,
     print_frame,
+    wrote,
 )
 from ..core.config import CONFIG
 from ..core.determinism import set_determinism
@@ -48,11 +53,13 @@ def train_command(
         int, "Train the trials 0 to N-1 and select among them.", min=1, max=10_000
     ) = None,
     set_: Settings = None,
+    skip_unreadable: SkipUnreadable = False,
     workers: option(int, "Processes that decode image files ahead.", min=0, max=256) = 0,
     device: Device = "auto",
     data_dir: DataDir = None,
     domainbed: DomainBed = None,
     log: Log = None,
+    resume_anyway: ResumeAnyway = False,
     **options,
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
@@ -62,10 +69,10 @@ def train_command(
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
-    from hmoe_repro.core.search_space import parse_setting
     from hmoe_repro.studies.sweep import drawn_configs, refuse_incomplete, train_here
+    from hmoe_repro.training.store import RunStore
 
-    hparams = dict(parse_setting(text) for text in set_ or [])
+    hparams = parsed_settings(set_, skip_unreadable)
     configs = drawn_configs(RunOptions.of(**options, hparams=hparams), n_hparams, folder)
     records = train_here(configs, None, device, folder)
     complete = sum(record["status"] == "complete" for record in records)
@@ -73,12 +80,14 @@ def train_command(
         chosen = search_table(frame_of([r for r in records if "config" in r]), n_hparams)
         print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
     refuse_incomplete(configs, records)
+    store = RunStore()
     if n_hparams:
-        return
+        return wrote(store.folder)
     run = frame_of(records[:1])
     print_frame(f"{configs[0]}, run {configs[0].run_id}", selected_table(run))
     if experts := describe_discovery(run):
         print(experts)
+    wrote(store.path(configs[0].run_id))
 
 
 _own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]
@@ -94,4 +103,7 @@ def new_algorithm_command(
 
     path = output or f"{name}.py"
     new_algorithm(name, path)
-    print(f"{path} trains as it is; its remarks say what to change, and the next three commands.")
+    print(
+        f"{opened(path)} trains as it is; its remarks say what to change, and the next three "
+        "commands."
+    )

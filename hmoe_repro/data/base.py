@@ -150,8 +150,8 @@ class MultiDomainDataset(Domains):
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-shapes
 def _check_images(data: MultiDomainDataset):
-    """`HmoeError` for images that are neither bytes nor floats from 0 to 1, or differ in shape, and
-    for a factor that does not have a value for each."""
+    """`HmoeError` for images that are neither bytes nor floats from 0 to 1, have their channels
+    last, or differ in shape, and for a factor that does not have a value for each."""
     for domain, x in zip(data.domain_names, data.images):
         shape = tuple(x.shape[1:])
         floats = x.dtype == torch.float32 and x.min() >= 0 and x.max() <= 1  # NaN is neither
@@ -160,6 +160,11 @@ def _check_images(data: MultiDomainDataset):
                 f"{data.name}: images of domain {domain!r} are {x.dtype} of shape {tuple(x.shape)} "
                 f"from {x.min():g} to {x.max():g}.",
                 fix="(N, C, H, W), of torch.uint8 from 0 to 255, or of torch.float32 from 0 to 1.",
+            )
+        if shape[2] <= 4 < min(shape[:2]):
+            cause = f"images of domain {domain!r} have the shape {shape}: channels last"
+            raise HmoeError(
+                f"{data.name}: {cause}.", fix="(N, C, H, W), by images.permute(0, 3, 1, 2)."
             )
         if shape != data.input_shape:
             first = data.domain_names[0]

@@ -27,17 +27,26 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
 from .base import Domains
-from .cache import cache_root, examine, file_facts, open_cache
-from .image_folder import ImageTree, listed, without
+from .cache import Rows, cache_root, examine, file_facts, open_cache, open_rows
+from .image_folder import ImageTree, listed, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
+def _cached(path: str, shape: tuple) -> Rows:
+    """Return the cache that the process of the run has opened. `HmoeError` if it is gone."""
+    rows = open_rows(path, np.uint8, shape)
+    if rows is None:
+        cause = f"the cache {path} was removed or damaged meanwhile."
+        raise HmoeError(cause, fix="start again: it is built anew.")
+    return rows
+
+
 def do_task(task: dict) -> np.ndarray:
     """Bytes (B, R, R, 3) of the images of a task, augmented if it has seeds. `HmoeError` for a
     file that cannot be read."""
     size, seeds = task["resolution"], task["seeds"]
     done = np.empty((len(task["images"]), size, size, 3), np.uint8)
-    cached = task["cache"] and np.memmap(task["cache"][0], np.uint8, "r", shape=task["cache"][1])
+    cached = task["cache"] and _cached(*task["cache"])
     for i, file_or_row in enumerate(task["images"]):
         if cached is None:
             image = read_image(Path(task["root"]) / file_or_row)
@@ -185,7 +194,7 @@ class ImageFiles(OneByOne):
         self.workers = CONFIG.workers if workers is None else workers
 
     @functools.cached_property
-    def cache(self) -> np.memmap | None:
+    def cache(self) -> Rows | None:
         """The cache, built if necessary, or None for the source 'files'."""
         if self.options["source"] == "files":
             return None
@@ -203,15 +212,13 @@ class ImageFiles(OneByOne):
     @functools.cached_property
     def kept(self) -> torch.Tensor:
         """Whether each file that was found is used: (N,) bool in flat order. Warns of files that
-        are left out, or refuses them."""
+        are left out, or refuses them, and of images in two domains."""
         reasons = self.ledger[1]
         bad = [f"{file} ({r})" for file, r in zip(self.scanned.flat, reasons) if r]
         if bad and self.options["unreadable"] == "refuse":
-            raise HmoeError(
-                f"{self.name}: {len(bad)} of {len(reasons)} images cannot be read: "
-                f"{listed(bad, 5)}.",
-                fix="copy them again, or leave them out with unreadable=skip.",
-            )
+            cause = f"{len(bad)} of {len(reasons)} images cannot be read: {listed(bad, 5)}."
+            fix = "copy them again, or leave them out: --skip-unreadable, or unreadable=skip."
+            raise HmoeError(f"{self.name}: {cause}", fix=fix)
         for note in self._left_out():
             warnings.warn(note, stacklevel=2)
         return torch.tensor([reason is None for reason in reasons])
@@ -219,11 +226,12 @@ class ImageFiles(OneByOne):
     def _left_out(self) -> list[str]:
         bad = [file for file, reason in zip(self.scanned.flat, self.ledger[1]) if reason]
         share = f"{len(bad)} of {len(self.scanned)} images"
-        return [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
+        notes = [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
+        return notes + shared_notes(self.scanned, *self.ledger)
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, in sentences."""
+        """What was left out, and which images are in two domains, in sentences."""
         self.kept
         return self.scanned.notes + self._left_out()
 
@@ -291,7 +299,7 @@ class ImageDataset(ImageFiles):
         """A function that returns bytes (B, R, R, 3); workers start at once."""
         if self.cache is not None and seeds is None:
             rows = self._rows[position][indices].numpy()
-            return lambda: torch.from_numpy(np.asarray(self.cache)[rows])
+            return lambda: torch.from_numpy(self.cache[rows])
         done = later(self.task(position, indices, seeds), self.workers)
         return lambda: torch.from_numpy(done())
 
@@ -308,7 +316,7 @@ class ImageDataset(ImageFiles):
             "resolution": self.resolution,
             "resize_first": self.resize_first,
             "interpolation": self.options["interpolation"],
-            "cache": None if self.cache is None else (self.cache.filename, self.cache.shape),
+            "cache": None if self.cache is None else (str(self.cache.path), self.cache.shape),
         }
 
     def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):

@@ -7,16 +7,19 @@ __all__ = ['MNIST', 'verify_dataset', 'findings', 'data_state', 'data_inventory'
            'refuse_damaged']
 
 # %% ../../nbs/02_data/10_verify.ipynb #imports
+from collections.abc import Callable
+
 import pandas as pd
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, Place, check_choice, plural, public
 from .benchmarks import KNOWN, known_inventory, known_state
 from .cache import examine
-from .image_folder import Inventory, own_inventory
+from .image_folder import Inventory, listed, own_inventory, shared_notes
 from .mnist import mnist_files
 from .registry import DATASETS, find_dataset, own_datasets
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-verify-dataset
+@public(data_dir=Place | None, on_progress=Callable | None)
 def verify_dataset(
     name: str, data_dir=None, workers: int | None = None, on_progress=None
 ) -> Inventory:
@@ -31,7 +34,19 @@ def verify_dataset(
                 found.notes.append(f"{domain}/{c}: {here:,} images instead of {n:,}")
     if filled := [d for d in found.domains if found.counts[d].any()]:
         tree = found.tree(filled)
-        digests, reasons = examine(tree, workers, on_progress, visit=lambda row, image: None)
+        hidden = []  # images with transparent pixels, whose colours count
+
+        def look(row, image):
+            if image.info.get("transparent"):
+                hidden.append(tree.flat[row])
+
+        digests, reasons = examine(tree, workers, on_progress, visit=look)
+        found.notes += shared_notes(tree, digests, reasons)
+        if hidden:
+            count = plural(len(hidden), "image has", "images have")
+            found.notes.append(
+                f"{count} transparent pixels, whose colours count: {listed(sorted(hidden), 3)}"
+            )
         for file, digest, reason in zip(tree.flat, digests, reasons):
             if reason and (digest or (found.root / file).exists()):
                 found.unreadable.append((file, reason))
@@ -85,6 +100,7 @@ def data_inventory() -> pd.DataFrame:
 MNIST = "MNIST"  # the files behind ColoredMNIST and RotatedMNIST
 
 
+@public
 def data_with_files(name: str) -> str:
     """The data set that a name or the path of a folder `<domain>/<class>/<image>` means: `MNIST`, a
     known one, or a folder, which is registered. Raises `HmoeError` that lists the valid names."""
@@ -96,6 +112,7 @@ def data_with_files(name: str) -> str:
     return MNIST if with_files[name] == MNIST else name
 
 
+@public
 def terms(name: str) -> list[str]:
     """Licence and citation of a known data set, which the user must respect; empty for other
     data."""
@@ -117,7 +134,7 @@ def refuse_damaged(found: Inventory):
         return
     fix = "restore these files"
     if found.unreadable:
-        fix += ", or train without the unreadable ones (unreadable=skip)"
+        fix += ", or train without the unreadable ones (--skip-unreadable)"
     raise HmoeError(
         f"{found.name}: {len(found.missing)} missing, {len(found.unreadable)} unreadable.",
         fix=f"{fix}.",

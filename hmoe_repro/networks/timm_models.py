@@ -47,24 +47,77 @@ def _build(name: str, input_shape: tuple, drop_path: float) -> nn.Module:
     return body
 
 
+def _unseen(convolution: nn.Conv2d, sides, outputs) -> list[int]:
+    """Pixels at the lower and the right edge of an image that no output of its first convolution
+    sees. `sides`: height and width of the image, `outputs`: those of the output."""
+    found = []
+    for axis, (side, count) in enumerate(zip(sides, outputs)):
+        padding = convolution.padding
+        before = 0 if isinstance(padding, str) else padding[axis]
+        stride, width = convolution.stride[axis], convolution.kernel_size[axis]
+        end = (count - 1) * stride + convolution.dilation[axis] * (width - 1) + 1 - before
+        found.append(max(0, side - end))
+    return found
+
+
+def _check_patches(name: str, body: nn.Module, input_shape: tuple):
+    """Run a network of the device 'meta' on images `input_shape`; returns its features. `HmoeError`
+    if it cuts them into patches that leave a part of each image out, unless it was trained so."""
+    sides, missed = tuple(input_shape[1:]), []
+    if sides == tuple(body.pretrained_cfg["input_size"][1:]):
+        return body(torch.empty(2, *input_shape))  # as it was trained
+
+    def look(convolution, given, output):
+        if tuple(given[0].shape[1:]) == tuple(input_shape) and max(convolution.stride) > 2:
+            lost = _unseen(convolution, sides, output.shape[2:])
+            missed.extend([(lost, convolution.stride)] if any(lost) else [])
+
+    for module in body.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == input_shape[0]:
+            module.register_forward_hook(look)
+    features = body(torch.empty(2, *input_shape))
+    for lost, stride in missed:
+        axis = lost.index(max(lost))
+        below = sides[axis] - lost[axis]
+        cause = f"timm's {name} sees {below} of {sides[axis]} pixels a side: its patches of "
+        cause += f"{stride[axis]} pixels do not divide images of {' x '.join(map(str, sides))}"
+        fix = f"a resolution of {below} or {below + stride[axis]} pixels."
+        raise HmoeError(f"{cause}.", fix=fix, setting="resolution")
+    return features
+
+
+def _fitting_sides(body: nn.Module | None, sides) -> str:
+    """The multiples of a transformer's patches next to a side that they do not divide, or ''."""
+    patches = getattr(getattr(body, "patch_embed", None), "patch_size", None)
+    for side, patch in zip(sides, patches if isinstance(patches, tuple) else ()):
+        if side % patch:
+            below = side // patch * patch
+            return f"a resolution of {f'{below} or ' if below else ''}{below + patch} pixels, or "
+    return ""
+
+
 @functools.lru_cache
 def num_features_of(name: str, input_shape: tuple, drop_path: float = 0.0) -> int:
     """Features that a network of timm gives for images `input_shape` = (C, H, W). `HmoeError` if it
-    does not take such images, or gives something else than a row of features for each."""
+    does not take such images, sees a part of them, or gives something else than a row of features
+    for each."""
+    body = None
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-            features = _build(name, input_shape, drop_path).eval()(torch.empty(2, *input_shape))
+            body = _build(name, input_shape, drop_path).eval()
+            features = _check_patches(name, body, input_shape)
         if features.dim() != 2:
             raise ValueError(f"it returns {tuple(features.shape)}")
         return features.shape[1]
+    except HmoeError:
+        raise
     except Exception as error:
         sides = pretrained.import_timm().get_pretrained_cfg(name).input_size
         size = " x ".join(map(str, input_shape[1:]))
-        raise HmoeError(
-            f"timm's {name} gives no features of images of {size} pixels ({first_line(error)}).",
-            fix=f"images of {sides[1]} pixels, drop_path 0, or another network; those for video "
-            "and for detection are no classifiers of images.",
-        ) from None
+        fix = f"{_fitting_sides(body, input_shape[1:])}images of {sides[1]} pixels, drop_path 0, "
+        fix += "or another network; those for video and for detection are no classifiers of images."
+        cause = f"timm's {name} gives no features of images of {size} pixels ({first_line(error)})."
+        raise HmoeError(cause, fix=fix) from None
 
 # %% ../../nbs/03_networks/06_timm_models.ipynb #def-rescale
 class Rescale(nn.Module):
