@@ -36,7 +36,8 @@ class Watched:
 
 _WATCHED: dict[str, Watched] = {}  # path of kept code, without '.py' -> what it may read
 _MODULES = (".py", ".pyc", ".so", ".pyd")
-_FOR_CALLERS = {("predict.py", "load"), ("outside_code.py", "reporting")}  # of this library
+# functions of this library that open what a caller names
+_FOR_CALLERS = {("predict.py", "load"), ("errors.py", "checked"), ("outside_code.py", "reporting")}
 
 
 @functools.cache
