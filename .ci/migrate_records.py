@@ -5,14 +5,15 @@
 A record's configuration holds every hyper-parameter of its algorithm and network, and its hash is
 the run's id. So when an algorithm gets another one, its published runs get new ids: here, once, in
 the commit that adds it. Old and new ids are a bijection, and nothing that was measured changes.
-(An option of a run that is at its default is not hashed: a new one needs no migration.)
+(An option of a run that is at its default is not hashed, nor is a hyper-parameter that is declared
+with `omit_default`: a new one needs no migration.)
 """
 
 import json
 from pathlib import Path
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
-from hmoe_repro.algorithms.hparams import merge_hparams
+from hmoe_repro.algorithms.hparams import merge_hparams, named_hparams, with_network
 from hmoe_repro.data.loader import IMAGE_OPTIONS
 from hmoe_repro.training.run_config import TOY, RunConfig
 from hmoe_repro.training.store import check_record, verify_studies, write_study
@@ -27,7 +28,9 @@ def migrated(record):
         return record
     given = config.hparams | {"network": config.network}
     where = config.resolution, config.dataset, config.domainbed_compat
-    hparams = merge_hparams(get_algorithm(config.algorithm).HPARAMS, given, *where)
+    declared = get_algorithm(config.algorithm).HPARAMS
+    hparams = merge_hparams(declared, given, *where)
+    hparams = named_hparams(with_network(declared, config.network), hparams)
     hparams = json.loads(json.dumps(hparams))
     assert all(hparams[name] == value for name, value in given.items()), record["run_id"]
     new = {name: hparams[name] for name in hparams if name not in ("network", "weights")}

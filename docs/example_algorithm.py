@@ -27,6 +27,8 @@ class WorstDomain(ERM):
     HPARAMS = ERM.HPARAMS | {"focus": FOCUS}
 
     # Layers of your own are made in an __init__, after a call of super().__init__.
+    # A file that is read there is declared, files = {"teacher": "teacher.pt"}: its content is part
+    # of the run. Open self.files["teacher"].
 
     def loss(self, minibatches):
         """Change: 'loss' is minimised; what else is returned, tensors of one number, is logged."""

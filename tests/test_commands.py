@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import random
 import re
@@ -18,7 +17,7 @@ from hmoe_repro.studies.plan import JOBS_ON_GPU, default_jobs
 from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.store import RunStore, outcome, run_lock
+from hmoe_repro.training.store import RunStore, outcome, run_lock, sealed_record, unsealed_record
 
 OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
 
@@ -100,7 +99,8 @@ def rewritten(source, target, change, sealed=True):
         for member in old:
             content = old.extractfile(member).read()
             if member.name.endswith("record.json"):
-                content = json.dumps(change(json.loads(content))).encode()
+                record, _ = unsealed_record(content)
+                content = sealed_record(change(record)).encode()
             member.size = len(content)
             digest = hashlib.sha256(content).hexdigest()
             member.pax_headers = {"HMOE.sha256": digest} if sealed else {}

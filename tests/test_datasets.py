@@ -1,5 +1,7 @@
 """The embedded benchmark and what a data set refuses."""
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,15 @@ from sklearn.datasets import load_digits
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import MultiDomainDataset, as_input
-from hmoe_repro.data.digits import digit_domains, withheld_digits
+from hmoe_repro.data.digits import (
+    MORE_STYLES,
+    digit_domains,
+    digit_styles,
+    dilate,
+    enlarge,
+    hue_colour,
+    withheld_digits,
+)
 from hmoe_repro.data.registry import DATASETS, load_dataset, register_dataset
 
 
@@ -37,6 +47,51 @@ def test_fingerprint_is_the_one_of_the_published_runs():
 
 
 PUBLISHED = "ca99eee704eb"
+
+
+def test_digit_styles_are_the_same_bytes_everywhere():
+    "Studies of it are planned with this fingerprint."
+    data = load_dataset("DigitStyles")
+    assert data.fingerprint == "129f44160a45" != digit_styles(1).fingerprint
+    assert data.input_shape == (3, 28, 28) and data.domain_names == sorted(MORE_STYLES)
+    used = torch.cat(data.source_index).numpy()
+    assert sorted(used) == list(range(1797))
+    digits = load_digits().target
+    assert np.array_equal(np.concatenate([y.numpy() for y in data.labels]), digits[used])
+    counts = np.array([np.bincount(y, minlength=10) for y in data.labels])
+    assert np.ptp(counts, axis=0).max() <= 1
+
+
+@pytest.mark.parametrize("name", MORE_STYLES)
+def test_a_style_draws_by_its_generator_and_shows_the_ink(name):
+    """The same generator gives the same bytes; ink and ground differ, so that a digit is seen."""
+    ink = enlarge(load_digits().images[:40], 28)
+    first, again = (MORE_STYLES[name](ink, np.random.default_rng(3)) for _ in range(2))
+    assert first.dtype == np.uint8 and first.shape == (40, 3, 28, 28)
+    assert np.array_equal(first, again)
+    image = first.astype(float)
+    on, off = np.sort(ink.reshape(40, -1))[:, [-60, 60]].T[:, :, None, None]
+    stroke, ground = (ink > on)[:, None], (ink <= off)[:, None]
+    contrast = [
+        abs(image[i][:, stroke[i, 0]].mean(1) - image[i][:, ground[i, 0]].mean(1)).max()
+        for i in range(40)
+    ]
+    assert min(contrast) > 40
+
+
+def test_a_dilation_is_the_largest_neighbour():
+    ink = np.random.default_rng(0).integers(256, size=(2, 5, 6)).astype(np.uint8)
+    for n, i, j in np.ndindex(ink.shape):
+        around = ink[n, max(0, i - 1) : i + 2, max(0, j - 1) : j + 2]
+        assert dilate(ink)[n, i, j] == around.max()
+
+
+def test_hues_are_those_of_the_colour_wheel():
+    "Within one of 255, because they are whole numbers."
+    for hue in range(0, 1536, 7):
+        wheel = np.array(colorsys.hsv_to_rgb(hue / 1536, 1, 1)) * 255
+        assert abs(hue_colour(hue) - wheel).max() <= 1
+    assert np.array_equal(hue_colour([5, 1541]), hue_colour([5, 5]))
 
 
 def test_the_withheld_domain_is_half_of_the_classes_of_one_look():

@@ -7,19 +7,22 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from commands import hmoe, hmoe_process
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import random_batches
-from hmoe_repro.algorithms.domainbed_adapter import _import_checkout
+from hmoe_repro.algorithms.domainbed_adapter import _import_checkout, _Loader
 from hmoe_repro.algorithms.hparams import draw_hparams
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything, seed_hash
+from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.trainer import Trainer
 
 SMALL = {"network": "small_cnn", "steps": 13, "checkpoint_frequency": 4}
 SHAPE = (3, 16, 16), 10, 3
@@ -49,7 +52,9 @@ def config(name, **more):
     return make_config(full, "DigitDomainsTiny", ["sketch"], **options)
 
 
-@pytest.mark.parametrize("name", ["ERM", "Adversarial", "Cloning", "Hoarder", "Probes"])
+@pytest.mark.parametrize(
+    "name", ["ERM", "Adversarial", "Cloning", "Hoarder", "Probes", "Schedules"]
+)
 def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
     "Stopped in the middle of an update between two checkpoints, and before and after a new Adam."
     spec, whole, parts = config(name), RunStore(tmp_path / "a"), RunStore(tmp_path / "b")
@@ -121,6 +126,7 @@ def test_hyper_parameters_are_those_of_its_registry(checkout):
         ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: --device cuda"),
         ("NeedsPackage", "Install it with: pip.*Fix: install the package"),
         ("SWAD-domainbed:ERM", "unknown algorithm"),  # its optimisers are its own
+        ("URM", "URM accepts no featurizer but DomainBed's own.*Fix: --algorithm URM"),
         ("Absent", "unknown algorithm of DomainBed 'Absent'. Valid: ERM, Adversarial"),
     ],
 )
@@ -135,6 +141,7 @@ def test_what_cannot_run_says_why_before_it_is_trained(checkout, name, said):
     "name, said",
     [
         ("Iterates", "keeps a count, which a checkpoint cannot hold"),
+        ("Fussy", r"in line \d+ of algorithms.py \(`assert type.*`\): AssertionError\. Fix: that"),
         ("Wrong", "KeyError: 'no_such_setting'.*Fix: that line of your checkout"),
     ],
 )
@@ -142,6 +149,39 @@ def test_what_fails_in_training_names_its_cause(checkout, tmp_path, name, said):
     record = run(config(name), RunStore(tmp_path))
     assert record["status"] == "failed"
     assert re.search(said, record["reason"]), record["reason"]
+
+
+def test_set_lr_is_called_at_checkpoints_and_may_end_training(checkout):
+    "As DomainBed's train_autolr.py: before accuracies, with loaders of the validation images."
+    data, spec = load_dataset("DigitDomainsTiny"), config("Schedules", evaluate="selection:70")
+    trainer = Trainer(spec.replace(evaluate="all"), data, "cpu")
+    algorithm, inner = trainer.algorithm, trainer.algorithm.inner
+    batches = [list(trainer.evaluation.validation_batches(d)) for d in trainer.domains]
+    weights, rates = [], []
+    for t in range(6):
+        trainer.update()
+        with torch.no_grad():
+            each = [[F.cross_entropy(algorithm.predict(x), y) for x, y in part] for part in batches]
+        expected = sum(sum(part).item() / len(part) for part in each) / len(each)
+        trainer.evaluate()
+        if t < 4:
+            assert inner.val_losses[t] == pytest.approx(expected, rel=1e-5)
+            rates.append(inner.optimizer.param_groups[0]["lr"])
+        weights.append(inner.classifier.weight.detach().clone())
+    assert rates == pytest.approx([1e-3, 1e-4, 1e-5, 1e-6]) and len(inner.val_losses) == 4
+    assert algorithm.ended and algorithm.update_count == 6
+    still = [torch.equal(a, b) for a, b in zip(weights, weights[1:])]
+    assert still == [False, False, False, True, True]
+
+
+def test_a_loader_knows_its_length_before_and_after():
+    "It reads ahead only if it is asked before."
+    seen, loader = [], _Loader(iter("abc"))
+    for batch in loader:
+        seen.append(batch)
+    assert seen == [*"abc"] and len(loader) == 3
+    loader = _Loader(iter("abc"))
+    assert len(loader) == 3 and list(loader) == [*"abc"]
 
 
 def test_a_checkout_that_never_ends_is_stopped(checkout, monkeypatch):
@@ -196,3 +236,57 @@ def test_workers_of_a_sweep_import_the_checkout(checkout, tmp_path):
     call = ["sweep", "digits_table", "--profile", "smoke", *names, "--domainbed", checkout]
     said = hmoe_process(*call, "--device", "cpu", folder=tmp_path)
     assert said.returncode == 0 and " 0 failed" in said.stdout, said.stdout + said.stderr
+
+
+# What decides its numbers besides the code of the package
+
+
+def again():
+    "As in a new process."
+    from hmoe_repro.algorithms.base import ALGORITHMS
+
+    forget()
+    for name in [name for name in ALGORITHMS if name.startswith("domainbed:")]:
+        del ALGORITHMS[name]
+
+
+def test_modules_that_the_checkout_imports_are_part_of_the_hash(checkout):
+    algorithms = checkout / "domainbed" / "algorithms.py"
+    text = algorithms.read_text()
+    imports = "import beside_the_package\nfrom domainbed import datasets\n"
+    algorithms.write_text(text + imports)
+    keys = []
+    for beside, inside in ((1, 1), (2, 1), (2, 2)):
+        (checkout / "beside_the_package.py").write_text(f"x = {beside}")
+        (checkout / "domainbed" / "datasets.py").write_text(f"y = {inside}")
+        again()
+        sys.modules.pop("beside_the_package", None)
+        keys.append(config("ERM").algorithm_source)
+    del sys.modules["beside_the_package"]
+    assert len({*keys}) == 3
+
+
+def test_a_file_that_a_class_of_the_checkout_reads_is_declared_or_refused(checkout, tmp_path):
+    algorithms, table = checkout / "domainbed" / "algorithms.py", checkout / "table.txt"
+    reads = "\n\nclass Reads(ERM):\n    def update(self, minibatches, unlabeled=None):\n"
+    reads += "        self.read = float(open(PATH).read())\n"
+    reads += "        return super().update(minibatches, unlabeled)\n"
+    text = algorithms.read_text() + reads
+    algorithms.write_text(text.replace("PATH", repr(str(table))))
+    table.write_text("1")
+    again()
+    record = run(config("Reads"), RunStore(tmp_path / "a"))
+    assert 'files = {"table": "table.txt"} to the class' in record["reason"]
+    declared = "class Reads(ERM):\n    files = {'table': 'table.txt'}"
+    text = text.replace("class Reads(ERM):", declared).replace("PATH", "self.files['table']")
+    algorithms.write_text(text)
+    again()
+    first = config("Reads")
+    assert run(first, RunStore(tmp_path / "a"))["status"] == "complete"
+    table.write_text("2")
+    again()
+    assert config("Reads").run_id != first.run_id
+    table.unlink()
+    again()
+    with pytest.raises(HmoeError, match="declares 'table', and .*table.txt is no file"):
+        config("Reads")

@@ -2,6 +2,7 @@
 folders that are complete and overwrite nothing, and prediction in three lines."""
 
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from hmoe_repro.apps.own_images import discover_spec
 from hmoe_repro.apps.predict import load, load_trained
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import sha256
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.transforms import read_image, square
 from hmoe_repro.networks.sparse_vit import expert_layers
@@ -269,6 +271,7 @@ def test_what_is_inside_is_the_same_everywhere(place, exported):
 def test_the_folder_names_no_folder_of_this_machine(place, exported, root):
     assert {f.name for f in exported.iterdir()} == {
         "README.md",
+        "SHA256SUMS",
         "config.json",
         *load_config(exported)["files"],
     }
@@ -312,6 +315,44 @@ def test_nothing_else_is_overwritten(place, exported, tmp_path):
         export_model(model, exported)
     assert before == {f.name: f.read_bytes() for f in exported.iterdir()}
     assert [f.name for f in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_damaged_graph_is_refused_with_one_line(place, tmp_path):
+    path, _ = export_model(place["digits"]["ERM"], tmp_path / "erm", "torch-export")
+    images, whole = torch.rand(2, 3, 16, 16), path.read_bytes()
+    expected, draw = run_graph(path, images)["probability"], random.Random(0)
+    damaged = [whole[: draw.randrange(len(whole))] for _ in range(5)]
+    for _ in range(25):
+        content = bytearray(whole)
+        content[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        damaged.append(bytes(content))
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(HmoeError, match="model.pt2 is damaged: its SHA-256.*Fix: copy"):
+            run_graph(path, images)
+    path.write_bytes(whole)
+    assert (run_graph(path, images)["probability"] == expected).all()
+    with pytest.raises(HmoeError, match="does not run here on images of shape .2, 1, 16, 16."):
+        run_graph(path, images[:, :1])
+    (path.parent / "SHA256SUMS").unlink()
+    with pytest.raises(HmoeError, match="not listed in a SHA256SUMS beside it"):
+        run_graph(path, images)
+    with pytest.raises(HmoeError, match="none.pt2 does not exist"):
+        run_graph(path.with_name("none.pt2"), images)
+
+
+def test_the_sums_of_an_export_list_every_file_of_every_format(place, tmp_path):
+    model = place["digits"]["ERM"]
+    for format in ("torch-export", "safetensors"):  # the second writes config.json again
+        path, _ = export_model(model, tmp_path / "erm", format)
+    lines = (path.parent / "SHA256SUMS").read_text().splitlines()
+    names = ["config.json", "model.pt2", "model.safetensors"]
+    assert lines == [f"{sha256(path.parent / name)}  {name}" for name in names]
+    assert load(path.parent).record["run_id"] == model.record["run_id"]
+    config = path.parent / "config.json"
+    config.write_text(config.read_text().replace('"wall_time_s": ', '"wall_time_s": 1'))
+    with pytest.raises(HmoeError, match="config.json is damaged"):
+        load(path.parent)
 
 
 def test_a_damaged_or_exchanged_file_is_refused(place, exported, tmp_path):

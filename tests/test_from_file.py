@@ -160,7 +160,7 @@ CHANGES = [  # what is changed, in which file, and whether that is another versi
     (USES, "math.pi  # a remark", "math.e", False),
     (USES, "class Another(ERM):", "class Another(ERM):\n    more = 1\n", False),
     (USES, "RATE = 0.5", "# remark\nRATE = (\n    0.5)", False),
-    (USES, "import math", "import math, cmath", False),
+    (USES, "import math", "import math, cmath", True),
     (USES, "", "if __name__ == '__main__':\n    print(Mine)\n", False),
     (USES, "RATE = 0.5", "RATE = 0.6", True),
     (USES, "return RATE *", "return 2 * RATE *", True),

@@ -103,6 +103,7 @@ def script(tmp_path, monkeypatch):
     "The script as a module; HMOE_RUNS is the runs folder of its working folder."
     found = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
     module = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, "gpu_script", module)  # dataclasses look there
     found.loader.exec_module(module)
     module.LOG = tmp_path / "log"
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
@@ -199,3 +200,68 @@ def test_what_came_is_unpacked_once_so_that_no_run_is_set_back(script, begun, tm
     assert len(script.unpack_in(tmp_path)) == len(list((tmp_path / "in").iterdir()))
     state.write_bytes(b"further along")
     assert script.unpack_in(tmp_path) == [] and state.read_bytes() == b"further along"
+
+
+# Slots
+
+
+def test_slots_are_studies_with_runs_and_together_train_each_once(script):
+    from hmoe_repro.studies.studies import STUDIES
+
+    parts = [part for slot in script.SLOTS.values() for part in slot]
+    assert {part.study for part in parts} <= set(STUDIES)
+    assert len(parts) == len(set(parts))
+    ids = [set(script.ids_of("smoke", slot)) for slot in script.SLOTS]
+    assert all(ids)
+
+
+def test_a_part_has_the_runs_of_its_algorithms_and_its_seed(script):
+    part = script.Part("quick-digits", ("ERM", "HMOE-DN"), 1)
+    configs = script.configs_of(part)
+    assert {config.algorithm for config in configs} == {"ERM", "HMOE-DN"}
+    assert {config.trial_seed for config in configs} == {1}
+    assert len(configs) == len({config.run_id for config in configs}) == 8  # four test domains
+    words = part.options()
+    assert words == ["--algorithm", "ERM", "--algorithm", "HMOE-DN", "--where", "trial_seed=1"]
+
+
+def test_inputs_are_cut_into_parts_and_come_together_there(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_DATA", "elsewhere")
+    source, work = tmp_path / "source", tmp_path / "work"
+    (work / "in").mkdir(parents=True)
+    source.mkdir()
+    for name in "abcde":
+        (source / name).write_bytes(name.encode() * 1000)
+    files = [(source / name, f"PACS/photo/{name}") for name in "abcde"]
+    script.write_parts(work / "in", "pacs", files, limit=2000)
+    assert [p.name for p in sorted((work / "in").iterdir())] == [f"pacs-{i}.tar" for i in (1, 2, 3)]
+    (work / "in" / "pacs-3.tar").rename(tmp_path / "later.tar")  # the last part comes later
+    script.unpack_data(work)
+    (tmp_path / "later.tar").rename(work / "in" / "pacs-3.tar")
+    (work / "in" / "pacs-1.tar").unlink()
+    script.unpack_data(work)
+    unpacked = {p.name: p.read_bytes() for p in (work / "data" / "PACS" / "photo").iterdir()}
+    assert unpacked == {name: name.encode() * 1000 for name in "abcde"}
+    assert os.environ["HMOE_DATA"] == str(work / "data")
+
+
+def test_folders_stay_home_and_come_back(script, tmp_path, monkeypatch):
+    root = tmp_path / "checkout"
+    for name in ("results", "figures", "nbs"):
+        (root / name).mkdir(parents=True)
+        (root / name / "file").write_text(name)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    monkeypatch.setattr(script, "ROOT", root)
+    options = argparse.Namespace(work=root / ".gpu")
+    script.thin(options)
+    assert sorted(p.name for p in root.iterdir()) == [".git", ".gpu", "nbs"]
+    script.thin(options)  # nothing is left to move
+    script.restore(options)
+    assert (root / "results" / "file").read_text() == "results"
+    assert (root / "figures" / "file").read_text() == "figures"
+
+
+def test_without_a_gpu_there_is_no_shared_service(script, tmp_path):
+    with script.shared_gpu("cpu", tmp_path) as together:
+        assert together is None
+    assert not list(tmp_path.iterdir())

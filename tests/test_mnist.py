@@ -16,8 +16,12 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.data.mnist import (
     ANGLES,
+    CUE_STRENGTHS,
     MNIST_MD5,
+    SECOND_CUES,
     colored_domains,
+    crossed_cues,
+    embedded_digits,
     mnist_files,
     read_mnist,
     rotated_domains,
@@ -196,3 +200,79 @@ def test_twins_have_the_domains_of_the_originals():
             == tuple(load_dataset(twin).domain_names)
         )
         assert not DATASETS[twin].files and DATASETS[original].files == "MNIST"
+
+
+# Crossed cues
+
+
+@pytest.mark.parametrize("second", SECOND_CUES)
+def test_crossed_bits_are_fair_and_independent_of_each_other_and_of_the_class(second):
+    data = crossed_cues("X", *embedded_digits(), second=second)
+    a, b = (torch.cat(data.factors[name][:4]) for name in ("hue", second))
+    y = torch.cat(data.labels[:4])
+    joint = np.array([[((a == i) & (b == j)).sum() for j in (0, 1)] for i in (0, 1)])
+    assert np.ptp(joint) <= 5 and joint.sum() == len(y)
+    for bit in (a, b):
+        share = [float(bit[y == c].float().mean()) for c in range(10)]
+        assert np.allclose(share, 0.5, atol=0.01)
+    assert (
+        data.factors["hue"][4].unique().tolist() == [2] == data.factors[second][4].unique().tolist()
+    )
+    used = torch.cat(data.source_index)
+    assert len(used.unique()) == len(used) == 1797
+
+
+def test_crossed_cues_are_what_their_strengths_say():
+    """Colours by hand, and rotations by Pillow; digits of `between` are upright and green."""
+    images, labels = embedded_digits()
+    data = crossed_cues("X", images, labels, hue=2.0, strength=0.5)
+    colours = {"0": (64, 255, 0), "1": (0, 255, 64)}
+    for i, domain in enumerate(("00", "01", "10", "11")):
+        index = int(data.source_index[i][3])
+        angle = {"0": -11.25, "1": 11.25}[domain[1]]
+        ink = np.asarray(Image.fromarray(images[index]).rotate(angle, resample=Image.BILINEAR))
+        for channel, level in enumerate(colours[domain[0]]):
+            expected = ink.astype(int) * level // 255
+            assert np.array_equal(data.images[i][3, channel].numpy(), expected)
+    ink = images[data.source_index[4].numpy()]
+    assert np.array_equal(data.images[4][:, 1].numpy(), ink)
+    assert data.images[4][:, [0, 2]].max() == 0
+
+
+def test_strokes_grow_with_the_width():
+    "By the mean ink, from thin over the middle to thick; at strength 2 thin is unchanged."
+    images, labels = embedded_digits()
+    for strength in CUE_STRENGTHS:
+        data = crossed_cues("X", images, labels, second="width", strength=strength)
+        green = [x[:, 1].float() for x in data.images]  # full in every hue at strength 1
+        grown = []
+        for x, hand in zip(green, data.source_index):
+            grown.append(float(x.mean()) / float(images[hand.numpy()].mean()))
+        assert 1 <= grown[0] < grown[4] < grown[1] and np.allclose(grown[:2], grown[2:4], rtol=0.02)
+    thin = data.source_index[0].numpy()
+    assert np.array_equal(green[0].numpy(), images[thin])
+
+
+def test_domains_by_the_second_cue_have_the_same_images():
+    apart = crossed_cues("X", *embedded_digits())
+    joined = crossed_cues("X", *embedded_digits(), by_second=True)
+    assert joined.domain_names == ["0", "1", "between"]
+    for domain, parts in enumerate(((0, 2), (1, 3), (4,))):
+        expected = torch.cat([apart.images[i] for i in parts])
+        assert torch.equal(joined.images[domain], expected)
+        assert joined.factors["turn"][domain].unique().tolist() == [domain]
+
+
+def test_crossed_cues_are_registered_for_each_pair_of_strengths():
+    names = [name for name in DATASETS if name.startswith("CrossedHue")]
+    assert len(names) == 2 * 2 * len(CUE_STRENGTHS) ** 2
+    assert DATASETS["CrossedHue0.5Turn2"].files == "MNIST"
+    assert DATASETS["CrossedHue0.5Width2ByWidth"].domain_names == ("0", "1", "between")
+    assert DATASETS["CrossedDigits"].domain_names == ("00", "01", "10", "11", "between")
+
+
+@needs_mnist
+def test_crossed_cues_of_mnist_are_the_planned_ones():
+    data = load_dataset("CrossedHue0.5Turn2", 0, str(RAW.parents[1]))
+    assert data.fingerprint == "813e9bd11229"
+    assert [len(y) for y in data.labels] == [3999, 4000, 4000, 4001, 4000]

@@ -221,7 +221,10 @@ def test_what_is_there_is_not_computed_again(images, monkeypatch, capfd):
     assert (again.calls, new.calls, newer.calls) == (0, 2 * BLOCKS, 2 * BLOCKS)
     assert len(loads) == 2 * BLOCKS, "images are decoded for each part"
     assert "480 B" not in capfd.readouterr().err and len(files(images)) == 3
-    assert not data.open()[0].flags.writeable
+    batch = data.open()[0][0, [1, 2]]
+    kept = batch.copy()
+    batch[:] = 7
+    assert (data.open()[0][0, [1, 2]] == kept).all(), "a batch is not a copy"
 
 
 def test_anything_else_has_another_file(images):

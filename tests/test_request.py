@@ -8,12 +8,14 @@ import torch
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.seeds import random_state
+from hmoe_repro.core.seeds import random_state, seed_hash
 from hmoe_repro.data.registry import DATASETS, load_dataset
 from hmoe_repro.training import planning
 from hmoe_repro.training.model import build_algorithm
 from hmoe_repro.training.planning import data_seed, make_config, make_toy_config, resolve
+from hmoe_repro.training.protocols import run_seed_of
 from hmoe_repro.training.run_config import RunOptions
+from hmoe_repro.training.trainer import Trainer
 
 
 def test_portable_arithmetic_is_not_promised_of_compiled_code():
@@ -120,6 +122,84 @@ def test_generated_data_follow_the_trial_unless_parity_is_asked_for():
     )
     with pytest.raises(HmoeError, match="Valid: negative, photo, plain, sketch"):
         data_seed(run.replace(test_domains=["foto"]))
+
+
+# As DomainBed
+
+# The names that DomainBed spells otherwise.
+SPELLED = {"ERM++": "ERMPlusPlus", "IB-ERM": "IB_ERM", "IB-IRM": "IB_IRM"}
+SPELLED |= {"CausIRL-CORAL": "CausIRL_CORAL", "CausIRL-MMD": "CausIRL_MMD"}
+
+
+def tiny(algorithm, **options):
+    given = {"network": "small_cnn"} | options
+    return make_config(algorithm, "DigitDomainsTiny", ["photo"], **given)
+
+
+def test_the_run_option_sets_the_hyper_parameter_of_its_name():
+    "Of every algorithm that DomainBed has, and of SWAD, whose code is a fork of it."
+    declare = [n for n in algorithm_names() if "domainbed_compat" in get_algorithm(n).HPARAMS]
+    assert {*declare} >= {"TRM", "EQRM", "ADRMX", "Transfer", "ERM++", "MLDG", "MTL", "ARM"}
+    assert {*declare} >= {"DANN", "CDANN", "SelfReg", "SWAD"}
+    set_by_option = {
+        n for n in declare if tiny(n, domainbed_compat=True).hparams["domainbed_compat"]
+    }
+    assert {*declare} - set_by_option == {"Multi-Headed"}  # whose compat is DMG's released code
+    for name in declare:
+        assert not tiny(name).hparams.get("domainbed_compat", False)
+        asked = {"hparams": {"domainbed_compat": False}, "domainbed_compat": True}
+        assert not tiny(name, **asked).hparams.get("domainbed_compat", False)
+    assert "n_meta_test" in tiny("MLDG", domainbed_compat=True).hparams
+
+
+def test_selfregs_new_hyper_parameter_renames_no_published_run():
+    spec = tiny("SelfReg")
+    assert "domainbed_compat" not in spec.hparams
+    assert (
+        build_algorithm(spec, load_dataset("DigitDomainsTiny")).hparams["domainbed_compat"] is False
+    )
+    compat = tiny("SelfReg", domainbed_compat=True)
+    built = build_algorithm(compat, load_dataset("DigitDomainsTiny"))
+    assert built.fixed == ("projection.",) and compat.run_id != spec.run_id
+
+
+@pytest.mark.parametrize("ours", [*SPELLED, "ERM", "HMOE-DN"])
+def test_seeds_hash_domainbeds_spelling_with_compat_alone(ours):
+    theirs = SPELLED.get(ours, ours)
+    run = RunOptions(
+        algorithm=ours,
+        dataset="DigitDomains",
+        test_domains=["sketch"],
+        trial_seed=4,
+        hparams_seed=7,
+    )
+    compat = run.replace(domainbed_compat=True)
+    assert run_seed_of(run, [3]) == seed_hash("DigitDomains", ours, [3], 7, 4)
+    for name in {ours, theirs, f"domainbed:{theirs}"}:
+        expected = seed_hash("DigitDomains", theirs, [3], 7, 4)
+        assert run_seed_of(compat.replace(algorithm=name), [3]) == expected
+        assert data_seed(compat.replace(algorithm=name, restart=2)) == expected
+
+
+def test_two_algorithms_can_share_weights_and_batches():
+    "The name of an algorithm is part of its seed, unless `seed_as` gives another one."
+    data = load_dataset("DigitDomainsTiny")
+
+    def begun(**options):
+        trainer = Trainer(tiny(hparams={"batch_size": 4}, **options), data, "cpu")
+        return next(trainer.algorithm.parameters()).detach(), trainer.batches.next()
+
+    erm = begun(algorithm="ERM")
+    for options, shared in (({}, False), ({"seed_as": "ERM"}, True)):
+        weights, batches = begun(algorithm="CORAL", **options)
+        assert torch.equal(weights, erm[0]) == shared
+        same = [torch.equal(x, other) for (x, _), (other, _) in zip(batches, erm[1])]
+        assert all(same) == shared
+    assert tiny("CORAL", seed_as="ERM").run_id != tiny("CORAL").run_id
+    assert tiny("CORAL", seed_as="ERMPlusPlus") == tiny("CORAL", seed_as="ERM++")
+    with pytest.raises(HmoeError, match="unknown algorithm 'EMR'. Valid: ERM, ") as caught:
+        tiny("CORAL", seed_as="EMR")
+    assert caught.value.setting == "seed_as"
 
 
 # Settings

@@ -46,6 +46,7 @@ def test_every_field_of_the_specification_changes_the_name():
         protocol="dmg",
         splits="0123456789ab",
         measure="spectra",
+        seed_as="IRM",
     )
     for name in set(RunConfig.model_fields) - {"epochs", *changes}:  # an option that is new
         value = getattr(SPEC, name)

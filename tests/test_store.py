@@ -246,7 +246,8 @@ def test_what_is_no_name_of_a_study_becomes_no_path(tmp_path, name):
 def test_publish_loses_nothing_when_arrays_are_missing(tmp_path):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
     store.write(record())
-    file, whole = store.path(SPEC.run_id) / "arrays.safetensors", sealed({"a": torch.ones(2)})
+    file = store.path(SPEC.run_id) / "arrays.safetensors"
+    whole = sealed({"a": torch.ones(2)}, run=SPEC.run_id)
     file.write_bytes(whole)
     publish_study("s", [SPEC.run_id], store, results, [SPEC.run_id])
     file.write_bytes(save({"a": torch.zeros(2)}))  # without a seal

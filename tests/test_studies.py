@@ -1,10 +1,13 @@
 """Studies as files: the published runs are those the files describe, a mistake names its line, and
 an example goes from file to page."""
 
+import functools
 import json
 import re
 import subprocess
 import sys
+import tomllib
+from datetime import datetime, timezone
 
 import invented
 import pytest
@@ -24,7 +27,7 @@ from hmoe_repro.studies.studies import (
     study_specs,
     with_settings,
 )
-from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, read_study
+from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, early_runs, read_study
 from hmoe_repro.training.run_config import RunConfig
 
 PUBLISHED = {}  # profile and first word of a study -> the published studies that begin so
@@ -107,17 +110,21 @@ def test_published_runs_are_those_of_the_file(alike):
 
 
 def test_studies_are_whole_and_distinct():
-    "The paper's and MNIST's baselines are only counted: they would read MNIST three more times."
+    "The paper's and some of MNIST's are only counted: they would read MNIST many more times."
     without_arrays = tuple(
         (
             "-balance -sensitivity -parity -table1 -baselines -systems -placement -losses "
             "-short -single -discovery -choose -search -labels -long -nd "
             "-clusters -adversarial -encoder -linear -scratch-collapse -scratch-classloss "
-            "-scratch-dmg -restarts -domains -experts -unequal"
+            "-scratch-dmg -restarts -domains -experts -unequal -power -payoff -payoff-double "
+            "-payoff-long -confirm-masks -confirm-sharing -confirm-erm -confirm-losses "
+            "-styles -styles-norm -styles-long"
         ).split()
     )
     for study in STUDIES:
-        if study.startswith(("paper-", "mnist-colored-base", "mnist-rotated-base")):
+        if study.startswith(("paper-", "mnist-payoff", "mnist-confirm", "mnist-cues")) or (
+            study.startswith("mnist-") and study.endswith("-baselines")
+        ):
             assert count_runs(study) > 0
             continue
         try:
@@ -184,6 +191,7 @@ def test_restarts_are_further_runs_of_each_seed(tmp_path):
 
 
 def test_every_study_has_a_page_and_every_page_a_study():
+    "A planned study has none as long as it has no results."
     pages = {
         study
         for name, artefact in ARTEFACTS.items()
@@ -191,7 +199,57 @@ def test_every_study_has_a_page_and_every_page_a_study():
         if profile != "bench"
         for study in artefact_studies(name, profile)
     }
-    assert pages == set(STUDIES)
+    waiting = {
+        study
+        for study in STUDIES
+        if read_study(study).plan and not (results_dir() / f"{study}.jsonl").exists()
+    }
+    assert pages <= set(STUDIES) and set(STUDIES) - pages <= waiting
+
+
+# Planned studies whose runs have the settings of a published study, on other trial seeds.
+SAME_SETTINGS = {
+    "quick-confirm-erm": "quick-discovery",
+    "quick-confirm-masks": "quick-dmg",
+    "quick-confirm-sharing": "quick-experts",
+    "quick-confirm-losses": "quick-gmoe-losses",
+    "pacs-power": "pacs-pacs",
+}
+SAME_FILE = {
+    "mnist-payoff": "mnist-colored",
+    "mnist-confirm-colored": "mnist-colored",
+    "mnist-confirm-rotated": "mnist-rotated",
+}
+
+
+@pytest.mark.parametrize("planned", SAME_SETTINGS)
+def test_a_planned_study_repeats_a_published_one_on_new_seeds(planned):
+    specs, reason = specs_or_reason(planned)
+    if specs is None:
+        pytest.skip(reason)
+    lines = (results_dir() / f"{SAME_SETTINGS[planned]}.jsonl").read_text().splitlines()
+    published = {}  # settings -> trial seeds
+    for line in lines:
+        config = RunConfig.from_dict(json.loads(line)["config"]).to_dict()
+        alike = json.dumps(config | {"trial_seed": None}, sort_keys=True)
+        published.setdefault(alike, set()).add(config["trial_seed"])
+    for spec in specs:
+        alike = json.dumps(spec.to_dict() | {"trial_seed": None}, sort_keys=True)
+        assert spec.trial_seed not in published[alike]
+    assert {spec.trial_seed for spec in specs} == set(read_study(planned).plan.seeds)
+
+
+@pytest.mark.parametrize("planned", SAME_FILE)
+def test_a_planned_study_of_mnist_has_the_settings_of_the_published_one(planned):
+    "Without MNIST, whose digits are in another order for each seed."
+    other = ("title", "seeds", "arrays", "plan", "runs", "algorithms")
+    new, old = (
+        {key: value for key, value in read_study(name).file.content.items() if key not in other}
+        for name in (planned, SAME_FILE[planned])
+    )
+    assert new == old
+    seeds = {seed for runs in read_study(SAME_FILE[planned]).runs for seed in runs.seeds}
+    assert not seeds & set(read_study(planned).plan.seeds)
 
 
 def test_runs_are_counted_without_data_or_torch():
@@ -228,6 +286,127 @@ def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
         study_specs("smoke-toy")
     assert len(made) == 2
+
+
+# Plans
+
+PLAN = """[plan]
+date = 2026-11-27T18:00:00Z
+seeds = [3]
+margin = 1.0
+measure = "accuracy"
+question = "Is HMOE-DN better than ERM?"
+contrast = "HMOE-DN - ERM"
+
+[plan.outcomes]
+supported = "It is."
+contradicted = "It is worse."
+inconclusive = "Nobody knows."
+
+[hparams.all]"""
+
+
+@functools.cache
+def _plan_at(root, commit: str, study: str) -> dict | None:
+    """What a study's file plans in a commit: {} if nothing, None if git does not know the commit.
+    Its words may be corrected later; date, seeds, margin and measure may not."""
+
+    def git(*args):
+        return subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True)
+
+    commit = commit.partition("+")[0]
+    if git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
+        return None
+    shown = git("show", f"{commit}:hmoe_repro/study_files/{study}.toml")
+    plan = {} if shown.returncode else tomllib.loads(shown.stdout).get("plan", {})
+    return {name: plan.get(name) for name in ("date", "seeds", "margin", "measure")}
+
+
+def test_runs_of_a_planned_study_are_finished_after_its_plan(root):
+    """The commit that a run was made from holds the plan, if git knows that commit."""
+    for study in STUDIES:
+        plan, path = read_study(study).plan, results_dir() / f"{study}.jsonl"
+        if plan is None or not path.is_file():
+            continue
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        assert early_runs(plan, records) == [], study
+        now = read_study(study).file.content["plan"]
+        for record in records:
+            if record["config"]["trial_seed"] not in plan.seeds:
+                continue
+            then = _plan_at(root, record["environment"].get("commit") or "", study)
+            assert then is None or then == {name: now[name] for name in then}, record["run_id"]
+
+
+def test_a_plan_is_read_and_renames_no_run(small):
+    before = [spec.run_id for spec in study_specs(small())]
+    path = small(("[hparams.all]", PLAN))
+    plan = read_study(path).plan
+    assert plan.date == datetime(2026, 11, 27, 18, tzinfo=timezone.utc)
+    assert (plan.seeds, plan.margin, plan.measure) == ((3,), 1.0, "accuracy")
+    assert plan.contrast == "HMOE-DN - ERM" and plan.question.endswith("ERM?")
+    assert plan.outcomes.model_dump() == {
+        "supported": "It is.",
+        "contradicted": "It is worse.",
+        "inconclusive": "Nobody knows.",
+    }
+    assert [spec.run_id for spec in study_specs(path)] == before
+    assert read_study(small()).plan is None
+    as_text = PLAN.replace("2026-11-27T18:00:00Z", '"2026-11-27T18:00:00+00:00"')
+    assert read_study(small(("[hparams.all]", as_text))).plan == plan
+
+
+@pytest.mark.parametrize(
+    "right, wrong, line, message",
+    [
+        ("margin = 1.0", "margin = 1.0\nalpha = 0.1", 17, "unknown option 'alpha'"),
+        ("margin = 1.0\n", "", 13, "margin is missing"),
+        ("margin = 1.0", "margin = -1", 16, "margin must be greater than or equal to 0"),
+        ("margin = 1.0", 'margin = "1"', 16, "margin must be a valid number"),
+        ("seeds = [3]\nmargin", "seeds = [4]\nmargin", 15, "unknown trial seed .* 4. Valid: 0, 3"),
+        ("seeds = [3]\nmargin", "seeds = 3\nmargin", 15, "seeds must be a list of different"),
+        ("18:00:00Z", "18:00:00", 14, "date must be a date-time in UTC"),
+        ("18:00:00Z", "18:00:00+01:00", 14, "date must be a date-time in UTC"),
+        ("2026-11-27T18:00:00Z", '"soon"', 14, "date must be a date-time in UTC"),
+        ("2026-11-27T18:00:00Z", "2026-11-27", 14, "date must be a date-time in UTC"),
+        ('measure = "accuracy"', "measure = 1", 17, "measure must be a valid string"),
+        ('supported = "It is."', 'supported = "Yes."\nyes = "1"', 23, "unknown option 'yes'"),
+        ('supported = "It is."\n', "", 21, "supported is missing"),
+        ('supported = "It is."', 'supported = ""', 22, "supported must be"),
+    ],
+)
+def test_a_wrong_plan_names_its_line(small, right, wrong, line, message):
+    assert right in PLAN
+    path = small(("[hparams.all]", PLAN.replace(right, wrong, 1)))
+    with pytest.raises(HmoeError, match=f"line {line}: {message}"):
+        read_study(path)
+
+
+def test_runs_from_before_the_plan_are_found(small):
+    def record(seed, finished):
+        config = {"trial_seed": seed}
+        return {"run_id": f"{seed}-{finished}", "config": config, "finished": finished}
+
+    plan = read_study(small(("[hparams.all]", PLAN))).plan
+    late, early = "2026-11-27T18:00:01+00:00", "2026-11-27T17:59:59+00:00"
+    records = [record(seed, end) for seed in (0, 3) for end in (late, early, "")]
+    assert early_runs(plan, records) == [f"3-{early}", "3-"]
+
+
+def test_a_reduced_study_has_no_plan(monkeypatch):
+    """It has the first of the seeds, and the plan is about all of them."""
+    from hmoe_repro.studies import study_file
+
+    real = study_file.open_settings
+
+    def planned(path, name=""):
+        file = real(path, name)
+        plan = tomllib.loads(PLAN.replace("[3]", "[1, 2]").replace("[hparams.all]", ""))
+        return study_file.SettingsFile(file.name, file.text, file.content | plan, file.folder)
+
+    monkeypatch.setattr(study_file, "open_settings", planned)
+    assert read_study("quick-digits").plan.seeds == (1, 2)
+    assert read_study("smoke-digits").plan is None
 
 
 # A file of one's own

@@ -8,6 +8,7 @@ import pytest
 from notebooks import LIBRARY, PAPER, module_of
 
 HAND_WRITTEN = (
+    "__main__.py",
     "algorithms.toml",
     "bench.toml",
     "benchmarks.toml",

@@ -20,6 +20,7 @@ from hmoe_repro.analysis.published import (
     paper_block,
     paper_line,
     published_rows,
+    stated_contrast,
     verdict_lines,
 )
 from hmoe_repro.analysis.results import frame_of
@@ -131,16 +132,30 @@ def test_an_undertrained_row_is_compared_and_named():
     table = comparison(frame, "ERM")
     mix = table[(table["mode"] == "mix") & (table.test_domain == "Average")].iloc[0]
     assert mix.difference == pytest.approx(10) and mix.pairs == 18
-    first, caveat = verdict_lines(frame, "ERM")
+    first, stated, caveat = verdict_lines(frame, "ERM")
     assert "HMOE-DN MIX +10.0" in first
+    assert "HMOE-DN MIX − ERM +10.0 (equal in all seeds) points" in stated
     assert caveat.startswith("Undertrained (under 80 %") and "HMOE-DN 50 %" in caveat
     assert verdict_lines(frame[frame.algorithm != "ERM"], "ERM")[0].startswith("No verdict")
+
+
+def test_a_table_has_one_stated_contrast():
+    """The method of the paper that the table is of, minus the baseline; with eight seeds also the
+    interquartile mean."""
+    seeds = range(8)
+    frame = whole(algorithms=("ERM", "HMOE-DN", "ARM"), seeds=seeds)
+    noise = np.random.default_rng(0).normal(0, 0.01, len(frame))
+    said = stated_contrast(frame.assign(accuracy=frame.accuracy + noise), "ERM")
+    assert said.startswith("The stated contrast of this table, uncorrected: HMOE-DN MIX − ERM ")
+    assert "over seed means" in said and "Sensitivity: the interquartile mean" in said
+    assert stated_contrast(frame[frame.algorithm != "HMOE-DN"], "ERM") == ""
+    assert stated_contrast(frame, "HMOE-DN") == ""
 
 
 def test_tables_and_titles():
     table, cells = accuracy_block(whole())
     assert [*table] == ["algorithm", "mode", "+90%", "+80%", "-90%", "Average"]
-    assert table.Average[0] == "70.0 ± 0.5" and len(cells) == 4 * 4
+    assert table.Average[0] == "70.0 ± 0.6" and len(cells) == 4 * 4
     part = whole(domains=("-90%", "+90%"), seeds=(0,))
     assert [*accuracy_table(part)][-1] == "Average of +90%, -90%"
     assert error_words(part).startswith("one seed")

@@ -9,7 +9,7 @@ from pathlib import Path
 from names import DIRECTIVE, ROOT, cells_of, equation, label, library, module_of
 
 from hmoe_repro.report.gallery import data_title
-from hmoe_repro.report.render import files_of
+from hmoe_repro.report.render import PICTURES, files_of
 
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^():\s]+)\)")
@@ -64,7 +64,7 @@ def titled(page: str, text: str, module: str) -> str:
         title, _, rest = text.partition("\n")
         text = f"# {data_title(title[2:], ROOT / page)}\n{rest}"
         run = f"hmoe figures {Path(page).stem} --profile {page.split('/')[1]}"
-    line = note("runline", f"{source}run it here: `.venv/bin/{run}` ([install](/install.md))")
+    line = note("runline", f"{source}run it here: `.venv/bin/{run}` ([install](/docs/install.md))")
     head = re.match(r"# [^\n]*\n(?:\n*>[^\n]*(?:\n|$))*", text)
     return text[: head.end()] + line + text[head.end() :]
 
@@ -168,7 +168,9 @@ def figure_first(cells: list[dict]) -> list[dict]:
 def notebook(page: str) -> str:
     """The page of the book that is made from a notebook, as its JSON. A picture's alternative text
     is the title of the page and the heading above the picture."""
-    cells, made, heading, seen = cells_of(page), [], "", Counter()
+    # The book shows each picture where it is drawn, not a second time under the answer.
+    cells = [cell for cell in cells_of(page) if cell["id"] != PICTURES]
+    made, heading, seen = [], "", Counter()
     module, evidence = module_of(cells), page.startswith("figures/")
     saved = saved_pictures(page, cells) if evidence else {}
     for cell in figure_first(cells):

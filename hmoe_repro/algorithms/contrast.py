@@ -50,6 +50,8 @@ class SelfReg(ERM):
     """Self-supervised contrastive regularisation (Kim et al., 2021): an image's features and logits
     are to be those of another image of its class, and those of a mixture of two. No negatives."""
 
+    HPARAMS = ERM.HPARAMS | declared_hparams("SelfReg")
+
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         width = self.featurizer.num_features
@@ -57,6 +59,7 @@ class SelfReg(ERM):
         for a, b in ((width, hidden), (hidden, hidden), (hidden, width)):
             layers += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()]
         self.projection = nn.Sequential(*layers[:-1])
+        self.fixed = ("projection.",) if self.hparams["domainbed_compat"] else ()
 
     def loss(self, minibatches):
         x, y = concatenate(minibatches)
@@ -121,15 +124,23 @@ class TRM(ERM):
                 torch._foreach_add_(parameters, slopes, alpha=-0.1)
 
     def transfer_risk(self, q: int, parts):
-        """Risk in the other domains of the head of domain `q`, less the agreement of gradients."""
+        """Risk in the other domains of the head of domain `q`, less the agreement of gradients.
+
+        With `domainbed_compat` its gradient has the weights after their update, as in the released
+        code, where the backward pass reads `alpha` through a view."""
         head, alpha, (z, y) = self.heads[q], self.alpha[q].clone(), parts[q]
-        risks = [alpha[p] * F.cross_entropy(head(z_p), y_p) for p, (z_p, y_p) in enumerate(parts)]
-        risks = torch.stack(risks)  # that of domain q itself has weight 0
+        published = self.hparams["domainbed_compat"]
+        costs = [F.cross_entropy(head(z_p), y_p) for z_p, y_p in parts]
+        # the risk of domain q itself has weight 0
+        risks = torch.stack([weight * cost for weight, cost in zip(alpha, costs)])
         self.alpha[q] *= (self.hparams["groupdro_eta"] * risks.detach()).exp()
         (there,) = torch.autograd.grad(risks.sum(), head.weight, retain_graph=True)
         own = F.cross_entropy(head(z), y)
         (here,) = torch.autograd.grad(own, head.weight, create_graph=True)
-        there = inverse_hessian(there, own, head.weight, self.hparams["domainbed_compat"])
+        there = inverse_hessian(there, own, head.weight, published)
+        if published:
+            costs = torch.stack(costs)
+            risks = risks.detach() + self.alpha[q].clone() * (costs - costs.detach())
         return risks.sum() - self.hparams["cos_lambda"] * (there * here).sum()
 
     def loss(self, minibatches):

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import json
 import linecache
 import os
 import sys
@@ -28,12 +29,33 @@ from . import DOMAINBED
 from .base import SHARED_HPARAMS, Algorithm, as_floats, register
 from .conformance import random_batches
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
-from ..core.files import expanded
+from ..core.files import resolved
+from ..core.outside_code import check_reads, watch
 from ..core.search_space import LARGE_IMAGE, HParam
 from ..core.seeds import random_state, restore_random_state
+from ..core.source import digest_of, is_installed
 from ..networks.registry import make_featurizer, network_options
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-checkout
+_CHECKOUT = "the checkout of DomainBed"
+
+
+def _hash_of_code(package: Path, imported: set[str]) -> str:
+    """Twelve hexadecimal digits of the Python of a checkout's package, without what training does
+    not use, and of all other modules among the `imported` that are no installed ones."""
+    code, unused = hashlib.sha256(), {"scripts", "test", "datasets.py", "command_launchers.py"}
+    counted = set()
+    for path in sorted(package.rglob("*.py")):
+        if not unused & set(path.relative_to(package).parts):
+            counted.add(os.path.realpath(path))
+            code.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    for name in sorted(imported):
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file and os.path.realpath(file) not in counted and not is_installed(file):
+            code.update(name.encode() + Path(file).read_bytes())
+    return code.hexdigest()[:12]
+
+
 @functools.cache
 def _import_checkout(folder: Path) -> SimpleNamespace:
     """The modules `algorithms` and `hparams_registry` of the checkout `folder`, whose `networks`
@@ -45,13 +67,18 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
     if loaded and str(package) not in map(str, loaded.__path__):
         raise HmoeError("this process uses another DomainBed already.", fix="start it again.")
     sys.path.insert(0, str(folder))
+    before = {*sys.modules}
+    watch(package, _CHECKOUT, {}, folder, modules=True)  # which become part of the hash
     try:
         names = ("algorithms", "hparams_registry", "networks")
         with time_limit():
             modules = {name: importlib.import_module(f"domainbed.{name}") for name in names}
+        check_reads(package)
     except (Exception, TimeLimit) as error:
         for name in [name for name in sys.modules if name.partition(".")[0] == "domainbed"]:
             del sys.modules[name]
+        if isinstance(error, HmoeError):
+            raise
         missing = getattr(error, "name", None)
         raise HmoeError(
             f"DomainBed cannot be imported from {folder}: {type(error).__name__}: {error}.",
@@ -59,12 +86,10 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
         ) from error
     finally:
         sys.path.remove(str(folder))
-    code, unused = hashlib.sha256(), {"scripts", "test", "datasets.py", "command_launchers.py"}
-    for path in sorted(package.rglob("*.py")):
-        if not unused & set(path.relative_to(package).parts):
-            code.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    watch(package, _CHECKOUT, {}, folder)
+    code = _hash_of_code(package, {*sys.modules} - before)
     modules["networks"].Featurizer = _our_featurizer
-    return SimpleNamespace(hash=code.hexdigest()[:12], **modules)
+    return SimpleNamespace(hash=code, folder=folder, **modules)
 
 
 def _our_featurizer(input_shape, hparams) -> nn.Module:
@@ -81,7 +106,7 @@ def _checkout() -> SimpleNamespace:
             "an algorithm domainbed:NAME comes from your checkout of DomainBed, and none is named.",
             fix="--domainbed PATH, or HMOE_DOMAINBED=PATH.",
         )
-    return _import_checkout(expanded(path).resolve())
+    return _import_checkout(resolved(path))
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-hparams
 _UNREAD = {"data_augmentation", "class_balanced", "resnet18", "resnet50_augmix", "resnet_dropout"}
@@ -229,8 +254,28 @@ def _explained(name: str):
             fix = "--device cuda, on a machine that has one: this class calls CUDA itself."
         elif absent:
             fix = "install the package."
-        said = f"{name} failed{where}: {type(error).__name__}: {error}."
+        what = type(error).__name__ + (f": {error}" if str(error) else "")
+        said = f"{name} failed{where}: {what}."
         raise HmoeError(said, fix=fix) from error
+
+# %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-loader
+class _Loader:
+    """The validation batches (x, y) of one domain, as DomainBed's classes expect a loader: they
+    iterate over it once, and then ask for its length."""
+
+    def __init__(self, batches):
+        self.batches, self.count = batches, None
+
+    def __iter__(self):
+        for count, batch in enumerate(self.batches, 1):
+            self.count = count
+            yield batch
+
+    def __len__(self):
+        if self.count is None:
+            self.batches = list(self.batches)
+            return len(self.batches)
+        return self.count
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-adapter
 class DomainBedAlgorithm(Algorithm):
@@ -238,15 +283,18 @@ class DomainBedAlgorithm(Algorithm):
     `HmoeError` where its code fails, with the line."""
 
     source: type = nn.Module
+    package = Path()  # the folder of its code
     unread: tuple[dict, dict] = {}, {}  # what is passed on as it is: small images, large ones
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.takes = num_domains, self.input_shape, num_classes
+        self.ended, self.reported = False, {}  # by a schedule of the class; the last losses
         theirs = self.unread[input_shape[-1] >= LARGE_IMAGE] | {"hmoe": self.hparams}
         theirs |= {n: value for n, value in self.hparams.items() if n in self.HPARAMS}
         with _explained(self.name):
             self.inner = self.source(self.input_shape, num_classes, num_domains, theirs)
+        check_reads(self.package)
 
     def train(self, mode: bool = True):
         self.training = mode
@@ -254,20 +302,37 @@ class DomainBedAlgorithm(Algorithm):
         return self
 
     def update(self, minibatches, unlabeled=None):
-        with _explained(self.name):
-            reported = self.inner.update(minibatches)
+        if not self.ended:
+            with _explained(self.name):
+                reported = self.inner.update(minibatches)
+            check_reads(self.package)
+            self.reported = as_floats(reported, self.name)
         self.update_count += 1
-        return as_floats(reported, self.name)
+        return self.reported
+
+    def on_checkpoint(self, validation):
+        """Call the method `set_lr` of a class that has one, as DomainBed's train_autolr.py does;
+        `validation` has the batches (x, y) of each training domain. A last rate of 0 ends the
+        updates."""
+        if self.ended or not hasattr(self.inner, "set_lr"):
+            return
+        device, loaders = next(self.parameters()).device, [_Loader(b) for b in validation]
+        with _explained(self.name):
+            schedule = self.inner.set_lr(eval_loaders_iid=loaders, device=device)
+        self.ended = bool(schedule) and schedule[-1] == [0.0]
 
     def predict(self, x):
         with _explained(self.name):
-            return self.inner.predict(x)
+            logits = self.inner.predict(x)
+        check_reads(self.package)
+        return logits
 
     def _first_update(self):
         """One update on noise, for the parts that it makes; the generators are put back."""
         device = next(self.parameters()).device
         noise, before = random_batches(*self.takes, seed=0), random_state(device)
         self.update([(x.to(device), y.to(device)) for x, y in noise])
+        self.update_count, self.reported = 0, {}
         self.zero_grad()
         restore_random_state(before, device)
 
@@ -286,10 +351,37 @@ class DomainBedAlgorithm(Algorithm):
             _restore(state, self)
 
 # %% ../../nbs/04_algorithms/21_domainbed_adapter.ipynb #def-domainbed-algorithm
+_OWN_FEATURIZER = {"URM"}  # it asserts that its featurizer is of one of DomainBed's classes
+
+
+def _with_files(checkout: SimpleNamespace, source: type) -> str:
+    """Hash of the code of a checkout and of the contents of the `files` that its class `source`
+    declares, whose paths become absolute. `HmoeError` for one that is not there."""
+    declared = vars(source).get("declared_files", getattr(source, "files", None))
+    if not (declared and isinstance(declared, dict)):
+        return checkout.hash
+    paths = {name: str(checkout.folder / path) for name, path in declared.items()}
+    for name, path in paths.items():
+        if not Path(path).is_file():
+            cause = f"files of {source.__name__} declares {name!r}, and {path} is no file."
+            raise HmoeError(cause, fix="its path, from the folder of the checkout.")
+    source.declared_files, source.files = declared, paths
+    digests = {name: digest_of(Path(path)) for name, path in paths.items()}
+    readable = {paths[name]: digest for name, digest in digests.items()}
+    watch(checkout.folder / "domainbed", _CHECKOUT, readable)
+    named = json.dumps([checkout.hash, digests], sort_keys=True)
+    return hashlib.sha256(named.encode()).hexdigest()[:12]
+
+
 def domainbed_algorithm(name: str) -> type[Algorithm]:
     """Register and return the algorithm 'domainbed:<class>' of the checkout that `HMOE_DOMAINBED`
-    names. `HmoeError` where there is none, it cannot be imported, or has no such class."""
-    checkout, own = _checkout(), name.removeprefix(DOMAINBED)
+    names. `HmoeError` where there is none, it cannot be imported, has no such class, or has one
+    that accepts no featurizer of ours."""
+    own = name.removeprefix(DOMAINBED)
+    if own in _OWN_FEATURIZER:
+        cause = f"{name} accepts no featurizer but DomainBed's own, and a class gets ours here."
+        raise HmoeError(cause, fix=f"--algorithm {own}, which is this library's.")
+    checkout = _checkout()
     source = getattr(checkout.algorithms, own, None)
     if not (inspect.isclass(source) and hasattr(source, "update")):
         check_choice(own, getattr(checkout.algorithms, "ALGORITHMS", ()), "algorithm of DomainBed")
@@ -299,6 +391,7 @@ def domainbed_algorithm(name: str) -> type[Algorithm]:
             {n: v for n, v in default(own, kind).items() if n in _UNREAD} for kind in _KINDS[:2]
         )
         given = {"HPARAMS": _declare(registry, own), "source": source, "unread": unread}
-    given |= {"source_hash": checkout.hash, "__module__": source.__module__}
+    given |= {"source_hash": _with_files(checkout, source), "__module__": source.__module__}
+    given["package"] = checkout.folder / "domainbed"
     cls = type(own, (DomainBedAlgorithm,), given)
     return register(name, paper="DomainBed", needs_domain_labels=True, family="domainbed")(cls)

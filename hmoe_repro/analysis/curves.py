@@ -9,7 +9,7 @@ __all__ = ['seed_curves', 'plot_curves']
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from ..core.style import colours
+from ..core.style import colours, escape_math
 
 # %% ../../nbs/07_analysis/07_curves.ipynb #def-average-curve
 def seed_curves(frame: pd.DataFrame, quantity: str, mode: str | None = None) -> pd.DataFrame:
@@ -34,7 +34,9 @@ def plot_curves(axis, frame: pd.DataFrame, quantity: str, algorithms=None, scale
     seeds = seed_curves(frame, quantity)
     order = [name for name in algorithms if name in set(seeds.algorithm)]
     if order:
-        look = {"hue": "algorithm", "hue_order": order, "palette": colours(algorithms)}
+        palette = {escape_math(name): colour for name, colour in colours(algorithms).items()}
+        seeds = seeds.assign(algorithm=seeds.algorithm.map(escape_math))
+        look = {"hue": "algorithm", "hue_order": [*map(escape_math, order)], "palette": palette}
         look |= {"errorbar": "sd", "err_kws": {"linewidth": 0}, "ax": axis}
         sns.lineplot(seeds.assign(value=scale * seeds.value), x="step", y="value", **look)
         axis.legend().remove()

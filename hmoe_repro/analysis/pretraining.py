@@ -37,11 +37,12 @@ def two_forms(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
     """(pretrained, from scratch) of the first entry of each claim on studies that have both."""
     pairs = []
     for claim in claims:
-        for part in ({}, *claim.also):
+        for part in ({}, *claim.benchmarks, *claim.also):
             given = claim.arguments | part
             studies = [name for name in given.get("studies", ()) if name in SCRATCH]
             if studies:
-                one = replace(claim, arguments=given | {"studies": studies}, also=(), scale="")
+                alone = {"benchmarks": (), "also": (), "confirm": {}, "scale": "", "untestable": ""}
+                one = replace(claim, arguments=given | {"studies": studies}, **alone)
                 pairs.append((one, replace(one, arguments=_swapped(one.arguments))))
                 break
     return pairs
@@ -57,7 +58,8 @@ def pretraining_table(claims: list[Claim], store: str = "") -> tuple[pd.DataFram
         text = f"{text[:1].upper()}{text[1:]}"
         shown, row = {"claim": text}, {"claim": pair[0].key}
         for form, claim in zip(("pretrained", "from scratch"), pair):
-            _, found, verdict = evaluate_claim(claim, frames)
+            result = evaluate_claim(claim, frames)
+            found, verdict = result.evidence, result.verdict
             verdict = verdict if claim.rule else "no rule"
             verdict = verdict if found.runs else "not run"
             shown |= {form: f"{verdict}: {found.text()}"}

@@ -23,7 +23,7 @@ from ..data.base import as_input
 from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
 from ..training.model import build_algorithm
-from ..training.protocols import run_seed
+from ..training.protocols import run_seed_of
 from ..training.run_config import RunConfig
 
 # %% ../../nbs/07_analysis/12_spectra.ipynb #def-spectrum-rows
@@ -93,8 +93,7 @@ def _before_training(record: dict, kept: StoredChoices) -> dict:
         domain_names=kept.domain_names,
         domain_index=kept.domain_names.index,
     )
-    seeds = spec.trial_seed, spec.hparams_seed, spec.restart
-    seed = run_seed(spec.dataset, spec.algorithm, tested, *seeds)
+    seed = run_seed_of(spec, tested)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         algorithm = build_algorithm(spec, facts).eval()

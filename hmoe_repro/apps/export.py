@@ -24,8 +24,9 @@ from torch import nn
 
 from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
-from ..core.errors import HmoeError, check_choice, first_line
-from ..core.files import ensure_writable, expanded, write_atomic
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
+from ..core.files import ensure_writable, expanded, sha256, write_atomic
+from ..core.seals import check_sum, listed_sum, write_sums
 from ..core.style import template
 from ..data.feature_groups import keep_groups
 from ..data.transforms import MEAN, STD
@@ -200,6 +201,7 @@ def _write_graph(program, path: Path, names: list[str], text: str):
         warnings.simplefilter("ignore")
         if path.suffix == ".pt2":
             torch.export.save(program, path, extra_files={CONFIG_FILE: text})
+            _WRITTEN_HERE.add(sha256(path))
             return
         how = {"input_names": ["images"], "output_names": names, "dynamic_shapes": ANY_BATCH}
         graph = torch.onnx.export(program, dynamo=True, verbose=False, **how)
@@ -207,10 +209,21 @@ def _write_graph(program, path: Path, names: list[str], text: str):
     graph.save(path)
 
 
-def run_graph(path, images: torch.Tensor) -> dict[str, np.ndarray]:
-    """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
-    `export_model` wrote as a graph. `HmoeError` without ONNX Runtime, where it is needed."""
-    path = Path(path)
+_WRITTEN_HERE = set()  # SHA-256 of the graphs that this process wrote
+
+
+def _refuse_foreign_graph(path: Path):
+    """`HmoeError` for a .pt2 file that this process did not write: to load it is to run it."""
+    if sha256(path) in _WRITTEN_HERE:
+        return
+    raise HmoeError(
+        f"{path.name} is a graph of PyTorch, which can run any code when it is loaded.",
+        fix="run_graph(..., trust_code=True) if you trust it, or the format onnx or safetensors.",
+    )
+
+
+def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
+    """Return what a graph computes of images; the file is not checked."""
     if path.suffix == ".pt2":
         with torch.no_grad():
             outputs = torch.export.load(path).module()(images)
@@ -218,6 +231,28 @@ def run_graph(path, images: torch.Tensor) -> dict[str, np.ndarray]:
     session = _onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, {"images": images.numpy()})))
+
+
+def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
+    """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
+    `export_model` wrote as a graph. `HmoeError` if the file does not have the SHA-256 that is
+    listed beside it or does not run on these images, without ONNX Runtime, if it is needed, and,
+    unless `trust_code`, for a .pt2 file that another process wrote: PyTorch unpickles it."""
+    fix = "copy the file and SHA256SUMS from the exported folder again, or export the model again."
+    path = Path(path)
+    if listed_sum(path):
+        check_sum(path, fix)
+    if path.suffix == ".pt2" and path.is_file() and not trust_code:
+        _refuse_foreign_graph(path)
+    check_sum(path, fix)
+    try:
+        return _run_graph(path, images)
+    except HmoeError:
+        raise
+    except Exception as error:
+        cause = f"{path} does not run here on images of shape {tuple(images.shape)} "
+        fix = "images as config.json says, or export the model again with this PyTorch."
+        raise HmoeError(f"{cause}({first_line(error)}).", fix=fix) from None
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-card
 def _slug(text: str) -> str:
@@ -262,7 +297,7 @@ def _write_weights(model: TrainedModel, path: Path, text: str):
     names["input_shape"] = list(model.algorithm.input_shape)
     whose = {"run": model.record["run_id"], "mode": model.weights}
     save_model(path, model.algorithm, names, **whose, config=text)
-    keep_groups(path.parent, model.group_names, model.grouping)
+    keep_groups(path.parent, model.group_names, model.grouping, model.record["run_id"])
 
 # %% ../../nbs/10_apps/05_export.ipynb #def-export-model
 def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text: str) -> dict:
@@ -272,7 +307,7 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     images = images if dtype == torch.uint8 else images.float() / 255
     try:
         _write_graph(trace(model, mode, dtype), path, names, text)
-        parts = [run_graph(path, some) for some in (images[:1], images[1:])]
+        parts = [_run_graph(path, some) for some in (images[:1], images[1:])]
     except Exception as error:
         name, reason = model.record["config"]["algorithm"], first_line(error)
         cause = f"{name} cannot be written as a graph in {path.name} ({reason})."
@@ -281,6 +316,17 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
+    """Write what lies beside a model: `config`, which is `text` as JSON, its groups, its card, and
+    the digests of all files."""
+    write_atomic(folder / CONFIG_FILE, text)
+    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
+    card = model_card(config, folder.name)
+    write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
+    write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
+
+
+@public(folder=Place | None)
 def export_model(
     model: TrainedModel,
     folder=None,
@@ -322,8 +368,5 @@ def export_model(
             cause = f"{name} of {run['algorithm']} differs from the library by {difference:.1g}."
             raise HmoeError(cause, fix="another format.")
         os.replace(path, ensure_writable(folder) / name)
-    write_atomic(folder / CONFIG_FILE, text)
-    keep_groups(folder, model.group_names, model.grouping)
-    card = model_card(config, folder.name)
-    write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
+    _describe(folder, model, config, text)
     return folder / name, difference

@@ -12,6 +12,7 @@ import csv
 import importlib.util
 import io
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -23,8 +24,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.errors import HmoeError, check_choice, plural
-from ..core.files import expanded, plain_file
+from ..core.errors import HmoeError, Place, check_choice, plural, public
+from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
 from hmoe_repro.data.image_folder import (
     IMAGE_SUFFIXES,
@@ -48,6 +49,7 @@ from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
+@public(folder=Place)
 def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
     `HmoeError` as `walk`."""
@@ -102,6 +104,7 @@ def _class_level(root: Path, paths: list[list[str]]) -> int | None:
 UNSORTED = "image"  # the class of images that are not sorted by class
 
 
+@public(folder=Place, labels=Place | None)
 def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     """The images of a folder `<class>/<image>` or `<domain>/<class>/<image>`; of one without
     folders, or without `classes`, all images below it as one class, which can be grouped only.
@@ -153,6 +156,7 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
     except (OSError, ValueError, KeyError, csv.Error) as error:
         fix = "a CSV file in UTF-8: a line `file,domain`, then one for each image of known origin."
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
+    table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)  # `csv_text`
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
     domains = table[table.domain != ""].groupby("file").domain.nunique()
     if len(twice := domains[domains > 1]):
@@ -253,6 +257,7 @@ def is_frozen(network: str, hparams: dict) -> bool:
     return network == "efficientnet_lite0" and hparams.get("frozen_stages", "all") == "all"
 
 
+@public(folder=Place)
 def discover_spec(
     folder,
     test_domain: str | None = None,
@@ -315,7 +320,7 @@ def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
 def sort_target(root, target) -> Path:
     """The folder `target`, into which the images below `root` can be sorted. `HmoeError` for one
     that is not empty, or no folder, and for one that lies in `root`."""
-    root, target = (expanded(path).resolve() for path in (root, target))
+    root, target = resolved(root), resolved(target)
     cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         cause = f"{target.name} is not empty" if target.is_dir() else f"{target.name} is a file"
@@ -324,10 +329,11 @@ def sort_target(root, target) -> Path:
     return target
 
 
+@public(root=Place, target=Place)
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
     """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
     `HmoeError` as `sort_target`."""
-    root, target = expanded(root).resolve(), sort_target(root, target)
+    root, target = resolved(root), sort_target(root, target)
     for file, group in zip(images.file, images.group):
         to = target / group / file
         to.parent.mkdir(parents=True, exist_ok=True)

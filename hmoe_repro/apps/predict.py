@@ -8,6 +8,7 @@ __all__ = ['CONFIG_FILE', 'WEIGHTS_FILE', 'TrainedModel', 'load_trained', 'load'
 
 # %% ../../nbs/10_apps/02_predict.ipynb #imports
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,11 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from .own_images import image_files
-from ..core.errors import HmoeError, check_choice, first_line
+from ..core.devices import resolve_device
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import expanded
+from ..core.seals import check_sum, listed_sum
+from ..core.style import csv_text
 from ..data.base import Domains, as_input
 from ..data.feature_groups import FeatureGroups, kept_groups
 from ..data.image_folder import IMAGE_SUFFIXES, listed
@@ -99,7 +103,7 @@ def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
     try:
         with safe_open(path, framework="pt") as file:
             names = json.loads(file.metadata()["names"])
-    except (SafetensorError, OSError, TypeError, KeyError, ValueError):
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError):
         what = "are damaged" if path.exists() else "are not here (published records have none)"
         fix = "remove the run's folder and train it again."
         raise HmoeError(f"the weights {path} {what}.", fix=fix) from None
@@ -127,13 +131,14 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     if algorithm.hparams.get("lambda_d"):  # the first ones have a training domain each
         owned = trained_on[: len(experts)]
         experts[: len(owned)] = owned
-    groups, grouping = kept_groups(path.parent)
+    groups, grouping = kept_groups(path.parent, record["run_id"])
     if groups and grouping is None:  # the experts' own
         experts = groups
     names = data.class_names, experts, weights, trained_on, groups or [], grouping
     return TrainedModel(algorithm.to(device).eval(), record, *names)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-load
+@public(store=RunStore | None, device=str | torch.device)
 def load_trained(
     run_id: str, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
@@ -149,15 +154,16 @@ def load_trained(
     choices = [*(["last"] if record["discovery"] else []), *record["selected"]]
     weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = selected_path(store.path(run_id), weights)
-    return _model(record, weights, path, device, trust_code)
+    return _model(record, weights, path, resolve_device(str(device)), trust_code)
 
 
+@public(model=Place, store=RunStore | None, device=str | torch.device)
 def load(
     model, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
     """The model of a folder that `hmoe export --format safetensors` wrote, or of a finished run
     (its id, or the beginning of it) as `load_trained` returns it. `HmoeError` as there, and for a
-    folder without a model."""
+    folder without a model, or whose `config.json` is not as it was exported."""
     folder = expanded(model)
     if folder.is_file() or len(folder.parts) > 1 and not folder.exists():
         cause = (
@@ -166,16 +172,19 @@ def load(
         raise HmoeError(cause, fix="the folder that `hmoe export` wrote, or the id of a run.")
     if not folder.is_dir():
         return load_trained(str(model), weights, store, device, trust_code)
+    if listed_sum(folder / CONFIG_FILE):
+        check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         record, kept = config["record"], config["weights"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         cause = f"the folder {model} has no {CONFIG_FILE} that `hmoe export` wrote."
         raise HmoeError(cause, fix="`hmoe export RUN`, or the id of a run.") from None
     if not (folder / WEIGHTS_FILE).exists():
         cause = f"the folder {model} has no {WEIGHTS_FILE}, from which this library builds a model."
         raise HmoeError(cause, fix="`hmoe export RUN --format safetensors`.")
     check_choice(weights or kept, [kept], f"weights of the folder {model}")
+    device = resolve_device(str(device))
     return _model(record, kept, folder / WEIGHTS_FILE, device, trust_code)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-looks
@@ -238,29 +247,28 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
     return pd.DataFrame(table)
 
 
+@public(folder=Place, on_progress=Callable | None)
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
-    """(file, class, probability, nearest_domain and gate_value of each image below a folder;
-    unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
-    files = image_files(folder)
+    """(file, class, probability, nearest_domain and gate_value of each image below a folder, or of
+    one image file; unreadable files). `HmoeError` if there is no image, and as `look_at_files`."""
+    root = expanded(folder)
+    files = [root.name] if root.is_file() else image_files(folder)
     if not files:
         raise HmoeError(f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another one.")
-    root = expanded(folder)
+    root = root.parent if root.is_file() else root
     files, outputs, unreadable = look_at_files(
         model, root, files, mode, skip_unreadable, on_progress
     )
     return _table(model, files, outputs), unreadable
 
 
+@public
 def predictions_csv(table: pd.DataFrame) -> bytes:
-    """A table as CSV in UTF-8; bytes of file names that are not valid UTF-8 are unchanged. A text
-    that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""
-    texts = table.select_dtypes(["object", "string"])
-    safe = texts.apply(lambda column: column.str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True))
-    table = table.assign(**safe)
-    text = table.to_csv(index=False, float_format="%.4f", lineterminator="\n")
-    return text.encode("utf-8", "surrogateescape")
+    """A table as `csv_text` in UTF-8; bytes of file names that are not valid UTF-8 are
+    unchanged."""
+    return csv_text(table, "%.4f").encode("utf-8", "surrogateescape")
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-predict-images
 def _as_image(image) -> Image.Image:
@@ -285,6 +293,7 @@ def _as_image(image) -> Image.Image:
         raise HmoeError(cause, fix=fix) from None
 
 
+@public(images=object)
 def predict_images(model: TrainedModel, images, mode: str | None = None):
     """class, probability, nearest_domain and gate_value (None without experts): a dictionary for
     one image, a table with a row for each of a list or folder. An image is a path, an image of

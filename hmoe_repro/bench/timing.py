@@ -212,7 +212,7 @@ class BenchPage(_Outputs):
         self.name = name
         self.source = study_file(ARTEFACTS[name].study, store).with_suffix(".json")
         self.record, self.folder = read_record(self.source, what), output_folder(output, profile)
-        self._begin()
+        self._begin(output)
 
     def verdict(self, *lines: str):
         """Write and display the verdict, and `<name>.provenance.json`: digest of the record's file,

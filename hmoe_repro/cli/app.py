@@ -6,13 +6,16 @@
 __all__ = ['app', 'COMMANDS', 'data_app', 'INTERRUPTED', 'main']
 
 # %% ../../nbs/11_cli/08_app.ipynb #imports
+import codecs
 import os
 import sys
 import warnings
 
 import typer
 
+from .. import __version__
 from . import data, discover_predict, listings, plan_sweep, select_report, train
+from .options import option
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
 
@@ -37,10 +40,46 @@ for _name in ("list", "verify", "download"):
     data_app.command(_name)(vars(data)[f"data_{_name}_command"])
 app.add_typer(data_app, name="data")
 
+
+def _show_version(asked: bool):
+    """Print the version and end, if `--version` is given."""
+    if asked:
+        print(f"hmoe_repro {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shared_options(
+    version: option(
+        bool, "Show the version and exit.", "--version", is_eager=True, callback=_show_version
+    ) = False,
+):
+    """The options of `hmoe` itself, which stand before a command."""
+
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
 def _show_warning(message, category, filename, lineno, file=None, line=None):
     """`warnings.showwarning` while a command runs: one line, without the place in the code."""
     print(f"hmoe: note: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
+
+# %% ../../nbs/11_cli/08_app.ipynb #def-output
+_ASCII = {"±": "+/-", "×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "≥": ">=", "≤": "<="}
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks in characters that it has, for `codecs.register_error`."""
+    lacking = error.object[error.start : error.end]
+    said = "".join(_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking)
+    return said, error.end
+
+
+def _prepare_output():
+    """Let the standard streams encode every character, and exist where the caller closed them."""
+    codecs.register_error("hmoe", _spelled)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="hmoe")
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-main
 INTERRUPTED = 130  # exit status of a process interrupted by its user
@@ -50,6 +89,7 @@ _STOPPED = "stopped; finished work is kept, and the same command resumes from th
 
 def main():
     """Entry point of `hmoe`: an error is one line on standard error, and an exit status."""
+    _prepare_output()
     warnings.showwarning = _show_warning
     said = ""
     try:

@@ -8,7 +8,7 @@ __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 # %% ../../nbs/11_cli/05_data.ipynb #imports
 from functools import partial
 
-from .options import DataDir, argument, option, print_frame
+from .options import DataDir, argument, option, print_frame, wrote
 from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
@@ -54,6 +54,7 @@ def data_download_command(
     sha256: option(list[str], "SHA-256 of each --archive, in the same order.") = None,
 ):
     """Download a data set into the data folder, and check it."""
+    from hmoe_repro.core import files
     from hmoe_repro.core.progress import Progress
     from hmoe_repro.data.download import download_dataset, prepare_given
     from hmoe_repro.data.mnist import download_mnist
@@ -62,7 +63,8 @@ def data_download_command(
 
     name, archives = data_with_files(name), archive or []
     if name == MNIST:
-        return print("\n".join(download_mnist(data_dir)))
+        print("\n".join(download_mnist(data_dir)))
+        return wrote(files.data_dir())
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         cause = f"{len(sha256)} checksums for {len(archives)} archives."
@@ -75,3 +77,4 @@ def data_download_command(
             lines = download_dataset(name, data_dir, on_progress=progress)
     print("\n".join(lines))
     print(f"next: `hmoe data verify {name}` opens every image")
+    wrote(files.data_dir() / KNOWN[name].folder)

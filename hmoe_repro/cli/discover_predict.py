@@ -10,7 +10,7 @@ import os
 import sys
 
 from . import options
-from .options import argument, option, print_frame
+from .options import argument, opened, option, print_frame, wrote
 from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
@@ -73,10 +73,12 @@ def discover_command(
     _print_skipped(found.unreadable)
     if sort_into:
         own_images.sort_into(found.images, folder, sort_into, links)
+        wrote(sort_into)
+    wrote(os.path.join(os.path.dirname(output), "groups.csv"), output)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
-    folder: argument(str, "Any folder of images; subfolders are searched."),
+    folder: argument(str, "Any folder of images; subfolders are searched. Or one image file."),
     model: option(str, "Run (`hmoe runs` lists them), or a folder that `hmoe export` wrote."),
     output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
     weights: option(str, "last, or the inference mode that selected them; default: last.") = None,
@@ -98,7 +100,7 @@ def predict_command(
     write_atomic(output, predictions_csv(table))
     _print_skipped(skipped)
     left_out = f", {len(skipped)} skipped" if skipped else ""
-    print(f"{plural(len(table), 'image')} in {os.path.basename(output)}{left_out}")
+    print(f"{plural(len(table), 'image')} in {opened(output)}{left_out}")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-export
 def export_command(
@@ -120,3 +122,4 @@ def export_command(
     size = f"{path.stat().st_size / 1e6:.1f} MB"
     print(f"{path}: {size}, differs from the library by at most {difference:.0e}")
     print("with config.json and README.md, the model card: the folder can be uploaded as it is")
+    wrote(path.parent)

@@ -102,4 +102,5 @@ def runs_command():
     for line in damaged:
         print(f"damaged: {printable(line)}", file=sys.stderr)
     if damaged:
-        raise HmoeError(f"{plural(len(damaged), 'record')} cannot be read.", fix="see above.")
+        cause = f"{plural(len(damaged), 'record')} cannot be read, first {damaged[0].rstrip('.')}."
+        raise HmoeError(cause, fix="restore that folder, or remove it and train the run again.")

@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 from . import options
-from .options import argument, option, print_table, say
+from .options import argument, option, print_table, say, wrote
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-plan
 def plan_command(
@@ -60,6 +60,7 @@ def reproduce_command(
     fresh: option(bool, "Discard these runs, and train all of them again.", "--fresh") = False,
     data_dir: options.DataDir = None,
     log: options.Log = None,
+    resume_anyway: options.ResumeAnyway = False,
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
     of named artefacts or a profile, train what is missing."""
@@ -87,13 +88,15 @@ def reproduce_command(
     if sample or fresh:
         store.discard_all([spec.run_id for spec in specs])
     if sample:
-        return steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        return wrote(output / "index.html")
     steps.reproduce(names, profile or "quick", batch, output, say)
+    wrote(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 def sweep_command(
     artefacts: options.ArtefactsOrStudies = None,
-    profile: options.ProfileName = "paper",
+    profile: options.ProfileName = "quick",
     everything: options.OnRequest = False,
     jobs: options.Jobs = None,
     device: options.Device = "auto",
@@ -112,6 +115,7 @@ def sweep_command(
     data_dir: options.DataDir = None,
     domainbed: options.DomainBed = None,
     log: options.Log = None,
+    resume_anyway: options.ResumeAnyway = False,
 ):
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""
@@ -131,6 +135,7 @@ def sweep_command(
     left = minutes * 60 - (time.monotonic() - started) if minutes else None
     outcomes = batch.train(left, stop_kinds=True)
     print(f"{outcomes.summary(batch.store)}; {time.monotonic() - started:.0f} s")
+    wrote(batch.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
@@ -145,15 +150,27 @@ def pack_command(
     from hmoe_repro.training.store import RunStore
 
     print(pack(RunStore(), file, states, weights, arrays))
+    wrote(file)
 
 
-def unpack_command(files: argument(list[str], "Archives of `hmoe pack`, or folders of runs.")):
+def unpack_command(
+    files: argument(list[str], "Archives of `hmoe pack`, or folders of runs."),
+    limit_gib: option(
+        float,
+        "GiB that an archive may unpack to; default: 1, or 20 times its size if that is more.",
+        min=0.001,
+        max=1e6,
+    ) = None,
+):
     """Import the runs of archives, and of other folders of runs such as those of shards, into the
     store; if one of them conflicts, nothing is added."""
     from hmoe_repro.studies.export_import import unpack
     from hmoe_repro.training.store import RunStore
 
-    print(unpack(RunStore(), *files))
+    limit = round(limit_gib * 2**30) if limit_gib else None
+    store = RunStore()
+    print(unpack(store, *files, limit=limit))
+    wrote(store.folder)
 
 
 merge_command = unpack_command

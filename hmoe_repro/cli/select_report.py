@@ -9,7 +9,7 @@ __all__ = ['publish_command', 'figures_command', 'select_command', 'report_comma
 from functools import partial
 
 from . import options
-from .options import argument, option, print_frame, say
+from .options import argument, opened, option, print_frame, say, wrote
 from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
@@ -22,7 +22,7 @@ def publish_command(
     from hmoe_repro.training.store import RunStore
 
     for path, count in publish_studies(studies, RunStore(), partial).items():
-        print(f"{count} records in {path.parent.name}/{path.name}")
+        print(f"{count} records in {opened(path)}")
 
 
 def figures_command(
@@ -41,6 +41,7 @@ def figures_command(
     render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
     if profile in README_PROFILES and figures_dir() == repo_root() / "figures":
         print(update_readme())
+    wrote(figures_dir() / profile / "README.md")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
@@ -78,6 +79,8 @@ def select_command(
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
+    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.style import csv_text
     from hmoe_repro.report.study_report import selected_tables
     from hmoe_repro.studies.study_file import read_study
 
@@ -91,7 +94,8 @@ def select_command(
     for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
-        chosen.to_csv(output, index=False)
+        write_atomic(output, csv_text(chosen).encode("utf-8", "surrogateescape"))
+        wrote(output)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(
@@ -100,12 +104,11 @@ def report_command(
     formats: options.Formats = None,
 ):
     """Write the page of a study from its runs: table, detectable differences, curves."""
-    from hmoe_repro.analysis.results import short_path
     from hmoe_repro.report.render import KEPT
     from hmoe_repro.report.study_report import report_study
 
     page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
-    print(f"rendered {short_path(page)}")
+    print(f"rendered {opened(page)}")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
 def export_domainbed_command(
@@ -130,6 +133,7 @@ def export_domainbed_command(
         print("DomainBed's collect_results prints tables of its own data sets only;")
         print(f"not of {', '.join(strange)} unless you add a class of that name,")
         print("or export under the name of a data set with as many domains, such as --as PACS")
+    wrote(folder)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches(device: str) -> dict[str, tuple]:
@@ -188,10 +192,13 @@ def bench_command(
     scale = "quick" if (what, scale) == ("systems", "full") else scale
     record = run(rounds, scale, say)
     name = ARTEFACTS[page].results_file("bench").name if page else f"bench-{what}-{scale}.json"
-    write_record(record, ensure_writable(runs_dir()) / name)
+    written = [ensure_writable(runs_dir()) / name]
+    write_record(record, written[0])
     for title, table in tables.items():
         print_frame(title, as_text(table(record)))
     if publish:
-        write_record(record, ensure_writable(results_dir()) / name)
+        written.append(ensure_writable(results_dir()) / name)
+        write_record(record, written[-1])
         if page:
             render_pages([("bench", page)], figures_dir(), say=say)
+    wrote(*written)

@@ -14,13 +14,16 @@ from hmoe_repro.cli.options import (
     Device,
     DomainBed,
     Log,
+    ResumeAnyway,
     Settings,
     SkipUnreadable,
     argument,
     data_folder,
+    opened,
     option,
     parsed_settings,
     print_frame,
+    wrote,
 )
 from ..core.config import CONFIG
 from ..core.determinism import set_determinism
@@ -56,6 +59,7 @@ def train_command(
     data_dir: DataDir = None,
     domainbed: DomainBed = None,
     log: Log = None,
+    resume_anyway: ResumeAnyway = False,
     **options,
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
@@ -66,6 +70,7 @@ def train_command(
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_configs, refuse_incomplete, train_here
+    from hmoe_repro.training.store import RunStore
 
     hparams = parsed_settings(set_, skip_unreadable)
     configs = drawn_configs(RunOptions.of(**options, hparams=hparams), n_hparams, folder)
@@ -75,12 +80,14 @@ def train_command(
         chosen = search_table(frame_of([r for r in records if "config" in r]), n_hparams)
         print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
     refuse_incomplete(configs, records)
+    store = RunStore()
     if n_hparams:
-        return
+        return wrote(store.folder)
     run = frame_of(records[:1])
     print_frame(f"{configs[0]}, run {configs[0].run_id}", selected_table(run))
     if experts := describe_discovery(run):
         print(experts)
+    wrote(store.path(configs[0].run_id))
 
 
 _own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]
@@ -96,4 +103,7 @@ def new_algorithm_command(
 
     path = output or f"{name}.py"
     new_algorithm(name, path)
-    print(f"{path} trains as it is; its remarks say what to change, and the next three commands.")
+    print(
+        f"{opened(path)} trains as it is; its remarks say what to change, and the next three "
+        "commands."
+    )

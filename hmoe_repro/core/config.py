@@ -20,6 +20,7 @@ class Config:
     splits: tuple[str, ...] = ()  # folders of lists of images, absolute
     workers: int = 0  # helpers that decode images
     log: tuple[str, ...] = ()  # loggers by name
+    resume_anyway: bool = False  # also from a state of other versions of the packages
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -29,6 +30,7 @@ class Config:
         told = json.loads(text)
         self.datasets, self.splits = tuple(told["datasets"]), tuple(told["splits"])
         self.workers, self.log = told["workers"], tuple(told["log"])
+        self.resume_anyway = told["resume_anyway"]
 
 
 _FOLDERS = tuple(filter(None, os.environ.get("HMOE_FOLDERS", "").split(os.pathsep)))

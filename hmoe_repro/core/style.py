@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'EMBEDDING_COLOUR', 'TEST_COLOUR', 'ALGORITHM_COLOURS', 'colours', 'use_style', 'save_figure',
-           'shared_legend', 'escape_tex', 'escape_markdown', 'number_as_text', 'as_text', 'markdown_table',
-           'latex_table', 'save_table', 'template']
+           'shared_legend', 'escape_tex', 'escape_markdown', 'escape_math', 'escape_page', 'number_as_text', 'as_text',
+           'markdown_table', 'latex_table', 'save_table', 'csv_text', 'template']
 
 # %% ../../nbs/00_core/08_style.ipynb #imports
 import functools
@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
+from .errors import Place, public
 from .files import write_atomic
 
 # %% ../../nbs/00_core/08_style.ipynb #def-colours
@@ -96,6 +97,17 @@ def escape_markdown(text: str) -> str:
     no character of it splits the cell or changes the type."""
     return re.sub(r"([\\`*_|<>\[\]$])", r"\\\1", " ".join(str(text).split()))
 
+# %% ../../nbs/00_core/08_style.ipynb #def-escape-math
+def escape_math(text: str) -> str:
+    """`text` for a picture: matplotlib prints each `$` of a name, and takes nothing for a
+    formula."""
+    return str(text).replace("$", r"\$")
+
+# %% ../../nbs/00_core/08_style.ipynb #def-escape-page
+def escape_page(text: str) -> str:
+    """`escape_markdown`, and no address in `text` becomes a link."""
+    return re.sub(r"(?<=www)\.|:(?=//)", lambda m: f"&#{ord(m[0])};", escape_markdown(text))
+
 # %% ../../nbs/00_core/08_style.ipynb #def-number-as-text
 def number_as_text(value: float, decimals: int = 2) -> str:
     """A number rounded for reading: '–' where it is missing, and never '-0.00'."""
@@ -118,6 +130,7 @@ def as_text(frame: pd.DataFrame, decimals: int = 2) -> pd.DataFrame:
 _NUMBER = re.compile(r"[+−–-]?[\d.]*( ± .*)?( \(.*\))?")
 
 
+@public
 def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
     """The frame as a Markdown table; columns of numbers are right-aligned."""
 
@@ -130,6 +143,7 @@ def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
     return "\n".join([line(cells.columns), "|" + "|".join(marks) + "|", *rows]) + "\n"
 
 # %% ../../nbs/00_core/08_style.ipynb #def-latex-table
+@public
 def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -> str:
     """The frame as a LaTeX table with booktabs rules, a caption and a label."""
     cells = as_text(frame, decimals).map(escape_tex).rename(columns=escape_tex)
@@ -137,6 +151,7 @@ def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -
     return cells.to_latex(index=False, escape=False, **named)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-save-table
+@public(output=Place, numbers=pd.DataFrame | None)
 def save_table(
     frame: pd.DataFrame, output: Path, stem: str, title: str, numbers=None, decimals: int = 2
 ) -> list[str]:
@@ -151,6 +166,20 @@ def save_table(
     for kind, text in texts.items():
         write_atomic(Path(output) / f"{stem}.{kind}", text)
     return [f"{stem}.{kind}" for kind in texts]
+
+# %% ../../nbs/00_core/08_style.ipynb #def-csv-text
+@public
+def csv_text(table: pd.DataFrame, float_format: str | None = None) -> str:
+    """A table as CSV without its index, floats by `float_format` ('%.4f') or with all digits. A
+    text that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""
+
+    def safe(value):
+        begins = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{value}" if begins else value
+
+    texts = table.select_dtypes(["object", "string", "category"])
+    table = table.assign(**texts.astype(object).map(safe)).rename(columns=safe)
+    return table.to_csv(index=False, float_format=float_format, lineterminator="\n")
 
 # %% ../../nbs/00_core/08_style.ipynb #def-template
 def _printable(value):
@@ -172,4 +201,5 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["md"] = escape_page
     return environment.get_template(name)

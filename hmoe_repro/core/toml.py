@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from .errors import HmoeError
+from .errors import HmoeError, Place, public
 from .files import plain_file
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-packaged
@@ -93,6 +93,7 @@ class SettingsFile:
 MOST_BYTES = 100_000
 
 
+@public(path=Place)
 def open_settings(path, name: str = "") -> SettingsFile:
     """The TOML file at `path`, called `name` in errors. `HmoeError` if it cannot be read or has
     more than `MOST_BYTES`; with the line, if it is not TOML."""
@@ -101,7 +102,7 @@ def open_settings(path, name: str = "") -> SettingsFile:
         if (size := plain_file(path, "read").stat().st_size) > MOST_BYTES:
             cause = f"{name} has {size:,} bytes; {MOST_BYTES:,} are the most of a settings file."
             raise HmoeError(cause, fix="several files.")
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # Windows editors add a mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HmoeError(f"cannot read {name} ({why}).", fix="the path of a TOML file.") from None

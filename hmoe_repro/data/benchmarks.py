@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import data_dir as default_data_dir
+from ..core.files import read_text
 from ..core.toml import packaged
 from .image_folder import ImageTree, Inventory, is_image, listed, take_inventory
 
@@ -212,7 +213,7 @@ def _leave_out_duplicates(found: Inventory):
         missing = f"no {_DUPLICATES} with the data"
         found.notes.append(f"{missing}: near-duplicates, if there are any, stay in")
         return
-    lines = there[0].read_text(encoding="utf-8").split()
+    lines = read_text(there[0], "copy it again.").split()
     named = {line.removeprefix("./").removeprefix(f"{found.root.name}/") for line in lines}
     found.table = found.table[~found.table.file.isin(named)]
     found.notes.append(f"the {len(named):,} files named in {_DUPLICATES} are left out")

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors import safe_open
-from safetensors.numpy import save
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from ..core.errors import HmoeError
 from ..core.files import write_atomic
+from ..core.seals import metadata_of, seal_fault, sealed
 
 # %% ../../nbs/02_data/14_feature_groups.ipynb #def-groups
 COMPONENTS = 10  # principal components, at most
@@ -143,23 +145,32 @@ def number_of_groups(table: pd.DataFrame) -> int:
     return int(table.groups[(table.stability - table.without_groups).idxmax()])
 
 # %% ../../nbs/02_data/14_feature_groups.ipynb #def-keep
-def keep_groups(folder, names: list[str], grouping: FeatureGroups | None = None):
-    """Write the names of groups, if there are any, and the grouping into the folder of a run."""
+def keep_groups(
+    folder, names: list[str], grouping: FeatureGroups | None = None, run: str | None = None
+):
+    """Write the names of groups, if there are any, and the grouping into the folder of a run, as a
+    sealed file that names the run: `run`, or the folder."""
     if not names:
         return
-    tensors = (
-        {name: np.ascontiguousarray(x) for name, x in vars(grouping).items()} if grouping else {}
-    )
-    content = save(tensors, {"names": json.dumps(names)})
-    write_atomic(Path(folder) / "groups.safetensors", content)
+    folder, arrays = Path(folder), vars(grouping) if grouping else {}
+    tensors = {n: torch.from_numpy(np.ascontiguousarray(values)) for n, values in arrays.items()}
+    content = sealed(tensors, names=json.dumps(names), run=run or folder.name)
+    write_atomic(folder / "groups.safetensors", content)
 
 
-def kept_groups(folder) -> tuple[list[str] | None, FeatureGroups | None]:
-    """What `keep_groups` wrote; (None, None) where it wrote nothing."""
+def kept_groups(folder, run: str | None = None) -> tuple[list[str] | None, FeatureGroups | None]:
+    """Read what `keep_groups` wrote; (None, None) if it wrote nothing. `HmoeError` if the file is
+    damaged or another run's."""
     path = Path(folder) / "groups.safetensors"
     if not path.exists():
         return None, None
-    with safe_open(path, framework="numpy") as file:
-        names = json.loads(file.metadata()["names"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-    return names, FeatureGroups(**tensors) if tensors else None
+    content = path.read_bytes()
+    try:
+        if fault := seal_fault(content, run or path.parent.name):
+            raise ValueError(f"it {fault}")
+        names, tensors = json.loads(metadata_of(content)["names"]), load(content)
+        return names, FeatureGroups(**tensors) if tensors else None
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        cause = f"the groups in {path} are damaged ({error})."
+        fix = "delete the file and call `hmoe discover` again, or export the model again."
+        raise HmoeError(cause, fix=fix) from None

@@ -27,17 +27,26 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice
 from ..core.progress import Progress
 from .base import Domains
-from .cache import cache_root, examine, file_facts, open_cache
+from .cache import Rows, cache_root, examine, file_facts, open_cache, open_rows
 from .image_folder import ImageTree, listed, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
+def _cached(path: str, shape: tuple) -> Rows:
+    """Return the cache that the process of the run has opened. `HmoeError` if it is gone."""
+    rows = open_rows(path, np.uint8, shape)
+    if rows is None:
+        cause = f"the cache {path} was removed or damaged meanwhile."
+        raise HmoeError(cause, fix="start again: it is built anew.")
+    return rows
+
+
 def do_task(task: dict) -> np.ndarray:
     """Bytes (B, R, R, 3) of the images of a task, augmented if it has seeds. `HmoeError` for a
     file that cannot be read."""
     size, seeds = task["resolution"], task["seeds"]
     done = np.empty((len(task["images"]), size, size, 3), np.uint8)
-    cached = task["cache"] and np.memmap(task["cache"][0], np.uint8, "r", shape=task["cache"][1])
+    cached = task["cache"] and _cached(*task["cache"])
     for i, file_or_row in enumerate(task["images"]):
         if cached is None:
             image = read_image(Path(task["root"]) / file_or_row)
@@ -185,7 +194,7 @@ class ImageFiles(OneByOne):
         self.workers = CONFIG.workers if workers is None else workers
 
     @functools.cached_property
-    def cache(self) -> np.memmap | None:
+    def cache(self) -> Rows | None:
         """The cache, built if necessary, or None for the source 'files'."""
         if self.options["source"] == "files":
             return None
@@ -290,7 +299,7 @@ class ImageDataset(ImageFiles):
         """A function that returns bytes (B, R, R, 3); workers start at once."""
         if self.cache is not None and seeds is None:
             rows = self._rows[position][indices].numpy()
-            return lambda: torch.from_numpy(np.asarray(self.cache)[rows])
+            return lambda: torch.from_numpy(self.cache[rows])
         done = later(self.task(position, indices, seeds), self.workers)
         return lambda: torch.from_numpy(done())
 
@@ -307,7 +316,7 @@ class ImageDataset(ImageFiles):
             "resolution": self.resolution,
             "resize_first": self.resize_first,
             "interpolation": self.options["interpolation"],
-            "cache": None if self.cache is None else (self.cache.filename, self.cache.shape),
+            "cache": None if self.cache is None else (str(self.cache.path), self.cache.shape),
         }
 
     def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):

@@ -7,11 +7,15 @@ __all__ = ['SYNC_SECONDS', 'BLOCK', 'as_rows', 'view_seeds', 'Table', 'open_tabl
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #imports
 import contextlib
+import functools
+import hashlib
+import json
 import math
 import os
 import shutil
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +26,18 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, locked, write_atomic
 from ..core.seeds import random_state, restore_random_state, seed_hash
-from .cache import cache_root, cache_stem, short_digest, tree_state
+from hmoe_repro.data.cache import (
+    Rows,
+    cache_root,
+    cache_stem,
+    code_digest,
+    contents_digest,
+    finish_rows,
+    open_rows,
+    pixel_maker,
+    short_digest,
+    tree_state,
+)
 from .loader import ImageDataset, OneByOne, watched
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-as-rows
@@ -50,37 +65,67 @@ SYNC_SECONDS = 5  # between two times that what was written is made safe
 _VERSION = 1  # increased when a part's rows, or the augmented versions, become other than before
 
 
+def _maker(part) -> list[str]:
+    """Return what rows depend on besides images and weights: versions, code, type of device."""
+    modules = [type(part).__module__, __name__]
+    packages = [metadata.version(name) for name in ("torch", "timm")]
+    device = torch.device(getattr(part, "device", "cpu")).type
+    return [pixel_maker(), *packages, device, *map(code_digest, modules)]
+
+
 class Table:
     """The file with what one part computes: float16 (1 + views, N, p). `state`: that of the image
     folder."""
 
     def __init__(self, images: ImageDataset, part, views: int, state: str):
         self.part, self.shape = part, (1 + views, len(images.tree), math.prod(part.shape))
-        self.row_size = 2 * self.shape[2]  # in bytes
-        self.size = self.row_size * self.shape[0] * self.shape[1]
+        self.rows, self.row_size = self.shape[0] * self.shape[1], 2 * self.shape[2]  # in bytes
+        self.size = self.row_size * self.rows
+        self.contents = contents_digest(images.ledger[0])
         pixels = images.resolution, views, images.resize_first, images.options["source"]
         pixels = *pixels, images.options["interpolation"]
-        what = short_digest(_VERSION, part.key, list(part.shape), *pixels)
+        what = short_digest(_VERSION, part.key, list(part.shape), *pixels, *_maker(part))
         name = f"{cache_stem(images.scanned)}-{state}-{what}"
         self.path = cache_root(images.scanned) / f"{name}.f16"
         self.synced = float("-inf")  # when the rows that were written were last made safe
         self.growing, self.note = (self.path.with_suffix(s) for s in (".part", ".rows"))
 
-    def is_whole(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size == self.size
+    def open(self) -> Rows | None:
+        """Return the rows, None if the file is not there, not whole, or of other images."""
+        return open_rows(self.path, np.float16, self.shape, 2, self.contents)
+
+    @functools.cached_property
+    def written(self) -> list:
+        """[number of rows, their SHA-256 so far] of an unfinished build that is safely on disk."""
+        digest = hashlib.sha256()
+        try:
+            note = json.loads(self.note.read_text(encoding="utf-8"))
+            with open(self.growing, "rb") as file:
+                for _ in range(note["rows"]):
+                    digest.update(file.read(self.row_size))
+                there = file.tell()
+            if there == note["rows"] * self.row_size and note == self._note(note["rows"], digest):
+                return [note["rows"], digest]
+        except (OSError, ValueError, LookupError, TypeError):
+            pass
+        return [0, hashlib.sha256()]
+
+    def _note(self, rows: int, digest) -> dict:
+        """Return what is noted of the first rows of an unfinished build."""
+        return {"rows": rows, "sha256": digest.hexdigest(), "contents": self.contents.hex()}
 
     def done(self) -> int:
         """How many rows an unfinished build has safely on disk."""
-        try:
-            return min(int(self.note.read_text()), self.growing.stat().st_size // self.row_size)
-        except (OSError, ValueError):
-            return 0
+        return self.written[0]
 
     def write(self, first: int, x: torch.Tensor):
         """Compute and write the rows of images `x` (B, 3, R, R), the first of which is row
         `first`. `HmoeError` as `as_rows`."""
         device = getattr(self.part, "device", "cpu")
         rows = as_rows(self.part(x.to(device)), self.part.key).reshape(len(x), self.shape[2])
+        done, digest = self.written
+        digest.update(rows[done - first :].tobytes())  # of a block, some may be there
+        self.written[0] = first + len(x)
         with open(self.growing, "r+b" if first else "wb") as file:
             file.seek(first * self.row_size)
             file.write(rows)
@@ -88,13 +133,14 @@ class Table:
                 return
             file.flush()
             os.fsync(file.fileno())
-        write_atomic(self.note, str(first + len(x)))
+        write_atomic(self.note, json.dumps(self._note(*self.written)))
         self.synced = time.monotonic()
 
     def finish(self):
-        with open(self.growing, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(self.growing, self.path)
+        """Seal the file and give it its name."""
+        whole = self.written[1].hexdigest()
+        place = self.growing, self.path
+        finish_rows(*place, self.row_size, self.rows, self.contents, whole)
         self.note.unlink(missing_ok=True)
 
     def discard(self):
@@ -153,6 +199,11 @@ def _refusal(images: ImageDataset, folder: Path, need: int, reason: str = "") ->
     )
 
 
+def _changed_meanwhile(images: ImageDataset) -> HmoeError:
+    cause = f"{images.name}: its files changed while its stages were precomputed."
+    return HmoeError(cause, fix="try again when nothing writes there.")
+
+
 def _complete(images: ImageDataset, tables: list[Table], state: str):
     """Build `tables`, with the lock held; `HmoeError` as `open_tables`."""
     folder, (versions, amount, _) = tables[0].path.parent, tables[0].shape
@@ -176,23 +227,26 @@ def _complete(images: ImageDataset, tables: list[Table], state: str):
             table.discard()
         raise _refusal(images, folder, need, f" ({error.strerror})") from None
     if changed:
-        cause = f"{images.name}: its files changed while its stages were precomputed."
-        raise HmoeError(cause, fix="try again when nothing writes there.")
+        raise _changed_meanwhile(images)
 
 
-def open_tables(images: ImageDataset, parts: list, views: int) -> list[np.ndarray]:
+def open_tables(images: ImageDataset, parts: list, views: int) -> list[Rows]:
     """Float16 (1 + views, N, p) of each part, mapped from files, which are built if they do not
     exist. `HmoeError` for a disk that is full or cannot be written, for values that float16 does
     not have, and for files that change meanwhile."""
     state = tree_state(images.scanned)
     tables = [Table(images, part, views, state) for part in parts]
-    if not all(table.is_whole() for table in tables):
+    opened = [table.open() for table in tables]
+    if None in opened:
         folder = cache_root(images.scanned)
         ensure_writable(folder, "HMOE_CACHE=<a folder with free space>.")
         with locked(folder / f".{cache_stem(images.scanned)}-precomputed.lock"):
-            if missing := [table for table in tables if not table.is_whole()]:
+            if missing := [table for table in tables if table.open() is None]:
                 _complete(images, missing, state)
-    return [np.asarray(np.memmap(t.path, np.float16, "r", shape=t.shape)) for t in tables]
+        opened = [table.open() for table in tables]
+    if None in opened:
+        raise _changed_meanwhile(images)
+    return opened
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-precomputeddataset
 class PrecomputedDataset(OneByOne):
@@ -226,7 +280,7 @@ class PrecomputedDataset(OneByOne):
         """The images, not precomputed, at another resolution or with other options."""
         return self.images.prepared(resolution, options)
 
-    def open(self) -> list[np.ndarray]:
+    def open(self) -> list[Rows]:
         """The tables of the distinct parts, as `open_tables`; built at the first call."""
         if self._tables is None:
             self._tables = open_tables(self.images, list(self.parts.values()), self.views)

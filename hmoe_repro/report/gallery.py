@@ -12,8 +12,8 @@ import runpy
 from pathlib import Path
 
 from ..analysis.results import short_path
-from ..core.errors import HmoeError
-from ..core.files import repo_root, write_atomic
+from ..core.errors import HmoeError, Place, public
+from ..core.files import read_text, repo_root, write_atomic
 from ..core.style import template
 from .provenance import STATUS
 from .render import files_of, page_texts
@@ -29,7 +29,7 @@ def title_and_claim(notebook: Path) -> tuple[str, str]:
 def facts_of(page: Path) -> dict:
     """The provenance next to an executed page; {} without."""
     path = page.with_name(f"{page.stem}.provenance.json")
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return json.loads(read_text(path)) if path.exists() else {}
 
 
 _ABOUT_ALL = ("hmoe_table3",)  # pages about data of which their own runs are a part
@@ -70,6 +70,7 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     }
 
 # %% ../../nbs/08_report/03_gallery.ipynb #def-gallery
+@public(output=Place, store=Place)
 def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     """Write `<output>/<profile>/README.md`, the index of what was rendered there, with `store` as
     it was given to `render`. `HmoeError` if nothing was."""

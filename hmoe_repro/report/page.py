@@ -20,13 +20,15 @@ from ..algorithms import get_algorithm
 from ..analysis import published, tables
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, study_file
-from ..analysis.statistics import contrast_table, forest_plot
+from ..analysis.statistics import contrast_table, forest_plot, interval_note
 from ..analysis.tables import frame_parts, paper_numbers
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.style import markdown_table, save_figure, save_table, use_style
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from . import provenance
+from .gallery import title_and_claim
+from .render import PICTURES, artefacts, files_of, paper_notebook, picture_links
 from ..studies.artefacts import artefact_studies, artefact_study
 from ..studies.studies import count_runs, read_study
 
@@ -155,7 +157,7 @@ class _Results:
         if where and len(self.frame):
             self.frame = self.frame.query(where)
         self.folder = provenance.output_folder(output, profile)
-        self._begin()
+        self._begin(output)
         if self.studies:
             facts = provenance.header(profile, self.frame)
             if title:  # the reader's own study
@@ -164,12 +166,16 @@ class _Results:
         else:
             self.show(not_run(name, profile, self.absent))
 
-    def _begin(self):
-        """Keep the head of the page for the answer, which is known at its end."""
+    def _begin(self, output=""):
+        """Keep the head of the page for the answer, which is known at its end, and below it for
+        the pictures, if they are kept in a folder `output`."""
         from IPython.display import Markdown, display
 
         use_style()
         self._answer = display(Markdown(""), display_id=True)
+        self._links = None
+        if output:
+            self._links = display(Markdown(""), metadata={PICTURES: True}, display_id=True)
 
     def results(self, *studies: str) -> pd.DataFrame:
         """`results` of those studies that have some; a name without a profile means this one's."""
@@ -217,7 +223,8 @@ class _Outputs(_Results):
         self.show(provenance.save_verdict(lines, self.folder, self.name))
 
     def _file(self, part: str) -> str:
-        return "_".join(filter(None, (self.name, part)))
+        """The name of a file without its ending; a space in it would break links."""
+        return "_".join(filter(None, (self.name, part))).replace(" ", "_")
 
     def table(self, table, part="", title="", *, numbers=None, decimals=2, shown=True):
         """Write a table (`numbers`: what its csv holds where the table itself is text) titled with
@@ -237,7 +244,20 @@ class _Outputs(_Results):
         figure.set_layout_engine("constrained")
         figure.suptitle(self.caption if title is None else title, fontsize=9)
         save_figure(figure, self.folder, self._file(part))
+        self._link_pictures()
         plt.show()
+
+    def _link_pictures(self):
+        """Show the pictures made so far, files beside the page, right under the answer; `render`
+        makes a Markdown cell of it."""
+        from IPython.display import Markdown
+
+        if self._links:
+            title, _ = title_and_claim(paper_notebook(self.name))
+            files = files_of(self.folder, artefacts())[self.name]
+            pictures = [name for name in files if name.endswith(".png")]
+            links = Markdown(picture_links(title, self.name, pictures))
+            self._links.update(links, metadata={PICTURES: True})
 
     def differences(self, *lines: str):
         """List what differs from the paper's protocol, for each data set, and `lines`."""
@@ -310,6 +330,8 @@ class Page(_Outputs):
             return
         title = f"Differences in points to {' and '.join(baselines)}, 95 % CI"
         self.table(table, "_".join(filter(None, (part, "contrasts"))), title, shown=False)
+        seeds = table[table.test_domain == "Average"].seeds
+        self.show(" ".join(dict.fromkeys(map(interval_note, seeds))))
         for baseline in baselines:
             for name, rows in published.compared_parts(frame, baseline).items():
                 self.show(block(contrast_table(rows, baseline)))

@@ -28,7 +28,7 @@ from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs, with_settings
 from .study_file import PROFILES, STUDIES, read_study
 from ..training.run_config import TOY, RunConfig
-from ..training.store import RunStore, verify_studies
+from ..training.store import RunStore, unsealed_record, verify_studies
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-on-device
 def on_device(records: list[dict], here: dict) -> list[dict]:
@@ -51,7 +51,9 @@ def timings(store: RunStore) -> list[dict]:
             text = read_bytes(file)
             for record in text.splitlines() if file.suffix == ".jsonl" else [text]:
                 with contextlib.suppress(Exception):  # whatever a damaged record may be
-                    read = json.loads(record)
+                    read, intact = unsealed_record(record)
+                    if intact is False:
+                        continue
                     kept = {name: read.get(name) for name in names}
                     measured_kinds([kept])  # raises where something is amiss
                     found += [kept] * math.isfinite(kept["wall_time_s"] or 0)
@@ -187,6 +189,9 @@ def missing_runs(specs, store: RunStore) -> list[RunConfig]:
     return [spec for spec in specs if records[spec.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-remembered
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError)
+
+
 def named_runs(study: str, store: RunStore) -> tuple[tuple[RunConfig, ...] | None, str]:
     """`specs_or_reason`; for a study of the library it is kept in the folder of the store until the
     library, what it uses or the data may be others."""
@@ -196,7 +201,7 @@ def named_runs(study: str, store: RunStore) -> tuple[tuple[RunConfig, ...] | Non
     settings = sorted(Path(str(resources.files("hmoe_repro"))).rglob("*.toml"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in settings)).hexdigest()
     state, empty = [str(folder), library_hash(), versions(), digest], not any(folder.glob("*"))
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, HmoeError):
+    with contextlib.suppress(*_UNREADABLE, HmoeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["state"] == state and (empty or not kept["data"]):
             return kept["specs"] and tuple(map(RunConfig.from_dict, kept["specs"])), kept["why"]

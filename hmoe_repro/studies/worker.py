@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ..core.config import CONFIG
 from ..core.errors import NO_ROOM, HmoeError, first_line, system_error
-from ..core.files import ensure_writable, write_atomic
+from ..core.files import ensure_writable, runs_dir, write_atomic
+from ..core.source import packed_source, unpack_source
 from ..training.run import run
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
@@ -44,7 +45,9 @@ def run_given(given: dict, folder, device, data_dir, config, send=None, on_event
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: tell(("note", str(message)))
             where = RunStore(folder), device, data_dir
-            record = run(RunConfig.from_dict(given), *where, on_step, on_event)
+            spec = RunConfig.from_dict(given)
+            # The process that asks has checked where the code of an algorithm is from.
+            record = run(spec, *where, on_step, on_event, trust_code=True)
     except HmoeError as error:
         return "failed", str(error)
     except OSError as error:
@@ -66,8 +69,14 @@ def serve_runs(pipe, *arguments):
 class Home:
     """Where the runs of a cluster come from and return to: an actor on the machine of the store."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, sources=None):
         self.folder, self.messages = Path(folder), []
+        self.sources = Path(sources or runs_dir() / "algorithms")
+
+    def source(self, key: str) -> dict[str, bytes]:
+        """Relative path -> content of the kept code of a user's algorithm, and of the files that it
+        declares; none of another algorithm."""
+        return packed_source(self.sources, key)
 
     def read(self, run_id: str) -> dict[str, bytes]:
         """Name -> content of a run's files, without those of locks and loggers."""
@@ -91,7 +100,8 @@ class Home:
 
 # %% ../../nbs/06_studies/05_worker.ipynb #def-run-away
 def run_away(home, given: dict, device, data_dir, config: str) -> tuple:
-    """As `run_given`, in a temporary folder that begins as the run at `home` is. Its files go there
+    """As `run_given`, in a temporary folder that begins as the run at `home` is; the code of a
+    user's algorithm goes to the folder of runs of this process. The run's files go to `home`
     after each checkpoint and at the end, and so do its messages, and ('event', kind, detail) for
     loggers. HMOE_DATA of this process precedes `data_dir`."""
     run_id, data_dir = RunConfig.from_dict(given).run_id, os.environ.get("HMOE_DATA") or data_dir
@@ -99,6 +109,8 @@ def run_away(home, given: dict, device, data_dir, config: str) -> tuple:
         here = Home(folder)
         ensure_writable(Path(folder, run_id))
         here.write(run_id, home("read", run_id))
+        if source := RunConfig.from_dict(given).algorithm_source:
+            unpack_source(home("source", source), here.sources)
 
         def on_event(kind, spec, detail):
             home("tell", run_id, "event", kind, detail)

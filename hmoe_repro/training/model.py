@@ -16,14 +16,14 @@ from safetensors.torch import load
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, public
 from ..core.files import write_atomic
+from ..core.seals import is_sealed, metadata_of, sealed
 from ..data.loader import ImageDataset
 from ..data.precomputed import PrecomputedDataset
-from ..data.registry import find_dataset, kept_data, load_dataset
+from ..data.registry import kept_data, load_dataset, recorded_dataset
 from ..networks.precision import set_precision
 from ..networks.timm_models import FrozenPart
-from .checkpoint_io import is_sealed, sealed
 from .planning import data_seed
 from .protocols import training_domains
 from .run_config import RunConfig
@@ -31,12 +31,12 @@ from .store import RunStore
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-dataset
 def build_dataset(spec: RunConfig, data_dir=None):
-    """The data set of a specification, which may be kept with the runs. Raises `HmoeError` if its
-    content is not what the specification says."""
+    """The data set of a specification, which may be kept with the runs. No code that the
+    specification names is run. Raises `HmoeError` if the data set is not known in this process
+    (`recorded_dataset`), or its content is not what the specification says."""
     data = kept_data(spec.dataset_fingerprint)
     if data is None:
-        find_dataset(spec.dataset)
-        data = load_dataset(spec.dataset, data_seed(spec), data_dir)
+        data = load_dataset(recorded_dataset(spec.dataset), data_seed(spec), data_dir)
     data = data.prepared(spec.resolution, spec.images)
     if data.fingerprint != spec.dataset_fingerprint:
         raise HmoeError(
@@ -47,7 +47,7 @@ def build_dataset(spec: RunConfig, data_dir=None):
     return data
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-algorithm
-def build_algorithm(spec: RunConfig, data, trust_code: bool = True):
+def build_algorithm(spec: RunConfig, data, trust_code: bool = False):
     """The untrained algorithm of a specification, on the CPU. Its weights are drawn from the
     global generator. `trust_code` as in `restore_algorithm`."""
     if spec.algorithm_source:
@@ -121,8 +121,8 @@ def load_weights(path: Path, algorithm, whose: dict | None = None):
     try:
         if not is_sealed(content):
             raise ValueError("its SHA-256 is another one, or none")
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        found = {name: header["__metadata__"].get(name) for name in ("run", "mode")}
+        header = metadata_of(content)
+        found = {name: header.get(name) for name in ("run", "mode")}
         if found != (whose or _whose(path)):
             raise ValueError(f"written for run {found['run']}, mode {found['mode']}")
         weights = load(content)
@@ -151,6 +151,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
+@public
 def load_model(
     run_id: str, mode: str | None = None, store: RunStore | None = None, trust_code: bool = False
 ):

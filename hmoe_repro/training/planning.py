@@ -14,8 +14,8 @@ import torch
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_name, source_hash
-from ..algorithms.hparams import draw_hparams, merge_hparams, with_network
-from ..core.errors import HmoeError, about, check_choice
+from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
+from ..core.errors import HmoeError, Place, about, check_choice, public
 from ..core.seeds import random_state, restore_random_state
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
@@ -37,8 +37,7 @@ def data_seed(run: RunOptions) -> int:
     positions = sorted(names.index(check_choice(d, names, what)) for d in run.test_domains)
     if not run.domainbed_compat:
         return run.trial_seed
-    seeds = run.trial_seed, run.hparams_seed
-    return protocols.run_seed(run.dataset, run.algorithm, positions, *seeds)
+    return protocols.run_seed_of(run.replace(restart=0), positions)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
 def check_options(run: RunOptions):
@@ -124,6 +123,9 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     if run.dataset == TOY:
         return make_toy_config(run.steps, run.determinism, **run.hparams)
     names = {"algorithm": algorithm_name(run.algorithm), "dataset": find_dataset(run.dataset)}
+    if run.seed_as is not None:
+        with about("seed_as"):
+            names["seed_as"] = algorithm_name(run.seed_as)
     run = run.replace(**names)  # those of a file, a notebook or a folder are registered
     check_options(run)
     data = _prepared_data(run, data_dir)
@@ -135,10 +137,11 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
         run = run.replace(splits=lists_in(own_splits(run.splits), data).digest)
     frequency = DATASETS[run.dataset].checkpoint_frequency
     steps, frequency = protocols.protocol_of(run).length(data, hparams.get("batch_size"), frequency)
+    cls = get_algorithm(run.algorithm)
+    hparams = named_hparams(with_network(cls.HPARAMS, hparams["network"]), hparams)
     network, weights = hparams.pop("network"), hparams.pop("weights", None)
     if weights is not None:  # a network that has some: the name under which they are kept
         weights = resolve_weights(usual_weights(network, weights), network)
-    cls = get_algorithm(run.algorithm)
     return RunConfig.of(
         **{name: getattr(run, name) for name in RunOptions.model_fields}
         | dict(
@@ -158,6 +161,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     )
 
 
+@public(data_dir=Place | None)
 def make_config(
     algorithm: str | type,
     dataset: str,
@@ -185,6 +189,7 @@ def _toy_fingerprint(points: str, seeds) -> str:
     return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()[:12]
 
 
+@public
 def make_toy_config(steps: int = 20_000, determinism: str = "native", **hparams) -> RunConfig:
     """Configuration of a toy run (HMOE, section 4.1), of `steps` epochs. Raises `HmoeError` for
     unknown hyper-parameters."""

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EVALUATION_BATCH', 'PROTOCOLS', 'split_indices', 'make_splits', 'training_domains', 'domains_with_labels',
-           'labelled_images', 'Sampler', 'request_batch', 'make_batch', 'validation_seeds', 'run_seed', 'evaluate',
-           'parse_policy', 'DomainBed', 'three_parts', 'without_a_tenth', 'dmg_splits', 'epoch_length', 'EpochSampler',
-           'DMG', 'protocol_of']
+           'labelled_images', 'Sampler', 'request_batch', 'make_batch', 'validation_seeds', 'run_seed', 'run_seed_of',
+           'evaluate', 'parse_policy', 'DomainBed', 'three_parts', 'without_a_tenth', 'dmg_splits', 'epoch_length',
+           'EpochSampler', 'DMG', 'protocol_of']
 
 # %% ../../nbs/05_training/03_protocols.ipynb #imports
 import math
@@ -14,11 +14,12 @@ import math
 import numpy as np
 import torch
 
+from ..algorithms import domainbed_name
 from ..core.devices import on_device
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, check_choice, plural, public
 from ..core.seeds import seed_hash
 from ..data.base import MultiDomainDataset
-from .run_config import GREEDY
+from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-split-indices
@@ -32,6 +33,7 @@ def split_indices(
     return order[held_out:], order[:held_out]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
+@public
 def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
     """domain -> {'in': indices, 'out': indices}.
 
@@ -59,7 +61,8 @@ def training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
     if not test_domains or len(set(test_domains)) != len(test_domains) or not left:
         raise HmoeError(
             "test domains must be one or more different names that leave a training domain, "
-            f"got {list(test_domains)}. Valid: {', '.join(dataset.domain_names)}."
+            f"got {list(test_domains)}.",
+            choices=dataset.domain_names,
         )
     return left
 
@@ -182,6 +185,15 @@ def run_seed(
     restarts."""
     again = ("restart", restart) if restart else ()
     return seed_hash(dataset, algorithm, list(test_indices), hparams_seed, trial_seed, *again)
+
+
+def run_seed_of(run: RunOptions, test_indices: list[int]) -> int:
+    """`run_seed` of a run: of its algorithm's name, or of the one that `seed_as` gives; with
+    `domainbed_compat` as DomainBed spells it."""
+    name = run.seed_as or run.algorithm
+    name = domainbed_name(name) if run.domainbed_compat else name
+    seeds = run.trial_seed, run.hparams_seed, run.restart
+    return run_seed(run.dataset, name, test_indices, *seeds)
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-evaluate
 EVALUATION_BATCH = 64

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ..core.errors import HmoeError, plural
 
-# %% ../../nbs/05_training/01_run_config.ipynb #def-run-options
+# %% ../../nbs/05_training/01_run_config.ipynb #def-checked
 TOY = "SineIntervals"  # the data set of the toy regression
 GREEDY = "greedy"  # the mode that selects for a run of DMG's protocol, where it has one
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -44,7 +44,7 @@ class Checked(BaseModel):
         same = {name: getattr(self, name) for name in type(self).model_fields}
         return self.of(**(same | changes))
 
-
+# %% ../../nbs/05_training/01_run_config.ipynb #def-run-options
 class RunOptions(Checked):
     """What may be asked for of one run; a field that is excluded says how another one is found, and
     is no part of a run's name."""
@@ -92,8 +92,12 @@ class RunOptions(Checked):
     )
     domainbed_compat: bool = Field(
         False,
-        description="As DomainBed: generated data depend on the run seed instead of the trial "
-        "seed; GMoE's capacity also applies in evaluation.",
+        description="As DomainBed: sets the hyper-parameter of this name; seeds hash DomainBed's "
+        "spelling; generated data depend on the run seed instead of the trial seed; GMoE's "
+        "capacity also applies in evaluation.",
+    )
+    seed_as: str | None = Field(
+        None, description="Weights and batches by the seed of this algorithm, to share them."
     )
     determinism: Literal["native", "portable"] = Field(
         "native",
@@ -124,7 +128,8 @@ def explained(error: ValidationError, model: type[BaseModel], valid=()) -> HmoeE
     said = said.replace("String should match pattern", "a text that matches")
     meaning = model.model_fields[name].description
     means = f" It means: {meaning}" if meaning else ""
-    return HmoeError(f"{name} must be {said}, got {value!r}.{means}", setting=name)
+    cause = f"{name} must be {said}, got {value!r}.{means}"
+    return HmoeError(cause, fix=f"another {name}.", setting=name)
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-config
 class RunConfig(RunOptions):

@@ -16,7 +16,7 @@ import torch
 
 from ..core.config import CONFIG
 from ..core.errors import HmoeError
-from ..core.files import expanded
+from ..core.files import resolved
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-list-files
 PARTS = ("train", "val", "test")
@@ -160,7 +160,7 @@ def lists_in(folder, data) -> SplitLists:
 def own_splits(folder) -> Path:
     """Register a folder of lists, for this process and those that train for it; returns its
     absolute path. `HmoeError` as `list_files`."""
-    path = expanded(folder).resolve()
+    path = resolved(folder)
     list_files(path)
     if str(path) not in CONFIG.splits:
         CONFIG.splits += (str(path),)

@@ -140,8 +140,7 @@ class Trainer:
     def __init__(self, spec: RunConfig, data, device):
         self.spec, self.device = spec, device
         positions = [data.domain_index(domain) for domain in spec.test_domains]
-        seeds = spec.trial_seed, spec.hparams_seed, spec.restart
-        seed = protocols.run_seed(spec.dataset, spec.algorithm, positions, *seeds)
+        seed = protocols.run_seed_of(spec, positions)
         seed_everything(seed)
         self.algorithm = build_algorithm(spec, data).to(device).train()
         self.data = data = with_precomputed(data, self.algorithm)

@@ -1,0 +1,135 @@
+"""Recompute the verdicts of all claims from results/, with pandas and scipy alone.
+
+    python .ci/verdicts.py OUTPUT.csv
+
+Claims (hmoe_repro/claims.toml) and plans (study files) are data. Measures, intervals and rules are
+written here once more, so that an error in the library cannot hide. Two claims rest on stored
+arrays and are left out (`BY_ARRAYS`). Records are read by record_rows.py, and measures.py makes
+estimates and intervals of them.
+"""
+
+import math
+import sys
+import tomllib
+
+import numpy as np
+import pandas as pd
+from measures import MEASURES, NoRuns
+from record_rows import ROOT, load, plan_of
+from scipy import stats
+
+BY_ARRAYS = ("toy: MIX in the gaps", "unseen is like nearest")
+LOOKED = "decided by looking, to be confirmed"
+COLUMNS = "claim benchmark studies seeds runs unit estimate low high verdict plan".split()
+
+
+def margin_of(row):
+    return {"points": 1.0, "% of runs": math.nan}.get(row["unit"], 0.05)
+
+
+def judge(rule, margin, low, high):
+    name, number = (rule, 0) if isinstance(rule, str) else next(iter(rule.items()))
+    if math.isnan(low):
+        return "inconclusive"
+    if name in ("smaller", "less_than"):
+        low, high, number = -high, -low, number if name == "smaller" else -number
+    yes, no = {
+        "larger": (low > 0, high < max(0, number - margin)),
+        "within": (-margin < low and high < margin, low > margin or high < -margin),
+        "not_worse": (low > -margin, high < -margin),
+    }.get(name.replace("smaller", "larger"), (low > number, high < number))
+    return "supported" if yes else "contradicted" if no else "inconclusive"
+
+
+def pool(parts):
+    """Random effects: DerSimonian and Laird, with the error of Hartung and Knapp."""
+    errors = (parts.high - parts.low) / 2 / stats.t.isf(0.025, parts.freedom)
+    weights, y, k = 1 / errors**2, parts.estimate, len(parts)
+    excess = (weights * (y - np.average(y, weights=weights)) ** 2).sum() - (k - 1)
+    between = max(0, excess / (weights.sum() - (weights**2).sum() / weights.sum()))
+    weights = 1 / (errors**2 + between)
+    centre = np.average(y, weights=weights)
+    scatter = max(1, (weights * (y - centre) ** 2).sum() / (k - 1))
+    return centre, *stats.t.interval(0.95, k - 1, centre, math.sqrt(scatter / weights.sum()))
+
+
+def part_of(claim, other):
+    """A row: a claim on one benchmark."""
+    given = claim["arguments"] | other
+    usual = "% of runs" if claim["measure"] == "rate" else "points"
+    unit, studies, on = given.pop("unit", usual), given.pop("studies"), given.pop("on", claim["on"])
+    looked = given.pop("looked", claim.get("looked") and not other)
+    frame = pd.concat(map(load, studies)).drop_duplicates(["run_id", "mode"])
+    value, low, high, freedom, seeds, runs, bad = MEASURES[claim["measure"]](frame, **given)
+    margin = margin_of({"unit": unit})
+    judged = "rule" in claim and not bad
+    verdict = judge(claim["rule"], margin, low, high) if judged else "inconclusive"
+    plans = [plan_of(study) for study in studies]
+    plan = LOOKED if looked and verdict != "inconclusive" else "retrospective"
+    if all(plans):
+        plan = f"plan of {max(made['date'] for made in plans):%Y-%m-%d}"
+    known = (
+        claim["key"],
+        on,
+        " ".join(studies),
+        seeds,
+        runs,
+        unit,
+        value,
+        low,
+        high,
+        verdict,
+        plan,
+    )
+    small = "rule" in claim and -margin < low and high < margin
+    return dict(zip(COLUMNS, known)) | {"freedom": freedom, "bad": bad, "small": small}
+
+
+def together(claim, parts):
+    """The row over all benchmarks."""
+    size = parts.seeds.where(parts.seeds > 0, parts.runs)
+    order = parts.assign(size=-size, late=~parts.plan.str.startswith("plan"))
+    strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
+    pooled = parts[parts.low.notna() & ~parts.bad & np.isfinite(parts.freedom.astype(float))]
+    row = parts.iloc[0].to_dict() | {"benchmark": "together", "plan": "retrospective"}
+    row["studies"] = " ".join(dict.fromkeys(" ".join(parts.studies).split()))
+    verdicts, row["verdict"] = set(strongest.verdict), "inconclusive"
+    if len(pooled) > 1:
+        estimate = dict(zip(("estimate", "low", "high"), pool(pooled)))
+        row |= estimate | {"seeds": 0, "runs": pooled.runs.sum()}
+        if "rule" in claim:
+            row["verdict"] = judge(claim["rule"], margin_of(row), row["low"], row["high"])
+    elif claim["measure"] == "rate":
+        row |= {"seeds": 0, "runs": 0, "estimate": math.nan, "low": math.nan, "high": math.nan}
+    small = (strongest.small & (strongest.verdict == "inconclusive")).any()
+    if len(verdicts) == 1 and "inconclusive" not in verdicts:
+        row["verdict"] = verdicts.pop()
+    elif "supported" in verdicts and ("contradicted" in verdicts or small):
+        row["verdict"] = "mixed"
+    return row
+
+
+def rows_of(claim):
+    """The rows of a claim: each benchmark, and all together if there are several."""
+    parts = []
+    for other in ({}, *claim.get("benchmarks", ())):
+        try:
+            parts.append(part_of(claim, other))
+        except (NoRuns, FileNotFoundError):
+            continue
+    last = parts[0] if len(parts) == 1 else together(claim, pd.DataFrame(parts))
+    if LOOKED in [part["plan"] for part in parts]:
+        last["plan"] = f"{LOOKED} (not tried)"
+    last["verdict"] = "not testable as put" if "untestable" in claim else last["verdict"]
+    last["verdict"] = "needs paper scale" if "scale" in claim else last["verdict"]
+    return parts if len(parts) == 1 else [*parts, last]
+
+
+def verdicts():
+    claims = tomllib.loads((ROOT / "hmoe_repro" / "claims.toml").read_text("utf-8"))["claims"]
+    rows = [row for c in claims if c["key"] not in BY_ARRAYS for row in rows_of(c)]
+    return pd.DataFrame(rows)[COLUMNS]
+
+
+if __name__ == "__main__":
+    verdicts().to_csv(sys.argv[1], index=False)

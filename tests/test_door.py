@@ -1,0 +1,110 @@
+"""What a newcomer tries first: the version, the module as a program, the two functions of the
+package, and the paths that commands print at their end."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+from commands import hmoe
+
+import hmoe_repro
+import hmoe_repro.core.files
+from hmoe_repro.cli import data, discover_predict, plan_sweep, select_report, train
+from hmoe_repro.cli.options import opened
+
+TINY = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo --network small_cnn"
+TRAIN = [*TINY.split(), "--steps", "2", "--set", "batch_size=4", "--device", "cpu"]
+WRITERS = {  # those that no test below calls
+    select_report: ("publish", "figures", "report", "bench"),
+    plan_sweep: ("reproduce", "sweep"),
+    discover_predict: ("discover", "predict"),
+    data: ("data_download",),
+    train: ("train",),
+}
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--version", "list")])
+def test_the_version_is_printed_and_nothing_else(arguments, tmp_path):
+    done = hmoe(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"hmoe_repro {hmoe_repro.__version__}\n")
+
+
+def test_the_package_is_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "hmoe_repro", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"hmoe_repro {hmoe_repro.__version__}\n")
+
+
+def test_plan_sweep_and_figures_have_the_same_profile():
+    commands = plan_sweep.plan_command, plan_sweep.sweep_command, select_report.figures_command
+    defaults = [inspect.signature(command).parameters["profile"].default for command in commands]
+    assert defaults == ["quick"] * 3
+
+
+def test_the_package_shows_its_two_functions():
+    assert {"compare", "load"} <= set(dir(hmoe_repro)) and "__version__" in dir(hmoe_repro)
+    assert all(f"`{name}(" in hmoe_repro.__doc__ for name in ("compare", "load"))
+    assert hmoe_repro.__all__ == ["compare", "load"]
+    assert all(callable(getattr(hmoe_repro, name)) for name in hmoe_repro.__all__)
+
+
+def test_a_path_is_shown_as_it_is_opened_from_here(tmp_path, monkeypatch):
+    below = tmp_path / "here"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert opened(below / "runs" / "a.csv") == os.path.join("runs", "a.csv")
+    assert opened("a.csv") == "a.csv"
+    assert opened(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    "A folder with a trained run, its id, and what the command printed."
+    folder = tmp_path_factory.mktemp("trained")
+    done = hmoe(*TRAIN, folder=folder)
+    assert done.returncode == 0, done.stderr
+    (run,) = [path.name for path in (folder / "runs").iterdir() if path.is_dir()]
+    return folder, run, done.stdout
+
+
+def test_training_ends_with_the_folder_of_the_run(trained):
+    folder, run, said = trained
+    assert said.splitlines()[-1] == f"wrote {os.path.join('runs', run)}"
+
+
+@pytest.mark.parametrize(
+    "command, written",
+    [
+        ("select --study quick-digits --output chosen.csv", "chosen.csv"),
+        ("new-algorithm MyLoss", "MyLoss.py"),
+        ("pack runs.tar.gz", "runs.tar.gz"),
+        ("export-domainbed sweep", "sweep"),
+        ("export {run} --output model", "model"),
+        ("unpack runs.tar.gz", "runs"),
+    ],
+)
+def test_a_command_that_writes_ends_with_a_path_that_can_be_opened(trained, command, written):
+    folder, run, _ = trained
+    words = command.format(run=run).split()
+    more = {}
+    if words[0] == "select":  # the published records
+        more["HMOE_RESULTS"] = str(hmoe_repro.core.files.repo_root() / "results")
+    if words[0] == "export-domainbed":
+        assert hmoe(*TRAIN, "--evaluate", "all", folder=folder).returncode == 0
+        words += ["--where", "evaluate=all"]
+    if words[0] == "unpack":
+        assert hmoe("pack", "runs.tar.gz", folder=folder).returncode == 0
+    done = hmoe(*words, folder=folder, **more)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert written in last.split() and (folder / written).exists()
+
+
+@pytest.mark.parametrize("module, names", WRITERS.items(), ids=lambda value: str(value)[-40:-20])
+def test_other_commands_that_write_name_what_they_wrote(module, names):
+    for name in names:
+        source = inspect.getsource(getattr(module, f"{name}_command"))
+        assert "wrote(" in source or "opened(" in source, name

@@ -1,0 +1,178 @@
+"""Every page shows its pictures right under its answer, however it is made."""
+
+import re
+
+import matplotlib.pyplot as plt
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from hmoe_repro.core.files import repo_root
+from hmoe_repro.report.page import Page
+from hmoe_repro.report.render import PICTURES, files_of, page_texts, render, show_pictures
+
+PROFILES = sorted(folder.name for folder in (repo_root() / "figures").iterdir())
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+PARAMETERS = 'profile: str = "quick"\nstore: str = ""\noutput: str = ""'
+DRAW = """\
+from hmoe_repro.report.provenance import output_folder
+from IPython.display import Markdown, display
+folder = output_folder(output, profile)
+for name in ("page_more.png", "page.png"):
+    (folder / name).write_bytes(b"a picture")
+(folder / "page_verdict.md").write_text("- Yes: it works.\\n")"""
+SHOW = """\
+display(Markdown("**Answer.** Yes: it works."))
+display(Markdown("linked"), metadata={"page-pictures": True})"""
+
+
+def pages(profile):
+    "(path, notebook, its files) of the committed pages of a profile."
+    folder = repo_root() / "figures" / profile
+    for name, files in files_of(folder).items():
+        path = folder / f"{name}.ipynb"
+        yield path, nbformat.read(path, 4), files
+
+
+def linked(cell):
+    "(alternative text, file) of each picture that a Markdown cell shows."
+    return re.findall(r"!\[(.*?)\]\((.*?)\)", cell.source)
+
+
+def markdown_of(cell):
+    "Everything that the outputs of a cell show as Markdown."
+    return "\n".join(o.get("data", {}).get("text/markdown", "") for o in cell.get("outputs", []))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_committed_page_shows_each_of_its_pictures_once_right_under_its_answer(profile):
+    for path, page, files in pages(profile):
+        pictures = [name for name in files if name.endswith(".png")]
+        places = [i for i, cell in enumerate(page.cells) if cell.id == PICTURES]
+        assert len(places) == bool(pictures), path
+        shown = [
+            pair for cell in page.cells if cell.cell_type == "markdown" for pair in linked(cell)
+        ]
+        assert sorted(file for _, file in shown) == pictures, path
+        assert all(len(alt) >= 10 for alt, _ in shown), path
+        if pictures:
+            verdict = page_texts(path)[f"{path.stem}_verdict.md"]
+            answer = verdict.partition("\n")[0].removeprefix("- ")
+            above = [markdown_of(cell) for cell in page.cells[: places[0]]]
+            assert answer in above[-1] and not any(answer in text for text in above[:-1]), path
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_committed_pages_are_what_rendering_makes_of_their_files(profile):
+    for path, page, files in pages(profile):
+        show_pictures(page, path.stem, [name for name in files if name.endswith(".png")])
+        assert nbformat.writes(page) + "\n" == path.read_text(encoding="utf-8"), path
+
+
+def test_no_file_of_a_page_has_a_name_that_a_link_must_encode():
+    names = [path.name for path in (repo_root() / "figures").glob("*/*")]
+    assert len(names) > 200 and not [n for n in names if not re.fullmatch(r"[\w.-]+", n)]
+
+
+def executed_page(texts, *answers):
+    "A page as papermill leaves it, with an output for each of the `answers`."
+    cells = [new_markdown_cell("# A `page` of $x$\n\n> Claim.", id="title")]
+    for number, answer in enumerate(answers):
+        output = new_output("display_data", {"text/markdown": answer})
+        cells.append(new_code_cell("show()", id=f"code-{number}", outputs=[output]))
+    return new_notebook(cells=cells, metadata={"hmoe_texts": texts})
+
+
+@pytest.mark.parametrize(
+    "texts, place",
+    [
+        ({"page_verdict.md": "- Yes, it does.\n- More.\n"}, 3),
+        ({"page_verdict.md": "Yes, it does.\n"}, 3),
+        ({}, 2),  # no verdict: below the first cell that shows something
+    ],
+)
+def test_the_pictures_stand_below_the_cell_that_displays_the_answer(texts, place):
+    page = executed_page(texts, "First.", "**Answer.** Yes, it does.", "- Yes, it does.")
+    show_pictures(page, "page", ["page_by_seed.png", "page.png"])
+    assert page.cells[place].id == PICTURES
+    assert linked(page.cells[place]) == [
+        ("A page of x", "page.png"),
+        ("A page of x: by seed", "page_by_seed.png"),
+    ]
+
+
+def test_a_page_without_pictures_gets_no_cell_and_loses_an_old_one():
+    page = executed_page({}, "First.")
+    show_pictures(page, "page", ["page.png"])
+    show_pictures(page, "page", [])
+    assert [cell.id for cell in page.cells] == ["title", "code-0"]
+
+
+def test_rendering_makes_a_cell_of_the_links(tmp_path):
+    body = [new_markdown_cell("# A page\n\n> Claim.", id="title")]
+    body += [new_code_cell(PARAMETERS, id="parameters", metadata={"tags": ["parameters"]})]
+    body += [new_code_cell(DRAW, id="draw"), new_code_cell(SHOW, id="show")]
+    sources = tmp_path / "nbs"
+    sources.mkdir()
+    notebook = new_notebook(cells=body, metadata={"kernelspec": KERNEL})
+    nbformat.write(notebook, sources / "page.ipynb")
+    place = {"output": tmp_path / "figures", "notebooks": sources}
+    page = nbformat.read(render("page", "quick", **place), 4)
+    assert [cell.id for cell in page.cells[-2:]] == ["show", PICTURES]
+    assert linked(page.cells[-1]) == [("A page", "page.png"), ("A page: more", "page_more.png")]
+    assert markdown_of(page.cells[-2]) == "**Answer.** Yes: it works."  # the mark is gone
+    page = nbformat.read(render("page", "quick", formats=["csv"], **place), 4)
+    assert PICTURES not in [cell.id for cell in page.cells]
+
+
+class Handle:
+    "A place in the output of a kernel, whose content can be replaced."
+
+    def __init__(self, text, metadata=None):
+        self.update(text, metadata)
+
+    def update(self, text, metadata=None):
+        self.text, self.metadata = text.data, metadata or {}
+
+
+class Shown:
+    "What a kernel displays."
+
+    def __init__(self):
+        self.handles = []
+
+    def display(self, text, metadata=None, display_id=False):
+        self.handles.append(Handle(text, metadata))
+        return self.handles[-1]
+
+    def links(self):
+        return [handle.text for handle in self.handles if PICTURES in handle.metadata]
+
+
+def test_a_page_made_by_hand_links_its_pictures_in_the_folder_that_it_is_given(
+    tmp_path, monkeypatch
+):
+    shown = Shown()
+    monkeypatch.setattr("IPython.display.display", shown.display)
+    page = Page("digits_table", "quick", output=str(tmp_path))
+    assert [PICTURES in handle.metadata for handle in shown.handles[:2]] == [False, True]
+    (tmp_path / "quick" / "digits_table1.png").write_bytes(b"of another page")
+    page.figure(plt.figure(), "by seed")
+    page.figure(plt.figure())
+    title = "Results on the embedded digits: a reduced benchmark, not the paper's"
+    (links,) = shown.links()
+    assert links.split("\n\n") == [
+        f"![{title}](digits_table.png)",
+        f"![{title}: by seed](digits_table_by_seed.png)",
+    ]
+    assert (tmp_path / "quick" / "digits_table_by_seed.png").exists()
+    plt.close("all")
+
+
+def test_a_page_in_a_temporary_folder_links_nothing(monkeypatch):
+    shown = Shown()
+    monkeypatch.setattr("IPython.display.display", shown.display)
+    page = Page("digits_table", "quick")
+    page.figure(plt.figure())
+    assert not shown.links()
+    plt.close("all")
