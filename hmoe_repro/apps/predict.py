@@ -289,8 +289,8 @@ def _as_image(image) -> Image.Image:
             raise Refused(f"its shape is {values.shape}")
         return Image.fromarray(to_levels(values)).convert("RGB")
     except (ValueError, OSError) as error:
-        of = f"of {type(image).__name__}"
-        raise HmoeError(f"an image {of} cannot be read: {first_line(error)}.", fix=fix) from None
+        cause = f"this {type(image).__name__} is no image that can be read: {first_line(error)}."
+        raise HmoeError(cause, fix=fix) from None
 
 
 @public(images=object)
