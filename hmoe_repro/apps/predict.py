@@ -247,7 +247,7 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
     return pd.DataFrame(table)
 
 
-@public(folder=Place, on_progress=Callable | None)
+@public(folder=Place, skip_unreadable=bool, on_progress=Callable | None)
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
