@@ -335,6 +335,7 @@ GATES = {
     "algorithms/__init__.py": {"import_module"},  # names of `algorithms.toml`
     "algorithms/domainbed_adapter.py": {"import_module"},  # the checkout HMOE_DOMAINBED names
     "algorithms/from_file.py": {"exec", "compile"},  # a file the user named, or --trust-code
+    "core/outside_code.py": {"import_module"},  # safetensors, whose reading it watches
     "core/warm_kernels.py": {"import_module"},  # modules the launcher names
     "data/registry.py": {"run_path"},  # a file the user named
     "networks/pretrained.py": {"torch.load"},  # with weights_only=True
@@ -371,6 +372,19 @@ def test_the_places_that_run_code_are_those_of_the_table():
                 given = {word.arg: word.value for word in node.keywords}
                 assert given["weights_only"].value is True
     assert found == GATES
+
+
+def test_no_page_that_the_library_writes_runs_a_script():
+    "Text of records is on pages, and a browser must not take it for a program."
+    from importlib.resources import files
+
+    pages = list((files("hmoe_repro") / "templates").glob("*.html"))
+    whole = [text for page in pages if "<meta charset" in (text := page.read_text("utf-8"))]
+    assert len(whole) == 3
+    for text in whole:
+        policy = text.partition('"Content-Security-Policy" content="')[2].partition('"')[0]
+        safe = ("script-src 'none'", "default-src 'none'", "{{ policy|safe }}")
+        assert any(words in policy for words in safe) and "<script" not in text
 
 
 # Archives that grow, or say one name twice.

@@ -30,7 +30,7 @@ import torch
 
 from . import DOMAINBED, SPELLINGS, WRAPPERS, algorithm_names, get_algorithm
 from .base import ALGORITHMS, Algorithm, register
-from ..core.errors import HmoeError, TimeLimit, time_limit
+from ..core.errors import HmoeError, Place, TimeLimit, public, time_limit
 from ..core.files import resolved, runs_dir
 from ..core.outside_code import KEPT, check_reads, difference, watch
 from ..core.seeds import random_state, restore_random_state
@@ -266,6 +266,7 @@ def _keep(source: Source, path: Path, name: str) -> type[Algorithm]:
     return cls
 
 
+@public
 def algorithm_from_file(text: str) -> str:
     """Register the algorithm of `path/file.py:Name` as 'Name (file.py)', next to any other of that
     name, and return this. `source_of` says what counts as its code. `HmoeError` for a missing
@@ -328,6 +329,7 @@ def _algorithm_from_main(cls: type[Algorithm]) -> str:
     return kept.name
 
 
+@public(given=str | type)
 def algorithm_name(given) -> str:
     """The registered name of an algorithm that is given by its name, as `path/file.py:Name`, or as
     a class of this library, a module or a notebook. `HmoeError` for anything else, for a class that
@@ -411,6 +413,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = False):
     return _enter(kept, source, file, own)
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-new-algorithm
+@public(path=Place)
 def new_algorithm(name: str, path: str):
     """Write a file `path` with an algorithm `name` that trains as it is. `HmoeError` for a name
     that no class can have, or that is taken, and for a file that exists or cannot be written."""

@@ -651,6 +651,8 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
     parts = tuple(part for part in tried if part.evidence.runs) or tuple(tried[:1])
     first, pooled = parts[0], pool([part.evidence for part in parts])
     result = ClaimResult(claim, pooled or first.evidence, first.verdict, parts)
+    if not pooled:
+        result = replace(result, evidence=next(iter(result.strongest.values())).evidence)
     if claim.rule and len(parts) > 1:
         result = replace(result, verdict=_together(claim, result, pooled))
     plan = first.plan if len(parts) == 1 else RETROSPECTIVE

@@ -189,6 +189,9 @@ def missing_runs(specs, store: RunStore) -> list[RunConfig]:
     return [spec for spec in specs if records[spec.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/04_plan.ipynb #def-remembered
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError)
+
+
 def named_runs(study: str, store: RunStore) -> tuple[tuple[RunConfig, ...] | None, str]:
     """`specs_or_reason`; for a study of the library it is kept in the folder of the store until the
     library, what it uses or the data may be others."""
@@ -198,7 +201,7 @@ def named_runs(study: str, store: RunStore) -> tuple[tuple[RunConfig, ...] | Non
     settings = sorted(Path(str(resources.files("hmoe_repro"))).rglob("*.toml"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in settings)).hexdigest()
     state, empty = [str(folder), library_hash(), versions(), digest], not any(folder.glob("*"))
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, HmoeError):
+    with contextlib.suppress(*_UNREADABLE, HmoeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["state"] == state and (empty or not kept["data"]):
             return kept["specs"] and tuple(map(RunConfig.from_dict, kept["specs"])), kept["why"]

@@ -45,11 +45,9 @@ def run_given(given: dict, folder, device, data_dir, config, send=None, on_event
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: tell(("note", str(message)))
             where = RunStore(folder), device, data_dir
-            spec, trust = (
-                RunConfig.from_dict(given),
-                {"trust_code": True},
-            )  # whoever asks has checked
-            record = run(spec, *where, on_step, on_event, **trust)
+            spec = RunConfig.from_dict(given)
+            # The process that asks has checked where the code of an algorithm is from.
+            record = run(spec, *where, on_step, on_event, trust_code=True)
     except HmoeError as error:
         return "failed", str(error)
     except OSError as error:
