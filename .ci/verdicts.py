@@ -91,7 +91,10 @@ def together(claim, parts):
     order = parts.assign(size=-size, late=~parts.plan.str.startswith("plan"))
     strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
     pooled = parts[parts.low.notna() & ~parts.bad & np.isfinite(parts.freedom.astype(float))]
-    row = parts.iloc[0].to_dict() | {"benchmark": "together", "plan": "retrospective"}
+    row = strongest.set_index("benchmark", drop=False).loc[parts.benchmark.iloc[0]].to_dict() | {
+        "benchmark": "together",
+        "plan": "retrospective",
+    }
     row["studies"] = " ".join(dict.fromkeys(" ".join(parts.studies).split()))
     verdicts, row["verdict"] = set(strongest.verdict), "inconclusive"
     if len(pooled) > 1:

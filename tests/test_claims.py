@@ -44,6 +44,7 @@ from hmoe_repro.analysis.claims import (
 from hmoe_repro.analysis.results import arrays as arrays_of
 from hmoe_repro.analysis.results import results
 from hmoe_repro.analysis.statistics import gain_words
+from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
@@ -587,11 +588,80 @@ def test_the_published_verdicts_are_those_of_the_records(weighed):
     """In order of verdicts: a claim's rows follow one another."""
     published = pd.read_csv(repo_root() / "figures" / "quick" / "verdicts.csv")
     ours = verdicts_table([*weighed.values()])
-    assert (
-        published.drop(columns=["estimate", "low", "high"])
-        .fillna("")
-        .astype(str)
-        .equals(ours.drop(columns=["estimate", "low", "high"]).fillna("").astype(str))
-    )
+    for name in ("claim", "benchmark", "studies", "seeds", "runs", "unit", "verdict", "plan"):
+        assert published[name].astype(str).tolist() == ours[name].astype(str).tolist(), name
+    assert published.rule.fillna("").tolist() == ours.rule.tolist()
+    np.testing.assert_array_equal(published.margin, ours.margin)
+    equal = published.rule.fillna("").str.startswith(("within", "above -"))
+    assert equal.any() and published.margin[equal].notna().all()
     for name in ("estimate", "low", "high"):
         np.testing.assert_allclose(published[name], ours[name], rtol=1e-9)
+
+
+# What the papers themselves say
+
+
+def test_the_papers_own_differences_to_erm_are_said_where_ours_are():
+    numbers = paper_numbers(artefact="HMOE Table 1").set_index(["algorithm", "mode", "dataset"])
+    names = "ColoredMNIST RotatedMNIST VLCS PACS OfficeHome TerraIncognita".split()
+    gains = [
+        numbers.value["HMOE-DN", "mix", name] - numbers.value["ERM", "default", name]
+        for name in names
+    ]
+    assert [round(gain, 1) for gain in gains] == [0.4, -0.5, -0.7, -0.7, -1.1, 2.6]
+    assert abs(np.mean(gains)) < 0.05
+    (claim,) = [claim for claim in CLAIMS if claim.key == "competitive with ERM"]
+    pages = [repo_root() / "nbs" / "paper" / f"{name}.ipynb" for name in ("claims", "hmoe_table1")]
+    for text in (claim.note, *(page.read_text("utf-8") for page in pages)):
+        assert "+0.4" in text and "+2.6" in text and "0.0" in text
+
+
+def test_the_best_row_of_the_papers_table_on_pacs_is_the_one_measured(weighed):
+    numbers = paper_numbers(artefact="HMOE Table 1", dataset="PACS")
+    best = numbers.loc[numbers.value.idxmax()]
+    assert (best.algorithm, best["mode"]) == ("HMOE-ND", "ood")
+    assert weighed["as ERM, PACS"].claim.arguments["a"] == {"algorithm": "HMOE-ND", "mode": "ood"}
+
+
+def test_sizes_that_rules_name_are_those_of_the_papers():
+    """`larger = 1.2` of 'L_ad helps', and so on: differences in the papers' tables."""
+    value = paper_numbers(artefact="HMOE Table 2", dataset="PACS").set_index("algorithm").value
+    gains = [value[name] - value[f"{name} without L_ad"] for name in ("HMOE-DN", "HMOE-ND")]
+    sizes = {claim.key: claim.rule.beyond[1] for claim in CLAIMS if claim.rule}
+    assert round(np.mean(gains), 1) == 1.2 and np.isclose(sizes["L_ad helps"], 0.2)
+    value = paper_numbers(artefact="GMoE algorithms").set_index(["dataset", "algorithm"]).value
+    value = value.unstack()
+    gain = (value["GMoE"] - value["ERM-ViT"]).mean()
+    assert round(gain, 1) == 2.5 and np.isclose(sizes["experts beat dense twin"], 1.5)
+
+
+def test_what_cannot_be_tested_of_gmoe_is_said_in_one_place():
+    pages = {p.stem: p.read_text("utf-8") for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")}
+    said = [name for name, text in pages.items() if "## What cannot be tested here" in text]
+    links = [name for name, text in pages.items() if "](gmoe_algorithms.ipynb) says why" in text]
+    assert said == ["gmoe_algorithms"] and len(links) == 9
+    for name in links:
+        assert "no pretrained vision transformer" not in pages[name]
+
+
+def test_domains_found_and_accuracy(weighed):
+    """Labels for a tenth of the images find the domains; accuracy does not follow. Within test
+    domains, runs of one setting that found them better are not more accurate."""
+    records = lines("quick-discovery-labels")
+    accuracy = lambda r: 100 * r["selected"]["mix"]["test_accuracy"]
+    tenth = cells(records, accuracy, labelled_fraction=0.1)
+    none = cells(records, accuracy, lambda_d=0.0)
+    assert np.allclose(numbers(weighed["self-learned domains"]), interval(tenth - none))
+    rows = [
+        (r["config"]["test_domains"][0], r["discovery"]["nmi_domain"], accuracy(r))
+        for r in lines("quick-restarts")
+        if r["config"]["algorithm"] == "HMOE-DN"
+        and r["config"]["steps"] == 1401
+        and r["config"]["trial_seed"] >= 4
+    ]
+    frame = pd.DataFrame(rows, columns=["domain", "nmi", "accuracy"])
+    centred = frame[["nmi", "accuracy"]]
+    centred = centred - centred.groupby(frame.domain).transform("mean")
+    found = weighed["NMI and accuracy"].parts[0]
+    assert found.evidence.runs == len(frame) == 128
+    assert np.isclose(found.evidence.value, stats.pearsonr(*centred.T.to_numpy())[0])

@@ -67,6 +67,7 @@ def test_a_split_around_the_domains_is_recognised(tmp_path, splits):
     assert str(tmp_path / "data" / part) in error.fix
     assert "art, photo, sketch" in error.cause
     assert scan_tree(tmp_path / "data" / part).domain_names == list(DOMAINS)
+    assert refusal(tmp_path / "data", read_pool).fix == error.fix
 
 
 def test_a_split_inside_each_domain_is_recognised(tmp_path):
@@ -74,6 +75,7 @@ def test_a_split_inside_each_domain_is_recognised(tmp_path):
         tree(tmp_path / "data" / domain, ("train", "val"))
     error = refusal(tmp_path / "data")
     assert "train, val" in error.cause and "in place of classes" in error.cause
+    assert refusal(tmp_path / "data", read_pool).cause == error.cause
 
 
 def test_a_split_in_place_of_domains_is_a_note(tmp_path):

@@ -6,6 +6,7 @@ import json
 
 import invented
 import numpy as np
+import pandas as pd
 import pytest
 
 from hmoe_repro.analysis.results import (
@@ -25,8 +26,10 @@ from hmoe_repro.report.provenance import (
     caption,
     header,
     output_folder,
+    plan_words,
     provenance,
 )
+from hmoe_repro.studies.study_file import STUDIES, read_study
 
 
 @pytest.fixture
@@ -223,6 +226,20 @@ def test_the_header_owns_up(miniature):
     toy = invented.measured("ERM", "photo", 0, default=0.5)
     toy["config"] |= {"dataset": "SineIntervals", "steps": 20_000}
     assert "full scale" in header("quick", frame_of([toy]))
+
+
+def test_the_header_says_which_studies_were_planned(miniature):
+    """A plan is in the file of a study; the studies of before have none, and a study of your own
+    that has none says nothing."""
+    planned = next(name for name in STUDIES if read_study(name).plan)
+    plan = read_study(planned).plan
+    frame = pd.concat([frame_of(miniature, "quick-digits"), frame_of(miniature, planned)])
+    said = plan_words(frame)
+    assert f"`{planned}` was planned on {plan.date:%Y-%m-%d %H:%M} UTC" in said
+    assert f"margin {plan.margin:g}; {plan.measure}" in said
+    assert said.endswith("retrospective, without a plan: `quick-digits`")
+    assert header("quick", frame_of(miniature, "quick-digits")).endswith("plan: `quick-digits`")
+    assert plan_words(frame_of(miniature, "own")) == ""
 
 
 def test_the_header_tells_precision_and_caps(miniature):

@@ -9,7 +9,7 @@ __all__ = ['MEMBERS', 'FAMILIES', 'WRAPPERS', 'MOST_AVERAGES', 'DOMAINBED', 'SPE
 # %% ../../nbs/04_algorithms/19_registry.ipynb #imports
 import importlib
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, public
 from ..core.search_space import HParam, as_text
 from ..core.toml import packaged
 
@@ -49,6 +49,7 @@ def domainbed_name(name: str) -> str:
     return {ours: theirs for theirs, ours in SPELLINGS.items()}.get(own, own)
 
 
+@public
 def get_algorithm(name: str):
     """The class registered as `name`, which DomainBed may spell otherwise; the average of another
     one's weights for 'SWAD-<name>' and 'SMA-<name>'; for 'domainbed:<name>' that of the user's
@@ -91,6 +92,7 @@ def describe_networks() -> list[dict]:
     return [{"networks": " ".join(names), "hyper-parameters": own} for own, names in found.items()]
 
 
+@public
 def describe_algorithm(name: str) -> dict:
     """What the registry says of an algorithm, as text: family, name, paper, domain labels, modes,
     and the hyper-parameters that are not `SHARED_HPARAMS`."""

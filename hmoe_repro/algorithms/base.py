@@ -16,7 +16,7 @@ from torch import nn
 
 from .hparams import merge_hparams
 from .tools import to_floats
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, public
 from ..core.search_space import HParam, declared_hparams
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
 
@@ -177,6 +177,7 @@ class Algorithm(Resumable):
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 
 
+@public
 def register(name: str, paper: str, needs_domain_labels: bool, family: str = "own"):
     """Class decorator: enter an `Algorithm` under `name`, or under 'name (file.py)' if its module
     is a user's file. Raises `HmoeError` if the name is taken by another class."""

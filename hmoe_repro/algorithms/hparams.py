@@ -8,7 +8,7 @@ __all__ = ['with_network', 'merge_hparams', 'named_hparams', 'searches', 'draw_h
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #imports
 import numpy as np
 
-from ..core.errors import HmoeError, about, check_choice
+from ..core.errors import HmoeError, about, check_choice, public
 from ..core.search_space import LARGE_IMAGE, HParam, checked_value
 from ..core.seeds import seed_hash
 from ..networks.registry import NETWORKS, network_hparams
@@ -42,6 +42,7 @@ def _absent(name: str, other: str, values, value) -> HmoeError:
     )
 
 
+@public
 def merge_hparams(
     declared: dict[str, HParam],
     given: dict,
@@ -92,6 +93,7 @@ def searches(declared: dict[str, HParam], resolution: int = 28, dataset: str | N
     return {name: search for name, search in found.items() if search is not None}
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-draw-hparams
+@public
 def draw_hparams(
     declared: dict[str, HParam],
     hparams_seed: int,

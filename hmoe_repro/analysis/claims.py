@@ -142,8 +142,14 @@ def make_rule(name: str, number: float = 0.0, unit: str = POINTS) -> Rule:
     rules = {
         "larger": (f"above 0{above}", (0,), (0, inf), (inf, least), margin),
         "smaller": (f"below 0{below}", (0,), (-inf, 0), (-least, -inf), margin),
-        "within": (f"within ±{margin:g}", (-margin, margin), (-margin, margin), (margin, -margin)),
-        "not_worse": (f"above {-margin:g}", (-margin,), (-margin, inf), (inf, -margin)),
+        "within": (
+            f"within ±{margin:g}",
+            (-margin, margin),
+            (-margin, margin),
+            (margin, -margin),
+            margin,
+        ),
+        "not_worse": (f"above {-margin:g}", (-margin,), (-margin, inf), (inf, -margin), margin),
         "more_than": (f"above {number:.3g}", (number,), (number, inf), (inf, number)),
         "less_than": (f"below {number:.3g}", (number,), (-inf, number), (number, -inf)),
     }
@@ -651,6 +657,8 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
     parts = tuple(part for part in tried if part.evidence.runs) or tuple(tried[:1])
     first, pooled = parts[0], pool([part.evidence for part in parts])
     result = ClaimResult(claim, pooled or first.evidence, first.verdict, parts)
+    if not pooled:
+        result = replace(result, evidence=next(iter(result.strongest.values())).evidence)
     if claim.rule and len(parts) > 1:
         result = replace(result, verdict=_together(claim, result, pooled))
     plan = first.plan if len(parts) == 1 else RETROSPECTIVE

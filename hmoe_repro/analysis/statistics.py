@@ -11,6 +11,7 @@ __all__ = ['SEEDS_FOR_MEANS', 'SEEDS_FOR_BOOTSTRAP', 'MARGINS', 'rows_of', 'valu
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #imports
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -18,9 +19,9 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from .results import mode_rank
+from .results import Results, mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, check_choice, plural, public
 from ..core.style import escape_math, template
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-grid
@@ -30,6 +31,8 @@ def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
     `HmoeError` for a column that there is not, and an algorithm without a run."""
     if not isinstance(row, dict):
         row = dict(zip(("algorithm", "mode"), [row] if isinstance(row, str) else row))
+    if not row:
+        raise HmoeError("no row is named.", fix="an algorithm, such as 'ERM'.")
     chosen = frame[frame.status == "complete"]
     for name, value in row.items():
         check_choice(name, frame.columns, "column of these results")
@@ -45,6 +48,7 @@ def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
 def value_grid(rows: pd.DataFrame, metric: str = "accuracy") -> pd.DataFrame:
     """A column of some rows of `results` as a grid: trial seeds by test domains (with the data set
     in front where there are several). `HmoeError` where two runs claim a cell."""
+    check_choice(metric, rows.columns, "column of these results")
     several = rows.dataset.nunique() > 1
     cells = pd.DataFrame({"trial_seed": rows.trial_seed, "value": rows[metric].astype(float)})
     cells["test_domain"] = rows.dataset + " " + rows.test_domain if several else rows.test_domain
@@ -149,6 +153,7 @@ def interval_note(seeds: int) -> str:
     )
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-contrast
+@public(frame=Results, a=str | Sequence[str] | dict, b=str | Sequence[str] | dict)
 def contrast(frame: pd.DataFrame, a, b="ERM", metric: str = "accuracy") -> pd.DataFrame:
     """`a` minus `b` (`rows_of`), a row for each test domain and one for the 'Average' of them:
     test_domain, difference (points for an accuracy), low, high (95 %), p, freedom, seeds, pairs and
@@ -173,6 +178,7 @@ def holm(p) -> np.ndarray:
 _FACTS = "run_id status dataset algorithm mode test_domain trial_seed accuracy".split()
 
 
+@public(frame=Results, baseline=str | Sequence[str] | dict, without=Sequence)
 def contrasts(
     frame: pd.DataFrame, baseline="ERM", metric: str = "accuracy", without=()
 ) -> pd.DataFrame:
@@ -189,7 +195,10 @@ def contrasts(
     rows = [row for row in zip(known.algorithm, known["mode"]) if row != mine]
     parts = {r: contrast(frame, r, mine, metric) for r in rows if not {r, r[0]} & {*without}}
     if not parts:
-        raise HmoeError(f"nothing to compare {_said(baseline)} with: no other row is complete.")
+        raise HmoeError(
+            f"nothing to compare {_said(baseline)} with: no other row is complete.",
+            fix="another algorithm.",
+        )
     table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
     average = table.test_domain == "Average"
     adjusted = np.where(average, holm(table.p.where(average)), holm(table.p.mask(average)))
@@ -242,11 +251,14 @@ def gain_words(found, margin: float = MARGINS["points"]) -> str:
     return f"{word}, too small to matter" if small else word
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-rate
+@public
 def rate(successes: int, n: int) -> tuple[float, float, float]:
     """A rate, 0 to 1, with the low and high end of its exact 95 % interval (Clopper and Pearson,
-    1934). `ValueError` unless 0 <= successes <= n and n > 0."""
-    if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"{successes} of {n} is no rate")
+    1934). `HmoeError` unless 0 <= successes <= n, and 0 < n < 2**53."""
+    if not (0 <= successes <= n and 0 < n < 2**53):
+        raise HmoeError(
+            f"{successes} of {n} is no rate.", fix="as many successes as trials at most."
+        )
     failures = n - successes
     low = stats.beta.ppf(0.025, successes, failures + 1) if successes else 0
     high = stats.beta.ppf(0.975, successes + 1, failures) if failures else 1
@@ -292,6 +304,7 @@ def _noncentrality(freedom: float, power: float = 0.8) -> float:
     return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - power, 1, 2 * limit)
 
 
+@public(frame=Results, without=Sequence, baseline=str | Sequence[str] | dict)
 def minimum_detectable_difference(frame: pd.DataFrame, without=(), baseline="ERM") -> pd.DataFrame:
     """The difference to `baseline` (else the first row) in points that a study like this one finds
     in 80 % of cases, per test domain and for the 'Average': test_domain, test_images, seeds,
@@ -359,6 +372,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
     return " ".join(verdict.splitlines())
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-contrast-table
+@public(frame=Results, baseline=str | Sequence[str] | dict)
 def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:
     """`contrasts` as the table of a page, a row for each algorithm and mode: difference to
     `baseline` in average accuracy in points, low, high, p_holm, ahead ('12 of 12' pairs),
@@ -394,6 +408,7 @@ def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
             axis.annotate("", (side * edge, row.at), (0.9 * side * edge, row.at), arrowprops=look)
 
 
+@public(table=Results, undertrained=Sequence, palette=object)
 def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, palette=None):
     """A figure of `contrasts`: per test domain and for the average, the differences in points with
     95 % intervals, filled where significant; a dagger marks (algorithm, mode) of `undertrained`.

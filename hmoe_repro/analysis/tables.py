@@ -16,8 +16,8 @@ from itertools import product
 
 import pandas as pd
 
-from .results import MODE_ORDER, mode_rank, one_protocol, runs
-from ..core.errors import HmoeError, check_choice
+from .results import MODE_ORDER, Results, mode_rank, one_protocol, runs
+from ..core.errors import HmoeError, check_choice, public
 from ..core.style import template
 from ..data.registry import DATASETS
 from ..studies.search import choose, rank
@@ -164,6 +164,7 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table, numbers
 
 
+@public(frame=Results)
 def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The table of `accuracy_block`: mean ± standard error in percent over trial seeds."""
     return accuracy_block(frame)[0]
@@ -236,6 +237,7 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
     return table[list(dict.fromkeys(frame[columns]))].reset_index().rename_axis(columns=None)
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-cost-table
+@public(frame=Results)
 def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Wall time of finished runs by data set and algorithm: runs, updates, median seconds, total
     minutes, device. `HmoeError` without a finished run."""
@@ -250,6 +252,7 @@ def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table.assign(sum=table["sum"] / 60)[[*titles]].rename(columns=titles)
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-narrow-records
+@public(frame=Results)
 def narrow_results(
     frame: pd.DataFrame, algorithms: list[str] | None = None, dataset: str | None = None
 ) -> pd.DataFrame:
@@ -270,6 +273,7 @@ def narrow_results(
     return found
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-selected-table
+@public(frame=Results)
 def selected_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The selected checkpoint of each mode of a finished run (its rows of `results`), accuracies as
     text; for modes that need an image's domain the in-domain accuracy alone."""
@@ -296,6 +300,7 @@ def describe_discovery(frame: pd.DataFrame) -> str | None:
     )
 
 # %% ../../nbs/07_analysis/02_tables.ipynb #def-search-table
+@public(frame=Results)
 def search_table(frame: pd.DataFrame, draws: int) -> pd.DataFrame:
     """What training-domain validation chooses among `draws` draws of one run, a row for each mode,
     numbers as text. Raises `HmoeError` as `choose` does."""

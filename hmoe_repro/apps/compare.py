@@ -27,7 +27,7 @@ from ..algorithms.hparams import with_network
 from ..analysis.results import frame_of
 from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
-from ..core.errors import HmoeError, check_choice, first_line, plural
+from ..core.errors import HmoeError, Place, check_choice, first_line, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import as_text, template, use_style
 from ..data.base import MultiDomainDataset
@@ -152,6 +152,7 @@ def _warn_of_shared(x: Mapping[str, torch.Tensor]):
         warnings.warn(note, stacklevel=4)
 
 
+@public
 def as_dataset(data: Mapping, classes: Sequence[str] | None = None) -> MultiDomainDataset:
     """Return images and labels by domain, name -> (x, y) or a `torch.utils.data.Dataset`, as a data
     set. x: (N, C, H, W), uint8, or floats from 0 to 1; y: (N,), integers from 0 without gaps.
@@ -160,6 +161,8 @@ def as_dataset(data: Mapping, classes: Sequence[str] | None = None) -> MultiDoma
     numbers; labels may lack classes that are named. Warns of images in two domains. `HmoeError` for
     other types, shapes and labels, for a single class, and for domains that differ in their
     classes."""
+    if not data:
+        raise HmoeError("there is no domain.", fix="{domain: (x, y), another domain: (x, y)}.")
     pairs = {str(domain): _pair(str(domain), given) for domain, given in data.items()}
     found = {domain: sorted(set(y.flatten().tolist())) for domain, (_, y) in pairs.items()}
     if classes is None:
@@ -292,6 +295,7 @@ class Comparison:
         table = self.table.to_html(index=False, border=0)
         return f"<p class='said'>{escape(self.verdict)}</p>{table}<ul>{notes}</ul>"
 
+    @public(path=Place)
     def save(self, path="comparison.html") -> Path:
         """Write the result, with a picture of all differences and the numbers behind it, as one
         HTML page without scripts or requests; its path."""
@@ -371,6 +375,14 @@ def _train(specs: list[RunConfig], store: RunStore, jobs, device: str, data_dir)
         train_here(batch.missing, store, batch.device, data_dir)
 
 
+@public(
+    algorithms=str | type | Sequence,
+    data=object,
+    test_domains=str | Sequence[str] | None,
+    baseline=str | type | None,
+    jobs=int | None,
+    data_dir=Place | None,
+)
 def compare(
     algorithms: Sequence,
     data,

@@ -37,7 +37,7 @@ from hmoe_repro.apps.own_images import (
 from .predict import TrainedModel, load_trained, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, Place, check_choice, plural, public
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text, template
 from ..data.cache import examine
@@ -287,7 +287,8 @@ def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, r
     if run:
         keep_groups(run, list(images.group.cat.categories), now)
 
-
+# %% ../../nbs/10_apps/03_discover.ipynb #def-discover-groups
+@public(folder=Place, labels=Place | None)
 def discover(
     folder,
     labels=None,
@@ -352,6 +353,7 @@ def _agreement(images, group: str, other: str, score=None) -> float | None:
     return float(score(np.asarray(images[other]), np.asarray(images[group])))
 
 
+@public
 def summarise(found: Findings) -> dict:
     """`groups`, those that own at least 1 % of the scored images with their share of all images,
     the largest first; `agreement` of halves or restarts; of features `without_groups`, what it is
@@ -469,6 +471,7 @@ def groups_of_files(found: Findings) -> pd.DataFrame:
     return table.assign(borderline=table.confidence < BORDERLINE[found.method])
 
 
+@public
 def groups_csv(found: Findings) -> bytes:
     """`groups_of_files` as CSV."""
     return predictions_csv(groups_of_files(found))
@@ -531,6 +534,7 @@ def code_maps(found: Findings, most: int = 500, side: int = 340) -> list[dict]:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+@public(root=Place)
 def report_html(found: Findings, root) -> str:
     """The report as one HTML page of text, tables, SVG and data URIs: no scripts, no requests."""
     summary, groups = summarise(found), group_table(found)

@@ -24,7 +24,7 @@ from torch import nn
 
 from .. import __version__
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
-from ..core.errors import HmoeError, check_choice, first_line
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import ensure_writable, expanded, sha256, write_atomic
 from ..core.seals import check_sum, listed_sum, write_sums
 from ..core.style import template
@@ -316,6 +316,17 @@ def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
+    """Write what lies beside a model: `config`, which is `text` as JSON, its groups, its card, and
+    the digests of all files."""
+    write_atomic(folder / CONFIG_FILE, text)
+    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
+    card = model_card(config, folder.name)
+    write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
+    write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
+
+
+@public(folder=Place | None)
 def export_model(
     model: TrainedModel,
     folder=None,
@@ -357,9 +368,5 @@ def export_model(
             cause = f"{name} of {run['algorithm']} differs from the library by {difference:.1g}."
             raise HmoeError(cause, fix="another format.")
         os.replace(path, ensure_writable(folder) / name)
-    write_atomic(folder / CONFIG_FILE, text)
-    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
-    card = model_card(config, folder.name)
-    write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
-    write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])
+    _describe(folder, model, config, text)
     return folder / name, difference

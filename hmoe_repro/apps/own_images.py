@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, Place, check_choice, plural, public
 from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
 from hmoe_repro.data.image_folder import (
@@ -32,6 +32,7 @@ from hmoe_repro.data.image_folder import (
     ImageTree,
     check_encoding,
     check_names,
+    check_splits,
     format_of,
     is_image,
     listed,
@@ -48,6 +49,7 @@ from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/10_apps/01_own_images.ipynb #def-image-files
+@public(folder=Place)
 def image_files(folder) -> list[str]:
     """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
     `HmoeError` as `walk`."""
@@ -102,6 +104,7 @@ def _class_level(root: Path, paths: list[list[str]]) -> int | None:
 UNSORTED = "image"  # the class of images that are not sorted by class
 
 
+@public(folder=Place, labels=Place | None)
 def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     """The images of a folder `<class>/<image>` or `<domain>/<class>/<image>`; of one without
     folders, or without `classes`, all images below it as one class, which can be grouped only.
@@ -111,6 +114,8 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     files = image_files(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
+    if level == 1:
+        check_splits(root.name, root, [path for path in paths if len(path) > 2])
     levels = 0 if level is None else level + 1
     check_encoding(root.name, {folder for path in paths for folder in path[:-1][:levels]})
     for file, path in zip(files, paths):
@@ -252,6 +257,7 @@ def is_frozen(network: str, hparams: dict) -> bool:
     return network == "efficientnet_lite0" and hparams.get("frozen_stages", "all") == "all"
 
 
+@public(folder=Place)
 def discover_spec(
     folder,
     test_domain: str | None = None,
@@ -323,6 +329,7 @@ def sort_target(root, target) -> Path:
     return target
 
 
+@public(root=Place, target=Place)
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
     """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
     `HmoeError` as `sort_target`."""

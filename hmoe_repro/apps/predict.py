@@ -8,6 +8,7 @@ __all__ = ['CONFIG_FILE', 'WEIGHTS_FILE', 'TrainedModel', 'load_trained', 'load'
 
 # %% ../../nbs/10_apps/02_predict.ipynb #imports
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from .own_images import image_files
-from ..core.errors import HmoeError, check_choice, first_line
+from ..core.devices import resolve_device
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import expanded
 from ..core.seals import check_sum, listed_sum
 from ..core.style import csv_text
@@ -136,6 +138,7 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     return TrainedModel(algorithm.to(device).eval(), record, *names)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-load
+@public(store=RunStore | None, device=str | torch.device)
 def load_trained(
     run_id: str, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
@@ -151,9 +154,10 @@ def load_trained(
     choices = [*(["last"] if record["discovery"] else []), *record["selected"]]
     weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = selected_path(store.path(run_id), weights)
-    return _model(record, weights, path, device, trust_code)
+    return _model(record, weights, path, resolve_device(str(device)), trust_code)
 
 
+@public(model=Place, store=RunStore | None, device=str | torch.device)
 def load(
     model, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
@@ -180,6 +184,7 @@ def load(
         cause = f"the folder {model} has no {WEIGHTS_FILE}, from which this library builds a model."
         raise HmoeError(cause, fix="`hmoe export RUN --format safetensors`.")
     check_choice(weights or kept, [kept], f"weights of the folder {model}")
+    device = resolve_device(str(device))
     return _model(record, kept, folder / WEIGHTS_FILE, device, trust_code)
 
 # %% ../../nbs/10_apps/02_predict.ipynb #def-looks
@@ -242,6 +247,7 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
     return pd.DataFrame(table)
 
 
+@public(folder=Place, skip_unreadable=bool, on_progress=Callable | None)
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
@@ -258,6 +264,7 @@ def predict_folder(
     return _table(model, files, outputs), unreadable
 
 
+@public
 def predictions_csv(table: pd.DataFrame) -> bytes:
     """A table as `csv_text` in UTF-8; bytes of file names that are not valid UTF-8 are
     unchanged."""
@@ -282,10 +289,11 @@ def _as_image(image) -> Image.Image:
             raise Refused(f"its shape is {values.shape}")
         return Image.fromarray(to_levels(values)).convert("RGB")
     except (ValueError, OSError) as error:
-        of = f"of {type(image).__name__}"
-        raise HmoeError(f"an image {of} cannot be read: {first_line(error)}.", fix=fix) from None
+        cause = f"this {type(image).__name__} is no image that can be read: {first_line(error)}."
+        raise HmoeError(cause, fix=fix) from None
 
 
+@public(images=object)
 def predict_images(model: TrainedModel, images, mode: str | None = None):
     """class, probability, nearest_domain and gate_value (None without experts): a dictionary for
     one image, a table with a row for each of a list or folder. An image is a path, an image of

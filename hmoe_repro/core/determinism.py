@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 
-from .errors import HmoeError, check_choice
+from .errors import HmoeError, check_choice, public
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-portable
 PORTABLE = {
@@ -42,6 +42,7 @@ _LATE = (
 )
 
 
+@public
 def set_determinism(determinism: str):
     """Set portable or native arithmetic for this process, before torch is imported.
 

@@ -10,9 +10,10 @@ import contextlib
 import sys
 from pathlib import Path
 
-from .errors import HmoeError, first_line
+from .errors import HmoeError, first_line, public
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-resolve-device
+@public
 def resolve_device(name: str = "auto"):
     """The `torch.device` of a name such as 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'.
     Raises `HmoeError` if it is not available."""

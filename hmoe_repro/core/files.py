@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import NO_ROOM, HmoeError
+from .errors import NO_ROOM, HmoeError, Place, public
 
 # %% ../../nbs/00_core/02_files.ipynb #def-repo-root
 def _is_project(folder: Path) -> bool:
@@ -40,6 +40,7 @@ def repo_root() -> Path:
     return _checkout() or next(filter(_is_project, (here, *here.parents)), here)
 
 # %% ../../nbs/00_core/02_files.ipynb #def-folder
+@public(path=Place)
 def expanded(path) -> Path:
     """`path` with `~` for the home folder. `HmoeError` for the `~name` of an unknown user."""
     found = Path(os.path.expanduser(path))

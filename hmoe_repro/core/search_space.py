@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import HmoeError, check_choice
+from .errors import HmoeError, check_choice, public
 from .toml import packaged
 
 # %% ../../nbs/00_core/12_search_space.ipynb #def-as-text
@@ -165,12 +165,13 @@ def _tables() -> dict:
     return packaged("hyperparameters.toml")
 
 
+@public
 def declared_hparams(table: str) -> dict[str, HParam]:
     """The hyper-parameters that hyperparameters.toml declares under the name of an algorithm, a
     network or a family of them."""
     return {
         name: HParam(**{field: _value(given) for field, given in fields.items()})
-        for name, fields in _tables()[table].items()
+        for name, fields in _tables()[check_choice(table, _tables(), "table")].items()
     }
 
 # %% ../../nbs/00_core/12_search_space.ipynb #def-distribution
@@ -182,6 +183,7 @@ _OF_STUDIES = {
 }
 
 
+@public
 def distribution(given: dict):
     """What { choice = [...] }, or { int = [low, high] }, uniform or log_uniform, of a study draws
     from. `HmoeError` for anything else."""
@@ -199,6 +201,7 @@ def distribution(given: dict):
     return _OF_STUDIES[kind](*ends)
 
 # %% ../../nbs/00_core/12_search_space.ipynb #def-parse-setting
+@public
 def parse_setting(text: str) -> tuple[str, object]:
     """`name=value` of a command line; the value is read as JSON where it is JSON, else as text."""
     name, equals, value = text.partition("=")

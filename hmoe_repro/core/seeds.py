@@ -9,6 +9,8 @@ __all__ = ['seed_hash', 'seed_everything', 'random_state', 'restore_random_state
 import hashlib
 import random
 
+from .errors import HmoeError, public
+
 # %% ../../nbs/00_core/03_seeds.ipynb #def-seed-hash
 def seed_hash(*args) -> int:
     """DomainBed's seed of a tuple of arguments:
@@ -16,8 +18,12 @@ def seed_hash(*args) -> int:
     return int(hashlib.md5(str(args).encode("utf-8")).hexdigest(), 16) % 2**31
 
 # %% ../../nbs/00_core/03_seeds.ipynb #def-seed-everything
+@public
 def seed_everything(seed: int):
-    """Seed Python's, NumPy's and PyTorch's global generators."""
+    """Seed Python's, NumPy's and PyTorch's global generators. `HmoeError` for a seed that has more
+    than 64 bits."""
+    if not -(2**63) <= seed < 2**64:
+        raise HmoeError(f"seed {seed} has more than 64 bits.", fix="a smaller seed.")
     import numpy as np
     import torch
 

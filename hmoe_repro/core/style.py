@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
+from .errors import Place, public
 from .files import write_atomic
 
 # %% ../../nbs/00_core/08_style.ipynb #def-colours
@@ -129,6 +130,7 @@ def as_text(frame: pd.DataFrame, decimals: int = 2) -> pd.DataFrame:
 _NUMBER = re.compile(r"[+−–-]?[\d.]*( ± .*)?( \(.*\))?")
 
 
+@public
 def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
     """The frame as a Markdown table; columns of numbers are right-aligned."""
 
@@ -141,6 +143,7 @@ def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
     return "\n".join([line(cells.columns), "|" + "|".join(marks) + "|", *rows]) + "\n"
 
 # %% ../../nbs/00_core/08_style.ipynb #def-latex-table
+@public
 def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -> str:
     """The frame as a LaTeX table with booktabs rules, a caption and a label."""
     cells = as_text(frame, decimals).map(escape_tex).rename(columns=escape_tex)
@@ -148,6 +151,7 @@ def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -
     return cells.to_latex(index=False, escape=False, **named)
 
 # %% ../../nbs/00_core/08_style.ipynb #def-save-table
+@public(output=Place, numbers=pd.DataFrame | None)
 def save_table(
     frame: pd.DataFrame, output: Path, stem: str, title: str, numbers=None, decimals: int = 2
 ) -> list[str]:
@@ -164,6 +168,7 @@ def save_table(
     return [f"{stem}.{kind}" for kind in texts]
 
 # %% ../../nbs/00_core/08_style.ipynb #def-csv-text
+@public
 def csv_text(table: pd.DataFrame, float_format: str | None = None) -> str:
     """A table as CSV without its index, floats by `float_format` ('%.4f') or with all digits. A
     text that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from .errors import HmoeError
+from .errors import HmoeError, Place, public
 from .files import plain_file
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-packaged
@@ -93,6 +93,7 @@ class SettingsFile:
 MOST_BYTES = 100_000
 
 
+@public(path=Place)
 def open_settings(path, name: str = "") -> SettingsFile:
     """The TOML file at `path`, called `name` in errors. `HmoeError` if it cannot be read or has
     more than `MOST_BYTES`; with the line, if it is not TOML."""

@@ -199,7 +199,7 @@ def examine(
             warnings.warn(f"{what} out again: {fix}", stacklevel=2)
     return [digest for digest, _ in found], [reason for _, reason in found]
 
-# %% ../../nbs/02_data/06_cache.ipynb #def-rows
+# %% ../../nbs/02_data/06_cache.ipynb #def-finish-rows
 _BLOCK = 2**16  # bytes that are checked together; at least one row
 _DIGEST = 32  # bytes of a SHA-256
 
@@ -238,6 +238,12 @@ def finish_rows(part: Path, target: Path, row_size: int, rows: int, contents: by
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, target)
+
+# %% ../../nbs/02_data/06_cache.ipynb #def-rows
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from one that is at its place later."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class Rows:
@@ -297,13 +303,7 @@ class Rows:
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return self[:] if dtype is None else self[:].astype(dtype)
 
-
-def _identity(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from one that is at its place later."""
-    status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
+# %% ../../nbs/02_data/06_cache.ipynb #def-open-rows
 _MOST_OPEN = 8
 _opened: dict[Path, Rows] = {}  # the last ones, so that a process checks a block once
 

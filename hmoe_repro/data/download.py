@@ -25,11 +25,12 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
-from ..core.errors import HmoeError, check_choice, first_line
+from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, expanded, locked, sha256
 from .benchmarks import KNOWN, read_known
@@ -410,6 +411,7 @@ def _install(name: str, archives: dict[str, str], checksums, data_dir, on_progre
     return notes
 
 # %% ../../nbs/02_data/11_download.ipynb #def-download-dataset
+@public(data_dir=Place | None, on_progress=Callable | None)
 def download_dataset(
     name: str, data_dir=None, sources: tuple[dict, ...] = (), on_progress=None, **options
 ) -> list[str]:
@@ -436,6 +438,7 @@ def download_dataset(
     )
 
 
+@public(data_dir=Place | None, on_progress=Callable | None)
 def prepare_given(
     name: str,
     archives: list[str],

@@ -6,7 +6,8 @@
 __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_LEVELS', 'LEFT_BEHIND', 'LAYOUT', 'SPLITS',
            'SAMPLE_STYLES', 'ImageTree', 'without', 'shared_images', 'shared_notes', 'extra_formats', 'format_of',
            'is_image', 'unsupported_notes', 'walk', 'listed', 'Inventory', 'place_of', 'check_encoding',
-           'take_inventory', 'check_names', 'check_levels', 'is_domain', 'own_inventory', 'scan_tree', 'sample_tree']
+           'take_inventory', 'check_names', 'check_splits', 'check_levels', 'is_domain', 'own_inventory', 'scan_tree',
+           'sample_tree']
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
@@ -339,36 +340,44 @@ def _are_splits(names) -> bool:
     return bool(names) and {name.casefold() for name in names} <= SPLITS
 
 
-def check_levels(found: Inventory):
-    """`HmoeError` for folders with a split above or inside the domains, and for the folder above a
-    data set. Adds a note if all images lie deeper than their class folders."""
-    paths = [file.split("/") for file in found.table.file]
-    name, root, inside = found.name, found.root, {}
+def check_splits(name: str, root: Path, paths: list[list[str]]):
+    """`HmoeError` for a split around or inside the domains of the data set `name` in `root`.
+    `paths`: the parts of `<domain>/<class>/.../<image>` of each image."""
     if not paths or min(map(len, paths)) < 4:
-        if _are_splits(found.domains):
-            found.notes.append(
-                f"{listed(found.domains)} are names of the parts of a split, not of domains"
-            )
         return
-    for path in paths:
-        inside.setdefault((path[0], path[1]), set()).add(path[2])
-    if _are_splits(found.domains):
-        parts = {domain.casefold(): domain for domain in found.domains}
-        part = next((parts[p] for p in ("train", "training") if p in parts), found.domains[0])
-        cause = f"{listed(found.domains)} are the parts of a split, and the domains "
-        cause += f"({listed(found.classes, 3)}) are one level below"
+    domains, classes = (sorted({path[level] for path in paths}) for level in (0, 1))
+    if _are_splits(domains):
+        parts = {domain.casefold(): domain for domain in domains}
+        part = next((parts[p] for p in ("train", "training") if p in parts), domains[0])
+        cause = f"{listed(domains)} are the parts of a split, and the domains "
+        cause += f"({listed(classes, 3)}) are one level below"
         raise HmoeError(f"{name}: {cause}.", fix=f"one part, such as {root / part}.")
-    if _are_splits(found.classes):
-        cause = f"each domain has a split inside ({listed(found.classes)}) in place of classes"
+    if _are_splits(classes):
+        cause = f"each domain has a split inside ({listed(classes)}) in place of classes"
         raise HmoeError(
             f"{name}: {cause}.", fix=f"move the class folders of one part up: {LAYOUT}."
         )
+
+
+def check_levels(found: Inventory):
+    """`HmoeError` as `check_splits`, and for the folder above a data set. Adds a note if domains
+    have the names of splits, or if all images lie deeper than their class folders."""
+    paths = [file.split("/") for file in found.table.file]
+    check_splits(found.name, found.root, paths)
+    if not paths or min(map(len, paths)) < 4:
+        if _are_splits(found.domains):
+            names = listed(found.domains)
+            found.notes.append(f"{names} are names of the parts of a split, not of domains")
+        return
+    inside = {}  # (domain, class) -> names one level below
+    for path in paths:
+        inside.setdefault((path[0], path[1]), set()).add(path[2])
     repeated = set.intersection(*inside.values()) if len(inside) > 1 else set()
     if len(found.domains) == 1 and len(repeated) > 1:
-        below = root / found.domains[0]
-        cause = f"its one folder {found.domains[0]} looks like the data set, with the domains "
+        domain = found.domains[0]
+        cause = f"its one folder {domain} looks like the data set, with the domains "
         cause += f"{listed(found.classes, 3)} and the classes {listed(sorted(repeated), 3)}"
-        raise HmoeError(f"{name}: {cause}.", fix=f"the folder below, {below}.")
+        raise HmoeError(f"{found.name}: {cause}.", fix=f"the folder below, {found.root / domain}.")
     example = found.table.file.iloc[0]
     found.notes.append(f"all images lie in folders below their class folders ({example})")
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from ..core.devices import import_torchvision
-from ..core.errors import HmoeError, first_line
+from ..core.errors import HmoeError, Place, first_line, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable
 from .base import MultiDomainDataset
@@ -79,6 +79,7 @@ def read_mnist(data_dir: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(images), np.concatenate(labels)
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-verify-mnist
+@public(data_dir=Place | None)
 def verify_mnist(data_dir=None) -> list[str]:
     """One line for each intact file of MNIST. `HmoeError` for the first that is missing or
     damaged."""
@@ -88,6 +89,7 @@ def verify_mnist(data_dir=None) -> list[str]:
     return [f"{path}: MD5 {MNIST_MD5[name]}, as the original" for name, path in files.items()]
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-download-mnist
+@public(data_dir=Place | None)
 def download_mnist(data_dir=None) -> list[str]:
     """Fetch MNIST through torchvision into `<data_dir>/MNIST/raw`, unless it is there, and verify
     it. `HmoeError` if that fails."""
@@ -197,7 +199,7 @@ def _with_cues(ink, hue: float, second: str, amount: float) -> torch.Tensor:
         ink = _turn(torch.from_numpy(ink), 22.5 * amount)[:, 0].numpy()
     else:
         ink = _widened(ink, 1 + amount / 2)
-    colour = hue_colour(512 + round(128 * hue))[:, None, None]
+    colour = hue_colour(512 + round(32 * hue))[:, None, None]
     return torch.from_numpy((ink[:, None].astype(int) * colour // 255).astype(np.uint8))
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-crossed-cues

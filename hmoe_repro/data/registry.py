@@ -19,7 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.config import CONFIG
-from ..core.errors import HmoeError, TimeLimit, check_choice, plural, time_limit
+from hmoe_repro.core.errors import (
+    HmoeError,
+    Place,
+    TimeLimit,
+    check_choice,
+    plural,
+    public,
+    time_limit,
+)
 from ..core.files import data_dir as default_data_dir
 from hmoe_repro.core.files import (
     ensure_writable,
@@ -55,6 +63,7 @@ class DatasetInfo:
 DATASETS: dict[str, DatasetInfo] = {}
 
 
+@public
 def register_dataset(name: str, **info):
     """Decorator: enter a function `(trial_seed, data_dir) -> MultiDomainDataset` under `name`.
 
@@ -76,6 +85,7 @@ def _loaded(name: str, trial_seed: int, data_dir: str):
     return DATASETS[name].build(trial_seed, data_dir)
 
 
+@public(data_dir=Place | None)
 def load_dataset(name: str, trial_seed: int = 0, data_dir=None):
     """The data set registered as `name`; kept in memory for the next call, and the same for every
     `trial_seed` unless it is `seeded`. Raises `HmoeError` naming the valid ones."""
@@ -302,6 +312,7 @@ def own_datasets() -> dict[str, str]:
     return dict(_OWN)
 
 
+@public(folder=Place)
 def find_dataset(text: str, folder=".") -> str:
     """The registered name of a data set. `text`: the name, or the path, from `folder`, of a folder
     `<domain>/<class>/<image>` or of a function `file.py:Name`, which is registered. `HmoeError`

@@ -177,7 +177,7 @@ def _unidentified(content: bytes) -> str:
             return f"a {kind} image, which needs {NEEDED[kind]}"
     if content[:4] in (b"II*\0", b"MM\0*"):
         return "a TIFF of a type that Pillow does not read (bits, channels or compression)"
-    kinds = ", ".join((*_FORMATS, *extra_formats()))
+    kinds = ", ".join(_FORMATS)
     return f"no image ({kinds}), it begins with {content[:12]!r}"
 
 

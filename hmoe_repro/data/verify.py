@@ -7,9 +7,11 @@ __all__ = ['MNIST', 'verify_dataset', 'findings', 'data_state', 'data_inventory'
            'refuse_damaged']
 
 # %% ../../nbs/02_data/10_verify.ipynb #imports
+from collections.abc import Callable
+
 import pandas as pd
 
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, Place, check_choice, plural, public
 from .benchmarks import KNOWN, known_inventory, known_state
 from .cache import examine
 from .image_folder import Inventory, listed, own_inventory, shared_notes
@@ -17,6 +19,7 @@ from .mnist import mnist_files
 from .registry import DATASETS, find_dataset, own_datasets
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-verify-dataset
+@public(data_dir=Place | None, on_progress=Callable | None)
 def verify_dataset(
     name: str, data_dir=None, workers: int | None = None, on_progress=None
 ) -> Inventory:
@@ -97,6 +100,7 @@ def data_inventory() -> pd.DataFrame:
 MNIST = "MNIST"  # the files behind ColoredMNIST and RotatedMNIST
 
 
+@public
 def data_with_files(name: str) -> str:
     """The data set that a name or the path of a folder `<domain>/<class>/<image>` means: `MNIST`, a
     known one, or a folder, which is registered. Raises `HmoeError` that lists the valid names."""
@@ -108,6 +112,7 @@ def data_with_files(name: str) -> str:
     return MNIST if with_files[name] == MNIST else name
 
 
+@public
 def terms(name: str) -> list[str]:
     """Licence and citation of a known data set, which the user must respect; empty for other
     data."""

@@ -12,7 +12,7 @@ import runpy
 from pathlib import Path
 
 from ..analysis.results import short_path
-from ..core.errors import HmoeError
+from ..core.errors import HmoeError, Place, public
 from ..core.files import read_text, repo_root, write_atomic
 from ..core.style import template
 from .provenance import STATUS
@@ -70,6 +70,7 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     }
 
 # %% ../../nbs/08_report/03_gallery.ipynb #def-gallery
+@public(output=Place, store=Place)
 def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     """Write `<output>/<profile>/README.md`, the index of what was rendered there, with `store` as
     it was given to `render`. `HmoeError` if nothing was."""

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 'values_of', 'listed', 'data_status',
-           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'header', 'rule_of', 'save_verdict',
-           'provenance']
+           'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'plan_words', 'header', 'rule_of',
+           'save_verdict', 'provenance']
 
 # %% ../../nbs/08_report/01_provenance.ipynb #imports
 import functools
@@ -26,6 +26,7 @@ from ..core.search_space import as_text
 from ..core.style import template
 from ..core.toml import packaged
 from ..networks.pretrained import PIP_PACKAGE
+from ..studies.study_file import STUDIES, read_study
 from ..training.run_config import TOY
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-output-folder
@@ -142,11 +143,28 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     scale = data_status(frame) if reduced else "the paper's protocol"
     return f"{listed(frame, 'dataset')}, {scale}: {', '.join(facts)}"
 
+# %% ../../nbs/08_report/01_provenance.ipynb #def-plan-words
+def plan_words(frame: pd.DataFrame) -> str:
+    """Which studies of the library in a frame of results have a plan, with its date, seeds and
+    margin, and which are retrospective; '' without such a study."""
+    names = [name for name in values_of(frame, "study") if name in STUDIES]
+    plans = {name: read_study(name).plan for name in names}
+    said = [
+        f"`{name}` was planned on {plan.date:%Y-%m-%d %H:%M} UTC (trial seeds "
+        f"{', '.join(map(str, plan.seeds))}; margin {plan.margin:g}; {plan.measure})"
+        for name, plan in plans.items()
+        if plan
+    ]
+    late = ", ".join(f"`{name}`" for name, plan in plans.items() if plan is None)
+    if late:
+        said.append(f"retrospective, without a plan: {late}")
+    return "; ".join(said)
+
 # %% ../../nbs/08_report/01_provenance.ipynb #def-header
 def header(profile: str, frame: pd.DataFrame) -> str:
     """Markdown lines that open a page: profile, data set, updates, precision, cap on validation,
     hyper-parameters changed from their defaults, number of runs, algorithms, test domains, seeds,
-    commits and devices."""
+    commits and devices, and whether its studies were planned."""
     frame = runs(frame)
     weights = [str(w) for w in values_of(frame, "weights") if w not in ("", "random")]
     data = [
@@ -164,6 +182,7 @@ def header(profile: str, frame: pd.DataFrame) -> str:
         runs=len(frame),
         failed=(frame.status == "failed").sum(),
         listed=functools.partial(listed, frame),
+        planned=plan_words(frame),
     )
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-rule-of

@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from importlib import resources, util
 from pathlib import Path
 from urllib.parse import quote
 
 from ..analysis.results import short_path
 from ..core.determinism import variables
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import ensure_writable, repo_root, write_atomic
 
 # %% ../../nbs/08_report/02_render.ipynb #def-artefacts
@@ -35,6 +36,7 @@ def artefacts(notebooks: str = "nbs/paper") -> list[str]:
     return sorted(path.stem for path in paths if not path.name.startswith("_"))
 
 
+@public
 def paper_notebook(artefact: str, notebooks: str = "nbs/paper") -> Path:
     """The notebook of an artefact. `HmoeError` lists the valid ids."""
     name = check_choice(str(artefact), artefacts(notebooks), "artefact")
@@ -218,6 +220,7 @@ def _replace_files(fresh: Path, target: Path, artefact: str, known: list[str], f
         (target / name).unlink(missing_ok=True)
 
 # %% ../../nbs/08_report/02_render.ipynb #def-render
+@public(output=Place, store=Place, formats=Sequence[str])
 def render(
     artefact: str,
     profile: str,

@@ -31,7 +31,7 @@ from hmoe_repro.analysis.results import (
 )
 from ..core.determinism import starting, variables
 from ..core.environment import library_hash
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, check_choice, plural, public
 from ..core.files import figures_dir, repo_root, results_dir, runs_dir, write_atomic
 from ..core.progress import Progress
 from ..core.toml import packaged
@@ -64,6 +64,7 @@ def _complete(study: str, run_ids: list[str], store: RunStore) -> list[str]:
     return done
 
 
+@public(partial=bool)
 def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[Path, int]:
     """Copy finished studies from the store to `results/`; file -> number of records. `HmoeError`
     for an unknown study, for two of one name, and where a run is missing or failed; if `partial`,
@@ -97,6 +98,7 @@ def write_beside_runs(studies: list[str], store: RunStore) -> str:
     return str(folder)
 
 # %% ../../nbs/08_report/04_reproduce.ipynb #def-published
+@public
 def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
     """`names`, or all artefacts of the profile (of `PROFILES`, or 'bench') whose results are
     published. Raises `HmoeError` where none is, and for unknown names."""

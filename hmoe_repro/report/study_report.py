@@ -6,6 +6,7 @@
 __all__ = ['table_rows', 'selected_tables', 'collect_study', 'absent_notes', 'report_study']
 
 # %% ../../nbs/08_report/05_study_report.ipynb #imports
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ import pandas as pd
 from ..analysis.results import runs
 from ..analysis.statistics import resolution_note
 from ..analysis.tables import accuracy_table
-from ..core.errors import HmoeError, plural
+from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..data.image_folder import listed
 from .render import KEPT, render
@@ -21,7 +22,7 @@ from .reproduce import row_names
 from ..studies.plan import matching
 from ..studies.search import choose, hparams_note, not_held_out, tables_of
 from ..studies.studies import study_specs
-from ..studies.study_file import STUDIES, kept_file, read_study
+from ..studies.study_file import STUDIES, Study, kept_file, read_study
 from ..training.run_config import TOY
 from ..training.selection import RULES
 from ..training.store import RunStore, write_study
@@ -52,6 +53,7 @@ def table_rows(
     return found, notes
 
 # %% ../../nbs/08_report/05_study_report.ipynb #def-selected-tables
+@public
 def selected_tables(
     records: list[dict], rule: str, n_hparams: int | None = None
 ) -> tuple[list[tuple], dict[str, HmoeError], pd.DataFrame]:
@@ -140,6 +142,7 @@ def absent_notes(
     return [*lines, f"to train them: hmoe sweep {_asked(study)}"]
 
 # %% ../../nbs/08_report/05_study_report.ipynb #def-report-study
+@public(study=Place | Study, output=Place, formats=Sequence[str])
 def report_study(study, store: RunStore | None = None, output="reports", formats=KEPT) -> Path:
     """Write the page of a study, given by name or path, from the runs in `store` (the runs folder):
     `<output>/<study>/study.ipynb` with its tables and pictures, and the records next to that

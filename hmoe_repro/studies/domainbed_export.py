@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from ..algorithms import SPELLINGS
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import ensure_writable, write_atomic
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
@@ -126,6 +126,7 @@ def _refuse_alike(records: list[dict]):
 _THEIRS = ("results.txt", "results.tex")  # what collect_results.py writes into the folder
 
 
+@public(folder=Place)
 def export_domainbed(records: list[dict], folder, dataset: str | None = None) -> list[Path]:
     """Write one sub-folder per run and inference mode; returns them. The data set goes by the name
     `dataset`, one of DomainBed's, if there is one.

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ..core.errors import HmoeError, plural
+from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, plain_file, write_atomic
 from ..data.download import CHUNK, DAMAGE, open_tar
 from hmoe_repro.training.store import (
@@ -100,6 +100,7 @@ def _files_to_pack(
             yield f"{folder.name}/{name}", plain_file(folder / name, "read")
 
 
+@public(path=Place)
 def pack(
     store: RunStore,
     path,
@@ -274,6 +275,7 @@ def _add(store: RunStore, archives: list[list[_Staged]]) -> list[str]:
     return lines
 
 
+@public
 def unpack(store: RunStore, *paths, limit: int | None = None) -> str:
     """Add the runs of archives, and of other folders of runs, to `store`; returns a line about
     each. `HmoeError`, and the store is as it was, if anything in any of them does not fit, cannot

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import expanded, read_text
 from ..core.search_space import distribution
 from ..core.toml import SettingsFile, open_settings, packaged
@@ -308,6 +308,7 @@ def _read_plan(file: SettingsFile, given: dict, runs: tuple[Runs, ...]) -> Plan:
     return plan
 
 
+@public(study=Place | Study)
 def read_study(study) -> Study:
     """The study of a name or a path; a `Study` is returned as it is. `HmoeError` names the file,
     the line and what is valid there. Whether names exist is a matter of `check_study`."""

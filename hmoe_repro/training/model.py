@@ -16,7 +16,7 @@ from safetensors.torch import load
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, public
 from ..core.files import write_atomic
 from ..core.seals import is_sealed, metadata_of, sealed
 from ..data.loader import ImageDataset
@@ -151,6 +151,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
+@public
 def load_model(
     run_id: str, mode: str | None = None, store: RunStore | None = None, trust_code: bool = False
 ):

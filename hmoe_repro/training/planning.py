@@ -15,7 +15,7 @@ import torch
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
-from ..core.errors import HmoeError, about, check_choice
+from ..core.errors import HmoeError, Place, about, check_choice, public
 from ..core.seeds import random_state, restore_random_state
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
@@ -161,6 +161,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     )
 
 
+@public(data_dir=Place | None)
 def make_config(
     algorithm: str | type,
     dataset: str,
@@ -188,6 +189,7 @@ def _toy_fingerprint(points: str, seeds) -> str:
     return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()[:12]
 
 
+@public
 def make_toy_config(steps: int = 20_000, determinism: str = "native", **hparams) -> RunConfig:
     """Configuration of a toy run (HMOE, section 4.1), of `steps` epochs. Raises `HmoeError` for
     unknown hyper-parameters."""

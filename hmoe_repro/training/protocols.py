@@ -16,7 +16,7 @@ import torch
 
 from ..algorithms import domainbed_name
 from ..core.devices import on_device
-from ..core.errors import HmoeError, check_choice, plural
+from ..core.errors import HmoeError, check_choice, plural, public
 from ..core.seeds import seed_hash
 from ..data.base import MultiDomainDataset
 from .run_config import GREEDY, RunOptions
@@ -33,6 +33,7 @@ def split_indices(
     return order[held_out:], order[:held_out]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
+@public
 def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
     """domain -> {'in': indices, 'out': indices}.
 
@@ -60,7 +61,8 @@ def training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
     if not test_domains or len(set(test_domains)) != len(test_domains) or not left:
         raise HmoeError(
             "test domains must be one or more different names that leave a training domain, "
-            f"got {list(test_domains)}. Valid: {', '.join(dataset.domain_names)}."
+            f"got {list(test_domains)}.",
+            choices=dataset.domain_names,
         )
     return left
 

@@ -11,6 +11,7 @@ import re
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path, PureWindowsPath
 
@@ -19,7 +20,7 @@ from ..core.config import CONFIG
 from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment, library_hash, versions
-from ..core.errors import NO_ROOM, HmoeError
+from ..core.errors import NO_ROOM, HmoeError, Place, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.loggers import listen
@@ -295,6 +296,7 @@ def _attempt(
         return failed_record(spec, folder, reason, device, data_dir)
 
 
+@public(device=object, data_dir=Place | None, on_step=Callable | None, on_event=Callable | None)
 def run(
     spec: RunConfig,
     store: RunStore | None = None,

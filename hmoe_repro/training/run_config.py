@@ -128,7 +128,8 @@ def explained(error: ValidationError, model: type[BaseModel], valid=()) -> HmoeE
     said = said.replace("String should match pattern", "a text that matches")
     meaning = model.model_fields[name].description
     means = f" It means: {meaning}" if meaning else ""
-    return HmoeError(f"{name} must be {said}, got {value!r}.{means}", setting=name)
+    cause = f"{name} must be {said}, got {value!r}.{means}"
+    return HmoeError(cause, fix=f"another {name}.", setting=name)
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-config
 class RunConfig(RunOptions):

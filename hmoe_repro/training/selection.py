@@ -10,7 +10,7 @@ __all__ = ['RULES', 'validation_accuracy', 'test_accuracy', 'training_domain_val
 import functools
 import operator
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, public
 from .run_config import GREEDY
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-validation-accuracy
@@ -197,6 +197,7 @@ def _refuse_protocols(records: list[dict], rule: str):
         )
 
 
+@public
 def select_model(
     records: list[dict], test_domain: str, rule: str = "training-domain", mode: str = "default"
 ) -> dict:
@@ -209,6 +210,10 @@ def select_model(
     """
     scored = _SCORES[check_choice(rule, RULES, "selection rule")]
     _refuse_protocols(records, rule)
+    points = [point for record in records for point in record["checkpoints"][:1]]
+    parts = [part for point in points for part in point["accuracies"].values()]
+    modes = {mode for part in parts for measured in part.values() for mode in measured}
+    check_choice(mode, sorted(modes) or [mode], "inference mode of these runs")
     runs_of_seed, offers = {}, []
     for record in records:
         runs_of_seed.setdefault(record["config"].get("hparams_seed", 0), []).append(record)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..core.errors import HmoeError, plural
+from ..core.errors import HmoeError, Place, plural, public
 from hmoe_repro.core.files import (
     ensure_writable,
     locked,
@@ -30,7 +30,7 @@ from hmoe_repro.core.files import (
     sha256,
     write_atomic,
 )
-from ..core.seals import is_sealed, seal_fault, sealed, sealed_for
+from ..core.seals import foreign_file, is_sealed, seal_fault, sealed, sealed_for
 from .run_config import Count, RunConfig
 from .selection import differing_selection
 
@@ -193,6 +193,7 @@ def locked_elsewhere(run_id: str, what_then: str) -> HmoeError:
 class RunStore:
     """The folder of runs; it is made when a run is written."""
 
+    @public(folder=Place | None)
     def __init__(self, folder: Path | None = None):
         self.folder = Path(folder or runs_dir()).absolute()
 
@@ -241,6 +242,7 @@ class RunStore:
                 damaged.append(str(error))
         return records, damaged
 
+    @public
     def find(self, prefix: str) -> dict:
         """The one record whose id starts with `prefix`; `HmoeError` if it is not one."""
         known = re.fullmatch("[0-9a-f]+", prefix)
@@ -282,11 +284,12 @@ def check_files(folder: Path, where: str):
     damaged or names another run."""
     for path in sorted(folder.glob("*.safetensors")):
         if not path.is_file():
-            continue  # whoever reads it refuses it
-        content = path.read_bytes()
-        if sealed_for(content) is None and is_sealed(content) is not False:
-            continue  # a state, whose run is inside, or a file of an earlier version
-        if fault := seal_fault(content, folder.name):
+            continue  # whoever reads a special file refuses it
+        try:
+            fault = foreign_file(path, folder.name)
+        except FileNotFoundError:  # of a run that just ended
+            continue
+        if fault:
             raise HmoeError(f"{where}: {path.name} {fault}.", fix=_MEND)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-write-study
