@@ -407,9 +407,8 @@ def algorithm_name(given) -> str:
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-source-hash
 def source_hash(cls) -> str | None:
-    """Hash of the code (`source_of`) of an algorithm from a file or notebook, also of one whose
-    weights are averaged; of the file of another class that is not the library's; None for the
-    library's own."""
+    """Hash of the code (`source_of`) of an algorithm that is not the library's; None for one
+    that is. An algorithm whose weights are averaged has the hash of the algorithm inside."""
     if cls.__module__.startswith("hmoe_repro."):
         return None
     if known := vars(cls).get("source_hash"):

@@ -110,7 +110,7 @@ def _refusal(path: str, watched: Watched) -> HmoeError:
 
 
 def _opened(path, mode, flags):
-    """What the audit hook does when a file is opened."""
+    """Refuse a file that watched code opens without declaring it; note one that it writes."""
     if isinstance(path, int) or not (watched := _reader(sys._getframe(2))):
         return
     real, flags = os.path.realpath(os.fsdecode(path)), flags or 0
