@@ -225,8 +225,8 @@ def does_it_work() -> str:
         "**HMOE groups images by visible style.** On full-scale ColoredMNIST its experts divide "
         f"the images by colour in {(colours >= FOUND).sum()} of {len(colours)} runs.",
         "**Style is only sometimes the domain.** Experts matched the domains of PACS in "
-        f"{said['PACS']} runs{held_out}, and those of the digits in {said['digits']}, after tuning "
-        "with true labels.",
+        f"{said['PACS']} runs{held_out}, of the digits in {said['digits']}, after tuning with true "
+        "labels.",
         "**Accuracy is mostly that of ERM.** On frozen PACS features it is "
         f"{_accuracy_on_pacs()}. In the paper's own Table 1 the gain averages {gain:.1f}.",
     ]

@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from commands import hmoe
@@ -18,7 +19,7 @@ TINY = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo --n
 TRAIN = [*TINY.split(), "--steps", "2", "--set", "batch_size=4", "--device", "cpu"]
 WRITERS = {  # those that no test below calls
     select_report: ("publish", "figures", "report", "bench"),
-    plan_sweep: ("reproduce", "sweep"),
+    plan_sweep: ("reproduce",),
     discover_predict: ("discover", "predict"),
     data: ("data_download",),
     train: ("train",),
@@ -101,6 +102,16 @@ def test_a_command_that_writes_ends_with_a_path_that_can_be_opened(trained, comm
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert written in last.split() and (folder / written).exists()
+
+
+def test_a_sweep_ends_with_the_folder_of_the_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    outcomes = SimpleNamespace(summary=lambda store: "2 of 2", refuse_failed=lambda: None)
+    batch = SimpleNamespace(
+        store=SimpleNamespace(folder=tmp_path / "runs"), train=lambda left, stop_kinds: outcomes
+    )
+    plan_sweep._train(batch, started=0.0, minutes=None)
+    assert capsys.readouterr().out.splitlines()[-1] == "wrote runs"
 
 
 @pytest.mark.parametrize("module, names", WRITERS.items(), ids=lambda value: str(value)[-40:-20])

@@ -365,8 +365,8 @@ def test_a_domain_whose_name_moves_the_cursor_is_written_out(tmp_path, own_names
 
 
 def test_files_that_are_no_images_are_named(tmp_path):
-    (images(tmp_path / "im", 30) / "x.heic").write_bytes(b"1")
-    with pytest.warns(UserWarning, match="1 file left out, no image.*x.heic"):
+    (images(tmp_path / "im", 30) / "x.pdf").write_bytes(b"1")
+    with pytest.warns(UserWarning, match="1 file left out, no image.*x.pdf"):
         assert len(image_files(tmp_path / "im")) == 30
 
 

@@ -292,10 +292,11 @@ def test_an_algorithm_from_a_file_trains_in_another_process(folder, tmp_path, mo
 import json, sys
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.run import run
-record = run(RunConfig.from_dict(json.loads(sys.argv[1])))
+record = run(RunConfig.from_dict(json.loads(sys.argv[1])), trust_code=len(sys.argv) > 2)
 print(record["status"], record["reason"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", child, json.dumps(made.to_dict())], capture_output=True, text=True
-    )
+    words = [sys.executable, "-c", child, json.dumps(made.to_dict())]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert "failed" in done.stdout and "--trust-code" in done.stdout, done.stderr + done.stdout
+    done = subprocess.run([*words, "trusted"], capture_output=True, text=True)
     assert done.stdout.strip() == "complete None", done.stderr + done.stdout

@@ -1,6 +1,7 @@
 """A run is named by all that decides its numbers: the whole of its code, the files that this code
 reads, and no value that only a running program holds."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -21,6 +22,8 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
+from hmoe_repro.apps.export import export_model
+from hmoe_repro.apps.predict import load
 from hmoe_repro.core import source
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
@@ -171,7 +174,10 @@ def test_a_module_elsewhere_on_the_path_is_part_of_the_run(place, monkeypatch):
     for name in ("far_away", "farther"):
         (place / "tools" / f"{name}.py").unlink()
     name = "Mine (mine.py)"
-    assert [restore_algorithm(name, key)(*SHAPE).weight() for key in keys] == [10.0, 15.0]
+    assert [restore_algorithm(name, key, trust_code=True)(*SHAPE).weight() for key in keys] == [
+        10.0,
+        15.0,
+    ]
     assert "far_away" not in sys.modules
 
 
@@ -201,7 +207,12 @@ READS = {
     "pathlib": "__import__('pathlib').Path(PATH).read_text()",
     "os": "__import__('os').open(PATH, 0)",
     "torch": "__import__('torch').load(PATH)",
+    "mapped": "__import__('torch').load(PATH, mmap=True)",
     "numpy": "__import__('numpy').load(PATH)",
+    "numpy bytes": "__import__('numpy').fromfile(PATH)",
+    "pandas": "__import__('pandas').read_csv(PATH)",
+    "image": "__import__('PIL.Image').Image.open(PATH)",
+    "link": "__import__('os').symlink(PATH, 'link'); open('link')",
     "safetensors": "__import__('safetensors.torch').torch.load_file(PATH)",
     "safe_open": "__import__('safetensors').safe_open(PATH, 'pt')",
     "jit": "__import__('torch').jit.load(PATH)",
@@ -261,6 +272,29 @@ def test_a_file_read_at_import_is_named_and_a_run_is_refused_before_it_begins(pl
     path = write(place / "own.py", reading(place / "table.toml", "init", "open(PATH)"))
     with pytest.raises(HmoeError, match="own.py reads"):
         make_config(f"{path}:Mine", "DigitDomainsTiny", ["photo"], network="small_cnn")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_it_is_named_if_a_module_beside_or_a_thread_reads_it(place):
+    write(place / "table.json", "{}")
+    how = "import threading; t = threading.Thread(target=beside.read); t.start(); t.join()"
+    write(place / "beside.py", f"def read(): open({str(place / 'table.json')!r})")
+    for call in ("beside.read()", how):
+        text = "import beside\n" + reading("x", "init", call)
+        with pytest.raises(HmoeError, match='files = {"table": "table.json"}'):
+            enter(write(place / "mine.py", text))(*SHAPE)
+
+
+def test_an_exported_model_is_a_file_too_and_a_run_is_none(place):
+    """`load` of a folder reads what lies there today; a run is named by the code itself."""
+    spec = make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn", steps=1)
+    run(spec, RunStore())
+    export_model(load(spec.run_id), place / "exported")
+    how = "import hmoe_repro; hmoe_repro.load({!r})"
+    for model, free in ((spec.run_id, True), (str(place / "exported"), False)):
+        cls = enter(write(place / "mine.py", reading("x", "init", how.format(model))))
+        with contextlib.nullcontext() if free else pytest.raises(HmoeError, match="mine.py reads"):
+            cls(*SHAPE)
 
 
 def test_reads_that_are_nobodys_business_are_free(place, monkeypatch):
@@ -325,7 +359,8 @@ def test_a_declared_file_is_in_the_id_and_travels_with_the_run(place):
     (place / "weights" / "teacher.pt").unlink()
     path.unlink()
     forget()
-    losses = [run(spec, RunStore())["checkpoints"][-1]["losses"]["loss"] for spec in (zero, seven)]
+    records = [run(spec, RunStore(), trust_code=True) for spec in (zero, seven)]
+    losses = [record["checkpoints"][-1]["losses"]["loss"] for record in records]
     assert losses[0] == 0.0 and losses[1] > 1.0
 
 
@@ -344,11 +379,11 @@ def test_a_damaged_copy_is_refused_unless_the_original_is_there(place):
     (copy,) = (place / "runs" / "algorithms" / "files").iterdir()
     copy.write_bytes(b"damaged")
     forget()
-    assert restore_algorithm(spec.algorithm, spec.algorithm_source)(*SHAPE).teacher[0] == 7.0
+    assert restore_algorithm(spec.algorithm, spec.algorithm_source, True)(*SHAPE).teacher[0] == 7.0
     (place / "weights" / "teacher.pt").unlink()
     forget()
     with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or was"):
-        restore_algorithm(spec.algorithm, spec.algorithm_source)
+        restore_algorithm(spec.algorithm, spec.algorithm_source, True)
 
 
 def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
@@ -361,7 +396,7 @@ def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
     teach(place, 0.0)
     forget()
     with pytest.raises(HmoeError, match="weights/teacher.pt.* was changed"):
-        restore_algorithm(spec.algorithm, spec.algorithm_source)
+        restore_algorithm(spec.algorithm, spec.algorithm_source, True)
 
 
 def test_the_original_may_be_opened_while_it_is_what_was_hashed(place):
@@ -411,6 +446,14 @@ def test_code_and_files_travel_to_a_machine_that_shares_no_folder(place, monkeyp
     assert outcome(RunStore(place / "runs").read(spec.run_id)) == outcome(expected)
 
 
+def test_what_did_not_change_is_not_imported_again(place):
+    path = write(place / "mine.py", TEACHER)
+    teach(place, 7.0)
+    assert (
+        enter(path) is enter(path) is restore_algorithm("Mine (mine.py)", source_hash(enter(path)))
+    )
+
+
 def test_a_manifest_that_was_changed_is_no_kept_source(place):
     path = write(place / "mine.py", TEACHER)
     teach(place, 7.0)
@@ -434,11 +477,40 @@ def test_random_constants_are_the_same_in_every_process_and_disturb_nothing(plac
     noise, name, key = sys.modules[cls.__module__].NOISE, cls.name, source_hash(cls)
     forget()
     torch.manual_seed(3)
-    again = restore_algorithm(name, key)
+    again = restore_algorithm(name, key, trust_code=True)
     drawn = torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(1))
     assert difference(sys.modules[again.__module__].NOISE, noise, "NOISE") is None
+
+
+COUNTS = """
+import helper_with_a_list
+from hmoe_repro.algorithms.base import ERM
+SEEN = {"updates": 0}
+
+class Mine(ERM):
+    losses = []
+
+    def loss(self, minibatches):
+        SEEN["updates"] += 1
+        self.losses.append(1.0)
+        helper_with_a_list.LIST.append(1.0)
+        late = SEEN["updates"] + len(self.losses) + len(helper_with_a_list.LIST)
+        return {"loss": super().loss(minibatches)["loss"] * late}
+"""
+
+
+def test_what_one_run_leaves_in_the_module_does_not_reach_the_next(place):
+    write(place / "helper_with_a_list.py", "LIST = []")
+    path = write(place / "mine.py", COUNTS)
+    spec = config(path)
+    first = run(spec, RunStore(place / "a"))
+    again = run(spec, RunStore(place / "b"))
+    assert outcome(first) == outcome(again)
+    forget()
+    elsewhere = run(spec, RunStore(place / "c"), trust_code=True)
+    assert outcome(elsewhere) == outcome(first)
 
 
 # Values of a program or notebook
@@ -526,7 +598,7 @@ def test_a_notebook_whose_values_are_what_its_cells_say_is_taken(notebook):
     os.unlink("teacher.pt")
     key = source_hash(cls)
     forget()
-    assert restore_algorithm(cls.name, key)(*SHAPE).teacher.w.tolist() == [7.0, 7.0]
+    assert restore_algorithm(cls.name, key, True)(*SHAPE).teacher.w.tolist() == [7.0, 7.0]
 
 
 def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch):
@@ -560,7 +632,7 @@ def test_averaged_weights_of_a_class_of_a_file_have_its_hash(place):
         assert keys[-1] == source_hash(cls)
     assert keys[0] != keys[1]
     forget()
-    restored = [restore_algorithm("SWAD-Mine (mine.py)", key) for key in keys]
+    restored = [restore_algorithm("SWAD-Mine (mine.py)", key, True) for key in keys]
     assert [cls.base(*SHAPE).weight() for cls in restored] == [1.0, 0.5]
 
 

@@ -8,6 +8,7 @@ __all__ = ['UPDATE_LIMIT', 'explain_error', 'is_file_algorithm', 'algorithm_from
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #imports
 import contextlib
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -43,6 +44,52 @@ from hmoe_repro.core.source import (
     source_in_main,
     source_of,
 )
+
+# %% ../../nbs/04_algorithms/20_from_file.ipynb #def-module-state
+_SET_LATER = {"KEPT_STATE", "files", "declared_files"}
+
+
+def _modules_of(name: str) -> list[ModuleType]:
+    """The imported module `name` of kept code, and those kept with it."""
+    inside = f"{name}."
+    return [m for n, m in list(sys.modules.items()) if n == name or n.startswith(inside)]
+
+
+def _values_of(name: str) -> dict:
+    """(place, name) -> value, for what modules of kept code and their classes hold besides code."""
+    places = {module.__name__: vars(module) for module in _modules_of(name)}
+    for module in list(places):
+        for own, value in places[module].items():
+            if inspect.isclass(value) and value.__module__ == module:
+                places = places | {f"{module}:{own}": vars(value)}
+    return {
+        (place, own): value
+        for place, values in places.items()
+        for own, value in values.items()
+        if not (own.startswith("__") or own in _SET_LATER or _is_code(value))
+    }
+
+
+def _is_code(value) -> bool:
+    code = (ModuleType, type, staticmethod, classmethod, property)
+    return isinstance(value, code) or inspect.isroutine(value)
+
+
+def _copied(values: dict) -> dict:
+    """Copies of values, as far as they can be copied."""
+    copies = {}
+    for key, value in values.items():
+        with contextlib.suppress(Exception):  # whatever an object of the user's raises
+            copies[key] = copy.deepcopy(value)
+    return copies
+
+
+def _is_unchanged(name: str) -> bool:
+    """Does the imported module `name` of kept code hold what it held after its import?"""
+    now, then = _values_of(name), sys.modules[name].KEPT_STATE
+    return all(
+        key in now and difference(now[key], value, key[1]) is None for key, value in then.items()
+    )
 
 # %% ../../nbs/04_algorithms/20_from_file.ipynb #def-import-file
 def _line_in(key: str, error: BaseException) -> int | None:
@@ -93,12 +140,15 @@ def _undisturbed(key: str, file: str):
 
 
 def _import_file(path: Path, key: str, file: str) -> ModuleType:
-    """The module in the kept copy `path` of a `file`, imported once under a name that holds its
-    hash. `HmoeError` naming the line where that fails, or is stopped by `time_limit`, and for a
-    file that it reads and no class declares."""
+    """The module in the kept copy `path` of a `file`, imported under a name that holds its hash,
+    and again only if it does not hold what it held after the import. `HmoeError` naming the line
+    where that fails, or is stopped by `time_limit`, and for a file that it reads and no class
+    declares."""
     name, text = _module_name(key, file), path.read_text(encoding="utf-8")
-    if name in sys.modules and sys.modules[name].KEPT_TEXT == text:
+    if name in sys.modules and sys.modules[name].KEPT_TEXT == text and _is_unchanged(name):
         return sys.modules[name]
+    for old in _modules_of(name):
+        del sys.modules[old.__name__]
     module = ModuleType(name)
     module.__file__, module.ALGORITHM_FILE, module.KEPT_TEXT = str(path), file, text
     module.__path__, module.__package__ = _import_path(path.with_suffix("")), name
@@ -107,6 +157,7 @@ def _import_file(path: Path, key: str, file: str) -> ModuleType:
     try:
         with time_limit(), _undisturbed(key, file):
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
+            module.KEPT_STATE = _copied(_values_of(name))
         check_reads(path)
     except BaseException as error:
         del sys.modules[name]
@@ -188,8 +239,7 @@ def _limited(method, cls: type[Algorithm], code: Path):
 
 def _classes_of(module: ModuleType) -> list[type[Algorithm]]:
     """The algorithms that a module of kept code and those kept with it define."""
-    name = module.__name__
-    modules = [m for n, m in sys.modules.items() if n == name or n.startswith(f"{name}.")]
+    modules = _modules_of(module.__name__)
     values = [value for each in modules for value in vars(each).values() if inspect.isclass(value)]
     own = {each.__name__ for each in modules}
     return [cls for cls in values if issubclass(cls, Algorithm) and cls.__module__ in own]
@@ -380,6 +430,13 @@ def _known(name: str):
     return get_algorithm(name) if name.startswith(DOMAINBED) else ALGORITHMS.get(name)
 
 
+def _is_usable(cls: type[Algorithm]) -> bool:
+    """Is a class as it was when it was imported, or no class of kept code?"""
+    module = cls.__module__
+    kept = module in sys.modules and hasattr(sys.modules[module], "KEPT_STATE")
+    return not kept or _is_unchanged(module) or not _kept_path(cls.source_hash).exists()
+
+
 def restore_algorithm(name: str, key: str, trust_code: bool = False):
     """The class that a specification means by `name` and `key`. `HmoeError` if that version is not
     available; without `trust_code` also if this process would have to run a kept source."""
@@ -389,7 +446,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = False):
         return get_algorithm(name)
     known = _known(name)
     known_hash = source_hash(known) if known else None
-    if known and known_hash == key:
+    if known and known_hash == key and _is_usable(known):
         return known
     kept = _kept_path(key)
     if not re.fullmatch("[0-9a-f]{12}", key) or not kept.exists():

@@ -142,8 +142,14 @@ def make_rule(name: str, number: float = 0.0, unit: str = POINTS) -> Rule:
     rules = {
         "larger": (f"above 0{above}", (0,), (0, inf), (inf, least), margin),
         "smaller": (f"below 0{below}", (0,), (-inf, 0), (-least, -inf), margin),
-        "within": (f"within ±{margin:g}", (-margin, margin), (-margin, margin), (margin, -margin)),
-        "not_worse": (f"above {-margin:g}", (-margin,), (-margin, inf), (inf, -margin)),
+        "within": (
+            f"within ±{margin:g}",
+            (-margin, margin),
+            (-margin, margin),
+            (margin, -margin),
+            margin,
+        ),
+        "not_worse": (f"above {-margin:g}", (-margin,), (-margin, inf), (inf, -margin), margin),
         "more_than": (f"above {number:.3g}", (number,), (number, inf), (inf, number)),
         "less_than": (f"below {number:.3g}", (number,), (-inf, number), (number, -inf)),
     }

@@ -144,7 +144,15 @@ def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
     parts = pd.json_normalize(nested, max_level=2).iloc[places].reset_index(drop=True)
     return pd.concat([frame, parts], axis=1)
 
+# %% ../../nbs/07_analysis/01_results.ipynb #def-results-kind
+def _of_results(frame: pd.DataFrame) -> bool:
+    """a frame of `results`"""
+    return {"algorithm", "test_domain"} <= {*frame.columns}
 
+
+Results = Annotated[pd.DataFrame, _of_results]  # what functions of results take
+
+# %% ../../nbs/07_analysis/01_results.ipynb #def-read-results
 def _is_folder(source: Place, store: str) -> bool:
     """Whether `source` is a folder of runs; a text that names a study with records is that
     study."""
@@ -193,14 +201,6 @@ def results(source, store: str = "") -> pd.DataFrame:
     frames = [frame_of(load_study(name, store), name) for name in studies]
     frame = pd.concat(frames, ignore_index=True)
     return frame.drop_duplicates(["run_id", "mode"], ignore_index=True)
-
-# %% ../../nbs/07_analysis/01_results.ipynb #def-results-kind
-def _of_results(frame: pd.DataFrame) -> bool:
-    """a frame of `results`"""
-    return {"algorithm", "test_domain"} <= {*frame.columns}
-
-
-Results = Annotated[pd.DataFrame, _of_results]  # what functions of results take
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-runs
 @public(frame=Results)

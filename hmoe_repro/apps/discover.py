@@ -287,7 +287,7 @@ def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, r
     if run:
         keep_groups(run, list(images.group.cat.categories), now)
 
-
+# %% ../../nbs/10_apps/03_discover.ipynb #def-discover-groups
 @public(folder=Place, labels=Place | None)
 def discover(
     folder,

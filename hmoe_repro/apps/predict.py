@@ -247,7 +247,7 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
     return pd.DataFrame(table)
 
 
-@public(folder=Place, on_progress=Callable | None)
+@public(folder=Place, skip_unreadable=bool, on_progress=Callable | None)
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
@@ -289,8 +289,8 @@ def _as_image(image) -> Image.Image:
             raise Refused(f"its shape is {values.shape}")
         return Image.fromarray(to_levels(values)).convert("RGB")
     except (ValueError, OSError) as error:
-        of = f"of {type(image).__name__}"
-        raise HmoeError(f"an image {of} cannot be read: {first_line(error)}.", fix=fix) from None
+        cause = f"this {type(image).__name__} is no image that can be read: {first_line(error)}."
+        raise HmoeError(cause, fix=fix) from None
 
 
 @public(images=object)

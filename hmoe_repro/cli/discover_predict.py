@@ -20,17 +20,21 @@ def _print_skipped(unreadable: list[tuple[str, str]]):
         print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
 
 
-def _write_findings(found, folder, output: str):
-    """Write the page and the table of groups beside it, and print the verdict."""
+def _write_findings(found, folder, output: str) -> str:
+    """Write the page and the table of groups beside it, and print the verdict and what was left
+    out; returns the path of the table."""
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.style import as_text
 
     write_atomic(output, app.report_html(found, folder))
-    write_atomic(os.path.join(os.path.dirname(output), "groups.csv"), app.groups_csv(found))
+    groups = os.path.join(os.path.dirname(output), "groups.csv")
+    write_atomic(groups, app.groups_csv(found))
     print(app.findings_verdict(app.summarise(found)))
     print_frame(found.title, as_text(app.group_table(found)))
     print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
+    _print_skipped(found.unreadable)
+    return groups
 
 
 def discover_command(
@@ -69,12 +73,10 @@ def discover_command(
     how |= dict(skip_unreadable=skip_unreadable)
     how |= dict(hparams=options.parsed_settings(set_), classes=not no_classes)
     found = app.discover(folder, labels, device, names=names and names.split(","), **how)
-    _write_findings(found, folder, output)
-    _print_skipped(found.unreadable)
+    groups = _write_findings(found, folder, output)
     if sort_into:
         own_images.sort_into(found.images, folder, sort_into, links)
-        wrote(sort_into)
-    wrote(os.path.join(os.path.dirname(output), "groups.csv"), output)
+    wrote(*filter(None, (sort_into, groups, output)))
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

@@ -70,7 +70,7 @@ def opened(path) -> str:
 def wrote(*paths):
     """Print each file or folder that a command has written, as it is opened from here."""
     for path in paths:
-        say(f"wrote {opened(path)}")
+        print(f"wrote {opened(path)}", flush=True)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-option
 def option(kind, help: str, *flags: str, **more):

@@ -94,6 +94,16 @@ def reproduce_command(
     wrote(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
+def _train(batch, started: float, minutes: float | None):
+    """Train a batch until `minutes` after `started`, and say how far it came and where the runs
+    are. `HmoeError` if one failed."""
+    left = minutes * 60 - (time.monotonic() - started) if minutes else None
+    outcomes = batch.train(left, stop_kinds=True)
+    print(f"{outcomes.summary(batch.store)}; {time.monotonic() - started:.0f} s")
+    wrote(batch.store.folder)
+    outcomes.refuse_failed()
+
+
 def sweep_command(
     artefacts: options.ArtefactsOrStudies = None,
     profile: options.ProfileName = "quick",
@@ -132,11 +142,7 @@ def sweep_command(
     specs = shard(search_specs(specs, n_hparams, rule, settings), part)
     batch = Batch(specs, RunStore(), device, data_dir, jobs, engine, gpus_per_run)
     say(f"{describe_request(artefacts, profile)}: {batch.describe()}")
-    left = minutes * 60 - (time.monotonic() - started) if minutes else None
-    outcomes = batch.train(left, stop_kinds=True)
-    print(f"{outcomes.summary(batch.store)}; {time.monotonic() - started:.0f} s")
-    wrote(batch.store.folder)
-    outcomes.refuse_failed()
+    _train(batch, started, minutes)
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
 def pack_command(

@@ -80,14 +80,13 @@ def train_command(
         chosen = search_table(frame_of([r for r in records if "config" in r]), n_hparams)
         print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
     refuse_incomplete(configs, records)
-    store = RunStore()
     if n_hparams:
-        return wrote(store.folder)
+        return wrote(RunStore().folder)
     run = frame_of(records[:1])
     print_frame(f"{configs[0]}, run {configs[0].run_id}", selected_table(run))
     if experts := describe_discovery(run):
         print(experts)
-    wrote(store.path(configs[0].run_id))
+    wrote(RunStore().path(configs[0].run_id))
 
 
 _own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]

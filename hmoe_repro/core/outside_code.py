@@ -36,7 +36,8 @@ class Watched:
 
 _WATCHED: dict[str, Watched] = {}  # path of kept code, without '.py' -> what it may read
 _MODULES = (".py", ".pyc", ".so", ".pyd")
-_FOR_CALLERS = (os.path.join("apps", "predict.py"), os.path.join("core", "outside_code.py"))
+# functions of this library that open what a caller names
+_FOR_CALLERS = {("predict.py", "load"), ("errors.py", "checked"), ("outside_code.py", "reporting")}
 
 
 @functools.cache
@@ -59,14 +60,15 @@ def _unwatched_folders() -> tuple[Path, ...]:
 
 def _reader(frame) -> Watched | None:
     """The watched code that is nearest on the stack of a frame; None if there is none, or this
-    library is nearer. Its modules that read what a caller names do not count."""
+    library is nearer. Its functions that open what a caller names do not count."""
     library = _library_folder()
     while frame is not None:
         name = frame.f_code.co_filename
         for kept, watched in _WATCHED.items():
             if name == f"{kept}.py" or name.startswith(kept + os.sep):
                 return watched
-        if name.startswith(library) and not name.endswith(_FOR_CALLERS):
+        function = os.path.basename(name), frame.f_code.co_name
+        if name.startswith(library) and function not in _FOR_CALLERS:
             return None
         frame = frame.f_back
     return None
