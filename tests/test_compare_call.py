@@ -223,7 +223,7 @@ BAD = [
     ("DigitDomainsTiny", {"classes": ["x", "y"]}, "these data name their own"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": [0, 0]}, "trial seed 0 is there twice"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": []}, "no trial seed"),
-    ({"a": (X, Y), "b": (X, Y)}, {"seeds": None}, "no trial seed"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": None}, "seeds"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": [-1]}, "whole numbers from 0"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": 10**9}, "more than 10,000"),
     ({"a": (X, Y), "b": (X, Y)}, {"test_domains": []}, "no test domain"),

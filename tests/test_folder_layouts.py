@@ -279,3 +279,11 @@ def test_the_option_has_one_name_in_every_command(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="1 of 18 images cannot be read"):
         done = command(*words, "--skip-unreadable")
     assert done.exit_code == 0, done.output
+
+
+def test_a_folder_is_a_data_set_that_splits_are_drawn_of(tmp_path):
+    "The check of arguments takes images of files as it takes tensors."
+    from hmoe_repro.training.protocols import make_splits
+
+    images = ImageDataset(scan_tree(tree(tmp_path / "data", count=5)), 16, workers=0)
+    assert set(make_splits(images, 0)) == set(DOMAINS)
