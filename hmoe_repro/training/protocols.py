@@ -18,7 +18,7 @@ from ..algorithms import domainbed_name
 from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural, public
 from ..core.seeds import seed_hash
-from ..data.base import MultiDomainDataset
+from ..data.base import Domains, MultiDomainDataset
 from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
@@ -34,7 +34,7 @@ def split_indices(
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
 @public
-def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
+def make_splits(dataset: Domains, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
     """domain -> {'in': indices, 'out': indices}.
 
     Raises `HmoeError` for a domain too small to hold out anything."""
