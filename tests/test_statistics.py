@@ -228,7 +228,7 @@ def test_holm_against_statsmodels_and_rates_against_brute_force():
         assert share == k / n and (k == 0 or tail(low, range(k, n + 1)) == pytest.approx(0.025))
         assert k == n or tail(high, range(k + 1)) == pytest.approx(0.025)
     assert rate_text(4, 12) == "4 of 12 (95 % CI 10 to 65 %)"
-    with pytest.raises(ValueError):
+    with pytest.raises(HmoeError):
         rate(5, 4)
 
 
