@@ -193,8 +193,8 @@ def _accuracy_on_pacs() -> str:
     how = f"{found.seeds} seeds"
     if found.low <= 0 <= found.high:
         interval = f"95 % CI {found.low:+.1f} to {found.high:+.1f}, {how}"
-        return f"undecided: {found.mean:+.1f} points ({interval})"
-    word = "lower" if found.mean < 0 else "higher"
+        return f"{found.mean:+.1f} points ({interval}, undecided) better"
+    word = "worse" if found.mean < 0 else "better"
     low, high = sorted(abs(end) for end in (found.low, found.high))
     return f"{abs(found.mean):.1f} points {word} (95 % CI {low:.1f} to {high:.1f}, {how})"
 
@@ -219,16 +219,17 @@ def does_it_work() -> str:
         said[name] = f"{(own.nmi >= FOUND).sum()} of {len(own)}"
     colours = runs_of_experts[runs_of_experts.row == "colour"].nmi
     domains = found[found.benchmark == "PACS"].row.unique()
-    held_out = f", all with {domains[0].partition('_')[0]} held out" if len(domains) == 1 else ""
+    held_out = f", always with {domains[0].partition('_')[0]} held out" if len(domains) == 1 else ""
     gain = round(_gain_in_the_paper(), 1) + 0.0  # no -0.0
     lines = [
         "**HMOE groups images by visible style.** On full-scale ColoredMNIST its experts divide "
         f"the images by colour in {(colours >= FOUND).sum()} of {len(colours)} runs.",
-        "**Style is only sometimes the domain.** Experts matched the domains of PACS in "
-        f"{said['PACS']} runs{held_out}, of the digits in {said['digits']}, after tuning with true "
-        "labels.",
-        "**Accuracy is mostly that of ERM.** On frozen PACS features it is "
-        f"{_accuracy_on_pacs()}. In the paper's own Table 1 the gain averages {gain:.1f}.",
+        "**Style is only sometimes the domain.** Experts match the domains (NMI "
+        f"{FOUND} or more) in {said['PACS']} runs on PACS{held_out}. On the digits they match in "
+        f"{said['digits']}, with settings chosen by the true domains.",
+        "**We find no gain in accuracy over ERM.** On frozen PACS features HMOE-DN is "
+        f"{_accuracy_on_pacs()} than ERM. In the HMOE paper's Table 1 its average gain over ERM is "
+        f"{gain:.1f} points, too.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 

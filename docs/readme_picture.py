@@ -22,13 +22,16 @@ BLUE, SAND, GREEN, INK, GREY = "#CFE3F2", "#FBE3C8", "#D5ECDF", "#1f2933", "#5b6
 EXPERTS, KMEANS = "#0072B2", "#D55E00"
 FONT = {"font.family": "DejaVu Sans", "font.size": 8, "mathtext.fontset": "dejavusans"}
 BENCHMARKS = {  # as in `found_by_experts`: title of the group, its rows in order
-    "ColoredMNIST": ("ColoredMNIST, full scale", {"colour": "colour", "domain": "domain label"}),
+    "ColoredMNIST": (
+        "ColoredMNIST: experts agree",
+        {"colour": "with the colour", "domain": "with the domain"},
+    ),
     "digits": (
-        "Digits, tuned; held out:",
+        "Digits, tuned with true domains; held out:",
         {"photo": "photo", "negative": "negative", "plain": "plain", "sketch": "sketch"},
     ),
     "PACS": (
-        "PACS; held out:",
+        "PACS, frozen features; held out:",
         {"art_painting": "art", "cartoon": "cartoon", "photo": "photo", "sketch": "sketch"},
     ),
 }
@@ -38,15 +41,15 @@ BOXES = {  # name: (place, text, colour)
     "v": ((2.25, 0.25), "encoder:\nwhich style", SAND),
     "experts": ((4.75, 2.75), "experts", BLUE),
     "hyper": ((4.75, 1.95), "hypernetwork", GREEN),
-    "e": ((4.75, 1.1), "embeddings", SAND),
+    "e": ((4.75, 1.1), "expert\nembeddings", SAND),
     "gate": ((4.75, 0.25), "gate", SAND),
     "y": ((6.75, 1.5), "class", "#ffffff"),
 }
 ARROWS = [  # (start, end, what is handed on, where it is written)
     ("x", "z", "", None),
     ("x", "v", "", None),
-    ("z", "experts", "features", (3.7, 2.87)),
-    ("v", "gate", "code", (3.7, 0.37)),
+    ("z", "experts", "features", (3.67, 2.87)),
+    ("v", "gate", "style code", (3.73, 0.37)),
     ("e", "gate", "", None),
     ("e", "hyper", "", None),
     ("hyper", "experts", "weights", (4.15, 2.27)),
@@ -85,8 +88,8 @@ def draw_method(axis) -> None:
         look = dict(arrowstyle="->", color="#444444", lw=1, shrinkA=1, shrinkB=1)
         axis.annotate("", BOXES[end][0], BOXES[start][0], arrowprops=look | ends)
         if text:
-            axis.text(*place, text, size=7.5, color=GREY, ha="center")
-    said = "Images of one style share an expert.\nNobody tells HMOE the style of an image."
+            axis.text(*place, text, size=6.8, color=GREY, ha="center")
+    said = "The aim: images of one style share an expert.\nTraining needs no labels of style."
     axis.text(0.1, -0.95, said, color=INK, va="bottom", linespacing=1.4)
 
 
@@ -108,7 +111,7 @@ def draw_found(axis) -> None:
             place += 1
         place += 0.25
     axis.axvspan(0.9, 1.03, color="#DDEFE5", zorder=0, lw=0)
-    axis.text(0.965, 0, "found", size=7.5, color="#2b6b4a", ha="center", va="center")
+    axis.text(1.025, 0, "0.9: found", size=7.5, color="#2b6b4a", ha="right", va="center")
     axis.set(xlim=(-0.03, 1.03), ylim=(place - 0.6, -0.6), yticks=list(ticks))
     axis.set_yticklabels(ticks.values(), color=INK)
     axis.set_xticks([0, 0.5, 1], ["NMI 0", "0.5", "1"])

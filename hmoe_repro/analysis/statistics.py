@@ -30,9 +30,9 @@ def rows_of(frame: pd.DataFrame, row) -> pd.DataFrame:
     dict of columns, each with a value or a list of them. Without a mode, the first of each run.
     `HmoeError` for a column that there is not, and an algorithm without a run."""
     if not isinstance(row, dict):
+        if not len(row):
+            raise HmoeError("no row is named.", fix="an algorithm, such as 'ERM'.")
         row = dict(zip(("algorithm", "mode"), [row] if isinstance(row, str) else row))
-    if not row:
-        raise HmoeError("no row is named.", fix="an algorithm, such as 'ERM'.")
     chosen = frame[frame.status == "complete"]
     for name, value in row.items():
         check_choice(name, frame.columns, "column of these results")

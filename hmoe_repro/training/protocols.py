@@ -16,7 +16,7 @@ import torch
 
 from ..algorithms import domainbed_name
 from ..core.devices import on_device
-from ..core.errors import HmoeError, check_choice, plural, public
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_hash
 from ..data.base import Domains, MultiDomainDataset
 from .run_config import GREEDY, RunOptions
@@ -33,7 +33,6 @@ def split_indices(
     return order[held_out:], order[:held_out]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
-@public
 def make_splits(dataset: Domains, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
     """domain -> {'in': indices, 'out': indices}.
 
