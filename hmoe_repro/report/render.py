@@ -36,7 +36,7 @@ def artefacts(notebooks: str = "nbs/paper") -> list[str]:
     return sorted(path.stem for path in paths if not path.name.startswith("_"))
 
 
-@public
+@public(notebooks=Place)
 def paper_notebook(artefact: str, notebooks: str = "nbs/paper") -> Path:
     """The notebook of an artefact. `HmoeError` lists the valid ids."""
     name = check_choice(str(artefact), artefacts(notebooks), "artefact")
@@ -220,7 +220,7 @@ def _replace_files(fresh: Path, target: Path, artefact: str, known: list[str], f
         (target / name).unlink(missing_ok=True)
 
 # %% ../../nbs/08_report/02_render.ipynb #def-render
-@public(output=Place, store=Place, formats=Sequence[str])
+@public(output=Place, store=Place, notebooks=Place, formats=Sequence[str])
 def render(
     artefact: str,
     profile: str,
