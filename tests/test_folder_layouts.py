@@ -93,6 +93,13 @@ def test_one_folder_too_high_names_the_folder_below(tmp_path):
     assert str(tmp_path / "up" / "data") in str(done.exception)
 
 
+def test_a_pool_one_folder_too_high_has_a_note(tmp_path):
+    tree(tmp_path / "up" / "data", count=6)
+    (note,) = read_pool(tmp_path / "up").notes
+    assert str(tmp_path / "up" / "data") in note
+    assert read_pool(tmp_path / "up" / "data").notes == []
+
+
 def test_one_folder_too_deep_names_the_folder_above(tmp_path):
     tree(tmp_path / "data")
     assert f"{tmp_path / 'data'}," in refusal(tmp_path / "data" / "art").fix

@@ -15,7 +15,17 @@ from test_hostile import trained  # noqa: F401
 import hmoe_repro
 from hmoe_repro.apps import compare as comparing
 from hmoe_repro.apps.discover import discover
-from hmoe_repro.core.errors import PUBLIC, HmoeError, Place, _fits, _in_words, public
+from hmoe_repro.core.devices import resolve_device
+from hmoe_repro.core.errors import (
+    PUBLIC,
+    Device,
+    HmoeError,
+    Place,
+    _fits,
+    _in_words,
+    public,
+    system_error,
+)
 from hmoe_repro.core.search_space import HParam
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunOptions
@@ -168,7 +178,8 @@ def test_every_argument_of_a_public_function_has_a_kind():
     [
         (int, [1, np.int64(2), 10**30], [True, 1.0, "1", None, [1]], "a whole number"),
         (float, [1, 1.5, np.float32(2)], [True, "1", None], "a number"),
-        (bool, [True], [1, "true", None], "True or False"),
+        (bool, [True, np.bool_(False)], [1, "true", None], "True or False"),
+        (Device, ["cpu", torch.device("cpu")], [None, 5, b"cpu"], "a text or a torch.device"),
         (str | None, ["a", "", None], [5, b"a", ["a"], "a\0b"], "a text or None"),
         (Place, ["a", RunStore().folder], [None, 5, b"a", "a\0"], "a text or a path"),
         (list[str], [["a"], (), np.array(["a"])], ["a", ["a", 1], {}, None], "a list, each a text"),
@@ -227,3 +238,51 @@ def test_results_of_a_folder_by_its_name(given, elsewhere, trained, monkeypatch)
     ):
         with pytest.raises(HmoeError, match=said):
             results(source)
+
+
+def test_values_of_numpy_and_torch_are_what_they_say():
+    "A run by NumPy's numbers is the run by Python's, and a device is a device."
+    usual = dict(algorithm="ERM", dataset="DigitDomainsTiny", network="small_cnn")
+    python = make_config(
+        test_domains=["sketch"], trial_seed=1, hparams={"batch_size": 8}, steps=3, **usual
+    )
+    numpy = make_config(
+        test_domains=np.array(["sketch"]),
+        trial_seed=np.int64(1),
+        hparams={"batch_size": np.int64(8)},
+        steps=np.int32(3),
+        **usual,
+    )
+    assert numpy == python and numpy.run_id == python.run_id
+    assert resolve_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_domains_and_classes_of_compare_may_be_numbers(elsewhere):
+    data = dict(enumerate(DATA.values()))
+    for more in (dict(test_domains=[0]), dict(test_domains=1), dict(classes=range(2))):
+        with pytest.raises(Reached):
+            hmoe_repro.compare(["ERM"], data, seeds=1, steps=1, jobs=1, **more)
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ConnectionError("refused by host"), "ConnectionError: refused by host. Fix: the file or"),
+        (OSError("no such revision."), "OSError: no such revision. Fix: the file or"),
+        (TimeoutError(), "TimeoutError. Fix: the file or"),
+        (FileNotFoundError(2, "No such file", "a"), "No such file: a. Fix: another path"),
+    ],
+)
+def test_errors_of_libraries_keep_their_message(error, said):
+    assert str(system_error(error)).startswith(said)
+
+
+def test_a_closed_pipe_is_no_error_of_a_path():
+    def write():
+        raise BrokenPipeError(32, "Broken pipe")
+
+    try:
+        with pytest.raises(BrokenPipeError):
+            public(write)()
+    finally:
+        PUBLIC.popitem()

@@ -27,7 +27,15 @@ from ..algorithms.hparams import with_network
 from ..analysis.results import frame_of
 from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
-from ..core.errors import HmoeError, Place, check_choice, first_line, plural, public
+from hmoe_repro.core.errors import (
+    Device,
+    HmoeError,
+    Place,
+    check_choice,
+    first_line,
+    plural,
+    public,
+)
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import as_text, template, use_style
 from ..data.base import MultiDomainDataset
@@ -153,7 +161,7 @@ def _warn_of_shared(x: Mapping[str, torch.Tensor]):
 
 
 @public
-def as_dataset(data: Mapping, classes: Sequence[str] | None = None) -> MultiDomainDataset:
+def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDataset:
     """Return images and labels by domain, name -> (x, y) or a `torch.utils.data.Dataset`, as a data
     set. x: (N, C, H, W), uint8, or floats from 0 to 1; y: (N,), integers from 0 without gaps.
 
@@ -378,9 +386,10 @@ def _train(specs: list[RunConfig], store: RunStore, jobs, device: str, data_dir)
 @public(
     algorithms=str | type | Sequence,
     data=object,
-    test_domains=str | Sequence[str] | None,
+    test_domains=str | int | Sequence | None,
     baseline=str | type | None,
     jobs=int | None,
+    device=Device,
     data_dir=Place | None,
 )
 def compare(
@@ -396,7 +405,7 @@ def compare(
     device: str = "auto",
     store: RunStore | None = None,
     data_dir=None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence | None = None,
     **options,
 ) -> Comparison:
     """Train algorithms on the same splits, test domains and seeds, and compare them.

@@ -37,7 +37,7 @@ from hmoe_repro.apps.own_images import (
 from .predict import TrainedModel, load_trained, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
-from ..core.errors import HmoeError, Place, check_choice, plural, public
+from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE, as_text, template
 from ..data.cache import examine
@@ -288,7 +288,7 @@ def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, r
         keep_groups(run, list(images.group.cat.categories), now)
 
 # %% ../../nbs/10_apps/03_discover.ipynb #def-discover-groups
-@public(folder=Place, labels=Place | None)
+@public(folder=Place, labels=Place | None, device=Device)
 def discover(
     folder,
     labels=None,

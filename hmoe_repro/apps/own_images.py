@@ -33,6 +33,7 @@ from hmoe_repro.data.image_folder import (
     check_encoding,
     check_names,
     check_splits,
+    data_set_below,
     format_of,
     is_image,
     listed,
@@ -115,7 +116,10 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
     if level == 1:
-        check_splits(root.name, root, [path for path in paths if len(path) > 2])
+        inside = [path for path in paths if len(path) > 2]
+        check_splits(root.name, root, inside)
+        if cause := data_set_below(inside):
+            notes.append(f"{cause}: perhaps {root / inside[0][0]} is meant")
     levels = 0 if level is None else level + 1
     check_encoding(root.name, {folder for path in paths for folder in path[:-1][:levels]})
     for file, path in zip(files, paths):

@@ -10,13 +10,13 @@ import contextlib
 import sys
 from pathlib import Path
 
-from .errors import HmoeError, first_line, public
+from .errors import Device, HmoeError, first_line, public
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-resolve-device
-@public
+@public(name=Device)
 def resolve_device(name: str = "auto"):
-    """The `torch.device` of a name such as 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'.
-    Raises `HmoeError` if it is not available."""
+    """The `torch.device` of a name such as 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps',
+    or of a device itself. Raises `HmoeError` if it is not available."""
     import torch
 
     if name == "auto":
@@ -25,7 +25,7 @@ def resolve_device(name: str = "auto"):
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
-        cause = f"device {name!r} cannot be used here ({first_line(error)})."
+        cause = f"device {str(name)!r} cannot be used here ({first_line(error)})."
         raise HmoeError(cause, fix="--device cpu, or auto.") from None
     return device
 

@@ -6,8 +6,8 @@
 __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_LEVELS', 'LEFT_BEHIND', 'LAYOUT', 'SPLITS',
            'SAMPLE_STYLES', 'ImageTree', 'without', 'shared_images', 'shared_notes', 'extra_formats', 'format_of',
            'is_image', 'unsupported_notes', 'walk', 'listed', 'Inventory', 'place_of', 'check_encoding',
-           'take_inventory', 'check_names', 'check_splits', 'check_levels', 'is_domain', 'own_inventory', 'scan_tree',
-           'sample_tree']
+           'take_inventory', 'check_names', 'check_splits', 'data_set_below', 'check_levels', 'is_domain',
+           'own_inventory', 'scan_tree', 'sample_tree']
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
@@ -359,6 +359,20 @@ def check_splits(name: str, root: Path, paths: list[list[str]]):
         )
 
 
+def data_set_below(paths: list[list[str]]) -> str:
+    """Say why the only folder looks like the data set itself, with domains and classes below; empty
+    if it does not. `paths` as in `check_splits`."""
+    inside = {}  # (domain, class) -> names one level below
+    for path in paths:
+        inside.setdefault((path[0], path[1]), set()).add(path[2])
+    domains, classes = (sorted({folders[level] for folders in inside}) for level in (0, 1))
+    repeated = set.intersection(*inside.values()) if len(inside) > 1 else set()
+    if len(domains) != 1 or len(repeated) < 2 or min(map(len, paths)) < 4:
+        return ""
+    cause = f"its one folder {domains[0]} looks like the data set, with the domains "
+    return cause + f"{listed(classes, 3)} and the classes {listed(sorted(repeated), 3)}"
+
+
 def check_levels(found: Inventory):
     """`HmoeError` as `check_splits`, and for the folder above a data set. Adds a note if domains
     have the names of splits, or if all images lie deeper than their class folders."""
@@ -369,15 +383,9 @@ def check_levels(found: Inventory):
             names = listed(found.domains)
             found.notes.append(f"{names} are names of the parts of a split, not of domains")
         return
-    inside = {}  # (domain, class) -> names one level below
-    for path in paths:
-        inside.setdefault((path[0], path[1]), set()).add(path[2])
-    repeated = set.intersection(*inside.values()) if len(inside) > 1 else set()
-    if len(found.domains) == 1 and len(repeated) > 1:
-        domain = found.domains[0]
-        cause = f"its one folder {domain} looks like the data set, with the domains "
-        cause += f"{listed(found.classes, 3)} and the classes {listed(sorted(repeated), 3)}"
-        raise HmoeError(f"{found.name}: {cause}.", fix=f"the folder below, {found.root / domain}.")
+    if cause := data_set_below(paths):
+        below = found.root / found.domains[0]
+        raise HmoeError(f"{found.name}: {cause}.", fix=f"the folder below, {below}.")
     example = found.table.file.iloc[0]
     found.notes.append(f"all images lie in folders below their class folders ({example})")
 

@@ -27,7 +27,15 @@ from ..core.config import CONFIG
 from ..core.determinism import PORTABLE, THREADS, starting
 from ..core.devices import resolve_device
 from ..core.environment import git_commit
-from ..core.errors import HmoeError, Place, check_choice, first_line, plural, public
+from hmoe_repro.core.errors import (
+    Device,
+    HmoeError,
+    Place,
+    check_choice,
+    first_line,
+    plural,
+    public,
+)
 from ..core.files import ensure_writable, runs_dir
 from ..core.loggers import listen
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
@@ -464,7 +472,7 @@ def drawn_configs(run: RunOptions, n_hparams: int | None = None, data_dir=None) 
     return [resolve(run.replace(hparams_seed=draw), data_dir) for draw in range(n_hparams)]
 
 # %% ../../nbs/06_studies/06_sweep.ipynb #def-train-here
-@public(data_dir=Place | None)
+@public(device=Device, data_dir=Place | None)
 def train_here(
     specs: list[RunConfig], store: RunStore | None = None, device: str = "auto", data_dir=None
 ) -> list[dict]:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..algorithms import get_algorithm
@@ -161,7 +162,12 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     )
 
 
-@public(data_dir=Place | None)
+def _plain(values: dict) -> dict:
+    """The same values, those of NumPy as Python's."""
+    return {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
+
+
+@public(test_domains=Sequence[str | int], data_dir=Place | None)
 def make_config(
     algorithm: str | type,
     dataset: str,
@@ -176,8 +182,8 @@ def make_config(
     the valid choices."""
     name = algorithm if isinstance(algorithm, str) else algorithm_name(algorithm)
     given = dict(algorithm=name, dataset=dataset, test_domains=list(test_domains))
-    given |= dict(trial_seed=trial_seed, hparams=hparams or {}, **options)
-    return resolve(RunOptions.of(**given), data_dir)
+    given |= dict(trial_seed=trial_seed, hparams=_plain(hparams or {}), **options)
+    return resolve(RunOptions.of(**_plain(given)), data_dir)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-toy-config
 def _toy_fingerprint(points: str, seeds) -> str:
