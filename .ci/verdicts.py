@@ -101,7 +101,8 @@ def together(claim, parts):
         "benchmark": "together",
         "plan": "retrospective",
     }
-    row["studies"] = " ".join(dict.fromkeys(" ".join(counted.studies).split()))
+    named = " ".join((parts if counted.empty else counted).studies)
+    row["studies"] = " ".join(dict.fromkeys(named.split()))
     verdicts, row["verdict"] = set(strongest.verdict), "inconclusive"
     if len(pooled) > 1:
         estimate = dict(zip(("estimate", "low", "high"), pool(pooled)))

@@ -49,7 +49,7 @@ from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.studies.study_file import STUDIES
+from hmoe_repro.studies.study_file import STUDIES, read_study
 
 CLAIMS = read_claims()
 RESULTS = repo_root() / "results"
@@ -621,6 +621,20 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     assert other.plan.startswith("retrospective; on new seeds (1): supported, +2.0")
     missing = on_benchmarks((3, 1), looked=True, confirm={"studies": ["2"], "on": "D"})
     assert missing.plan == f"{LOOKED} (not tried)"
+
+
+def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():
+    """The margin is fixed once: a plan repeats it, and no plan chooses another."""
+    planned = {name: read_study(name).plan for name in STUDIES if read_study(name).plan}
+    read = [
+        (claim, planned[study])
+        for claim in CLAIMS
+        for study in studies_of(claim) & set(planned)
+        if claim.rule and not math.isnan(claim.rule.margin)
+    ]
+    assert len(read) >= 6
+    for claim, plan in read:
+        assert plan.margin == claim.rule.margin, claim.key
 
 
 def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):
