@@ -104,7 +104,7 @@ def alike(frame, baseline, where):
     worst = (
         max(apart, key=lambda f: abs(f[0])) if apart else max(found, key=lambda f: max(-f[1], f[2]))
     )
-    return *worst, rows.run_id.nunique(), False
+    return *worst[:3], math.nan, worst[4], rows.run_id.nunique(), False
 
 
 def correlation(frame, where, x, y="accuracy"):

@@ -27,16 +27,19 @@ def margin_of(row):
     return {"points": 1.0, "% of runs": math.nan}.get(row["unit"], 0.05)
 
 
-def judge(rule, margin, low, high):
+def judge(rule, margin, low, high, freedom):
+    """The verdict by an interval of 95 %; equivalence is supported by that of 90 %."""
     name, number = (rule, 0) if isinstance(rule, str) else next(iter(rule.items()))
     if math.isnan(low):
         return "inconclusive"
     if name in ("smaller", "less_than"):
         low, high, number = -high, -low, number if name == "smaller" else -number
+    ratio = 1 if math.isnan(freedom) else stats.t.isf(0.05, freedom) / stats.t.isf(0.025, freedom)
+    centre, half = (low + high) / 2, (high - low) / 2 * ratio
     yes, no = {
         "larger": (low > 0, high < max(0, number - margin)),
-        "within": (-margin < low and high < margin, low > margin or high < -margin),
-        "not_worse": (low > -margin, high < -margin),
+        "within": (abs(centre) + half < margin, low > margin or high < -margin),
+        "not_worse": (centre - half > -margin, high < -margin),
     }.get(name.replace("smaller", "larger"), (low > number, high < number))
     return "supported" if yes else "contradicted" if no else "inconclusive"
 
@@ -63,7 +66,7 @@ def part_of(claim, other):
     value, low, high, freedom, seeds, runs, bad = MEASURES[claim["measure"]](frame, **given)
     margin = margin_of({"unit": unit})
     judged = "rule" in claim and not bad
-    verdict = judge(claim["rule"], margin, low, high) if judged else "inconclusive"
+    verdict = judge(claim["rule"], margin, low, high, freedom) if judged else "inconclusive"
     plans = [plan_of(study) for study in studies]
     plan = LOOKED if looked and verdict != "inconclusive" else "retrospective"
     if all(plans):
@@ -90,18 +93,23 @@ def together(claim, parts):
     size = parts.seeds.where(parts.seeds > 0, parts.runs)
     order = parts.assign(size=-size, late=~parts.plan.str.startswith("plan"))
     strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
-    pooled = parts[parts.low.notna() & ~parts.bad & np.isfinite(parts.freedom.astype(float))]
+    counted = parts[parts.low.notna() & ~parts.bad]
+    pooled = counted[np.isfinite(counted.freedom.astype(float))]
+    if len(counted) == 1:
+        return counted.iloc[0].to_dict() | {"benchmark": "together", "plan": "retrospective"}
     row = strongest.set_index("benchmark", drop=False).loc[parts.benchmark.iloc[0]].to_dict() | {
         "benchmark": "together",
         "plan": "retrospective",
     }
-    row["studies"] = " ".join(dict.fromkeys(" ".join(parts.studies).split()))
+    named = " ".join((parts if counted.empty else counted).studies)
+    row["studies"] = " ".join(dict.fromkeys(named.split()))
     verdicts, row["verdict"] = set(strongest.verdict), "inconclusive"
     if len(pooled) > 1:
         estimate = dict(zip(("estimate", "low", "high"), pool(pooled)))
         row |= estimate | {"seeds": 0, "runs": pooled.runs.sum()}
         if "rule" in claim:
-            row["verdict"] = judge(claim["rule"], margin_of(row), row["low"], row["high"])
+            ends = row["low"], row["high"]
+            row["verdict"] = judge(claim["rule"], margin_of(row), *ends, len(pooled) - 1)
     elif claim["measure"] == "rate":
         row |= {"seeds": 0, "runs": 0, "estimate": math.nan, "low": math.nan, "high": math.nan}
     small = (strongest.small & (strongest.verdict == "inconclusive")).any()

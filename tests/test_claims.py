@@ -28,6 +28,7 @@ from hmoe_repro.analysis.claims import (
     claims_markdown,
     claims_table,
     contrast_measure,
+    correlation_measure,
     count_line,
     evaluate_claim,
     evaluate_claims,
@@ -48,7 +49,7 @@ from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
-from hmoe_repro.studies.study_file import STUDIES
+from hmoe_repro.studies.study_file import STUDIES, read_study
 
 CLAIMS = read_claims()
 RESULTS = repo_root() / "results"
@@ -202,6 +203,34 @@ def test_invented_evidence_gets_every_verdict(name):
     assert rule.judge(Evidence(holds[0])) == UNDECIDED  # no interval
 
 
+@pytest.mark.parametrize("truth", [0.0, 0.5, 1.0, 2.0])
+def test_equivalence_is_two_one_sided_tests_at_5_percent(truth):
+    """Against scipy's one-sided t-tests of the margin; a difference of the margin itself is called
+    equal in 5 % of cases. Contradicted is what the interval of 95 % excludes."""
+    random, verdicts, wider = np.random.default_rng(1), Counter(), 0
+    equal, worse = make_rule("within"), make_rule("not_worse")
+    for values in random.normal(truth, 1, size=(1000, 16)):
+        error, half = stats.sem(values), stats.t.isf(0.025, 15) * stats.sem(values)
+        mean = values.mean()
+        found = Evidence(mean, mean - half, mean + half, freedom=15)
+        above = stats.ttest_1samp(values, -1, alternative="greater").pvalue < 0.05
+        below = stats.ttest_1samp(values, 1, alternative="less").pvalue < 0.05
+        assert (equal.judge(found) == SUPPORTED) == (above and below)
+        assert (worse.judge(found) == SUPPORTED) == above
+        outside = stats.ttest_1samp(values, 1).pvalue < 0.05 and mean > 1
+        outside |= stats.ttest_1samp(values, -1).pvalue < 0.05 and mean < -1
+        assert (equal.judge(found) == CONTRADICTED) == outside
+        ends = np.array(found.equivalence)
+        assert np.allclose(ends, mean + stats.t.isf(0.05, 15) * error * np.array([-1, 1]))
+        verdicts[equal.judge(found)] += 1
+        wider += above and below and not -1 < found.low <= found.high < 1
+    if truth == 1:
+        assert 0.035 < verdicts[SUPPORTED] / 1000 < 0.065 and wider > 10
+    assert Evidence(0, -1.1, 1.1).equivalence == (-1.1, 1.1)  # no degrees of freedom
+    corrected = Evidence(0, -1.1, 1.1, freedom=9, level=0.99)
+    assert corrected.equivalence == (-1.1, 1.1)  # of several tests together
+
+
 @pytest.mark.parametrize("rule", [("larger",), ("not_worse",)], ids=str)
 def test_the_seeds_that_would_decide_are_those_whose_interval_does(rule):
     "Two test domains of unequal variance: the interval of n seeds by hand, until it decides."
@@ -285,6 +314,20 @@ def test_a_rate_has_its_exact_interval():
     exact = stats.binomtest(4, 6).proportion_ci(method="exact")
     assert found.text() == f"4 of 6 ({100 * exact.low:.0f} to {100 * exact.high:.0f} %)"
     assert found.more == "By test domain: a 1 of 3, b 3 of 3."
+
+
+def test_a_correlation_of_one_has_no_interval():
+    """An interval of zero width is none. Below that it is Fisher's, with n - 3 for one domain."""
+    frame = invented("A", 0.5, seeds=8)
+    frame = frame[frame.test_domain == "a"].assign(x=np.arange(8.0), accuracy=np.arange(8.0) / 10)
+    found = correlation_measure(frame, A, "x")
+    assert np.isclose(found.value, 1) and math.isnan(found.low) and math.isnan(found.high)
+    assert make_rule("larger", unit="correlation").judge(found) == UNDECIDED
+    frame.loc[frame.index[0], "accuracy"] = 0.9
+    found = correlation_measure(frame, A, "x")
+    z = math.atanh(np.corrcoef(frame.x, frame.accuracy)[0, 1])
+    half = stats.t.isf(0.025, 6) / math.sqrt(8 - 3)
+    assert np.allclose((found.low, found.high), np.tanh([z - half, z + half]))
 
 
 def test_missing_studies_decide_nothing_and_say_so():
@@ -457,8 +500,9 @@ def test_links_lead_to_the_rendered_page_or_to_its_source(weighed):
 def test_the_answer_is_filled_from_the_claims(weighed):
     finds, helps, simple = claims_answer([*weighed.values()])
     assert "No (5 of 32 [5 to 33 %])" in finds and "chosen with the true labels" in finds
-    assert helps.startswith("Does it help accuracy? HMOE-DN with MIX is undecided on digits (-0.3")
-    assert "lower on PACS (-1.98" in helps and "negative +6.7" in helps
+    assert helps.startswith("Does it help accuracy? Undecided together (-0.52 points [-2.00 to +0.")
+    assert "undecided on digits (-0.3" in helps and "lower on PACS (-1.98" in helps
+    assert "negative +6.7" in helps and "? Yes (0.21 NMI [" in simple
     assert "no significant" not in f"{finds}{helps}{simple}".lower()
     assert "photo 0.99 against 0.74" in simple
     absent = [evaluate_claim(claim, {}) for claim in CLAIMS]
@@ -468,13 +512,15 @@ def test_the_answer_is_filled_from_the_claims(weighed):
 # Benchmarks, plans, and the same table without the library
 
 
-def on_benchmarks(*gains, looked=False, confirm=None):
+def on_benchmarks(*gains, looked=False, confirm=None, untrained=()):
     """The result of 'A is larger than B' on invented benchmarks 0, 1, ..., each with its mean gain
-    in points and its spread over four seeds."""
+    in points and its spread over four seeds. B has learnt nothing on those `untrained`."""
     frames, places = {}, []
     for i, (gain, spread) in enumerate(gains):
         for name in ("A", "B"):
-            frame = invented(name, 0.5, seeds=4, dataset=f"D{i}").assign(study=str(i))
+            validation = 0.1 if name == "B" and i in untrained else 0.8
+            frame = invented(name, 0.5, seeds=4, validation=validation, dataset=f"D{i}")
+            frame = frame.assign(study=str(i))
             if name == "A":
                 frame["accuracy"] += (gain + spread * (frame.trial_seed - 1.5)) / 100
             frame["run_id"] += str(i)
@@ -512,6 +558,31 @@ def test_a_verdict_names_its_benchmark_and_all_are_judged_together():
     assert table.verdict.tolist() == [SUPPORTED, UNDECIDED, UNDECIDED]
 
 
+@pytest.mark.parametrize("untrained", [0, 1])
+def test_the_only_benchmark_that_counts_decides(untrained):
+    """One of two has an undertrained network: it has a number, no verdict, and no part in the row
+    together, which is never open beside an interval that decides."""
+    gains = [(3, 1), (3, 1)]
+    gains[untrained] = (-9, 1)
+    result = on_benchmarks(*gains, untrained={untrained})
+    assert result.parts[untrained].verdict == UNDECIDED
+    assert result.parts[untrained].evidence.high < 0
+    assert result.verdict == SUPPORTED and np.isclose(result.evidence.value, 3)
+    together = verdicts_table([result]).iloc[-1]
+    assert (together.benchmark, together.studies) == ("together", str(1 - untrained))
+    assert np.isclose(together.estimate, 3) and together.verdict == SUPPORTED
+    neither = on_benchmarks((3, 1), (3, 1), untrained={0, 1})
+    assert neither.verdict == UNDECIDED
+
+
+def test_no_open_verdict_stands_beside_an_interval_that_decides(weighed):
+    """But where the paper's scale, a problem or other benchmarks are the reason."""
+    for result in weighed.values():
+        rule, found = result.claim.rule, result.evidence
+        if rule and result.verdict == UNDECIDED and found.hits is None:
+            assert rule.judge(found) == UNDECIDED, result.claim.key
+
+
 def test_the_study_with_more_seeds_speaks_for_a_benchmark(weighed):
     strongest = weighed["competitive with ERM"].strongest
     assert strongest["PACS"].studies == ("pacs-linear",) and strongest["PACS"].evidence.seeds == 10
@@ -539,6 +610,10 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     assert on_benchmarks((0.5, 3), looked=True).plan == "retrospective"  # nothing was decided
     again = on_benchmarks((3, 1), (2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
     assert again.plan.startswith("decided by looking, confirmed on new seeds (1): supported, +2.0")
+    again = {"studies": ["0"], "on": "benchmark 0"}
+    mixed = on_benchmarks((3, 1), (-3, 1), looked=True, confirm=again)
+    assert mixed.verdict == MIXED  # what was supported there is confirmed there
+    assert mixed.plan.startswith("decided by looking, confirmed on new seeds (0): supported, +3.0")
     against = on_benchmarks((3, 1), (-2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
     said = "decided by looking, not confirmed on new seeds (1): contradicted, -2.0"
     assert against.plan.startswith(said)
@@ -546,6 +621,20 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     assert other.plan.startswith("retrospective; on new seeds (1): supported, +2.0")
     missing = on_benchmarks((3, 1), looked=True, confirm={"studies": ["2"], "on": "D"})
     assert missing.plan == f"{LOOKED} (not tried)"
+
+
+def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():
+    """The margin is fixed once: a plan repeats it, and no plan chooses another."""
+    planned = {name: read_study(name).plan for name in STUDIES if read_study(name).plan}
+    read = [
+        (claim, planned[study])
+        for claim in CLAIMS
+        for study in studies_of(claim) & set(planned)
+        if claim.rule and not math.isnan(claim.rule.margin)
+    ]
+    assert len(read) >= 6
+    for claim, plan in read:
+        assert plan.margin == claim.rule.margin, claim.key
 
 
 def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):
@@ -592,6 +681,11 @@ def test_the_published_verdicts_are_those_of_the_records(weighed):
         assert published[name].astype(str).tolist() == ours[name].astype(str).tolist(), name
     assert published.rule.fillna("").tolist() == ours.rule.tolist()
     np.testing.assert_array_equal(published.margin, ours.margin)
+    for name in ("low_90", "high_90"):
+        np.testing.assert_allclose(published[name], ours[name], rtol=1e-9)
+    inner = published[published.low_90.notna()]
+    assert len(inner) > 20 and (inner.low < inner.low_90).all()
+    assert (inner.high_90 < inner.high).all()
     equal = published.rule.fillna("").str.startswith(("within", "above -"))
     assert equal.any() and published.margin[equal].notna().all()
     for name in ("estimate", "low", "high"):

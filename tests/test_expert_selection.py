@@ -504,6 +504,13 @@ def test_the_sentence_of_a_network_contrasts_the_class_with_the_domain():
     assert line.endswith("The busiest of 3 experts has 70 % of the patches.")
     (alone,) = choice_verdict(frame_of(records[:1]))
     assert "+10.0 (one seed) points of the choice of expert explained (1 runs)" in alone
+    open_one = "gmoe_small: undecided whether experts follow the class or the domain of a picture"
+    assert alone.startswith(open_one)
+    for seed, record in enumerate(records):
+        for layer in record["expert_choices"]["out"]["layers"]:
+            layer["domain"] = {"explained": {"value": 0.1 + seed / 10, **CHANCE}}
+    (wide,) = choice_verdict(frame_of(records))  # 20 % minus 10, 20 and 30 %
+    assert wide.startswith(f"{open_one} more: class − domain ") and "significant" not in wide
 
 
 CHANCE = {"chance": 0.01, "low": 0.0, "high": 0.02}

@@ -251,7 +251,7 @@ def test_the_gain_of_the_right_mask_by_hand():
     # a mean of 1 with a standard error of 1 / sqrt(3), and 4.30 of them
     assert own_mask_line(gains) == (
         "Own mask − mean of the others on a training domain, points: "
-        "+1.00 (95 % CI -1.48 to +3.48), not significant (3 runs, 3 trial seeds)."
+        "+1.00 (95 % CI -1.48 to +3.48), undecided (3 runs, 3 trial seeds)."
     )
     wide = framed(*(run("photo", s, 0.1, own=0.94 + s / 100) for s in range(3)))
     line = own_mask_line(own_mask_gain(wide))
@@ -288,7 +288,7 @@ def test_a_change_is_paired_and_has_its_own_variance():
     line = change_line(table.reset_index(), "On the target, points", "lambda_o")
     assert line == (
         "On the target, points: Significant at lambda_o = 1: -2.0 (95 % CI -3.1 to -0.9). "
-        "Not significant at lambda_o = 0.1: +0.1 (95 % CI -0.0 to +0.2)."
+        "Undecided at lambda_o = 0.1: +0.1 (95 % CI -0.0 to +0.2)."
     )
     alone = weight_changes(others[others.trial_seed == 0], "out_of_domain", base)
     assert "by lambda_o: 0.1: +0.0 (one seed); 1: -2.0 (one seed)." in change_line(

@@ -177,9 +177,18 @@ def test_the_interquartile_mean_resists_one_bad_run():
 
 
 def test_the_bootstrap_is_stratified_by_domain():
-    """Domains that differ by much and seeds that agree: redrawing seeds moves nothing."""
+    """Domains that differ by much and seeds that nearly agree: redrawing seeds moves little."""
+    seeds = np.linspace(-0.01, 0.01, 8)
+    grid = pd.DataFrame({name: value + seeds for name, value in zip("abcd", (0, 10, 20, 30))})
+    value, low, high = interquartile_mean(grid)
+    assert 14.99 < low < value < high < 15.01
+
+
+def test_a_bootstrap_of_zero_width_is_no_interval():
     grid = pd.DataFrame({"a": [0.0] * 8, "b": [10.0] * 8, "c": [20.0] * 8, "d": [30.0] * 8})
-    assert interquartile_mean(grid) == (15, 15, 15)
+    value, low, high = interquartile_mean(grid)
+    assert value == 15 and math.isnan(low) and math.isnan(high)
+    assert sensitivity_line(grid).endswith("is +15.0 points (no interval: equal in all draws).")
 
 
 def test_an_open_interval_is_undecided_and_never_equality():
@@ -377,6 +386,6 @@ def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds(
     assert table.loc["late", "difference"] == pytest.approx(0) and (table.pairs == 6).all()
     lines = effect_lines(table.reset_index())
     assert lines[0].startswith("wide: 1 − 0 +3.2 (95 % CI +2.7 to +3.7) points, 6 pairs, signif")
-    assert lines[1].endswith("not decided.")
+    assert lines[1].endswith("undecided.")
     single = main_effects(frame[frame.trial_seed == 0], {"wide": "wide"})
     assert pd.isna(single.low[0]) and "(one seed)" in effect_lines(single)[0]

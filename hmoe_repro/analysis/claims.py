@@ -78,6 +78,16 @@ class Evidence:
         return (self.high - self.low) / 2 / stats.t.isf((1 - self.level) / 2, self.freedom)
 
     @property
+    def equivalence(self) -> tuple[float, float]:
+        """The interval of two one-sided tests at 5 % each, which is that of 90 %. Without degrees of
+        freedom, or at a level for several tests together, it is `low` to `high`."""
+        if math.isnan(self.freedom) or self.level != 0.95:
+            return self.low, self.high
+        ratio = stats.t.isf(0.05, self.freedom) / stats.t.isf(0.025, self.freedom)
+        low, high = (self.value + ratio * (end - self.value) for end in (self.low, self.high))
+        return low, high
+
+    @property
     def measured(self) -> bool:
         """Is there a number with an interval?"""
         return not math.isnan(self.value + self.low + self.high)
@@ -88,10 +98,10 @@ class Evidence:
             return "–"
         if self.hits is not None:
             return f"{self.hits} of {self.runs} ({self.low:.0f} to {self.high:.0f} %)"
-        value, low, high = map(self._said, (self.value, self.low, self.high))
+        value, low, high = map(self.said, (self.value, self.low, self.high))
         return f"{value} {self.unit} ({f'{low} to {high}' if self.measured else 'no interval'})"
 
-    def _said(self, number: float) -> str:
+    def said(self, number: float) -> str:
         """A number; points with a sign, and a second digit where the interval is narrow."""
         if self.unit != POINTS:
             return number_as_text(number)
@@ -107,20 +117,23 @@ VERDICTS = (SUPPORTED, CONTRADICTED, MIXED, UNDECIDED, SCALE, UNTESTABLE)
 class Rule(NamedTuple):
     """What supports a claim, in words; the thresholds to draw; it holds if the interval lies
     `between` two numbers, and fails if it lies above the first or below the second of `beyond`;
-    the `margin` of a difference (NaN: none)."""
+    the `margin` of a difference (NaN: none); whether it is about `equivalence`, which holds by
+    the interval of 90 %."""
 
     text: str
     marks: tuple[float, ...]
     between: tuple[float, float]
     beyond: tuple[float, float]
     margin: float = math.nan
+    equivalence: bool = False
 
     def judge(self, evidence: Evidence) -> str:
         """SUPPORTED, CONTRADICTED or UNDECIDED, by the interval alone."""
         low, high = evidence.low, evidence.high
         if evidence.problem or not evidence.measured:
             return UNDECIDED
-        if self.between[0] < low and high < self.between[1]:
+        inner = evidence.equivalence if self.equivalence else (low, high)
+        if self.between[0] < inner[0] and inner[1] < self.between[1]:
             return SUPPORTED
         return CONTRADICTED if low > self.beyond[0] or high < self.beyond[1] else UNDECIDED
 
@@ -148,8 +161,16 @@ def make_rule(name: str, number: float = 0.0, unit: str = POINTS) -> Rule:
             (-margin, margin),
             (margin, -margin),
             margin,
+            True,
         ),
-        "not_worse": (f"above {-margin:g}", (-margin,), (-margin, inf), (inf, -margin), margin),
+        "not_worse": (
+            f"above {-margin:g}",
+            (-margin,),
+            (-margin, inf),
+            (inf, -margin),
+            margin,
+            True,
+        ),
         "more_than": (f"above {number:.3g}", (number,), (number, inf), (inf, number)),
         "less_than": (f"below {number:.3g}", (number,), (-inf, number), (number, -inf)),
     }
@@ -165,11 +186,13 @@ def seeds_to_decide(rule: Rule, found: Evidence, most: int = 1000) -> int | None
     for n in range((found.seeds or found.runs) + 1, most + 1):
         if found.hits is not None:
             low, high = (100 * end for end in rate(round(found.value * n / 100), n)[1:])
+            freedom = math.nan
         else:
-            more = quantile(found.freedom * (n - 1) / (found.seeds - 1)) / quantile(found.freedom)
+            freedom = found.freedom * (n - 1) / (found.seeds - 1)
+            more = quantile(freedom) / quantile(found.freedom)
             half = (found.high - found.low) / 2 * more * math.sqrt(found.seeds / n)
             low, high = found.value - half, found.value + half
-        if rule.judge(replace(found, low=low, high=high)) != UNDECIDED:
+        if rule.judge(replace(found, low=low, high=high, freedom=freedom)) != UNDECIDED:
             return n
     return None
 
@@ -525,9 +548,10 @@ def correlation_measure(frame, where: dict, x: str, y="accuracy", unit="correlat
     freedom = len(rows) - places.nunique() - 1
     if freedom < 3 or not pair.std().all():
         raise HmoeError("too few runs that differ")
-    value = float(pair[x].corr(pair[y]))
-    half = stats.t.isf(0.025, freedom) / math.sqrt(freedom - 1)
-    low, high = (math.tanh(math.atanh(value) + side * half) for side in (-1, 1))
+    value, low, high = float(pair[x].corr(pair[y])), math.nan, math.nan
+    if abs(value) < 1 - 1e-12:  # an interval of zero width is none
+        half = stats.t.isf(0.025, freedom) / math.sqrt(freedom - 1)
+        low, high = (math.tanh(math.atanh(value) + side * half) for side in (-1, 1))
     seeds = rows.trial_seed.nunique()
     return _used(Interval(value, low, high, math.nan, freedom, seeds, len(rows)), rows, unit)
 
@@ -624,8 +648,15 @@ def _part(claim: Claim, other: dict, frames: dict[str, pd.DataFrame]) -> Part:
     return Part(other.get("on", claim.on), studies, found, verdict, plan)
 
 
+def _counted(parts: tuple[Part, ...]) -> list[Part]:
+    """The parts that count for the verdict together: with an interval, and without a problem."""
+    return [p for p in parts if p.evidence.measured and not p.evidence.problem]
+
+
 def _together(claim: Claim, result: ClaimResult, pooled: Evidence | None) -> str:
-    """The verdict over all benchmarks."""
+    """The verdict over all benchmarks: of the only part that counts, or of all."""
+    if len(alone := _counted(result.parts)) == 1:
+        return alone[0].verdict
     strongest = result.strongest.values()
     verdicts = {part.verdict for part in strongest}
     if len(verdicts) == 1 and verdicts <= {SUPPORTED, CONTRADICTED}:
@@ -636,15 +667,18 @@ def _together(claim: Claim, result: ClaimResult, pooled: Evidence | None) -> str
     return claim.rule.judge(pooled) if pooled else UNDECIDED
 
 
-def _confirmation(claim: Claim, verdict: str, plan: str, frames: dict[str, pd.DataFrame]) -> str:
-    """Whether a claim was planned, and what came out of a fresh trial of it on new seeds."""
+def _confirmation(result: ClaimResult, plan: str, frames: dict[str, pd.DataFrame]) -> str:
+    """Whether a claim was planned, and what came out of a fresh trial of it on new seeds: confirmed
+    if the verdict is that on the same benchmark before."""
+    claim = result.claim
     again = _part(claim, claim.confirm, frames) if claim.confirm else None
     if again is None or not again.evidence.runs:
         return f"{LOOKED} (not tried)" if plan == LOOKED else plan
     where = f"on new seeds ({', '.join(again.studies)}): {again.verdict}, {again.evidence.text()}"
     if plan != LOOKED:
         return f"{plan}; {where}"
-    word = "confirmed" if again.verdict == verdict else "not confirmed"
+    before = result.strongest.get(again.benchmark, result).verdict
+    word = "confirmed" if again.verdict == before else "not confirmed"
     return f"decided by looking, {word} {where}"
 
 
@@ -658,12 +692,14 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
     first, pooled = parts[0], pool([part.evidence for part in parts])
     result = ClaimResult(claim, pooled or first.evidence, first.verdict, parts)
     if not pooled:
-        result = replace(result, evidence=next(iter(result.strongest.values())).evidence)
+        alone, strongest = _counted(parts), [*result.strongest.values()]
+        shown = alone[0] if len(alone) == 1 else strongest[0]
+        result = replace(result, evidence=shown.evidence)
     if claim.rule and len(parts) > 1:
         result = replace(result, verdict=_together(claim, result, pooled))
     plan = first.plan if len(parts) == 1 else RETROSPECTIVE
     plan = LOOKED if any(part.plan == LOOKED for part in parts) else plan
-    plan = _confirmation(claim, result.verdict, plan, frames)
+    plan = _confirmation(result, plan, frames)
     others = [(part["says"], _measured(claim, part, frames)) for part in claim.also]
     said = [f"{says}: {e.text()}." for says, e in others if e.runs]
     alone = [_levels(first.evidence), first.evidence.more] if len(parts) == 1 else []
@@ -691,6 +727,20 @@ def _wanted(result: ClaimResult) -> str:
     return said if claim.wanted == Claim.wanted else f"{said}; {claim.wanted}"
 
 
+def _ends_of_90(found: Evidence, rule: Rule | None) -> tuple[float, float]:
+    """The interval of 90 % by which a rule about equivalence judges; NaN for other rules, and if it
+    judges by another interval."""
+    if rule and rule.equivalence and found.equivalence != (found.low, found.high):
+        return found.equivalence
+    return math.nan, math.nan
+
+
+def _equivalence_text(found: Evidence, rule: Rule | None) -> str:
+    """', 90 % CI -0.9 to +0.2'; '' if the rule is not about equivalence."""
+    low, high = _ends_of_90(found, rule)
+    return "" if math.isnan(low) else f", 90 % CI {found.said(low)} to {found.said(high)}"
+
+
 def part_text(part: Part, rule: Rule | None) -> str:
     """'digits: supported, +2.5 points (+0.4 to +4.6), 16 seeds (quick-dmg)'."""
     found, words = part.evidence, part.verdict if rule else "no rule"
@@ -699,7 +749,8 @@ def part_text(part: Part, rule: Rule | None) -> str:
     size = plural(found.seeds, "seed") if found.seeds else plural(found.runs, "run")
     problem = f", {found.problem}" if found.problem else ""
     studies = ", ".join(part.studies)
-    return f"{part.benchmark}: {words}, {found.text()}, {size} ({studies}){problem}"
+    number = f"{found.text()}{_equivalence_text(found, rule)}"
+    return f"{part.benchmark}: {words}, {number}, {size} ({studies}){problem}"
 
 
 def _limits(result: ClaimResult) -> str:
@@ -714,7 +765,7 @@ def reason(result: ClaimResult) -> str:
     """Why a claim has its verdict: what was measured on which runs, and what limits it."""
     claim, found, several = result.claim, result.evidence, len(result.parts) > 1
     judged = claim.rule and found.measured and result.verdict not in (SCALE, UNTESTABLE)
-    rule = f"rule: {claim.rule.text}" if judged else ""
+    rule = f"rule: {claim.rule.text}{_equivalence_text(found, claim.rule)}" if judged else ""
     parts = [f"{'; '.join(filter(None, [_limits(result), found.size, rule]))}."]
     parts += [f"{part_text(part, claim.rule)}." for part in result.parts if several]
     if judged and several and result.verdict not in (MIXED, claim.rule.judge(found)):
@@ -785,8 +836,9 @@ TOGETHER = "together"
 
 def verdicts_table(results: list[ClaimResult]) -> pd.DataFrame:
     """Every verdict as a row: claim, benchmark ('together': over all studies, if there are
-    several), studies, seeds (of a share, runs), unit, estimate, low, high, rule, margin, verdict,
-    and plan ('plan of ...', 'retrospective', 'decided by looking, ...')."""
+    several), studies that count, seeds (of a share, runs), unit, estimate, low, high (95 %), low_90
+    and high_90 (of rules about equivalence), rule, margin, verdict, and plan ('plan of ...',
+    'retrospective', 'decided by looking, ...')."""
     rows = []
     for result in results:
         claim, alone = result.claim, len(result.parts) == 1
@@ -795,13 +847,15 @@ def verdicts_table(results: list[ClaimResult]) -> pd.DataFrame:
             for p in result.parts
         ]
         if not alone:
-            studies = tuple(dict.fromkeys(name for p in result.parts for name in p.studies))
+            counted = _counted(result.parts) or result.parts
+            studies = tuple(dict.fromkeys(name for p in counted for name in p.studies))
             pooled = result.evidence if result.evidence.hits is None else Evidence(unit=RUNS)
             shown.append(Part(TOGETHER, studies, pooled, result.verdict, result.plan))
         for benchmark, studies, found, verdict, plan in shown:
             row = {"claim": claim.key, "benchmark": benchmark, "studies": " ".join(studies)}
             row |= {"seeds": found.seeds, "runs": found.runs, "unit": found.unit}
             row |= {"estimate": found.value, "low": found.low, "high": found.high}
+            row |= dict(zip(("low_90", "high_90"), _ends_of_90(found, claim.rule)))
             row |= {"rule": claim.rule.text if claim.rule else ""}
             row |= {"margin": claim.rule.margin if claim.rule else math.nan}
             rows.append(row | {"verdict": verdict, "plan": plan})
@@ -818,12 +872,13 @@ def _gains(result: ClaimResult) -> str:
     if len(parts) == 1:
         found = next(iter(parts.values())).evidence
         return f"{gain_words(found, margin)} {_bracketed(found)}"
+    pooled = result.evidence
+    together = f"{gain_words(pooled, margin)} together {_bracketed(pooled)}"
     said = [
         f"{gain_words(part.evidence, margin)} on {name} {_bracketed(part.evidence)}"
         for name, part in parts.items()
     ]
-    pooled = result.evidence
-    return f"{', '.join(said)}, together {gain_words(pooled, margin)} {_bracketed(pooled)}"
+    return f"{together}: {', '.join(said)}"
 
 
 def claims_answer(results: list[ClaimResult]) -> list[str]:
@@ -845,4 +900,4 @@ def claims_answer(results: list[ClaimResult]) -> list[str]:
         return f"{word} {_bracketed(result.evidence)}"
 
     answer = (re.sub(r"\{(\w+: )?([^}]+)\}", filled, t) for t in packaged("claims.toml")["answer"])
-    return [re.sub(r"(?<=\? )\w", lambda first: first[0].upper(), text) for text in answer]
+    return [re.sub(r"(?<=[.?] )\w", lambda first: first[0].upper(), text) for text in answer]

@@ -211,15 +211,19 @@ SEEDS_FOR_BOOTSTRAP = 8
 def interquartile_mean(grid: pd.DataFrame, draws: int = 2000) -> tuple[float, float, float]:
     """Mean of the middle half of a grid's values, trial seeds by test domains, with the low and
     high end of the 95 % interval of a bootstrap, stratified by test domain (Agarwal et al., 2021).
-    NaN if a test domain has fewer than `SEEDS_FOR_BOOTSTRAP` seeds."""
+    All are NaN if a test domain has fewer than `SEEDS_FOR_BOOTSTRAP` seeds, and the ends if all
+    draws are equal."""
     domains = [grid[name].dropna().to_numpy(float) for name in grid]
     if not domains or min(map(len, domains)) < SEEDS_FOR_BOOTSTRAP:
         return math.nan, math.nan, math.nan
     random = np.random.default_rng(0)
     again = [random.choice(values, (draws, len(values))) for values in domains]
     means = stats.trim_mean(np.concatenate(again, axis=1), 0.25, axis=1)
+    value = stats.trim_mean(np.concatenate(domains), 0.25)
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(stats.trim_mean(np.concatenate(domains), 0.25)), float(low), float(high)
+    if high - low < 1e-12:  # as in `mean_interval`, an interval of zero width is none
+        low = high = math.nan
+    return float(value), float(low), float(high)
 
 
 def sensitivity_line(grid: pd.DataFrame) -> str:
@@ -228,10 +232,10 @@ def sensitivity_line(grid: pd.DataFrame) -> str:
     value, low, high = interquartile_mean(grid)
     if math.isnan(value):
         return ""
-    return (
-        f"Sensitivity: the interquartile mean is {value:+.1f} points (95 % CI of a stratified "
-        f"bootstrap {low:+.1f} to {high:+.1f})."
-    )
+    ends = "no interval: equal in all draws"
+    if not math.isnan(low):
+        ends = f"95 % CI of a stratified bootstrap {low:+.1f} to {high:+.1f}"
+    return f"Sensitivity: the interquartile mean is {value:+.1f} points ({ends})."
 
 # %% ../../nbs/07_analysis/03_statistics.ipynb #def-margin
 MARGINS = {"points": 1.0, "% of runs": math.nan}  # of any other unit, a score: 0.05
@@ -467,6 +471,6 @@ def effect_lines(effects: pd.DataFrame) -> list[str]:
     """A sentence for each row of `main_effects`."""
     return [
         f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points, {row.pairs} "
-        f"pairs, {'significant' if row.low * row.high > 0 else 'not decided'}."
+        f"pairs, {'significant' if row.low * row.high > 0 else 'undecided'}."
         for row in effects.itertuples()
     ]
