@@ -217,6 +217,8 @@ READS = {
     "safe_open": "__import__('safetensors').safe_open(PATH, 'pt')",
     "jit": "__import__('torch').jit.load(PATH)",
     "sqlite": "__import__('sqlite3').connect(PATH)",
+    "storage": "__import__('torch').from_file(PATH, size=1, dtype=__import__('torch').uint8)",
+    "this library": "__import__('hmoe_repro.core.files').core.files.read_bytes(PATH)",
 }
 WHERE = """
 from hmoe_repro.algorithms.base import ERM

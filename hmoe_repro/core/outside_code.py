@@ -39,7 +39,8 @@ _WATCHED: dict[str, Watched] = {}  # path of kept code, without '.py' -> what it
 _MODULES = (".py", ".pyc", ".so", ".pyd")
 # functions of this library that open what a caller names
 _FOR_CALLERS = {("predict.py", "load"), ("predict.py", "_exported"), ("errors.py", "checked")}
-_FOR_CALLERS |= {("outside_code.py", "reporting")}
+_FOR_CALLERS |= {("outside_code.py", "reporting"), ("outside_code.py", "reporting_writer")}
+_FOR_CALLERS |= {("files.py", "read_bytes"), ("files.py", "read_text")}
 
 
 @functools.cache
@@ -188,14 +189,14 @@ def _reporting_writer(write, name: str):
     reports the file to audit hooks once it is written."""
 
     @functools.wraps(write, updated=())
-    def reporting(*arguments, **options):
+    def reporting_writer(*arguments, **options):
         result = write(*arguments, **options)
         file = options.get(name, arguments[1] if len(arguments) > 1 else None)
         if isinstance(file, (str, bytes, os.PathLike)):
             sys.audit("hmoe_repro.write", os.fspath(file))
         return result
 
-    return reporting
+    return reporting_writer
 
 
 @functools.cache
@@ -210,6 +211,7 @@ def _install():
         if hasattr(module, "save_file"):
             module.save_file = _reporting_writer(module.save_file, "filename")
     torch.jit.load = _reporting(torch.jit.load)
+    torch.from_file = _reporting(torch.from_file)
     torch.jit.save = _reporting_writer(torch.jit.save, "f")
     torch.save = torch.serialization.save = _reporting_writer(torch.save, "f")
     sys.addaudithook(_hook)
