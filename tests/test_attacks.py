@@ -242,7 +242,79 @@ def test_a_record_cannot_name_code_as_its_data_set(
     assert not tripwire.exists()
 
 
-@pytest.mark.parametrize("text", ["../..", "/", "/nowhere/x", "..", "~", "a/../b"])
+def _named(**changes):
+    names = {"classes": ["0", "1"], "domains": ["clean"], "input_shape": [3, 16, 16]}
+    return names | changes
+
+
+NAMES = {
+    "nothing": None,
+    "a list": [],
+    "a text": "x",
+    "no classes": {"domains": ["clean"], "input_shape": [3, 16, 16]},
+    "a number of classes": _named(classes=4),
+    "classes of numbers": _named(classes=[1, 2]),
+    "a number of domains": _named(domains=4),
+    "no shape": _named(input_shape=[]),
+    "a text as shape": _named(input_shape="abc"),
+    "a negative shape": _named(input_shape=[3, -1, 1]),
+    "an endless shape": _named(input_shape=[3, 10**9, 10**9]),
+    "a shape of truths": _named(input_shape=[3, True, True]),
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_names_in_weights_that_no_run_writes_are_one_line(names, own_store, tmp_path):
+    from safetensors.torch import load as read
+
+    from hmoe_repro.apps.predict import load
+    from hmoe_repro.core.seals import metadata_of, sealed
+
+    spec = spec_of()
+    folder = exported_as(spec, with_weights(spec, own_store), own_store, tmp_path / "exported")
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    header = metadata_of(content) | {"names": json.dumps(NAMES[names])}
+    path.write_bytes(sealed(read(content), **header))
+    with pytest.raises(HmoeError, match="the weights .* are damaged"):
+        load(folder)
+
+
+RECORDS = {
+    "empty": {},
+    "a list": [],
+    "nothing": None,
+    "no configuration": {"run_id": "0" * 12},
+    "a text as configuration": {"run_id": "0" * 12, "config": "x"},
+    "no name": {"config": {}},
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_in_an_exported_folder_that_is_none_is_one_line(record, tmp_path):
+    from hmoe_repro.apps.predict import load
+
+    text = json.dumps({"record": RECORDS[record], "weights": "default"})
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(HmoeError, match="has no config.json that `hmoe export` wrote"):
+        load(tmp_path)
+
+
+def test_an_edited_configuration_in_an_exported_folder_is_refused(own_store, tmp_path):
+    from hmoe_repro.apps.predict import load
+
+    spec = spec_of()
+    folder = exported_as(spec, with_weights(spec, own_store), own_store, tmp_path / "exported")
+    assert load(folder).record["run_id"] == spec.run_id
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["record"]["config"]["trial_seed"] += 1
+    path.write_text(json.dumps(config))
+    with pytest.raises(HmoeError, match=f"config.json is edited: its run is called {spec.run_id}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["../..", "/", "/nowhere/x", "..", "~", "a/../b", ""])
 def test_a_record_cannot_name_a_path_as_its_data_set(text, own_store):
     from hmoe_repro.training.model import build_dataset
 

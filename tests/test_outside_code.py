@@ -217,6 +217,8 @@ READS = {
     "safe_open": "__import__('safetensors').safe_open(PATH, 'pt')",
     "jit": "__import__('torch').jit.load(PATH)",
     "sqlite": "__import__('sqlite3').connect(PATH)",
+    "storage": "__import__('torch').from_file(PATH, size=1, dtype=__import__('torch').uint8)",
+    "this library": "__import__('hmoe_repro.core.files').core.files.read_bytes(PATH)",
 }
 WHERE = """
 from hmoe_repro.algorithms.base import ERM
@@ -313,6 +315,46 @@ def test_reads_that_are_nobodys_business_are_free(place, monkeypatch):
     record = run(config(path), RunStore())
     _unwatched_folders.cache_clear()
     assert record["status"] == "complete", record["reason"]
+
+
+WRITES = {
+    "torch": "torch.save({'w': torch.ones(2)}, OWN); torch.load(OWN)",
+    "torch by name": "torch.save(f=OWN, obj=torch.ones(2)); torch.load(OWN)",
+    "safetensors": "st.save_file({'w': torch.ones(2)}, OWN); st.load_file(OWN)",
+    "renamed": "open(OWN + '.part', 'w').close(); os.replace(OWN + '.part', OWN); open(OWN)",
+    "moved": "open(OWN + '.part', 'w').close(); shutil.move(OWN + '.part', OWN); open(OWN)",
+    "folder renamed": "os.mkdir('a'); open('a/x', 'w').close(); os.rename('a', 'b'); open('b/x')",
+    "appended": "open(OWN, 'a+').close(); open(OWN, 'a+').close(); open(OWN)",
+    "sqlite": "sqlite3.connect(OWN).execute('create table a (b)'); sqlite3.connect(OWN)",
+    "temporary": "f = tempfile.NamedTemporaryFile(); open(f.name)",
+    "warning": "[warnings.warn(str(n), stacklevel=n) for n in range(1, 40)]",
+    "traceback": "linecache.clearcache(); traceback.format_stack()",
+}
+MODULES = "import linecache, os, shutil, sqlite3, tempfile, traceback, torch, warnings"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("how", WRITES)
+def test_what_the_code_wrote_is_its_own_however_it_was_written(place, how):
+    """Also under another name; and the lines of running code may be shown."""
+    text = f"{MODULES}\nimport safetensors.torch as st\nOWN = {str(place / 'own.bin')!r}\n"
+    enter(write(place / "mine.py", text + reading("x", "init", WRITES[how])))(*SHAPE)
+
+
+TAKEN = {
+    "renamed over": "open('own', 'w').close(); os.replace(PATH, 'own'); open('own')",
+    "copied": "shutil.copyfile(PATH, 'own'); open('own')",
+    "source": "linecache.clearcache(); linecache.getline(PATH, 1)",
+    "folder": "open('own', 'w').close(); os.rename('own', 'own2'); open(PATH)",
+}
+
+
+@pytest.mark.parametrize("how", TAKEN)
+def test_another_file_does_not_become_its_own(place, how):
+    write(place / "teacher.py", "x = 1")
+    text = f"{MODULES}\n" + reading(place / "teacher.py", "init", TAKEN[how])
+    with pytest.raises(HmoeError, match="which is not part of the run|is not part of the run"):
+        enter(write(place / "mine.py", text))(*SHAPE)
 
 
 # Files that a class declares
@@ -599,6 +641,23 @@ def test_a_notebook_whose_values_are_what_its_cells_say_is_taken(notebook):
     key = source_hash(cls)
     forget()
     assert restore_algorithm(cls.name, key, True)(*SHAPE).teacher.w.tolist() == [7.0, 7.0]
+
+
+def test_a_reversed_gradient_and_a_cached_function_are_taken(notebook):
+    """PyTorch adds a class to each `torch.autograd.Function`, and a cache the module's name."""
+    names = notebook(
+        USES + "\nimport functools",
+        "class Reversed(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x): return x.view_as(x)\n"
+        "    @staticmethod\n    def backward(ctx, g): return -g",
+        "@functools.lru_cache\ndef power(n): return 0.9**n",
+        "class Mine(ERM):\n    def loss(self, minibatches):\n"
+        "        return {'loss': Reversed.apply(minibatches[0][0]).sum() * power(2)}",
+    )
+    assert ALGORITHMS[algorithm_name(names["Mine"])](*SHAPE).name == "Mine (notebook)"
+    names["Reversed"].backward = staticmethod(lambda ctx, g: 2 * g)
+    with pytest.raises(HmoeError, match="Reversed.backward, which Mine uses, is other code"):
+        algorithm_name(names["Mine"])
 
 
 def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch):

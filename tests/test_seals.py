@@ -102,6 +102,11 @@ def test_no_value_of_a_record_can_be_edited(store, published):
         path.write_text(to_json({n: v for n, v in file.items() if n != name}, indent=1))
         with pytest.raises(HmoeError, match=published[0]["run_id"]):
             store.read(published[0]["run_id"])
+    for name in ("sha257", "SHA256"):  # nor the digest renamed
+        path.write_text(path.read_text().replace('"sha256"', f'"{name}"'))
+        with pytest.raises(HmoeError, match=published[0]["run_id"]):
+            store.read(published[0]["run_id"])
+        path.write_text(to_json(file, indent=1))
     path.write_text(to_json({"extra": 1} | file, indent=1))  # nor added
     with pytest.raises(HmoeError, match="does not fit its SHA-256"):
         store.read(published[0]["run_id"])

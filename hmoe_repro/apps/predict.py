@@ -97,12 +97,30 @@ class _DataShape(Domains):
     input_shape: tuple
 
 
+_MOST_PIXELS = 2**16  # a side of an image
+
+
+def _check_names(names):
+    """`ValueError` if the names in the header of a file of weights are not those that a run
+    writes."""
+    shape = names["input_shape"]
+    if not (isinstance(shape, list) and len(shape) == 3):
+        raise ValueError("no shape of images")
+    if not all(type(size) is int and 0 < size <= _MOST_PIXELS for size in shape):
+        raise ValueError("no shape of images")
+    for kind in ("classes", "domains"):
+        texts = isinstance(names[kind], list) and all(isinstance(n, str) for n in names[kind])
+        if not texts or len(names[kind]) == 0:
+            raise ValueError(f"no {kind}")
+
+
 def _data_shape(path: Path, spec: RunConfig) -> _DataShape:
     """The data of a run, from the header of its weights. `HmoeError` if these are not here or
     damaged, and for images that are not RGB."""
     try:
         with safe_open(path, framework="pt") as file:
             names = json.loads(file.metadata()["names"])
+        _check_names(names)
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError):
         what = "are damaged" if path.exists() else "are not here (published records have none)"
         fix = "remove the run's folder and train it again."
@@ -151,10 +169,32 @@ def load_trained(
     if record["status"] != "complete" or not record["selected"]:
         cause = f"run {run_id} has no model of images (status: {record['status']})."
         raise HmoeError(cause, fix="another run; `hmoe runs` lists them.")
-    choices = [*(["last"] if record["discovery"] else []), *record["selected"]]
+    choices = [*(["last"] if record.get("discovery") else []), *record["selected"]]
     weights = check_choice(weights or choices[0], choices, f"weights of run {run_id}")
     path = selected_path(store.path(run_id), weights)
     return _model(record, weights, path, resolve_device(str(device)), trust_code)
+
+
+def _exported(folder: Path, model) -> tuple[dict, str]:
+    """The record of the run and the kind of weights in an exported folder, which the caller knows
+    as `model`. `HmoeError` if it has none, or a record whose configuration is another run's."""
+    cause = f"the folder {model} has no {CONFIG_FILE} that `hmoe export` wrote."
+    refused = HmoeError(cause, fix="`hmoe export RUN`, or the id of a run.")
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        record, kept = config["record"], config["weights"]
+        run_id, settings = record["run_id"], record["config"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise refused from None
+    if not (isinstance(kept, str) and isinstance(settings, dict)):
+        raise refused
+    if run_id != (expected := RunConfig.from_dict(settings).run_id):
+        raise HmoeError(
+            f"{folder / CONFIG_FILE} is edited: its run is called {run_id}, and its configuration "
+            f"is that of run {expected}.",
+            fix="copy the exported folder again, or `hmoe export RUN`.",
+        )
+    return record, kept
 
 
 @public(model=Place, store=RunStore | None, device=str | torch.device)
@@ -174,12 +214,7 @@ def load(
         return load_trained(str(model), weights, store, device, trust_code)
     if listed_sum(folder / CONFIG_FILE):
         check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        record, kept = config["record"], config["weights"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        cause = f"the folder {model} has no {CONFIG_FILE} that `hmoe export` wrote."
-        raise HmoeError(cause, fix="`hmoe export RUN`, or the id of a run.") from None
+    record, kept = _exported(folder, model)
     if not (folder / WEIGHTS_FILE).exists():
         cause = f"the folder {model} has no {WEIGHTS_FILE}, from which this library builds a model."
         raise HmoeError(cause, fix="`hmoe export RUN --format safetensors`.")

@@ -9,6 +9,7 @@ __all__ = ['KEPT', 'Watched', 'watch', 'check_reads', 'difference']
 import collections
 import dis
 import functools
+import linecache
 import os
 import pickle
 import re
@@ -37,7 +38,9 @@ class Watched:
 _WATCHED: dict[str, Watched] = {}  # path of kept code, without '.py' -> what it may read
 _MODULES = (".py", ".pyc", ".so", ".pyd")
 # functions of this library that open what a caller names
-_FOR_CALLERS = {("predict.py", "load"), ("errors.py", "checked"), ("outside_code.py", "reporting")}
+_FOR_CALLERS = {("predict.py", "load"), ("predict.py", "_exported"), ("errors.py", "checked")}
+_FOR_CALLERS |= {("outside_code.py", "reporting"), ("outside_code.py", "reporting_writer")}
+_FOR_CALLERS |= {("files.py", "read_bytes"), ("files.py", "read_text")}
 
 
 @functools.cache
@@ -109,27 +112,64 @@ def _refusal(path: str, watched: Watched) -> HmoeError:
     )
 
 
-def _opened(path, mode, flags):
-    """Refuse a file that watched code opens without declaring it; note one that it writes."""
-    if isinstance(path, int) or not (watched := _reader(sys._getframe(2))):
-        return
-    real, flags = os.path.realpath(os.fsdecode(path)), flags or 0
+def _real(path) -> str:
+    return os.path.realpath(os.fsdecode(path))
+
+
+def _is_shown(path: str) -> bool:
+    """Does Python read a file of running code, to show its lines in a warning or a traceback?"""
+    frame, running = sys._getframe(1), set()
+    while frame is not None:
+        running.add(frame.f_code.co_filename)
+        frame = frame.f_back
+    return linecache.__file__ in running and path in map(os.path.realpath, running)
+
+
+def _writes(real: str, flags: int) -> bool:
+    """Does opening a file with these flags begin a new file, or write only?"""
     new = flags & (os.O_TRUNC | os.O_EXCL)
-    if new or flags & (os.O_WRONLY | os.O_RDWR) == os.O_WRONLY:
+    if flags & os.O_CREAT and not os.path.exists(real):
+        return True
+    return bool(new) or flags & (os.O_WRONLY | os.O_RDWR) == os.O_WRONLY
+
+
+def _opened(path, flags: int, watched: Watched):
+    """Refuse a file that watched code opens without declaring it; note one that it writes."""
+    real = _real(path)
+    if _writes(real, flags):
         watched.written.add(real)
-    elif os.path.isfile(real) and not _is_free(real, watched):
+    elif os.path.isfile(real) and not (_is_free(real, watched) or _is_shown(real)):
         watched.refused.append(_refusal(real, watched))
         raise watched.refused[-1]
 
 
-_READS = ("open", "hmoe_repro.read", "sqlite3.connect")
+def _renamed(old, new, watched: Watched):
+    """Note the new name of a file that watched code wrote, or of one in a folder of its own."""
+    old, new = _real(old), _real(new)
+    watched.written.discard(new)
+    for path in [path for path in watched.written if Path(path).is_relative_to(old)]:
+        watched.written.remove(path)
+        watched.written.add(new + path[len(old) :])
 
 
-def _hook(event, arguments, reads=_READS, watched=_WATCHED, ending=sys.is_finalizing):
+# event of Python or of this library -> the flags with which it opens its first argument
+_FLAGS = {"hmoe_repro.read": 0, "hmoe_repro.write": os.O_WRONLY, "sqlite3.connect": os.O_CREAT}
+_EVENTS = ("open", "os.rename", *_FLAGS)
+
+
+def _hook(event, arguments, events=_EVENTS, watched=_WATCHED, ending=sys.is_finalizing):
     """The audit hook. What it needs first is bound here, for it runs until Python has ended."""
-    if event in reads and watched and not ending():
-        if isinstance(arguments[0], (str, bytes, os.PathLike)):
-            _opened(*arguments) if event == "open" else _opened(arguments[0], "r", 0)
+    if event not in events or not watched or ending():
+        return
+    if not isinstance(arguments[0], (str, bytes, os.PathLike)):
+        return
+    if (own := _reader(sys._getframe(1))) is None:
+        return
+    if event == "os.rename":
+        _renamed(arguments[0], arguments[1], own)
+    else:
+        flags = arguments[2] or 0 if event == "open" else _FLAGS[event]
+        _opened(arguments[0], flags, own)
 
 # %% ../../nbs/00_core/16_outside_code.ipynb #def-watch
 def _reporting(read):
@@ -144,16 +184,36 @@ def _reporting(read):
     return reporting
 
 
+def _reporting_writer(write, name: str):
+    """The function `write(content, file, ...)`, whose second argument is called `name`, which
+    reports the file to audit hooks once it is written."""
+
+    @functools.wraps(write, updated=())
+    def reporting_writer(*arguments, **options):
+        result = write(*arguments, **options)
+        file = options.get(name, arguments[1] if len(arguments) > 1 else None)
+        if isinstance(file, (str, bytes, os.PathLike)):
+            sys.audit("hmoe_repro.write", os.fspath(file))
+        return result
+
+    return reporting_writer
+
+
 @functools.cache
 def _install():
-    """Add the hook, once in a process, and let readers that are not Python report."""
+    """Add the hook, once in a process, and let readers and writers that are not Python report."""
     import torch
 
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
         module = import_module(name)
         if hasattr(module, "safe_open"):
             module.safe_open = _reporting(module.safe_open)
+        if hasattr(module, "save_file"):
+            module.save_file = _reporting_writer(module.save_file, "filename")
     torch.jit.load = _reporting(torch.jit.load)
+    torch.from_file = _reporting(torch.from_file)
+    torch.jit.save = _reporting_writer(torch.jit.save, "f")
+    torch.save = torch.serialization.save = _reporting_writer(torch.save, "f")
     sys.addaudithook(_hook)
 
 
@@ -254,6 +314,7 @@ def _same_code(here: types.CodeType, there: types.CodeType) -> bool:
 # %% ../../nbs/00_core/16_outside_code.ipynb #def-parts-of-code
 _REGISTERED = {"name", "paper", "family", "needs_domain_labels", "source_hash", "source_file"}
 _REGISTERED |= {"declared_files", "_abc_impl"}
+_REGISTERED |= {"_backward_cls"}  # which PyTorch makes for a `torch.autograd.Function`
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 
 
@@ -375,7 +436,8 @@ def _parts_of_value(here, there) -> list | None:
     own, kept = getattr(here, "__dict__", {}), getattr(there, "__dict__", {})
     if own.keys() != kept.keys():
         return None
-    parts += [(f".{name}", own[name], kept[name]) for name in own]
+    named = [name for name in own if name != "__module__"]  # of a wrapper of a function
+    parts += [(f".{name}", own[name], kept[name]) for name in named]
     unset = object()
     slots = [n for n in slots if not _is_dunder(n)]
     return parts + [(f".{n}", getattr(here, n, unset), getattr(there, n, unset)) for n in slots]

@@ -332,7 +332,7 @@ def recorded_dataset(name: str) -> str:
     `HmoeError` for all others; unlike `find_dataset` it runs no code that `name` points to."""
     if name not in DATASETS:
         own_datasets()
-    is_path = ".py:" in name or name == ".." or Path(name).name != name
+    is_path = ".py:" in name or name in ("", "..") or Path(name).name != name
     if name not in DATASETS and not is_path and Path(name).is_dir():
         _enter(name)
     if name in DATASETS:

@@ -146,7 +146,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
             fix="train it again.",
         )
     modes = list(record["selected"] | record.get("in_domain", {}))
-    if record["discovery"]:
+    if record.get("discovery"):
         modes.append("last")
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
