@@ -400,3 +400,11 @@ def test_damaged_kept_data_are_named(place):
     load_dataset.cache_clear()
     with pytest.raises(HmoeError, match="are damaged.*delete the file"):
         load_model(made.frame.run_id[0])
+
+
+def test_a_label_beyond_the_named_classes_is_named():
+    x, y = torch.rand(8, 3, 16, 16), torch.arange(8) % 2
+    data = {"a": (x, 2 * y), "b": (x / 2, 2 * y)}
+    with pytest.raises(HmoeError, match="'a' has the label 2, of 2 classes.*Fix: .*classes="):
+        as_dataset(data, classes=["u", "v"])
+    assert as_dataset(data, classes=range(3)).class_names == ["0", "1", "2"]

@@ -98,6 +98,9 @@ def test_a_pool_one_folder_too_high_has_a_note(tmp_path):
     (note,) = read_pool(tmp_path / "up").notes
     assert str(tmp_path / "up" / "data") in note
     assert read_pool(tmp_path / "up" / "data").notes == []
+    short = "--network image_cnn --resolution 24 --steps 2 --restarts 1 --output".split()
+    done = command("discover", tmp_path / "up", *short, tmp_path / "report.html")
+    assert done.exit_code == 0 and f"note: {note}" in done.stderr
 
 
 def test_one_folder_too_deep_names_the_folder_above(tmp_path):

@@ -182,6 +182,10 @@ def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDat
     if len(names) < 2 or len(set(names)) < len(names):
         cause = f"the classes are {listed(names) or '(none)'}, not two or more different ones."
         raise HmoeError(cause, fix="labels 0 and 1 at least, and a name for each class.")
+    for domain, labels in found.items():
+        if labels and isinstance(labels[-1], int) and labels[-1] >= len(names):
+            cause = f"domain {domain!r} has the label {labels[-1]}, of {len(names)} classes."
+            raise HmoeError(cause, fix="labels from 0, and a name in classes= for each.")
     x, y = zip(*pairs.values())
     made = MultiDomainDataset("tensors", list(pairs), names, list(x), list(y))
     _warn_of_shared(dict(zip(made.domain_names, made.images)))

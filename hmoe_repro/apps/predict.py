@@ -260,7 +260,10 @@ def look_at_files(
     if unreadable and not (skip_unreadable and parts):
         named = listed([f"{file} ({why})" for file, why in unreadable], 5)
         cause = f"{len(unreadable)} of {len(files)} images cannot be read: {named}."
-        raise HmoeError(cause, fix="copy them again, or leave them out with --skip-unreadable.")
+        fix = "copy them again."
+        if not skip_unreadable:
+            fix = "copy them again, or leave them out with --skip-unreadable."
+        raise HmoeError(cause, fix=fix)
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return kept, outputs, unreadable
 
@@ -311,9 +314,8 @@ def _as_image(image) -> Image.Image:
     `HmoeError` for others, and for values that `to_levels` refuses."""
     if isinstance(image, str | Path):
         return read_image(expanded(image))
-    fix = (
-        "height x width x 3 (red, green, blue), bytes, whole numbers of 16 bits, or floats 0 to 1."
-    )
+    fix = "a path, an image of Pillow, or an array height x width x 3 (red, green, blue) of bytes, "
+    fix += "whole numbers of 16 bits, or floats 0 to 1; several of them in a list."
     try:
         if isinstance(image, Image.Image):
             return as_rgb(image)

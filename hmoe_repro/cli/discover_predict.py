@@ -21,8 +21,8 @@ def _print_skipped(unreadable: list[tuple[str, str]]):
 
 
 def _write_findings(found, folder, output: str) -> str:
-    """Write the page and the table of groups beside it, and print the verdict and what was left
-    out; returns the path of the table."""
+    """Write the page and the table of groups beside it, and print the verdict, notes and what was
+    left out; returns the path of the table."""
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.style import as_text
@@ -31,6 +31,9 @@ def _write_findings(found, folder, output: str) -> str:
     groups = os.path.join(os.path.dirname(output), "groups.csv")
     write_atomic(groups, app.groups_csv(found))
     print(app.findings_verdict(app.summarise(found)))
+    for note in found.notes:
+        if "cannot be read" not in note:  # these files are listed below
+            print(f"note: {printable(note)}", file=sys.stderr)
     print_frame(found.title, as_text(app.group_table(found)))
     print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
     _print_skipped(found.unreadable)

@@ -92,9 +92,9 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
         else:
             records.append(record)
     if not any(record["status"] == "complete" for record in records):
-        failed = [f"Run {r['run_id']} failed: {r['reason']}. " for r in records[:1]]
+        failed = [f" Run {r['run_id']} failed: {r['reason']}." for r in records[:1]]
         raise HmoeError(
-            f"no run of the study {study.name} is finished, of {len(records) + len(missing)}. "
+            f"no run of the study {study.name} is finished, of {len(records) + len(missing)}."
             f"{''.join(failed)}",
             fix=f"hmoe sweep {_asked(study)}.",
         )
