@@ -8,7 +8,7 @@ import sys
 import pytest
 from notebooks import LIBRARY, PAPER, ROOT, cells, for_each, python
 
-WIDTH, FUNCTION, MODULE = 100, 48, 700
+WIDTH, FUNCTION, MODULE = 100, 48, 800
 MODULES = sorted(p for p in (ROOT / "hmoe_repro").rglob("*.py") if p.name != "_modidx.py")
 
 

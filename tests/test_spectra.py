@@ -380,7 +380,9 @@ def framed(gap=0.1):
 def study(gap=0.1):
     "Two seeds on two test domains; the second network loses more."
     return [
-        invented(network, domain, seed, 0.02 * seed + (gap if "cnn" in network else 0.0))
+        invented(
+            network, domain, seed, 0.02 * seed + (gap + 1e-7 * (seed - 0.5)) * ("cnn" in network)
+        )
         for network in ("small_vit", "small_cnn")
         for domain in ("ink", "sand")
         for seed in range(2)
@@ -409,8 +411,8 @@ def test_differences_are_formed_in_pairs():
     table = noise_differences(noise_rows(framed()), "ERM, small_cnn").query("part == 'validation'")
     assert set(table.model) == {"ERM, small_vit"} and table.pairs.tolist() == [4, 4, 4]
     assert np.allclose(table.difference, [0, -10, -10])
-    # seeds differ by two points and the pairs by nothing, so the intervals are points
-    assert np.allclose(table.high - table.low, 0)
+    # seeds differ by two points and the pairs by next to nothing, so the intervals are short
+    assert np.allclose(table.high - table.low, [math.nan, 0, 0], atol=1e-3, equal_nan=True)
     assert table.significant.tolist() == [False, True, True]
     single = framed()[lambda frame: frame.trial_seed == 0]
     alone = noise_differences(noise_rows(single), "ERM, small_cnn")
@@ -495,7 +497,7 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
         "ERM, small_cnn; noise of high frequencies costs significantly less than for ERM, "
         "small_cnn in 2 of 2 comparisons."
     )
-    assert "ERM, small_vit -1.00 (95 % CI -1.00 to -1.00; untrained +0.50)" in short
+    assert "ERM, small_vit -1.00 (untrained +0.50)" in short
     assert short.endswith("; untrained not measured).")
 
 

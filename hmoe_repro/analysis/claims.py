@@ -79,8 +79,8 @@ class Evidence:
 
     @property
     def equivalence(self) -> tuple[float, float]:
-        """The interval of two one-sided tests at 5 % each, which is that of 90 %. Without degrees of
-        freedom, or at a level for several tests together, it is `low` to `high`."""
+        """The interval of two one-sided tests at 5 % each, which is that of 90 %. Without degrees
+        of freedom, or at a level for several tests together, it is `low` to `high`."""
         if math.isnan(self.freedom) or self.level != 0.95:
             return self.low, self.high
         ratio = stats.t.isf(0.05, self.freedom) / stats.t.isf(0.025, self.freedom)
