@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+import torch
 
+from hmoe_repro.core.seals import sealed
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.selection import (
     differing_selection,
@@ -187,6 +188,15 @@ def followed(record):
     return made | ({"in_domain": inside} if inside else {})
 
 
+def write_arrays(folder, run_id, values):
+    "Write the NumPy arrays of a run, sealed with its id, to `<folder>/<run_id>.safetensors`."
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()
+    }
+    (folder / f"{run_id}.safetensors").write_bytes(sealed(tensors, run=run_id))
+
+
 def write_study(folder, study, records, with_arrays=()):
     "Write `<folder>/<study>.jsonl`, and arrays for the HMOE runs whose trial seed is listed."
     folder = Path(folder)
@@ -199,11 +209,8 @@ def write_study(folder, study, records, with_arrays=()):
             and run["discovery"]
             and run["config"]["trial_seed"] in with_arrays
         ):
-            (folder / study).mkdir(exist_ok=True)
-            save_file(
-                arrays(run, np.random.default_rng(int(run["run_id"], 16))),
-                folder / study / f"{run['run_id']}.safetensors",
-            )
+            made = arrays(run, np.random.default_rng(int(run["run_id"], 16)))
+            write_arrays(folder / study, run["run_id"], made)
     return folder
 
 

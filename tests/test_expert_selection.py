@@ -517,11 +517,9 @@ CHANCE = {"chance": 0.01, "low": 0.0, "high": 0.02}
 
 
 def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
-    from safetensors.numpy import save_file
+    from invented import write_arrays
 
-    folder = tmp_path / "some-study"
-    folder.mkdir()
-    save_file(arrays_by_hand(), folder / "0.safetensors")
+    write_arrays(tmp_path / "some-study", "0", arrays_by_hand())
     records = [invented(0), invented(1), invented(2) | {"expert_choices": None}]
     (kept,) = runs_with_choices(frame_of(records, "some-study"), tmp_path)
     assert kept.record is records[0] and kept.shown.tolist() == [1, 3]

@@ -204,8 +204,8 @@ class _Results:
         return provenance.caption(frame, self.profile != "paper" or bool(self.reduced))
 
 # %% ../../nbs/08_report/06_page.ipynb #def-page-outputs
-class _Outputs(_Results):
-    """What a page shows and writes, whatever it is about."""
+class _Display(_Results):
+    """Text, tables and pictures as a page shows and writes them."""
 
     def show(self, *texts):
         """Display Markdown; a frame as a table."""
@@ -258,6 +258,10 @@ class _Outputs(_Results):
             pictures = [name for name in files if name.endswith(".png")]
             links = Markdown(picture_links(title, self.name, pictures))
             self._links.update(links, metadata={PICTURES: True})
+
+# %% ../../nbs/08_report/06_page.ipynb #def-page-statements
+class _Outputs(_Display):
+    """The differences from the protocol and the verdict of a page."""
 
     def differences(self, *lines: str):
         """List what differs from the paper's protocol, for each data set, and `lines`."""
