@@ -9,6 +9,7 @@ __all__ = ['MOST_BYTES', 'MOST_OF_RECORD', 'pack', 'unpack']
 import contextlib
 import gzip
 import hashlib
+import os
 import re
 import tarfile
 import tempfile
@@ -54,11 +55,11 @@ MOST_BYTES = 4 * 2**30  # of a file in an archive
 MOST_OF_RECORD = 64 * 2**20  # of its records, which are read as a whole
 
 
-def _refuse_large(name: str, size: int, where: str):
+def _refuse_large(name: str, size: int):
     """`HmoeError` for a file that is too large to be one of a run."""
     most = MOST_OF_RECORD if name.endswith("record.json") else MOST_BYTES
     if size > most:
-        cause = f"{where}: {name} has {size:,} bytes, more than {most:,}."
+        cause = f"{name} has {size:,} bytes, more than {most:,}."
         raise HmoeError(cause, fix="remove that file, or pass another one.")
 
 
@@ -71,10 +72,11 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, path in files:
                 with contextlib.suppress(FileNotFoundError), open(path, "rb") as source:
-                    member = tarfile.TarInfo(name)
+                    _refuse_large(str(path), os.fstat(source.fileno()).st_size)
                     digest = hashlib.file_digest(source, "sha256").hexdigest()
-                    member.size, member.pax_headers = source.tell(), {_DIGEST: digest}
-                    _refuse_large(name, member.size, str(path.parent.parent))
+                    member = tarfile.TarInfo(name)
+                    member.size = source.tell()
+                    member.pax_headers = {_DIGEST: digest}
                     source.seek(0)
                     archive.addfile(member, source)
                     names.append(name)
@@ -146,7 +148,7 @@ def _check_member(member: tarfile.TarInfo, seen: set[str], where: str):
         cause = f"{where} holds {member.name!r} twice."
         raise HmoeError(cause, fix="pass a file that `hmoe pack` wrote.")
     seen.add(name)
-    _refuse_large(member.name, member.size, where)
+    _refuse_large(f"{where}: {member.name}", member.size)
 
 
 def _copy(source: BinaryIO, file: BinaryIO) -> str:
@@ -199,7 +201,7 @@ def _folder_files(path: Path) -> _Copies:
     for folder in sorted(path.glob("?" * 12)):
         for name in _files(folder, True, True, True) if re.fullmatch(_RUN, folder.name) else ():
             file = plain_file(folder / name, "read")
-            _refuse_large(name, file.stat().st_size, str(folder))
+            _refuse_large(str(file), file.stat().st_size)
             yield f"{folder.name}/{name}", partial(_copy_file, file)
 
 
