@@ -130,7 +130,8 @@ BEYOND, SHIFTED = "beyond seed noise", "shifted"
 
 def outcomes(summary: pd.DataFrame) -> pd.Series:
     """For each row of `parity_summary`: 'beyond seed noise', 'shifted', 'not significant',
-    'equal' (all pairs agree in every digit) or 'unknown' (one seed).
+    'equal' (all pairs agree in every digit) or 'unknown' (one seed, or the same difference in
+    all seeds, so that there is no interval).
     Significance is at 5 % with Holm's correction over all rows."""
     cases = {
         EQUAL: summary.rms == 0,
