@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.torch import load_file
 
 from hmoe_repro.analysis.clusters import scored_runs
 from hmoe_repro.analysis.embeddings import (
@@ -27,6 +28,7 @@ from hmoe_repro.analysis.embeddings import (
 )
 from hmoe_repro.analysis.results import frame_of, load_study, results
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.seals import sealed
 from hmoe_repro.report.render import KINDS, render
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import write_study
@@ -352,7 +354,8 @@ def arm(record, weight, folder):
     copy["run_id"] = RunConfig.from_dict(copy["config"]).run_id
     arrays = folder / f"{record['run_id']}.safetensors"
     if arrays.exists() and copy["run_id"] != record["run_id"]:
-        shutil.copyfile(arrays, folder / f"{copy['run_id']}.safetensors")
+        content = sealed(load_file(arrays), run=copy["run_id"])
+        (folder / f"{copy['run_id']}.safetensors").write_bytes(content)
     return copy
 
 
