@@ -88,7 +88,7 @@ def test_links_of_a_text(text, made):
         (("dmg_table1",), "not run"),  # DomainNet
         (("dmg_table3",), "stand-in"),  # DomainNet in the paper; digits and PACS here
         (("dmg_table2",), "reduced"),  # PACS, at a low resolution
-        (("hmoe_table4",), "full (2 seeds)"),  # the digits and reduced MNIST have pages, too
+        (("hmoe_table4",), "full (3 seeds)"),  # the digits and reduced MNIST have pages, too
         (("hmoe_fig3",), "full"),
         (("hmoe_table6",), "not run"),
         (("gmoe_table16",), "reduced"),  # a measurement, of no data set

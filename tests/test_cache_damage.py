@@ -331,7 +331,7 @@ def test_without_a_change_time_a_sample_is_compared_at_each_start(tree, monkeypa
     assert dataset(tree).fingerprint != before
 
 
-def test_verify_reads_all_and_says_what_was_replaced(tree, tmp_path):
+def test_verify_reads_all_and_says_what_was_replaced(tree, tmp_path, own_names):
     for said in ("", "1 of 24 images of im were replaced"):
         done = hmoe("data", "verify", str(tree.root), folder=tmp_path)
         assert done.returncode == 0 and said in done.stderr, done.stderr

@@ -219,7 +219,7 @@ BAD = [
     ({"a": Odd("single"), "b": (X, Y)}, {}, "item 0 .*is Tensor, no pair"),
     ({"a": (X, Y), "b": (X, Y)}, {"classes": ["x"]}, "the classes are x, not two"),
     ({"a": (X, Y), "b": (X, Y)}, {"classes": ["x", "x"]}, "the classes are x, x, not two"),
-    ({"a": (X, Y + 1), "b": (X, Y + 1)}, {"classes": ["x", "y"]}, "outside 0..1"),
+    ({"a": (X, Y + 1), "b": (X, Y + 1)}, {"classes": ["x", "y"]}, "label 2, of 2 classes"),
     ("DigitDomainsTiny", {"classes": ["x", "y"]}, "these data name their own"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": [0, 0]}, "trial seed 0 is there twice"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": []}, "no trial seed"),

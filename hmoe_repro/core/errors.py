@@ -208,6 +208,8 @@ def public(function=None, /, **kinds):
         except BrokenPipeError:  # whoever read the output has enough
             raise
         except OSError as error:
+            if error.errno in NO_ROOM:  # a sweep stops for it, and resumes
+                raise
             raise system_error(error) from error
 
     for cached in ("cache_clear", "cache_info"):
