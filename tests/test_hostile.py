@@ -6,7 +6,6 @@ import importlib
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
