@@ -19,6 +19,9 @@ from hmoe_repro.data.digits import (
     withheld_digits,
 )
 from hmoe_repro.data.registry import DATASETS, load_dataset, register_dataset
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.store import RunStore
 
 
 def test_each_digit_is_in_exactly_one_domain_with_its_own_label():
@@ -60,6 +63,7 @@ def test_digit_styles_are_the_same_bytes_everywhere():
     assert np.array_equal(np.concatenate([y.numpy() for y in data.labels]), digits[used])
     counts = np.array([np.bincount(y, minlength=10) for y in data.labels])
     assert np.ptp(counts, axis=0).max() <= 1
+    assert all(images.is_contiguous() for images in data.images)
 
 
 @pytest.mark.parametrize("name", MORE_STYLES)
@@ -237,3 +241,21 @@ def test_only_seeded_data_are_built_for_each_seed():
             DATASETS.pop(name, None)
         load_dataset.cache_clear()
     assert built == [("Given", 0), ("Drawn", 0), ("Drawn", 1)]
+
+
+def test_images_of_any_memory_layout_train_and_leave_arrays(own_names, tmp_path):
+    """A data set may keep its images channels last, as decoders give them."""
+
+    @register_dataset("Last", domain_names=("negative", "plain", "sketch"), summary="a test")
+    def build(trial_seed, data_dir):
+        data = digit_domains(per_domain=20)
+        kept = [0, 2, 3]
+        images = [data.images[i].to(memory_format=torch.channels_last) for i in kept]
+        labels = [data.labels[i] for i in kept]
+        names = [data.domain_names[i] for i in kept]
+        return MultiDomainDataset("Last", names, data.class_names, images, labels)
+
+    made = make_config("HMOE-DN", "Last", ["plain"], network="small_cnn", steps=1)
+    record = run(made, RunStore(tmp_path))
+    assert record["status"] == "complete", record["reason"]
+    assert (tmp_path / made.run_id / "arrays.safetensors").is_file()

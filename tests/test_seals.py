@@ -335,3 +335,13 @@ def test_a_record_without_digest_gets_the_digest_of_its_values():
     for content in (text.replace("1", "3"), text + "\n", text.replace('": "', '":"')):
         assert unsealed_record(content.encode())[1] is False
     assert unsealed_record(b'{"a": 1}') == ({"a": 1}, None) and unsealed_record(b"[]") == ([], None)
+
+
+def test_tensors_of_any_memory_layout_are_sealed(tmp_path):
+    images = torch.arange(2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
+    last = images.contiguous(memory_format=torch.channels_last)
+    content = sealed({"images": last, "turned": images.mT}, run="0" * 12)
+    assert content == sealed({"images": images, "turned": images.mT.contiguous()}, run="0" * 12)
+    path = tmp_path / "arrays.safetensors"
+    path.write_bytes(content)
+    assert (load_file(path)["images"] == images.numpy()).all()

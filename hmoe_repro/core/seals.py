@@ -25,7 +25,8 @@ def sealed(tensors: "dict[str, torch.Tensor]", **metadata: str) -> bytes:
     the same bytes for the same content."""
     from safetensors.torch import save
 
-    content = save(tensors, metadata | {"sha256": _NO_DIGEST.decode()})
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    content = save(contiguous, metadata | {"sha256": _NO_DIGEST.decode()})
     length = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:length])  # its metadata are in another order each time
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

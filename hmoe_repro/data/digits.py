@@ -96,7 +96,7 @@ def _in_styles(name, styles, size, seed, per_domain=None) -> MultiDomainDataset:
             kept = per_domain if isinstance(per_domain, int) else per_domain[look]
             hand = np.sort(shuffled[:kept])
         drawn = style(enlarge(digits.images[hand], size), np.random.default_rng([seed, i]))
-        images.append(torch.from_numpy(drawn))
+        images.append(torch.from_numpy(np.ascontiguousarray(drawn)))
         labels.append(torch.from_numpy(digits.target[hand].astype(np.int64)))
         source_index.append(torch.from_numpy(hand))
     class_names = [str(c) for c in range(10)]

@@ -201,8 +201,7 @@ def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, a
 
     tell("start", toy_checkpoints((saved["trainer"] or {}).get("history", {})))
     toy, checkpoints, arrays = run_toy(spec.hparams, spec.steps, saved["trainer"], on_checkpoint)
-    contiguous = {name: t.contiguous() for name, t in arrays.items()}
-    write_atomic(folder / "arrays.safetensors", sealed(contiguous, run=spec.run_id))
+    write_atomic(folder / "arrays.safetensors", sealed(arrays, run=spec.run_id))
     return {
         "checkpoints": checkpoints,
         "toy": toy,
