@@ -252,7 +252,7 @@ def main():
     os.environ["PYTHONPATH"] = str(ROOT)  # of this checkout, whatever is installed
     sys.path.insert(0, str(ROOT))
     from hmoe_repro.core.determinism import starting
-    from hmoe_repro.core.warm_kernels import warm_kernels
+    from hmoe_repro.report.warm_kernels import warm_kernels
 
     failed, entries = 0, {}
     with starting("portable"), warm_kernels(), ProcessPoolExecutor(options.jobs) as pool:

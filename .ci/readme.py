@@ -22,9 +22,9 @@ import pandas as pd
 from hmoe_repro.analysis.results import results, runs
 from hmoe_repro.analysis.statistics import mean_interval, paired_values
 from hmoe_repro.analysis.tables import cost_table, paper_numbers
+from hmoe_repro.analysis.writers import markdown_table
 from hmoe_repro.core.errors import check_choice, plural
 from hmoe_repro.core.files import repo_root, write_atomic
-from hmoe_repro.core.style import markdown_table
 from hmoe_repro.core.toml import packaged
 from hmoe_repro.report.gallery import README_PROFILES, facts_of, index_entry
 from hmoe_repro.report.provenance import STATUS

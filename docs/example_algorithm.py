@@ -12,7 +12,7 @@ ERM on each domain and three seeds (minutes):
 import torch.nn.functional as F
 from hmoe_repro.algorithms.base import ERM, HParam, concatenate, register
 from hmoe_repro.algorithms.tools import domain_means
-from hmoe_repro.core.search_space import Uniform
+from hmoe_repro.networks.search_space import Uniform
 
 # Change: your hyper-parameters. Each has a default, what it means, what a random search draws,
 # and bounds. `--set focus=0.8` of hmoe train sets it.

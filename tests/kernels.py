@@ -1,11 +1,11 @@
-"""Fixtures for tests that run notebooks: kernels of `hmoe_repro.core.warm_kernels`, or an ordinary
+"""Fixtures for tests that run notebooks: kernels of `report.warm_kernels`, or an ordinary
 one each."""
 
 import os
 
 import pytest
 
-from hmoe_repro.core import warm_kernels as server
+from hmoe_repro.report import warm_kernels as server
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,9 @@ from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.hmoe import HMOE_DL, HMOE_DN, build_encoder
 from hmoe_repro.algorithms.tools import AnnealedPenalty
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.search_space import parse_setting
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.registry import DATASETS
+from hmoe_repro.networks.search_space import parse_setting
 from hmoe_repro.training.planning import make_config
 
 SHAPE = dict(input_shape=(3, 16, 16), num_classes=4, num_domains=3)

@@ -333,7 +333,7 @@ class Mine(ERM):
 
 def kept_algorithm(store):
     "A run of an algorithm whose code is kept in the store, as another process left it."
-    from hmoe_repro.core.source import Source, keep
+    from hmoe_repro.algorithms.source import Source, keep
 
     source = Source(KEPT, {})
     keep(source, store.folder / "algorithms")
@@ -418,8 +418,8 @@ GATES = {
     "algorithms/__init__.py": {"import_module"},  # names of `algorithms.toml`
     "algorithms/domainbed_adapter.py": {"import_module"},  # the checkout HMOE_DOMAINBED names
     "algorithms/from_file.py": {"exec", "compile"},  # a file the user named, or --trust-code
-    "core/outside_code.py": {"import_module"},  # safetensors, whose reading it watches
-    "core/warm_kernels.py": {"import_module"},  # modules the launcher names
+    "algorithms/outside_code.py": {"import_module"},  # safetensors, whose reading it watches
+    "report/warm_kernels.py": {"import_module"},  # modules the launcher names
     "data/registry.py": {"run_path"},  # a file the user named
     "networks/pretrained.py": {"torch.load"},  # with weights_only=True
     "report/gallery.py": {"run_path"},  # the checkout's .ci/readme.py

@@ -10,13 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from hmoe_repro.apps import feature_groups
 from hmoe_repro.apps.discover import discover, found_domains, report_html, summarise
 from hmoe_repro.apps.export import export_model, run_graph
-from hmoe_repro.apps.own_images import image_files, sort_into
-from hmoe_repro.apps.predict import load
-from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data import feature_groups
-from hmoe_repro.data.feature_groups import (
+from hmoe_repro.apps.feature_groups import (
     FeatureGroups,
     feature_space,
     group_confidence,
@@ -25,6 +22,9 @@ from hmoe_repro.data.feature_groups import (
     number_of_groups,
     stability_table,
 )
+from hmoe_repro.apps.own_images import image_files, sort_into
+from hmoe_repro.apps.predict import load
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("own_names", "few_starts")

@@ -14,8 +14,8 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
+from hmoe_repro.algorithms.source import _last_cells, source_of
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.source import _last_cells, source_of
 
 SHAPE = ((3, 16, 16), 4, 3, {"network": "small_cnn"})
 TWO = """

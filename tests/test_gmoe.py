@@ -15,13 +15,13 @@ from hmoe_repro.algorithms.conformance import check_algorithm, random_batches, s
 from hmoe_repro.algorithms.hparams import merge_hparams, searches
 from hmoe_repro.apps.predict import load_trained, predict_folder
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.search_space import HParam
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import as_input
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.method.sparse_moe import balance_loss, choose, product_loss
 from hmoe_repro.networks.backbones import LARGE
 from hmoe_repro.networks.registry import NETWORKS, network_options
+from hmoe_repro.networks.search_space import HParam
 from hmoe_repro.networks.sparse_vit import SPARSE, add_experts, expert_layers
 from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_specs
 from hmoe_repro.training.model import build_dataset, load_model, load_weights, save_model

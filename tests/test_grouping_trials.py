@@ -3,7 +3,12 @@
 import pandas as pd
 from PIL import Image
 
-from hmoe_repro.apps.grouping_trials import FOLDERS, groupings_answer, groupings_frame, write_folder
+from hmoe_repro.bench.grouping_trials import (
+    FOLDERS,
+    groupings_answer,
+    groupings_frame,
+    write_folder,
+)
 from hmoe_repro.bench.timing import SCALES
 
 

@@ -10,8 +10,8 @@ from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams, searches, with_network
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.search_space import Choice, HParam, LogUniform, Uniform, as_text
 from hmoe_repro.core.seeds import seed_hash
+from hmoe_repro.networks.search_space import Choice, HParam, LogUniform, Uniform, as_text
 from hmoe_repro.training.planning import make_config
 
 LARGE_NETWORK = {"network": "resnet50", "weights": "random"}

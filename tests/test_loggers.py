@@ -12,10 +12,10 @@ import pytest
 import torch
 from commands import hmoe, hmoe_process
 
-from hmoe_repro.core import loggers
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.loggers import check_loggers, listen
+from hmoe_repro.training import loggers
+from hmoe_repro.training.loggers import check_loggers, listen
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome

@@ -14,6 +14,7 @@ from commands import hmoe
 from PIL import Image
 
 from hmoe_repro.analysis.statistics import forest_plot
+from hmoe_repro.analysis.writers import csv_text, escape_page
 from hmoe_repro.apps.compare import compare
 from hmoe_repro.apps.own_images import read_pool
 from hmoe_repro.apps.predict import predictions_csv
@@ -21,7 +22,6 @@ from hmoe_repro.cli.app import _prepare_output
 from hmoe_repro.core import progress
 from hmoe_repro.core.files import write_atomic
 from hmoe_repro.core.progress import Progress, as_duration, time_left
-from hmoe_repro.core.style import csv_text, escape_page
 from hmoe_repro.core.toml import open_settings
 from hmoe_repro.studies.study_file import read_study
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.algorithms import get_algorithm, source
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM, register
 from hmoe_repro.algorithms.from_file import (
     algorithm_from_file,
@@ -22,14 +22,13 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
+from hmoe_repro.algorithms.outside_code import difference
+from hmoe_repro.algorithms.source import read_kept, source_of
 from hmoe_repro.apps.export import export_model
 from hmoe_repro.apps.predict import load
-from hmoe_repro.core import source
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
-from hmoe_repro.core.outside_code import difference
-from hmoe_repro.core.source import read_kept, source_of
 from hmoe_repro.studies.worker import Home, run_away
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -304,7 +303,7 @@ def test_reads_that_are_nobodys_business_are_free(place, monkeypatch):
     library, here the data set."""
     cache = write(place / "cache" / "weights.bin", "x")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
-    from hmoe_repro.core.outside_code import _unwatched_folders
+    from hmoe_repro.algorithms.outside_code import _unwatched_folders
 
     _unwatched_folders.cache_clear()
     own = str(place / "scratch.txt")

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.analysis.tables import run_results
-from hmoe_repro.bench.precision_parity import (
+from hmoe_repro.analysis.precision_parity import (
     ACCURACY,
     LOSS,
     NMI,
@@ -23,6 +21,8 @@ from hmoe_repro.bench.precision_parity import (
     precision_pairs,
     unpaired_notes,
 )
+from hmoe_repro.analysis.results import frame_of
+from hmoe_repro.analysis.tables import run_results
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.report.render import KINDS, render
 from hmoe_repro.training.run_config import RunConfig

@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 from safetensors.torch import save
 
 from hmoe_repro.analysis.results import arrays, load_study, results
+from hmoe_repro.apps.feature_groups import FeatureGroups, keep_groups, kept_groups
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.seals import metadata_of, seal_fault, sealed, sealed_for
-from hmoe_repro.data.feature_groups import FeatureGroups, keep_groups, kept_groups
 from hmoe_repro.studies.export_import import pack, unpack
 from hmoe_repro.studies.plan import missing_runs, timings
 from hmoe_repro.training.run import run

@@ -866,7 +866,7 @@ def test_the_page_about_files_shows_the_table_of_the_example(example, root):
     def without_numbers(text):
         return re.sub(r"\d+\.\d", "#", text).split()
 
-    cells = json.loads((root / "nbs/04_algorithms/20_from_file.ipynb").read_text())["cells"]
+    cells = json.loads((root / "nbs/04_algorithms/22_from_file.ipynb").read_text())["cells"]
     shown = next("".join(c["source"]) for c in cells if c["id"] == "md-row").split("```\n")[3]
     said = CliRunner().invoke(app, ["select", str(example[0])])
     assert said.exit_code == 0, said.output

@@ -5,13 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hmoe_repro.core.style import (
-    as_text,
-    latex_table,
-    markdown_table,
-    number_as_text,
-    shared_legend,
-)
+from hmoe_repro.analysis.plotting import shared_legend
+from hmoe_repro.analysis.writers import as_text, latex_table, markdown_table, number_as_text
 
 FRAME = pd.DataFrame(
     {"mean_accuracy": [51.234, np.nan], "note": ["A|B", "100 %"]},

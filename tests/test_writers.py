@@ -6,16 +6,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from hmoe_repro.core.style import (
+from hmoe_repro.analysis.plotting import save_figure
+from hmoe_repro.analysis.writers import (
     as_text,
-    colours,
     escape_markdown,
     escape_tex,
     markdown_table,
-    save_figure,
     save_table,
-    use_style,
 )
+from hmoe_repro.core.style import colours, use_style
 
 
 def test_cells_survive_markdown_and_tex(tmp_path):

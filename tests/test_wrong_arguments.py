@@ -26,7 +26,7 @@ from hmoe_repro.core.errors import (
     public,
     system_error,
 )
-from hmoe_repro.core.search_space import HParam
+from hmoe_repro.networks.search_space import HParam
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore

@@ -10,8 +10,8 @@ __all__ = ['MEMBERS', 'FAMILIES', 'WRAPPERS', 'MOST_AVERAGES', 'DOMAINBED', 'SPE
 import importlib
 
 from ..core.errors import HmoeError, check_choice, public
-from ..core.search_space import HParam, as_text
 from ..core.toml import packaged
+from ..networks.search_space import HParam, as_text
 
 # %% ../../nbs/04_algorithms/19_registry.ipynb #families-by-name
 MEMBERS = packaged("algorithms.toml")  # family, a module of this part -> its algorithms

@@ -13,9 +13,9 @@ from torch import nn
 
 from . import tools
 from .base import ERM, concatenate, register
-from ..core.search_space import declared_hparams
 from ..method.gating import reverse_gradient
 from ..method.toy import MLP
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-spread
 def spread(values: torch.Tensor) -> torch.Tensor:

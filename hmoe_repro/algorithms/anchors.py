@@ -17,9 +17,9 @@ from torch import nn
 from .base import ERM, Algorithm, HParam, concatenate, register
 from .tools import frozen_copy, step_on
 from ..core.errors import HmoeError
-from ..core.search_space import declared_hparams
 from ..method.toy import MLP
 from ..networks.backbones import LARGE
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-tap-points
 STAGES = ("maxpool", "layer1", "layer2", "layer3", "layer4")  # of a residual network

@@ -19,7 +19,7 @@ from . import tools
 from .base import ERM, Algorithm, concatenate, register
 from .hparams import with_network
 from ..core.errors import HmoeError
-from ..core.search_space import declared_hparams
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-inner-state
 def hparams_of(cls: type[Algorithm], hparams: dict) -> dict:

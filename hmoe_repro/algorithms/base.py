@@ -17,8 +17,8 @@ from torch import nn
 from .hparams import merge_hparams
 from .tools import to_floats
 from ..core.errors import HmoeError, public
-from ..core.search_space import HParam, declared_hparams
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
+from ..networks.search_space import HParam, declared_hparams
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #shared-hparams
 SHARED_HPARAMS = declared_hparams("shared")

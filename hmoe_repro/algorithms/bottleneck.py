@@ -13,8 +13,8 @@ from torch import nn
 from . import tools
 from .base import ERM, concatenate, register
 from .invariance import IRM, irm_penalty
-from ..core.search_space import declared_hparams
 from ..method.toy import MLP
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/15_bottleneck.ipynb #def-ib-erm
 @register("IB-ERM", paper="Ahuja et al., 2021", needs_domain_labels=True, family="bottleneck")

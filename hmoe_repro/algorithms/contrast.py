@@ -16,8 +16,8 @@ from torch import nn
 from . import tools
 from .alignment import make_discriminator
 from .base import ERM, concatenate, register
-from ..core.search_space import declared_hparams
 from ..networks.registry import make_classifier
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/17_contrast.ipynb #def-sd
 @register("SD", paper="Pezeshki et al., 2021", needs_domain_labels=False, family="contrast")

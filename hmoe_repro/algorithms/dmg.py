@@ -17,9 +17,9 @@ from .base import ERM, concatenate, register
 from .meta import MetaReg
 from .tools import domain_labels, sgd
 from ..core.errors import check_choice
-from ..core.search_space import declared_hparams
 from ..method.masks import applied, known_domains, mask_sum
 from ..networks.masked import NetworkMasks, choose_places, passes, sampled, trained_places
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-overlaps
 class _Overlaps(torch.autograd.Function):

@@ -10,8 +10,8 @@ import torch
 
 from .base import ERM, register
 from ..core.errors import HmoeError
-from ..core.search_space import declared_hparams
 from ..networks.backbones import TRANSFORMERS, Names
+from ..networks.search_space import declared_hparams
 from ..networks.sparse_vit import SPARSE_NETWORKS, draw_linear, expert_layers
 
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #def-transformererm

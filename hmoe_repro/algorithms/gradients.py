@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from .base import ERM, register
 from .tools import domain_sizes
-from ..core.search_space import declared_hparams
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/14_gradients.ipynb #def-domain-gradients
 def domain_gradients(algorithm: ERM, minibatches, create_graph: bool = False):

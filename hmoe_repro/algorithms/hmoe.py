@@ -14,10 +14,10 @@ from torch import nn
 from .base import Algorithm, HParam, concatenate, register
 from .tools import domain_labels
 from ..core.errors import HmoeError
-from ..core.search_space import declared_hparams
 from ..method.gating import gate_logits
 from ..method.hmoe import HMOE, HMOE_MODES, total_loss
 from ..networks.registry import make_encoder
+from ..networks.search_space import declared_hparams
 from ..networks.timm_models import SmallImages, StyleStatistics
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-build-encoder

@@ -9,9 +9,9 @@ __all__ = ['with_network', 'merge_hparams', 'named_hparams', 'searches', 'draw_h
 import numpy as np
 
 from ..core.errors import HmoeError, about, check_choice, public
-from ..core.search_space import LARGE_IMAGE, HParam, checked_value
 from ..core.seeds import seed_hash
 from ..networks.registry import NETWORKS, network_hparams
+from ..networks.search_space import LARGE_IMAGE, HParam, checked_value
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-with-network
 def with_network(declared: dict[str, HParam], network: str | None = None) -> dict[str, HParam]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from . import tools
 from .base import ERM, concatenate, register
-from ..core.search_space import declared_hparams
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/06_invariance.ipynb #def-scale-gradients
 def scale_gradients(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

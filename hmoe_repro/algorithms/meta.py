@@ -16,7 +16,7 @@ from torch.func import functional_call
 from .base import ERM, concatenate, register
 from .tools import cyclic_pairs, domain_sizes, sgd, step_on
 from ..core.errors import HmoeError
-from ..core.search_space import declared_hparams
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-first-adam-step
 @torch.no_grad()

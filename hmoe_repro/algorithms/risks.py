@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from . import tools
 from .alignment import WIDTHS, gaussian_kernels
 from .base import ERM, concatenate, register
-from ..core.search_space import declared_hparams
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/16_risks.ipynb #def-new-rate
 class NewRate(tools.AnnealedPenalty):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from . import tools
 from .base import ERM, concatenate, register
-from ..core.search_space import declared_hparams
+from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-mixup
 @register("Mixup", paper="Yan et al., 2020", needs_domain_labels=True, family="robustness")

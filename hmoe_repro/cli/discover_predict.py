@@ -23,9 +23,9 @@ def _print_skipped(unreadable: list[tuple[str, str]]):
 def _write_findings(found, folder, output: str) -> str:
     """Write the page and the table of groups beside it, and print the verdict, notes and what was
     left out; returns the path of the table."""
+    from hmoe_repro.analysis.writers import as_text
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
-    from hmoe_repro.core.style import as_text
 
     write_atomic(output, app.report_html(found, folder))
     groups = os.path.join(os.path.dirname(output), "groups.csv")

@@ -20,7 +20,7 @@ import typer
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable
 from ..core.files import plain_file
-from ..core.loggers import check_loggers
+from ..training.loggers import check_loggers
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-data-folder
 def data_folder(given: str | None) -> str | None:
@@ -103,7 +103,7 @@ SkipUnreadable = option(bool, "Leave out images that cannot be read, and list th
 # %% ../../nbs/11_cli/01_options.ipynb #def-parsed-settings
 def parsed_settings(given: list[str] | None, skip_unreadable: bool = False) -> dict:
     """The hyper-parameters and image options of `--set`, with that of `--skip-unreadable`."""
-    from hmoe_repro.core.search_space import parse_setting
+    from hmoe_repro.networks.search_space import parse_setting
 
     usual = {"unreadable": "skip"} if skip_unreadable else {}
     return usual | dict(parse_setting(text) for text in given or [])

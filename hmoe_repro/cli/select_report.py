@@ -79,8 +79,8 @@ def select_command(
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
+    from hmoe_repro.analysis.writers import csv_text
     from hmoe_repro.core.files import write_atomic
-    from hmoe_repro.core.style import csv_text
     from hmoe_repro.report.study_report import selected_tables
     from hmoe_repro.studies.study_file import read_study
 
@@ -138,9 +138,9 @@ def export_domainbed_command(
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches(device: str) -> dict[str, tuple]:
     """Name -> (the function that measures, the page of its record, title -> printed table)."""
-    from hmoe_repro.apps.grouping_trials import groupings_table, run_groupings
     from hmoe_repro.bench.costs import cost_table, registry_table, run_algorithms, run_registry
     from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
+    from hmoe_repro.bench.grouping_trials import groupings_table, run_groupings
     from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
     from hmoe_repro.bench.systems import SWEEP_TARGETS, run_sweep, run_systems, systems_costs
     from hmoe_repro.bench.timing import target_table
@@ -179,9 +179,9 @@ def bench_command(
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
     """Measure updates, experts and masks, algorithms, frozen stages, discover, systems, sweeps."""
+    from hmoe_repro.analysis.writers import as_text
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
-    from hmoe_repro.core.style import as_text
     from hmoe_repro.report.reproduce import render_pages
     from hmoe_repro.studies.artefacts import ARTEFACTS
 

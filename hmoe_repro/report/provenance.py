@@ -19,13 +19,13 @@ import pandas as pd
 from ..algorithms import algorithm_names, get_algorithm
 from ..algorithms.base import merge_hparams
 from ..analysis.results import one_protocol, runs, study_file, validation_cap
+from ..analysis.writers import template
 from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
-from ..core.search_space import as_text
-from ..core.style import template
 from ..core.toml import packaged
 from ..networks.pretrained import PIP_PACKAGE
+from ..networks.search_space import as_text
 from ..studies.study_file import STUDIES, read_study
 from ..training.run_config import TOY
 

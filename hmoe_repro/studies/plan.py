@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..core.environment import environment, library_hash, versions
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import data_dir, ensure_writable, read_bytes, results_dir, write_atomic
-from ..core.search_space import parse_setting
+from ..networks.search_space import parse_setting
 from .artefacts import ARTEFACTS, artefact_studies
 from .studies import count_runs, specs_or_reason, study_specs, with_settings
 from .study_file import PROFILES, STUDIES, read_study

@@ -108,7 +108,7 @@ def _drawn(study: Study, run: RunOptions) -> dict:
         return {}
     from hmoe_repro.algorithms import get_algorithm
     from hmoe_repro.algorithms.hparams import draw_hparams, with_network
-    from hmoe_repro.core.search_space import HParam, distribution
+    from hmoe_repro.networks.search_space import HParam, distribution
     from hmoe_repro.training.planning import resolve
 
     declared = with_network(get_algorithm(run.algorithm).HPARAMS)

@@ -23,8 +23,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, cr
 
 from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import expanded, read_text
-from ..core.search_space import distribution
 from ..core.toml import SettingsFile, open_settings, packaged
+from ..networks.search_space import distribution
 from ..training.run_config import TOY, Checked, Count, Names, RunOptions, Seed, explained
 from ..training.selection import RULES
 from ..training.store import check_study_name

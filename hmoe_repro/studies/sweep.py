@@ -37,10 +37,10 @@ from hmoe_repro.core.errors import (
     public,
 )
 from ..core.files import ensure_writable, runs_dir
-from ..core.loggers import listen
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
 from .plan import JOBS_ON_GPU, default_jobs, missing_runs
 from .worker import LOCKED, Home, lost, run_away, serve_runs
+from ..training.loggers import listen
 from ..training.planning import resolve
 from ..training.run import failed_record, run
 from ..training.run_config import RunConfig, RunOptions

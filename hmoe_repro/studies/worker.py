@@ -14,10 +14,10 @@ import time
 import warnings
 from pathlib import Path
 
+from ..algorithms.source import packed_source, unpack_source
 from ..core.config import CONFIG
 from ..core.errors import NO_ROOM, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir, write_atomic
-from ..core.source import packed_source, unpack_source
 from ..training.run import run
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
