@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .hparams import merge_hparams
-from .tools import to_floats
+from .tools import match_layouts, to_floats
 from ..core.errors import HmoeError, public
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
 from ..networks.search_space import HParam, declared_hparams
@@ -27,7 +27,19 @@ SHARED_HPARAMS = declared_hparams("shared")
 class Resumable(nn.Module):
     """A module with optimisers whose training resumes bitwise identically from its state, and so
     does that of such modules inside it. `make_optimizer` makes the one called `optimizer`, where
-    there is none yet."""
+    there is none yet.
+
+    Optimisers that become an attribute, alone or in a list, tuple or dictionary, are hooked by
+    `match_layouts`; in a copy they are hooked again, because a copied optimiser has no hooks.
+    """
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, match_layouts(value))
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for value in vars(self).values():
+            match_layouts(value)
 
     def training_state(self) -> dict:
         """All that training needs to resume bitwise identically: tensors, optimisers, counters."""

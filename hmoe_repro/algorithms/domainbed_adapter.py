@@ -30,6 +30,7 @@ from .base import SHARED_HPARAMS, Algorithm, as_floats, register
 from .conformance import random_batches
 from .outside_code import check_reads, watch
 from .source import digest_of, is_installed
+from .tools import match_layouts
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
 from ..core.files import resolved
 from ..core.seeds import random_state, restore_random_state
@@ -301,8 +302,15 @@ class DomainBedAlgorithm(Algorithm):
         self.inner.train() if mode else self.inner.eval()
         return self
 
+    def _match_layouts(self):
+        """Hook the optimisers of the class and of its parts, those of the last update included."""
+        for part in self.modules():
+            for value in vars(part).values():
+                match_layouts(value)
+
     def update(self, minibatches, unlabeled=None):
         if not self.ended:
+            self._match_layouts()
             with _explained(self.name):
                 reported = self.inner.update(minibatches)
             check_reads(self.package)
