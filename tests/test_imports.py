@@ -65,6 +65,17 @@ def test_a_notebook_imports_only_from_what_stands_before_it(path):
     assert not upwards, f"{path.name} imports {upwards}"
 
 
+def test_the_library_runs_no_script_of_the_checkout_that_imports_it():
+    modules = sorted((ROOT / "hmoe_repro").rglob("*.py"))
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value == ".ci"
+    }
+    assert len(modules) > 50 and not named
+
+
 def test_the_order_has_something_to_order():
     edges = sum(
         len({m for c in cells(p, "code") for m in library_imports(python(c))}) for p in LIBRARY

@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
 from urllib.parse import unquote
 
 import pytest
@@ -15,11 +14,8 @@ from PIL import Image
 from hmoe_repro.algorithms import algorithm_names
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.report.gallery import README_PROFILES
-
-sys.path.append(str(repo_root() / ".ci"))
-import readme  # noqa: E402
-from readme import PAGES_WITH_BLOCKS, fill_blocks, readme_blocks  # noqa: E402
+from hmoe_repro.report import readme
+from hmoe_repro.report.readme import PAGES_WITH_BLOCKS, README_PROFILES, fill_blocks, readme_blocks
 
 README = repo_root() / "README.md"
 NOTEBOOK = r"nbs/[0-9]{2}_\w+/\d\d_\w+\.ipynb"
