@@ -28,6 +28,7 @@ def plan_command(
     from hmoe_repro.studies import plan as planning
     from hmoe_repro.training.store import RunStore
 
+    options.configure(data_dir=data_dir)
     device = "cpu" if device == "auto" and no_accelerator() else device
     device, store = device if device == "cpu" else resolve_device(device), RunStore()
     studies = planning.requested_studies(artefacts, profile, everything)
@@ -73,6 +74,7 @@ def reproduce_command(
     from hmoe_repro.training.run_config import RunConfig
     from hmoe_repro.training.store import RunStore, verify_studies
 
+    data_dir = options.configure(data_dir=data_dir, log=log, resume_anyway=resume_anyway)
     verify_studies(results_dir())
     sample = not (artefacts or profile or everything or fresh)
     if sample:
@@ -136,6 +138,7 @@ def sweep_command(
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.store import RunStore
 
+    data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
     settings = options.parsed_settings(set_, skip_unreadable)
     studies = requested_studies(artefacts, profile, everything)
     specs = runs_of(studies, where or (), settings)
