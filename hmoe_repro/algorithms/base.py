@@ -17,7 +17,9 @@ from torch import nn
 from .hparams import merge_hparams
 from .tools import match_layouts, to_floats
 from ..core.errors import HmoeError, public
+from ..networks.measuring import Measurement
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
+from ..networks.routing import EXPERT_CHOICES
 from ..networks.search_space import HParam, declared_hparams
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #shared-hparams
@@ -110,6 +112,7 @@ class Algorithm(Resumable):
     fixed = ()  # parameters, by prefix, that training leaves alone
     resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
     files = {}  # name -> path of a file that the class reads, from the folder of its own file
+    measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
     needs_two_domains = ""  # what the algorithm does with a second training domain it must have
 
     def __init__(
