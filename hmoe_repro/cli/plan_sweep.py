@@ -35,8 +35,6 @@ def requested(
     where: options.Where = None,
     skip_unreadable: options.SkipUnreadable = False,
     set_: options.Settings = None,
-    data_dir: options.DataDir = None,
-    domainbed: options.DomainBed = None,
 ) -> Request:
     """Return what these flags ask for. Raises `HmoeError` for unknown names."""
     from hmoe_repro.studies.request import Selection, describe_request, requested_studies
@@ -77,13 +75,21 @@ def takes_request(command):
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-plan
 @takes_request
-def plan_command(flags: dict, *, jobs: options.Jobs = None, device: options.Device = "auto"):
+def plan_command(
+    flags: dict,
+    *,
+    jobs: options.Jobs = None,
+    device: options.Device = "auto",
+    data_dir: options.DataDir = None,
+    domainbed: options.DomainBed = None,
+):
     """Show which runs are missing, and an estimate of their time on this device."""
     from hmoe_repro.core.devices import no_accelerator, resolve_device
     from hmoe_repro.studies.estimates import default_jobs, timings
     from hmoe_repro.studies.plan import make_plan
     from hmoe_repro.training.store import RunStore
 
+    options.configure(data_dir, domainbed)
     device = "cpu" if device == "auto" and no_accelerator() else device
     device = device if device == "cpu" else resolve_device(device)
     request, store = requested(**flags), RunStore()
@@ -116,11 +122,13 @@ def reproduce_command(
     from hmoe_repro.core.files import ensure_writable, results_dir, runs_dir
     from hmoe_repro.report import reproduce as steps
     from hmoe_repro.report.render import check_rendering
+    from hmoe_repro.report.render_many import own_figures, published_pages
     from hmoe_repro.studies.request import requested_artefacts, requested_studies, runs_of
     from hmoe_repro.studies.sweep import SweepOptions
     from hmoe_repro.training.run_config import RunConfig
     from hmoe_repro.training.store import RunStore, verify_studies
 
+    data_dir = options.configure(data_dir=data_dir, log=log, resume_anyway=resume_anyway)
     verify_studies(results_dir())
     sample = not (artefacts or profile or everything or fresh)
     if sample:
@@ -133,11 +141,11 @@ def reproduce_command(
         check_rendering(names)
         specs, store = runs_of(studies), RunStore()
     how = SweepOptions(store, device, jobs, data_dir, engine)
-    output = ensure_writable(steps.own_figures())
+    output = ensure_writable(own_figures())
     if sample or fresh:
         store.discard_all([spec.run_id for spec in specs])
     if sample:
-        steps.reproduce_published(steps.published_pages(), published, how, output, say)
+        steps.reproduce_published(published_pages(), published, how, output, say)
         return wrote(output / "index.html")
     steps.reproduce(names, profile or "quick", specs, how, output, say)
     wrote(output / (profile or "quick") / "README.md")
@@ -154,6 +162,8 @@ def sweep_command(
     minutes: option(
         float, "Stop after this many minutes; the next call resumes.", min=0.01, max=1e6
     ) = None,
+    data_dir: options.DataDir = None,
+    domainbed: options.DomainBed = None,
     log: options.Log = None,
     resume_anyway: options.ResumeAnyway = False,
 ):
@@ -163,12 +173,13 @@ def sweep_command(
     from hmoe_repro.studies.request import runs_of
     from hmoe_repro.studies.sweep import SweepOptions, sweep
 
+    data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
     request = requested(**flags)
     configs = runs_of(request.studies, request.selection)
     how = SweepOptions(
         device=device,
         jobs=jobs,
-        data_dir=flags["data_dir"],
+        data_dir=data_dir,
         engine=engine,
         gpus_per_run=gpus_per_run,
         stop_kinds=True,
