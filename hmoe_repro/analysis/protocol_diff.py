@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..algorithms import get_algorithm
 from ..algorithms.hparams import merge_hparams, with_network
-from .results import runs
+from .results import followed_protocol, runs, settings_of
 from .tables import complete_rows
 from ..core.errors import HmoeError
 from ..core.toml import packaged
@@ -108,8 +108,8 @@ def study_settings(*studies: str) -> pd.DataFrame:
 def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
     """The same settings of the runs of `results`."""
     table = runs(frame)
-    said = [record.get("protocol") or {} for record in table.record]
-    given = [record["config"].get("images") or {} for record in table.record]
+    said = [followed_protocol(run) for run in table.itertuples()]
+    given = [settings_of(run).get("images") or {} for run in table.itertuples()]
     splits, photographs = [s.get("splits") for s in said], table.dataset.isin(KNOWN)
     files = table.dataset_fingerprint.map(PROTOCOL["copies"]).fillna(_FILES)
     table = table.assign(

@@ -344,17 +344,22 @@ _FOLDER = Path(str(resources.files("hmoe_repro"))) / "study_files"
 @dataclass(frozen=True)
 class Profile:
     """A scale of reproduction: what it is for, its studies in the order of training, and whether
-    they are those of another profile, reduced."""
+    they are those of another profile, reduced. Of its studies: which is repeated by which other one
+    from random initial weights, and whose published arrays leave out the images."""
 
     summary: str
     studies: tuple[str, ...]
     reduces: dict = field(default_factory=dict)  # profile, its data sets here, most of a key
+    from_scratch: dict[str, str] = field(default_factory=dict)  # study -> the same from scratch
+    without_images: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, given: dict) -> "Profile":
+        """Return the profile of a table of `profiles.toml`."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
 
-PROFILES = {
-    name: Profile(**p | {"studies": tuple(p["studies"])})
-    for name, p in packaged("study_files/profiles.toml").items()
-}
+PROFILES = {name: Profile.of(p) for name, p in packaged("study_files/profiles.toml").items()}
 STUDIES = tuple(f"{p}-{name}" for p, profile in PROFILES.items() for name in profile.studies)
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-kept-file
