@@ -57,7 +57,7 @@ from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.loader import watched
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
-from ..studies.sweep import refuse_incomplete, train_here
+from ..studies.sweep import sweep
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits
 from ..training.run_config import RunConfig
@@ -243,8 +243,9 @@ def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device:
     from sklearn.metrics import adjusted_mutual_info_score
 
     print(f"training HMOE {plural(len(specs), 'time')} ...", file=sys.stderr, flush=True)
-    records = train_here(specs, store, device)
-    refuse_incomplete(specs, records)
+    outcomes = sweep(specs, store=store, device=device, jobs=0)
+    outcomes.refuse_incomplete()
+    records = outcomes.records()
     ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
     with Progress() as show:
         where = store, resolve_device(device), show
