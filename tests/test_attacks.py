@@ -422,7 +422,7 @@ GATES = {
     "report/warm_kernels.py": {"import_module"},  # modules the launcher names
     "data/registry.py": {"run_path"},  # a file the user named
     "networks/pretrained.py": {"torch.load"},  # with weights_only=True
-    "report/gallery.py": {"run_path"},  # the checkout's .ci/readme.py
+    "report/readme.py": {"run_path"},  # the checkout's docs/readme_picture.py
     "apps/export.py": {"torch.export.load"},  # a graph of this process, or trust_code=True
     "analysis/claims.py": {"frame.eval"},  # texts of the library's claims.toml
     "__init__.py": {"import_module"},  # the library's own names

@@ -12,20 +12,18 @@ import pytest
 
 from hmoe_repro.algorithms import FAMILIES
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.report.reproduce import (
+from hmoe_repro.report.compare_published import (
     by_chance,
     changed_tables,
     changed_verdict,
     circumstances,
     compare_cells,
     compare_runs,
-    compare_studies,
-    describe,
-    published_pages,
-    reproduce_published,
     row_names,
-    sample_runs,
 )
+from hmoe_repro.report.comparison_text import compare_studies, describe
+from hmoe_repro.report.render_many import published_pages
+from hmoe_repro.report.reproduce import reproduce_published, sample_runs
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.sweep import Batch
 from hmoe_repro.training.run import run

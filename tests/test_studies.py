@@ -664,7 +664,7 @@ def test_files_and_names_that_are_no_studies(tmp_path, small):
 
 
 def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, monkeypatch):
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
 
     monkeypatch.setattr("hmoe_repro.report.study_report.collect_study", lambda *_: ([], []))
     monkeypatch.setattr("hmoe_repro.report.study_report.render", lambda *_, **__: "page")
@@ -696,7 +696,7 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
 
 
 def test_a_study_is_published_as_its_runs_end(tmp_path, monkeypatch):
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
     from hmoe_repro.training.run import run
 
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))

@@ -31,7 +31,7 @@ from ..core.errors import HmoeError, check_choice
 from ..core.files import sha256, write_atomic
 from ..core.seeds import seed_everything
 from ..core.toml import packaged
-from ..report.page import _Outputs
+from ..report.page import PageOutput
 from ..report.provenance import output_folder
 from ..studies.artefacts import ARTEFACTS
 
@@ -216,22 +216,19 @@ def machine_notes(record: dict) -> list[str]:
     return template("machine_notes.md").render(record).splitlines()
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-bench-page
-class BenchPage(_Outputs):
+class BenchPage(PageOutput):
     """The page `name` of the benchmark `what`: `record` is that of its study in the folder
     `store`."""
 
-    caption = ""
-
     def __init__(self, name, profile, store, output, what):
-        self.name = name
         self.source = benchmark_file(ARTEFACTS[name].study, store)
-        self.record, self.folder = read_benchmark(self.source, what), output_folder(output, profile)
-        self._begin(output)
+        self.record = read_benchmark(self.source, what)
+        super().__init__(name, output_folder(output, profile), link_pictures=bool(output))
 
     def verdict(self, *lines: str):
         """Write and display the verdict, and `<name>.provenance.json`: digest of the record's file,
         machine and versions."""
-        self._conclude(list(lines))
+        self.conclude(list(lines))
         record, digest = self.record, sha256(self.source)
         copied = ("scale", "rounds", "bf16", "busy", "finished", "environment")
         evidence = {

@@ -28,6 +28,7 @@ def plan_command(
     from hmoe_repro.studies import plan as planning
     from hmoe_repro.training.store import RunStore
 
+    options.configure(data_dir=data_dir)
     device = "cpu" if device == "auto" and no_accelerator() else device
     device, store = device if device == "cpu" else resolve_device(device), RunStore()
     studies = planning.requested_studies(artefacts, profile, everything)
@@ -67,11 +68,13 @@ def reproduce_command(
     from hmoe_repro.core.files import ensure_writable, results_dir, runs_dir
     from hmoe_repro.report import reproduce as steps
     from hmoe_repro.report.render import check_rendering
+    from hmoe_repro.report.render_many import own_figures, published_pages
     from hmoe_repro.studies.plan import requested_artefacts, requested_studies, runs_of
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.run_config import RunConfig
     from hmoe_repro.training.store import RunStore, verify_studies
 
+    data_dir = options.configure(data_dir=data_dir, log=log, resume_anyway=resume_anyway)
     verify_studies(results_dir())
     sample = not (artefacts or profile or everything or fresh)
     if sample:
@@ -84,11 +87,11 @@ def reproduce_command(
         check_rendering(names)
         specs, store = runs_of(studies), RunStore()
     batch = Batch(specs, store, device, data_dir, jobs, engine)
-    output = ensure_writable(steps.own_figures())
+    output = ensure_writable(own_figures())
     if sample or fresh:
         store.discard_all([spec.run_id for spec in specs])
     if sample:
-        steps.reproduce_published(steps.published_pages(), published, batch, output, say)
+        steps.reproduce_published(published_pages(), published, batch, output, say)
         return wrote(output / "index.html")
     steps.reproduce(names, profile or "quick", batch, output, say)
     wrote(output / (profile or "quick") / "README.md")
@@ -135,6 +138,7 @@ def sweep_command(
     from hmoe_repro.studies.sweep import Batch
     from hmoe_repro.training.store import RunStore
 
+    data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
     settings = options.parsed_settings(set_, skip_unreadable)
     studies = requested_studies(artefacts, profile, everything)
     specs = runs_of(studies, where or (), settings)

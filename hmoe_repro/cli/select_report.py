@@ -18,7 +18,7 @@ def publish_command(
     partial: option(bool, "Only complete runs, others later.", "--partial") = False,
 ):
     """Copy finished studies from the store to `results/`."""
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
     from hmoe_repro.training.store import RunStore
 
     for path, count in publish_studies(studies, RunStore(), partial).items():
@@ -33,9 +33,9 @@ def figures_command(
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
     from hmoe_repro.core.files import figures_dir, repo_root
-    from hmoe_repro.report.gallery import README_PROFILES, update_readme
+    from hmoe_repro.report.readme import README_PROFILES, update_readme
     from hmoe_repro.report.render import KEPT
-    from hmoe_repro.report.reproduce import published_artefacts, render_pages
+    from hmoe_repro.report.render_many import published_artefacts, render_pages
 
     pages = [(profile, name) for name in published_artefacts(artefacts, profile)]
     render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
@@ -182,7 +182,7 @@ def bench_command(
     from hmoe_repro.analysis.writers import as_text
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
-    from hmoe_repro.report.reproduce import render_pages
+    from hmoe_repro.report.render_many import render_pages
     from hmoe_repro.studies.artefacts import ARTEFACTS
 
     benches = _benches(device)

@@ -18,7 +18,7 @@ from hmoe_repro.cli.options import (
     Settings,
     SkipUnreadable,
     argument,
-    data_folder,
+    configure,
     opened,
     option,
     parsed_settings,
@@ -64,7 +64,7 @@ def train_command(
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
     print the selected accuracies."""
-    folder = data_folder(data_dir)
+    folder = configure(data_dir, domainbed, log, resume_anyway)
     CONFIG.workers = workers or CONFIG.workers
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.analysis.results import frame_of

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'CROSSED_DIGITS', 'DatasetInfo', 'register_dataset', 'load_dataset', 'read_function', 'own_datasets',
-           'find_dataset', 'recorded_dataset', 'keep_data', 'kept_data']
+           'find_dataset', 'list_datasets', 'recorded_dataset', 'keep_data', 'kept_data']
 
 # %% ../../nbs/02_data/09_registry.ipynb #imports
 import functools
@@ -37,6 +37,7 @@ from hmoe_repro.core.files import (
     runs_dir,
     write_atomic,
 )
+from ..core.names import Patterns, matching_names
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -355,6 +356,21 @@ def find_dataset(text: str, folder=".") -> str:
     if ".py:" in text or path.is_dir():
         return _enter(str(path))
     return check_choice(text, DATASETS, "data set (nor is it the path of a folder)")
+
+# %% ../../nbs/02_data/09_registry.ipynb #def-list-datasets
+@public
+def list_datasets(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
+    """Return the names of data sets, sorted: `list_datasets("*MNIST")`.
+
+    The user's own data sets are among them if this process knows them (`HMOE_FOLDERS`, or used
+    before). A listed data set may still have to be downloaded: `hmoe data list` says so.
+
+    Args:
+        pattern: a shell pattern, or several, of which one must match; case is ignored.
+        exclude: a pattern, or several, of which none may match.
+    """
+    own_datasets()
+    return matching_names(DATASETS, pattern, exclude)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-recorded-dataset
 def recorded_dataset(name: str) -> str:

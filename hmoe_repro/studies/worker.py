@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 from ..algorithms.source import packed_source, unpack_source
-from ..core.config import CONFIG
+from ..core.config import CONFIG, Config
 from ..core.errors import NO_ROOM, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir, write_atomic
 from ..training.run import run
@@ -103,8 +103,11 @@ def run_away(home, given: dict, device, data_dir, config: str) -> tuple:
     """As `run_given`, in a temporary folder that begins as the run at `home` is; the code of a
     user's algorithm goes to the folder of runs of this process. The run's files go to `home`
     after each checkpoint and at the end, and so do its messages, and ('event', kind, detail) for
-    loggers. HMOE_DATA of this process precedes `data_dir`."""
+    loggers. HMOE_DATA and HMOE_DOMAINBED of this process precede what it is told."""
     run_id, data_dir = RunConfig.from_dict(given).run_id, os.environ.get("HMOE_DATA") or data_dir
+    told = Config()
+    told.restore(config)
+    told.domainbed = os.environ.get("HMOE_DOMAINBED") or told.domainbed
     with tempfile.TemporaryDirectory(prefix="hmoe-ray-") as folder:
         here = Home(folder)
         ensure_writable(Path(folder, run_id))
@@ -118,7 +121,7 @@ def run_away(home, given: dict, device, data_dir, config: str) -> tuple:
                 home("write", run_id, here.read(run_id))
 
         send = lambda message: home("tell", run_id, *message)
-        ended = run_given(given, folder, device, data_dir, config, send, on_event)
+        ended = run_given(given, folder, device, data_dir, told.to_json(), send, on_event)
         home("write", run_id, here.read(run_id))
     return ended
 
