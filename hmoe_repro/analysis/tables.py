@@ -180,9 +180,9 @@ def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
     return accuracy_block(frame)[0]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-table-notes
-def table_notes(frame: pd.DataFrame) -> list[str]:
-    """One line per failed run (id, what it was, reason), per set of missing runs, and one that
-    says what the standard errors are."""
+def table_notes(frame: pd.DataFrame, errors: bool = True) -> list[str]:
+    """One line per failed run (id, what it was, reason), per set of missing runs, and, with
+    `errors`, one that says what the standard errors are."""
     rows, failed = run_results(frame), runs(frame[frame.status != "complete"])
     seeds, cell = set(rows.trial_seed), ["algorithm", "test_domain"]
     trained = rows.groupby(cell).trial_seed.agg(set)
@@ -192,6 +192,7 @@ def table_notes(frame: pd.DataFrame) -> list[str]:
     for joined, kept in (cell[::-1], cell):
         missing = missing.groupby([kept, "seeds"], sort=False)[joined].agg(", ".join).reset_index()
     found = {"failed": failed.sort_values("run_id"), "missing": missing, "seeds": len(seeds)}
+    found["errors"] = errors
     return template("table_notes.md").render(found).splitlines()
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-paper-numbers
