@@ -61,7 +61,7 @@ def _build(name: str, input_shape: tuple, drop_path: float) -> nn.Module:
                 module.drop_prob = 0.0
     return body
 
-
+# %% ../../nbs/03_networks/07_timm_models.ipynb #def-probe
 def _missed_pixels(convolution: nn.Conv2d, image_size, output_size) -> list[int]:
     """Count the pixels at the lower and the right edge that no output of a convolution sees.
 
@@ -129,7 +129,7 @@ def _probe(name: str, body: nn.Module, input_shape: tuple) -> torch.Tensor:
         raise _patch_error(name, image_size, missed, stride)
     return features
 
-
+# %% ../../nbs/03_networks/07_timm_models.ipynb #def-num-features
 def _fitting_sides(body: nn.Module | None, image_size) -> str:
     """Suggest the multiples of a transformer's patches next to a side that they do not divide.
 
