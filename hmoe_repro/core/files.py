@@ -104,7 +104,7 @@ def _folder(variable: str, default: str) -> Path:
 
 
 def data_dir() -> Path:
-    """Return the folder of data sets: the one chosen by `use_folder`, else HMOE_DATA, else `data/`."""
+    """Return the folder of data sets, by `use_folder`, the variable HMOE_DATA or `data/`."""
     return _folder("HMOE_DATA", "data")
 
 
