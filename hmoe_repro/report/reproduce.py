@@ -16,22 +16,15 @@ from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
 from ..core.files import repo_root
 from ..core.toml import packaged
-from .compare_published import changed_tables, compare_runs
+from .compare_published import changed_tables, compare_runs, page_verdict
 from .comparison_text import compare_studies
 from .gallery import browsable
 from .publish import write_beside_runs
-from .render import page_texts
 from .render_many import render_pages
 from ..studies.plan import requested_studies
 from ..studies.sweep import Batch
 
 # %% ../../nbs/08_report/10_reproduce.ipynb #def-reproduce
-def _verdict(folder: Path, artefact: str) -> str:
-    """The verdict of a rendered page, '' if it has none."""
-    page = folder / f"{artefact}.ipynb"
-    return page_texts(page).get(f"{artefact}_verdict.md", "") if page.exists() else ""
-
-
 def reproduce(artefacts: list[str], profile: str, batch: Batch, output: Path, say=print):
     """Train a batch, the runs behind some artefacts, render these into `output` and compare with
     the published ones; `say` is called with each line. Raises `HmoeError` if runs failed or are
@@ -53,8 +46,11 @@ def reproduce(artefacts: list[str], profile: str, batch: Batch, output: Path, sa
             "--fresh trains them again."
         )
     render_pages([(profile, name) for name in artefacts], output, records, say)
-    folders = repo_root() / "figures" / profile, output / profile
-    pages = {name: tuple(_verdict(folder, name) for folder in folders) for name in artefacts}
+    published, fresh = (repo_root() / "figures" / profile, ""), (output / profile, records)
+    pages = {
+        name: tuple(page_verdict(profile, name, *side) for side in (published, fresh))
+        for name in artefacts
+    }
     for line in compare_studies(frames, pages):
         say(line)
     say(f"done in {time.monotonic() - started:.0f} s")
