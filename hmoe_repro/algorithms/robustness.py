@@ -101,31 +101,32 @@ class RSC(ERM):
         return {"loss": F.cross_entropy(self.classifier(z * self.kept_features(z, y)), y)}
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-standardize
-def standardize(
-    z: torch.Tensor, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+_EPS = 1e-5  # added to a variance
+
+
+def standardize(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Content u (B, F), mean (B, 1) and unbiased variance (B, 1) of feature vectors z (B, F)."""
     variance, mean = torch.var_mean(z, dim=1, keepdim=True)
-    return (z - mean) / (variance + eps).sqrt(), mean, variance
+    return (z - mean) / (variance + _EPS).sqrt(), mean, variance
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-randomize
-def randomize_style(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def randomize_style(z: torch.Tensor) -> torch.Tensor:
     """Features (B, F) with their own content and a style between their own and another image's
     (Nam et al., 2021, section 3)."""
-    u, mean, variance = standardize(z, eps)
+    u, mean, variance = standardize(z)
     other = torch.randperm(len(z), device=z.device)
     alpha = torch.rand(len(z), 1, device=z.device, dtype=z.dtype)
     mean = alpha * mean + (1 - alpha) * mean[other]
     variance = alpha * variance + (1 - alpha) * variance[other]
-    return u * (variance + eps).sqrt() + mean
+    return u * (variance + _EPS).sqrt() + mean
 
 
-def randomize_content(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def randomize_content(z: torch.Tensor) -> torch.Tensor:
     """Features (B, F) with their own style and another image's content, which gets no gradient
     (section 3)."""
-    u, mean, variance = standardize(z, eps)
+    u, mean, variance = standardize(z)
     other = torch.randperm(len(z), device=z.device)
-    return u[other].detach() * (variance + eps).sqrt() + mean
+    return u[other].detach() * (variance + _EPS).sqrt() + mean
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-sagnet
 @register("SagNet", paper="Nam et al., 2021", needs_domain_labels=False, family="robustness")

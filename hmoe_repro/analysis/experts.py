@@ -147,9 +147,10 @@ def expert_shares(kept: StoredChoices, by: str = "class", block: int | None = No
     return table.rename_axis(index=by, columns=None)
 
 
-def position_shares(kept: StoredChoices, block: int | None = None) -> np.ndarray:
-    """How often each expert has the patch at a place: (E, h, w), summing to 1 over experts."""
-    table = position_table(kept.layer(block), kept.num_experts).astype(float)
+def position_shares(kept: StoredChoices) -> np.ndarray:
+    """How often each expert of the last layer has the patch at a place: (E, h, w), summing to 1
+    over experts."""
+    table = position_table(kept.layer(), kept.num_experts).astype(float)
     return (table / table.sum(1, keepdims=True)).T.reshape(-1, *kept.grid)
 
 # %% ../../nbs/07_analysis/12_experts.ipynb #def-choice-rows

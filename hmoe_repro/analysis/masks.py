@@ -159,11 +159,11 @@ def by_weight(scores: pd.DataFrame, value: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["test_domain", "weight", "mean", "low", "high", "seeds"])
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-place-scores
-def place_scores(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
+def place_scores(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each complete run with masks and place, places in the order of the network: columns
     of the run, weight, test_domain, trial_seed, place, iou (0 to 1), and the percent of its neurons
     that are useless, one domain's, some domains' or shared by all."""
-    rows = mask_rows(frame, knob)
+    rows = mask_rows(frame)
     rows = rows[(rows.place != OVERALL) & rows.quantity.isin(["mean_iou", *NEURON_KINDS])]
     kinds = ["useless", "one", "some", "shared"]
     wide = rows.pivot_table("value", [*_RUN, "place"], "quantity", dropna=False, sort=False)

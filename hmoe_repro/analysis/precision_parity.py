@@ -52,10 +52,10 @@ def precision_pairs(frame: pd.DataFrame, base: str = "float32", other: str = "bf
     return sorted([(pair[base], pair[other]) for pair in by_spec.values()], key=place)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-unpaired-notes
-def unpaired_notes(frame: pd.DataFrame, base: str = "float32", other: str = "bf16") -> list[str]:
-    """One line for each run in one of the two precisions that failed or has no complete twin."""
-    twin, notes = {base: other, other: base}, []
-    for run in _twins(frame, base, other).query("not paired").itertuples():
+def unpaired_notes(frame: pd.DataFrame) -> list[str]:
+    """One line for each run in float32 or bf16 that failed or has no complete twin."""
+    twin, notes = {"float32": "bf16", "bf16": "float32"}, []
+    for run in _twins(frame, "float32", "bf16").query("not paired").itertuples():
         name = f"{run.algorithm} on {run.test_domain}, seed {run.trial_seed} (run {run.run_id})"
         if run.status == "complete":
             notes.append(f"no complete twin in {twin[run.precision]}: {name}, {run.precision}")

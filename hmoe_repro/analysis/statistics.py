@@ -209,7 +209,10 @@ def contrasts(
 SEEDS_FOR_BOOTSTRAP = 8
 
 
-def interquartile_mean(grid: pd.DataFrame, draws: int = 2000) -> tuple[float, float, float]:
+_DRAWS = 2000  # of a bootstrap
+
+
+def interquartile_mean(grid: pd.DataFrame) -> tuple[float, float, float]:
     """Mean of the middle half of a grid's values, trial seeds by test domains, with the low and
     high end of the 95 % interval of a bootstrap, stratified by test domain (Agarwal et al., 2021).
     All are NaN if a test domain has fewer than `SEEDS_FOR_BOOTSTRAP` seeds, and the ends if all
@@ -218,7 +221,7 @@ def interquartile_mean(grid: pd.DataFrame, draws: int = 2000) -> tuple[float, fl
     if not domains or min(map(len, domains)) < SEEDS_FOR_BOOTSTRAP:
         return math.nan, math.nan, math.nan
     random = np.random.default_rng(0)
-    again = [random.choice(values, (draws, len(values))) for values in domains]
+    again = [random.choice(values, (_DRAWS, len(values))) for values in domains]
     means = stats.trim_mean(np.concatenate(again, axis=1), 0.25, axis=1)
     value = stats.trim_mean(np.concatenate(domains), 0.25)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -255,9 +258,7 @@ def rate(successes: int, n: int) -> tuple[float, float, float]:
         raise HmoeError(
             f"{successes} of {n} is no rate.", fix="as many successes as trials at most."
         )
-    failures = n - successes
-    low = stats.beta.ppf(0.025, successes, failures + 1) if successes else 0
-    high = stats.beta.ppf(0.975, successes + 1, failures) if failures else 1
+    low, high = stats.binomtest(successes, n).proportion_ci(0.95, method="exact")
     return successes / n, float(low), float(high)
 
 
@@ -275,10 +276,9 @@ def interval_words(found, form: str = "+.1f") -> str:
     return f"95 % CI {found.low:{form}} to {found.high:{form}}"
 
 
-def interval_text(found, decimals: int = 1) -> str:
-    """A mean with its interval: '+4.71 (95 % CI +3.96 to +5.46)'."""
-    form = f"+.{decimals}f"
-    return f"{found.mean:{form}} ({interval_words(found, form)})"
+def interval_text(found) -> str:
+    """A mean with its interval: '+4.7 (95 % CI +4.0 to +5.5)'."""
+    return f"{found.mean:+.1f} ({interval_words(found, '+.1f')})"
 
 
 def contrast_text(row) -> str:
@@ -292,12 +292,15 @@ def sentences(name: str):
     return template(name).make_module({function.__name__: function for function in written})
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-resolvable-difference
-def _noncentrality(freedom: float, power: float = 0.8) -> float:
+_POWER = 0.8  # in how many cases a study finds a difference
+
+
+def _noncentrality(freedom: float) -> float:
     """The standard errors by which a mean must differ from 0 for a two-sided t-test at 5 % to have
-    this power."""
+    a power of `_POWER`."""
     freedom = min(freedom, 1e6)
     limit = stats.t.isf(0.025, freedom)
-    return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - power, 1, 2 * limit)
+    return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - _POWER, 1, 2 * limit)
 
 
 @public(frame=Results, without=Sequence, baseline=str | Sequence[str] | dict)
@@ -338,13 +341,17 @@ def resolution_note(chosen: pd.DataFrame) -> str:
     )
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-accuracy-verdict
-def _listed(rows: pd.DataFrame, most: int = 8) -> str:
-    """Rows of `contrasts` with their intervals, the largest differences first."""
+_MOST_LISTED = 8
+
+
+def _listed(rows: pd.DataFrame) -> str:
+    """Rows of `contrasts` with their intervals, the `_MOST_LISTED` largest differences first."""
     said = []
     for row in rows.sort_values("difference", key=abs, ascending=False).itertuples():
         place = "" if row.test_domain == "Average" else f" on {row.test_domain}"
         said.append(f"{row_name(row.algorithm, row.mode)}{place} {contrast_text(row)}")
-    return ", ".join([*said[:most], *[f"and {len(said) - most} more"] * (len(said) > most)])
+    rest = [f"and {len(said) - _MOST_LISTED} more"] if len(said) > _MOST_LISTED else []
+    return ", ".join([*said[:_MOST_LISTED], *rest])
 
 
 def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> Line:

@@ -25,7 +25,7 @@ from .costs import tensor_peak, train
 from .timing import measure, new_record, ratios, scale_of, targets_of
 from ..core.errors import HmoeError, check_choice
 from ..studies.studies import study_specs
-from ..studies.sweep import Batch
+from ..studies.sweep import sweep
 from ..training.model import build_dataset
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
@@ -90,7 +90,7 @@ def _sweep(specs: list[RunConfig]) -> float:
     process does not count. `HmoeError` if one fails."""
     with TemporaryDirectory() as folder:
         store = RunStore(Path(folder))
-        Batch(specs, store, jobs=1).train().refuse_failed()
+        sweep(specs, store=store, device="cpu", jobs=1).refuse_failed()
         ends = [store.record_path(spec.run_id).stat().st_mtime for spec in specs]
     return (max(ends) - min(ends)) / (len(specs) - 1)
 
