@@ -50,7 +50,7 @@ from hmoe_repro.analysis.statistics import (
     rows_of,
     value_grid,
 )
-from .writers import Line, escape_markdown, number_as_text, template
+from .writers import Line, escape_markdown, lines_of, number_as_text, template
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.toml import packaged
 from ..data.registry import DATASETS
@@ -961,4 +961,4 @@ def claims_answer(results: list[ClaimResult]) -> list[Line]:
         levels=filled(lambda result: _levels(result.parts[0].evidence)),
         start=_capitalised,
     )
-    return [Line.of(question) for question in said.split("\n\n")]
+    return lines_of(said)

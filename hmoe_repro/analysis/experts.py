@@ -17,7 +17,7 @@ from .embeddings import as_rgb, frame_only, tiled
 from .results import arrays, has_arrays, measurement, runs_with, settings_of
 from .statistics import contrast, contrast_text
 from .tables import cell_statistics, complete_rows
-from .writers import Line, template
+from .writers import lines_of, template
 from ..core.errors import HmoeError
 from ..data.benchmarks import KNOWN
 from ..data.registry import load_dataset
@@ -211,4 +211,4 @@ def choice_verdict(frame: pd.DataFrame) -> list[str]:
             "load": 100 * np.mean(loads),
         }
     verdict = template("choice_verdict.md").render(networks=networks, contrast_text=contrast_text)
-    return [Line.of(network) for network in verdict.split("\n\n") if network.strip()]
+    return lines_of(verdict)

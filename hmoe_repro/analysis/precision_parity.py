@@ -16,7 +16,7 @@ import pandas as pd
 from .results import last_losses, measurement, runs, selected_scores, settings_of
 from .statistics import holm, mean_interval
 from .tables import MODE_ORDER, domain_order, row_name
-from .writers import Line, template
+from .writers import Line, lines_of, template
 from ..core.errors import HmoeError
 from ..studies.search import rank
 
@@ -153,4 +153,4 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[Line]:
     rows["alone"], rows["unsure"] = (outcome == UNRESOLVED) & (rows.p < 0.05), wide | rows.equal
     parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
     verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
-    return [Line.of(found) for found in verdict.split("\n\n") if found.strip()]
+    return lines_of(verdict)

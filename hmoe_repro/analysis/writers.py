@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['escape_tex', 'escape_markdown', 'escape_page', 'number_as_text', 'as_text', 'markdown_table', 'latex_table',
-           'save_table', 'csv_text', 'template', 'Line', 'first_sentence']
+           'save_table', 'csv_text', 'template', 'Line', 'lines_of', 'first_sentence']
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #imports
 import functools
@@ -159,6 +159,12 @@ class Line(str):
         """Return this line with `start` before its first sentence."""
         first, *others = self.sentences or ("",)
         return Line(start + first, *others)
+
+
+def lines_of(text: str) -> list[Line]:
+    """Return the lines of what a template made: a blank line is between two of them, and a sentence
+    is on each line of the text."""
+    return [Line.of(block) for block in text.split("\n\n") if block.strip()]
 
 
 def first_sentence(line: str) -> str:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import available_results, frame_of, results, runs, short_path
+from hmoe_repro.analysis.results import (
+    available_results,
+    config_of,
+    frame_of,
+    results,
+    runs,
+    short_path,
+)
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
 from ..core.files import repo_root
@@ -92,7 +99,7 @@ def reproduce_published(
         f"renders {plural(len(pages), 'page')} and trains {plural(len(published), 'run')} afresh. "
         f"The first picture: {short_path(output / first)}"
     )
-    configs = [RunConfig.from_dict(record["config"]) for record in published.record]
+    configs = [config_of(run) for run in published.itertuples()]
     train = lambda progress: sweep(configs, how, display=progress)
     outcomes = render_pages(pages, output, say=say, meanwhile=train)
     outcomes.refuse_elsewhere()
