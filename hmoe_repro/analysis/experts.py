@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from .embeddings import as_rgb
 from .results import arrays, has_arrays, measurement, runs_with, settings_of
 from .statistics import contrast, contrast_text
-from .writers import template
+from .writers import lines_of, template
 from ..core.errors import HmoeError
 from ..data.registry import load_dataset
 from ..networks.model_size import network_size
@@ -149,4 +149,4 @@ def choice_verdict(frame: pd.DataFrame) -> list[str]:
             "load": 100 * np.mean(loads),
         }
     verdict = template("choice_verdict.md").render(networks=networks, contrast_text=contrast_text)
-    return verdict.splitlines()
+    return lines_of(verdict)

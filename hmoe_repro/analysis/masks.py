@@ -26,7 +26,7 @@ from hmoe_repro.analysis.results import (
     runs_with,
 )
 from .statistics import holm, mean_interval, sentences, value_grid
-from .writers import number_as_text
+from .writers import Line, number_as_text
 from ..core.style import colours
 from ..studies.study_file import read_study
 
@@ -224,10 +224,10 @@ def weight_changes(
     return table.assign(significant=holm(table.p) < 0.05)
 
 
-def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) -> str:
-    """One sentence from `weight_changes`: at which weights there is a significant change, and at
+def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) -> Line:
+    """One line from `weight_changes`: at which weights there is a significant change, and at
     which there is none, each with its interval."""
-    return sentences("masks.md").change_line(changes, what, knob, decimals)
+    return Line.of(str(sentences("masks.md").change_line(changes, what, knob, decimals)))
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-weight-table
 _NAMES = {
