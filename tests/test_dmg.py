@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import Adam, assert_resumes
+from by_hand import Adam, assert_resumes, soft_iou
 from torch.utils.flop_counter import FlopCounterMode
 
 from hmoe_repro.algorithms import get_algorithm
@@ -28,7 +28,7 @@ from hmoe_repro.algorithms.dmg import (
 from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
-from hmoe_repro.method.masks import hard_iou, soft_iou
+from hmoe_repro.method.masks import hard_iou
 from hmoe_repro.training.measurements import measure_run, trained_run
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config

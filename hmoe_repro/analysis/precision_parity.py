@@ -16,7 +16,7 @@ import pandas as pd
 from .results import last_losses, measurement, runs, selected_scores, settings_of
 from .statistics import holm, mean_interval
 from .tables import MODE_ORDER, domain_order, row_name
-from .writers import template
+from .writers import Line, lines_of, template
 from ..core.errors import HmoeError
 from ..studies.search import rank
 
@@ -52,10 +52,10 @@ def precision_pairs(frame: pd.DataFrame, base: str = "float32", other: str = "bf
     return sorted([(pair[base], pair[other]) for pair in by_spec.values()], key=place)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-unpaired-notes
-def unpaired_notes(frame: pd.DataFrame, base: str = "float32", other: str = "bf16") -> list[str]:
-    """One line for each run in one of the two precisions that failed or has no complete twin."""
-    twin, notes = {base: other, other: base}, []
-    for run in _twins(frame, base, other).query("not paired").itertuples():
+def unpaired_notes(frame: pd.DataFrame) -> list[str]:
+    """One line for each run in float32 or bf16 that failed or has no complete twin."""
+    twin, notes = {"float32": "bf16", "bf16": "float32"}, []
+    for run in _twins(frame, "float32", "bf16").query("not paired").itertuples():
         name = f"{run.algorithm} on {run.test_domain}, seed {run.trial_seed} (run {run.run_id})"
         if run.status == "complete":
             notes.append(f"no complete twin in {twin[run.precision]}: {name}, {run.precision}")
@@ -143,8 +143,8 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     return pd.Series(found, index=summary.index)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-parity-verdict
-def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
-    """Sentences: whether `other` changes results, and the final loss, beyond seed noise; and which
+def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[Line]:
+    """Lines: whether `other` changes results, and the final loss, beyond seed noise; and which
     rows are no evidence."""
     outcome, loss = outcomes(summary), summary.measure == LOSS
     wide = (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
@@ -153,4 +153,4 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     rows["alone"], rows["unsure"] = (outcome == UNRESOLVED) & (rows.p < 0.05), wide | rows.equal
     parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
     verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
-    return verdict.splitlines()
+    return lines_of(verdict)

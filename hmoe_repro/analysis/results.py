@@ -30,6 +30,7 @@ from ..core.seals import seal_fault
 from ..core.toml import packaged
 from ..method.hmoe import HMOE_MODES
 from ..method.toy_hmoe import TOY_OMITS
+from ..studies.study_file import PROFILE_OF
 from ..training.protocols import parse_policy
 from ..training.run_config import TOY, RunConfig
 from ..training.selection import protocol_of, validation_accuracy
@@ -80,7 +81,9 @@ def load_study(study: str, store: str = "") -> list[dict]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
-        train = f"`hmoe reproduce --profile {study.split('-')[0]}` trains them"
+        train = f"`hmoe sweep {study}` trains them"
+        if study in PROFILE_OF:
+            train = f"`hmoe reproduce --profile {PROFILE_OF[study]}` trains them"
         absent = f"no records of study {study!r}: {file} does not exist.{not_in_a_clone()}"
         raise HmoeError(absent, fix=f"{train}, {publish}.") from None
     except (OSError, UnicodeDecodeError) as error:

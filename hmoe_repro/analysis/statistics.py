@@ -22,7 +22,7 @@ from scipy import optimize, stats
 from .plotting import escape_math
 from .results import Results, margin_of, metric_of, mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
-from .writers import template
+from .writers import Line, template
 from ..core.errors import HmoeError, check_choice, plural, public
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-grid
@@ -209,7 +209,10 @@ def contrasts(
 SEEDS_FOR_BOOTSTRAP = 8
 
 
-def interquartile_mean(grid: pd.DataFrame, draws: int = 2000) -> tuple[float, float, float]:
+_DRAWS = 2000  # of a bootstrap
+
+
+def interquartile_mean(grid: pd.DataFrame) -> tuple[float, float, float]:
     """Mean of the middle half of a grid's values, trial seeds by test domains, with the low and
     high end of the 95 % interval of a bootstrap, stratified by test domain (Agarwal et al., 2021).
     All are NaN if a test domain has fewer than `SEEDS_FOR_BOOTSTRAP` seeds, and the ends if all
@@ -218,7 +221,7 @@ def interquartile_mean(grid: pd.DataFrame, draws: int = 2000) -> tuple[float, fl
     if not domains or min(map(len, domains)) < SEEDS_FOR_BOOTSTRAP:
         return math.nan, math.nan, math.nan
     random = np.random.default_rng(0)
-    again = [random.choice(values, (draws, len(values))) for values in domains]
+    again = [random.choice(values, (_DRAWS, len(values))) for values in domains]
     means = stats.trim_mean(np.concatenate(again, axis=1), 0.25, axis=1)
     value = stats.trim_mean(np.concatenate(domains), 0.25)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -255,9 +258,7 @@ def rate(successes: int, n: int) -> tuple[float, float, float]:
         raise HmoeError(
             f"{successes} of {n} is no rate.", fix="as many successes as trials at most."
         )
-    failures = n - successes
-    low = stats.beta.ppf(0.025, successes, failures + 1) if successes else 0
-    high = stats.beta.ppf(0.975, successes + 1, failures) if failures else 1
+    low, high = stats.binomtest(successes, n).proportion_ci(0.95, method="exact")
     return successes / n, float(low), float(high)
 
 
@@ -276,7 +277,7 @@ def interval_words(found, form: str = "+.1f") -> str:
 
 
 def interval_text(found, decimals: int = 1) -> str:
-    """A mean with its interval: '+4.71 (95 % CI +3.96 to +5.46)'."""
+    """A mean with its interval, as '+4.7 (95 % CI +4.0 to +5.5)'."""
     form = f"+.{decimals}f"
     return f"{found.mean:{form}} ({interval_words(found, form)})"
 
@@ -292,12 +293,15 @@ def sentences(name: str):
     return template(name).make_module({function.__name__: function for function in written})
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-resolvable-difference
-def _noncentrality(freedom: float, power: float = 0.8) -> float:
+_POWER = 0.8  # in how many cases a study finds a difference
+
+
+def _noncentrality(freedom: float) -> float:
     """The standard errors by which a mean must differ from 0 for a two-sided t-test at 5 % to have
-    this power."""
+    a power of `_POWER`."""
     freedom = min(freedom, 1e6)
     limit = stats.t.isf(0.025, freedom)
-    return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - power, 1, 2 * limit)
+    return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - _POWER, 1, 2 * limit)
 
 
 @public(frame=Results, without=Sequence, baseline=str | Sequence[str] | dict)
@@ -338,21 +342,25 @@ def resolution_note(chosen: pd.DataFrame) -> str:
     )
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-accuracy-verdict
-def _listed(rows: pd.DataFrame, most: int = 8) -> str:
-    """Rows of `contrasts` with their intervals, the largest differences first."""
+_MOST_LISTED = 8
+
+
+def _listed(rows: pd.DataFrame) -> str:
+    """Rows of `contrasts` with their intervals, the `_MOST_LISTED` largest differences first."""
     said = []
     for row in rows.sort_values("difference", key=abs, ascending=False).itertuples():
         place = "" if row.test_domain == "Average" else f" on {row.test_domain}"
         said.append(f"{row_name(row.algorithm, row.mode)}{place} {contrast_text(row)}")
-    return ", ".join([*said[:most], *[f"and {len(said) - most} more"] * (len(said) > most)])
+    rest = [f"and {len(said) - _MOST_LISTED} more"] if len(said) > _MOST_LISTED else []
+    return ", ".join([*said[:_MOST_LISTED], *rest])
 
 
-def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
+def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> Line:
     """In words: which rows differ significantly (`contrasts`) from `baseline` in average accuracy
     and on single test domains. `HmoeError` without the baseline."""
     name = _said(baseline)
     if set(rows_of(frame, baseline).algorithm) == set(run_results(frame).algorithm):
-        return f"Nothing to compare {name} with: no other algorithm has a complete run."
+        return Line(f"Nothing to compare {name} with: no other algorithm has a complete run.")
     table = contrasts(run_results(frame), baseline)
     average, known = table.test_domain == "Average", table.p_holm.notna()
     tested, untested, alone = (
@@ -365,7 +373,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
     found |= {"near": rest.sort_values(["p_holm", "p"])[:1], "alone": alone}
     found |= {"name": name, "tested": tested, "untested": untested}
     verdict = template("accuracy_verdict.md").render(found, listed=_listed, plural=plural)
-    return " ".join(verdict.splitlines())
+    return Line.of(verdict)
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-contrast-table
 @public(frame=Results, baseline=str | Sequence[str] | dict)

@@ -180,9 +180,9 @@ def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
     return accuracy_block(frame)[0]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-table-notes
-def table_notes(frame: pd.DataFrame) -> list[str]:
-    """One line per failed run (id, what it was, reason), per set of missing runs, and one that
-    says what the standard errors are."""
+def table_notes(frame: pd.DataFrame, errors: bool = True) -> list[str]:
+    """One line per failed run (id, what it was, reason), per set of missing runs, and, with
+    `errors`, one that says what the standard errors are."""
     rows, failed = run_results(frame), runs(frame[frame.status != "complete"])
     seeds, cell = set(rows.trial_seed), ["algorithm", "test_domain"]
     trained = rows.groupby(cell).trial_seed.agg(set)
@@ -192,6 +192,7 @@ def table_notes(frame: pd.DataFrame) -> list[str]:
     for joined, kept in (cell[::-1], cell):
         missing = missing.groupby([kept, "seeds"], sort=False)[joined].agg(", ".join).reset_index()
     found = {"failed": failed.sort_values("run_id"), "missing": missing, "seeds": len(seeds)}
+    found["errors"] = errors
     return template("table_notes.md").render(found).splitlines()
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-paper-numbers
@@ -333,18 +334,18 @@ def _changed(before: dict, after: dict) -> dict:
     return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in changed.items()}
 
 
-def best_hparams(frame: pd.DataFrame, mode: str = "mix") -> pd.DataFrame:
+def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     """The best draw of a search, a row for each algorithm and test domain: `draw` and `validation`
     (percent) of the draw that training-domain validation chooses, `default` (percent, of draw 0)
-    and `changed`, a dict of the settings in which the two differ, to four digits. `mode` decides
-    where there are several. `HmoeError` where a run of the search is missing, or as `choose`."""
+    and `changed`, a dict of the settings in which the two differ, to four digits. MIX decides
+    if there are several modes. `HmoeError` where a run of the search is missing, or as `choose`."""
     records = records_of(frame)
     chosen, missing = choose(records)
     if missing:
         raise HmoeError(f"the search is not finished, {missing[0]}.", fix="train its study again.")
     if chosen.trial_seed.nunique() > 1:
         raise HmoeError("the search has several trial seeds.", fix="settle on the draws of one.")
-    table = chosen[chosen["mode"].isin([mode, "default"])]
+    table = chosen[chosen["mode"].isin(["mix", "default"])]
     place, (defaults, _) = ["algorithm", "mode", "test_domain"], choose(records, n_hparams=1)
     table = table.merge(defaults, on=place, suffixes=("", "_first"))
     hparams = {run.run_id: hparams_of(run) for run in runs(frame).itertuples()}

@@ -511,14 +511,17 @@ def page_groups(found: Findings, root, column: str = "group", count: int = 16) -
     return groups
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-code-map
-def code_maps(found: Findings, most: int = 500, side: int = 340) -> list[dict]:
-    """Maps, `side` units wide, of at most `most` scored images, by group, class and known domain:
-    title; dots and squares, (x, y, colour, tooltip) of points and centres; legend."""
-    images = found.fresh.iloc[subset(len(found.fresh), most)]
+_MOST_DOTS, _SIDE = 500, 340  # images on a map, and its width
+
+
+def code_maps(found: Findings) -> list[dict]:
+    """Maps, `_SIDE` units wide, of at most `_MOST_DOTS` scored images, by group, class and known
+    domain: title; dots and squares, (x, y, colour, tooltip) of points and centres; legend."""
+    images = found.fresh.iloc[subset(len(found.fresh), _MOST_DOTS)]
     placed = tsne({"code": found.points[images.index], "embeddings": found.centres})
     places = np.concatenate(list(placed.values()))
     extent = np.maximum(np.ptp(places, axis=0), 1e-9)
-    x, y = (10 + (side - 20) * (places - places.min(0)) / extent).round(1).T.tolist()
+    x, y = (10 + (_SIDE - 20) * (places - places.min(0)) / extent).round(1).T.tolist()
     what = "centre" if found.method == "features" else "embedding"
     count, names = len(images), [f"{what} of {name}" for name in found.images.group.cat.categories]
     squares = list(zip(x[count:], y[count:], [EMBEDDING_COLOUR] * len(names), names))

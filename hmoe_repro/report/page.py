@@ -26,6 +26,7 @@ from ..analysis.statistics import contrast_table, forest_plot, interval_note
 from ..analysis.tables import frame_parts, paper_numbers
 from ..analysis.writers import markdown_table, save_table
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.seeds import drawing_from
 from ..core.style import use_style
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
@@ -33,7 +34,8 @@ from . import provenance
 from .gallery import title_and_claim
 from .render import PICTURES, artefacts, files_of, paper_notebook, picture_links
 from ..studies.artefacts import artefact_studies, artefact_study
-from ..studies.studies import count_runs, read_study
+from ..studies.studies import count_runs
+from ..studies.study_file import STUDIES, read_study
 
 # %% ../../nbs/08_report/12_page.ipynb #def-check-parameters
 def _assigned(cell: str) -> list[str]:
@@ -149,11 +151,16 @@ class PageOutput:
         from IPython.display import Markdown, display
 
         self.name, self.folder = name, folder
+        self.random = np.random.RandomState(0)  # a picture is the same each time
         use_style()
         self._answer = display(Markdown(""), display_id=True)
         self._links = None
         if link_pictures:
             self._links = display(Markdown(""), metadata={PICTURES: True}, display_id=True)
+
+    def scattered(self):
+        """Context manager: seaborn scatters the dots of `stripplot` by the page's own generator."""
+        return drawing_from(self.random)
 
     def show(self, *texts):
         """Display Markdown; a frame as a table."""
@@ -227,7 +234,6 @@ class _Results(PageOutput):
         title="",
         required=False,
     ):
-        np.random.seed(0)  # seaborn scatters dots by it: a picture is the same each time
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         check_parameters(shell.user_ns.get("In", []) if shell else [])
         self.profile, self.store, self.protocol = profile, store, protocol
@@ -252,7 +258,7 @@ class _Results(PageOutput):
 
     def results(self, *studies: str) -> pd.DataFrame:
         """`results` of those studies that have some; a name without a profile means this one's."""
-        named = [s if s.startswith(f"{self.profile}-") else f"{self.profile}-{s}" for s in studies]
+        named = [s if s in STUDIES else f"{self.profile}-{s}" for s in studies]
         return available_results(named, self.store)[0]
 
     @functools.cached_property
@@ -302,7 +308,8 @@ class _Statements(_Results):
         numbers are from (`rule`: how models were chosen, default `rule_of`; `also`: further
         results)."""
         absent = [not_run_line(self.absent)] if self.absent else []
-        self.conclude([*filter(None, lines), *absent])
+        lines = [*filter(None, lines), *absent]
+        self.conclude(lines)
         main, frame = self._study, self.frame
         if len(also):
             frame = pd.concat([frame, also], ignore_index=True)
@@ -315,6 +322,7 @@ class _Statements(_Results):
             store=self.store,
             selection_rule=rule,
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
+            verdict=lines,
         )
         if self.studies:
             failed, digest = len(facts["failed"]), (facts["study_sha256"] or "")[:12]

@@ -23,6 +23,7 @@ from ..algorithms.hparams import draw_hparams, merge_hparams, with_network
 from ..core.errors import HmoeError, check_choice
 from ..data.registry import DATASETS
 from .filters import run_fields
+from ..training.protocols import parse_policy
 from ..training.run_config import RunConfig
 from ..training.selection import RULES, select_model
 
@@ -199,7 +200,7 @@ def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     """Runs of one kind, one for each algorithm, set of test domains, trial seed and draw: that with
     the full evaluation. `HmoeError` where runs differ in what one table must agree in."""
     _check_kind(table, rule)
-    full = table.evaluate.str.startswith("all")
+    full = table.evaluate.map(lambda policy: parse_policy(policy)[0] == "all")
     cell = ["algorithm", "held_out", "trial_seed", "hparams_seed"]
     return pd.concat([table[full], table[~full]]).drop_duplicates(cell)
 
