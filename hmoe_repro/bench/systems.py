@@ -18,7 +18,7 @@ import torch
 from ..algorithms import get_algorithm
 from ..analysis.experts import choice_rows
 from ..analysis.published import verdict_lines
-from ..analysis.results import runs
+from ..analysis.results import measurement, runs, runs_with
 from ..analysis.statistics import contrast, contrast_text, rows_of
 from ..analysis.tables import cell_statistics, cell_text, row_name, run_results
 from .costs import tensor_peak, train
@@ -131,12 +131,13 @@ def discovered(frame: pd.DataFrame) -> str:
     scores = whole.get("discovery.nmi_domain", pd.Series(dtype=float)).dropna()
     if len(scores):
         said.append(f"NMI of experts and domains {_mean_and_range(scores)}")
-    if any(record.get("expert_choices") for record in whole.record):
+    if len(runs_with(frame, "expert_choices")):
         rows = choice_rows(whole)
         rows = rows[(rows.known == "domain") & (rows.measure == "explained")].dropna(subset="value")
         value, chance = rows.value.mean(), rows.chance.mean()
         said.append(f"domain explains {value:.1%} of a patch's expert (chance {chance:.1%})")
-    kept = [r["masks"]["overall"]["iou"] for r in whole.record if r.get("masks")]
+    masked = runs_with(frame, "masks").itertuples()
+    kept = [measurement(run, "masks")["overall"]["iou"] for run in masked]
     if kept:
         said.append(f"IoU of masks {_mean_and_range(pd.Series(map(np.mean, kept)))}")
     return "; ".join(said) or "–"

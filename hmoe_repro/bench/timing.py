@@ -24,7 +24,7 @@ import pandas as pd
 from torch.utils.benchmark import timer
 
 from ..analysis.results import benchmark_file, read_benchmark
-from ..analysis.writers import template
+from ..analysis.writers import Line, template
 from ..core.devices import single_thread
 from ..core.environment import environment, versions
 from ..core.errors import HmoeError, check_choice
@@ -32,7 +32,7 @@ from ..core.files import sha256, write_atomic
 from ..core.seeds import seed_everything
 from ..core.toml import packaged
 from ..report.page import PageOutput
-from ..report.provenance import output_folder
+from ..report.provenance import output_folder, verdict_facts
 from ..studies.artefacts import ARTEFACTS
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-measure
@@ -203,12 +203,12 @@ def target_table(record: dict, targets: list[Target]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["target", "wanted", "median", "quartiles", "verdict"])
 
 
-def target_line(record: dict, targets: list[Target]) -> str:
-    """A sentence: how many targets were met on which machine."""
+def target_line(record: dict, targets: list[Target]) -> Line:
+    """Say how many targets were met, and on which machine."""
     counts = Counter(judge_target(record, target).outcome for target in targets)
     counted = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
     device = record["environment"]["device_name"]
-    return f"Of {len(targets)} targets: {counted}. {device}, one thread."
+    return Line(f"Of {len(targets)} targets: {counted}.", f"{device}, one thread.")
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-machine-notes
 def machine_notes(record: dict) -> list[str]:
@@ -233,6 +233,7 @@ class BenchPage(PageOutput):
         copied = ("scale", "rounds", "bf16", "busy", "finished", "environment")
         evidence = {
             "artefact": self.name,
+            **verdict_facts(lines),
             "study": self.source.stem,
             "records": 1,
             "failed": [],
