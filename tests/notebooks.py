@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = [p.name[3:] for p in sorted((ROOT / "nbs").glob("[0-9]*"))]
@@ -58,6 +59,21 @@ def for_each(paths, name=name_of):
 def cells(path, kind):
     "The 'code' or 'markdown' cells of a notebook."
     return [c for c in read(path)["cells"] if c["cell_type"] == kind]
+
+
+def of_page(name):
+    """What the page `nbs/paper/<name>.ipynb` defines: its functions, and constants in capitals. The
+    page itself is not executed."""
+    kept = []
+    for cell in cells(ROOT / "nbs" / "paper" / f"{name}.ipynb", "code"):
+        for node in python(cell).body:
+            targets = [getattr(target, "id", "") for target in getattr(node, "targets", [])]
+            constant = bool(targets) and all(target.isupper() for target in targets)
+            if constant or isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
+                kept.append(node)
+    defined = {}
+    exec(compile(ast.Module(kept, []), name, "exec"), defined)
+    return SimpleNamespace(**defined)
 
 
 def directives(cell):
