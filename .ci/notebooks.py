@@ -251,11 +251,15 @@ def main():
         paths = [path for path in paths if is_stale(path)]
     os.environ["PYTHONPATH"] = str(ROOT)  # of this checkout, whatever is installed
     sys.path.insert(0, str(ROOT))
-    from hmoe_repro.core.determinism import starting
     from hmoe_repro.report.warm_kernels import warm_kernels
 
     failed, entries = 0, {}
-    with starting("portable"), warm_kernels(), ProcessPoolExecutor(options.jobs) as pool:
+    with (
+        warm_kernels(environment=kernel_environment()) as kernels,
+        ProcessPoolExecutor(options.jobs) as pool,
+    ):
+        if kernels:
+            os.environ["JUPYTER_PATH"] = kernels  # the processes of the pool start later
         for path, seconds, error, opened in pool.map(store, paths):
             print(
                 f"{'FAILED' if error else 'stored'}  {path.relative_to(ROOT)}  {seconds:.0f} s",

@@ -201,7 +201,7 @@ def exported_as(spec, run_id, store, folder):
 def ways_in(spec, run_id, store, tmp_path):
     "Everything that reads a record and makes a data set or a model of it, by name."
     from hmoe_repro.apps.predict import load, load_trained
-    from hmoe_repro.studies.sweep import sweep, train_here
+    from hmoe_repro.studies.sweep import sweep
     from hmoe_repro.training.model import build_algorithm, build_dataset, load_model
 
     folder, fresh = exported_as(spec, run_id, store, tmp_path / "exported"), tmp_path / "fresh"
@@ -211,8 +211,8 @@ def ways_in(spec, run_id, store, tmp_path):
         "load": lambda: load(folder),
         "build_dataset": lambda: build_dataset(spec),
         "build_algorithm": lambda: build_algorithm(spec, build_dataset(spec_of())),
-        "sweep": lambda: sweep([spec], RunStore(fresh), jobs=1),
-        "train_here": lambda: train_here([spec], RunStore(fresh), "cpu"),
+        "sweep": lambda: sweep(spec, store=RunStore(fresh), jobs=1),
+        "sweep here": lambda: sweep(spec, store=RunStore(fresh), device="cpu", jobs=0),
         "run": lambda: run(spec, RunStore(fresh)),
     }
 
@@ -238,7 +238,7 @@ def test_a_record_cannot_name_code_as_its_data_set(
             ways[name]()
     for name in ("load_trained", "load"):  # need no data set, and so ask for none
         ways[name]()
-    assert ways["train_here"]()[0]["status"] == ways["run"]()["status"] == "failed"
+    assert ways["sweep here"]()[run_id].status == ways["run"]()["status"] == "failed"
     assert not tripwire.exists()
 
 
@@ -653,7 +653,7 @@ def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_
     half_done(spec, own_store)
     monkeypatch.undo()
     monkeypatch.setenv("HMOE_RUNS", str(own_store.folder))
-    status, reason = sweep([spec], own_store, jobs=1)[spec.run_id]
+    status, reason = sweep(spec, store=own_store, jobs=1)[spec.run_id]
     assert status == "failed" and "torch 1.0" in reason
     words = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch".split()
     words += "--network small_cnn --steps 7 --checkpoint-frequency 3 --set batch_size=8".split()

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from notebooks import ROOT
 
+from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.analysis.writers import csv_text
 from hmoe_repro.bench.benchmark import Bench
-from hmoe_repro.bench.timing import SCALES, Target, read_record
+from hmoe_repro.bench.timing import SCALES, Target
 from hmoe_repro.cli.select_report import _benches
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root, results_dir
@@ -109,7 +110,7 @@ def test_every_benchmark_has_its_scales_and_its_own_file():
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tables_of_a_published_record_are_those_of_its_page(name):
     bench = PAGES[name]
-    record = read_record(results_dir() / bench.file_name("full"), name)
+    record = read_benchmark(results_dir() / bench.file_name("full"), name)
     tables = bench.all_tables(record)
     targets = tables.pop("Targets", None)
     (table,) = tables.values()

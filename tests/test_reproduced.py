@@ -25,9 +25,9 @@ from hmoe_repro.report.comparison_text import compare_studies, describe
 from hmoe_repro.report.render_many import published_pages
 from hmoe_repro.report.reproduce import reproduce_published, sample_runs
 from hmoe_repro.studies.studies import study_specs
-from hmoe_repro.studies.sweep import Batch
+from hmoe_repro.studies.sweep import SweepOptions
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import TOY, RunConfig
+from hmoe_repro.training.run_config import TOY
 from hmoe_repro.training.store import RunStore
 
 
@@ -236,9 +236,9 @@ def test_what_is_published_is_rendered_trained_and_compared(
     shutil.copytree(root / "figures" / "bench", tmp_path / "figures" / "bench")
     monkeypatch.setenv("HMOE_FIGURES", str(tmp_path / "figures"))
     record = run(study_specs("smoke-toy")[0], RunStore(tmp_path / "published"))
-    batch = Batch([RunConfig.from_dict(record["config"])], RunStore(tmp_path / "runs"), jobs=1)
+    how = SweepOptions(RunStore(tmp_path / "runs"), "cpu", jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
-    reproduce_published(pages, frame_of([record]), batch, made, said.append)
+    reproduce_published(pages, frame_of([record]), how, made, said.append)
     assert said[0].startswith("renders 1 page and trains 1 run afresh. The first picture")
     assert {
         "1 of 1 pages rendered",

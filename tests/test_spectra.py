@@ -40,7 +40,12 @@ from hmoe_repro.networks.spectra import (
 from hmoe_repro.report.render import render
 from hmoe_repro.studies.studies import read_study, study_specs
 from hmoe_repro.training import measurements as measuring
-from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, measure_spectra
+from hmoe_repro.training.measurements import (
+    accuracy_with_noise,
+    check_measure,
+    measure_spectra,
+    trained_run,
+)
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -243,7 +248,7 @@ def test_accuracy_with_noise_is_that_of_the_noisy_images():
     trainer = trainer_of(spec_of())
     trainer.update()
     algorithm = trainer.algorithm.eval()
-    found = accuracy_with_noise(trainer, algorithm, trainer.domains, "out")
+    found = accuracy_with_noise(trained_run(trainer), algorithm, trainer.domains, "out")
     right, total = np.zeros(11), 0
     with torch.no_grad():
         for domain in trainer.domains:
@@ -315,7 +320,7 @@ def test_the_same_images_get_the_same_noise_in_every_network(monkeypatch):
 
     monkeypatch.setattr(measuring.spectra, "band_noise", note)
     for name in ("small_cnn", "small_vit"):
-        measure_spectra(trainer_of(spec_of(network=name)))
+        measure_spectra(trained_run(trainer_of(spec_of(network=name))))
     half = len(seen) // 2
     assert half == 10 * 4 and all(map(torch.equal, seen[:half], seen[half:]))
 

@@ -812,7 +812,7 @@ def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
     specs = [
         make_config("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"
     ]
-    results = sweep(specs, RunStore(tmp_path / "runs"), jobs=2)
+    results = sweep(specs, store=RunStore(tmp_path / "runs"), device="cpu", jobs=2)
     assert list(results.values()) == [("complete", None)] * 2
 
 

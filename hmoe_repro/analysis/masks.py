@@ -9,8 +9,8 @@ __all__ = ['NEURON_KINDS', 'OVERALL', 'SPARSE', 'LAMBDA', 'mask_runs', 'mask_row
            'ordered_masks']
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #imports
+import itertools
 import math
-import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,7 +18,14 @@ import pandas as pd
 import seaborn as sns
 
 from .published import min_validation_accuracy
-from .results import one_protocol, runs_with
+from hmoe_repro.analysis.results import (
+    accuracies_at,
+    followed_protocol,
+    loss_points,
+    measurement,
+    one_protocol,
+    runs_with,
+)
 from .statistics import holm, mean_interval, sentences, value_grid
 from .writers import number_as_text
 from ..core.style import colours
@@ -50,9 +57,9 @@ def _neuron_shares(place: dict) -> dict[str, float]:
     return {kind: 0.0 if abs(s) < 2e-4 else s for kind, s in shares.items()}  # they are rounded
 
 
-def _numbers(record: dict):
+def _numbers(run):
     """place, quantity, domain, other, value: everything that a run measured of its masks."""
-    masks, last = record["masks"], record["checkpoints"][-1]["accuracies"]
+    masks, last = measurement(run, "masks"), accuracies_at(run)
     for place, found in {**masks["places"], OVERALL: masks["overall"]}.items():
         yield place, "mean_iou", None, None, found["mean_iou"]
         yield from ((place, "iou", *pair, v) for pair, v in zip(masks["pairs"], found["iou"]))
@@ -72,7 +79,7 @@ def mask_rows(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     all), its place the split of the images; an `iou` is that of two domains."""
     found = mask_runs(frame)
     found = found.assign(weight=found.get(f"hparams.{knob}", math.nan)).astype({"weight": float})
-    rows = [(r["run_id"], *row) for r in found.get("record", ()) for row in _numbers(r)]
+    rows = [(run.run_id, *row) for run in found.itertuples() for row in _numbers(run)]
     columns = ["run_id", "place", "quantity", "domain", "other", "value"]
     table = pd.DataFrame(rows, columns=columns).astype({"run_id": str, "value": float})
     return found.reindex(columns=_RUN).astype({"run_id": str}).merge(table, on="run_id")
@@ -152,11 +159,11 @@ def by_weight(scores: pd.DataFrame, value: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["test_domain", "weight", "mean", "low", "high", "seeds"])
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-place-scores
-def place_scores(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
+def place_scores(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each complete run with masks and place, places in the order of the network: columns
     of the run, weight, test_domain, trial_seed, place, iou (0 to 1), and the percent of its neurons
     that are useless, one domain's, some domains' or shared by all."""
-    rows = mask_rows(frame, knob)
+    rows = mask_rows(frame)
     rows = rows[(rows.place != OVERALL) & rows.quantity.isin(["mean_iou", *NEURON_KINDS])]
     kinds = ["useless", "one", "some", "shared"]
     wide = rows.pivot_table("value", [*_RUN, "place"], "quantity", dropna=False, sort=False)
@@ -187,14 +194,16 @@ def pair_curves(frame: pd.DataFrame) -> pd.DataFrame:
     over the updates since the checkpoint before."""
     rows = []
     for run in mask_runs(frame).itertuples():
-        protocol, domains = run.record.get("protocol"), run.record["masks"]["domains"]
-        per_epoch = protocol["updates_per_epoch"] if isinstance(protocol, dict) else 1
-        for point in run.record["checkpoints"]:
-            epoch = (point["step"] + 1) / per_epoch
-            for name, iou in point["losses"].items():
-                if pair := re.fullmatch(r"iou_(\d+)_(\d+)", name):
-                    pair = " & ".join(domains[int(i)] for i in pair.groups())
-                    rows.append((run.test_domain, run.trial_seed, pair, epoch, iou))
+        domains = measurement(run, "masks")["domains"]
+        per_epoch = followed_protocol(run).get("updates_per_epoch", 1)
+        pairs = {
+            f"iou_{i}_{j}": f"{domains[i]} & {domains[j]}"
+            for i, j in itertools.combinations(range(len(domains)), 2)
+        }
+        for step, losses in loss_points(run):
+            epoch = (step + 1) / per_epoch
+            for name in pairs.keys() & losses.keys():
+                rows.append((run.test_domain, run.trial_seed, pairs[name], epoch, losses[name]))
     columns = ["test_domain", "trial_seed", "pair", "epoch", "iou"]
     return pd.DataFrame(rows, columns=columns).sort_values(columns[:4], ignore_index=True)
 

@@ -12,12 +12,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ..analysis.results import study_file
+from ..analysis.results import benchmark_file, read_benchmark
 from hmoe_repro.bench.timing import (
     Target,
     measure,
     new_record,
-    read_record,
     scale_of,
     target_table,
     write_record,
@@ -139,8 +138,8 @@ class BenchPage(PageOutput):
     """
 
     def __init__(self, bench: Bench, profile: str, store: str = "", output: str = ""):
-        self.source = study_file(ARTEFACTS[bench.page].study, store).with_suffix(".json")
-        self.record = read_record(self.source, bench.what)
+        self.source = benchmark_file(ARTEFACTS[bench.page].study, store)
+        self.record = read_benchmark(self.source, bench.what)
         folder = output_folder(output, profile)
         super().__init__(bench.page, folder, link_pictures=bool(output))
 

@@ -14,9 +14,10 @@ import pandas as pd
 from ..algorithms import FAMILIES, get_algorithm
 from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
+from ..analysis.results import read_benchmark
 from .benchmark import Bench, Measurement
 from .layers import CLASSES
-from .timing import ratios, read_record, value_range
+from .timing import ratios, value_range
 from ..core.files import results_dir
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-registry-jobs
@@ -70,7 +71,7 @@ def registry_costs() -> dict[str, str]:
     path = results_dir() / "bench-registry-full.json"
     if not path.exists():
         return {}
-    table = registry_table(read_record(path, "registry")).set_index("algorithm")
+    table = registry_table(read_benchmark(path, "registry")).set_index("algorithm")
     other = table.network.where(table.network != table.network["ERM"])
     costs = table["times ERM"].map("{:.2f}".format) + (" (" + other + ")").fillna("")
     return costs.to_dict()

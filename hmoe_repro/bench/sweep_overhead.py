@@ -16,7 +16,7 @@ import torch
 
 from .benchmark import Bench, Measurement
 from .timing import targets_of
-from ..studies.sweep import Batch
+from ..studies.sweep import sweep
 from ..training.model import build_dataset
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
@@ -54,7 +54,7 @@ def seconds_in_sweep(specs: list[RunConfig]) -> float:
     process does not count. `HmoeError` if one fails."""
     with TemporaryDirectory() as folder:
         store = RunStore(Path(folder))
-        Batch(specs, store, jobs=1).train().refuse_failed()
+        sweep(specs, store=store, device="cpu", jobs=1).refuse_failed()
         ends = [store.record_path(spec.run_id).stat().st_mtime for spec in specs]
     return (max(ends) - min(ends)) / (len(specs) - 1)
 

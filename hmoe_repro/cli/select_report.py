@@ -48,7 +48,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     from hmoe_repro.analysis.results import frame_of, load_study, runs
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
-    from hmoe_repro.studies.plan import matching
+    from hmoe_repro.studies.filters import matching
     from hmoe_repro.training.store import RunStore
 
     if published:

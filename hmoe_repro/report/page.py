@@ -26,6 +26,7 @@ from ..analysis.statistics import contrast_table, forest_plot, interval_note
 from ..analysis.tables import frame_parts, paper_numbers
 from ..analysis.writers import markdown_table, save_table
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.seeds import drawing_from
 from ..core.style import use_style
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
@@ -149,11 +150,16 @@ class PageOutput:
         from IPython.display import Markdown, display
 
         self.name, self.folder = name, folder
+        self.random = np.random.RandomState(0)  # a picture is the same each time
         use_style()
         self._answer = display(Markdown(""), display_id=True)
         self._links = None
         if link_pictures:
             self._links = display(Markdown(""), metadata={PICTURES: True}, display_id=True)
+
+    def scattered(self):
+        """Context manager: seaborn scatters the dots of `stripplot` by the page's own generator."""
+        return drawing_from(self.random)
 
     def show(self, *texts):
         """Display Markdown; a frame as a table."""
@@ -227,7 +233,6 @@ class _Results(PageOutput):
         title="",
         required=False,
     ):
-        np.random.seed(0)  # seaborn scatters dots by it: a picture is the same each time
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         check_parameters(shell.user_ns.get("In", []) if shell else [])
         self.profile, self.store, self.protocol = profile, store, protocol

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..analysis.results import not_in_a_clone, short_path
-from ..core.determinism import starting, variables
+from ..core.determinism import THREADS, with_determinism
 from ..core.errors import HmoeError, check_choice, public
 from ..core.files import figures_dir, results_dir, runs_dir
 from ..core.progress import Progress
@@ -77,15 +77,22 @@ def render_pages(
     count = itertools.count(1)
 
     def one(profile, artefact):
-        path, done = render(artefact, profile, store, str(output), formats=formats), next(count)
+        path = render(
+            artefact, profile, store, str(output), formats=formats, environment=environment
+        )
+        done = next(count)
         if progress.bars:
             progress("pages", done, len(pages), "pages")
         else:
             say(f"[{done}/{len(pages)}] rendered {short_path(path)}")
 
-    warm = warm_kernels(*_LIBRARY) if len(pages) > 1 else contextlib.nullcontext()
-    kinds = variables(HMOE_FORMATS=" ".join(formats), MPLBACKEND="Agg")
-    with starting("portable"), kinds, warm, Progress() as progress, ThreadPoolExecutor(2) as pool:
+    environment = with_determinism("portable") | dict.fromkeys(THREADS, "1")
+    warm = contextlib.nullcontext()
+    if len(pages) > 1:
+        warm = warm_kernels(*_LIBRARY, environment=environment)
+    with warm as kernels, Progress() as progress, ThreadPoolExecutor(2) as pool:
+        if kernels:
+            environment["JUPYTER_PATH"] = kernels
         waiting = [pool.submit(one, *page) for page in pages]
         try:
             result = meanwhile(progress)

@@ -22,8 +22,9 @@ from .gallery import browsable
 from .publish import write_beside_runs
 from .render import page_texts
 from .render_many import render_pages
-from ..studies.plan import requested_studies
-from ..studies.sweep import Batch
+from ..studies.request import requested_studies
+from ..studies.sweep import SweepOptions, sweep
+from ..training.run_config import RunConfig
 
 # %% ../../nbs/08_report/10_reproduce.ipynb #def-reproduce
 def _verdict(folder: Path, artefact: str) -> str:
@@ -32,19 +33,26 @@ def _verdict(folder: Path, artefact: str) -> str:
     return page_texts(page).get(f"{artefact}_verdict.md", "") if page.exists() else ""
 
 
-def reproduce(artefacts: list[str], profile: str, batch: Batch, output: Path, say=print):
-    """Train a batch, the runs behind some artefacts, render these into `output` and compare with
-    the published ones; `say` is called with each line. Raises `HmoeError` if runs failed or are
+def reproduce(
+    artefacts: list[str],
+    profile: str,
+    configs: list[RunConfig],
+    how: SweepOptions,
+    output: Path,
+    say=print,
+):
+    """Train the runs behind some artefacts, render these into `output` and compare with the
+    published ones; `say` is called with each line. Raises `HmoeError` if runs failed or are
     locked by another process."""
     started = time.monotonic()
     studies = requested_studies(artefacts, profile)
-    say(f"profile {profile}: {batch.describe()}")
-    outcomes = batch.train()
+    say(f"profile {profile}: {how.describe(configs)}")
+    outcomes = sweep(configs, how)
     outcomes.refuse_elsewhere()
     say(f"runs done after {time.monotonic() - started:.0f} s")
     for run_id, reason in outcomes.ended("failed").items():
         say(f"failed: run {run_id}: {reason}")
-    records = write_beside_runs(studies, batch.store)
+    records = write_beside_runs(studies, how.store)
     frames = {s: (results(s, records), available_results([s])[0]) for s in studies}
     made = runs(pd.concat([fresh for fresh, _ in frames.values()]))["environment.library"]
     if others := made.ne(library_hash()).sum():
@@ -74,9 +82,13 @@ def sample_runs() -> pd.DataFrame:
 
 # %% ../../nbs/08_report/10_reproduce.ipynb #def-reproduce-published
 def reproduce_published(
-    pages: list[tuple[str, str]], published: pd.DataFrame, batch: Batch, output: Path, say=print
+    pages: list[tuple[str, str]],
+    published: pd.DataFrame,
+    how: SweepOptions,
+    output: Path,
+    say=print,
 ):
-    """Train a batch, some `published` runs, render `pages` from `results/` into
+    """Train some `published` runs afresh, render `pages` from `results/` into
     `output` meanwhile, and compare both with the committed ones; `say` is called with each line.
     Raises `HmoeError` for runs and pages that failed, and for tables that differ."""
     started, first = time.monotonic(), f"{pages[0][0]}/{pages[0][1]}.png"
@@ -84,11 +96,12 @@ def reproduce_published(
         f"renders {plural(len(pages), 'page')} and trains {plural(len(published), 'run')} afresh. "
         f"The first picture: {short_path(output / first)}"
     )
-    train = lambda progress: batch.train(progress=progress)
+    configs = [RunConfig.from_dict(record["config"]) for record in published.record]
+    train = lambda progress: sweep(configs, how, display=progress)
     outcomes = render_pages(pages, output, say=say, meanwhile=train)
     outcomes.refuse_elsewhere()
     outcomes.refuse_failed()
-    fresh = frame_of([batch.store.read(run_id) for run_id in published.run_id])
+    fresh = frame_of([how.store.read(run_id) for run_id in published.run_id])
     found = compare_runs(fresh, published)
     tables, changed = changed_tables(pages, output)
     say(f"{len(pages)} of {len(pages)} pages rendered")

@@ -19,7 +19,7 @@ from ..core.files import ensure_writable, expanded, write_atomic
 from ..data.image_folder import listed
 from .compare_published import row_names
 from .render import KEPT, render
-from ..studies.plan import matching
+from ..studies.filters import matching
 from ..studies.search import choose, hparams_note, not_held_out, tables_of
 from ..studies.studies import study_specs
 from ..studies.study_file import STUDIES, Study, kept_file, read_study
