@@ -10,6 +10,7 @@ from invented import digits, write_study
 from hmoe_repro.analysis.results import results, runs
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
+from hmoe_repro.training.store import sealed_record
 
 
 def lines(study):
@@ -56,7 +57,7 @@ def test_a_file_a_store_and_a_folder_of_runs_give_the_same_rows(tmp_path):
     for record in records:
         folder = tmp_path / "runs" / record["run_id"]
         folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(record))
+        (folder / "record.json").write_text(sealed_record(record))
     by_file, by_store = results(file), results("mine", str(tmp_path))
     by_folder = results(tmp_path / "runs")
     for other in (by_store, by_folder):
