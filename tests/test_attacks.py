@@ -419,6 +419,7 @@ GATES = {
     "algorithms/domainbed_adapter.py": {"import_module"},  # the checkout HMOE_DOMAINBED names
     "algorithms/from_file.py": {"exec", "compile"},  # a file the user named, or --trust-code
     "algorithms/outside_code.py": {"import_module"},  # safetensors, whose reading it watches
+    "core/determinism.py": {"import_module"},  # what a new process of the library begins with
     "report/warm_kernels.py": {"import_module"},  # modules the launcher names
     "data/registry.py": {"run_path"},  # a file the user named
     "networks/pretrained.py": {"torch.load"},  # with weights_only=True

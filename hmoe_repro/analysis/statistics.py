@@ -276,9 +276,10 @@ def interval_words(found, form: str = "+.1f") -> str:
     return f"95 % CI {found.low:{form}} to {found.high:{form}}"
 
 
-def interval_text(found) -> str:
-    """A mean with its interval: '+4.7 (95 % CI +4.0 to +5.5)'."""
-    return f"{found.mean:+.1f} ({interval_words(found, '+.1f')})"
+def interval_text(found, decimals: int = 1) -> str:
+    """A mean with its interval, as '+4.7 (95 % CI +4.0 to +5.5)'."""
+    form = f"+.{decimals}f"
+    return f"{found.mean:{form}} ({interval_words(found, form)})"
 
 
 def contrast_text(row) -> str:

@@ -28,17 +28,25 @@ from .timm_models import TIMM_HPARAMS, make_timm, timm_config
 
 # %% ../../nbs/03_networks/09_registry.ipynb #def-make-classifier
 def make_classifier(num_features: int, num_classes: int, nonlinear: bool = False) -> nn.Module:
-    """Linear layer, or DomainBed's three-layer one: features (B, F) -> logits (B, C)."""
+    """Build a classifier: features (B, num_features) -> logits (B, num_classes).
+
+    It is a linear layer, or DomainBed's three layers with ReLU if `nonlinear`.
+    """
     if not nonlinear:
         return nn.Linear(num_features, num_classes)
-    half, quarter = num_features // 2, num_features // 4
-    return MLP((num_features, half, quarter, num_classes), nn.ReLU)
+    widths = (num_features, num_features // 2, num_features // 4, num_classes)
+    return MLP(widths, nn.ReLU)
 
 # %% ../../nbs/03_networks/09_registry.ipynb #networks-by-name
 @dataclass(frozen=True)
 class Network:
-    """A network: `build(name, input_shape, **options)` makes the featurizer, `HPARAMS` are its own
-    hyper-parameters, and `check(**options)` refuses what contradicts itself before it is built."""
+    """Entry of `NETWORKS`.
+
+    Attributes:
+        build: function (name, input_shape, **options) that builds the featurizer.
+        HPARAMS: the network's own hyper-parameters.
+        check: function (**options) that raises `HmoeError` for options that contradict each other.
+    """
 
     build: Callable[..., nn.Module]
     HPARAMS: dict[str, HParam] = field(default_factory=dict)
@@ -46,9 +54,10 @@ class Network:
 
 
 def _small(make: Callable[[int], nn.Module]) -> Network:
-    """A small network, made from the number of channels; it always starts from its seed."""
+    """Return the entry of a small network, which `make(channels)` builds; it has no weights."""
 
     def build(name, input_shape, weights=None):
+        """Build the featurizer; `HmoeError` if weights are named."""
         if weights not in (None, RANDOM):
             raise HmoeError(
                 f"there are no weights {str(weights)!r} for the network {name!r}, which always "
@@ -61,7 +70,7 @@ def _small(make: Callable[[int], nn.Module]) -> Network:
 
 
 def check_timm(frozen_stages=0, views=0, **options):
-    """`HmoeError` for augmented views of images that nothing is computed of beforehand."""
+    """Raise `HmoeError` for precomputed augmented views (`views`) without frozen stages."""
     if views and not frozen_stages:
         raise HmoeError(
             "views are computed beforehand by frozen stages, and no stage is frozen.",
@@ -112,46 +121,73 @@ def list_networks(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
 
 # %% ../../nbs/03_networks/09_registry.ipynb #def-make-featurizer
 def usual_weights(network: str, weights=None) -> str:
-    """The weights of a network that can have some. If none are named: those that pip installs with
-    it, or 'random' where none are published. `HmoeError` if several are published."""
+    """Return the weights that a network starts from if `weights` are not named.
+
+    Returns:
+        `weights` if they are named; otherwise those that pip installs with the network, or
+        'random' if none are published.
+
+    Raises:
+        HmoeError: if none are named and several are published.
+    """
     known = weights_for(network)
-    if not weights and network in LITE0:
+    if weights:
+        return weights
+    if network in LITE0:
         return known[1]
-    if not weights and known != [RANDOM]:
-        raise HmoeError(
-            f"the network {network!r} can start from several weights and none are named.",
-            fix=f"weights {', '.join(known)}, or a file.",
-        )
-    return weights or RANDOM
+    if known == [RANDOM]:
+        return RANDOM
+    raise HmoeError(
+        f"the network {network!r} can start from several weights and none are named.",
+        fix=f"weights {', '.join(known)}, or a file.",
+    )
 
 
 def network_hparams(networks=NETWORKS) -> dict[str, HParam]:
-    """The hyper-parameters of some networks, by default of all, together."""
-    return {name: h for one in networks for name, h in NETWORKS[one].HPARAMS.items()}
+    """Merge the hyper-parameters of some networks, by default of all, into one dictionary."""
+    merged = {}
+    for network in networks:
+        merged |= NETWORKS[network].HPARAMS
+    return merged
 
 
 def network_options(hparams: dict) -> dict:
-    """The arguments of a network's builder that hyper-parameters set; {} for a small network."""
-    declared = network_hparams().items()
-    return {h.option or name: hparams[name] for name, h in declared if name in hparams}
+    """Select the arguments of a network's builder from all `hparams`; {} for a small network."""
+    options = {}
+    for name, declared in network_hparams().items():
+        if name in hparams:
+            options[declared.option or name] = hparams[name]
+    return options
 
 
 def make_featurizer(network: str, input_shape, weights=None, **options) -> nn.Module:
-    """Featurizer by name for images `input_shape` = (C, H, W); it has `num_features`. `options` are
-    arguments of its builder, such as `network_options`.
+    """Build a featurizer by name: images (B, C, H, W) -> features (B, num_features).
 
-    Raises `HmoeError` for an unknown name, and for a large network whose weights are not named."""
-    known = NETWORKS[check_choice(network, NETWORKS, "network")]
-    if "weights" in known.HPARAMS:
+    Args:
+        network: a name in `NETWORKS`.
+        input_shape: (C, H, W) of the images.
+        weights: as in `usual_weights`.
+        options: arguments of the network's builder, as `network_options` returns them.
+
+    Raises:
+        HmoeError: for an unknown name, and for a large network whose weights are not named.
+    """
+    check_choice(network, NETWORKS, "network")
+    entry = NETWORKS[network]
+    if "weights" in entry.HPARAMS:
         weights = usual_weights(network, weights)
-    body = known.build(network, input_shape, weights=weights, **options)
+    body = entry.build(network, input_shape, weights=weights, **options)
     return body.to(memory_format=torch.channels_last)
 
 # %% ../../nbs/03_networks/09_registry.ipynb #def-image-defaults
 def image_defaults(network: str) -> dict:
-    """How images of folders become inputs of a network where it says so itself: `resolution`, and
-    `interpolation`; {} for all others."""
-    config = timm_config(network) if network.startswith("timm:") or network in LITE0 else None
+    """Return how a network takes images of folders: `resolution` and `interpolation`, or {}.
+
+    Only networks of timm publish these two.
+    """
+    if not network.startswith("timm:") and network not in LITE0:
+        return {}
+    config = timm_config(network)
     if config is None:
         return {}
     return {"resolution": config.input_size[1], "interpolation": config.interpolation}
@@ -161,13 +197,22 @@ ENCODERS = {"small": SmallD2V, "image": ImageD2V, "style": StyleD2V}
 
 # %% ../../nbs/03_networks/09_registry.ipynb #def-make-encoder
 def make_encoder(encoder: str, input_shape, dim: int = 32, **options) -> nn.Module:
-    """D2V encoder by name, x (B, *input_shape) -> v (B, dim); `options` are those of its class. The
-    input of "style" are statistics (S,), that of the others images (C, H, W).
-    `HmoeError` for an unknown name, and for images that are too small."""
-    build = ENCODERS[check_choice(encoder, ENCODERS, "D2V encoder")]
+    """Build a D2V encoder by name: x (B, *input_shape) -> codes v (B, dim).
+
+    Args:
+        encoder: a name in `ENCODERS`.
+        input_shape: (C, H, W) of images, or (S,) of the statistics for 'style'.
+        dim: length of a code.
+        options: arguments of the encoder's class.
+
+    Raises:
+        HmoeError: for an unknown name, and for images that are too small.
+    """
+    check_choice(encoder, ENCODERS, "D2V encoder")
     if encoder == "image" and min(input_shape[1:]) < 16:
         raise HmoeError(
             f"the D2V encoder 'image' needs 16 pixels a side, got {tuple(input_shape[1:])}.",
             fix="encoder 'small'.",
         )
-    return build(input_shape[0], dim, **options).to(memory_format=torch.channels_last)
+    network = ENCODERS[encoder](input_shape[0], dim, **options)
+    return network.to(memory_format=torch.channels_last)
