@@ -403,8 +403,11 @@ def _parts_of_function(here, there) -> list | None:
         kept = there.__globals__[name]
         parts.append((f"={name}", value, kept))
         if isinstance(kept, types.ModuleType) and value is not kept:
-            different = [(f"={name}", 0, 1)]
-            parts += _parts_of_module(name, value, kept, used) or different
+            of_module = _parts_of_module(name, value, kept, used)
+            if of_module:
+                parts += of_module
+            else:
+                parts.append((f"={name}", 0, 1))  # unequal, because the modules are not the same
     return parts
 
 
