@@ -508,6 +508,14 @@ def _parts_of_wrapper(here, there) -> list | None:
     return None
 
 
+def _same_pickle(here, there) -> bool:
+    """Return whether two objects without attributes are equal, or equal as pickles."""
+    try:
+        return bool(here == there) or pickle.dumps(here) == pickle.dumps(there)
+    except Exception:  # whatever an object of the user's raises
+        return False
+
+# %% ../../nbs/04_algorithms/21_outside_code.ipynb #def-parts-of-object
 def _items(here, there) -> list | None:
     """Return the pairs of the items of two containers of one type; None if their lengths differ."""
     if not isinstance(here, (dict, list, tuple, collections.deque)):
@@ -553,14 +561,6 @@ def _parts_of_value(here, there) -> list | None:
         if not _is_dunder(name):
             parts.append((f".{name}", getattr(here, name, unset), getattr(there, name, unset)))
     return parts
-
-
-def _same_pickle(here, there) -> bool:
-    """Return whether two objects without attributes are equal, or equal as pickles."""
-    try:
-        return bool(here == there) or pickle.dumps(here) == pickle.dumps(there)
-    except Exception:  # whatever an object of the user's raises
-        return False
 
 # %% ../../nbs/04_algorithms/21_outside_code.ipynb #def-difference
 def _parts_of_other_type(here, there) -> list | None:
