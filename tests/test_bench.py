@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.bench.timing import (
     SCALES,
     bf16_hardware,
+    judge_values,
     measure,
     ratios,
-    read_record,
     scale_of,
     summary,
     target_table,
-    target_verdict,
     write_record,
 )
 from hmoe_repro.bench.updates import (
@@ -168,7 +168,7 @@ def test_targets_are_judged_from_the_record():
     ],
 )
 def test_a_verdict_says_when_the_bound_lies_within_the_spread(sign, bound, values, expected):
-    assert target_verdict(*values, sign, bound) == expected
+    assert judge_values(*values, sign, bound).text() == expected
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_sentences_are_computed():
 
 def test_a_record_returns_as_it_was_written(tmp_path):
     write_record(invented(), tmp_path / "bench.json")
-    assert read_record(tmp_path / "bench.json", "updates") == invented()
+    assert read_benchmark(tmp_path / "bench.json", "updates") == invented()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_record_returns_as_it_was_written(tmp_path):
 def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
-        read_record(tmp_path / "bench.json", "updates")
+        read_benchmark(tmp_path / "bench.json", "updates")
     assert "Fix: `hmoe bench --what updates --publish`" in str(caught.value) and "\n" not in str(
         caught.value
     )
@@ -237,7 +237,7 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
 
 def test_a_missing_record_says_how_to_make_one(tmp_path):
     with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --what updates"):
-        read_record(tmp_path / "bench.json", "updates")
+        read_benchmark(tmp_path / "bench.json", "updates")
 
 
 # What is timed

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.bench import costs
 from hmoe_repro.bench.costs import (
     METHODS,
@@ -39,14 +40,7 @@ from hmoe_repro.bench.layers import (
     run_moe,
     saved_bytes,
 )
-from hmoe_repro.bench.timing import (
-    measure,
-    ratios,
-    read_record,
-    scale_of,
-    target_table,
-    write_record,
-)
+from hmoe_repro.bench.timing import measure, ratios, scale_of, target_table, write_record
 from hmoe_repro.cli.select_report import bench_command
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
@@ -397,17 +391,17 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, change, complaint):
     change(damaged)
     write_record(damaged, tmp_path / "bench-moe.json")
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
-        read_record(tmp_path / "bench-moe.json", "moe")
+        read_benchmark(tmp_path / "bench-moe.json", "moe")
     assert "Fix: `hmoe bench --what moe --publish`" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_or_cut_record_says_how_to_make_one(tmp_path):
     with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --what alg"):
-        read_record(tmp_path / "bench-algorithms.json", "algorithms")
+        read_benchmark(tmp_path / "bench-algorithms.json", "algorithms")
     (tmp_path / "cut.json").write_text(json.dumps(recorded("moe"))[:200])
     with pytest.raises(HmoeError, match="is truncated or not JSON"):
-        read_record(tmp_path / "cut.json", "moe")
+        read_benchmark(tmp_path / "cut.json", "moe")
 
 
 def test_unknown_scales_are_refused():

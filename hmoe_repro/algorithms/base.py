@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from .hparams import merge_hparams
-from .tools import to_floats
+from .tools import match_layouts, to_floats
 from ..core.errors import HmoeError, public
+from ..networks.measuring import Measurement
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
+from ..networks.routing import EXPERT_CHOICES
 from ..networks.search_space import HParam, declared_hparams
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #shared-hparams
@@ -35,7 +37,18 @@ class Resumable(nn.Module):
 
     Modules of this class inside it are saved and restored, too. A subclass defines
     `make_optimizer`, which builds `optimizer` if it is still None.
+
+    Optimisers that become an attribute, alone or in a list, tuple or dictionary, are hooked by
+    `match_layouts`. In a copy they are hooked again, because a copied optimiser has no hooks.
     """
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, match_layouts(value))
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for value in vars(self).values():
+            match_layouts(value)
 
     def training_state(self) -> dict:
         """Return the weights, the states of all optimisers, and all counters (int or float)."""
@@ -116,6 +129,7 @@ class Algorithm(Resumable):
     fixed = ()  # parameters, by prefix, that training leaves alone
     resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
     files = {}  # name -> path of a file that the class reads, from the folder of its own file
+    measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
     needs_two_domains = ""  # what the algorithm does with a second training domain it must have
 
     def __init__(

@@ -20,12 +20,12 @@ from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-first-adam-step
 @torch.no_grad()
-def first_adam_step(parameters, gradients, lr: float, weight_decay: float = 0.0, eps: float = 1e-8):
-    """Move `parameters` in place by the first step of a new Adam: p <- p - lr g / (|g| + eps), with
-    g plus the weight decay times p (Kingma and Ba, 2015, Algorithm 1)."""
+def first_adam_step(parameters, gradients, lr: float, weight_decay: float = 0.0):
+    """Move `parameters` in place by the first step of a new Adam: p <- p - lr g / (|g| + 1e-8),
+    with g plus the weight decay times p (Kingma and Ba, 2015, Algorithm 1)."""
     for p, g in zip(parameters, gradients):
         g = g.add(p, alpha=weight_decay)
-        p.sub_(lr * g / (g.abs() + eps))
+        p.sub_(lr * g / (g.abs() + 1e-8))
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-mldg
 @register("MLDG", paper="Li et al., 2018", needs_domain_labels=True, family="meta")

@@ -128,40 +128,40 @@ class RSC(ERM):
         return {"loss": F.cross_entropy(self.classifier(z * self.kept_features(z, y)), y)}
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-standardize
-def standardize(
-    z: torch.Tensor, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+_EPS = 1e-5  # added to a variance
+
+
+def standardize(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split feature vectors into content and style (Nam et al., 2021, section 3).
 
     Args:
         z: features (B, F).
-        eps: added to the variance.
 
     Returns:
-        Content u = (z - mean) / sqrt(variance + eps) (B, F), mean (B, 1) and unbiased variance
+        Content u = (z - mean) / sqrt(variance + 1e-5) (B, F), mean (B, 1) and unbiased variance
         (B, 1).
     """
     variance, mean = torch.var_mean(z, dim=1, keepdim=True)
-    return (z - mean) / (variance + eps).sqrt(), mean, variance
+    return (z - mean) / (variance + _EPS).sqrt(), mean, variance
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-randomize
-def randomize_style(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def randomize_style(z: torch.Tensor) -> torch.Tensor:
     """Replace the style of features (B, F) by one between their own and another image's
     (Nam et al., 2021, section 3)."""
-    u, mean, variance = standardize(z, eps)
+    u, mean, variance = standardize(z)
     other = torch.randperm(len(z), device=z.device)
     alpha = torch.rand(len(z), 1, device=z.device, dtype=z.dtype)
     mean = alpha * mean + (1 - alpha) * mean[other]
     variance = alpha * variance + (1 - alpha) * variance[other]
-    return u * (variance + eps).sqrt() + mean
+    return u * (variance + _EPS).sqrt() + mean
 
 
-def randomize_content(z: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def randomize_content(z: torch.Tensor) -> torch.Tensor:
     """Replace the content of features (B, F) by another image's, which gets no gradient
     (Nam et al., 2021, section 3)."""
-    u, mean, variance = standardize(z, eps)
+    u, mean, variance = standardize(z)
     other = torch.randperm(len(z), device=z.device)
-    return u[other].detach() * (variance + eps).sqrt() + mean
+    return u[other].detach() * (variance + _EPS).sqrt() + mean
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-sagnet
 @register("SagNet", paper="Nam et al., 2021", needs_domain_labels=False, family="robustness")

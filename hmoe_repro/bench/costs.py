@@ -24,10 +24,11 @@ from torch.profiler import ProfilerActivity, profile
 from ..algorithms import FAMILIES, get_algorithm
 from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
+from ..analysis.results import read_benchmark
 from ..analysis.tables import paper_numbers, paper_setting
 from ..analysis.writers import template
 from .layers import CLASSES
-from .timing import SCALES, measure, new_record, ratios, read_record, scale_of
+from .timing import SCALES, measure, new_record, ratios, scale_of
 from ..core.devices import import_torchvision, resolve_device
 from ..core.files import results_dir
 from ..networks.model_size import multiply_accumulates, network_size, parameters
@@ -248,7 +249,7 @@ def registry_costs() -> dict[str, str]:
     path = results_dir() / "bench-registry-full.json"
     if not path.exists():
         return {}
-    table = registry_table(read_record(path, "registry")).set_index("algorithm")
+    table = registry_table(read_benchmark(path, "registry")).set_index("algorithm")
     other = table.network.where(table.network != table.network["ERM"])
     costs = table["times ERM"].map("{:.2f}".format) + (" (" + other + ")").fillna("")
     return costs.to_dict()

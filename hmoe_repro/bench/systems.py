@@ -18,14 +18,14 @@ import torch
 from ..algorithms import get_algorithm
 from ..analysis.experts import choice_rows
 from ..analysis.published import verdict_lines
-from ..analysis.results import runs
+from ..analysis.results import measurement, runs, runs_with
 from ..analysis.statistics import contrast, contrast_text, rows_of
 from ..analysis.tables import cell_statistics, cell_text, row_name, run_results
 from .costs import tensor_peak, train
 from .timing import measure, new_record, ratios, scale_of, targets_of
 from ..core.errors import HmoeError, check_choice
 from ..studies.studies import study_specs
-from ..studies.sweep import Batch
+from ..studies.sweep import sweep
 from ..training.model import build_dataset
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
@@ -90,7 +90,7 @@ def _sweep(specs: list[RunConfig]) -> float:
     process does not count. `HmoeError` if one fails."""
     with TemporaryDirectory() as folder:
         store = RunStore(Path(folder))
-        Batch(specs, store, jobs=1).train().refuse_failed()
+        sweep(specs, store=store, device="cpu", jobs=1).refuse_failed()
         ends = [store.record_path(spec.run_id).stat().st_mtime for spec in specs]
     return (max(ends) - min(ends)) / (len(specs) - 1)
 
@@ -131,12 +131,13 @@ def discovered(frame: pd.DataFrame) -> str:
     scores = whole.get("discovery.nmi_domain", pd.Series(dtype=float)).dropna()
     if len(scores):
         said.append(f"NMI of experts and domains {_mean_and_range(scores)}")
-    if any(record.get("expert_choices") for record in whole.record):
+    if len(runs_with(frame, "expert_choices")):
         rows = choice_rows(whole)
         rows = rows[(rows.known == "domain") & (rows.measure == "explained")].dropna(subset="value")
         value, chance = rows.value.mean(), rows.chance.mean()
         said.append(f"domain explains {value:.1%} of a patch's expert (chance {chance:.1%})")
-    kept = [r["masks"]["overall"]["iou"] for r in whole.record if r.get("masks")]
+    masked = runs_with(frame, "masks").itertuples()
+    kept = [measurement(run, "masks")["overall"]["iou"] for run in masked]
     if kept:
         said.append(f"IoU of masks {_mean_and_range(pd.Series(map(np.mean, kept)))}")
     return "; ".join(said) or "–"

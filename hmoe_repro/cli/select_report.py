@@ -18,7 +18,7 @@ def publish_command(
     partial: option(bool, "Only complete runs, others later.", "--partial") = False,
 ):
     """Copy finished studies from the store to `results/`."""
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
     from hmoe_repro.training.store import RunStore
 
     for path, count in publish_studies(studies, RunStore(), partial).items():
@@ -33,9 +33,9 @@ def figures_command(
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
     from hmoe_repro.core.files import figures_dir, repo_root
-    from hmoe_repro.report.gallery import README_PROFILES, update_readme
+    from hmoe_repro.report.readme import README_PROFILES, update_readme
     from hmoe_repro.report.render import KEPT
-    from hmoe_repro.report.reproduce import published_artefacts, render_pages
+    from hmoe_repro.report.render_many import published_artefacts, render_pages
 
     pages = [(profile, name) for name in published_artefacts(artefacts, profile)]
     render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
@@ -47,10 +47,10 @@ def figures_command(
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     """Records of the runs folder, of one study in it, or published. Names those that are damaged,
     and the runs of a study that have none."""
-    from hmoe_repro.analysis.results import frame_of, load_study, runs
+    from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
-    from hmoe_repro.studies.plan import matching
+    from hmoe_repro.studies.filters import matching
     from hmoe_repro.training.store import RunStore
 
     if published:
@@ -65,7 +65,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
     chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return matching(runs(chosen).record.tolist(), settings or [])
+    return matching(records_of(chosen), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
@@ -123,12 +123,13 @@ def export_domainbed_command(
 ):
     """Write runs as a sweep folder of DomainBed."""
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
+    from hmoe_repro.training.store import summary_of
 
     records = _records(None, study, algorithm, dataset, where)
-    complete = [record for record in records if record["status"] == "complete"]
+    complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
-    strange = sorted({r["config"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
+    strange = sorted({summary_of(r).config["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
     if strange and not as_:
         print("DomainBed's collect_results prints tables of its own data sets only;")
         print(f"not of {', '.join(strange)} unless you add a class of that name,")
@@ -182,7 +183,7 @@ def bench_command(
     from hmoe_repro.analysis.writers import as_text
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
-    from hmoe_repro.report.reproduce import render_pages
+    from hmoe_repro.report.render_many import render_pages
     from hmoe_repro.studies.artefacts import ARTEFACTS
 
     benches = _benches(device)

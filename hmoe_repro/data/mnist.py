@@ -211,7 +211,6 @@ def crossed_cues(
     second: str = "turn",
     strength: float = 1.0,
     by_second: bool = False,
-    seed: int = 0,
 ) -> MultiDomainDataset:
     """Two cues that are independent of each other and of the class, from digits `images`
     (N, H, W) uint8 and `labels` (N,).
@@ -221,7 +220,7 @@ def crossed_cues(
     'hue' and 'turn' or 'width' are the bits, 2 in 'between'. `by_second` joins the domains that
     share B. Images are (N, 3, H, W)."""
     labels = labels.astype(np.int64)
-    hands = deal_evenly(labels, len(CROSSED), np.random.default_rng(seed))
+    hands = deal_evenly(labels, len(CROSSED), np.random.default_rng(0))
     bits = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
     sides = {0: -1, 1: 1, 2: 0}
     xs, ys, a, b = [], [], [], []
