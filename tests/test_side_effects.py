@@ -275,6 +275,9 @@ CHANGES = {
     "algorithms/from_file.py": {"random.seed", "np.random.seed",  # put back by `_undisturbed`
                                 "sys.path_importer_cache"},  # of the folders of kept code
     "algorithms/domainbed_adapter.py": {"sys.path.insert", "sys.path.remove"},  # put back
+    # For code of a user's file, from when it is loaded: it and the readers and writers of PyTorch
+    # and safetensors report what such code opens, and act on no other code.
+    "algorithms/outside_code.py": {"sys.addaudithook"},
     "method/toy_hmoe.py": {"torch.manual_seed"},  # in fork_rng
     "analysis/spectra.py": {"torch.manual_seed"},  # in fork_rng
     "apps/compare.py": {"plt.rcParams.update", "warnings.simplefilter"},  # in rc_context
@@ -289,6 +292,7 @@ GLOBAL = (
     "sys.path", "logging.basicConfig", "logging.getLogger", "pd.set_option", "pandas.set_option",
     "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook",
     "register_module_forward_hook", "patch.dict", "locale.setlocale", "sys.setrecursionlimit",
+    "sys.addaudithook",
 )  # fmt: skip
 READS = ("os.environ.get", "os.environ.items", "os.environ.copy", "plt.rc_context",
          "matplotlib.rc_context")  # fmt: skip
