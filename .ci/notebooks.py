@@ -37,10 +37,10 @@ def processors():
 
 def kernel_environment():
     "This environment with one computing thread, portable arithmetic and inline figures."
-    from hmoe_repro.core.determinism import THREADS, with_determinism
+    from hmoe_repro.core.determinism import process_variables
 
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
-    return with_determinism("portable", environment) | dict.fromkeys(THREADS, "1")
+    return environment | process_variables("portable")
 
 
 WATCH = """import sys; sys.opened = set()

@@ -61,19 +61,20 @@ def cells(path, kind):
     return [c for c in read(path)["cells"] if c["cell_type"] == kind]
 
 
-def of_page(name):
-    """What the page `nbs/paper/<name>.ipynb` defines: its functions, and constants in capitals. The
-    page itself is not executed."""
-    kept = []
+def page_functions(name):
+    """What a page defines for itself: the namespace of its imports and functions, made without
+    running the page."""
+    space = {"__name__": f"page_{name}"}
     for cell in cells(ROOT / "nbs" / "paper" / f"{name}.ipynb", "code"):
-        for node in python(cell).body:
-            targets = [getattr(target, "id", "") for target in getattr(node, "targets", [])]
-            constant = bool(targets) and all(target.isupper() for target in targets)
-            if constant or isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
-                kept.append(node)
-    defined = {}
-    exec(compile(ast.Module(kept, []), name, "exec"), defined)
-    return SimpleNamespace(**defined)
+        kept = [
+            node
+            for node in python(cell).body
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))
+            or isinstance(node, ast.Assign)
+            and all(isinstance(t, ast.Name) and t.id.isupper() for t in node.targets)
+        ]
+        exec(compile(ast.Module(kept, type_ignores=[]), name, "exec"), space)
+    return SimpleNamespace(**space)
 
 
 def directives(cell):

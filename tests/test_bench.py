@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from notebooks import of_page
+from notebooks import page_functions
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -47,7 +47,7 @@ from hmoe_repro.report.render import KINDS, render
 from hmoe_repro.training.protocols import evaluate
 
 TINY = scale_of("updates", "tiny")
-PAGE = of_page("speed")
+PAGE = page_functions("speed")
 
 
 def invented(**changed):

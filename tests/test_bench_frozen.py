@@ -6,7 +6,7 @@ import json
 import matplotlib
 import pytest
 import torch
-from notebooks import of_page
+from notebooks import page_functions
 
 from hmoe_repro.bench import timing
 from hmoe_repro.bench.frozen_stages import (
@@ -31,7 +31,7 @@ from hmoe_repro.report.render import render
 matplotlib.use("Agg")
 
 TINY = scale_of("frozen", "tiny")
-frozen_answer = of_page("speed_frozen").frozen_answer
+frozen_answer = page_functions("speed_frozen").frozen_answer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from notebooks import of_page
+from notebooks import page_functions
 from torch import nn
 
 from hmoe_repro.analysis.results import read_benchmark
@@ -48,7 +48,7 @@ from hmoe_repro.report.render import render
 matplotlib.use("Agg")
 
 TINY = scale_of("algorithms", "tiny")
-TABLE16 = of_page("gmoe_table16")
+TABLE16 = page_functions("gmoe_table16")
 
 
 @pytest.fixture(scope="module")
@@ -207,14 +207,14 @@ def invented_layer():
 
 
 def test_greedy_masks_stand_beside_the_target_and_are_not_judged():
-    table = of_page("speed_moe").prediction_table(invented_layer())
+    table = page_functions("speed_moe").prediction_table(invented_layer())
     assert table["times averaged alone"].tolist() == pytest.approx([1, 1.4, 1.8])
     assert table["for"].iloc[2] == "only choosing an epoch; no target"
     judged = target_table(invented_layer(), LAYER_TARGETS).set_index("target")["median"]
     assert judged.iloc[-1] == pytest.approx(1.4) and 1.8 not in judged.round(6).tolist()
     older = invented_layer()
     del older["seconds"]["masks, prediction"]["all modes, greedy masks"]
-    assert len(of_page("speed_moe").prediction_table(older)) == 2
+    assert len(page_functions("speed_moe").prediction_table(older)) == 2
 
 
 def test_verdicts_on_the_layer_by_hand():

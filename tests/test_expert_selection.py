@@ -13,6 +13,7 @@ import pytest
 import torch
 import tutel_standin
 from matplotlib.colors import to_rgb
+from notebooks import page_functions
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.hmoe import DISCOVERY
@@ -21,9 +22,6 @@ from hmoe_repro.analysis.experts import (
     choice_rows,
     choice_verdict,
     expert_colours,
-    expert_shares,
-    plot_selection,
-    position_shares,
     runs_with_choices,
     tinted,
 )
@@ -64,6 +62,8 @@ from hmoe_repro.training.trainer import Trainer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+
+SELECTION = page_functions("gmoe_selection")
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -458,15 +458,15 @@ def test_stored_choices_know_their_blocks():
 
 def test_shares_are_counted_by_hand():
     kept = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand())
-    shares = expert_shares(kept, "class", 2)
+    shares = SELECTION.expert_shares(kept, "class", 2)
     assert shares.index.tolist() == ["b", "f"] and (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
-    maps = position_shares(kept)
+    maps = SELECTION.position_shares(kept)
     assert maps.shape == (3, 2, 2) and maps[2].tolist() == [[1, 1], [0, 0]]
 
 
 def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
     kept, figure = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand()), plt.figure()
-    plot_selection(figure, kept, columns=3)
+    SELECTION.plot_selection(figure, kept, columns=3)
     assert [axis.get_ylabel() for axis in figure.axes] == ["ink", "sand\n(test)"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 1", "expert 2"]
@@ -554,7 +554,7 @@ def test_the_page_of_trained_runs(tmp_path):
     kept = StoredChoices(last, arrays_of(last, results))
     assert kept.test_domains == ["sketch"]
     shares = pd.read_csv(page.parent / "gmoe_selection_domains.csv", index_col=0)
-    assert np.allclose(shares, expert_shares(kept, "domain"))
+    assert np.allclose(shares, SELECTION.expert_shares(kept, "domain"))
     assert "of a picture more: class − domain" in page.read_text()
 
 

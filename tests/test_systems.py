@@ -1,12 +1,12 @@
 """Three systems side by side: the differences to ERM, and what the picture of costs shows."""
 
 import pytest
-from notebooks import of_page
+from notebooks import page_functions
 
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.bench.sweep_overhead import SWEEPS
 
-PAGE = of_page("systems")
+PAGE = page_functions("systems")
 DOMAINS = ("negative", "photo", "plain", "sketch")
 NAMES = ("ERM", "CORAL", "SWAD", "HMOE-DN", "DMG", "ERM-ViT", "GMoE")
 

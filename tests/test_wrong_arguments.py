@@ -60,7 +60,6 @@ def given(trained):  # noqa: F811
         "compare": dict(algorithms=["ERM"], data=DATA, seeds=1, steps=1, jobs=1),
         "as_dataset": dict(data=DATA),
         "load": dict(model=records[0]["run_id"], store=trained),
-        "load_trained": dict(run_id=records[0]["run_id"], store=trained),
         "load_model": dict(run_id=records[0]["run_id"], store=trained),
         "RunStore.find": dict(self=trained, prefix=records[0]["run_id"]),
         "RunStore.__init__": dict(self=RunStore.__new__(RunStore)),

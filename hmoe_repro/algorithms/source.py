@@ -646,9 +646,9 @@ def _carry(folder: Path, declared: DeclaredFile):
     copy = _copy_of(folder, declared)
     if declared.size > MOST_CARRIED or copy.is_file() and digest_of(copy) == declared.sha256:
         return
-    partial = ensure_writable(copy.parent) / f".{copy.name}.{os.getpid()}"
-    shutil.copyfile(declared.path, partial)
-    os.replace(partial, copy)
+    target = ensure_writable(copy.parent) / copy.name
+    with open(declared.path, "rb") as original:
+        write_atomic(target, lambda file: shutil.copyfileobj(original, file))
 
 
 def keep(source: Source, folder: Path) -> Path:

@@ -50,7 +50,7 @@ from hmoe_repro.analysis.statistics import (
     rows_of,
     value_grid,
 )
-from .writers import escape_markdown, number_as_text, template
+from .writers import Line, escape_markdown, lines_of, number_as_text, template
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.toml import packaged
 from ..data.registry import DATASETS
@@ -937,7 +937,7 @@ def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def claims_answer(results: list[ClaimResult]) -> list[str]:
+def claims_answer(results: list[ClaimResult]) -> list[Line]:
     """The answer of the template `claims_answer.md`, a line for each of its questions. In it
     `verdict(key)` is the verdict and the number of a claim, `gain(key)` the sign of a difference
     and the number on each benchmark and together, and `levels(key)` both sides of it by test
@@ -961,4 +961,4 @@ def claims_answer(results: list[ClaimResult]) -> list[str]:
         levels=filled(lambda result: _levels(result.parts[0].evidence)),
         start=_capitalised,
     )
-    return said.splitlines()
+    return lines_of(said)

@@ -23,6 +23,7 @@ from hmoe_repro.analysis.results import (
     training_domains,
 )
 from .statistics import sentences
+from .writers import Line
 from ..core.errors import HmoeError
 from ..method.clustering import gate_scores
 
@@ -314,7 +315,8 @@ def discovery_lines(
         best = closest_factors(scores).groupby("factor", sort=False).nmi.agg(["size", "min", "max"])
         best = best.sort_values("size", ascending=False, kind="stable")
         means = scores.groupby("factor", sort=False).nmi.mean().sort_values(ascending=False)
-        lines.append(said.agreement_line(algorithm, mine, best, means, factor_names or {}))
+        agreement = said.agreement_line(algorithm, mine, best, means, factor_names or {})
+        lines.append(Line.of(agreement))
         lines.append(f"{algorithm}, {gate_verdict(mine)}")
     return lines
 

@@ -16,7 +16,7 @@ import pandas as pd
 from .results import last_losses, measurement, runs, selected_scores, settings_of
 from .statistics import holm, mean_interval
 from .tables import MODE_ORDER, domain_order, row_name
-from .writers import template
+from .writers import Line, lines_of, template
 from ..core.errors import HmoeError
 from ..studies.search import rank
 
@@ -143,8 +143,8 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     return pd.Series(found, index=summary.index)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-parity-verdict
-def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
-    """Sentences: whether `other` changes results, and the final loss, beyond seed noise; and which
+def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[Line]:
+    """Lines: whether `other` changes results, and the final loss, beyond seed noise; and which
     rows are no evidence."""
     outcome, loss = outcomes(summary), summary.measure == LOSS
     wide = (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
@@ -153,4 +153,4 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     rows["alone"], rows["unsure"] = (outcome == UNRESOLVED) & (rows.p < 0.05), wide | rows.equal
     parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
     verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
-    return verdict.splitlines()
+    return lines_of(verdict)

@@ -24,6 +24,7 @@ from hmoe_repro.analysis.tables import (
     row_name,
     run_results,
 )
+from .writers import Line
 from ..core.errors import HmoeError
 from ..data.registry import DATASETS
 from ..studies.search import rank
@@ -148,10 +149,11 @@ def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[str]:
     """`accuracy_verdict` and `stated_contrast` against each of the baselines that were run, for
     each part (`compared_parts`), and `undertrained_line`; a line says so where none was run."""
     lines = [
-        f"{name}{': ' if name else ''}{said}"
+        said.after(f"{name}: " if name else "")
         for baseline in baselines
         for name, part in compared_parts(frame, baseline).items()
-        for said in (statistics.accuracy_verdict(part, baseline), stated_contrast(part, baseline))
+        for found in (statistics.accuracy_verdict(part, baseline), stated_contrast(part, baseline))
+        for said in [found if isinstance(found, Line) else Line(found)]
         if said
     ]
     lines = lines or [f"No verdict: no complete run of {' or '.join(baselines)} and another row."]

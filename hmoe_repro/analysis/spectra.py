@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['measured_runs', 'spectrum_rows', 'depth_changes', 'untrained_runs', 'noise_rows', 'noise_drops', 'noise_differences',
-           'convolutional_baseline', 'upper_half', 'spectra_verdict']
+           'upper_half']
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #imports
 import math
@@ -16,8 +16,7 @@ import torch
 
 from .experts import PARTS, StoredChoices
 from .results import config_of, measurement, runs_with, with_measurement
-from .statistics import contrast, contrast_text, holm, mean_interval, value_grid
-from .writers import template
+from .statistics import contrast, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
@@ -161,44 +160,9 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     adjusted = table.groupby(["model", "part"]).p.transform(holm)
     return table.assign(significant=adjusted < 0.05)
 
-# %% ../../nbs/07_analysis/14_spectra.ipynb #def-convolutional-baseline
-def convolutional_baseline(frame: pd.DataFrame) -> str:
-    """The model that transformers are compared with: ERM on a convolutional network, else the
-    first model on one. `HmoeError` if no run measured one."""
-    found = measured_runs(frame)
-    names = sorted(found.model[found.maps == "convolutions"], key=lambda n: n[:5] != "ERM, ")
-    if not names:
-        raise HmoeError(
-            "no convolutional network measured its spectra.", fix="add ERM on one to the study."
-        )
-    return names[0]
-
-# %% ../../nbs/07_analysis/14_spectra.ipynb #def-spectra-verdict
+# %% ../../nbs/07_analysis/14_spectra.ipynb #def-upper-half
 def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
     """`noise_rows` with one ring, the frequencies from half of pi up: means over their rings."""
     keys = [*_RUN, "part"]
     means = rows[rows.ring >= 0.5].groupby(keys, dropna=False, sort=False)[["clean", "drop"]].mean()
     return means.reset_index().assign(ring=0.5, ring_end=1.0)
-
-
-def spectra_verdict(
-    frame: pd.DataFrame, baseline: str, untrained: pd.DataFrame | None = None
-) -> list[str]:
-    """The answer, one sentence about depth, from `depth_changes` with the rows of the same networks
-    `untrained`, and one for each other model and part about noise of high frequencies against the
-    `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
-    baseline."""
-    changes, noise = depth_changes(spectrum_rows(frame), untrained), upper_half(noise_rows(frame))
-    table = noise_differences(noise, baseline)
-    table["significant"] = holm(table.p) < 0.05
-    verdict = template("spectra_verdict.md").render(
-        ways=changes.groupby(changes.change > 0).model.agg(", ".join),
-        alike=(changes.change * changes.untrained > 0).all(),
-        baseline=baseline,
-        less=(table.significant & (table.difference < 0)).sum(),
-        changes=changes,
-        differences=table,
-        drops=noise_drops(noise).set_index(["model", "part"]),
-        contrast_text=contrast_text,
-    )
-    return verdict.splitlines()

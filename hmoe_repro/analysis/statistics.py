@@ -22,7 +22,7 @@ from scipy import optimize, stats
 from .plotting import escape_math
 from .results import Results, margin_of, metric_of, mode_rank
 from .tables import domain_order, in_table_order, row_name, run_results
-from .writers import template
+from .writers import Line, template
 from ..core.errors import HmoeError, check_choice, plural, public
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-grid
@@ -276,9 +276,10 @@ def interval_words(found, form: str = "+.1f") -> str:
     return f"95 % CI {found.low:{form}} to {found.high:{form}}"
 
 
-def interval_text(found) -> str:
-    """A mean with its interval: '+4.7 (95 % CI +4.0 to +5.5)'."""
-    return f"{found.mean:+.1f} ({interval_words(found, '+.1f')})"
+def interval_text(found, decimals: int = 1) -> str:
+    """A mean with its interval, as '+4.7 (95 % CI +4.0 to +5.5)'."""
+    form = f"+.{decimals}f"
+    return f"{found.mean:{form}} ({interval_words(found, form)})"
 
 
 def contrast_text(row) -> str:
@@ -354,12 +355,12 @@ def _listed(rows: pd.DataFrame) -> str:
     return ", ".join([*said[:_MOST_LISTED], *rest])
 
 
-def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
+def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> Line:
     """In words: which rows differ significantly (`contrasts`) from `baseline` in average accuracy
     and on single test domains. `HmoeError` without the baseline."""
     name = _said(baseline)
     if set(rows_of(frame, baseline).algorithm) == set(run_results(frame).algorithm):
-        return f"Nothing to compare {name} with: no other algorithm has a complete run."
+        return Line(f"Nothing to compare {name} with: no other algorithm has a complete run.")
     table = contrasts(run_results(frame), baseline)
     average, known = table.test_domain == "Average", table.p_holm.notna()
     tested, untested, alone = (
@@ -372,7 +373,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> str:
     found |= {"near": rest.sort_values(["p_holm", "p"])[:1], "alone": alone}
     found |= {"name": name, "tested": tested, "untested": untested}
     verdict = template("accuracy_verdict.md").render(found, listed=_listed, plural=plural)
-    return " ".join(verdict.splitlines())
+    return Line.of(verdict)
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-contrast-table
 @public(frame=Results, baseline=str | Sequence[str] | dict)

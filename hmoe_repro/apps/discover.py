@@ -45,7 +45,7 @@ from hmoe_repro.apps.own_images import (
     pretrained_features,
     read_pool,
 )
-from .predict import TrainedModel, load_trained, predictions_csv
+from .predict import TrainedModel, load, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
@@ -139,7 +139,7 @@ def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True
 def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
     """(The trained model, probabilities (N, C), codes (N, D), gate values (N, K)) of a finished run
     of HMOE, by its last weights, for all images of its data."""
-    model = load_trained(spec.run_id, "last", store, device)
+    model = load(spec.run_id, "last", store, device)
     algorithm = build_algorithm(spec, data)  # with the name that rows of frozen stages are kept by
     algorithm.load_state_dict(model.algorithm.state_dict())
     algorithm.to(device).eval()

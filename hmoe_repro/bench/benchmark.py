@@ -26,7 +26,7 @@ from ..core.environment import versions
 from ..core.errors import HmoeError
 from ..core.files import sha256
 from ..report.page import PageOutput
-from ..report.provenance import output_folder
+from ..report.provenance import output_folder, verdict_facts
 from ..studies.artefacts import ARTEFACTS
 
 # %% ../../nbs/10_bench/02_benchmark.ipynb #def-measurement
@@ -151,6 +151,7 @@ class BenchPage(PageOutput):
         copied = ("scale", "rounds", "bf16", "busy", "finished", "environment")
         evidence = {
             "artefact": self.name,
+            **verdict_facts(lines),
             "study": self.source.stem,
             "records": 1,
             "failed": [],

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.benchmark import timer
 
-from ..analysis.writers import template
+from ..analysis.writers import Line, template
 from ..core.devices import single_thread
 from ..core.environment import environment
 from ..core.errors import HmoeError, check_choice
@@ -204,12 +204,12 @@ def target_table(record: dict, targets: list[Target]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["target", "wanted", "median", "quartiles", "verdict"])
 
 
-def target_line(record: dict, targets: list[Target]) -> str:
-    """A sentence: how many targets were met on which machine."""
+def target_line(record: dict, targets: list[Target]) -> Line:
+    """Say how many targets were met, and on which machine."""
     counts = Counter(judge_target(record, target).outcome for target in targets)
     counted = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
     device = record["environment"]["device_name"]
-    return f"Of {len(targets)} targets: {counted}. {device}, one thread."
+    return Line(f"Of {len(targets)} targets: {counted}.", f"{device}, one thread.")
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-machine-notes
 def machine_notes(record: dict) -> list[str]:

@@ -119,13 +119,13 @@ def reproduce_command(
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
     of named artefacts or a profile, train what is missing."""
+    from hmoe_repro.analysis.results import config_of
     from hmoe_repro.core.files import ensure_writable, results_dir, runs_dir
     from hmoe_repro.report import reproduce as steps
     from hmoe_repro.report.render import check_rendering
     from hmoe_repro.report.render_many import own_figures, published_pages
     from hmoe_repro.studies.request import requested_artefacts, requested_studies, runs_of
     from hmoe_repro.studies.sweep import SweepOptions
-    from hmoe_repro.training.run_config import RunConfig
     from hmoe_repro.training.store import RunStore, verify_studies
 
     data_dir = options.configure(data_dir=data_dir, log=log, resume_anyway=resume_anyway)
@@ -134,7 +134,7 @@ def reproduce_command(
     if sample:
         check_rendering()
         published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
-        specs = [RunConfig.from_dict(record["config"]) for record in published.record]
+        specs = [config_of(run) for run in published.itertuples()]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
         studies = requested_studies(names, profile or "quick")

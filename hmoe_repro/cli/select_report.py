@@ -45,7 +45,7 @@ def figures_command(
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     """Records of the runs folder, of one study in it, or published. Names those that are damaged,
     and the runs of a study that have none."""
-    from hmoe_repro.analysis.results import frame_of, load_study, runs
+    from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
     from hmoe_repro.studies.filters import matching
@@ -63,7 +63,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
     chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return matching(runs(chosen).record.tolist(), settings or [])
+    return matching(records_of(chosen), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
@@ -121,12 +121,13 @@ def export_domainbed_command(
 ):
     """Write runs as a sweep folder of DomainBed."""
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
+    from hmoe_repro.training.store import summary_of
 
     records = _records(None, study, algorithm, dataset, where)
-    complete = [record for record in records if record["status"] == "complete"]
+    complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
-    strange = sorted({r["config"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
+    strange = sorted({summary_of(r).config["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
     if strange and not as_:
         print("DomainBed's collect_results prints tables of its own data sets only;")
         print(f"not of {', '.join(strange)} unless you add a class of that name,")

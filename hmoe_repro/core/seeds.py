@@ -14,15 +14,21 @@ from .errors import HmoeError, public
 
 # %% ../../nbs/00_core/03_seeds.ipynb #def-seed-hash
 def seed_hash(*args) -> int:
-    """DomainBed's seed of a tuple of arguments:
-    MD5 of `str(args)` modulo 2**31 (protocol of Gulrajani and Lopez-Paz, 2020)."""
-    return int(hashlib.md5(str(args).encode("utf-8")).hexdigest(), 16) % 2**31
+    """Return DomainBed's seed of some arguments: MD5 of `str(args)` modulo 2**31.
+
+    The protocol is that of Gulrajani and Lopez-Paz (2020).
+    """
+    digest = hashlib.md5(str(args).encode("utf-8")).hexdigest()
+    return int(digest, 16) % 2**31
 
 # %% ../../nbs/00_core/03_seeds.ipynb #def-seed-everything
 @public
 def seed_everything(seed: int):
-    """Seed Python's, NumPy's and PyTorch's global generators. `HmoeError` for a seed that has more
-    than 64 bits."""
+    """Seed Python's, NumPy's and PyTorch's global generators.
+
+    Raises:
+        HmoeError: for a seed of more than 64 bits.
+    """
     if not -(2**63) <= seed < 2**64:
         raise HmoeError(f"seed {seed} has more than 64 bits.", fix="a smaller seed.")
     import numpy as np
@@ -34,8 +40,12 @@ def seed_everything(seed: int):
 
 # %% ../../nbs/00_core/03_seeds.ipynb #def-random-state
 def random_state(device="cpu") -> dict:
-    """The state of Python's, NumPy's and PyTorch's global generators, and of that of a CUDA
-    `device`, as numbers, lists and tensors."""
+    """Return the state of Python's, NumPy's and PyTorch's global generators.
+
+    Returns:
+        {"python", "numpy", "torch": state as numbers, lists and tensors}, and "cuda" for the
+        generator of a CUDA `device`.
+    """
     import numpy as np
     import torch
 

@@ -11,7 +11,8 @@ import pandas as pd
 from ..core.errors import plural
 from hmoe_repro.report.compare_published import (
     by_chance,
-    changed_verdict,
+    changed_claims,
+    changed_lines,
     circumstances,
     compare_cells,
     compare_runs,
@@ -27,22 +28,22 @@ def describe(compared: pd.DataFrame) -> str:
     return text + (f"; {absent} published ones were not repeated." if absent else ".")
 
 # %% ../../nbs/08_report/09_comparison_text.ipynb #def-findings
-def _findings(total: pd.DataFrame, cells: pd.DataFrame, reworded: list[str]):
+def _findings(total: pd.DataFrame, cells: pd.DataFrame, claims: list[str]):
     """The differences between two sides that are more than rounding, in words."""
     off = cells.beyond.sum()
     if failed := total.failed.sum():
         yield f"{plural(failed, 'run')} failed on one side only"
     if off > by_chance(len(cells)):
         yield f"{off} of {len(cells)} mean accuracies changed by more than chance"
-    if reworded:
-        yield f"the verdict of {', '.join(reworded)} has other words"
+    if claims:
+        yield f"another verdict on {', '.join(claims)}"
 
 # %% ../../nbs/08_report/09_comparison_text.ipynb #def-compare-studies
 def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[str]:
     """The comparison that `hmoe reproduce` prints at its end, the headline first.
 
     studies: name -> (fresh, published) frames of `results` (empty where nothing is published).
-    pages: artefact -> (published verdict, fresh verdict; '' where there is none).
+    pages: artefact -> (published, fresh) `PageVerdict`.
     """
     new = [f"{s}: nothing is published to compare with." for s in studies if studies[s][1].empty]
     compared = {s: compare_runs(*sides) for s, sides in studies.items() if len(sides[1])}
@@ -50,17 +51,16 @@ def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[
         return ["nothing published to compare with", *new]
     total = pd.concat(compared.values())
     counted, worded = [describe(total), *new], []
-    changed = {page: changed_verdict(*texts) for page, texts in pages.items()}
-    for page, (found, other) in changed.items():
-        if found:
-            worded.append(f"{page}: the verdict has other {'words' if other else 'numbers'}")
+    claims = [claim for sides in pages.values() for claim in changed_claims(*sides)]
+    for page, sides in pages.items():
+        if found := changed_lines(*sides):
+            worded.append(f"{page}: the verdict has other lines")
             worded += [f"  {line}" for line in found]
     apart = [study for study in compared if compared[study].different.any()]
     if not apart:
         return ["bitwise identical", *counted, *worded]
     cells = pd.concat([compare_cells(*studies[study]) for study in apart])
-    reworded = [page for page, (_, other) in changed.items() if other]
-    found = "; ".join(_findings(total, cells, reworded))
+    found = "; ".join(_findings(total, cells, claims))
     start = f"different findings: {found}" if found else "same findings, different rounding"
     sides = (pd.concat([studies[study][i] for study in apart]) for i in (0, 1))
     different = total.run_id[total.different]

@@ -14,8 +14,10 @@ from ..analysis.results import short_path
 from ..analysis.writers import template
 from ..core.errors import HmoeError, Place, public
 from ..core.files import read_text, repo_root, write_atomic
+from ..data.registry import DATASETS
 from .provenance import STATUS
 from .render import files_of, page_texts
+from ..studies.artefacts import ARTEFACTS
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-title-and-claim
 def title_and_claim(notebook: Path) -> tuple[str, str]:
@@ -31,30 +33,28 @@ def facts_of(page: Path) -> dict:
     return json.loads(read_text(path)) if path.exists() else {}
 
 
-_ABOUT_ALL = ("hmoe_table3",)  # pages about data of which their own runs are a part
-_DATA = {"Digit": "embedded digits", "MNIST": "MNIST", "PACS": "PACS"}
-
-
 def data_title(title: str, page: Path) -> str:
-    """The title of an executed page, with the data of its runs appended where it does not name
-    them, so that stand-in data cannot be mistaken for the paper's."""
-    names = facts_of(Path(page)).get("dataset") or []
-    words = [word for part, word in _DATA.items() if any(part in name for name in names)]
-    if len(words) != 1 or Path(page).stem in _ABOUT_ALL:
+    """The title of an executed page in the gallery, with the data of its runs appended if it does
+    not name them (`named_data`), so that stand-in data cannot be mistaken for the paper's."""
+    page, artefact = Path(page), ARTEFACTS.get(Path(page).stem)
+    used = facts_of(page).get("dataset") or ()
+    titles = [DATASETS[name].title for name in used if name in DATASETS]
+    words = [word for word in dict.fromkeys(titles) if word]
+    if len(words) != 1:
         return title
-    title = re.sub(r", or (its|their) embedded twins?$", "", title)
-    return title if words[0].lower() in title.lower() else f"{title} · {words[0]}"
+    title = (artefact and artefact.short_title) or title
+    named = artefact and words[0] in artefact.named_data
+    return title if named else f"{title} · {words[0]}"
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-index-entry
 def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
     """What galleries say about an artefact, whose `files` are in `folder`: name, `data_title`,
-    claim, verdict and its first sentence (`said`), which is the answer, its pictures and their
+    claim, verdict, its answer without the full stop (`said`), its pictures and their
     first ('' without), tables as Markdown, and the names of its other files."""
     page = folder / f"{artefact}.ipynb"
     (title, claim), tables = title_and_claim(page), page_texts(page)
     verdict = tables.pop(f"{artefact}_verdict.md", "").strip()
-    first = verdict.partition("\n")[0].removeprefix("- ")
-    said = re.split(r"(?<=[\w)%])[.] (?=[A-Z*])", first)[0].rstrip(".")
+    said = facts_of(page).get("answer", "").rstrip(".")
     pictures = [name for name in files if name.endswith(".png")]
     return {
         "name": artefact,

@@ -34,7 +34,8 @@ from . import provenance
 from .gallery import title_and_claim
 from .render import PICTURES, artefacts, files_of, paper_notebook, picture_links
 from ..studies.artefacts import artefact_studies, artefact_study
-from ..studies.studies import count_runs, read_study
+from ..studies.studies import count_runs
+from ..studies.study_file import STUDIES, read_study
 
 # %% ../../nbs/08_report/12_page.ipynb #def-check-parameters
 def _assigned(cell: str) -> list[str]:
@@ -257,7 +258,7 @@ class _Results(PageOutput):
 
     def results(self, *studies: str) -> pd.DataFrame:
         """`results` of those studies that have some; a name without a profile means this one's."""
-        named = [s if s.startswith(f"{self.profile}-") else f"{self.profile}-{s}" for s in studies]
+        named = [s if s in STUDIES else f"{self.profile}-{s}" for s in studies]
         return available_results(named, self.store)[0]
 
     @functools.cached_property
@@ -307,7 +308,8 @@ class _Statements(_Results):
         numbers are from (`rule`: how models were chosen, default `rule_of`; `also`: further
         results)."""
         absent = [not_run_line(self.absent)] if self.absent else []
-        self.conclude([*filter(None, lines), *absent])
+        lines = [*filter(None, lines), *absent]
+        self.conclude(lines)
         main, frame = self._study, self.frame
         if len(also):
             frame = pd.concat([frame, also], ignore_index=True)
@@ -320,6 +322,7 @@ class _Statements(_Results):
             store=self.store,
             selection_rule=rule,
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
+            verdict=lines,
         )
         if self.studies:
             failed, digest = len(facts["failed"]), (facts["study_sha256"] or "")[:12]

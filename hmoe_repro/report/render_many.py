@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..analysis.results import not_in_a_clone, short_path
-from ..core.determinism import THREADS, with_determinism
+from ..core.determinism import process_variables
 from ..core.errors import HmoeError, check_choice, public
 from ..core.files import figures_dir, results_dir, runs_dir
 from ..core.progress import Progress
@@ -86,7 +86,7 @@ def render_pages(
         else:
             say(f"[{done}/{len(pages)}] rendered {short_path(path)}")
 
-    environment = with_determinism("portable") | dict.fromkeys(THREADS, "1")
+    environment = {**os.environ, **process_variables("portable")}
     warm = contextlib.nullcontext()
     if len(pages) > 1:
         warm = warm_kernels(*_LIBRARY, environment=environment)

@@ -11,28 +11,28 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import available_results, frame_of, results, runs, short_path
+from hmoe_repro.analysis.results import (
+    available_results,
+    config_of,
+    frame_of,
+    results,
+    runs,
+    short_path,
+)
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
 from ..core.files import repo_root
 from ..core.toml import packaged
-from .compare_published import changed_tables, compare_runs
+from .compare_published import changed_tables, compare_runs, page_verdict
 from .comparison_text import compare_studies
 from .gallery import browsable
 from .publish import write_beside_runs
-from .render import page_texts
 from .render_many import render_pages
 from ..studies.request import requested_studies
 from ..studies.sweep import SweepOptions, sweep
 from ..training.run_config import RunConfig
 
 # %% ../../nbs/08_report/10_reproduce.ipynb #def-reproduce
-def _verdict(folder: Path, artefact: str) -> str:
-    """The verdict of a rendered page, '' if it has none."""
-    page = folder / f"{artefact}.ipynb"
-    return page_texts(page).get(f"{artefact}_verdict.md", "") if page.exists() else ""
-
-
 def reproduce(
     artefacts: list[str],
     profile: str,
@@ -61,8 +61,11 @@ def reproduce(
             "--fresh trains them again."
         )
     render_pages([(profile, name) for name in artefacts], output, records, say)
-    folders = repo_root() / "figures" / profile, output / profile
-    pages = {name: tuple(_verdict(folder, name) for folder in folders) for name in artefacts}
+    published, fresh = (repo_root() / "figures" / profile, ""), (output / profile, records)
+    pages = {
+        name: tuple(page_verdict(profile, name, *side) for side in (published, fresh))
+        for name in artefacts
+    }
     for line in compare_studies(frames, pages):
         say(line)
     say(f"done in {time.monotonic() - started:.0f} s")
@@ -96,7 +99,7 @@ def reproduce_published(
         f"renders {plural(len(pages), 'page')} and trains {plural(len(published), 'run')} afresh. "
         f"The first picture: {short_path(output / first)}"
     )
-    configs = [RunConfig.from_dict(record["config"]) for record in published.record]
+    configs = [config_of(run) for run in published.itertuples()]
     train = lambda progress: sweep(configs, how, display=progress)
     outcomes = render_pages(pages, output, say=say, meanwhile=train)
     outcomes.refuse_elsewhere()

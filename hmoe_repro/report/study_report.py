@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import runs
+from ..analysis.results import records_of, runs
 from ..analysis.statistics import resolution_note
 from ..analysis.tables import accuracy_table
 from ..core.errors import HmoeError, Place, plural, public
@@ -25,7 +25,7 @@ from ..studies.studies import study_specs
 from ..studies.study_file import STUDIES, Study, kept_file, read_study
 from ..training.run_config import TOY
 from ..training.selection import RULES
-from ..training.store import RunStore, write_study
+from ..training.store import RunStore, summary_of, write_study
 
 # %% ../../nbs/08_report/11_study_report.ipynb #def-chosen-records
 def table_rows(
@@ -40,7 +40,7 @@ def table_rows(
         if rule != "leave-one-domain-out":  # which looks at runs that hold out two
             mine = mine[mine.test_domain.ne("") & ~mine.test_domain.str.contains(",")]
         if n_hparams > 1 or rule != RULES[0]:
-            chosen, missing = choose(runs(mine).record.tolist(), rule, n_hparams)
+            chosen, missing = choose(records_of(mine), rule, n_hparams)
             if rule != RULES[0]:  # which says nothing about who is trained
                 chosen["validation"] = float("nan")
             taken = ["mode", "step", "validation_accuracy", "accuracy"]
@@ -91,8 +91,9 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
             missing.append(f"{spec} (run {spec.run_id})")
         else:
             records.append(record)
-    if not any(record["status"] == "complete" for record in records):
-        failed = [f" Run {r['run_id']} failed: {r['reason']}." for r in records[:1]]
+    ended = [summary_of(record) for record in records]
+    if not any(run.status == "complete" for run in ended):
+        failed = [f" Run {run.run_id} failed: {run.reason}." for run in ended[:1]]
         raise HmoeError(
             f"no run of the study {study.name} is finished, of {len(records) + len(missing)}."
             f"{''.join(failed)}",

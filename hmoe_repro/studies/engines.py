@@ -20,12 +20,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ..core.config import CONFIG
-from ..core.determinism import PORTABLE, THREADS, starting
+from ..core.determinism import PORTABLE, THREADS, begin_process, process_variables
 from ..core.environment import git_commit
 from ..core.errors import NO_ROOM, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir
 from .run_queue import Outcome, RunQueue
-from .worker import LOCKED, Home, lost, run_away, serve_runs
+from .worker import LOCKED, Home, lost, run_away
 from ..training.loggers import listen
 from ..training.run import run
 from ..training.run_config import RunConfig
@@ -122,8 +122,10 @@ def start_worker(settings: RunSettings, determinism: str) -> Worker:
     """Return a new worker. Its threads and its arithmetic are set before it imports anything."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve_runs, args=(theirs, *settings), daemon=True)
-    with starting(determinism), _without_main():
+    serve_runs = "hmoe_repro.studies.worker", "serve_runs", (theirs, *settings)
+    begins = (process_variables(determinism), *serve_runs)
+    process = context.Process(target=begin_process, args=begins, daemon=True)
+    with _without_main():
         process.start()
     theirs.close()
     return Worker(process, ours)

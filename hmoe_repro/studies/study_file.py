@@ -256,9 +256,8 @@ def _study_path(study: str) -> Path:
     """Where the file of a study is: the library's by name (that of the study which it reduces),
     yours by its path."""
     if study in STUDIES:
-        profile = PROFILE_OF[study]
-        whole = PROFILES[profile].reduces.get("profile", profile)
-        return _FOLDER / f"{whole}-{study.removeprefix(f'{profile}-')}.toml"
+        profile, name = _PARTS[study]
+        return _FOLDER / f"{PROFILES[profile].reduces.get('profile', profile)}-{name}.toml"
     if str(study).endswith(".toml"):
         return expanded(study)
     return check_choice(study, STUDIES, "study (nor is it a file that ends in .toml)")
@@ -361,8 +360,9 @@ class Profile:
 
 
 PROFILES = {name: Profile.of(p) for name, p in packaged("study_files/profiles.toml").items()}
-PROFILE_OF = {f"{p}-{n}": p for p, profile in PROFILES.items() for n in profile.studies}
-STUDIES = tuple(PROFILE_OF)
+_PARTS = {f"{p}-{n}": (p, n) for p, profile in PROFILES.items() for n in profile.studies}
+PROFILE_OF = {study: profile for study, (profile, _) in _PARTS.items()}
+STUDIES = tuple(_PARTS)
 WITHOUT_IMAGES = {f"{p}-{n}" for p, profile in PROFILES.items() for n in profile.without_images}
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-kept-file
