@@ -304,9 +304,8 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
     scores, arrays = measure_choices(trained_run(trainer))
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
-    kept = StoredChoices(
-        {"run_id": "0", "config": trainer.spec.to_dict(), "expert_choices": scores}, arrays
-    )
+    record = {"run_id": "0", "config": trainer.spec.to_dict(), "expert_choices": scores}
+    kept = StoredChoices(frame_of([record]).iloc[0], arrays)
     assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
     test = trainer.data.domain_index("photo")
     for part, of in (("out", kept.domain != test), ("test", kept.domain == test)):
@@ -452,13 +451,13 @@ def test_six_experts_are_told_apart_on_dark_and_on_light_pictures():
 
 
 def test_stored_choices_know_their_blocks():
-    kept = StoredChoices(invented(), arrays_by_hand())
+    kept = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand())
     assert kept.layer().tolist() == [[2, 2, 1, 0]] * 4
     assert kept.layer(2).tolist() == [[0, 1, 2, 2]] * 4
 
 
 def test_shares_are_counted_by_hand():
-    kept = StoredChoices(invented(), arrays_by_hand())
+    kept = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand())
     shares = SELECTION.expert_shares(kept, "class", 2)
     assert shares.index.tolist() == ["b", "f"] and (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
     maps = SELECTION.position_shares(kept)
@@ -466,7 +465,7 @@ def test_shares_are_counted_by_hand():
 
 
 def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
-    kept, figure = StoredChoices(invented(), arrays_by_hand()), plt.figure()
+    kept, figure = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand()), plt.figure()
     SELECTION.plot_selection(figure, kept, columns=3)
     assert [axis.get_ylabel() for axis in figure.axes] == ["ink", "sand\n(test)"]
     (legend,) = figure.legends
@@ -523,7 +522,7 @@ def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
     write_arrays(tmp_path / "some-study", "0", arrays_by_hand())
     records = [invented(0), invented(1), invented(2) | {"expert_choices": None}]
     (kept,) = runs_with_choices(frame_of(records, "some-study"), tmp_path)
-    assert kept.record is records[0] and kept.shown.tolist() == [1, 3]
+    assert kept.run.run_id == records[0]["run_id"] and kept.shown.tolist() == [1, 3]
 
 
 # The page
@@ -551,9 +550,8 @@ def test_the_page_of_trained_runs(tmp_path):
     ]
     one = table[(table.part == "validation") & (table.block == 4) & (table.known == "class")]
     assert math.isclose(one.value.item(), np.mean(values)) and one.runs.item() == 2
-    kept = StoredChoices(
-        records[1], arrays_of(frame_of(records[1:2], "quick-gmoe").iloc[0], results)
-    )
+    last = frame_of(records[1:2], "quick-gmoe").iloc[0]
+    kept = StoredChoices(last, arrays_of(last, results))
     assert kept.test_domains == ["sketch"]
     shares = pd.read_csv(page.parent / "gmoe_selection_domains.csv", index_col=0)
     assert np.allclose(shares, SELECTION.expert_shares(kept, "domain"))

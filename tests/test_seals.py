@@ -20,8 +20,9 @@ from hmoe_repro.apps.feature_groups import FeatureGroups, keep_groups, kept_grou
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.seals import metadata_of, seal_fault, sealed, sealed_for
+from hmoe_repro.studies.estimates import timings
 from hmoe_repro.studies.export_import import pack, unpack
-from hmoe_repro.studies.plan import missing_runs, timings
+from hmoe_repro.studies.plan import missing_runs
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import (

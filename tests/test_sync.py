@@ -18,6 +18,7 @@ HAND_WRITTEN = (
     "networks.toml",
     "paper_protocol.toml",
     "pages.toml",
+    "py.typed",
     "paper_numbers.csv",
     "sample.toml",
     "study_files/*.toml",

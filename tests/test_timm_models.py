@@ -33,8 +33,8 @@ from hmoe_repro.networks.timm_models import (
     FrozenPart,
     Rescale,
     StyleStatistics,
-    _check_patches,
-    _unseen,
+    _missed_pixels,
+    _probe,
     freeze_stages,
     make_timm,
     num_features_of,
@@ -236,16 +236,19 @@ def test_a_network_takes_the_size_that_it_was_trained_at(monkeypatch):
     with torch.device("meta"):
         body = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=50).eval()
         with pytest.raises(HmoeError, match="sees 48 of 50"):
-            _check_patches("vit", body, (3, 50, 50))
+            _probe("vit", body, (3, 50, 50))
         body.pretrained_cfg = {**config.to_dict(), "input_size": (3, 50, 50)}
-        assert _check_patches("vit", body, (3, 50, 50)).shape == (2, 192)
+        assert _probe("vit", body, (3, 50, 50)).shape == (2, 192)
 
 
 def test_padding_as_tensorflow_has_it_loses_nothing():
     convolution = torch.nn.Conv2d(3, 8, 3, stride=2)  # timm pads the image before it
-    assert _unseen(convolution, (33, 32), (17, 16)) == [0, 0]
-    assert _unseen(torch.nn.Conv2d(3, 8, 16, stride=16), (30, 32), (1, 2)) == [14, 0]
-    assert _unseen(torch.nn.Conv2d(3, 8, 7, stride=4, padding=2), (224, 50), (56, 12)) == [0, 1]
+    assert _missed_pixels(convolution, (33, 32), (17, 16)) == [0, 0]
+    assert _missed_pixels(torch.nn.Conv2d(3, 8, 16, stride=16), (30, 32), (1, 2)) == [14, 0]
+    assert _missed_pixels(torch.nn.Conv2d(3, 8, 7, stride=4, padding=2), (224, 50), (56, 12)) == [
+        0,
+        1,
+    ]
 
 
 def test_images_and_names_that_timm_does_not_take():

@@ -15,8 +15,15 @@ import math
 import numpy as np
 import pandas as pd
 
-from .results import runs_with
+from hmoe_repro.analysis.results import (
+    hparams_of,
+    last_codes,
+    measurement,
+    runs_with,
+    training_domains,
+)
 from .statistics import sentences
+from .writers import Line
 from ..core.errors import HmoeError
 from ..method.clustering import gate_scores
 
@@ -72,13 +79,11 @@ def highest_nmi(values: int, experts: int) -> float:
     return 2 * math.log(least) / (math.log(values) + math.log(experts))
 
 # %% ../../nbs/07_analysis/06_clusters.ipynb #def-domains-and-experts
-def domains_and_experts(record: dict) -> tuple[int, int]:
-    """M, the training domains of a run by its record, and K, its experts (hyper-parameter
+def domains_and_experts(run) -> tuple[int, int]:
+    """M, the training domains of a run, a row of `results`, and K, its experts (hyper-parameter
     `num_experts`; 0 means M)."""
-    points = record.get("checkpoints") or []
-    validated = {d for p in points for d, splits in p["accuracies"].items() if "out" in splits}
-    domains = len(validated - set(record["config"]["test_domains"]))
-    return domains, record["config"].get("hparams", {}).get("num_experts") or domains
+    domains = len(training_domains(run))
+    return domains, hparams_of(run).get("num_experts") or domains
 
 # %% ../../nbs/07_analysis/06_clusters.ipynb #def-scored-runs
 FOUND = 0.9  # NMI of experts and domains
@@ -104,18 +109,19 @@ def scored_runs(frame: pd.DataFrame, required: bool = False) -> pd.DataFrame:
     found = runs_with(frame, "discovery").reset_index(drop=True)
     if required and found.empty:
         raise HmoeError("no complete run has discovery scores.", fix="choose runs of HMOE.")
-    scores = pd.DataFrame([record["discovery"] for record in found.record])
+    rows = list(found.itertuples())
+    scores = pd.DataFrame([measurement(run, "discovery") for run in rows])
     scores = scores.reindex(columns=list(dict.fromkeys([*scores, *_SCORES])))
     scores = scores.astype({"diverged": object})  # NaN where a record does not say it
-    sizes = [domains_and_experts(record) for record in found.record]
-    points = [(record.get("checkpoints") or [{}])[-1] for record in found.record]
+    sizes = [domains_and_experts(run) for run in rows]
+    lengths = [relative_length(last_codes(run)) for run in rows]
     found = found.assign(**scores, domains=[m for m, _ in sizes], K=[k for _, k in sizes])
     return found.assign(
         nmi_at_equal_load=[highest_nmi(*size) for size in sizes],
         found=found.nmi_domain >= FOUND,
         effective_experts=found.K * np.exp(-found.load_balance.astype(float)),
         share_of_log_K=found.gate_entropy / np.log(found.K.where(found.K > 1).astype(float)),
-        code_length=pd.Series(map(relative_length, [p.get("codes") for p in points]), dtype=float),
+        code_length=pd.Series(lengths, dtype=float),
     )
 
 # %% ../../nbs/07_analysis/06_clusters.ipynb #def-discovery-table
@@ -123,7 +129,8 @@ def discovery_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per scored run: algorithm, test_domain, trial_seed, all scores that a record has, and
     code_length (`scored_runs`) where codes were looked at."""
     found = scored_runs(frame)
-    names = dict.fromkeys(name for r in found.record for name in r["discovery"] if name != "split")
+    scores = [measurement(run, "discovery") for run in found.itertuples()]
+    names = dict.fromkeys(name for of_run in scores for name in of_run if name != "split")
     table = found[[*RUN, *names, "code_length"]].sort_values(RUN, ignore_index=True)
     return table if table.code_length.notna().any() else table.drop(columns="code_length")
 
@@ -308,7 +315,8 @@ def discovery_lines(
         best = closest_factors(scores).groupby("factor", sort=False).nmi.agg(["size", "min", "max"])
         best = best.sort_values("size", ascending=False, kind="stable")
         means = scores.groupby("factor", sort=False).nmi.mean().sort_values(ascending=False)
-        lines.append(said.agreement_line(algorithm, mine, best, means, factor_names or {}))
+        agreement = said.agreement_line(algorithm, mine, best, means, factor_names or {})
+        lines.append(Line.of(agreement))
         lines.append(f"{algorithm}, {gate_verdict(mine)}")
     return lines
 

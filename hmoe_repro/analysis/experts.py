@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 
 from .embeddings import as_rgb
-from .results import arrays, has_arrays, runs_with
+from .results import arrays, has_arrays, measurement, runs_with, settings_of
 from .statistics import contrast, contrast_text
-from .writers import template
+from .writers import lines_of, template
 from ..core.errors import HmoeError
 from ..data.registry import load_dataset
 from ..networks.model_size import network_size
@@ -36,15 +36,15 @@ def size_table(names, classes: int, pixels: int = 224, channels: int = 3) -> pd.
 
 # %% ../../nbs/07_analysis/12_experts.ipynb #def-stored-choices
 class StoredChoices:
-    """The experts of patches that a run kept in its `arrays`, with N images of P = h * w patches,
-    and some of the images themselves.
+    """The experts of patches that a `run`, a row of `results`, kept in its `arrays`, with N images
+    of P = h * w patches, and some of the images themselves.
 
     `blocks`: the L blocks with experts, from 0; `experts` (L, N, P); `domain` and `label` (N,);
     `images` (n, C, H, W), bytes; `shown` (n,): which of the N they are."""
 
-    def __init__(self, record: dict, arrays: dict):
-        found = record["expert_choices"]
-        self.record, self.test_domains = record, record["config"]["test_domains"]
+    def __init__(self, run, arrays: dict):
+        found = measurement(run, "expert_choices")
+        self.run, self.test_domains = run, settings_of(run)["test_domains"]
         self.blocks, self.num_experts, self.grid = (found[k] for k in ("blocks", "experts", "grid"))
         self.domain_names, self.class_names = found["domain_names"], found["class_names"]
         self.experts, self.domain, self.label, self.shown = (
@@ -63,7 +63,7 @@ def runs_with_choices(frame: pd.DataFrame, store: str = "") -> list[StoredChoice
     found = [
         run for run in runs_with(frame, "expert_choices").itertuples() if has_arrays(run, store)
     ]
-    return [StoredChoices(run.record, arrays(run, store)) for run in found]
+    return [StoredChoices(run, arrays(run, store)) for run in found]
 
 # %% ../../nbs/07_analysis/12_experts.ipynb #def-tinted
 # six that remain distinct when mixed with a light grey, then further ones
@@ -123,9 +123,9 @@ def choice_rows(frame: pd.DataFrame) -> pd.DataFrame:
             "no complete run has scores of experts.", fix="choose runs of a network with experts."
         )
     rows = [
-        dict(zip(names, (record["run_id"], *place))) | score
-        for record in found.record
-        for *place, score in _scores(record["expert_choices"])
+        dict(zip(names, (run.run_id, *place))) | score
+        for run in found.itertuples()
+        for *place, score in _scores(measurement(run, "expert_choices"))
     ]
     table = found[_RUN].merge(pd.DataFrame(rows), on="run_id")
     return table.assign(above=table.value > table.high)
@@ -139,7 +139,8 @@ def choice_verdict(frame: pd.DataFrame) -> list[str]:
     for network, here in rows.groupby("network", sort=False):
         columns = ["value", "chance"]
         mean = here.groupby([*_RUN, "known"], dropna=False)[columns].mean().mul(100).reset_index()
-        found = [r["expert_choices"] for r in scored.record[scored.network == network]]
+        here = scored[scored.network == network]
+        found = [measurement(run, "expert_choices") for run in here.itertuples()]
         loads = [max(layer["load"]) for part in found for layer in part["out"]["layers"]]
         networks[network] = {
             "more": contrast(mean, {"known": "class"}, {"known": "domain"}, "value").iloc[-1],
@@ -148,4 +149,4 @@ def choice_verdict(frame: pd.DataFrame) -> list[str]:
             "load": 100 * np.mean(loads),
         }
     verdict = template("choice_verdict.md").render(networks=networks, contrast_text=contrast_text)
-    return verdict.splitlines()
+    return lines_of(verdict)

@@ -8,8 +8,8 @@ __all__ = ['NEURON_KINDS', 'OVERALL', 'LAMBDA', 'mask_runs', 'mask_rows', 'own_m
            'weight_table', 'weight_diff', 'draw_sensitivity']
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #imports
+import itertools
 import math
-import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,9 +17,16 @@ import pandas as pd
 import seaborn as sns
 
 from .published import min_validation_accuracy
-from .results import one_protocol, runs_with
+from hmoe_repro.analysis.results import (
+    accuracies_at,
+    followed_protocol,
+    loss_points,
+    measurement,
+    one_protocol,
+    runs_with,
+)
 from .statistics import holm, mean_interval, sentences, value_grid
-from .writers import number_as_text
+from .writers import Line, number_as_text
 from ..core.style import colours
 from ..studies.study_file import read_study
 
@@ -49,9 +56,9 @@ def _neuron_shares(place: dict) -> dict[str, float]:
     return {kind: 0.0 if abs(s) < 2e-4 else s for kind, s in shares.items()}  # they are rounded
 
 
-def _numbers(record: dict):
+def _numbers(run):
     """place, quantity, domain, other, value: everything that a run measured of its masks."""
-    masks, last = record["masks"], record["checkpoints"][-1]["accuracies"]
+    masks, last = measurement(run, "masks"), accuracies_at(run)
     for place, found in {**masks["places"], OVERALL: masks["overall"]}.items():
         yield place, "mean_iou", None, None, found["mean_iou"]
         yield from ((place, "iou", *pair, v) for pair, v in zip(masks["pairs"], found["iou"]))
@@ -71,7 +78,7 @@ def mask_rows(frame: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
     all), its place the split of the images; an `iou` is that of two domains."""
     found = mask_runs(frame)
     found = found.assign(weight=found.get(f"hparams.{knob}", math.nan)).astype({"weight": float})
-    rows = [(r["run_id"], *row) for r in found.get("record", ()) for row in _numbers(r)]
+    rows = [(run.run_id, *row) for run in found.itertuples() for row in _numbers(run)]
     columns = ["run_id", "place", "quantity", "domain", "other", "value"]
     table = pd.DataFrame(rows, columns=columns).astype({"run_id": str, "value": float})
     return found.reindex(columns=_RUN).astype({"run_id": str}).merge(table, on="run_id")
@@ -180,14 +187,16 @@ def pair_curves(frame: pd.DataFrame) -> pd.DataFrame:
     over the updates since the checkpoint before."""
     rows = []
     for run in mask_runs(frame).itertuples():
-        protocol, domains = run.record.get("protocol"), run.record["masks"]["domains"]
-        per_epoch = protocol["updates_per_epoch"] if isinstance(protocol, dict) else 1
-        for point in run.record["checkpoints"]:
-            epoch = (point["step"] + 1) / per_epoch
-            for name, iou in point["losses"].items():
-                if pair := re.fullmatch(r"iou_(\d+)_(\d+)", name):
-                    pair = " & ".join(domains[int(i)] for i in pair.groups())
-                    rows.append((run.test_domain, run.trial_seed, pair, epoch, iou))
+        domains = measurement(run, "masks")["domains"]
+        per_epoch = followed_protocol(run).get("updates_per_epoch", 1)
+        pairs = {
+            f"iou_{i}_{j}": f"{domains[i]} & {domains[j]}"
+            for i, j in itertools.combinations(range(len(domains)), 2)
+        }
+        for step, losses in loss_points(run):
+            epoch = (step + 1) / per_epoch
+            for name in pairs.keys() & losses.keys():
+                rows.append((run.test_domain, run.trial_seed, pairs[name], epoch, losses[name]))
     columns = ["test_domain", "trial_seed", "pair", "epoch", "iou"]
     return pd.DataFrame(rows, columns=columns).sort_values(columns[:4], ignore_index=True)
 
@@ -215,10 +224,10 @@ def weight_changes(
     return table.assign(significant=holm(table.p) < 0.05)
 
 
-def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) -> str:
-    """One sentence from `weight_changes`: at which weights there is a significant change, and at
+def change_line(changes: pd.DataFrame, what: str, knob: str, decimals: int = 1) -> Line:
+    """One line from `weight_changes`: at which weights there is a significant change, and at
     which there is none, each with its interval."""
-    return sentences("masks.md").change_line(changes, what, knob, decimals)
+    return Line.of(str(sentences("masks.md").change_line(changes, what, knob, decimals)))
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-weight-table
 _NAMES = {

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from .experts import PARTS, StoredChoices
-from .results import runs_with
+from .results import config_of, measurement, runs_with, with_measurement
 from .statistics import contrast, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
 from ..data.base import as_input
@@ -23,7 +23,6 @@ from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
 from ..training.model import build_algorithm
 from ..training.protocols import run_seed_of
-from ..training.run_config import RunConfig
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-spectrum-rows
 _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "test_domain", "trial_seed", "model"]
@@ -38,7 +37,7 @@ def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
             "no complete run measured spectra.",
             fix='measure = "spectra" in the study, and train its runs.',
         )
-    maps = [record["spectra"]["maps"] for record in found.record]
+    maps = [measurement(run, "spectra")["maps"] for run in found.itertuples()]
     return found.assign(model=found.algorithm + ", " + found.network, maps=maps)
 
 
@@ -47,11 +46,11 @@ def spectrum_rows(frame: pd.DataFrame) -> pd.DataFrame:
     `depth` from 0 to 1 and `amplitude`, the log amplitude relative to frequency 0; parts whose map
     is one pixel are left out."""
     found, rows = measured_runs(frame), []
-    for record in found.record:
-        curves = record["spectra"]["curves"]
+    for run in found.itertuples():
+        curves = measurement(run, "spectra")["curves"]
         for i, (name, curve) in enumerate(curves.items()):
             last = len(curve) - 1
-            place = (record["run_id"], name, i / max(1, len(curves) - 1))
+            place = (run.run_id, name, i / max(1, len(curves) - 1))
             rows += [(*place, k / last, value) for k, value in enumerate(curve) if last]
     columns = ["run_id", "part", "depth", "frequency", "amplitude"]
     return found[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
@@ -78,9 +77,9 @@ def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> 
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-untrained-runs
 @torch.no_grad()
-def _before_training(record: dict, kept: StoredChoices) -> dict:
+def _before_training(run, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
-    spec = RunConfig.from_dict(record["config"]).replace(precision="float32")
+    spec = config_of(run).replace(precision="float32")
     tested = [kept.domain_names.index(domain) for domain in spec.test_domains]
     x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
     if spec.images is not None:  # images from files are normalised
@@ -106,15 +105,12 @@ def untrained_runs(frame: pd.DataFrame, kept_runs: list[StoredChoices]) -> pd.Da
     domains and resolution; runs for which there are none are left out."""
     pictures = {",".join(kept.test_domains): kept for kept in reversed(kept_runs)}
     found = measured_runs(frame)
-    random = found.record.map(lambda r: r["config"].get("weights") in (None, "random"))
+    random = found.weights.isna() | (found.weights == "random")
     found = found[found.test_domain.isin(list(pictures)) & random]
     sides = found.test_domain.map(lambda domain: pictures[domain].images.shape[-1])
     found = found[sides == found.resolution].drop_duplicates(["model", "test_domain"])
-    records = [
-        run.record | {"spectra": _before_training(run.record, pictures[run.test_domain])}
-        for run in found.itertuples()
-    ]
-    return found.assign(record=records)
+    spectra = [_before_training(run, pictures[run.test_domain]) for run in found.itertuples()]
+    return with_measurement(found, "spectra", spectra)
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-noise-rows
 def noise_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -122,10 +118,10 @@ def noise_rows(frame: pd.DataFrame) -> pd.DataFrame:
     columns of the run, `clean` accuracy and `drop`, in points."""
     found = measured_runs(frame)
     rows = [
-        (record["run_id"], name, *ring, 100 * noise["clean"], 100 * (noise["clean"] - noisy))
-        for record in found.record
+        (run.run_id, name, *ring, 100 * noise["clean"], 100 * (noise["clean"] - noisy))
+        for run in found.itertuples()
         for part, name in PARTS.items()
-        for noise in [record["spectra"]["noise"][part]]
+        for noise in [measurement(run, "spectra")["noise"][part]]
         for ring, noisy in zip(noise["bands"], noise["noisy"])
     ]
     columns = ["run_id", "part", "ring", "ring_end", "clean", "drop"]

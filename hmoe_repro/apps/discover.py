@@ -45,7 +45,7 @@ from hmoe_repro.apps.own_images import (
     pretrained_features,
     read_pool,
 )
-from .predict import TrainedModel, load_trained, predictions_csv
+from .predict import TrainedModel, load, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
@@ -57,7 +57,7 @@ from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.loader import watched
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
-from ..studies.sweep import refuse_incomplete, train_here
+from ..studies.sweep import sweep
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits
 from ..training.run_config import RunConfig
@@ -139,7 +139,7 @@ def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True
 def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
     """(The trained model, probabilities (N, C), codes (N, D), gate values (N, K)) of a finished run
     of HMOE, by its last weights, for all images of its data."""
-    model = load_trained(spec.run_id, "last", store, device)
+    model = load(spec.run_id, "last", store, device)
     algorithm = build_algorithm(spec, data)  # with the name that rows of frozen stages are kept by
     algorithm.load_state_dict(model.algorithm.state_dict())
     algorithm.to(device).eval()
@@ -243,8 +243,9 @@ def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device:
     from sklearn.metrics import adjusted_mutual_info_score
 
     print(f"training HMOE {plural(len(specs), 'time')} ...", file=sys.stderr, flush=True)
-    records = train_here(specs, store, device)
-    refuse_incomplete(specs, records)
+    outcomes = sweep(specs, store=store, device=device, jobs=0)
+    outcomes.refuse_incomplete()
+    records = outcomes.records()
     ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
     with Progress() as show:
         where = store, resolve_device(device), show

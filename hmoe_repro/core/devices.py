@@ -15,8 +15,14 @@ from .errors import Device, HmoeError, first_line, public
 # %% ../../nbs/00_core/04_devices.ipynb #def-resolve-device
 @public(name=Device)
 def resolve_device(name: str = "auto"):
-    """The `torch.device` of a name such as 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps',
-    or of a device itself. Raises `HmoeError` if it is not available."""
+    """Return the `torch.device` of a name such as 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'.
+
+    Args:
+        name: the name, or a device itself. 'auto' is an accelerator if there is one, else the CPU.
+
+    Raises:
+        HmoeError: if the device is not available.
+    """
     import torch
 
     if name == "auto":
@@ -30,14 +36,21 @@ def resolve_device(name: str = "auto"):
     return device
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-no-accelerator
+_ACCELERATORS = ("nvidia[0-9]*", "dxg", "kfd", "dri", "accel", "davinci*")  # files in /dev
+
+
 def no_accelerator() -> bool:
-    """Is it certain, without PyTorch, that this machine has no accelerator?"""
-    kinds = ("nvidia[0-9]*", "dxg", "kfd", "dri", "accel", "davinci*")
-    return sys.platform == "linux" and not any(any(Path("/dev").glob(kind)) for kind in kinds)
+    """Return whether this machine certainly has no accelerator, without importing PyTorch."""
+    if sys.platform != "linux":
+        return False
+    for pattern in _ACCELERATORS:
+        if any(Path("/dev").glob(pattern)):
+            return False
+    return True
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-on-device
 def on_device(tensor, device):
-    """`tensor` on `device`; to a CUDA device it is copied asynchronously, from pinned memory."""
+    """Move a tensor to a device; from the CPU to CUDA asynchronously, through pinned memory."""
     import torch
 
     if torch.device(device).type != "cuda" or tensor.device.type != "cpu":
@@ -47,7 +60,7 @@ def on_device(tensor, device):
 # %% ../../nbs/00_core/04_devices.ipynb #def-single-thread
 @contextlib.contextmanager
 def single_thread():
-    """Context manager: one intra-op thread inside, the previous number afterwards."""
+    """Context manager: compute with one thread inside, and with the previous number afterwards."""
     import torch
 
     before = torch.get_num_threads()
@@ -59,8 +72,11 @@ def single_thread():
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-import-torchvision
 def import_torchvision():
-    """`torchvision`, also where its compiled operators cannot be loaded;
-    import it through this function before timm."""
+    """Import torchvision and return it, even if its compiled operators cannot be loaded.
+
+    They cannot with a CPU build of PyTorch of another version. They are then declared without an
+    implementation. Call this function before timm is imported.
+    """
     import torch
 
     try:
@@ -68,8 +84,9 @@ def import_torchvision():
     except RuntimeError as error:
         if "torchvision::nms does not exist" not in str(error):
             raise
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
+        for name in list(sys.modules):
+            if name.split(".")[0] == "torchvision":
+                del sys.modules[name]
         library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -13,7 +13,8 @@ import matplotlib
 
 # %% ../../nbs/00_core/08_style.ipynb #def-colours
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#B59F00", "#8C6D46", "#7F7F7F")
-EMBEDDING_COLOUR, TEST_COLOUR = "#D62728", "#000000"
+EMBEDDING_COLOUR = "#D62728"
+TEST_COLOUR = "#000000"
 ALGORITHM_COLOURS = {
     "ERM": "#7F7F7F",
     "HMOE-DL": "#E69F00",
@@ -23,17 +24,28 @@ ALGORITHM_COLOURS = {
 
 
 def colours(names, fixed: dict | None = None) -> dict[str, str]:
-    """A colour for each name: its fixed one (algorithms by default),
-    else the next of the palette that is free."""
+    """Choose a colour for each name.
+
+    Args:
+        names: what is drawn.
+        fixed: name -> its fixed colour; by default those of the algorithms.
+
+    Returns:
+        name -> colour. Names without a fixed colour take those of the palette that are free.
+    """
     names = list(dict.fromkeys(names))
-    fixed = ALGORITHM_COLOURS if fixed is None else fixed
+    if fixed is None:
+        fixed = ALGORITHM_COLOURS
     chosen = {name: colour for name, colour in fixed.items() if name in names}
-    free = itertools.cycle([c for c in PALETTE if c not in chosen.values()] or PALETTE)
-    return chosen | {name: next(free) for name in names if name not in chosen}
+    free = [colour for colour in PALETTE if colour not in chosen.values()]
+    next_colours = itertools.cycle(free or PALETTE)
+    for name in names:
+        if name not in chosen:
+            chosen[name] = next(next_colours)
+    return chosen
 
 # %% ../../nbs/00_core/08_style.ipynb #def-use-style
 def use_style():
-    """Set matplotlib's defaults for every picture of the project, from `hmoe.mplstyle`:
-    small, quiet, readable in a column of a paper."""
+    """Set matplotlib's defaults for every picture of the project, from `hmoe.mplstyle`."""
     matplotlib.rc_file(resources.files("hmoe_repro") / "hmoe.mplstyle")
     matplotlib.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=PALETTE)

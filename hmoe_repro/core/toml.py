@@ -19,53 +19,83 @@ from .files import plain_file
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-packaged
 def packaged(name: str) -> dict:
-    """The content of a TOML file of this package, such as 'pages.toml'."""
-    return tomllib.loads((files("hmoe_repro") / name).read_text(encoding="utf-8"))
+    """Read a TOML file of this package, such as 'pages.toml'."""
+    text = (files("hmoe_repro") / name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-line-of
 def _value(content, keys):
-    """The value at `keys` (names in tables, numbers in lists); None if there is none."""
+    """Return the value at `keys` (names in tables, numbers in lists); None if there is none."""
     try:
         return functools.reduce(lambda inner, key: inner[key], keys, content)
     except (KeyError, IndexError, TypeError):
         return None
 
 
-_INSIDE = object()
+_UNFINISHED = object()  # the text ends inside a statement
+
+
+def _value_by(lines: list[str], end: int, keys):
+    """Return the value at `keys` in the first `end` lines of a TOML file.
+
+    None means that it is not set there, `_UNFINISHED` that they end inside a statement.
+    """
+    try:
+        return _value(tomllib.loads("\n".join(lines[:end])), keys)
+    except tomllib.TOMLDecodeError:
+        return _UNFINISHED
 
 
 def line_of(text: str, *keys) -> int:
-    """The line number, from 1, of the statement that sets `keys` in the TOML `text`; 1 if none
-    does."""
+    """Return the line, from 1, of the statement that sets `keys` in a TOML file.
+
+    The statement is found by bisection: it begins after the longest text, a number of whole
+    statements, that does not set the keys.
+
+    Args:
+        text: the file's content, which is valid TOML.
+        keys: names in tables and numbers in lists, from the outermost to the innermost.
+
+    Returns:
+        The line. In a statement of several lines it is that of the key, or of the value in a list.
+        1 if nothing sets the keys.
+    """
+    if not keys:
+        return 1
     lines = text.splitlines()
-    low, high = 0, len(lines)  # the statement begins after line `low`, and not after `high`
-
-    def found(end: int):
-        """The value by line `end`: None if there is none, _INSIDE amid a statement."""
-        try:
-            return _value(tomllib.loads("\n".join(lines[:end])), keys)
-        except tomllib.TOMLDecodeError:
-            return _INSIDE
-
-    value, stop = found(high) if keys else None, high
+    value = _value_by(lines, len(lines), keys)
     if value is None:
         return 1
+    low = 0  # the first `low` lines do not set the keys
+    high = len(lines)  # the statement begins in the first `high` lines
+    stop = len(lines)  # and ends in the first `stop` lines
     while high - low > 1:
         middle = (low + high) // 2
-        probes = (middle + 2**n - 1 for n in range((high - middle).bit_length()))
-        end = next((end for end in probes if found(end) is not _INSIDE), None)
-        if end and found(end) is None:
+        end = None  # the first end of a statement that is tried, from the middle on
+        for n in range((high - middle).bit_length()):
+            if _value_by(lines, middle + 2**n - 1, keys) is not _UNFINISHED:
+                end = middle + 2**n - 1
+                break
+        if end is None:
+            high = middle
+        elif _value_by(lines, end, keys) is None:
             low = end
         else:
-            high, stop = end or middle, end or stop
+            high = end
+            stop = end
     word = str(value if isinstance(keys[-1], int) else keys[-1])
-    return next((n for n in range(low, stop) if word in lines[n]), low) + 1
+    for n in range(low, stop):
+        if word in lines[n]:
+            return n + 1
+    return low + 1
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-settings-file
 @dataclass(frozen=True)
 class SettingsFile:
-    """A TOML file: its name in messages, its text, the parsed content, and the folder that
-    relative paths in it start from."""
+    """TOML file: its name in messages, its text, the parsed content, and the file's folder.
+
+    Relative paths in it start from the folder.
+    """
 
     name: str
     text: str
@@ -73,17 +103,16 @@ class SettingsFile:
     folder: Path
 
     def holds(self, *keys) -> bool:
-        """Whether `keys` (names in tables, numbers in lists) exist."""
+        """Return whether `keys` (names in tables, numbers in lists) exist."""
         return _value(self.content, keys) is not None
 
     def place(self, *keys) -> str:
-        """File and line of the value at `keys`."""
+        """Return the file and the line of the value at `keys`, for a message."""
         return f"{self.name}, line {line_of(self.text, *keys)}"
 
     @contextlib.contextmanager
     def at(self, *keys):
-        """Context manager: add the file and the line of `keys` to every `HmoeError` raised
-        inside."""
+        """Context manager: put file and line of `keys` before every `HmoeError` raised inside."""
         try:
             yield
         except HmoeError as error:
@@ -95,11 +124,20 @@ MOST_BYTES = 100_000
 
 @public(path=Place)
 def open_settings(path, name: str = "") -> SettingsFile:
-    """The TOML file at `path`, called `name` in errors. `HmoeError` if it cannot be read or has
-    more than `MOST_BYTES`; with the line, if it is not TOML."""
+    """Read and parse a TOML file.
+
+    Args:
+        path: the file.
+        name: its name in messages; the path if it is empty.
+
+    Raises:
+        HmoeError: if it cannot be read, has more than `MOST_BYTES`, or is not TOML; the last one
+            names the line.
+    """
     name = name or str(path)
     try:
-        if (size := plain_file(path, "read").stat().st_size) > MOST_BYTES:
+        size = plain_file(path, "read").stat().st_size
+        if size > MOST_BYTES:
             cause = f"{name} has {size:,} bytes; {MOST_BYTES:,} are the most of a settings file."
             raise HmoeError(cause, fix="several files.")
         text = Path(path).read_text(encoding="utf-8-sig")  # Windows editors add a mark
@@ -109,9 +147,9 @@ def open_settings(path, name: str = "") -> SettingsFile:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"at line (\d+)", str(error))
-        line = found[1] if found else max(1, len(text.splitlines()))
-        problem = str(error).partition(" (at ")[0]
+        match = re.search(r"at line (\d+)", str(error))
+        line = match[1] if match else max(1, len(text.splitlines()))
+        problem = str(error).split(" (at ")[0]
         raise HmoeError(f"{name}, line {line}: not TOML: {problem}.", fix="that line.") from None
     except (RecursionError, ValueError):
         cause = f"{name} is nested too deeply, or has a number of thousands of digits."

@@ -24,8 +24,7 @@ from .search_space import declared_hparams
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-architecture
 @dataclass(frozen=True)
 class Architecture:
-    """The architecture of a network, for `make_backbone`; the defaults are those of a
-    transformer."""
+    """Architecture of a network for `make_backbone`; the defaults are those of a transformer."""
 
     title: str  # its name in torchvision or timm
     num_features: int
@@ -46,9 +45,10 @@ IN_TIMM = "<name in timm>"
 
 
 class Names(dict):
-    """A dictionary whose key 'timm:<name in timm>' stands for all names that begin with 'timm:'."""
+    """Dictionary whose key 'timm:<name in timm>' stands for all names that begin with 'timm:'."""
 
     def _key(self, name) -> str:
+        """Return the key that stands for `name`."""
         prefix, _, rest = str(name).partition(":")
         family = f"{prefix}:{IN_TIMM}"
         return family if rest and super().__contains__(family) else str(name)
@@ -60,21 +60,29 @@ class Names(dict):
         return super().__getitem__(self._key(name))
 
 
-TRANSFORMERS = Names.fromkeys(
-    [*(name for name, info in BACKBONES.items() if info.patch > 1), f"timm:{IN_TIMM}"]
-)
+_TRANSFORMERS = [name for name, info in BACKBONES.items() if info.patch > 1]
+TRANSFORMERS = Names.fromkeys([*_TRANSFORMERS, f"timm:{IN_TIMM}"])
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-imagebackbone
 def strict_sides(body: nn.Module) -> tuple | None:
-    """Height and width of the only images that a transformer takes; None for any."""
+    """Return (height, width) of the only images that a transformer takes; None if it takes any."""
     embed = getattr(body, "patch_embed", None)
     return embed.img_size if getattr(embed, "strict_img_size", False) else None
 
 
 class ImageBackbone(Backbone):
-    """A known network `body` without its classifier, with dropout after it:
-    x (B, C, H, W) -> features (B, num_features). `loaded` says how its weights were fitted.
-    `HmoeError` for images of another size than a transformer was built for."""
+    """Network as a featurizer: images x (B, C, H, W) -> features (B, num_features).
+
+    Args:
+        body: the network without its classifier.
+        num_features: number of features.
+        freeze_bn: keep batch norm in evaluation mode.
+        dropout: rate of dropout after the features.
+        loaded: how its weights were fitted, a report of `pretrained.fit_weights`, or None.
+
+    Raises:
+        HmoeError: for images of another size than a transformer was built for.
+    """
 
     def __init__(
         self,
@@ -85,46 +93,71 @@ class ImageBackbone(Backbone):
         loaded: dict | None = None,
     ):
         super().__init__()
-        self.body, self.dropout = body, nn.Dropout(dropout)
-        self.num_features, self.freeze_bn, self.loaded = num_features, freeze_bn, loaded
+        self.body = body
+        self.dropout = nn.Dropout(dropout)
+        self.num_features = num_features
+        self.freeze_bn = freeze_bn
+        self.loaded = loaded
         self.sides = strict_sides(body)
         self.train()
 
     def check_sides(self, x):
-        """`HmoeError` for images x (B, C, H, W) of another size."""
-        if self.sides and tuple(x.shape[-2:]) != tuple(self.sides):
-            here, built = (" x ".join(map(str, size)) for size in (x.shape[-2:], self.sides))
+        """Raise `HmoeError` for images x (B, C, H, W) of another size than it was built for."""
+        size = tuple(x.shape[-2:])
+        if self.sides and size != tuple(self.sides):
+            built = " x ".join(map(str, self.sides))
+            got = " x ".join(map(str, size))
             raise HmoeError(
-                f"this transformer was built for images of {built} pixels, and got {here}.",
+                f"this transformer was built for images of {built} pixels, and got {got}.",
                 fix="resize the images, or build a network of their size.",
             )
 
     def features(self, x):
+        """Return the features (B, num_features) of images x (B, C, H, W)."""
         self.check_sides(x)
         return self.dropout(self.body(x))
 
     def train(self, mode: bool = True):
-        """Training or evaluation mode; frozen batch norm stays in evaluation mode in both."""
+        """Set training or evaluation mode; frozen batch norm stays in evaluation mode."""
         super().train(mode)
-        for layer in self.modules() if self.freeze_bn else ():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.eval()
+        if self.freeze_bn:
+            for layer in self.modules():
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.eval()
         return self
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-adapt-channels
 def adapt_channels(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Pretrained weights (O, 3, k, k) of a first convolution for C input channels:
-    channel j copies channel j mod 3. Anything else is returned as it is."""
+    """Adapt weights of a first convolution to another number of input channels.
+
+    Args:
+        given: pretrained weights (O, 3, k, k).
+        wanted: weights (O, C, k, k) of the network.
+
+    Returns:
+        Weights (O, C, k, k), of which channel j copies channel j mod 3; `given` for other shapes.
+    """
     if given.dim() != 4 or wanted.dim() != 4 or given.shape[1] != 3:
         return given
-    return given[:, torch.arange(wanted.shape[1]) % 3]
+    channels = torch.arange(wanted.shape[1]) % 3
+    return given[:, channels]
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-adapt-positions
 def _adapt_positions(given, wanted, grid, others: int):
-    """Position embeddings (1, others + n * n, D) with those of the patches resampled to `grid` =
-    (rows, columns); the `others` (class token, distillation token) are kept."""
+    """Resample the position embeddings of patches to another grid.
+
+    Args:
+        given: pretrained embeddings (1, others + n * n, D).
+        wanted: embeddings of the network.
+        grid: (rows, columns) of its patches.
+        others: number of leading tokens without a position (class, distillation), which are kept.
+
+    Returns:
+        Embeddings (1, others + rows * columns, D); `given` for other shapes.
+    """
     patches = given.shape[1] - others if given.dim() == 3 else 0
-    if patches < 1 or round(patches**0.5) ** 2 != patches or given.shape[2] != wanted.shape[2]:
+    is_square = patches >= 1 and round(patches**0.5) ** 2 == patches
+    if not is_square or given.shape[2] != wanted.shape[2]:
         return given
     return import_timm().layers.resample_abs_pos_embed(
         given, new_size=list(grid), num_prefix_tokens=others
@@ -133,7 +166,7 @@ def _adapt_positions(given, wanted, grid, others: int):
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-architecture-of
 @functools.lru_cache
 def _architecture_in_timm(name: str) -> Architecture:
-    """The architecture of a network of timm. `HmoeError` if it is no vision transformer."""
+    """Return the architecture of a timm network; `HmoeError` if it is no vision transformer."""
     with torch.device("meta"):
         body = import_timm().create_model(name, num_classes=0)
     embed = getattr(body, "patch_embed", None)
@@ -148,21 +181,32 @@ def _architecture_in_timm(name: str) -> Architecture:
 
 
 def architecture_of(name: str) -> Architecture:
-    """The architecture of a network of `BACKBONES` or 'timm:<name>'. `HmoeError` for others."""
-    called = timm_name(name)
-    if called:
-        return _architecture_in_timm(called)
-    return BACKBONES[check_choice(name, BACKBONES, "backbone")]
+    """Return the architecture of a network of `BACKBONES` or 'timm:<name>'.
+
+    Raises:
+        HmoeError: for any other name, and for networks of timm that are no vision transformers.
+    """
+    in_timm = timm_name(name)
+    if in_timm:
+        return _architecture_in_timm(in_timm)
+    check_choice(name, BACKBONES, "backbone")
+    return BACKBONES[name]
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-convolutional-body
 def _convolutional_body(info: Architecture, channels: int) -> nn.Module:
-    """A torchvision network whose classifier passes its input on, with random weights."""
+    """Build a torchvision network whose classifier is an identity, with random weights."""
     body = getattr(import_torchvision().models, info.title)(weights=None)
     body.set_submodule(info.head, nn.Identity())
     if channels != 3:
         old = body.get_submodule(info.stem)
-        sizes = old.out_channels, old.kernel_size, old.stride, old.padding
-        stem = nn.Conv2d(channels, *sizes, bias=old.bias is not None)
+        stem = nn.Conv2d(
+            channels,
+            old.out_channels,
+            kernel_size=old.kernel_size,
+            stride=old.stride,
+            padding=old.padding,
+            bias=old.bias is not None,
+        )
         if info.title.startswith("resnet"):
             nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
         body.set_submodule(info.stem, stem)
@@ -170,7 +214,7 @@ def _convolutional_body(info: Architecture, channels: int) -> nn.Module:
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-check-request
 def check_request(name: str, info: Architecture, input_shape, drop_path: float = 0.0):
-    """`HmoeError` for images or options that the network cannot take."""
+    """Raise `HmoeError` for images (C, H, W) or options that a network cannot take."""
     sides = tuple(input_shape[1:])
     size = f"{sides[0]} x {sides[1]}"
     if min(sides) < info.smallest:
@@ -189,8 +233,10 @@ def check_request(name: str, info: Architecture, input_shape, drop_path: float =
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-build-and-load
 def build_body(info: Architecture, input_shape, drop_path: float = 0.0) -> nn.Module:
-    """A network without its classifier, with random weights, for images `input_shape`: a
-    convolutional one of torchvision, or a transformer of timm that returns its class token."""
+    """Build a network without its classifier, with random weights, for images (C, H, W).
+
+    It is a convolutional one of torchvision, or a transformer of timm that returns its class token.
+    """
     if info.patch == 1:
         return _convolutional_body(info, input_shape[0])
     return import_timm().create_model(
@@ -205,13 +251,32 @@ def build_body(info: Architecture, input_shape, drop_path: float = 0.0) -> nn.Mo
 
 
 def load_body(body: nn.Module, state: dict, info: Architecture, input_shape, name: str) -> dict:
-    """Load the weights of a whole network `name` into `body`, adapted to the images; returns the
-    report of `fit_weights`. `HmoeError` if they do not fit."""
+    """Load the weights of a whole network into one without its classifier.
+
+    The first convolution is adapted to the channels of the images, and position embeddings to
+    their size.
+
+    Args:
+        body: the network without its classifier.
+        state: tensors by name.
+        info: its architecture.
+        input_shape: (C, H, W) of the images.
+        name: the network's name, for messages.
+
+    Returns:
+        The report of `pretrained.fit_weights`.
+
+    Raises:
+        HmoeError: if they do not fit.
+    """
     grid = [side // info.patch for side in input_shape[1:]]
-    others = 0 if getattr(body, "no_embed_class", False) else getattr(body, "num_prefix_tokens", 1)
-    positions = functools.partial(_adapt_positions, grid=grid, others=others)
-    repairs = {f"{info.stem}.weight": adapt_channels, "pos_embed": positions}
-    return fit_weights(body, state, (f"{info.head}.", f"{info.head}_dist."), repairs, name)
+    others = getattr(body, "num_prefix_tokens", 1)
+    if getattr(body, "no_embed_class", False):
+        others = 0
+    adapt_positions = functools.partial(_adapt_positions, grid=grid, others=others)
+    repairs = {f"{info.stem}.weight": adapt_channels, "pos_embed": adapt_positions}
+    heads = (f"{info.head}.", f"{info.head}_dist.")
+    return fit_weights(body, state, heads, repairs, name)
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-make-backbone
 FREEZE_BN = {"auto": None, "yes": True, "no": False}
@@ -225,20 +290,32 @@ def make_backbone(
     dropout: float = 0.0,
     drop_path: float = 0.0,
 ) -> ImageBackbone:
-    """A network of `BACKBONES`, or 'timm:<name>', as a featurizer for images `input_shape` = (C, H,
-    W). `weights` as in `pretrained.find_weights`; `freeze_bn` as in `FREEZE_BN`: None or 'auto'
-    freezes batch norm when they are pretrained.
+    """Build a network of the papers as a featurizer.
 
-    Raises `HmoeError` for unknown names, images the network cannot take, and weights that are not
-    available or do not fit."""
+    Args:
+        name: a name in `BACKBONES`, or 'timm:<name>' of a vision transformer.
+        input_shape: (C, H, W) of the images.
+        weights: as in `pretrained.find_weights`.
+        freeze_bn: a key of `FREEZE_BN` or a bool; None and 'auto' freeze batch norm if the
+            weights are pretrained.
+        dropout: rate of dropout; AlexNet has it in its classifier, others after the features.
+        drop_path: rate of a transformer's stochastic depth.
+
+    Raises:
+        HmoeError: for an unknown name, images that the network cannot take, and weights that are
+            not available or do not fit.
+    """
     info = architecture_of(name)
     check_request(name, info, input_shape, drop_path)
-    state, loaded = find_weights(weights, name), None
+    state = find_weights(weights, name)
     body = build_body(info, input_shape, drop_path)
+    loaded = None
     if state is not None:
         loaded = load_body(body, state, info, input_shape, name)
     if name == "alexnet":
-        body.classifier[0].p, body.classifier[3].p, dropout = dropout, dropout, 0.0
+        body.classifier[0].p = dropout
+        body.classifier[3].p = dropout
+        dropout = 0.0
     freeze_bn = FREEZE_BN.get(freeze_bn, freeze_bn)
     if freeze_bn is None:
         freeze_bn = state is not None

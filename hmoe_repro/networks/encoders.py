@@ -21,24 +21,35 @@ NORMS = {
 
 
 def _norm(name: str, width: int) -> nn.Module:
+    """Build the norm of a name in `NORMS` for `width` channels."""
     return NORMS[check_choice(name, NORMS, "norm of a D2V encoder")](width)
 
 # %% ../../nbs/03_networks/04_encoders.ipynb #def-smalld2v
 class SmallD2V(Backbone):
-    """HMOE's D2V encoder for MNIST variants (section 4.2.2):
-    two 3x3 convolutions, mean over positions, linear to D. x (B, C, H, W) -> v (B, D)."""
+    """D2V encoder for small images (HMOE, section 4.2.2): x (B, C, H, W) -> v (B, dim).
+
+    Two 3x3 convolutions, a mean over positions, and a linear layer.
+
+    Args:
+        channels: number of channels C of the images.
+        dim: length D of a code v.
+        width: channels of the convolutions.
+        stride: stride of the first convolution.
+        norm: norm after each convolution, a name in `NORMS`.
+    """
 
     def __init__(
         self, channels: int, dim: int = 32, width: int = 32, stride: int = 1, norm: str = "none"
     ):
         super().__init__()
-        inputs = ((channels, stride), (width, 1))
-        layers = (nn.Conv2d(given, width, 3, step, padding=1) for given, step in inputs)
-        self.convolutions = nn.ModuleList(layers)
+        first = nn.Conv2d(channels, width, 3, stride, padding=1)
+        second = nn.Conv2d(width, width, 3, padding=1)
+        self.convolutions = nn.ModuleList([first, second])
         self.norms = nn.ModuleList(_norm(norm, width) for _ in self.convolutions)
         self.output = nn.Linear(width, dim)
 
     def features(self, x):
+        """Return the codes v (B, dim) of images x (B, C, H, W)."""
         for convolution, norm in zip(self.convolutions, self.norms):
             x = F.relu(norm(convolution(x)), inplace=True)
         return self.output(pool(x))
@@ -48,8 +59,13 @@ BLOCKS = ("post", "pre", "stargan")
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions of constant width with an identity shortcut (HMOE, section 4.2.2),
-    in one of the orders `BLOCKS`: (B, W, h, w) -> the same shape."""
+    """Residual block of two 3x3 convolutions (HMOE, section 4.2.2): (B, W, h, w) -> same shape.
+
+    Args:
+        width: channels W.
+        norm: a name in `NORMS`.
+        block: the order of convolutions, norms and ReLU, one of `BLOCKS`.
+    """
 
     def __init__(self, width: int, norm: str = "instance", block: str = "post"):
         super().__init__()
@@ -58,39 +74,61 @@ class ResidualBlock(nn.Module):
         self.norms = nn.ModuleList(_norm(norm, width) for _ in range(2))
 
     def forward(self, x):
-        (conv1, conv2), (norm1, norm2) = self.convolutions, self.norms
+        """Return maps of the shape of x."""
+        conv1, conv2 = self.convolutions
+        norm1, norm2 = self.norms
         if self.block == "pre":
-            return x + conv2(F.relu(norm2(conv1(F.relu(norm1(x))))))
-        y = x + norm2(conv2(F.relu(norm1(conv1(x)))))
+            h = conv1(F.relu(norm1(x)))
+            return x + conv2(F.relu(norm2(h)))
+        h = F.relu(norm1(conv1(x)))
+        y = x + norm2(conv2(h))
         return y if self.block == "stargan" else F.relu(y)
 
 # %% ../../nbs/03_networks/04_encoders.ipynb #def-imaged2v
 class ImageD2V(Backbone):
-    """HMOE's D2V encoder for photographs (section 4.2.2): x (B, C, H, W),
-    H and W at least 16 -> v (B, D). `norm` and `block` as in `NORMS` and `BLOCKS`."""
+    """D2V encoder for photographs (HMOE, section 4.2.2): x (B, C, H, W) -> v (B, dim).
+
+    Args:
+        channels: number of channels C; height and width are at least 16 pixels.
+        dim: length D of a code v.
+        norm: norm before each ReLU, a name in `NORMS`.
+        block: order inside a residual block, one of `BLOCKS`.
+    """
 
     def __init__(
         self, channels: int = 3, dim: int = 32, norm: str = "instance", block: str = "post"
     ):
         super().__init__()
-        layers = []
-        for i, o in zip((channels, 64, 128), (64, 128, 256)):
-            layers += [nn.Conv2d(i, o, 4, stride=2, padding=1), _norm(norm, o), nn.ReLU()]
-        layers += [ResidualBlock(256, norm, block) for _ in range(2)]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(256, dim, 3, padding=1))
+        self.layers = nn.Sequential()
+        for before, after in ((channels, 64), (64, 128), (128, 256)):
+            self.layers.append(nn.Conv2d(before, after, 4, stride=2, padding=1))
+            self.layers.append(_norm(norm, after))
+            self.layers.append(nn.ReLU())
+        for _ in range(2):
+            self.layers.append(ResidualBlock(256, norm, block))
+        self.layers.append(nn.Conv2d(256, dim, 3, padding=1))
 
     def features(self, x):
+        """Return the codes v (B, dim) of images x (B, C, H, W)."""
         return pool(self.layers(x))
 
 # %% ../../nbs/03_networks/04_encoders.ipynb #def-styled2v
 class StyleD2V(Backbone):
-    """D2V encoder of statistics, ours: x (B, S) -> v (B, D). They are normalised over the batch,
-    or with running averages in evaluation; one hidden layer."""
+    """D2V encoder of style statistics, ours: x (B, S) -> v (B, dim).
+
+    The statistics are normalised over the batch, or with running averages in evaluation. One
+    hidden layer of `width` units follows.
+    """
 
     def __init__(self, statistics: int, dim: int = 32, width: int = 128):
         super().__init__()
-        hidden = nn.Linear(statistics, width), nn.ReLU(), nn.Linear(width, dim)
-        self.layers = nn.Sequential(nn.BatchNorm1d(statistics, affine=False), *hidden)
+        self.layers = nn.Sequential(
+            nn.BatchNorm1d(statistics, affine=False),
+            nn.Linear(statistics, width),
+            nn.ReLU(),
+            nn.Linear(width, dim),
+        )
 
     def features(self, x):
+        """Return the codes v (B, dim) of statistics x (B, S)."""
         return self.layers(x)

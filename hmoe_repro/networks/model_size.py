@@ -16,25 +16,34 @@ from .registry import make_featurizer
 
 # %% ../../nbs/03_networks/12_model_size.ipynb #def-multiply-accumulates
 def multiply_accumulates(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
-    """Multiply-accumulates of one image of `shape` (C, H, W) in evaluation: matrix products,
-    attention and convolutions, by PyTorch's counter. The network's mode is restored."""
+    """Count the multiply-accumulates of one image of `shape` (C, H, W) in evaluation mode.
+
+    PyTorch's counter has matrix products, attention and convolutions. The network's mode is
+    restored.
+    """
     training = network.training
     network.eval()
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        network(torch.zeros(1, *shape))
+        network(torch.zeros((1, *shape)))
     network.train(training)
     return counter.get_total_flops() // 2
 
 
 def parameters(network: torch.nn.Module) -> int:
-    """Number of parameters of a network."""
+    """Count the parameters of a network."""
     return sum(weight.numel() for weight in network.parameters())
 
 # %% ../../nbs/03_networks/12_model_size.ipynb #def-network-size
 @functools.cache
 def network_size(name: str, pixels: int = 224, channels: int = 3) -> tuple[int, int, int]:
-    """Parameters, multiply-accumulates of an image, and features of a network without classifier.
-    Raises `HmoeError` for an unknown name and for image sizes that the network does not take."""
+    """Measure a network without its classifier.
+
+    Returns:
+        (parameters, multiply-accumulates of one image, features).
+
+    Raises:
+        HmoeError: for an unknown name, and for images that the network does not take.
+    """
     shape = (channels, pixels, pixels)
     with torch.device("meta"):  # weights are counted only, so none are drawn
         network = make_featurizer(name, shape, "random")

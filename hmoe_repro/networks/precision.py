@@ -20,20 +20,26 @@ PRECISIONS = ("float32", "bf16", "float32-compile", "bf16-compile", "tf32")
 
 # %% ../../nbs/03_networks/02_precision.ipynb #def-cache-of-its-own
 def _cache_of_its_own():
-    """Use one folder of compiled code per instruction set, unless the user chose a folder:
-    PyTorch's cache would use code made for AVX-512 in a process limited to AVX2, where it
-    gives wrong numbers."""
+    """Use a folder of compiled code for this instruction set, unless the user chose a folder.
+
+    PyTorch's one cache would use code made for AVX-512 in a process limited to AVX2, where it
+    gives wrong numbers.
+    """
     name = f"torchinductor_{getpass.getuser()}_{torch.backends.cpu.get_cpu_capability()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), name))
 
 # %% ../../nbs/03_networks/02_precision.ipynb #def-backbone
 class Backbone(nn.Module):
-    """A network whose `features` run in `precision`; its output is float32.
-    `HmoeError` for a '-compile' precision without a compiler."""
+    """Base class of networks whose `features` run in `precision`; the output is float32.
+
+    Raises:
+        HmoeError: in a '-compile' precision, if there is no compiler.
+    """
 
     precision = "float32"
 
     def forward(self, x):
+        """Return the features of x as float32."""
         if self.precision in ("float32", "tf32"):
             return self.features(x)
         run = self._run_compiled if self.precision.endswith("-compile") else self.features
@@ -42,6 +48,7 @@ class Backbone(nn.Module):
             return run(x).float()
 
     def _run_compiled(self, x):
+        """Return the features of x by the compiled function, which is made at the first call."""
         if "_compiled" not in self.__dict__:
             _cache_of_its_own()
             self.__dict__["_compiled"] = torch.compile(self.features)
@@ -57,11 +64,12 @@ class Backbone(nn.Module):
             ) from None
 
     def __getstate__(self):
+        # The compiled function is no part of a copy or a pickle.
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
 # %% ../../nbs/03_networks/02_precision.ipynb #def-set-precision
 def set_precision(module: nn.Module, precision: str):
-    """Set the precision of every backbone inside `module`. `HmoeError` lists the valid ones."""
+    """Set the precision of every backbone inside `module` to one of `PRECISIONS`."""
     check_choice(precision, PRECISIONS, "precision")
     for part in module.modules():
         if isinstance(part, Backbone):
@@ -71,48 +79,87 @@ def set_precision(module: nn.Module, precision: str):
 BLOCK = 1 << 17  # float32 values of a block: half a megabyte
 
 
-def _rows(x):
-    """(N, C, H, W), channels last, as (N, HW, C); and how many images make a block."""
+def _as_rows(x):
+    """View maps (N, C, H, W), laid out channels last, as (N, H W, C)."""
     n, c, h, w = x.shape
-    return x.permute(0, 2, 3, 1).view(n, h * w, c), min(n, max(1, BLOCK // (c * h * w)))
+    return x.permute(0, 2, 3, 1).view(n, h * w, c)
+
+
+def _block_size(x) -> int:
+    """Return how many images (C, H, W) of x make a block: at least one, at most all."""
+    n, c, h, w = x.shape
+    return min(n, max(1, BLOCK // (c * h * w)))
 
 
 def _channel_sums(x, other=None):
-    """Sums over positions, float32 (2, N, C): of other * x and of `other`;
-    without `other`, of x * x and of x."""
-    rows, block = _rows(x)
-    others = rows if other is None else _rows(other)[0]
-    sums, buffers = torch.empty(2, x.shape[0], x.shape[1]), torch.empty(2, block, *rows.shape[1:])
-    for i in range(0, len(rows), block):
-        a = buffers[0, : len(rows[i : i + block])].copy_(others[i : i + block])
-        b = a if other is None else buffers[1, : len(a)].copy_(rows[i : i + block])
-        torch.sum(a, 1, out=sums[1, i : i + block])
-        torch.sum(torch.mul(a, b, out=buffers[1, : len(a)]), 1, out=sums[0, i : i + block])
+    """Sum over positions, by image and channel, in float32.
+
+    Args:
+        x: maps (N, C, H, W), channels last.
+        other: maps of the same shape; x if it is None.
+
+    Returns:
+        (2, N, C): sums of other * x, and of other.
+    """
+    rows = _as_rows(x)
+    others = rows if other is None else _as_rows(other)
+    images, positions, channels = rows.shape
+    block = _block_size(x)
+    sums = torch.empty(2, images, channels)
+    buffers = torch.empty(2, block, positions, channels)
+    for start in range(0, images, block):
+        part = slice(start, start + block)
+        size = len(rows[part])
+        a = buffers[0, :size].copy_(others[part])
+        b = a if other is None else buffers[1, :size].copy_(rows[part])
+        torch.sum(a, 1, out=sums[1, part])
+        products = torch.mul(a, b, out=buffers[1, :size])
+        torch.sum(products, 1, out=sums[0, part])
     return sums
 
 # %% ../../nbs/03_networks/02_precision.ipynb #def-affine
 def _affine(x, a, b, other=None, scale=None):
-    """a * x + b (+ scale * other) per image and channel, computed in float32,
-    in the type and layout of x. a, b, scale (N, C)."""
+    """Compute a * x + b (+ scale * other) by image and channel, in float32.
+
+    Args:
+        x: maps (N, C, H, W), channels last.
+        a: factors (N, C).
+        b: summands (N, C).
+        other: maps as x, or None.
+        scale: factors (N, C) of `other`.
+
+    Returns:
+        Maps of the type and layout of x.
+    """
     out = torch.empty_like(x)
-    (rows, block), target = _rows(x), _rows(out)[0]
-    a, b, buffers = a[:, None], b[:, None], torch.empty(2, block, *rows.shape[1:])
-    for i in range(0, len(rows), block):
-        values = buffers[0, : len(rows[i : i + block])].copy_(rows[i : i + block])
-        torch.addcmul(b[i : i + block], values, a[i : i + block], out=values)
+    target = _as_rows(out)
+    rows = _as_rows(x)
+    images, positions, channels = rows.shape
+    block = _block_size(x)
+    buffers = torch.empty(2, block, positions, channels)
+    a = a[:, None]
+    b = b[:, None]
+    for start in range(0, images, block):
+        part = slice(start, start + block)
+        size = len(rows[part])
+        values = buffers[0, :size].copy_(rows[part])
+        torch.addcmul(b[part], values, a[part], out=values)
         if other is not None:
-            others = buffers[1, : len(values)].copy_(_rows(other)[0][i : i + block])
-            values.addcmul_(others, scale[i : i + block, None])
-        target[i : i + block] = values
+            others = buffers[1, :size].copy_(_as_rows(other)[part])
+            values.addcmul_(others, scale[part, None])
+        target[part] = values
     return out
 
 # %% ../../nbs/03_networks/02_precision.ipynb #def-bf16groupnorm
 class Bf16GroupNorm(torch.autograd.Function):
-    """Group norm of x (N, C, H, W) in bf16 on a CPU, with float32 weights (C,), moments and sums;
-    differentiable once."""
+    """Group norm of bf16 maps (N, C, H, W) on a CPU, differentiable once.
+
+    Weights (C,), moments and sums are float32. The symbols are those of the equations above.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, bias, groups, eps):
+        """Return y (N, C, H, W) = gamma (x - mu) r + beta, in bf16."""
         x = x.contiguous(memory_format=torch.channels_last)
         n, c, h, w = x.shape
         count = c * h * w // groups
@@ -120,27 +167,44 @@ class Bf16GroupNorm(torch.autograd.Function):
         rstd = (square - mean * mean).clamp_(min=0).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, mean, rstd)
         a = rstd * weight.view(groups, -1)
-        return _affine(x, a.view(n, c), (bias.view(groups, -1) - mean * a).view(n, c))
+        b = bias.view(groups, -1) - mean * a
+        return _affine(x, a.view(n, c), b.view(n, c))
 
     @staticmethod
     def backward(ctx, dy):
+        """Return the gradients of x, weight and bias for the gradient dy (N, C, H, W) of y."""
         x, weight, mean, rstd = ctx.saved_tensors
-        (n, c, h, w), groups = x.shape, mean.shape[1]
-        count, gamma = c * h * w // groups, weight.view(groups, -1)
+        n, c, h, w = x.shape
+        groups = mean.shape[1]
+        count = c * h * w // groups
+        gamma = weight.view(groups, -1)
         dy = dy.contiguous(memory_format=torch.channels_last)
         s, t = _channel_sums(x, dy).view(2, n, groups, -1)
-        S, T = (gamma * s).sum(2, keepdim=True), (gamma * t).sum(2, keepdim=True)
+        S = (gamma * s).sum(2, keepdim=True)
+        T = (gamma * t).sum(2, keepdim=True)
         q = rstd**3 / count * (mean * T - S)
-        full = lambda value: value.expand(n, groups, c // groups).reshape(n, c)
-        dx = _affine(x, full(q), full(-q * mean - rstd * T / count), dy, (rstd * gamma).view(n, c))
-        return dx, (rstd * (s - mean * t)).sum(0).view(c), t.sum(0).view(c), None, None
+
+        def by_channel(value):
+            """Expand a value of each group (N, groups, 1) to its channels (N, C)."""
+            return value.expand(n, groups, c // groups).reshape(n, c)
+
+        constant = -q * mean - rstd * T / count
+        scale = (rstd * gamma).view(n, c)
+        dx = _affine(x, by_channel(q), by_channel(constant), other=dy, scale=scale)
+        dweight = (rstd * (s - mean * t)).sum(0).view(c)
+        dbias = t.sum(0).view(c)
+        return dx, dweight, dbias, None, None
 
 # %% ../../nbs/03_networks/02_precision.ipynb #def-groupnorm
 class GroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm`, bitwise identical except for bf16 input on a CPU with fewer than 16 channels
-    a group, where `Bf16GroupNorm` computes it."""
+    """Group norm, by `Bf16GroupNorm` where that is faster.
+
+    That is bf16 input on a CPU with fewer than 16 channels a group. Otherwise it is bitwise
+    identical to `nn.GroupNorm`.
+    """
 
     def forward(self, x):
+        """Return the normalised maps (N, C, H, W)."""
         narrow = (
             x.dtype is torch.bfloat16
             and x.device.type == "cpu"

@@ -14,30 +14,41 @@ from .precision import Backbone, GroupNorm
 
 # %% ../../nbs/03_networks/03_small.ipynb #def-pool
 def pool(x):
-    """Mean over positions, x (B, C, H, W) -> (B, C); the gradient is laid out channels last."""
+    """Average maps x (B, C, H, W) over positions: (B, C).
+
+    The gradient is laid out channels last.
+    """
     return x.permute(0, 2, 3, 1).mean((1, 2))
 
 # %% ../../nbs/03_networks/03_small.ipynb #def-convnet
 class ConvNet(Backbone):
-    """DomainBed's MNIST_CNN with widths `(w, 2w, 2w, 2w)`: x (B, C, H, W) -> features (B, 2w).
-    w = 64 is the paper's. Other `widths` and `strides` make other networks of its kind."""
+    """DomainBed's MNIST_CNN: images x (B, C, H, W) -> features (B, widths[-1]).
+
+    Args:
+        channels: number of channels C.
+        width: w, for widths (w, 2w, 2w, 2w); 64 is the paper's.
+        widths: channels of each convolution, in place of those.
+        strides: stride of each convolution.
+    """
 
     def __init__(self, channels: int, width: int = 64, widths=None, strides=(1, 2, 1, 1)):
         super().__init__()
         widths = widths or (width, 2 * width, 2 * width, 2 * width)
+        inputs = (channels, *widths)  # channels that enter each convolution
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(i, o, 3, stride, padding=1)
-            for i, o, stride in zip((channels, *widths), widths, strides)
+            nn.Conv2d(before, after, 3, stride, padding=1)
+            for before, after, stride in zip(inputs, widths, strides)
         )
-        self.norms = nn.ModuleList(GroupNorm(8, o) for o in widths)
+        self.norms = nn.ModuleList(GroupNorm(8, after) for after in widths)
         self.num_features = widths[-1]
 
     def features(self, x):
+        """Return the features (B, widths[-1]) of images (B, C, H, W)."""
         for convolution, norm in zip(self.convolutions, self.norms):
             x = norm(F.relu(convolution(x), inplace=True))
         return pool(x)
 
 # %% ../../nbs/03_networks/03_small.ipynb #def-image-cnn
 def image_cnn(channels: int = 3) -> ConvNet:
-    """Featurizer for photographs of 32 to 64 pixels, ours: x (B, C, H, W) -> features (B, 256)."""
+    """Build our featurizer for photographs of 32 to 64 pixels: (B, C, H, W) -> (B, 256)."""
     return ConvNet(channels, widths=(32, 64, 128, 256), strides=(2, 2, 2, 2))

@@ -22,43 +22,70 @@ PLACEMENTS = ("last-two", "every-two")
 
 
 def sparse_blocks(depth: int, placement: str = "last-two") -> tuple[int, ...]:
-    """Indices, from 0, of the blocks that get experts: 8 and 10 of 12, or every second one
-    (GMoE, section 4). Raises `HmoeError` for an unknown placement and for fewer than 4 blocks."""
+    """Return the indices, from 0, of the blocks that get experts (GMoE, section 4).
+
+    Args:
+        depth: number of blocks.
+        placement: 'last-two' (8 and 10 of 12 blocks), or 'every-two' (0, 2, 4, ...).
+
+    Raises:
+        HmoeError: for an unknown placement, and for fewer than 4 blocks.
+    """
     check_choice(placement, PLACEMENTS, "placement of experts")
     if depth < 4:
         raise HmoeError(
             f"a transformer of {plural(depth, 'block')} has no last two of every other one.",
             fix="a transformer of at least 4 blocks.",
         )
-    return (depth - 4, depth - 2) if placement == "last-two" else tuple(range(0, depth, 2))
+    if placement == "last-two":
+        return depth - 4, depth - 2
+    return tuple(range(0, depth, 2))
 
 # %% ../../nbs/03_networks/08_sparse_vit.ipynb #def-draw-weights
-def _draw(weight: nn.Parameter, bias: nn.Parameter | None, std: float = 0.02):
+_STD = 0.02  # of the linear layers of a new vision transformer
+
+
+def _draw(weight: nn.Parameter, bias: nn.Parameter | None, std: float = _STD):
+    """Draw a weight from a truncated normal distribution, and set the bias to zero."""
     nn.init.trunc_normal_(weight, std=std)
     if bias is not None:
         nn.init.zeros_(bias)
 
 
 def draw_linear(module: nn.Module):
-    """Draw the linear layers inside a module as a vision transformer does: truncated normal of
-    standard deviation 0.02, biases zero (GMoE, released configuration)."""
+    """Draw the linear layers inside a module as those of a new vision transformer.
+
+    Weights are truncated normal with standard deviation 0.02, biases zero (GMoE, released
+    configuration).
+    """
     for part in module.modules():
         if isinstance(part, nn.Linear):
             _draw(part.weight, part.bias)
 
 
 def draw_experts(experts: nn.Module, dense: nn.Module):
-    """Draw the weights of each expert independently, with the standard deviation of the MLP
-    `dense`; biases are zero."""
-    layers = ((experts.w1, experts.b1, dense.fc1), (experts.w2, experts.b2, dense.fc2))
-    for weight, bias, given in layers:
-        _draw(weight, bias, 0.02 if given.weight.is_meta else given.weight.detach().std().item())
+    """Draw the weights of each expert independently, with the standard deviation of an MLP's.
+
+    Args:
+        experts: weights and biases w1, b1, w2, b2 of all experts; the biases become zero.
+        dense: the MLP, with linear layers fc1 and fc2.
+    """
+    _draw(experts.w1, experts.b1, _std_of(dense.fc1))
+    _draw(experts.w2, experts.b2, _std_of(dense.fc2))
+
+
+def _std_of(layer: nn.Linear) -> float:
+    """Return the standard deviation of a layer's weights; on the device 'meta', a new layer's."""
+    if layer.weight.is_meta:
+        return _STD
+    return layer.weight.detach().std().item()
 
 # %% ../../nbs/03_networks/08_sparse_vit.ipynb #def-dense-mlp
 def _dense_mlp(body: nn.Module, index: int) -> nn.Module:
-    """The MLP of a block, if it is the plain one of a ViT. `HmoeError` if not."""
+    """Return the MLP of a block; `HmoeError` if it is not two linear layers with GELU."""
     mlp = getattr(body.blocks[index], "mlp", None)
-    first, second = getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)
+    first = getattr(mlp, "fc1", None)
+    second = getattr(mlp, "fc2", None)
     linear = isinstance(first, nn.Linear) and isinstance(second, nn.Linear)
     if linear and first.out_features == second.in_features and isinstance(mlp.act, nn.GELU):
         return mlp
@@ -70,10 +97,17 @@ def _dense_mlp(body: nn.Module, index: int) -> nn.Module:
 
 
 def add_experts(body: nn.Module, placement: str = "last-two", copy: bool = True, **settings):
-    """Exchange the MLPs of some blocks of a timm transformer `body` for layers of experts.
+    """Replace the MLPs of some blocks of a timm transformer by layers of experts, in place.
 
-    `copy`: experts begin as copies of the MLP; otherwise each is drawn anew. `settings` are those
-    of `SparseMoE`. Raises `HmoeError` where `body` has no such blocks, and for wrong settings."""
+    Args:
+        body: the transformer.
+        placement: as in `sparse_blocks`.
+        copy: begin with copies of the MLP; otherwise each expert is drawn anew.
+        settings: arguments of `SparseMoE`.
+
+    Raises:
+        HmoeError: if it has no such blocks, and for wrong settings.
+    """
     for index in sparse_blocks(len(body.blocks), placement):
         dense = _dense_mlp(body, index)
         layer = SparseMoE(dense.fc1.in_features, dense.fc1.out_features, **settings)
@@ -86,7 +120,7 @@ def add_experts(body: nn.Module, placement: str = "last-two", copy: bool = True,
 
 # %% ../../nbs/03_networks/08_sparse_vit.ipynb #def-expert-layers
 def expert_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers of experts inside a module, from input to output."""
+    """List the layers of experts inside a module, from input to output."""
     return [part for part in module.modules() if isinstance(part, (SparseMoE, TutelMoE))]
 
 # %% ../../nbs/03_networks/08_sparse_vit.ipynb #def-sparse-names
@@ -95,30 +129,48 @@ SPARSE_NETWORKS = backbones.Names.fromkeys([*SPARSE, f"gmoe:{backbones.IN_TIMM}"
 
 
 def dense_twin(name: str) -> str:
-    """The dense network that a network with experts is made from. `HmoeError` for other names."""
+    """Return the dense network that a network with experts is made from.
+
+    Raises:
+        HmoeError: for the name of any other network.
+    """
     check_choice(name, SPARSE_NETWORKS, "network with experts")
-    return SPARSE.get(name) or "timm:" + name.removeprefix("gmoe:")
+    if name in SPARSE:
+        return SPARSE[name]
+    return "timm:" + name.removeprefix("gmoe:")
 
 # %% ../../nbs/03_networks/08_sparse_vit.ipynb #def-make-sparse-vit
 def make_sparse_vit(
     name: str, input_shape, weights="random", drop_path=0.0, backend="torch", **experts
 ) -> backbones.ImageBackbone:
-    """A network of `SPARSE_NETWORKS` as a featurizer for images `input_shape` = (C, H, W).
+    """Build a vision transformer with experts as a featurizer (GMoE, section 4).
 
-    `weights` as in `pretrained.find_weights`, under our names or Tutel's; `backend` is the
-    implementation of the experts, `experts` are the options of `add_experts`. Raises
-    `HmoeError` for unknown names and settings, images the network cannot take, weights that are
-    not available or do not fit, and Tutel where it is not installed."""
+    Args:
+        name: a name in `SPARSE_NETWORKS`.
+        input_shape: (C, H, W) of the images.
+        weights: as in `pretrained.find_weights`, of the dense network or of one with experts,
+            under our names or Tutel's.
+        drop_path: rate of stochastic depth.
+        backend: implementation of the experts, 'torch' or 'tutel'.
+        experts: arguments of `add_experts`.
+
+    Raises:
+        HmoeError: for unknown names and settings, images that the network cannot take, weights
+            that are not available or do not fit, and Tutel if it is not installed.
+    """
     info = backbones.architecture_of(dense_twin(name))
     backbones.check_request(name, info, input_shape, drop_path=drop_path)
-    state, loaded = find_weights(weights, name), None
-    state = None if state is None else from_tutel_state(state)
+    state = find_weights(weights, name)
+    state_is_sparse = False
+    if state is not None:
+        state = from_tutel_state(state)
+        state_is_sparse = any(".mlp.experts." in key for key in state)
     body = backbones.build_body(info, input_shape, drop_path)
-    has_experts = any(".mlp.experts." in key for key in state or ())
-    if state is not None and not has_experts:
+    loaded = None
+    if state is not None and not state_is_sparse:
         loaded = backbones.load_body(body, state, info, input_shape, name)
     add_experts(body, copy=loaded is not None, **experts)
-    if has_experts:
+    if state_is_sparse:
         loaded = backbones.load_body(body, state, info, input_shape, name)
     for block in body.blocks:
         if isinstance(block.mlp, SparseMoE):

@@ -24,6 +24,7 @@ from ..core.errors import NO_ROOM, HmoeError, Place, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.seals import sealed
+from ..core.seeds import undisturbed
 from ..method.toy_seeds import run_toy, toy_checkpoints
 from .checkpoint_io import load_state, save_state
 from .loggers import listen
@@ -321,7 +322,7 @@ def run(
     folder = ensure_writable(store.path(spec.run_id))
     warn_of_determinism(spec.determinism, device)
     precise = device_determinism(spec.precision, device)
-    with run_lock(folder) as mine, single_thread(), precise:
+    with run_lock(folder) as mine, single_thread(), precise, undisturbed(device):
         if not mine:
             return None
         done = store.read(spec.run_id)

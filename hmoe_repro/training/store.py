@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['RECORD_VERSION', 'RECORD_FIELDS', 'CIRCUMSTANCES', 'DIGESTS', 'check_record', 'sealed_record', 'unsealed_record',
-           'read_record', 'outcome', 'repeats', 'to_json', 'run_lock', 'locked_elsewhere', 'RunStore', 'check_files',
-           'check_study_name', 'write_study', 'verify_studies', 'verify_listed', 'publish_study']
+           'read_record', 'outcome', 'repeats', 'RunSummary', 'summary_of', 'to_json', 'run_lock', 'locked_elsewhere',
+           'RunStore', 'check_files', 'check_study_name', 'write_study', 'verify_studies', 'verify_listed',
+           'publish_study']
 
 # %% ../../nbs/05_training/06_store.ipynb #imports
 import contextlib
@@ -16,7 +17,7 @@ import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -178,6 +179,29 @@ def repeats(fresh, published) -> bool:
     if isinstance(published, list) and isinstance(fresh, list):
         return len(fresh) == len(published) and all(map(repeats, fresh, published))
     return fresh == published or fresh != fresh and published != published  # NaN equals NaN
+
+# %% ../../nbs/05_training/06_store.ipynb #def-run-summary
+class RunSummary(NamedTuple):
+    """What lists and exports say of a run before any analysis."""
+
+    run_id: str
+    status: str
+    reason: str
+    seconds: float
+    config: dict
+    accuracies: dict[str, float]  # mode -> test accuracy of the selected checkpoint
+
+
+def summary_of(record: dict) -> RunSummary:
+    """Return the summary of a record. Analysis and pages read records in `analysis.results`."""
+    return RunSummary(
+        record["run_id"],
+        record["status"],
+        record.get("reason") or "",
+        record.get("wall_time_s", 0.0),
+        record["config"],
+        {mode: chosen["test_accuracy"] for mode, chosen in record["selected"].items()},
+    )
 
 # %% ../../nbs/05_training/06_store.ipynb #def-to-json
 def to_json(value, indent: int | None = None) -> str:
