@@ -44,8 +44,8 @@ from hmoe_repro.analysis.claims import (
     seeds_to_decide,
     verdicts_table,
 )
+from hmoe_repro.analysis.results import METRICS, results
 from hmoe_repro.analysis.results import arrays as arrays_of
-from hmoe_repro.analysis.results import results
 from hmoe_repro.analysis.statistics import gain_words
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
@@ -774,3 +774,19 @@ def test_domains_found_and_accuracy(weighed):
     found = weighed["NMI and accuracy"].parts[0]
     assert found.evidence.runs == len(frame) == 128
     assert np.isclose(found.evidence.value, stats.pearsonr(*centred.T.to_numpy())[0])
+
+
+def test_every_metric_of_a_claim_has_a_unit():
+    for claim in CLAIMS:
+        for table in claim.tables:
+            assert "unit" not in table, claim.key
+            named = [table[name] for name in ("metric", "metric_b") if table.get(name)]
+            assert set(named) <= set(METRICS), claim.key
+
+
+def test_a_mean_of_accuracies_is_in_points():
+    rows = {"trial_seed": [0, 0, 1, 1], "accuracy": [0.5, 0.7, 0.6, 0.8], "steps": 1}
+    frame = pd.DataFrame(rows | {"test_domain": ["x", "y"] * 2, "dataset": "D", "mode": "default"})
+    frame = frame.assign(algorithm="A", status="complete", run_id=list("abcd"))
+    found = mean_measure(frame, {"algorithm": "A"}, "accuracy")
+    assert np.isclose(found.value, 65) and found.unit == "points"

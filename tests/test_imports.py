@@ -24,6 +24,8 @@ from notebooks import (
 )
 from packages import requirements
 
+from hmoe_repro.training.store import sealed_record
+
 PLACE = {module_of(p): number_of(p) for p in LIBRARY if module_of(p)}
 BLOCKED = (
     "nbdev",
@@ -212,7 +214,7 @@ def test_what_is_asked_most_often_imports_nothing_large(command, tmp_path):
     record = (ROOT / "results" / "quick-toy.jsonl").read_text().splitlines()[0]
     run_id = json.loads(record)["run_id"]
     (tmp_path / "runs" / run_id).mkdir(parents=True)
-    (tmp_path / "runs" / run_id / "record.json").write_text(record)
+    (tmp_path / "runs" / run_id / "record.json").write_text(sealed_record(json.loads(record)))
     large = {"torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "matplotlib"}
     code = f"""
 import os, sys

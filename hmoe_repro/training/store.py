@@ -31,7 +31,7 @@ from hmoe_repro.core.files import (
     sha256,
     write_atomic,
 )
-from ..core.seals import foreign_file, is_sealed, seal_fault, sealed, sealed_for
+from ..core.seals import foreign_file, seal_fault, sealed
 from .run_config import Count, RunConfig
 from .selection import differing_selection
 
@@ -133,20 +133,10 @@ def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
     return record, place >= 0 and content[start:end] == digest.encode()
 
 
-@functools.cache
-def _warn_unsealed(store: Path):
-    """Warn, once a process, of a store whose records have no digest."""
-    warnings.warn(
-        f"{store} has records without a digest, in which an edit cannot be noticed. An earlier "
-        "version wrote them; `.ci/seal.py` of the project adds the digests.",
-        stacklevel=2,
-    )
-
-
 def read_record(path: Path, where: str = "") -> dict:
     """The record in the folder of its run; `HmoeError`, which calls it `where`, if it is truncated,
-    edited, another run's or missing. Warns of a store whose records have no digest."""
-    named, where = where, where or str(path)
+    edited, without a digest, another run's or missing."""
+    where = where or str(path)
     try:
         record, intact = unsealed_record(read_bytes(path))
     except FileNotFoundError:
@@ -155,9 +145,10 @@ def read_record(path: Path, where: str = "") -> dict:
         raise HmoeError(f"{where} is cut or not JSON ({error}).", fix=_MEND) from None
     run_id = Path(path).parent.name
     check_record(record, where, run_id)
-    if intact is None and not named:
-        _warn_unsealed(Path(path).absolute().parent.parent)
-    elif intact is False:
+    if intact is None:
+        cause = f"{where} has no SHA-256, so an edit of it cannot be noticed."
+        raise HmoeError(cause, fix=f"if you trust it, `.ci/seal.py` seals its store; else {_MEND}")
+    if not intact:
         cause = f"{where}: its content does not fit its SHA-256: it was edited or damaged."
         raise HmoeError(cause, fix=_MEND)
     return record
@@ -435,14 +426,10 @@ def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: b
 
 
 def _array_fault(file: Path, run_id: str) -> str | None:
-    """Return why a file of arrays cannot be published for a run, or None. Arrays that name no run,
-    which an earlier version wrote, get the name when they are published, with a warning."""
+    """Return why a file of arrays cannot be published for a run, or None."""
     if not file.exists():
         return "left no arrays.safetensors"
     content = read_bytes(file, _MOST_BYTES)
-    if is_sealed(content) and sealed_for(content) is None:
-        warnings.warn(f"run {run_id} has arrays that do not name their run", stacklevel=2)
-        return None
     fault = seal_fault(content, run_id)
     return fault and f"has damaged arrays (their file {fault})"
 
@@ -469,10 +456,9 @@ def _put_arrays(files: dict[str, Path], folder: Path, without: str | None):
         staging.mkdir()
     for run_id, file in files.items():
         content = file.read_bytes()
-        if without is not None or sealed_for(content) is None:
+        if without is not None:
             arrays = load(content)
-            left_out = [name for name in arrays if without is not None and name.startswith(without)]
-            kept = {name: array for name, array in arrays.items() if name not in left_out}
+            kept = {name: a for name, a in arrays.items() if not name.startswith(without)}
             content = sealed(kept, run=run_id)
         (staging / f"{run_id}.safetensors").write_bytes(content)
     shutil.rmtree(folder, ignore_errors=True)
