@@ -15,6 +15,7 @@ HAND_WRITTEN = (
     "hmoe.mplstyle",
     "claims.toml",
     "hyperparameters.toml",
+    "metrics.toml",
     "networks.toml",
     "paper_protocol.toml",
     "pages.toml",

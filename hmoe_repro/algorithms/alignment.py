@@ -136,10 +136,11 @@ def make_discriminator(num_features: int, num_domains: int, hparams: dict) -> ML
 class DANN(ERM):
     """Domain-adversarial network (Ganin et al., 2016): features that hide the domain.
 
-    Loss: cross entropy of the classes + L_d, the discriminator's cross entropy of the domains,
-    whose gradient is reversed and multiplied by `lambda` below the features. Its networks are in
-    `adversary`. Deviation: `domainbed_compat` trains adversary and network in turn; by default
-    every update trains both, as in the paper. `HmoeError` for a single training domain.
+    Loss: cross entropy of the classes + L_d, the discriminator's cross entropy of the domains +
+    grad_penalty * its squared slope. The gradient of L_d is reversed and multiplied by `lambda`
+    below the features. The discriminator is in `adversary`. Deviation: every update trains both, as
+    in the paper; `domainbed_compat` trains adversary and network in turn. `HmoeError` for a single
+    training domain.
     """
 
     version = 2  # in 1, a weight_decay_d or weight_decay_g of 0 was weight_decay

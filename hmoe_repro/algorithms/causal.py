@@ -29,7 +29,8 @@ class RandomHalves(Alignment):
 
     def distance(self, z, minibatches):
         parts = by_domain(z, minibatches)
-        first, second = [], []
+        first = []
+        second = []
         for z_i, cut in zip(parts, self.cuts(minibatches)):
             before, after = z_i.tensor_split([cut])
             first.append(before)

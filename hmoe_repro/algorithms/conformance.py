@@ -112,7 +112,8 @@ def _check_movement(trained: Algorithm, initial: dict, resting=(), when: str = "
         when: words for the message, such as ' after the change of phase'.
     """
     fixed = tuple(trained.fixed)
-    moved, still = [], []
+    moved = []
+    still = []
     for name, parameter in trained.named_parameters():
         if torch.equal(parameter, initial[name]):
             still.append(name)

@@ -48,7 +48,8 @@ def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         Two tensors of indices (B,); within each class both are random orders of it.
     """
-    first, second = [], []
+    first = []
+    second = []
     begin = 0
     _, counts = torch.unique_consecutive(y, return_counts=True)
     for size in counts.tolist():

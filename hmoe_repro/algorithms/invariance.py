@@ -102,7 +102,7 @@ class Fishr(tools.AnnealedPenalty, ERM):
     """Fishr (Ramé et al., 2022): equal variances of the classifier's gradients in all domains.
 
     Loss: mean cross entropy + weight * mean over parameters of the variance over domains of v_i,
-    the running average of `gradient_variance` in domain i. The weight is 0 before
+    the running average of `gradient_variance` in domain i, over 1 - ema. The weight is 0 before
     `penalty_anneal_iters` and lambda from then on. Deviation: gradients are in closed form, so a
     classifier that is not linear raises `HmoeError`.
     """

@@ -27,7 +27,7 @@ class NewRate(tools.AnnealedPenalty):
 
     @property
     def begun(self) -> bool:
-        """Whether the next update is one of the second phase."""
+        """True if the next update is one of the second phase."""
         return self.update_count >= self.jumps()[0]
 
     def adam(self, parameters):

@@ -22,7 +22,7 @@ class Mixup(ERM):
     Loss: mean over pairs of domains i, j of lam CE(x, y_i) + (1 - lam) CE(x, y_j) at
     x = lam x_i + (1 - lam) x_j, with one lam ~ Beta(alpha, alpha) per pair. If first stages are
     frozen, their outputs are mixed instead of images (manifold mixup, Verma et al., 2019). With one
-    training domain it is ERM. Deviations: as in DomainBed.
+    training domain it is ERM. Deviation: a pair of batches shares lam, as in DomainBed.
     """
 
     version = 2  # 1 made one pass where batch norm was live

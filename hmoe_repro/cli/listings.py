@@ -54,7 +54,7 @@ def _list_algorithms():
 
     from hmoe_repro import algorithms
     from hmoe_repro.algorithms.base import SHARED_HPARAMS
-    from hmoe_repro.bench.costs import registry_costs
+    from hmoe_repro.bench.registry_costs import registry_costs
 
     costs, names = registry_costs(), algorithms.algorithm_names()
     frame = pd.DataFrame(map(algorithms.describe_algorithm, names))

@@ -6,11 +6,9 @@
 __all__ = ['publish_command', 'figures_command', 'select_command', 'report_command', 'export_domainbed_command', 'bench_command']
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
-from functools import partial
-
 from . import options
 from .options import argument, opened, option, print_frame, say, wrote
-from ..core.errors import HmoeError, check_choice, printable
+from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
@@ -137,37 +135,19 @@ def export_domainbed_command(
     wrote(folder)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
-def _benches(device: str) -> dict[str, tuple]:
-    """Name -> (the function that measures, the page of its record, title -> printed table)."""
-    from hmoe_repro.bench.costs import cost_table, registry_table, run_algorithms, run_registry
-    from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
-    from hmoe_repro.bench.grouping_trials import groupings_table, run_groupings
-    from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
-    from hmoe_repro.bench.systems import SWEEP_TARGETS, run_sweep, run_systems, systems_costs
-    from hmoe_repro.bench.timing import target_table
-    from hmoe_repro.bench.updates import TARGETS, bench_table, run_bench
+def _benches() -> dict:
+    """Name -> `Bench`, of everything that `hmoe bench` measures."""
+    from hmoe_repro.bench.costs import ALGORITHMS
+    from hmoe_repro.bench.frozen_stages import FROZEN_STAGES
+    from hmoe_repro.bench.grouping_trials import GROUPINGS
+    from hmoe_repro.bench.layers import LAYERS
+    from hmoe_repro.bench.registry_costs import REGISTRY
+    from hmoe_repro.bench.sweep_overhead import SWEEPS
+    from hmoe_repro.bench.systems import SYSTEMS
+    from hmoe_repro.bench.updates import UPDATES
 
-    updates = {
-        "Speed, as ratio to the plain loop": bench_table,
-        "Targets": partial(target_table, targets=TARGETS),
-    }
-    layer_targets = partial(target_table, targets=LAYER_TARGETS)
-    layers = {"The sparse layer": layer_table, "Targets": layer_targets}
-    costs = {"Time and memory at an equal batch": cost_table}
-    frozen = {
-        "Images a second of an update": frozen_table,
-        "Targets": lambda record: target_table(record, frozen_targets(record)),
-    }
-    return {
-        "updates": (run_bench, "speed", updates),
-        "moe": (run_moe, "speed_moe", layers),
-        "algorithms": (partial(run_algorithms, device=device), "gmoe_table16", costs),
-        "frozen": (run_frozen, "speed_frozen", frozen),
-        "groupings": (run_groupings, "groupings", {"Groups of folders": groupings_table}),
-        "registry": (run_registry, "", {"An update relative to ERM's": registry_table}),
-        "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
-        "sweep": (run_sweep, "", {"Targets": partial(target_table, targets=SWEEP_TARGETS)}),
-    }
+    benches = (UPDATES, LAYERS, ALGORITHMS, FROZEN_STAGES, GROUPINGS, REGISTRY, SYSTEMS, SWEEPS)
+    return {bench.what: bench for bench in benches}
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
@@ -175,7 +155,7 @@ def bench_command(
         str, "updates, moe, algorithms, registry, frozen, groupings (of discover), systems, sweep."
     ) = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
-    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
+    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = None,
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
@@ -184,22 +164,18 @@ def bench_command(
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.report.render_many import render_pages
-    from hmoe_repro.studies.artefacts import ARTEFACTS
 
-    benches = _benches(device)
-    run, page, tables = benches[check_choice(what, benches, "bench")]
-    if what != "algorithms" and device != "cpu":
-        raise HmoeError(f"the bench {what!r} measures a processor.", fix="--device cpu.")
-    scale = "quick" if (what, scale) == ("systems", "full") else scale
-    record = run(rounds, scale, say)
-    name = ARTEFACTS[page].results_file("bench").name if page else f"bench-{what}-{scale}.json"
+    benches = _benches()
+    bench = benches[check_choice(what, benches, "bench")]
+    record = bench.run(rounds, scale, say, device)
+    name = bench.file_name(record["scale"])
     written = [ensure_writable(runs_dir()) / name]
     write_record(record, written[0])
-    for title, table in tables.items():
-        print_frame(title, as_text(table(record)))
+    for title, table in bench.all_tables(record).items():
+        print_frame(title, as_text(table))
     if publish:
         written.append(ensure_writable(results_dir()) / name)
         write_record(record, written[-1])
-        if page:
-            render_pages([("bench", page)], figures_dir(), say=say)
+        if bench.page:
+            render_pages([("bench", bench.page)], figures_dir(), say=say)
     wrote(*written)

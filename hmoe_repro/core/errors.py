@@ -162,8 +162,8 @@ def _in_words(kind) -> str:
     if origin in (dict, Mapping) or kind in (dict, Mapping):
         return "a dictionary"
     if origin is typing.Annotated:
-        _, _, words = arguments
-        return words
+        condition = arguments[1]
+        return arguments[2] if len(arguments) > 2 else condition.__doc__
     if kind is Callable or origin is Callable:
         return "a function"
     if origin is None and kind in _WORDS:
@@ -217,13 +217,16 @@ PUBLIC: dict[str, Callable] = {}  # 'module.name' -> a function that users call
 
 
 def _check_arguments(name: str, signature: inspect.Signature, given: tuple, named: dict):
-    """Raise `HmoeError` for the first argument of a call that its annotation does not allow.
+    """Check the arguments of a call against the annotations of a function.
 
     Args:
         name: the function, for messages.
         signature: its signature.
         given: the positional arguments of the call.
         named: the named ones.
+
+    Raises:
+        HmoeError: for the first argument that its annotation does not allow.
     """
     try:
         bound = signature.bind(*given, **named)

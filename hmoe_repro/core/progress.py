@@ -34,7 +34,7 @@ class Progress(progress.Progress):
         terminal = sys.stdout.isatty()
         console = console or Console(force_terminal=terminal, force_jupyter=False)
         self.bars = console.is_terminal
-        self.task_ids = {}  # name of a running task -> its number in `rich`
+        self.ids_by_name = {}  # name of a running task -> its number in `rich`
         self.times = {}  # name -> (time when it began, amount done then, time of its last line)
         super().__init__(
             progress.TextColumn("{task.description}", markup=False),
@@ -56,8 +56,8 @@ class Progress(progress.Progress):
             unit: of both numbers; 'B' is shown as kB, MB and so on.
         """
         now = time.monotonic()
-        if what not in self.task_ids:
-            self.task_ids[what] = self.add_task(what, amount="")
+        if what not in self.ids_by_name:
+            self.ids_by_name[what] = self.add_task(what, amount="")
             self.times[what] = (now, done, now)
             if not self.bars:
                 self.say(f"{what} ...")
@@ -68,14 +68,14 @@ class Progress(progress.Progress):
             remaining_total = total - done_before if total else None
             left = time_left(now - began, done - done_before, remaining_total)
             self.say(f"{what}: {shown}{left}")
-        self.update(self.task_ids[what], completed=done, total=total, amount=shown)
+        self.update(self.ids_by_name[what], completed=done, total=total, amount=shown)
         if done == total:
             self.end(what)
 
     def end(self, what: str):
         """Remove a task, if it has begun."""
-        if what in self.task_ids:
-            self.remove_task(self.task_ids.pop(what))
+        if what in self.ids_by_name:
+            self.remove_task(self.ids_by_name.pop(what))
 
     def say(self, line: str):
         """Print a line above the bars."""

@@ -18,26 +18,35 @@ from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/02_data/01_base.ipynb #def-domains
 class Domains:
-    """What every data set has: `name`, `domain_names`, and `class_names`, one list for all
-    domains."""
+    """Base class of data sets: `name`, `domain_names`, and `class_names` of all domains."""
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.class_names)
 
     @property
     def num_domains(self) -> int:
+        """Number of domains."""
         return len(self.domain_names)
 
     def domain_index(self, domain: str) -> int:
-        """Position of a domain's name; `HmoeError` lists the valid ones."""
-        what = f"domain of {self.name}"
-        return self.domain_names.index(check_choice(str(domain), self.domain_names, what))
+        """Return the position of a domain's name; `HmoeError` lists the valid ones."""
+        name = check_choice(str(domain), self.domain_names, f"domain of {self.name}")
+        return self.domain_names.index(name)
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-domains
 def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor]):
-    """`HmoeError` unless each domain has a name of its own, images, and a valid label for each.
-    `amounts`: images of each domain; `labels`: (N_i,) int64 of each."""
+    """Check that domains have different names, images, and a valid label for each image.
+
+    Args:
+        data: the data set.
+        amounts: number of images of each domain.
+        labels: (N_i,) int64 of each domain.
+
+    Raises:
+        HmoeError: otherwise.
+    """
     if not len(data.domain_names) == len(amounts) == len(labels):
         raise HmoeError(f"{data.name}: domain names, images and labels differ in number.")
     if len(set(data.domain_names)) < len(data.domain_names):
@@ -59,18 +68,30 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
 
 # %% ../../nbs/02_data/01_base.ipynb #def-as-input
 def as_input(images: torch.Tensor, device="cpu") -> torch.Tensor:
-    """Bytes `(N, C, H, W)` to floats in [0, 1], laid out channels last, on `device`; floats keep
-    their values."""
+    """Convert images (N, C, H, W) to floats in [0, 1], laid out channels last, on `device`.
+
+    Bytes are divided by 255; floats keep their values.
+    """
     x = images.to(device, torch.float32, memory_format=torch.channels_last)
     return x if images.is_floating_point() else x.div_(255)
 
 # %% ../../nbs/02_data/01_base.ipynb #def-multidomaindataset
 @dataclass
 class MultiDomainDataset(Domains):
-    """Images `(N_i, C, H, W)`, uint8 or float32 in [0, 1], and labels `(N_i,)` int64 of every
-    domain i. `source_index`: index of each image in the source data; `factors`: other labels of
-    each image, name -> (N_i,) int64. Raises `HmoeError` on an empty or ill-formed
-    domain."""
+    """Images and labels of several domains, in memory.
+
+    Args:
+        name: name of the data set.
+        domain_names: names of the domains i.
+        class_names: names of the classes, for all domains.
+        images: (N_i, C, H, W) of each domain, uint8 or float32 in [0, 1].
+        labels: (N_i,) int64 of each domain.
+        source_index: index of each image in the source data, (N_i,) of each domain, or None.
+        factors: other labels, name -> (N_i,) int64 of each domain.
+
+    Raises:
+        HmoeError: for an empty or ill-formed domain.
+    """
 
     name: str
     domain_names: list[str]
@@ -88,33 +109,48 @@ class MultiDomainDataset(Domains):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
+        """Shape (C, H, W) of an image."""
         return tuple(self.images[0].shape[1:])
 
     @property
     def resolution(self) -> int:
+        """Width of an image in pixels."""
         return self.input_shape[-1]
 
     def inputs(
         self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Images of the domain at `position` as a network takes them: floats (B, C, H, W) on
-        `device`. `seeds` (B,) ask for augmentation, where the data set has one."""
+        """Return images of a domain as a network takes them: floats (B, C, H, W).
+
+        Args:
+            position: of the domain.
+            indices: (B,) of its images.
+            device: of the result.
+            seeds: (B,) of the augmentation, if the data set has one; None: not augmented.
+        """
         return as_input(self.images[position][indices], device)
 
     def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):
-        """A function `device -> inputs`; where images come from files, loading starts now."""
+        """Return a function `device -> inputs`; if images come from files, loading starts now."""
         return lambda device="cpu": self.inputs(position, indices, device, seeds)
 
     def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
-        """Images of the domain at `position` for display: bytes (B, C, H, W)."""
+        """Return images of the domain at `position` for display: bytes (B, C, H, W)."""
         images = self.images[position][indices]
-        return images if images.dtype == torch.uint8 else (255 * images).round().to(torch.uint8)
+        if images.dtype == torch.uint8:
+            return images
+        return (255 * images).round().to(torch.uint8)
 
     def prepared(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "MultiDomainDataset":
-        """Itself, or with images of `resolution` pixels a side, averaged from whole squares of its
-        own and kept for the next call. `HmoeError` for options, and where no whole squares fit."""
+        """Return the data with `resolution` pixels a side, averaged from whole squares of pixels.
+
+        The result is kept for the next call. None, and the data's own resolution, return itself.
+
+        Raises:
+            HmoeError: for options, which tensors do not have, and if no whole squares fit.
+        """
         if options:
             names = ", ".join(options)
             raise HmoeError(
@@ -128,7 +164,7 @@ class MultiDomainDataset(Domains):
         return self._smaller[resolution]
 
     def to(self, device) -> "MultiDomainDataset":
-        """The same data with images and labels on `device`."""
+        """Return the same data with images and labels on `device`."""
         if torch.device(device).type == "cpu":
             return self
         self.fingerprint  # computed now, on this device, and copied along
@@ -141,17 +177,23 @@ class MultiDomainDataset(Domains):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits of SHA-256 over names, shapes and every byte."""
-        digest = hashlib.sha256(repr((self.domain_names, self.class_names)).encode())
-        for x, y in zip(self.images, self.labels):
-            digest.update(repr((tuple(x.shape), str(x.dtype))).encode())
-            digest.update(x.contiguous().numpy().tobytes())
-            digest.update(y.numpy().astype("<i8").tobytes())
+        names = (self.domain_names, self.class_names)
+        digest = hashlib.sha256(repr(names).encode())
+        for images, labels in zip(self.images, self.labels):
+            kind = (tuple(images.shape), str(images.dtype))
+            digest.update(repr(kind).encode())
+            digest.update(images.contiguous().numpy().tobytes())
+            digest.update(labels.numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:12]
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-shapes
 def _check_images(data: MultiDomainDataset):
-    """`HmoeError` for images that are neither bytes nor floats from 0 to 1, have their channels
-    last, or differ in shape, and for a factor that does not have a value for each."""
+    """Check types, ranges and shapes of images, and the number of values of factors.
+
+    Raises:
+        HmoeError: for images that are neither bytes nor floats from 0 to 1, have their channels
+            last, or differ in shape, and for a factor without a value for each image.
+    """
     for domain, x in zip(data.domain_names, data.images):
         shape = tuple(x.shape[1:])
         floats = x.dtype == torch.float32 and x.min() >= 0 and x.max() <= 1  # NaN is neither
@@ -178,18 +220,27 @@ def _check_images(data: MultiDomainDataset):
 
 # %% ../../nbs/02_data/01_base.ipynb #def-averaged
 def _averaged(data: MultiDomainDataset, resolution: int) -> MultiDomainDataset:
-    """The data with `resolution` pixels a side: the mean of each square that becomes one pixel,
-    rounded where they are bytes. `HmoeError` if no whole squares fit."""
-    own, height = data.resolution, data.input_shape[1]
-    possible = [n for n in range(own, 0, -1) if own % n == 0 and height == own] or [own]
+    """Return the data with `resolution` pixels a side, each the mean of a square of pixels.
+
+    Bytes are rounded.
+
+    Raises:
+        HmoeError: if no whole squares fit.
+    """
+    side = data.resolution
+    possible = [side]
+    if data.input_shape[1] == side:
+        possible = [n for n in range(side, 0, -1) if side % n == 0]
     if resolution not in possible:
         raise HmoeError(
-            f"{data.name} has images of {own} pixels a side, of which {resolution} "
+            f"{data.name} has images of {side} pixels a side, of which {resolution} "
             "cannot be averaged.",
             fix=f"{', '.join(map(str, possible))} pixels.",
         )
-    images = []
-    for x in data.images:
-        means = F.avg_pool2d(x.float(), own // resolution)
-        images.append(means.round().to(torch.uint8) if x.dtype == torch.uint8 else means)
-    return replace(data, images=images)
+    averaged = []
+    for images in data.images:
+        means = F.avg_pool2d(images.float(), side // resolution)
+        if images.dtype == torch.uint8:
+            means = means.round().to(torch.uint8)
+        averaged.append(means)
+    return replace(data, images=averaged)

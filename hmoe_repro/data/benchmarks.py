@@ -22,8 +22,10 @@ from .image_folder import ImageTree, Inventory, is_image, listed, take_inventory
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-knowndataset
 @dataclass(frozen=True)
 class KnownDataset:
-    """Metadata of a benchmark, known before it is read (protocol of DomainBed, Gulrajani and
-    Lopez-Paz, 2021)."""
+    """Metadata of a benchmark, known before it is read.
+
+    The protocol is that of DomainBed (Gulrajani and Lopez-Paz, 2021).
+    """
 
     name: str
     folder: str  # under the data folder
@@ -51,58 +53,81 @@ class KnownDataset:
 
     @property
     def parts(self) -> list[str]:
-        """What its folder must contain: its tables, the folders of `places`, or its domains."""
-        folders = {f"{place}/{c}" for c, places in self.places.items() for place in places}
-        return list(self.tables) or sorted(folders) or list(self.domains)
+        """Required content of its folder: its tables, the folders of `places`, or its domains."""
+        if self.tables:
+            return list(self.tables)
+        folders = set()
+        for class_name, places in self.places.items():
+            folders |= {f"{place}/{class_name}" for place in places}
+        return sorted(folders) or list(self.domains)
 
 
 KNOWN = {}
-for _family, _facts in packaged("benchmarks.toml").items():
-    for _name, _own in _facts.pop("variants", {_family: {}}).items():
-        KNOWN[_name] = KnownDataset(_name, **_facts, **_own)
+for _family, _shared in packaged("benchmarks.toml").items():
+    _variants = _shared.pop("variants", {_family: {}})
+    for _name, _own in _variants.items():
+        KNOWN[_name] = KnownDataset(_name, **_shared, **_own)
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #known-wilds
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", "Other")
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-differences
 def count_notes(name: str, domain_counts: dict[str, int]) -> list[str]:
-    """Notes on the number of images of a known data set; empty if it is that of a known
-    version."""
-    known, counts = KNOWN[name], list(domain_counts.values())
-    versions = [tuple(counts) == copy for copy in known.copies.values()]
-    if not known.copies:
-        versions = [sum(counts) == total for total in known.totals.values()]
-    if any(versions) or not versions:
-        return []
-    copies = ", ".join(f"{n:,} ({copy})" for copy, n in known.known_totals.items())
-    note = f"{name} has {sum(counts):,} images here; known: {copies}"
+    """Return notes on the number of images of a known data set.
+
+    Args:
+        name: the data set.
+        domain_counts: domain -> number of its images.
+
+    Returns:
+        A list with one note, or [] if the numbers are those of a known version.
+    """
+    known = KNOWN[name]
+    counts = list(domain_counts.values())
     if known.copies:
-
-        def distance(copy):
-            return sum(abs(a - b) for a, b in zip(known.copies[copy], counts))
-
-        nearest = min(known.copies, key=distance)
-        differences = [
-            f"{domain} {n:,} instead of {expected:,}"
-            for (domain, n), expected in zip(domain_counts.items(), known.copies[nearest])
-            if n != expected
-        ]
-        note += f". Against {nearest}: {', '.join(differences)}"
+        is_known = [tuple(counts) == copy for copy in known.copies.values()]
+    else:
+        is_known = [sum(counts) == total for total in known.totals.values()]
+    if any(is_known) or not is_known:
+        return []
+    totals = ", ".join(f"{n:,} ({copy})" for copy, n in known.known_totals.items())
+    note = f"{name} has {sum(counts):,} images here; known: {totals}"
+    if known.copies:
+        note += _nearest_version(known, domain_counts)
     return [note]
+
+
+def _nearest_version(known: KnownDataset, domain_counts: dict[str, int]) -> str:
+    """Say how the numbers of images differ from the nearest known version, by domain."""
+
+    def distance(copy):
+        """Return the sum over domains of differences to a version."""
+        pairs = zip(known.copies[copy], domain_counts.values())
+        return sum(abs(expected - count) for expected, count in pairs)
+
+    nearest = min(known.copies, key=distance)
+    differences = []
+    for (domain, count), expected in zip(domain_counts.items(), known.copies[nearest]):
+        if count != expected:
+            differences.append(f"{domain} {count:,} instead of {expected:,}")
+    return f". Against {nearest}: {', '.join(differences)}"
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-read-folders
 def read_folders(known: KnownDataset, root: Path) -> Inventory:
-    """What there is of a data set in folders."""
+    """Take the inventory of a data set in folders `<domain>/<class>/`."""
     found = take_inventory(root, known.name, known.domains, known.classes, known.complete)
-    if len(found.classes) != known.num_classes:
-        there = f"(there are {len(found.classes)})"
-        found.missing.append(f"exactly {known.num_classes} classes {there}")
+    count = len(found.classes)
+    if count != known.num_classes:
+        found.missing.append(f"exactly {known.num_classes} classes (there are {count})")
     return found
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-table
 def _table(path: Path, columns: tuple[str, ...], name: str, **options) -> pd.DataFrame:
-    """A CSV file with certain columns, texts kept as they are. `HmoeError` if it is missing,
-    damaged or lacks a column."""
+    """Read columns of a CSV file; empty texts stay texts.
+
+    Raises:
+        HmoeError: if the file is missing, damaged or lacks a column.
+    """
     try:
         return pd.read_csv(path, keep_default_na=False, usecols=columns, **options)
     except FileNotFoundError:
@@ -114,15 +139,16 @@ def _table(path: Path, columns: tuple[str, ...], name: str, **options) -> pd.Dat
 
 
 def _renamed(values: pd.Series, names: dict, name: str) -> pd.Series:
-    """The name of each value. `HmoeError` for values that have none."""
-    if unknown := sorted(set(values) - set(names)):
-        what = str(values.name).replace("_", " ")
-        raise HmoeError(f"{name}: unknown {what} {listed(unknown)}.", fix="restore its tables.")
+    """Map values to names; `HmoeError` for values that have none."""
+    unknown = sorted(set(values) - set(names))
+    if unknown:
+        column = str(values.name).replace("_", " ")
+        raise HmoeError(f"{name}: unknown {column} {listed(unknown)}.", fix="restore its tables.")
     return values.map(names)
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-of-rows
 def _of_rows(known: KnownDataset, root: Path, files, domain, label) -> Inventory:
-    """What there is of a data set whose tables have the domain and the class of each file."""
+    """Take the inventory of a data set whose tables list the domain and the class of each file."""
     label = pd.Categorical(label, known.classes)
     table = pd.DataFrame({"file": files, "domain": domain, "class": label})
     missing = [d for d in known.domains if d not in set(domain)]
@@ -131,7 +157,7 @@ def _of_rows(known: KnownDataset, root: Path, files, domain, label) -> Inventory
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-read-camelyon
 def read_camelyon(known: KnownDataset, root: Path) -> Inventory:
-    """Camelyon17 of WILDS: `metadata.csv` and `patches/`."""
+    """Take the inventory of Camelyon17 of WILDS: `metadata.csv` and `patches/`."""
     columns = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
     frame = _table(root / "metadata.csv", columns, known.name, dtype={"patient": str})
     slide = "patient_" + frame.patient + "_node_" + frame.node.astype(str)
@@ -143,11 +169,12 @@ def read_camelyon(known: KnownDataset, root: Path) -> Inventory:
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-read-fmow
 def read_fmow(known: KnownDataset, root: Path) -> Inventory:
-    """FMoW of WILDS: `rgb_metadata.csv`, `country_code_mapping.csv` and `images/`."""
+    """Take the inventory of FMoW of WILDS: two tables and `images/`."""
     columns = ("split", "category", "country_code")
     frame = _table(root / "rgb_metadata.csv", columns, known.name)
     countries = _table(root / "country_code_mapping.csv", ("alpha-3", "region"), known.name)
-    region = frame.country_code.map(dict(zip(countries["alpha-3"], countries.region)))
+    region_of = dict(zip(countries["alpha-3"], countries.region))
+    region = frame.country_code.map(region_of)
     region = region.replace("", None).fillna("Other").rename("region")
     frame["domain"] = _renamed(region, dict(zip(REGIONS, known.domains)), known.name)
     _renamed(frame.category, dict.fromkeys(known.classes), known.name)
@@ -157,20 +184,21 @@ def read_fmow(known: KnownDataset, root: Path) -> Inventory:
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-read-places
 def read_places(known: KnownDataset, root: Path) -> Inventory:
-    """A data set whose domains share folders, as `columns` and `places` say."""
-    there = {}  # folder -> its images, by name
+    """Take the inventory of a data set whose domains share folders, as `columns`, `places` say."""
+    images = {}  # folder -> its images, by name
     for folder in known.parts:
         names = [path.name for path in (root / folder).glob("[!.]*") if is_image(path.name)]
-        there[folder] = [f"{folder}/{name}" for name in sorted(names)]
-    rows = [
-        (file, domain, c)
-        for column, (domain, first) in enumerate(known.columns)
-        for c, places in known.places.items()
-        for file in there[f"{places[column]}/{c}"][: first or None]
-    ]
+        images[folder] = [f"{folder}/{name}" for name in sorted(names)]
+    rows = []
+    for column, (domain, limit) in enumerate(known.columns):
+        for class_name, places in known.places.items():
+            files = images[f"{places[column]}/{class_name}"]
+            if limit:
+                files = files[:limit]
+            rows += [(file, domain, class_name) for file in files]
     table = pd.DataFrame(rows, columns=["file", "domain", "class"], dtype=object)
     table["class"] = pd.Categorical(table["class"], known.classes)
-    missing = [folder for folder, files in there.items() if not files]
+    missing = [folder for folder, files in images.items() if not files]
     return Inventory(root, known.name, list(known.domains), table, missing)
 
 
@@ -179,8 +207,13 @@ READERS["places"] = read_places
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-known-root
 def known_root(name: str, data_dir=None) -> Path:
-    """The folder of a known data set. `HmoeError` if it does not exist, or the name is unknown."""
-    known = KNOWN[check_choice(name, KNOWN, "image data set")]
+    """Return the folder of a known data set.
+
+    Raises:
+        HmoeError: if it does not exist, or if the name is unknown.
+    """
+    check_choice(name, KNOWN, "image data set")
+    known = KNOWN[name]
     root = Path(data_dir or default_data_dir()).absolute() / known.folder
     if not root.is_dir():
         raise HmoeError(
@@ -192,8 +225,7 @@ def known_root(name: str, data_dir=None) -> Path:
 
 
 def known_state(name: str, data_dir=None) -> str:
-    """'here', 'missing', or 'incomplete' and what is lacking, from names of folders and tables
-    alone."""
+    """Return 'here', 'missing', or 'incomplete' and what is lacking, by names of folders alone."""
     known = KNOWN[name]
     root = Path(data_dir or default_data_dir()).absolute() / known.folder
     if not root.is_dir():
@@ -206,23 +238,29 @@ _DUPLICATES = "domain_net_duplicates.txt"
 
 
 def _leave_out_duplicates(found: Inventory):
-    """Leave out the files of DomainNet that its list of duplicates names, and say so in a note."""
-    lists = [path / _DUPLICATES for path in (found.root, found.root.parent)]
-    there = [path for path in lists if path.is_file()]
-    if not there:
+    """Leave out the files of DomainNet that its list of duplicates names, and add a note on it."""
+    places = [found.root / _DUPLICATES, found.root.parent / _DUPLICATES]
+    lists = [path for path in places if path.is_file()]
+    if not lists:
         missing = f"no {_DUPLICATES} with the data"
         found.notes.append(f"{missing}: near-duplicates, if there are any, stay in")
         return
-    lines = read_text(there[0], "copy it again.").split()
+    lines = read_text(lists[0], "copy it again.").split()
     named = {line.removeprefix("./").removeprefix(f"{found.root.name}/") for line in lines}
     found.table = found.table[~found.table.file.isin(named)]
     found.notes.append(f"the {len(named):,} files named in {_DUPLICATES} are left out")
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-read-known
 def known_inventory(name: str, data_dir=None) -> Inventory:
-    """What there is of a known data set; `notes` say how it differs from the known versions."""
+    """Take the inventory of a known data set; notes say how it differs from the known versions.
+
+    Raises:
+        HmoeError: as `known_root`, and for damaged tables.
+    """
     root = known_root(name, data_dir)
-    found = READERS[KNOWN[name].layout](KNOWN[name], root)
+    known = KNOWN[name]
+    read = READERS[known.layout]
+    found = read(known, root)
     if name == "DomainNet":
         _leave_out_duplicates(found)
     found.notes += count_notes(name, dict(found.counts.sum()))
@@ -230,7 +268,11 @@ def known_inventory(name: str, data_dir=None) -> Inventory:
 
 
 def read_known(name: str, data_dir=None) -> ImageTree:
-    """The files and labels of a known data set. `HmoeError` names missing domains and classes."""
+    """Return the files and labels of a known data set.
+
+    Raises:
+        HmoeError: as `known_inventory`, and for missing domains and classes.
+    """
     found = known_inventory(name, data_dir)
     if found.missing:
         raise HmoeError(

@@ -20,23 +20,30 @@ SIZE = 16
 
 
 def enlarge(digits: np.ndarray, size: int = SIZE) -> np.ndarray:
-    """Grey levels 0..16 of `(N, 8, 8)` to ink 0..255 of `(N, size, size)`: bicubic, with a margin
-    of one pixel."""
+    """Enlarge digits (N, 8, 8) of grey levels 0 to 16 to ink (N, size, size) of 0 to 255.
+
+    The interpolation is bicubic; one pixel at each edge is a margin.
+    """
     inner = (size - 2, size - 2)
     ink = np.zeros((len(digits), size, size), np.uint8)
     for i, digit in enumerate((digits * 255 / 16).astype(np.uint8)):
-        ink[i, 1:-1, 1:-1] = np.asarray(Image.fromarray(digit).resize(inner, Image.BICUBIC))
+        resized = Image.fromarray(digit).resize(inner, Image.BICUBIC)
+        ink[i, 1:-1, 1:-1] = np.asarray(resized)
     return ink
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-plain
 def _plain(ink, rng):
+    """Draw white digits on black: ink (N, H, W) -> (N, 3, H, W)."""
     return np.repeat(ink[:, None], 3, axis=1)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-negative
 def _negative(ink, rng):
+    """Draw dark digits on light paper of a random tint: ink (N, H, W) -> (N, 3, H, W)."""
     tints = []
     for _ in ink:
-        hue, saturation, value = rng.uniform(), rng.uniform(0.35, 0.7), rng.uniform(0.8, 1.0)
+        hue = rng.uniform()
+        saturation = rng.uniform(0.35, 0.7)
+        value = rng.uniform(0.8, 1.0)
         tints.append(colorsys.hsv_to_rgb(hue, saturation, value))
     paper = np.array(tints)[:, :, None, None]
     return np.rint(paper * (255 - 0.9 * ink[:, None])).astype(np.uint8)
@@ -46,16 +53,21 @@ def dilate(ink: np.ndarray) -> np.ndarray:
     """Return the largest value in the 3x3 neighbourhood of each pixel of `ink` (N, H, W)."""
     padded = np.pad(ink, ((0, 0), (1, 1), (1, 1)))
     height, width = ink.shape[1:]
-    neighbours = [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    neighbours = []
+    for i in range(3):
+        for j in range(3):
+            neighbours.append(padded[:, i : i + height, j : j + width])
     return np.max(neighbours, axis=0)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-sketch
 def _sketch(ink, rng):
+    """Draw the outlines of digits, black on white: ink (N, H, W) -> (N, 3, H, W)."""
     outline = np.minimum(255, (dilate(ink).astype(int) - ink) * 3 // 2)
     return np.repeat(255 - outline[:, None], 3, axis=1).astype(np.uint8)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-photo
 def _photo(ink, rng):
+    """Invert random crops of photographs under the digits: ink (N, H, W) -> (N, 3, H, W)."""
     from sklearn.datasets import load_sample_images
 
     photographs = load_sample_images().images
@@ -63,7 +75,9 @@ def _photo(ink, rng):
     for i, digit in enumerate(ink):
         photograph = photographs[rng.integers(len(photographs))]
         side = int(rng.integers(96, 200))
-        top, left = (int(rng.integers(limit - side)) for limit in photograph.shape[:2])
+        height, width = photograph.shape[:2]
+        top = int(rng.integers(height - side))
+        left = int(rng.integers(width - side))
         crop = Image.fromarray(photograph[top : top + side, left : left + side])
         crop = crop.resize(digit.shape[::-1], Image.BOX)
         out[i] = np.abs(np.asarray(crop, int).transpose(2, 0, 1) - digit)
@@ -71,11 +85,22 @@ def _photo(ink, rng):
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-deal-evenly
 def deal_evenly(labels: np.ndarray, num_domains: int, rng) -> list[np.ndarray]:
-    """Indices of each domain: the samples of every class shuffled and dealt like cards, so class
-    counts differ by at most one."""
+    """Partition samples into domains whose class counts differ by at most one.
+
+    The samples of every class are shuffled and dealt like cards.
+
+    Args:
+        labels: (N,) classes.
+        num_domains: number of domains.
+        rng: NumPy's generator.
+
+    Returns:
+        The sorted indices of each domain.
+    """
     hands = [[] for _ in range(num_domains)]
     for label in np.unique(labels):
-        for position, index in enumerate(rng.permutation(np.flatnonzero(labels == label))):
+        shuffled = rng.permutation(np.flatnonzero(labels == label))
+        for position, index in enumerate(shuffled):
             hands[(position + label) % num_domains].append(index)
     return [np.sort(hand) for hand in hands]
 
@@ -84,18 +109,30 @@ STYLES = {"negative": _negative, "photo": _photo, "plain": _plain, "sketch": _sk
 
 
 def _in_styles(name, styles, size, seed, per_domain=None) -> MultiDomainDataset:
-    """scikit-learn's digits, `size` pixels a side, dealt to one domain for each of `styles`."""
+    """Deal scikit-learn's digits to one domain for each of `styles`, and draw them in it.
+
+    Args:
+        name: name of the data set.
+        styles: name of a domain -> function (ink, rng) that draws its digits.
+        size: pixels a side.
+        seed: of the partition and of the styles.
+        per_domain: digits that each domain keeps, a number or name -> number; None: all.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     hands = deal_evenly(digits.target, len(styles), np.random.default_rng(seed))
-    images, labels, source_index = [], [], []
-    for i, (hand, (look, style)) in enumerate(zip(hands, styles.items())):
+    images = []
+    labels = []
+    source_index = []
+    for i, (style, draw) in enumerate(styles.items()):
+        hand = hands[i]
         if per_domain:
             shuffled = np.random.default_rng([seed, i, 1]).permutation(hand)
-            kept = per_domain if isinstance(per_domain, int) else per_domain[look]
-            hand = np.sort(shuffled[:kept])
-        drawn = style(enlarge(digits.images[hand], size), np.random.default_rng([seed, i]))
+            size_kept = per_domain if isinstance(per_domain, int) else per_domain[style]
+            hand = np.sort(shuffled[:size_kept])
+        ink = enlarge(digits.images[hand], size)
+        drawn = draw(ink, np.random.default_rng([seed, i]))
         images.append(torch.from_numpy(np.ascontiguousarray(drawn)))
         labels.append(torch.from_numpy(digits.target[hand].astype(np.int64)))
         source_index.append(torch.from_numpy(hand))
@@ -106,29 +143,49 @@ def _in_styles(name, styles, size, seed, per_domain=None) -> MultiDomainDataset:
 def digit_domains(
     seed: int = 0, per_domain: int | dict[str, int] | None = None, name: str = "DigitDomains"
 ) -> MultiDomainDataset:
-    """scikit-learn's digits in four visually distinct domains, (3, 16, 16) uint8; each digit in
-    exactly one. `per_domain` keeps only that many of each, or of each as it says."""
+    """Draw scikit-learn's digits in four styles, (3, 16, 16) uint8; each digit in exactly one.
+
+    Args:
+        seed: of the partition and of the styles.
+        per_domain: digits that each domain keeps, a number or name -> number; None: all.
+        name: name of the data set.
+    """
     return _in_styles(name, STYLES, SIZE, seed, per_domain)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-withheld-digits
 def withheld_digits(style: str, name: str, first: int = 5) -> MultiDomainDataset:
-    """`digit_domains` with a fifth domain, 'withheld': the digits from `first` on of the domain
-    `style`, which keeps the others."""
+    """Move some digits of one domain of `digit_domains` to a fifth domain, 'withheld'.
+
+    Args:
+        style: the domain, which keeps its other digits.
+        name: name of the data set.
+        first: the smallest digit that is moved.
+    """
     data = digit_domains()
     own = data.domain_index(style)
     apart = data.labels[own] >= first
 
     def divided(parts):
-        kept = [part[~apart] if i == own else part for i, part in enumerate(parts)]
+        """Divide the values of the domain `own`; the withheld ones come last."""
+        kept = list(parts)
+        kept[own] = parts[own][~apart]
         return [*kept, parts[own][apart]]
 
-    parts = map(divided, (data.images, data.labels, data.source_index))
-    return MultiDomainDataset(name, [*STYLES, "withheld"], data.class_names, *parts)
+    return MultiDomainDataset(
+        name,
+        domain_names=[*STYLES, "withheld"],
+        class_names=data.class_names,
+        images=divided(data.images),
+        labels=divided(data.labels),
+        source_index=divided(data.source_index),
+    )
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-on-ground
 def hue_colour(hue) -> np.ndarray:
-    """Saturated colours (..., 3), 0 to 255, of hues from 0 to 1535."""
-    distance = np.abs((np.asarray(hue)[..., None] - np.array([0, 512, 1024]) + 768) % 1536 - 768)
+    """Return the saturated colours (..., 3), 0 to 255, of hues (...) from 0 to 1535."""
+    primaries = np.array([0, 512, 1024])  # hues of red, green and blue
+    difference = np.asarray(hue)[..., None] - primaries
+    distance = np.abs((difference + 768) % 1536 - 768)  # around the circle of hues
     return np.clip(512 - distance, 0, 255)
 
 
@@ -140,41 +197,52 @@ def _on_ground(ink, stroke, ground):
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-blur
 def _blur(ink, rng):
+    """Draw dark digits on grey, averaged over 3x3 pixels three times: -> (N, 3, H, W)."""
     height, width = ink.shape[1:]
     soft = ink.astype(int)
     for _ in range(3):
         padded = np.pad(soft, ((0, 0), (1, 1), (1, 1)))
-        soft = sum(padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3))
-        soft = soft // 9
+        total = np.zeros_like(soft)
+        for i in range(3):
+            for j in range(3):
+                total += padded[:, i : i + height, j : j + width]
+        soft = total // 9
     return _on_ground(soft, 22, 150)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-scan
 def _scan(ink, rng):
+    """Draw digits on yellowed paper with a shadow and grain: -> (N, 3, H, W)."""
     height, width = ink.shape[1:]
     down, across = rng.integers(-2, 3, (2, len(ink), 1, 1))
     shadow = down * np.arange(height)[:, None] + across * np.arange(width)
     grain = rng.integers(-24, 25, ink.shape)
     yellowed = np.array([210, 190, 145])[:, None, None]
-    return _on_ground(ink, 50, np.clip((shadow + grain)[:, None] + yellowed, 0, 255))
+    paper = np.clip((shadow + grain)[:, None] + yellowed, 0, 255)
+    return _on_ground(ink, 50, paper)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-texture
 def _texture(ink, rng):
+    """Draw digits as stripes on crossing stripes: -> (N, 3, H, W)."""
     height, width = ink.shape[1:]
     period = rng.integers(2, 4, (len(ink), 1, 1, 1))
     shift = rng.integers(6, size=(len(ink), 1, 1, 1))
-    rows, columns = np.arange(height)[:, None], np.arange(width)
+    rows = np.arange(height)[:, None]
+    columns = np.arange(width)
     rising = (rows + columns + shift) // period % 2
     falling = (rows - columns + shift) // period % 2
     return _on_ground(ink, 150 + 105 * rising, 20 + 80 * falling)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-thin
 def _thin(ink, rng):
+    """Draw thinned digits, black on white: -> (N, 3, H, W)."""
     return _on_ground(255 - dilate(255 - ink), 0, 255)
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-tint
 def _tint(ink, rng):
+    """Draw digits of a random hue on the dark opposite hue: -> (N, 3, H, W)."""
     hue = rng.integers(1536, size=len(ink))
-    stroke, ground = hue_colour(hue), hue_colour(hue + 768) // 3
+    stroke = hue_colour(hue)
+    ground = hue_colour(hue + 768) // 3
     return _on_ground(ink, stroke[:, :, None, None], ground[:, :, None, None])
 
 # %% ../../nbs/02_data/02_digits.ipynb #def-digit-styles
@@ -182,5 +250,5 @@ MORE_STYLES = {"blur": _blur, "scan": _scan, "texture": _texture, "thin": _thin,
 
 
 def digit_styles(seed: int = 0) -> MultiDomainDataset:
-    """scikit-learn's digits in five more styles, (3, 28, 28) uint8; each digit in exactly one."""
+    """Draw scikit-learn's digits in five more styles, (3, 28, 28) uint8; each in exactly one."""
     return _in_styles("DigitStyles", MORE_STYLES, 28, seed)

@@ -11,6 +11,7 @@ __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_L
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
+import itertools
 import os
 import unicodedata
 from dataclasses import dataclass, field, replace
@@ -28,10 +29,22 @@ from .base import Domains, check_domains
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-imagetree
 @dataclass
 class ImageTree(Domains):
-    """Image files of several domains: `files[i]` are paths below `root` with '/' between folders,
-    `labels[i]` (N_i,) int64 their classes. `notes`: what was left out or repaired, in sentences;
-    `factors`: other labels of each image, name -> (N_i,) int64 of every domain; `cache`: its
-    folder of caches, None for the usual one. Raises `HmoeError` where these are inconsistent."""
+    """Image files of several domains and their labels.
+
+    Args:
+        root: the folder of the data set.
+        name: its name.
+        domain_names: names of the domains i.
+        class_names: names of the classes, for all domains.
+        files: paths of each domain below `root`, with '/' between folders.
+        labels: (N_i,) int64 of each domain.
+        notes: what was left out or repaired, in sentences.
+        factors: other labels, name -> (N_i,) int64 of each domain.
+        cache: the folder of its caches; None for the usual one.
+
+    Raises:
+        HmoeError: if these are inconsistent.
+    """
 
     root: Path
     name: str
@@ -51,48 +64,76 @@ class ImageTree(Domains):
 
     @property
     def flat(self) -> list[str]:
-        """All files, in the order of the domains."""
-        return [file for files in self.files for file in files]
+        """Files of all domains, in the order of the domains."""
+        return list(itertools.chain.from_iterable(self.files))
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-without
+def _select(values: list[torch.Tensor], kept: list[list[int]]) -> list[torch.Tensor]:
+    """Select the values at the positions `kept` of each domain."""
+    return [domain_values[positions] for domain_values, positions in zip(values, kept)]
+
+
 def without(tree: ImageTree, left_out) -> ImageTree:
-    """The image folder without the files `left_out`. `HmoeError` if a domain has none left."""
+    """Return an image folder without some of its files.
+
+    Args:
+        tree: the folder.
+        left_out: paths of files, as in `tree.files`.
+
+    Raises:
+        HmoeError: if a domain has no file left.
+    """
     left_out = set(left_out)
     kept = []  # positions that stay, for each domain
+    kept_files = []
     for domain, files in zip(tree.domain_names, tree.files):
-        kept.append([i for i, file in enumerate(files) if file not in left_out])
-        if not kept[-1]:
+        positions = [i for i, file in enumerate(files) if file not in left_out]
+        if not positions:
             raise HmoeError(
                 f"{tree.name}: no image of domain {domain!r} can be read.",
                 fix="copy the data set again.",
             )
-    of_kept = lambda values: [v[positions] for v, positions in zip(values, kept)]
+        kept.append(positions)
+        kept_files.append([files[i] for i in positions])
     return replace(
         tree,
-        files=[[files[i] for i in positions] for files, positions in zip(tree.files, kept)],
-        labels=of_kept(tree.labels),
-        factors={name: of_kept(values) for name, values in tree.factors.items()},
+        files=kept_files,
+        labels=_select(tree.labels, kept),
+        factors={name: _select(values, kept) for name, values in tree.factors.items()},
     )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-shared-images
 def shared_images(tree: ImageTree, digests: dict[str, str | None]) -> list[tuple[str, str]]:
-    """Return (file, identical file of a later domain) of an image folder, by the digests of its
-    files."""
-    first, pairs = {}, []
+    """Find identical files in different domains.
+
+    Args:
+        tree: the image folder.
+        digests: file -> digest of its content, or None if it is not compared.
+
+    Returns:
+        Pairs (file, identical file of a later domain).
+    """
+    first_copies = {}  # digest -> (domain, file) of the first file that has it
+    pairs = []
     for domain, files in zip(tree.domain_names, tree.files):
         for file in files:
             digest = digests.get(file)
             if digest is None:
                 continue
-            home, twin = first.setdefault(digest, (domain, file))
-            if home != domain:
-                pairs.append((twin, file))
+            first_domain, first_file = first_copies.setdefault(digest, (domain, file))
+            if first_domain != domain:
+                pairs.append((first_file, file))
     return pairs
 
 
 def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> list[str]:
-    """Return a sentence on the images that are in two domains, or none. `digests` and `reasons` why
-    a file cannot be read (or None) are in flat order."""
+    """Return a list with a sentence on the images that are in two domains; [] if none is.
+
+    Args:
+        tree: the image folder.
+        digests: digest of each file, in flat order.
+        reasons: why each file cannot be read, or None, in flat order.
+    """
     readable = {}
     for file, digest, reason in zip(tree.flat, digests, reasons):
         readable[file] = None if reason else digest
@@ -100,7 +141,7 @@ def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> l
     if not pairs:
         return []
     count = plural(len(pairs), "image is", "images are")
-    names = listed([f"{one} = {other}" for one, other in pairs], 3)
+    names = listed([f"{first} = {later}" for first, later in pairs], 3)
     return [f"{count} also in another domain, so that a test domain is not unseen: {names}"]
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-extra-formats
@@ -119,22 +160,22 @@ NEEDED = {
 
 @functools.cache
 def extra_formats() -> tuple[str, ...]:
-    """Formats of `EXTRA_SUFFIXES`, in Pillow's names, that this installation reads."""
+    """List the formats of `EXTRA_SUFFIXES`, by Pillow's names, that this installation reads."""
     parts = features.modules | features.codecs
-    found = []
+    readable = []
     for name, part in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")):
         if part in parts and features.check(part):
-            found.append(name)
+            readable.append(name)
     try:
         from pillow_heif import register_heif_opener
     except ImportError:
-        return tuple(found)
+        return tuple(readable)
     register_heif_opener()
-    return (*found, "HEIF")
+    return (*readable, "HEIF")
 
 
 def format_of(name: str) -> str | None:
-    """The format of `EXTRA_SUFFIXES` that a file name stands for, or None."""
+    """Return the format of `EXTRA_SUFFIXES` that a file name stands for, or None."""
     for kind, suffixes in EXTRA_SUFFIXES.items():
         if name.lower().endswith(suffixes):
             return kind
@@ -147,17 +188,18 @@ def is_image(name: str) -> bool:
 
 
 def unsupported_notes(files) -> list[str]:
-    """One sentence for each image format among `files` that this installation cannot read."""
+    """Return a sentence for each image format among `files` that this installation cannot read."""
     notes = []
     for kind in EXTRA_SUFFIXES:
-        mine = [file for file in files if format_of(file) == kind]
-        if mine and kind not in extra_formats():
-            count = plural(len(mine), f"{kind} image")
-            notes.append(f"{count} left out ({listed(mine, 2)}), to read them: {NEEDED[kind]}")
+        images = [file for file in files if format_of(file) == kind]
+        if images and kind not in extra_formats():
+            count = plural(len(images), f"{kind} image")
+            notes.append(f"{count} left out ({listed(images, 2)}), to read them: {NEEDED[kind]}")
     return notes
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-entries
-MOST_FOLDERS, MOST_LEVELS = 30_000, 50
+MOST_FOLDERS = 30_000
+MOST_LEVELS = 50  # of folders inside each other
 LEFT_BEHIND = {
     "__MACOSX",
     "__pycache__",
@@ -169,15 +211,22 @@ LEFT_BEHIND = {
 
 
 def walk(root: Path) -> list[str]:
-    """Relative paths, '/' between folders, of all visible files below `root`; a link to a folder
-    further up is skipped. `HmoeError` for a folder that cannot be read, and for more than
-    `MOST_FOLDERS`, or `MOST_LEVELS` inside each other."""
+    """List all visible files below a folder, as relative paths with '/' between folders.
+
+    A link to a folder further up is skipped.
+
+    Raises:
+        HmoeError: for a folder that cannot be read, for more than `MOST_FOLDERS`, and for more
+            than `MOST_LEVELS` inside each other.
+    """
     realpath = functools.cache(os.path.realpath)
-    found, seen, waiting = [], 0, [("", realpath(root), ())]
+    files = []
+    num_folders = 0
+    waiting = [("", realpath(root), ())]  # (relative path, real path, real paths further up)
     while waiting:
         inside, real, above = waiting.pop()
-        seen += 1
-        if seen > MOST_FOLDERS or len(above) > MOST_LEVELS:
+        num_folders += 1
+        if num_folders > MOST_FOLDERS or len(above) > MOST_LEVELS:
             most = f"more than {MOST_FOLDERS:,} folders, or {MOST_LEVELS} inside each other"
             raise HmoeError(
                 f"{root} has {most}.", fix="no links that lead in circles; a folder in it."
@@ -192,17 +241,21 @@ def walk(root: Path) -> list[str]:
             if entry.name.startswith(".") or entry.name in LEFT_BEHIND:
                 continue
             # os.path.isdir is slower, and right about links that lead nowhere or to themselves
-            link = entry.is_symlink()
-            to = realpath(entry.path) if link else entry.path
-            if not (os.path.isdir(to) if link else entry.is_dir()):
-                found.append(path)
-            elif to not in (*above, real):
-                waiting.append((path, to, (*above, real)))
-    return found
+            if entry.is_symlink():
+                target = realpath(entry.path)
+                is_folder = os.path.isdir(target)
+            else:
+                target = entry.path
+                is_folder = entry.is_dir()
+            if not is_folder:
+                files.append(path)
+            elif target not in (*above, real):
+                waiting.append((path, target, (*above, real)))
+    return files
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-listed
 def listed(names, limit: int = 8) -> str:
-    """The first few of many names, and how many more there are."""
+    """Join the first names of many, and say how many more there are: 'a, b and 3 more'."""
     names = [str(name) for name in names]
     if len(names) <= limit:
         return ", ".join(names)
@@ -211,9 +264,18 @@ def listed(names, limit: int = 8) -> str:
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-inventory
 @dataclass
 class Inventory:
-    """What there is of a data set. `table`: a row for each image, with its `file`, `domain` and
-    `class` (a categorical); `missing`: domains, classes and files that ought to be there; `extra`:
-    files that are not used; `unreadable`: (file, reason), where images were opened."""
+    """Inventory of a data set on disk.
+
+    Args:
+        root: its folder.
+        name: its name.
+        domains: names of its domains.
+        table: a row for each image: `file`, `domain` and `class` (a categorical).
+        missing: domains, classes and files that should exist and do not.
+        extra: files that are not used.
+        notes: what differs from expectation, in sentences.
+        unreadable: (file, reason) of images that were opened and cannot be read.
+    """
 
     root: Path
     name: str
@@ -226,17 +288,21 @@ class Inventory:
 
     @property
     def classes(self) -> list[str]:
+        """Names of the classes."""
         return list(self.table["class"].cat.categories)
 
     @property
     def counts(self) -> pd.DataFrame:
         """Number of images, a row for each class and a column for each domain."""
-        found = self.table.groupby(["class", "domain"], observed=False).size()
-        return found.unstack(fill_value=0).reindex(self.classes, columns=self.domains, fill_value=0)
+        counts = self.table.groupby(["class", "domain"], observed=False).size()
+        counts = counts.unstack(fill_value=0)
+        return counts.reindex(self.classes, columns=self.domains, fill_value=0)
 
     def tree(self, domains: list[str] | None = None) -> ImageTree:
-        """The images of all or of the given domains, in the order of the table."""
-        domains, files, labels = domains or self.domains, [], []
+        """Return the images of some domains, by default of all, in the order of the table."""
+        domains = domains or self.domains
+        files = []
+        labels = []
         for domain in domains:
             rows = self.table[self.table.domain == domain]
             files.append(rows.file.tolist())
@@ -245,7 +311,7 @@ class Inventory:
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-take-inventory
 def place_of(file: str) -> tuple[str | None, str | None]:
-    """Domain and class of an image `<domain>/<class>/...`; None for any other file."""
+    """Return (domain, class) of an image `<domain>/<class>/...`; None for both of other files."""
     parts = file.split("/")
     if len(parts) < 3 or not is_image(file):
         return None, None
@@ -253,7 +319,7 @@ def place_of(file: str) -> tuple[str | None, str | None]:
 
 
 def check_encoding(name: str, folders):
-    """`HmoeError` for a data set `name` with a folder whose name is not UTF-8."""
+    """Raise `HmoeError` if the name of a data set, or of one of its folders, is not UTF-8."""
     for folder in sorted({name, *folders}):
         try:
             folder.encode("utf-8")
@@ -264,11 +330,27 @@ def check_encoding(name: str, folders):
 
 
 def take_inventory(root: Path, name: str, domains=(), classes=(), complete=False) -> Inventory:
-    """The images at `root/<domain>/<class>/`. `domains`, `classes`: those of a known data set, else
-    those that are found; `complete`: whether every domain must have every class."""
-    files = sorted(walk(root), key=lambda file: file.rpartition("/"))  # by folder, then by name
+    """Take the inventory of the images at `root/<domain>/<class>/`.
+
+    Args:
+        root: the folder of the data set.
+        name: its name.
+        domains: those of a known data set; empty: the folders that have images.
+        classes: likewise.
+        complete: whether every domain must have every class.
+
+    Raises:
+        HmoeError: as `walk` and `check_encoding`.
+    """
+
+    def folder_and_name(file):
+        """Return a sort key: the files of a folder stand together."""
+        return file.rpartition("/")
+
+    files = sorted(walk(root), key=folder_and_name)
     places = [place_of(file) for file in files]
-    check_encoding(name, {folder for place in places for folder in place if folder is not None})
+    folders = set(itertools.chain.from_iterable(places)) - {None}
+    check_encoding(name, folders)
     table = pd.DataFrame(places, columns=["domain", "class"], dtype=object)
     table.insert(0, "file", pd.Series(files, dtype=object))
     table = table[table.domain.isin(list(domains) or table.domain.dropna())]
@@ -280,7 +362,10 @@ def take_inventory(root: Path, name: str, domains=(), classes=(), complete=False
     found = Inventory(root, name, domains, table, extra=sorted(set(files) - set(table.file)))
     counts = found.counts
     found.missing += [d for d in domains if not counts[d].any()]
-    lacking = [f"{d}/{c}" for d in domains for c in classes if counts[d].any() and not counts[d][c]]
+    lacking = []  # classes that a domain with images lacks
+    for d in domains:
+        if counts[d].any():
+            lacking += [f"{d}/{c}" for c in classes if not counts[d][c]]
     if complete:
         found.missing += lacking
     else:
@@ -295,13 +380,19 @@ LAYOUT = "root/<domain>/<class>/<image>"
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-check-names
 def _spelling(name: str) -> str:
-    """What two spellings of a name share: letters without case, single blanks."""
-    return " ".join(unicodedata.normalize("NFC", name).casefold().split())
+    """Normalise a name so that its spellings are equal: letters without case, single blanks."""
+    folded = unicodedata.normalize("NFC", name).casefold()
+    return " ".join(folded.split())
 
 
 def _spelled_twice(names, together) -> list[str]:
-    """The first names that differ in case or blanks alone; `together(names)` says whether they
-    occur side by side, as the letters a and A do if both are meant."""
+    """Return the first names that differ in case or blanks alone; [] if there are none.
+
+    Args:
+        names: names of domains or of classes.
+        together: function of such names that says whether they occur side by side. Names that
+            differ in case and do are meant, such as the letters a and A.
+    """
     groups = {}
     for name in sorted(names):
         groups.setdefault(_spelling(name), []).append(name)
@@ -313,23 +404,36 @@ def _spelled_twice(names, together) -> list[str]:
 
 
 def check_names(name: str, places):
-    """`HmoeError` for two spellings of one domain or class. `places`: (domain or None, class) of
-    the images of the data set `name`."""
-    classes_of = {}
+    """Raise `HmoeError` for two spellings of one domain or class.
+
+    Args:
+        name: the data set.
+        places: (domain or None, class) of its images.
+    """
+    classes_of = {}  # domain -> its classes
     for domain, class_name in places:
         classes_of.setdefault(domain, set()).add(class_name)
-    classes = set().union(*classes_of.values()) if classes_of else set()
-    domains = set(classes_of) - {None}
-    side_by_side = lambda group: any(mine >= set(group) for mine in classes_of.values())
-    for what, names, together in (
-        ("classes", classes, side_by_side),
-        ("domains", domains, lambda group: False),
-    ):
-        if twice := _spelled_twice(names, together):
-            cause = f"the {what} {', '.join(map(repr, twice))} differ in case or blanks alone"
-            raise HmoeError(
-                f"{name}: {cause}.", fix=f"rename the folders: one name for one of the {what}."
-            )
+    all_classes = set(itertools.chain.from_iterable(classes_of.values()))
+
+    def in_one_domain(group):
+        """Return whether a domain has all these classes."""
+        return any(classes >= set(group) for classes in classes_of.values())
+
+    def never(group):
+        """Return False: folders of domains that differ in case are one domain."""
+        return False
+
+    _refuse_spellings(name, "classes", _spelled_twice(all_classes, in_one_domain))
+    _refuse_spellings(name, "domains", _spelled_twice(set(classes_of) - {None}, never))
+
+
+def _refuse_spellings(name: str, what: str, names: list[str]):
+    """Raise `HmoeError` if there are two spellings (`names`) of one class or domain (`what`)."""
+    if names:
+        cause = f"the {what} {', '.join(map(repr, names))} differ in case or blanks alone"
+        raise HmoeError(
+            f"{name}: {cause}.", fix=f"rename the folders: one name for one of the {what}."
+        )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-check-levels
 SPLITS = set("train training val valid validation dev test testing eval".split())
@@ -341,14 +445,20 @@ def _are_splits(names) -> bool:
 
 
 def check_splits(name: str, root: Path, paths: list[list[str]]):
-    """`HmoeError` for a split around or inside the domains of the data set `name` in `root`.
-    `paths`: the parts of `<domain>/<class>/.../<image>` of each image."""
+    """Raise `HmoeError` for a split around or inside the domains of a data set.
+
+    Args:
+        name: the data set.
+        root: its folder.
+        paths: the parts of `<domain>/<class>/.../<image>` of each image.
+    """
     if not paths or min(map(len, paths)) < 4:
         return
-    domains, classes = (sorted({path[level] for path in paths}) for level in (0, 1))
+    domains = sorted({path[0] for path in paths})
+    classes = sorted({path[1] for path in paths})
     if _are_splits(domains):
         parts = {domain.casefold(): domain for domain in domains}
-        part = next((parts[p] for p in ("train", "training") if p in parts), domains[0])
+        part = parts.get("train") or parts.get("training") or domains[0]
         cause = f"{listed(domains)} are the parts of a split, and the domains "
         cause += f"({listed(classes, 3)}) are one level below"
         raise HmoeError(f"{name}: {cause}.", fix=f"one part, such as {root / part}.")
@@ -360,12 +470,19 @@ def check_splits(name: str, root: Path, paths: list[list[str]]):
 
 
 def data_set_below(paths: list[list[str]]) -> str:
-    """Say why the only folder looks like the data set itself, with domains and classes below; empty
-    if it does not. `paths` as in `check_splits`."""
+    """Say why the only folder looks like the data set itself, with domains and classes below.
+
+    Args:
+        paths: as in `check_splits`.
+
+    Returns:
+        The reason, or '' if it does not look so.
+    """
     inside = {}  # (domain, class) -> names one level below
     for path in paths:
         inside.setdefault((path[0], path[1]), set()).add(path[2])
-    domains, classes = (sorted({folders[level] for folders in inside}) for level in (0, 1))
+    domains = sorted({domain for domain, _ in inside})
+    classes = sorted({class_name for _, class_name in inside})
     repeated = set.intersection(*inside.values()) if len(inside) > 1 else set()
     if len(domains) != 1 or len(repeated) < 2 or min(map(len, paths)) < 4:
         return ""
@@ -374,8 +491,14 @@ def data_set_below(paths: list[list[str]]) -> str:
 
 
 def check_levels(found: Inventory):
-    """`HmoeError` as `check_splits`, and for the folder above a data set. Adds a note if domains
-    have the names of splits, or if all images lie deeper than their class folders."""
+    """Check that the folders of an inventory are domains and classes, and add notes to it.
+
+    A note says if domains have the names of splits, or if all images lie deeper than their class
+    folders.
+
+    Raises:
+        HmoeError: as `check_splits`, and for the folder above a data set.
+    """
     paths = [file.split("/") for file in found.table.file]
     check_splits(found.name, found.root, paths)
     if not paths or min(map(len, paths)) < 4:
@@ -383,7 +506,8 @@ def check_levels(found: Inventory):
             names = listed(found.domains)
             found.notes.append(f"{names} are names of the parts of a split, not of domains")
         return
-    if cause := data_set_below(paths):
+    cause = data_set_below(paths)
+    if cause:
         below = found.root / found.domains[0]
         raise HmoeError(f"{found.name}: {cause}.", fix=f"the folder below, {below}.")
     example = found.table.file.iloc[0]
@@ -391,7 +515,7 @@ def check_levels(found: Inventory):
 
 
 def _folders(path) -> set[str]:
-    """Names of the visible folders in a folder; none if it cannot be read."""
+    """Return the names of the visible folders in a folder; none if it cannot be read."""
     try:
         return {e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith(".")}
     except OSError:
@@ -399,29 +523,31 @@ def _folders(path) -> set[str]:
 
 
 def is_domain(root: Path) -> bool:
-    """Return whether a folder looks like one domain of a data set, because a folder beside it has
-    two or more class folders of the same names."""
-    mine = _folders(root)
-    beside = sorted(_folders(root.parent) - {root.name})[:100]
-    return any(len(mine & _folders(root.parent / other)) > 1 for other in beside)
+    """Return whether a folder looks like one domain of a data set.
+
+    It does if another folder next to it has two or more class folders of the same names.
+    """
+    classes = _folders(root)
+    neighbours = sorted(_folders(root.parent) - {root.name})[:100]
+    return any(len(classes & _folders(root.parent / other)) > 1 for other in neighbours)
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-scan-tree
 def _refuse_empty(found: Inventory, unsupported: list[str]):
-    """`HmoeError` for a folder without images at their place, which says what there is instead."""
+    """Raise the `HmoeError` for a folder without images in class folders; it says what it has."""
     loose = [file for file in found.extra if is_image(file)]
-    there = f"has no images ({' '.join(IMAGE_SUFFIXES)})"
+    content = f"has no images ({' '.join(IMAGE_SUFFIXES)})"
     fix = "another folder, or one folder for each domain and in it one for each class."
     if loose:
-        there = f"has {plural(len(loose), 'image')}, but not in class folders ({loose[0]})"
+        content = f"has {plural(len(loose), 'image')}, but not in class folders ({loose[0]})"
         if is_domain(found.root):
             fix = f"the folder above, {found.root.parent}, of which this is one domain."
     elif unsupported:
-        there = f"has no images that can be read: {'; '.join(unsupported)}"
-    raise HmoeError(f"{found.name}: {found.root} {there}; {LAYOUT} is needed.", fix=fix)
+        content = f"has no images that can be read: {'; '.join(unsupported)}"
+    raise HmoeError(f"{found.name}: {found.root} {content}; {LAYOUT} is needed.", fix=fix)
 
 
 def _empty_classes(found: Inventory) -> list[str]:
-    """Folders where classes belong that no domain has an image of."""
+    """List the folders at the place of classes of which no domain has an image."""
     known = set(found.classes) | LEFT_BEHIND
     places = []
     for domain in found.domains:
@@ -432,8 +558,11 @@ def _empty_classes(found: Inventory) -> list[str]:
 
 
 def own_inventory(root, name: str | None = None) -> Inventory:
-    """What there is in a folder `root/<domain>/<class>/<image>`; `notes` say what is left out.
-    `HmoeError` for any other layout."""
+    """Take the inventory of a folder `root/<domain>/<class>/<image>`; notes say what is left out.
+
+    Raises:
+        HmoeError: for any other layout.
+    """
     root = expanded(root).absolute()
     name = name or root.name
     if not root.is_dir():
@@ -446,14 +575,17 @@ def own_inventory(root, name: str | None = None) -> Inventory:
         _refuse_empty(found, unsupported)
     check_levels(found)
     found.notes += unsupported
-    if others := [file for file in found.extra if format_of(file) is None]:
+    others = [file for file in found.extra if format_of(file) is None]
+    if others:
         left_out = f"{plural(len(others), 'file')} outside class folders or no image"
         found.notes.append(f"left out: {left_out} ({listed(others, 3)})")
     folders = sorted(_folders(root) - LEFT_BEHIND)
-    if empty := [folder for folder in folders if folder not in found.domains]:
+    empty = [folder for folder in folders if folder not in found.domains]
+    if empty:
         found.notes.append(f"no domain, for no class folder in it has images: {listed(empty, 5)}")
-    if empty := _empty_classes(found):
-        found.notes.append(f"no class, for no image is in it: {listed(empty, 5)}")
+    empty_classes = _empty_classes(found)
+    if empty_classes:
+        found.notes.append(f"no class, for no image is in it: {listed(empty_classes, 5)}")
     if len(found.domains) == 1:
         found.notes.append(
             f"there is one domain, {found.domains[0]!r}; training needs two or more. "
@@ -463,8 +595,11 @@ def own_inventory(root, name: str | None = None) -> Inventory:
 
 
 def scan_tree(root, name: str | None = None) -> ImageTree:
-    """The images of a folder `root/<domain>/<class>/<image>`. Raises `HmoeError` for any other
-    layout."""
+    """Return the images of a folder `root/<domain>/<class>/<image>`.
+
+    Raises:
+        HmoeError: for any other layout.
+    """
     return own_inventory(root, name).tree()
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-sample-styles

@@ -14,14 +14,25 @@ from ..core.errors import HmoeError
 
 # %% ../../nbs/02_data/12_kmeans_baseline.ipynb #def-statistics
 def image_statistics(images: Tensor) -> Tensor:
-    """Mean and standard deviation of the pixels of images (n, C, H, W) by channel: (n, 2C)."""
+    """Compute mean and standard deviation of the channels of images (n, C, H, W): (n, 2C)."""
     pixels = images.flatten(2).float()
     return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=1)
 
 # %% ../../nbs/02_data/12_kmeans_baseline.ipynb #def-kmeans
 def kmeans(points, k: int) -> np.ndarray:
-    """Cluster (n,), 0 to k-1, of points (n, F), which are standardised first; deterministic.
-    `ValueError` for fewer points than clusters, `HmoeError` for numbers that are not finite."""
+    """Cluster standardised points by k-means; deterministic.
+
+    Args:
+        points: (n, F).
+        k: number of clusters.
+
+    Returns:
+        The cluster (n,), 0 to k-1, of each point.
+
+    Raises:
+        ValueError: for fewer points than clusters.
+        HmoeError: for numbers that are not finite.
+    """
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 

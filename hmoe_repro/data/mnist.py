@@ -33,10 +33,19 @@ MNIST_MD5 = {
 
 
 def mnist_files(data_dir=None) -> dict[str, Path]:
-    """The four idx files of MNIST by name, plain or `.gz`, under `<data_dir>/MNIST/raw` (default:
-    `HMOE_DATA`). `HmoeError` names the first that is missing."""
+    """Find the four idx files of MNIST, plain or `.gz`, under `<data_dir>/MNIST/raw`.
+
+    Args:
+        data_dir: the folder of data sets (default: `HMOE_DATA`).
+
+    Returns:
+        name -> path.
+
+    Raises:
+        HmoeError: for the first that is missing.
+    """
     folder = Path(data_dir or default_data_dir()).absolute() / "MNIST" / "raw"
-    found = {}
+    paths = {}
     for name in MNIST_MD5:
         present = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
         if not present:
@@ -45,12 +54,12 @@ def mnist_files(data_dir=None) -> dict[str, Path]:
                 fix="`hmoe data download MNIST`, or point HMOE_DATA or --data-dir at the folder "
                 "that holds MNIST/raw.",
             )
-        found[name] = present[0]
-    return found
+        paths[name] = present[0]
+    return paths
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-checked-bytes
 def _checked_bytes(name: str, path: Path) -> bytes:
-    """The content of an idx file; `HmoeError` if it is not the original's."""
+    """Read an idx file, decompressed; `HmoeError` if it is not the original."""
     again = "remove it, then `hmoe data download MNIST`."
     try:
         content = path.read_bytes()
@@ -58,21 +67,28 @@ def _checked_bytes(name: str, path: Path) -> bytes:
             content = gzip.decompress(content)
     except (OSError, EOFError, gzip.zlib.error) as error:
         raise HmoeError(f"MNIST: {path} cannot be read ({error}).", fix=again) from None
-    found, original = hashlib.md5(content).hexdigest(), MNIST_MD5[name]
-    if found != original:
-        cause = f"MNIST: {path} is damaged: MD5 {found}, the original has {original}."
+    digest = hashlib.md5(content).hexdigest()
+    original = MNIST_MD5[name]
+    if digest != original:
+        cause = f"MNIST: {path} is damaged: MD5 {digest}, the original has {original}."
         raise HmoeError(cause, fix=again)
     return content
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-read-mnist
 @functools.lru_cache(maxsize=1)
 def read_mnist(data_dir: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images (70000, 28, 28) and labels (70000,) uint8, training file first; read once for each
-    folder. `HmoeError` where a file is missing or damaged."""
+    """Read MNIST: images (70000, 28, 28) and labels (70000,) uint8, training file first.
+
+    The result for a folder is kept for the next call.
+
+    Raises:
+        HmoeError: if a file is missing or damaged.
+    """
     raw = {}
     for name, path in mnist_files(data_dir).items():
         raw[name] = np.frombuffer(_checked_bytes(name, path), np.uint8)
-    images, labels = [], []
+    images = []
+    labels = []
     for part in ("train", "t10k"):
         images.append(raw[f"{part}-images-idx3-ubyte"][16:].reshape(-1, 28, 28))
         labels.append(raw[f"{part}-labels-idx1-ubyte"][8:])
@@ -81,8 +97,11 @@ def read_mnist(data_dir: str) -> tuple[np.ndarray, np.ndarray]:
 # %% ../../nbs/02_data/03_mnist.ipynb #def-verify-mnist
 @public(data_dir=Place | None)
 def verify_mnist(data_dir=None) -> list[str]:
-    """One line for each intact file of MNIST. `HmoeError` for the first that is missing or
-    damaged."""
+    """Check the files of MNIST, and return a line for each.
+
+    Raises:
+        HmoeError: for the first that is missing or damaged.
+    """
     files = mnist_files(data_dir)
     for name, path in files.items():
         _checked_bytes(name, path)
@@ -91,8 +110,14 @@ def verify_mnist(data_dir=None) -> list[str]:
 # %% ../../nbs/02_data/03_mnist.ipynb #def-download-mnist
 @public(data_dir=Place | None)
 def download_mnist(data_dir=None) -> list[str]:
-    """Fetch MNIST through torchvision into `<data_dir>/MNIST/raw`, unless it is there, and verify
-    it. `HmoeError` if that fails."""
+    """Download MNIST through torchvision into `<data_dir>/MNIST/raw`, unless it exists.
+
+    Returns:
+        The lines of `verify_mnist`.
+
+    Raises:
+        HmoeError: if the download fails, or a file is damaged.
+    """
     folder = ensure_writable(Path(data_dir or default_data_dir()).absolute())
     try:
         mnist_files(folder)
@@ -111,14 +136,18 @@ def download_mnist(data_dir=None) -> list[str]:
 def _deal_in_turn(
     images: np.ndarray, labels: np.ndarray, num_domains: int, generator: torch.Generator
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(images, digits, source index) of each domain: one random order, then every
-    `num_domains`-th digit."""
+    """Partition digits into domains: one random order, of which each takes every M-th digit.
+
+    Returns:
+        (images, digits, source index) of each of the M = `num_domains` domains.
+    """
     order = torch.randperm(len(images), generator=generator)
     dealt = []
     for i in range(num_domains):
         hand = order[i::num_domains]
+        ink = torch.from_numpy(images[hand.numpy()])
         digits = torch.from_numpy(labels[hand.numpy()].astype(np.int64))
-        dealt.append((torch.from_numpy(images[hand.numpy()]), digits, hand))
+        dealt.append((ink, digits, hand))
     return dealt
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-colored-domains
@@ -128,11 +157,25 @@ COLOUR_FLIPS = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
 def colored_domains(
     name: str, images: np.ndarray, labels: np.ndarray, seed: int
 ) -> MultiDomainDataset:
-    """DomainBed's ColoredMNIST from digits `images` (N, H, W) uint8 and `labels` (N,): three
-    domains of (2, H, W) images, two classes; factors 'colour' and 'digit'."""
+    """Build DomainBed's ColoredMNIST: three domains of (2, H, W) images, two classes.
+
+    A label is flipped with probability 0.25. The colour is the label, flipped with the probability
+    of the domain in `COLOUR_FLIPS`.
+
+    Args:
+        name: name of the data set.
+        images: digits (N, H, W) uint8.
+        labels: (N,) digits 0 to 9.
+        seed: of the partition, the labels and the colours.
+
+    Returns:
+        The data, with the factors 'colour' and 'digit'.
+    """
     generator = torch.Generator().manual_seed(seed)
     dealt = _deal_in_turn(images, labels, len(COLOUR_FLIPS), generator)
-    xs, ys, colours = [], [], []
+    xs = []
+    ys = []
+    colours = []
     for (ink, digit, _), flip in zip(dealt, COLOUR_FLIPS.values()):
         y = (digit < 5) ^ (torch.rand(len(digit), generator=generator) < 0.25)
         colour = y ^ (torch.rand(len(digit), generator=generator) < flip)
@@ -141,7 +184,7 @@ def colored_domains(
         xs.append(x)
         ys.append(y.long())
         colours.append(colour.long())
-    source_index = [hand for *_, hand in dealt]
+    source_index = [hand for _, _, hand in dealt]
     factors = {"colour": colours, "digit": [digit for _, digit, _ in dealt]}
     classes = ["5 to 9", "0 to 4"]
     return MultiDomainDataset(name, list(COLOUR_FLIPS), classes, xs, ys, source_index, factors)
@@ -151,27 +194,41 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 def _turn(ink: torch.Tensor, angle: int) -> torch.Tensor:
-    """(N, H, W) bytes turned counter-clockwise by `angle` degrees: (N, 1, H, W)."""
+    """Turn ink (N, H, W) bytes counter-clockwise by `angle` degrees: (N, 1, H, W)."""
     turned = []
-    for image in map(Image.fromarray, ink.numpy()):
-        turned.append(np.asarray(image.rotate(angle, resample=Image.BILINEAR, fillcolor=0)))
+    for digit in ink.numpy():
+        image = Image.fromarray(digit).rotate(angle, resample=Image.BILINEAR, fillcolor=0)
+        turned.append(np.asarray(image))
     return torch.from_numpy(np.stack(turned))[:, None]
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-rotated-domains
 def rotated_domains(
     name: str, images: np.ndarray, labels: np.ndarray, seed: int
 ) -> MultiDomainDataset:
-    """DomainBed's RotatedMNIST from digits `images` (N, H, W) uint8 and `labels` (N,): six domains
-    of (1, H, W) images, ten classes."""
-    dealt = _deal_in_turn(images, labels, len(ANGLES), torch.Generator().manual_seed(seed))
-    turned = [_turn(ink, angle) for (ink, *_), angle in zip(dealt, ANGLES)]
-    _, digits, source_index = map(list, zip(*dealt))
-    domains, classes = [str(a) for a in ANGLES], [str(c) for c in range(10)]
+    """Build DomainBed's RotatedMNIST: six domains of (1, H, W) images, ten classes.
+
+    Args:
+        name: name of the data set.
+        images: digits (N, H, W) uint8.
+        labels: (N,) digits 0 to 9.
+        seed: of the partition.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dealt = _deal_in_turn(images, labels, len(ANGLES), generator)
+    turned = []
+    digits = []
+    source_index = []
+    for (ink, digit, hand), angle in zip(dealt, ANGLES):
+        turned.append(_turn(ink, angle))
+        digits.append(digit)
+        source_index.append(hand)
+    domains = [str(angle) for angle in ANGLES]
+    classes = [str(c) for c in range(10)]
     return MultiDomainDataset(name, domains, classes, turned, digits, source_index)
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-embedded-digits
 def embedded_digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's digits in the form of `read_mnist`: (1797, 16, 16) and (1797,)."""
+    """Return scikit-learn's digits in the form of `read_mnist`: (1797, 16, 16) and (1797,)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -179,7 +236,7 @@ def embedded_digits() -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-stroke-width
 def _widened(ink: np.ndarray, width: float) -> np.ndarray:
-    """Ink (N, H, W) bytes, dilated `width` times; a fraction is mixed in."""
+    """Dilate ink (N, H, W) bytes `width` times; a fraction of the next dilation is mixed in."""
     times, rest = divmod(round(256 * width), 256)
     for _ in range(times):
         ink = dilate(ink)
@@ -193,14 +250,23 @@ CROSSED = ("00", "01", "10", "11", "between")  # A and B of each domain
 
 
 def _with_cues(ink, hue: float, second: str, amount: float) -> torch.Tensor:
-    """Images (N, 3, H, W) of ink (N, H, W) bytes. The value of a cue is its strength, negative for
-    the bit 0; a value of 0 is halfway between."""
+    """Draw ink (N, H, W) bytes with a hue and a second cue: images (N, 3, H, W).
+
+    The value of a cue is its strength, negative for the bit 0; a value of 0 is halfway between.
+
+    Args:
+        ink: the digits.
+        hue: value of the hue.
+        second: the second cue, one of `SECOND_CUES`.
+        amount: value of the second cue.
+    """
     if second == "turn":
         ink = _turn(torch.from_numpy(ink), 22.5 * amount)[:, 0].numpy()
     else:
         ink = _widened(ink, 1 + amount / 2)
     colour = hue_colour(512 + round(32 * hue))[:, None, None]
-    return torch.from_numpy((ink[:, None].astype(int) * colour // 255).astype(np.uint8))
+    coloured = ink[:, None].astype(int) * colour // 255
+    return torch.from_numpy(coloured.astype(np.uint8))
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-crossed-cues
 def crossed_cues(
@@ -212,29 +278,53 @@ def crossed_cues(
     strength: float = 1.0,
     by_second: bool = False,
 ) -> MultiDomainDataset:
-    """Two cues that are independent of each other and of the class, from digits `images`
-    (N, H, W) uint8 and `labels` (N,).
+    """Build data with two cues that are independent of each other and of the class.
 
     The domains are the four combinations of two fair bits, and 'between'. Bit A sets the hue, bit B
-    the `second` cue; `hue` and `strength` say how far apart the two values of each are. The factors
-    'hue' and 'turn' or 'width' are the bits, 2 in 'between'. `by_second` joins the domains that
-    share B. Images are (N, 3, H, W)."""
+    the second cue. Images are (N, 3, H, W).
+
+    Args:
+        name: name of the data set.
+        images: digits (N, H, W) uint8.
+        labels: (N,) digits 0 to 9.
+        hue: half the distance between the two hues.
+        second: the second cue, one of `SECOND_CUES`.
+        strength: half the distance between its two values.
+        by_second: join the domains that share bit B.
+        seed: of the partition.
+
+    Returns:
+        The data; the factors 'hue' and 'turn' or 'width' are the bits, 2 in 'between'.
+    """
     labels = labels.astype(np.int64)
     hands = deal_evenly(labels, len(CROSSED), np.random.default_rng(0))
     bits = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
     sides = {0: -1, 1: 1, 2: 0}
-    xs, ys, a, b = [], [], [], []
-    for hand, (first, other) in zip(hands, bits):
-        xs.append(_with_cues(images[hand], sides[first] * hue, second, sides[other] * strength))
+    xs = []
+    ys = []
+    first_bits = []
+    second_bits = []
+    for hand, (a, b) in zip(hands, bits):
+        xs.append(_with_cues(images[hand], sides[a] * hue, second, sides[b] * strength))
         ys.append(torch.from_numpy(labels[hand]))
-        a.append(torch.full((len(hand),), first))
-        b.append(torch.full((len(hand),), other))
-    parts = [xs, ys, [torch.from_numpy(hand) for hand in hands], a, b]
+        first_bits.append(torch.full((len(hand),), a))
+        second_bits.append(torch.full((len(hand),), b))
+    source_index = [torch.from_numpy(hand) for hand in hands]
     domains = list(CROSSED)
     if by_second:
         domains = ["0", "1", "between"]
-        parts = [[torch.cat(p[0:3:2]), torch.cat(p[1:4:2]), p[4]] for p in parts]
-    xs, ys, source_index, a, b = parts
+        xs = _joined_by_second(xs)
+        ys = _joined_by_second(ys)
+        source_index = _joined_by_second(source_index)
+        first_bits = _joined_by_second(first_bits)
+        second_bits = _joined_by_second(second_bits)
     classes = [str(c) for c in range(10)]
-    factors = {"hue": a, second: b}
+    factors = {"hue": first_bits, second: second_bits}
     return MultiDomainDataset(name, domains, classes, xs, ys, source_index, factors)
+
+
+def _joined_by_second(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Join the values of the domains 00, 01, 10, 11 and between that share the second bit."""
+    second_0 = torch.cat([parts[0], parts[2]])
+    second_1 = torch.cat([parts[1], parts[3]])
+    return [second_0, second_1, parts[4]]

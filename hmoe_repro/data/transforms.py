@@ -25,23 +25,42 @@ from ..core.files import plain_file
 from .image_folder import NEEDED, extra_formats
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-zeros
-def _was_zeroed(content: bytes) -> bool:
-    """Does a JPEG or WebP file end in zeros that are no part of its image?"""
-    used, start = len(content.rstrip(b"\0")), 12
-    if content.startswith(b"\xff\xd8") and used < len(content):
-        return content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda")  # no end after the last scan
-    if content[8:12] != b"WEBP":
-        return False
-    while (end := start + 8 + int.from_bytes(content[start + 4 : start + 8], "little")) < used:
-        start = end + end % 2  # the next chunk
+def _chunk_end(content: bytes, start: int) -> int:
+    """Return the end of the chunk of a RIFF file that begins at `start`."""
+    size = int.from_bytes(content[start + 4 : start + 8], "little")
+    return start + 8 + size
+
+
+def _webp_was_zeroed(content: bytes, used: int) -> bool:
+    """Return whether the zeros from byte `used` on are no part of a WebP image.
+
+    They are none if the image can be decoded without its last bytes.
+    """
+    start = 12  # of a chunk
+    end = _chunk_end(content, start)
+    while end < used:
+        start = end + end % 2  # the next chunk begins at an even position
+        end = _chunk_end(content, start)
     if content[start : start + 4] not in (b"VP8 ", b"VP8L") or end - used < 32:
         return False
     end = (end - 16) // 2 * 2
-    whole, inside = ((end - before).to_bytes(4, "little") for before in (8, start + 8))
-    shorter = b"RIFF" + whole + content[8 : start + 4] + inside + content[start + 8 : end]
+    file_size = (end - 8).to_bytes(4, "little")
+    chunk_size = (end - start - 8).to_bytes(4, "little")
+    before_chunk = content[8 : start + 4]
+    shorter = b"RIFF" + file_size + before_chunk + chunk_size + content[start + 8 : end]
     with contextlib.suppress(Exception):
         Image.open(io.BytesIO(shorter), formats=["WEBP"]).load()
         return True
+    return False
+
+
+def _was_zeroed(content: bytes) -> bool:
+    """Return whether a JPEG or WebP file ends in zeros that are no part of its image."""
+    used = len(content.rstrip(b"\0"))
+    if content.startswith(b"\xff\xd8") and used < len(content):
+        return content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda")  # no end after the last scan
+    if content[8:12] == b"WEBP":
+        return _webp_was_zeroed(content, used)
     return False
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-to-levels
@@ -49,17 +68,28 @@ WHITE = 2**16 - 1  # of whole numbers with more than 8 bits
 
 
 def _span(values: np.ndarray) -> str:
-    """The type of some values, and their range."""
-    low, high = values.min(), values.max()
+    """Describe the type and the range of some values, for a message."""
+    low = values.min()
+    high = values.max()
     if values.dtype.kind == "f":
         return f"{values.dtype} values from {low:g} to {high:g}"
     return f"{values.dtype} values from {low:,} to {high:,}"
 
 
 def to_levels(values: np.ndarray, white: int = WHITE) -> np.ndarray:
-    """Return the values of an image as bytes: true is 255, bytes are unchanged, other integers are
-    scaled from 0..`white`, and floats from 0..1. `ValueError` names other types and ranges, and
-    integers of which at most 17 levels would be left."""
+    """Convert the values of an image to bytes.
+
+    True becomes 255, bytes are unchanged, other integers are scaled from 0 to `white`, floats from
+    0 to 1.
+
+    Args:
+        values: array of any shape.
+        white: the largest integer.
+
+    Raises:
+        ValueError: for other types and ranges, and for integers of which at most 17 levels would
+            be left.
+    """
     values = np.asarray(values)
     kind = values.dtype.kind
     if values.size == 0:
@@ -79,7 +109,8 @@ def to_levels(values: np.ndarray, white: int = WHITE) -> np.ndarray:
     if 0 < values.max() <= white // 16:
         cause = f"{_span(values)} of {white:,}, which would leave at most 17 levels of 256"
         raise ValueError(f"{cause}: scale them to the whole range")
-    return ((510 * values.astype(np.int64) + white) // (2 * white)).astype(np.uint8)
+    rounded = (510 * values.astype(np.int64) + white) // (2 * white)  # of 255 * values / white
+    return rounded.astype(np.uint8)
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-as-rgb
 _TURNS = {
@@ -91,7 +122,9 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # EXIF orientation -> what makes it upright
-_ORIENTATION, _BITS, _PHOTOMETRIC = 0x0112, 258, 262  # numbers of tags in EXIF and TIFF
+_ORIENTATION = 0x0112  # number of a tag in EXIF
+_BITS = 258  # numbers of tags in TIFF
+_PHOTOMETRIC = 262
 
 
 class Refused(ValueError):
@@ -99,8 +132,14 @@ class Refused(ValueError):
 
 
 def _deep_levels(image: Image.Image) -> tuple[np.ndarray, bool]:
-    """Bytes (H, W) of a grey image with more than 8 bits, and whether its file says how to scale
-    it. `Refused` for other values than `to_levels` takes."""
+    """Convert a grey image with more than 8 bits to bytes.
+
+    Returns:
+        (bytes (H, W), whether the file says how to scale its values).
+
+    Raises:
+        Refused: for values that `to_levels` does not take.
+    """
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS, (16,))[0]
     white = 2**bits - 1 if 8 < bits < 16 else WHITE
@@ -109,24 +148,34 @@ def _deep_levels(image: Image.Image) -> tuple[np.ndarray, bool]:
     except ValueError as error:
         raise Refused(str(error)) from None
     inverted = tags.get(_PHOTOMETRIC) == 0  # a TIFF whose zero is white
-    return 255 - levels if inverted else levels, inverted or white != WHITE
+    if inverted:
+        levels = 255 - levels
+    return levels, inverted or white != WHITE
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What makes an image upright, by its EXIF orientation; None if nothing does."""
+    """Return the transposition that makes an image upright, by its EXIF orientation, or None."""
     with contextlib.suppress(Exception):  # damaged EXIF does not damage the pixels
         return _TURNS.get(image.getexif().get(_ORIENTATION))
     return None
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of Pillow as upright RGB with 8 bits, scaled as in `to_levels`. `info` has
-    'reading', which names orientation and scale if they were applied, and 'transparent': is a pixel
-    not opaque? `Refused` for values that `to_levels` refuses
-    and for an image without a visible pixel; other exceptions are those of the decoder."""
-    sixteen = ";16" in str(getattr(image, "tile", ""))  # bits of a file that is not decoded yet
+    """Convert an image of Pillow to upright RGB with 8 bits, scaled as in `to_levels`.
+
+    Returns:
+        The image; its `info` has 'reading', which names orientation and scale if they were applied,
+        and 'transparent', whether a pixel is not opaque.
+
+    Raises:
+        Refused: for values that `to_levels` refuses, and for an image without a visible pixel.
+            Other exceptions are those of the decoder.
+    """
+    has_16_bits = ";16" in str(getattr(image, "tile", ""))  # of a file that is not decoded yet
     image.load()
-    turn, reading, transparent = _turn(image), [], False
+    turn = _turn(image)
+    reading = []
+    transparent = False
     if image.mode == "F" or image.mode.startswith("I"):
         fractions = image.mode == "F"
         levels, stated = _deep_levels(image)
@@ -134,16 +183,18 @@ def as_rgb(image: Image.Image) -> Image.Image:
         if fractions or stated:
             reading.append("scaled")
     elif image.has_transparency_data:
-        image = image.convert("RGBA") if image.mode in ("La", "RGBa") else image
-        least, most = image.convert("RGBA").getchannel("A").getextrema()
-        if most == 0:
+        if image.mode in ("La", "RGBa"):
+            image = image.convert("RGBA")
+        lowest, highest = image.convert("RGBA").getchannel("A").getextrema()
+        if highest == 0:
             raise Refused("every pixel is transparent")
-        transparent = least < 255
+        transparent = lowest < 255
     try:
         rgb = image.convert("RGB")
     except ValueError:
         raise Refused(f"its colours ({image.mode}) have no conversion to RGB") from None
-    if sixteen and 0 < max(high for _, high in rgb.getextrema()) < 16:
+    brightest = max(high for _, high in rgb.getextrema())
+    if has_16_bits and 0 < brightest < 16:
         raise Refused("it uses 12 of its 16 bits or fewer: scale them to the whole range")
     if turn is not None:
         rgb = rgb.transpose(turn)
@@ -158,12 +209,17 @@ _STARTS = {
     "HEIF": (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"),
     "JPEG2000": (b"jP  \r\n", b"\xff\x4f\xff\x51"),
 }  # what the first twelve bytes of a file contain
-MOST_BYTES, MOST_PIXELS = 256 * 2**20, 64 * 10**6  # of an image file
+MOST_BYTES = 256 * 2**20  # of an image file
+MOST_PIXELS = 64 * 10**6
 
 
 def image_bytes(path) -> bytes:
-    """The content of an image file. `HmoeError` for a device or FIFO, `ValueError` if it has more
-    than `MOST_BYTES`."""
+    """Read an image file, without decoding it.
+
+    Raises:
+        HmoeError: for a device or FIFO.
+        ValueError: for more than `MOST_BYTES`.
+    """
     path = plain_file(path, "read")
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"a file of more than {MOST_BYTES:,} bytes")
@@ -171,7 +227,7 @@ def image_bytes(path) -> bytes:
 
 
 def _unidentified(content: bytes) -> str:
-    """Why Pillow does not recognise the bytes of a file."""
+    """Say why Pillow does not recognise the bytes of a file."""
     for kind, starts in _STARTS.items():
         if kind not in extra_formats() and any(start in content[:12] for start in starts):
             return f"a {kind} image, which needs {NEEDED[kind]}"
@@ -182,8 +238,11 @@ def _unidentified(content: bytes) -> str:
 
 
 def decode(content: bytes) -> Image.Image:
-    """Return the image in the bytes of a file as in `as_rgb`. `ValueError` with the reason if they
-    cannot be decoded, or are not read."""
+    """Decode the bytes of an image file to an RGB image, as `as_rgb`.
+
+    Raises:
+        ValueError: with the reason, if they are damaged; `Refused` if they are intact and not read.
+    """
     if not content:
         raise ValueError("empty file")
     formats = (*_FORMATS, *extra_formats())
@@ -206,7 +265,7 @@ def decode(content: bytes) -> Image.Image:
 
 
 def why_unreadable(path) -> str | None:
-    """Why an image file cannot be decoded, or None."""
+    """Say why an image file cannot be decoded; None if it can."""
     try:
         decode(image_bytes(path))
     except OSError as error:
@@ -216,7 +275,7 @@ def why_unreadable(path) -> str | None:
 
 
 def read_image(path) -> Image.Image:
-    """Return the image at `path` as in `as_rgb`. `HmoeError` if it cannot be read."""
+    """Read an image file as an RGB image, as `as_rgb`; `HmoeError` if it cannot be read."""
     try:
         return decode(image_bytes(path))
     except (OSError, ValueError) as error:
@@ -228,9 +287,16 @@ def read_image(path) -> Image.Image:
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-in-threads
 def in_threads(function, items, workers: int | None = None, on_progress=None) -> list:
-    """`[function(item) for item in items]` in parallel, with `workers` threads (default: one per
-    processor); `on_progress(done, total)` after each."""
-    items, results = list(items), []
+    """Return the results of a function for all items, computed in threads.
+
+    Args:
+        function: function of an item.
+        items: its arguments; the results are in their order.
+        workers: number of threads; None: one for each processor.
+        on_progress: is called with (done, total) after each item.
+    """
+    items = list(items)
+    results = []
     pool = joblib.Parallel(workers or -1, backend="threading", return_as="generator")
     for result in pool(joblib.delayed(function)(item) for item in items):
         results.append(result)
@@ -239,22 +305,27 @@ def in_threads(function, items, workers: int | None = None, on_progress=None) ->
     return results
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-transforms
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet
+STD = (0.229, 0.224, 0.225)
 
 
 INTERPOLATIONS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}  # the first is DomainBed's
 
 
 def square(image: Image.Image, resolution: int, how: str = "bilinear") -> Image.Image:
-    """The image resized to exactly `resolution` pixels a side: what evaluation sees."""
+    """Resize an image to `resolution` by `resolution` pixels, as evaluation sees it."""
     return image.resize((resolution, resolution), INTERPOLATIONS[how])
 
 
 @functools.lru_cache(maxsize=16)
 def picture_transform(resolution: int, resize_first: bool | str = False, how: str = "bilinear"):
-    """torchvision's augmentation from an image to an image of `resolution` pixels a side: what
-    comes before numbers. `resize_first`: resize before the random crop, or, where it is 'only',
-    without a crop."""
+    """Build torchvision's augmentation, from an image to one of `resolution` pixels a side.
+
+    Args:
+        resolution: pixels a side.
+        resize_first: resize before the random crop; 'only': resize without a crop.
+        how: interpolation, 'bilinear' or 'bicubic'.
+    """
     T = import_torchvision().transforms
     how = T.InterpolationMode(how)
     steps = [
@@ -271,19 +342,33 @@ def picture_transform(resolution: int, resize_first: bool | str = False, how: st
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-normalise
 def normalise(images: torch.Tensor) -> torch.Tensor:
-    """Bytes (B, H, W, 3) to normalised floats (B, 3, H, W), laid out channels last, on the same
-    device."""
-    rows = images.to(torch.float32).div_(255).view(-1, images.shape[2] * 3)
-    for operation, values in ((rows.sub_, MEAN), (rows.div_, STD)):
-        operation(torch.tensor(values, device=images.device).repeat(images.shape[2]))
+    """Convert bytes (B, H, W, 3) to floats (B, 3, H, W), normalised with ImageNet's statistics.
+
+    They are laid out channels last, on the same device.
+    """
+    width = images.shape[2]
+    rows = images.to(torch.float32).div_(255).view(-1, width * 3)
+    mean = torch.tensor(MEAN, device=images.device).repeat(width)
+    std = torch.tensor(STD, device=images.device).repeat(width)
+    rows.sub_(mean).div_(std)
     return rows.view(images.shape).permute(0, 3, 1, 2)
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-augment
 def augment(
     image: Image.Image, seed: int, resolution: int, resize_first=False, how="bilinear"
 ) -> Image.Image:
-    """An augmented version (R, R) that depends on image and seed only. Not thread-safe: it seeds
-    PyTorch's global generator and restores it."""
+    """Augment an image to R by R pixels; the result depends on image and seed only.
+
+    Not thread-safe: PyTorch's global generator is seeded, and restored.
+
+    Args:
+        image: RGB image.
+        seed: of the augmentation.
+        resolution: R.
+        resize_first: as in `picture_transform`.
+        how: interpolation.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(seed))
-        return picture_transform(resolution, resize_first, how)(image)
+        transform = picture_transform(resolution, resize_first, how)
+        return transform(image)

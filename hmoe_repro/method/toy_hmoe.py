@@ -22,8 +22,17 @@ TOY_OMITS = {"load_balance": "kl"}  # at these values no part of a run's name
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-resolve-hparams
 def toy_hparams(given: dict | None = None) -> dict:
-    """Complete settings of a toy run, from changes to TOY_HPARAMS. HmoeError for a name that does
-    not exist. The load balance is left out where it is the paper's."""
+    """Return the complete settings of a toy run.
+
+    Args:
+        given: values that replace those of TOY_HPARAMS, by name.
+
+    Returns:
+        All settings; `load_balance` is left out if it is the paper's.
+
+    Raises:
+        HmoeError: for a name that does not exist.
+    """
     for name in given or {}:
         check_choice(name, TOY_HPARAMS, "setting of the toy")
     settings = TOY_HPARAMS | (given or {})
@@ -31,21 +40,41 @@ def toy_hparams(given: dict | None = None) -> dict:
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-toy-model
 def toy_model(seed: int, hparams: dict) -> HMOE:
-    """The HMOE of the toy: 41,921 parameters (HMOE, supplement A), with initial weights by `seed`
-    and settings of `toy_hparams`. Leaves the global random state alone."""
-    D, K = hparams["embedding_dim"], hparams["num_experts"]
+    """Build the HMOE of the toy, 41,921 parameters (HMOE, supplement A).
+
+    The global random state does not change.
+
+    Args:
+        seed: seed of the initial weights.
+        hparams: settings of `toy_hparams`.
+    """
+    D = hparams["embedding_dim"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        networks = MLP((1, 32, 32, 32)), MLP((1, 32, 32, D))
-        hidden = {"hidden": (32, 32, 32), "classifier_hidden": (32,)}
-        load, eps = hparams.get("load_balance", "kl"), hparams["eps"]
-        return HMOE(*networks, 32, 1, K, embedding_dim=D, eps=eps, load_balance=load, **hidden)
+        return HMOE(
+            featurizer=MLP((1, 32, 32, 32)),
+            encoder=MLP((1, 32, 32, D)),
+            feature_dim=32,
+            num_outputs=1,
+            num_experts=hparams["num_experts"],
+            embedding_dim=D,
+            hidden=(32, 32, 32),
+            classifier_hidden=(32,),
+            eps=hparams["eps"],
+            load_balance=hparams.get("load_balance", "kl"),
+        )
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-intervals-found
 def intervals_found(p: Tensor, interval: Tensor, share: float = 0.95) -> bool:
-    """Whether every interval has an expert of its own, with at least `share` of its points: gate
-    values p (B, K) and true intervals (B,) of the points."""
-    top, owners = p.argmax(-1), []
+    """Return whether every interval has an expert of its own.
+
+    Args:
+        p: gate values of the points (B, K).
+        interval: true interval of each point (B,).
+        share: fraction of the interval's points that the expert must have.
+    """
+    top = p.argmax(-1)
+    owners = []
     for i in interval.unique():
         counts = top[interval == i].bincount(minlength=p.shape[-1])
         if counts.max() < share * counts.sum():
@@ -56,9 +85,20 @@ def intervals_found(p: Tensor, interval: Tensor, share: float = 0.95) -> bool:
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-evaluate-toy
 @torch.no_grad()
 def evaluate_toy(model: HMOE, x: Tensor, y: Tensor, interval: Tensor) -> dict:
-    """Mean squared error of each mode, losses and experts in use, on the training points x (60, 1),
-    y (60, 1) of intervals (60,)."""
-    modes, p = model.predict_modes(x), model(x).p
+    """Evaluate a toy model on the training points.
+
+    Args:
+        model: the toy HMOE.
+        x: inputs (60, 1).
+        y: targets (60, 1).
+        interval: interval of each point (60,).
+
+    Returns:
+        The mean squared error of each mode, the unweighted losses, the number of experts in use,
+        and whether each interval has an expert of its own.
+    """
+    modes = model.predict_modes(x)
+    p = model(x).p
     return {
         "mse": {mode: F.mse_loss(modes[mode], y).item() for mode in HMOE_MODES},
         "intervals_found": intervals_found(p, interval),
