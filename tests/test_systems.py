@@ -4,6 +4,7 @@ import pytest
 from notebooks import page_functions
 
 from hmoe_repro.analysis.results import frame_of
+from hmoe_repro.analysis.writers import Line
 from hmoe_repro.bench.sweep_overhead import SWEEPS
 
 PAGE = page_functions("systems")
@@ -34,6 +35,13 @@ def test_the_interval_is_that_of_the_contrast(seeds):
     (line,) = PAGE.systems_verdict(frame, None)
     said = "one trial seed" if seeds == 1 else "no variance over seeds"
     assert line.startswith(f"Not decided: {said}") and "CORAL -10.0" in line
+
+
+def test_the_answer_is_the_first_sentence_of_the_verdict(monkeypatch):
+    said = [Line("GMoE is worse.", "The others are undecided."), "One row is undertrained."]
+    monkeypatch.setitem(PAGE.systems_verdict.__globals__, "verdict_lines", lambda *given: said)
+    (line,) = PAGE.systems_verdict(study(2, 2), None)
+    assert line.sentences == (*said[0].sentences, said[1])
 
 
 def test_the_overhead_of_a_sweep_is_percent_of_a_minute_and_seconds_of_a_tiny_run():

@@ -34,7 +34,7 @@ from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
 def _cached(path: str, shape: tuple) -> Rows:
-    """Return the cache that the process of the run has opened. `HmoeError` if it is gone."""
+    """Open the cache that the process of the run has built; `HmoeError` if it is gone."""
     rows = open_rows(path, np.uint8, shape)
     if rows is None:
         cause = f"the cache {path} was removed or damaged meanwhile."
@@ -43,27 +43,42 @@ def _cached(path: str, shape: tuple) -> Rows:
 
 
 def do_task(task: dict) -> np.ndarray:
-    """Bytes (B, R, R, 3) of the images of a task, augmented if it has seeds. `HmoeError` for a
-    file that cannot be read."""
-    size, seeds = task["resolution"], task["seeds"]
-    done = np.empty((len(task["images"]), size, size, 3), np.uint8)
-    cached = task["cache"] and _cached(*task["cache"])
+    """Decode, and augment if there are seeds, the images of a task.
+
+    Args:
+        task: made by `ImageDataset.task`.
+
+    Returns:
+        Bytes (B, R, R, 3).
+
+    Raises:
+        HmoeError: for a file that cannot be read.
+    """
+    size = task["resolution"]
+    seeds = task["seeds"]
+    how = task["interpolation"]
+    pixels = np.empty((len(task["images"]), size, size, 3), np.uint8)
+    cached = None
+    if task["cache"] is not None:
+        path, shape = task["cache"]
+        cached = _cached(path, shape)
     for i, file_or_row in enumerate(task["images"]):
         if cached is None:
             image = read_image(Path(task["root"]) / file_or_row)
         else:
             image = Image.fromarray(cached[file_or_row])
         if seeds is None:
-            done[i] = square(image, size, task["interpolation"])
+            pixels[i] = square(image, size, how)
         else:
-            done[i] = augment(image, seeds[i], size, task["resize_first"], task["interpolation"])
-    return done
+            pixels[i] = augment(image, seeds[i], size, task["resize_first"], how)
+    return pixels
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-pool
 def _begin(parent: int):
-    """What a worker process does first: `parent` is the process that it works for."""
+    """Set up a worker process; it ends when the process `parent` that it works for has ended."""
 
     def end_with_parent():
+        """Wait for the end of the parent, then end this process."""
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(0)
@@ -74,7 +89,7 @@ def _begin(parent: int):
 
 
 def _pool(workers: int):
-    """The pool of this many worker processes, which is started when it is first needed."""
+    """Return the pool of this many worker processes, which is started when it is first needed."""
     return get_reusable_executor(
         workers,
         timeout=None,
@@ -85,21 +100,30 @@ def _pool(workers: int):
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-later
 def later(task: dict, workers: int = 0):
-    """A function that returns the result of `do_task`. Workers start at once and share the images;
-    without them the work is done when the function is called."""
-    images, seeds = task["images"], task["seeds"]
+    """Start a task, and return a function that waits for the result of `do_task`.
+
+    Args:
+        task: made by `ImageDataset.task`.
+        workers: number of processes that share the images and start at once; with 0 the work is
+            done when the function is called.
+    """
+    images = task["images"]
+    seeds = task["seeds"]
     if not workers or not images:
         return lambda: do_task(task)
-    size, shares = -(-len(images) // workers), []
-    for part in (slice(start, start + size) for start in range(0, len(images), size)):
-        share = {"images": images[part], "seeds": None if seeds is None else seeds[part]}
-        shares.append(task | share)
+    size = -(-len(images) // workers)  # images of a worker, rounded up
+    shares = []
+    for start in range(0, len(images), size):
+        part = slice(start, start + size)
+        share_seeds = None if seeds is None else seeds[part]
+        shares.append(task | {"images": images[part], "seeds": share_seeds})
     try:
         futures = [_pool(workers).submit(do_task, share) for share in shares]
     except BrokenProcessPool:  # a worker has ended since the last request
         futures = [_pool(workers).submit(do_task, share) for share in shares]
 
     def finish():
+        """Wait for all workers, and return the bytes of all images."""
         try:
             return np.concatenate([future.result() for future in futures])
         except BrokenProcessPool:
@@ -118,32 +142,43 @@ IMAGE_OPTIONS = {
     "unreadable": "refuse",
     "interpolation": "bilinear",
 }
-_CHOICES = {"source": ("files", "cache"), "unreadable": ("refuse", "skip")}
-_CHOICES["interpolation"] = tuple(INTERPOLATIONS)
+_CHOICES = {
+    "source": ("files", "cache"),
+    "unreadable": ("refuse", "skip"),
+    "interpolation": tuple(INTERPOLATIONS),
+}
 
 
 def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
-    """All options: `base`, overridden by `given`. `HmoeError` for a name or value that does not
-    exist."""
-    for name, value in (given or {}).items():
+    """Return all options: `base`, overridden by `given`.
+
+    Raises:
+        HmoeError: for a name or value that does not exist.
+    """
+    given = given or {}
+    for name, value in given.items():
         check_choice(name, IMAGE_OPTIONS, "option of image data")
         if name in _CHOICES:
             check_choice(value, _CHOICES[name], f"value of {name}")
         elif not isinstance(value, bool):
             raise HmoeError(f"option {name} is true or false, got {value!r}.")
-    return {**base, **(given or {})}
+    return {**base, **given}
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-watched
 @contextlib.contextmanager
 def watched(what: str):
-    """Yield a function `(done, total)` that shows on standard error how far it is: a bar on a
-    terminal, elsewhere a line now and then, from the second second on."""
+    """Context manager: show the progress of work on standard error.
+
+    It yields a function `(done, total)`. On a terminal it draws a bar, elsewhere a line now and
+    then, from the second second on.
+    """
     from rich.console import Console
 
     begun = time.monotonic()
     with Progress(Console(stderr=True, force_jupyter=False)) as progress:
 
         def show(done, total):
+            """Show that `done` of `total` images are done."""
             if progress.bars or time.monotonic() - begun > 2:
                 progress(what, done, total, "images")
 
@@ -151,15 +186,17 @@ def watched(what: str):
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-one-by-one
 class OneByOne(Domains):
-    """A data set whose batches are made, by `request`, when they are asked for; `augmented` says
-    whether images take a seed each."""
+    """Data set that decodes batches on demand, by `request`.
+
+    `augmented` says whether images take a seed each.
+    """
 
     def to(self, device):
-        """Itself: batches are moved one by one."""
+        """Return itself: batches are moved one by one."""
         return self
 
     def check_seeds(self, indices: torch.Tensor, seeds: torch.Tensor | None):
-        """`HmoeError` for seeds of images that are not augmented, or in another number."""
+        """Raise `HmoeError` for seeds of images that are not augmented, or in another number."""
         if seeds is not None and not self.augmented:
             raise HmoeError(f"{self.name} has no augmented versions, so its images take no seeds.")
         if seeds is not None and len(seeds) != len(indices):
@@ -168,14 +205,26 @@ class OneByOne(Domains):
     def inputs(
         self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What `request` gives on `device`; augmented where there are `seeds` (B,). `HmoeError` as
-        `check_seeds`."""
-        return self.request(position, indices, seeds)(device)
+        """Return a batch of images as a network takes them.
+
+        Args:
+            position: of the domain.
+            indices: (B,) of its images.
+            device: of the result.
+            seeds: (B,) of the augmentation; None: not augmented.
+
+        Raises:
+            HmoeError: as `check_seeds`.
+        """
+        finish = self.request(position, indices, seeds)
+        return finish(device)
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagefiles
 class ImageFiles(OneByOne):
-    """What is known of an image folder once its files were read: which are in use, their labels and
-    their fingerprint. The arguments are those of `ImageDataset`."""
+    """Files of an image folder that are in use, with their labels and their fingerprint.
+
+    The files are read when one of these is first needed. The arguments are those of `ImageDataset`.
+    """
 
     def __init__(
         self,
@@ -188,15 +237,20 @@ class ImageFiles(OneByOne):
         if not 8 <= resolution <= 2048:
             cause = f"{tree.name}: a resolution of {resolution} pixels is not between 8 and 2048."
             raise HmoeError(cause, fix="224 is the protocol's.")
-        self.scanned, self.options, self.name = tree, checked_options(options), tree.name
-        self.domain_names, self.class_names = tree.domain_names, tree.class_names
-        self.resolution, self.input_shape = resolution, (3, resolution, resolution)
-        self.resize_first, self.augmented = resize_first, self.options["data_augmentation"]
+        self.scanned = tree
+        self.options = checked_options(options)
+        self.name = tree.name
+        self.domain_names = tree.domain_names
+        self.class_names = tree.class_names
+        self.resolution = resolution
+        self.input_shape = (3, resolution, resolution)
+        self.resize_first = resize_first
+        self.augmented = self.options["data_augmentation"]
         self.workers = CONFIG.workers if workers is None else workers
 
     @functools.cached_property
     def cache(self) -> Rows | None:
-        """The cache, built if necessary, or None for the source 'files'."""
+        """Cache of the images, built if necessary; None for the source 'files'."""
         if self.options["source"] == "files":
             return None
         with watched(f"caching {self.name} in {cache_root(self.scanned)}") as on_progress:
@@ -205,16 +259,21 @@ class ImageFiles(OneByOne):
 
     @functools.cached_property
     def ledger(self) -> tuple[list[str | None], list[str | None]]:
-        """SHA-256 of each file that was found, and why it cannot be decoded, or None."""
+        """(SHA-256, why it cannot be decoded or None) of all files that were found, two lists."""
         self.cache  # building it computes both
         with watched(f"looking at {self.name}") as on_progress:
             return examine(self.scanned, on_progress=on_progress)
 
     @functools.cached_property
     def kept(self) -> torch.Tensor:
-        """Whether each file that was found is used: (N,) bool in flat order. Warns of files that
-        are left out, or refuses them, and of images in two domains."""
-        reasons = self.ledger[1]
+        """Mask (N,) bool of the files that are used, among all that were found, in flat order.
+
+        Warns of files that are left out and of images in two domains.
+
+        Raises:
+            HmoeError: for files that cannot be read, unless they are to be skipped.
+        """
+        _, reasons = self.ledger
         bad = [f"{file} ({r})" for file, r in zip(self.scanned.flat, reasons) if r]
         if bad and self.options["unreadable"] == "refuse":
             cause = f"{len(bad)} of {len(reasons)} images cannot be read: {listed(bad, 5)}."
@@ -225,38 +284,45 @@ class ImageFiles(OneByOne):
         return torch.tensor([reason is None for reason in reasons])
 
     def _left_out(self) -> list[str]:
-        bad = [file for file, reason in zip(self.scanned.flat, self.ledger[1]) if reason]
-        share = f"{len(bad)} of {len(self.scanned)} images"
-        notes = [f"{share} cannot be read and are left out: {listed(bad, 3)}"] if bad else []
-        return notes + shared_notes(self.scanned, *self.ledger)
+        """Return sentences on the files that cannot be read and on images in two domains."""
+        digests, reasons = self.ledger
+        bad = [file for file, reason in zip(self.scanned.flat, reasons) if reason]
+        notes = []
+        if bad:
+            share = f"{len(bad)} of {len(self.scanned)} images"
+            notes.append(f"{share} cannot be read and are left out: {listed(bad, 3)}")
+        return notes + shared_notes(self.scanned, digests, reasons)
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, and which images are in two domains, in sentences."""
+        """Sentences on what was left out or repaired, and on images in two domains."""
         self.kept
         return self.scanned.notes + self._left_out()
 
     @functools.cached_property
     def tree(self) -> ImageTree:
-        """The files in use."""
-        looked = zip(self.scanned.flat, self.kept.tolist())
-        return without(self.scanned, [file for file, kept in looked if not kept])
+        """Image folder of the files in use."""
+        pairs = zip(self.scanned.flat, self.kept.tolist())
+        left_out = [file for file, kept in pairs if not kept]
+        return without(self.scanned, left_out)
 
     @property
     def labels(self) -> list[torch.Tensor]:
+        """Labels (N_i,) int64 of each domain."""
         return self.tree.labels
 
     @property
     def factors(self) -> dict[str, list[torch.Tensor]]:
+        """Other labels of each image, name -> (N_i,) int64 of each domain."""
         return self.tree.factors
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of SHA-256 over names, paths, labels and contents of the files
-        in use."""
+        """Twelve hexadecimal digits of SHA-256 over names, paths, labels and contents in use."""
         names = repr((self.domain_names, self.class_names))
         digest = hashlib.sha256(names.encode("utf-8", "surrogateescape"))
-        contents = dict(zip(self.scanned.flat, self.ledger[0]))
+        digests, _ = self.ledger
+        contents = dict(zip(self.scanned.flat, digests))
         for files, labels in zip(self.tree.files, self.labels):
             for file, label in zip(files, labels.tolist()):
                 line = f"{file}\0{label}\0{contents[file]}\n"
@@ -265,12 +331,21 @@ class ImageFiles(OneByOne):
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagedataset
 class ImageDataset(ImageFiles):
-    """Images of a folder as inputs of `resolution` pixels a side, with the attributes and methods
-    of `MultiDomainDataset`, `images` excepted; decoded each time or from a cache. `resize_first`:
-    the augmentation of the WILDS data sets; 'only': that of Spawrious. `workers`: number of
-    processes that load (default: `CONFIG.workers`); it changes no result. Raises `HmoeError` for
-    unknown options, and, when files are first read, for damaged ones unless they are to be
-    skipped."""
+    """Images of a folder as inputs of a network, decoded each time or from a cache.
+
+    It has the attributes and methods of `MultiDomainDataset`, `images` excepted.
+
+    Args:
+        tree: the image folder.
+        resolution: pixels a side.
+        options: some of `IMAGE_OPTIONS`.
+        resize_first: the augmentation of the WILDS data sets; 'only': that of Spawrious.
+        workers: number of processes that load (default: `CONFIG.workers`); changes no result.
+
+    Raises:
+        HmoeError: for unknown options, and, when files are first read, for damaged ones unless
+            they are to be skipped.
+    """
 
     source_index = None
     _asked = _prepared = None  # what was last prepared, and for which files
@@ -278,11 +353,13 @@ class ImageDataset(ImageFiles):
     def prepared(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "ImageDataset":
-        """The same images at another resolution or with other options; checksums are passed on. The
-        last result is kept for the next call, while no file changes."""
+        """Return the same images at another resolution or with other options.
+
+        Checksums are passed on. The last result is kept for the next call, while no file changes.
+        """
         options = checked_options(options, self.options)
         resolution = resolution or self.resolution
-        asked = resolution, options, file_facts(self.scanned)
+        asked = (resolution, options, file_facts(self.scanned))
         if asked != self._asked:
             other = ImageDataset(self.scanned, resolution, options, self.resize_first, self.workers)
             if "ledger" in self.__dict__:
@@ -294,18 +371,19 @@ class ImageDataset(ImageFiles):
     def _rows(self) -> list[torch.Tensor]:
         """Rows of the cache with the images in use, for each domain."""
         amounts = [len(files) for files in self.tree.files]
-        return list(self.kept.nonzero().flatten().split(amounts))
+        rows = self.kept.nonzero().flatten()
+        return list(rows.split(amounts))
 
     def _bytes(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None):
-        """A function that returns bytes (B, R, R, 3); workers start at once."""
+        """Start loading, and return a function that returns bytes (B, R, R, 3)."""
         if self.cache is not None and seeds is None:
             rows = self._rows[position][indices].numpy()
             return lambda: torch.from_numpy(self.cache[rows])
-        done = later(self.task(position, indices, seeds), self.workers)
-        return lambda: torch.from_numpy(done())
+        finish = later(self.task(position, indices, seeds), self.workers)
+        return lambda: torch.from_numpy(finish())
 
     def task(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None) -> dict:
-        """What `do_task` needs for images of the domain at `position`."""
+        """Return the task of `do_task` for images of the domain at `position`."""
         if self.cache is None:
             images = [self.tree.files[position][i] for i in indices.tolist()]
         else:
@@ -321,12 +399,15 @@ class ImageDataset(ImageFiles):
         }
 
     def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):
-        """A function `device -> floats (B, 3, R, R)`, normalised and laid out channels last, for
-        images of the domain at `position`; workers start at once."""
+        """Start loading a batch; return a function `device -> floats (B, 3, R, R)`.
+
+        The floats are normalised and laid out channels last. The arguments are those of `inputs`.
+        """
         self.check_seeds(indices, seeds)
         finish = self._bytes(position, indices, seeds)
         return lambda device="cpu": normalise(on_device(finish(), device))
 
     def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
-        """Images for display: bytes (B, 3, R, R), not augmented."""
-        return self._bytes(position, indices, None)().permute(0, 3, 1, 2).contiguous()
+        """Return images for display: bytes (B, 3, R, R), not augmented."""
+        finish = self._bytes(position, indices, None)
+        return finish().permute(0, 3, 1, 2).contiguous()

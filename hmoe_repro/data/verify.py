@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pandas as pd
 
 from ..core.errors import HmoeError, Place, check_choice, plural, public
-from .benchmarks import KNOWN, known_inventory, known_state
+from .benchmarks import KNOWN, KnownDataset, known_inventory, known_state
 from .cache import examine
-from .image_folder import Inventory, listed, own_inventory, shared_notes
+from .image_folder import ImageTree, Inventory, listed, own_inventory, shared_notes
 from .mnist import mnist_files
 from .registry import DATASETS, find_dataset, own_datasets
 
@@ -24,40 +24,69 @@ def verify_dataset(
     name: str, data_dir=None, workers: int | None = None, on_progress=None
 ) -> Inventory:
     """Open every image of a known data set or of a registered folder, and count.
-    `on_progress(done, total)`. `HmoeError` if its folder does not exist; everything else is in the
-    inventory."""
-    own, known = own_datasets().get(name), KNOWN.get(name)
-    found = own_inventory(own, name) if own else known_inventory(name, data_dir)
-    for domain, expected in (known.class_counts if known else {}).items():
-        for c, n in zip(known.classes, expected):
-            if (here := found.counts.at[c, domain]) != n:
-                found.notes.append(f"{domain}/{c}: {here:,} images instead of {n:,}")
-    if filled := [d for d in found.domains if found.counts[d].any()]:
-        tree = found.tree(filled)
-        hidden = []  # images with transparent pixels, whose colours count
 
-        def look(row, image):
-            if image.info.get("transparent"):
-                hidden.append(tree.flat[row])
+    Args:
+        name: the data set.
+        data_dir: the folder of data sets (default: HMOE_DATA).
+        workers: number of threads; None: one for each processor.
+        on_progress: is called with (done, total).
 
-        digests, reasons = examine(tree, workers, on_progress, visit=look)
-        found.notes += shared_notes(tree, digests, reasons)
-        if hidden:
-            count = plural(len(hidden), "image has", "images have")
-            found.notes.append(
-                f"{count} transparent pixels, whose colours count: {listed(sorted(hidden), 3)}"
-            )
-        for file, digest, reason in zip(tree.flat, digests, reasons):
-            if reason and (digest or (found.root / file).exists()):
-                found.unreadable.append((file, reason))
-            elif reason:  # a table names it, and it is not there
-                found.missing.append(file)
-        found.table = found.table[~found.table.file.isin(found.missing)]
+    Returns:
+        The inventory, with everything that is wrong.
+
+    Raises:
+        HmoeError: if the folder of the data set does not exist.
+    """
+    own_folder = own_datasets().get(name)
+    if own_folder:
+        found = own_inventory(own_folder, name)
+    else:
+        found = known_inventory(name, data_dir)
+    if name in KNOWN:
+        _note_class_counts(found, KNOWN[name])
+    filled = [d for d in found.domains if found.counts[d].any()]
+    if filled:
+        _open_images(found, found.tree(filled), workers, on_progress)
     return found
 
 
+def _note_class_counts(found: Inventory, known: KnownDataset):
+    """Add a note for each class of a domain that has another number of images than is known."""
+    for domain, expected_counts in known.class_counts.items():
+        for class_name, expected in zip(known.classes, expected_counts):
+            count = found.counts.at[class_name, domain]
+            if count != expected:
+                found.notes.append(
+                    f"{domain}/{class_name}: {count:,} images instead of {expected:,}"
+                )
+
+
+def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_progress):
+    """Open the images of `tree`, and add what is wrong with them to the inventory."""
+    hidden = []  # images with transparent pixels, whose colours count
+
+    def note_transparent(row, image):
+        """Note an image with transparent pixels."""
+        if image.info.get("transparent"):
+            hidden.append(tree.flat[row])
+
+    digests, reasons = examine(tree, workers, on_progress, visit=note_transparent)
+    found.notes += shared_notes(tree, digests, reasons)
+    if hidden:
+        count = plural(len(hidden), "image has", "images have")
+        found.notes.append(
+            f"{count} transparent pixels, whose colours count: {listed(sorted(hidden), 3)}"
+        )
+    for file, digest, reason in zip(tree.flat, digests, reasons):
+        if reason and (digest or (found.root / file).exists()):
+            found.unreadable.append((file, reason))
+        elif reason:  # a table names it, and it does not exist
+            found.missing.append(file)
+    found.table = found.table[~found.table.file.isin(found.missing)]
+
+
 def findings(found: Inventory, limit: int = 20) -> list[str]:
-    """What a verification found, as lines; at most `limit` names of a kind."""
+    """Return the findings of a verification as lines; at most `limit` names of a kind."""
     kinds = {
         "missing": found.missing,
         "unreadable": [f"{file}: {reason}" for file, reason in found.unreadable],
@@ -72,7 +101,10 @@ def findings(found: Inventory, limit: int = 20) -> list[str]:
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-data-state
 def data_state(name: str) -> str:
-    """'embedded', 'yours', 'missing', 'here (unverified)', or 'incomplete' and why."""
+    """Return the state of a data set on this machine.
+
+    It is 'embedded', 'yours', 'missing', 'here (unverified)', or 'incomplete' and why.
+    """
     if name in own_datasets():
         return "yours"
     if not DATASETS[name].files:
@@ -87,14 +119,25 @@ def data_state(name: str) -> str:
 
 
 def data_inventory() -> pd.DataFrame:
-    """A row for each data set, the user's own included: name, files under the data folder ('-' for
-    embedded ones), state, what it is, and licence."""
-    own_datasets()
-    rows = [
-        (name, info.files or "-", data_state(name), info.summary, info.licence)
-        for name, info in DATASETS.items()
-    ]
-    return pd.DataFrame(rows, columns=["name", "files", "state", "what", "licence"])
+    """List all data sets, the user's own included.
+
+    Returns:
+        A row for each: name, files under the data folder ('-' for embedded ones), state, what it
+        is, and licence.
+    """
+    own_datasets()  # registers them
+    rows = []
+    for name, info in DATASETS.items():
+        rows.append(
+            {
+                "name": name,
+                "files": info.files or "-",
+                "state": data_state(name),
+                "what": info.summary,
+                "licence": info.licence,
+            }
+        )
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-data-with-files
 MNIST = "MNIST"  # the files behind ColoredMNIST and RotatedMNIST
@@ -102,8 +145,15 @@ MNIST = "MNIST"  # the files behind ColoredMNIST and RotatedMNIST
 
 @public
 def data_with_files(name: str) -> str:
-    """The data set that a name or the path of a folder `<domain>/<class>/<image>` means: `MNIST`, a
-    known one, or a folder, which is registered. Raises `HmoeError` that lists the valid names."""
+    """Return the data set with files that a name or the path of a folder means.
+
+    Args:
+        name: `MNIST`, a known data set, or a folder `<domain>/<class>/<image>`, which is
+            registered.
+
+    Raises:
+        HmoeError: for anything else; it lists the valid names.
+    """
     if name == MNIST:
         return name
     name = find_dataset(name)
@@ -114,22 +164,21 @@ def data_with_files(name: str) -> str:
 
 @public
 def terms(name: str) -> list[str]:
-    """Licence and citation of a known data set, which the user must respect; empty for other
-    data."""
+    """Return lines with licence and citation of a known data set; [] for other data."""
     if name not in KNOWN:
         return []
     return [f"licence: {KNOWN[name].licence}", f"please cite: {KNOWN[name].citation}"]
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-with-totals
 def with_totals(counts: pd.DataFrame) -> pd.DataFrame:
-    """Images of each class (rows) and domain (columns) with sums, as text, the class first."""
+    """Format numbers of images, by class (rows) and domain (columns), as text with sums."""
     full = counts.assign(total=counts.sum(axis=1))
     full.loc["total"] = full.sum()
     return full.map("{:,}".format).rename_axis("class").reset_index()
 
 
 def refuse_damaged(found: Inventory):
-    """Raises `HmoeError` where images of a data set are missing or unreadable."""
+    """Raise `HmoeError` if images of a data set are missing or unreadable."""
     if not found.missing and not found.unreadable:
         return
     fix = "restore these files"
