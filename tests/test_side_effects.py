@@ -114,6 +114,12 @@ def test_a_run_leaves_the_generators_and_settings_of_a_foreign_training(tmp_path
     assert torch.get_num_threads() == threads
 
 
+def environment():
+    "The environment without what PyTorch and its companions set when they are imported."
+    theirs = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+
+
 def states():
     return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
 
@@ -385,13 +391,13 @@ def test_what_the_options_say_reaches_whoever_asks(tmp_path, monkeypatch):
 
 def test_a_command_leaves_the_environment_and_writes_its_log(tmp_path):
     "The option acts in the command itself, also where nothing but its value says so."
-    before = dict(os.environ)
+    before = environment()
     words = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo --steps 2"
     words = [*words.split(), "--network", "small_cnn", "--set", "batch_size=4", "--device", "cpu"]
     done = hmoe(*words, "--log", "csv", "--data-dir", tmp_path / "sets", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "runs").rglob("*.csv"))
-    assert dict(os.environ) == before
+    assert environment() == before
 
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -414,7 +420,7 @@ def test_two_pages_rendered_at_once_have_their_own_variables(warm_kernels, tmp_p
     nbformat.write(
         new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), tmp_path / "page.ipynb"
     )
-    before = dict(os.environ)
+    before = environment()
 
     def one(kind):
         environment = {**os.environ, "MINE": kind}
@@ -425,7 +431,7 @@ def test_two_pages_rendered_at_once_have_their_own_variables(warm_kernels, tmp_p
     with ThreadPoolExecutor(2) as pool:
         said = list(pool.map(one, ("pdf", "md")))
     assert said == ["csv pdf Agg pdf", "csv md Agg md"]
-    assert dict(os.environ) == before
+    assert environment() == before
 
 
 def test_erm_is_hooked_by_whoever_makes_its_optimiser():
