@@ -143,6 +143,7 @@ ALLOWED = {
         "apps.export": "an exported model carries its record",
         "apps.discover": "the report of a folder shows the record of its run",
         "bench.timing": "its records are those of benchmarks",
+        "bench.benchmark": "its records are those of benchmarks",
     },
     "sets_the_environment": {
         "core.determinism": "instruction sets are chosen before torch is imported",

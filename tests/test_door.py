@@ -5,14 +5,15 @@ import inspect
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from commands import hmoe
+from typer.testing import CliRunner
 
 import hmoe_repro
 import hmoe_repro.core.files
 from hmoe_repro.cli import data, discover_predict, plan_sweep, select_report, train
+from hmoe_repro.cli.app import app
 from hmoe_repro.cli.options import opened
 
 TINY = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo --network small_cnn"
@@ -97,14 +98,17 @@ def test_a_command_that_writes_ends_with_a_path_that_can_be_opened(trained, comm
     assert written in last.split() and (folder / written).exists()
 
 
-def test_a_sweep_ends_with_the_folder_of_the_runs(tmp_path, monkeypatch, capsys):
+def test_a_sweep_ends_with_how_it_ended_and_the_folder_of_the_runs(tmp_path, monkeypatch):
+    """Without training: the time is up at once, and is counted from the start of the command."""
     monkeypatch.chdir(tmp_path)
-    outcomes = SimpleNamespace(summary=lambda store: "2 of 2", refuse_failed=lambda: None)
-    batch = SimpleNamespace(
-        store=SimpleNamespace(folder=tmp_path / "runs"), train=lambda left, stop_kinds: outcomes
-    )
-    plan_sweep._train(batch, started=0.0, minutes=None)
-    assert capsys.readouterr().out.splitlines()[-1] == "wrote runs"
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    left = []
+    monkeypatch.setattr("hmoe_repro.studies.sweep._train", lambda queue, how: left.append(how))
+    done = CliRunner().invoke(app, ["sweep", "smoke-toy", "--device", "cpu", "--minutes", "5"])
+    first, *_, summary, last = done.output.splitlines()
+    assert done.exit_code == 0 and first == "smoke-toy: 9 runs, 9 to train on cpu"
+    assert summary.startswith("0 of 9 runs complete, 9 unfinished (0 begun)")
+    assert last == "wrote runs" and 4 < left[0].minutes < 5 and left[0].stop_kinds
 
 
 @pytest.mark.parametrize("module, names", WRITERS.items(), ids=lambda value: str(value)[-40:-20])

@@ -1,5 +1,6 @@
 """Many runs: failures isolated, dead workers replaced, nothing done twice."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ import pytest
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
+from hmoe_repro.studies import sweep as sweeping
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.engines import RunSettings, Worker, WorkerPool
 from hmoe_repro.studies.estimates import comparable_records, estimate, measured_kinds
@@ -202,6 +204,75 @@ def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
     pool.start(spec)
     assert pool.busy == {ours: (new, spec)} and not pool.idle[spec.determinism]
     assert theirs.recv() == spec.to_dict() and pool.has_room()
+
+
+def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(sweeping, "_train", lambda queue, how: taken.append((queue.waiting, how)))
+    store, (first, second, *_) = RunStore(tmp_path), specs()
+    study = study_specs("smoke-toy")
+    for given, runs in (
+        (first, [first]),
+        ([first, second, first], [first, second]),
+        (iter([second]), [second]),
+        ("smoke-toy", list(study)),
+        ([first, "smoke-toy"], [first, *study]),
+    ):
+        ended = sweep(given, store=store, display=False)
+        assert taken.pop()[0] == runs and list(ended) == [spec.run_id for spec in runs]
+        assert set(ended.values()) == {("unfinished", "the time was up")}
+    usual = SweepOptions(store, "cpu", display=False)
+    sweep(first, usual, jobs=3)
+    assert taken.pop()[1].jobs == 3 and usual.jobs is None  # the options stay as they are
+    assert sweep([], usual) == {} and not taken
+    for given, options, said in (
+        ("smoke-toys", {}, "Valid: .*smoke-toy"),
+        (5, {}, "5 .int. is no run"),
+        ([first, 5], {}, "5 .int. is no run"),
+        (first, {"job": 3}, "unknown option of a sweep 'job'. Valid: store, device, jobs"),
+        (first, {"jobs": -1}, "-1 jobs"),
+        (first, {"jobs": 0, "engine": "ray"}, "Ray"),
+    ):
+        with pytest.raises(HmoeError, match=said):
+            sweep(given, store=store, **options)
+
+
+@pytest.mark.parametrize("kind", ["full disk", "damaged", "no time", "interrupted"])
+def test_a_sweep_in_this_process_ends_as_one_of_workers(tmp_path, monkeypatch, kind):
+    """A full disk stops it, a damaged record is a failed run, without time nothing begins, and
+    Ctrl-C ends it."""
+    store, (first, second, *_) = RunStore(tmp_path), specs()
+    how = SweepOptions(store, "cpu", jobs=0, display=False)
+    ran = []
+
+    def run_instead(config, *_):
+        ran.append(config)
+        if kind == "interrupted":
+            raise KeyboardInterrupt
+        if kind == "full disk":
+            raise OSError(errno.ENOSPC, "No space left on device", "a/b")
+        return run(config, store)
+
+    monkeypatch.setattr("hmoe_repro.studies.engines.run", run_instead)
+    if kind == "interrupted":
+        with pytest.raises(KeyboardInterrupt):
+            sweep([first, second], how)
+    elif kind == "full disk":
+        with pytest.raises(HmoeError, match="No space left on device: a/b. Fix: make room"):
+            sweep([first, second], how)
+    elif kind == "no time":
+        ended = sweep([first, second], how, minutes=0)
+        assert set(ended.values()) == {("unfinished", "the time was up")} and ended.records() == []
+    else:
+        store.path(first.run_id).mkdir()
+        store.record_path(first.run_id).write_text("{")
+        with pytest.warns(UserWarning, match="is cut"):
+            ended = sweep([first, second], how)
+        assert [one.status for one in ended.values()] == ["failed", "complete"]
+        assert "cut or not JSON" in ended[first.run_id].reason
+        assert store.record_path(first.run_id).read_text() == "{"
+    expected = {"damaged": [first, second], "no time": []}
+    assert ran == expected.get(kind, [first])
 
 
 def test_engines_are_checked(tmp_path):

@@ -71,9 +71,9 @@ def pair_overlaps(m: Tensor) -> dict[str, Tensor]:
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-describe-masks
 def _kept_neurons(m: torch.Tensor) -> dict:
-    """What masks m (M, N) keep: the share of each domain, the overlap of each pair and their mean,
-    and how many neurons have 0, 1, ..., M `users`. In `kinds`, which older records have alone,
-    'specific' means one user and 'shared' at least two."""
+    """Count what masks m (M, N) keep: the fraction of each domain, the overlap of each pair and the
+    mean overlap, and how many neurons have 0, 1, ..., M `users`. In `kinds`, which older records
+    have alone, 'specific' means one user and 'shared' at least two."""
     pairs, users = list(hard_iou(m).values()), neuron_users(m)
     return {
         "neurons": m.shape[1],
@@ -87,8 +87,12 @@ def _kept_neurons(m: torch.Tensor) -> dict:
 
 @torch.no_grad()
 def accuracy_of_masks(run: TrainedRun) -> dict[str, dict]:
-    """domain -> its `split`, how many `images` that has, and the accuracy there (0 to 1) under the
-    mask of each training domain (`by_mask`)."""
+    """Measure the accuracy of every single mask on every domain.
+
+    Returns:
+        domain -> its `split`, how many `images` that has, and the accuracy there (0 to 1) under the
+        mask of each training domain (`by_mask`).
+    """
     algorithm, tests, found = run.algorithm.eval(), run.test_domains, {}
     for domain in (*run.domains, *tests):
         parts = run.splits[domain]
@@ -102,9 +106,13 @@ def accuracy_of_masks(run: TrainedRun) -> dict[str, dict]:
 
 
 def measure_masks(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
-    """What the masks of a run keep, by place and overall, with the accuracies of
-    `accuracy_of_masks`; and the arrays: the real masks `masks` (M, N) and how many neurons each
-    place has, `mask_sizes` (L,)."""
+    """Measure what the masks of a run keep.
+
+    Returns:
+        The scores: what is kept by place and overall, and the accuracies of `accuracy_of_masks`;
+        and the arrays: the real masks `masks` (M, N), and how many neurons each place has,
+        `mask_sizes` (L,).
+    """
     masks = run.algorithm.masks
     m = masks.probabilities().detach().cpu()
     scores = {

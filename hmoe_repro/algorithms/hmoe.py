@@ -57,8 +57,12 @@ CODES = 500  # images of a split of which codes are kept, at most
 def collect_codes(
     run: TrainedRun, domains, split: str, limit: int | None = CODES
 ) -> dict[str, torch.Tensor]:
-    """Codes, gate values, domain indices, classes and known factors of at most `limit` images of a
-    split of some domains, evenly from each: `code` (N, dim), `gate` (N, K), the others (N,)."""
+    """Collect codes, gate values, domain indices, classes and known factors of images of a split.
+
+    Returns:
+        `code` (N, dim), `gate` (N, K), and the others (N,), of at most `limit` images, evenly from
+        each of the domains.
+    """
     codes = run.algorithm.eval().codes
     compute = lambda x: dict(zip(("code", "gate"), codes(x)))
     return run.collect(domains, split, limit, compute)
@@ -80,9 +84,13 @@ def collect_panels(run: TrainedRun, domain_out, domain_test) -> dict[str, torch.
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-describe-codes
 def measure_codes(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
-    """How well the gate's choices on the validation parts agree with domains, classes and factors;
-    and the arrays that are kept: codes of both splits of the training domains (`_in`, `_out`) and
-    of the test domains (`_test`), the experts' embeddings (K, dim), and a panel of images."""
+    """Score how well the gate's choices agree with domains, classes and factors.
+
+    Returns:
+        The scores, on validation images of the training domains; and the arrays that are kept:
+        codes of both splits of the training domains (`_in`, `_out`) and of the test domains
+        (`_test`), the experts' embeddings (K, dim), and a panel of images.
+    """
     whole = collect_codes(run, run.domains, "out", limit=None)
     out = {name: values.numpy() for name, values in whole.items()}
     factors = {name: out[name] for name in run.data.factors}

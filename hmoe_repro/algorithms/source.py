@@ -625,14 +625,14 @@ def _refuse_import_by_name(node: ast.Call, folder: Path):
         raise HmoeError(cause, fix=f"write `import {name}`.")
 
 
-def _siblings(text: str, folder: Path, depth: int, found: dict[str, str]):
-    """Add the user's modules that a file imports to `found`, and those that they import.
+def _siblings(text: str, folder: Path, depth: int, siblings: dict[str, str]):
+    """Add the user's modules that a file imports to `siblings`, and those that they import.
 
     Args:
         text: the file's text.
         folder: folder of the class's file.
         depth: folders between the two.
-        found: relative path -> text of a module; extended in place.
+        siblings: relative path -> text of a module; extended in place.
 
     Raises:
         HmoeError: for a module that is imported by a text, or that is no Python.
@@ -644,15 +644,15 @@ def _siblings(text: str, folder: Path, depth: int, found: dict[str, str]):
             continue
         for name in _imported(node, depth):
             for path, file in _files_of(folder, name).items():
-                if path not in found:
-                    found[path] = read_source(file)
-                    _siblings_of_module(path, folder, found)
+                if path not in siblings:
+                    siblings[path] = read_source(file)
+                    _siblings_of_module(path, folder, siblings)
 
 
-def _siblings_of_module(path: str, folder: Path, found: dict[str, str]):
-    """Add to `found` what the module `path` in it imports; `HmoeError` if it is no Python."""
+def _siblings_of_module(path: str, folder: Path, siblings: dict[str, str]):
+    """Add to `siblings` what the module `path` in it imports; `HmoeError` if it is no Python."""
     try:
-        _siblings(found[path], folder, path.count("/"), found)
+        _siblings(siblings[path], folder, path.count("/"), siblings)
     except SyntaxError as error:
         cause = f"{path} is no Python: {error.msg} (line {error.lineno})."
         raise HmoeError(cause, fix="mend that line.") from None

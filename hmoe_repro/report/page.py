@@ -249,10 +249,7 @@ class _Results(PageOutput):
         folder = provenance.output_folder(output, profile)
         super().__init__(name, folder, link_pictures=bool(output))
         if self.studies:
-            facts = provenance.header(profile, self.frame)
-            if title:  # the reader's own study
-                facts = f"**{profile}**: {title}\n\n{facts.partition(chr(10) * 2)[2]}"
-            self.show(facts)
+            self.show(provenance.header(profile, self.frame, title))
         else:
             self.show(not_run(name, profile, self.absent))
 

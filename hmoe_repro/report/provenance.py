@@ -168,8 +168,9 @@ def plan_words(frame: pd.DataFrame) -> str:
     return "; ".join(said)
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-header
-def header(profile: str, frame: pd.DataFrame) -> str:
-    """Markdown lines that open a page: profile, data set, updates, precision, cap on validation,
+def header(profile: str, frame: pd.DataFrame, title: str = "") -> str:
+    """Markdown lines that open a page: the `title` of a study of the reader's own, or what the
+    profile is; data set, updates, precision, cap on validation,
     hyper-parameters changed from their defaults, number of runs, algorithms, test domains, seeds,
     commits and devices, and whether its studies were planned."""
     frame = runs(frame)
@@ -179,7 +180,7 @@ def header(profile: str, frame: pd.DataFrame) -> str:
         for name, part in frame.groupby("dataset")
     ]
     return template("header.md").render(
-        note=protocol_note(profile, frame),
+        opening=f"**{profile}**: {title}" if title else f"**{protocol_note(profile, frame)}**",
         data=data,
         weights=weights,
         started=initial_weights(frame),

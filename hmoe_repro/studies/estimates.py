@@ -61,7 +61,7 @@ def _kind(spec: dict) -> tuple:
     given = spec["hparams"]
     sizes = (given.get("batch_size"), str(given.get("seeds")), given.get("d2v_encoder"))
     # DMG's protocol counts the images of all domains together as the batch.
-    return (*(spec[name] for name in fields), *sizes, spec.get("protocol", "domainbed"))
+    return (*(spec[name] for name in fields), *sizes, spec["protocol"])
 
 
 class Measured(NamedTuple):

@@ -58,6 +58,8 @@ class SweepOptions:
         check_choice(self.engine, ENGINES, "engine")
         if self.gpus_per_run and self.engine != "ray":
             raise HmoeError("a share of a GPU works with Ray only.", fix="--engine ray, or --jobs.")
+        if self.jobs == 0 and self.engine == "ray":
+            raise HmoeError("runs on Ray are not trained in this process.", fix="jobs=None.")
         for name in ("jobs", "minutes"):
             if (getattr(self, name) or 0) < 0:
                 raise HmoeError(f"{getattr(self, name)} {name} are too few.", fix="0 or more.")

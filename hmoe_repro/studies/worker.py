@@ -28,10 +28,16 @@ LOCKED = ("elsewhere", "locked by another process")
 
 
 def run_given(given: dict, folder, device, data_dir, config, send=None, on_event=None) -> tuple:
-    """(status, reason) of the run of a configuration as plain JSON, in the store at `folder`;
-    status is 'complete', 'failed', 'no room' (the disk is full) or 'elsewhere'. `config`: `CONFIG`
-    of the process that asks, as JSON. Progress goes to `send` as ('step', step, steps), and
-    warnings as ('note', text); `on_event` as of `run`."""
+    """Train the run of a configuration, plain JSON, in the store at `folder`.
+
+    Args:
+        config: `CONFIG` of the process that asks, as JSON.
+        send: is called with ('step', step, steps) and, for a warning, with ('note', text).
+        on_event: as of `run`.
+
+    Returns (status, reason); status is 'complete', 'failed', 'no room' (the disk is full) or
+    'elsewhere' (locked by another process).
+    """
     CONFIG.restore(config)
     tell, last_sent = send or (lambda message: None), 0.0
 
@@ -83,18 +89,19 @@ class Home:
         return {p.name: p.read_bytes() for p in self.folder.glob(f"{run_id}/[!.]*.[sjtd]*")}
 
     def write(self, run_id: str, files: dict[str, bytes]):
-        """Put files in the place of a run's, the record last."""
-        for name in sorted(sorted(files), key="record.json".__eq__):
+        """Replace the files of a run, the record last."""
+        last = [name for name in files if name == "record.json"]  # it says that the run is whole
+        for name in [*sorted(files.keys() - last), *last]:
             write_atomic(self.folder / run_id / name, files[name])
         for name in {"state.safetensors", "error.txt"} - files.keys():
             (self.folder / run_id / name).unlink(missing_ok=True)
 
     def tell(self, *message):
-        """Keep a message until somebody asks."""
+        """Keep a message until it is `heard`."""
         self.messages.append(message)
 
     def heard(self) -> list[tuple]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         messages, self.messages = self.messages, []
         return messages
 
@@ -127,7 +134,7 @@ def run_away(home, given: dict, device, data_dir, config: str) -> tuple:
 
 
 def lost(error: Exception) -> tuple[str, str]:
-    """(status, reason) of a run whose task ended with an error of Ray."""
+    """Return (status, reason) of a run whose task ended with an error of Ray."""
     while cause := getattr(error, "cause", None):
         error = cause
     if getattr(error, "errno", None) in NO_ROOM:
