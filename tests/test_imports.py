@@ -78,6 +78,44 @@ def test_the_library_runs_no_script_of_the_checkout_that_imports_it():
     assert len(modules) > 50 and not named
 
 
+def names_in(tree):
+    "Every name that a syntax tree uses or imports."
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_a_function_that_one_page_uses_lives_in_that_page():
+    "Of reports and benchmarks: what remains is used by the library, two pages, or a script."
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in modules()}
+    used = {  # a definition that uses its own name does not count
+        name
+        for tree in trees.values()
+        for node in tree.body
+        for name in names_in(node) - {getattr(node, "name", "")}
+    }
+    pages = {path.stem: [python(cell) for cell in cells(path, "code")] for path in PAPER}
+    pages = {name: set().union(*map(names_in, trees_of)) for name, trees_of in pages.items()}
+    scripts = [*ROOT.glob(".ci/*.py"), *ROOT.glob("docs/**/*.py")]
+    called = {name for path in scripts for name in names_in(ast.parse(path.read_text("utf-8")))}
+    lonely = []
+    for path, tree in trees.items():
+        if path.parent.name not in ("report", "bench"):
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                users = [page for page, names in pages.items() if node.name in names]
+                if len(users) == 1 and node.name not in used | called:
+                    lonely.append(f"{path.stem}.{node.name} of {users[0]}")
+    assert len(pages) > 50 and not lonely
+
+
 def private_imports(source):
     "The names with an underscore that a module takes from another module of the library."
     return [

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 
 import invented
 import pytest
+from notebooks import page_functions
 
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
@@ -18,7 +19,7 @@ from hmoe_repro.core.files import results_dir
 from hmoe_repro.core.toml import line_of
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import find_dataset
-from hmoe_repro.report.study_report import report_study, table_rows
+from hmoe_repro.report.study_report import report_study
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.studies.studies import (
     count_runs,
@@ -31,6 +32,7 @@ from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, early_
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 
+table_rows = page_functions("study").table_rows
 PUBLISHED = {}  # profile and first word of a study -> the published studies that begin so
 for name in sorted(path.stem for path in results_dir().glob("*.jsonl")):
     PUBLISHED.setdefault("-".join(name.split("-")[:2]), []).append(name)
