@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from record_rows import METRICS
 from scipy import stats
 
 RANKS = {"default": 0, "mix": 1, "max": 2, "ood": 3}  # the first mode stands for a run
@@ -13,6 +14,11 @@ CLASSES = {"PACS": (1 / 7, 1.0), "ColoredMNIST": (0.5, 0.75), "ColoredDigits": (
 
 class NoRuns(Exception):
     """No run is as a claim wants it."""
+
+
+def metric_of(name):
+    """The table of a metric; of a column that is not listed, a score."""
+    return METRICS["metrics"].get(name, {"unit": "score"})
 
 
 def meets(frame, name, wanted):
@@ -35,7 +41,7 @@ def grid(rows, metric, over=()):
     rows = rows.assign(place=rows.dataset + " " + rows.test_domain)
     parts = [part for _, part in rows.groupby(list(over))] if over else [rows]
     cells = [p.pivot(index="trial_seed", columns="place", values=metric) for p in parts]
-    return sum(cells).astype(float) / len(cells) * (100 if "accuracy" in metric else 1)
+    return sum(cells).astype(float) / len(cells) * metric_of(metric).get("scale", 1)
 
 
 def interval(values, level=0.95):
@@ -83,7 +89,7 @@ def contrast(frame, a, b, metric="accuracy", metric_b="", over=()):
 def mean(frame, where, metric):
     rows = chosen(frame, where)
     cells = rows[metric].astype(float).groupby([rows.trial_seed, rows.dataset + rows.test_domain])
-    wide = cells.mean().unstack()
+    wide = cells.mean().unstack() * metric_of(metric).get("scale", 1)
     return *interval(wide.loc[:, wide.count() > 1]), rows.run_id.nunique(), False
 
 

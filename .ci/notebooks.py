@@ -37,10 +37,10 @@ def processors():
 
 def kernel_environment():
     "This environment with one computing thread, portable arithmetic and inline figures."
-    from hmoe_repro.core.determinism import THREADS, with_determinism
+    from hmoe_repro.core.determinism import process_variables
 
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
-    return with_determinism("portable", environment) | dict.fromkeys(THREADS, "1")
+    return environment | process_variables("portable")
 
 
 WATCH = """import sys; sys.opened = set()
@@ -251,11 +251,15 @@ def main():
         paths = [path for path in paths if is_stale(path)]
     os.environ["PYTHONPATH"] = str(ROOT)  # of this checkout, whatever is installed
     sys.path.insert(0, str(ROOT))
-    from hmoe_repro.core.determinism import starting
     from hmoe_repro.report.warm_kernels import warm_kernels
 
     failed, entries = 0, {}
-    with starting("portable"), warm_kernels(), ProcessPoolExecutor(options.jobs) as pool:
+    with (
+        warm_kernels(environment=kernel_environment()) as kernels,
+        ProcessPoolExecutor(options.jobs) as pool,
+    ):
+        if kernels:
+            os.environ["JUPYTER_PATH"] = kernels  # the processes of the pool start later
         for path, seconds, error, opened in pool.map(store, paths):
             print(
                 f"{'FAILED' if error else 'stored'}  {path.relative_to(ROOT)}  {seconds:.0f} s",

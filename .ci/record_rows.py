@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
-UNSET = {"code_norm": "none", "d2v_small_norm": "none", "load_balance": "kl"}
-UNSET |= {"experts": "hypernetwork"}
+OMITTED = {"load_balance": "kl", "experts": "hypernetwork"}  # no part of a run's name at these
+METRICS = tomllib.loads((ROOT / "hmoe_repro" / "metrics.toml").read_text("utf-8"))
 
 
 def gate(r, found):
@@ -56,7 +56,7 @@ SCORES = {"discovery": gate, "masks": masks, "spectra": spectra, "expert_choices
 def rows_of(r, study):
     """A row for each mode of a run, or for each seed of the toy."""
     row = pd.json_normalize(r["config"] | {k: r.get(k) for k in ("discovery", "clusters")})
-    row = {f"hparams.{k}": v for k, v in UNSET.items()} | row.iloc[0].dropna().to_dict()
+    row = {f"hparams.{k}": v for k, v in OMITTED.items()} | row.iloc[0].dropna().to_dict()
     row |= {"study": study, "run_id": r["run_id"], "test_domain": ",".join(row["test_domains"])}
     for name, of in SCORES.items():
         row |= of(r, r[name]) if r.get(name) else {}
@@ -79,8 +79,9 @@ def plan_of(study):
 
 @functools.cache
 def load(study):
-    if study.startswith("bench-"):
-        found = json.loads((ROOT / "results" / f"{study}.json").read_text("utf-8"))["seconds"]
+    benchmark = ROOT / "results" / f"{study}.json"
+    if benchmark.exists():
+        found = json.loads(benchmark.read_text("utf-8"))["seconds"]
         seconds = pd.DataFrame(next(iter(found.values())))
         rows = seconds.div(seconds["ERM"], axis=0).rename_axis("trial_seed").reset_index()
         rows = rows.melt("trial_seed", var_name="algorithm", value_name="times_erm")

@@ -14,7 +14,13 @@ from safetensors.torch import load
 
 from hmoe_repro.core.files import write_atomic
 from hmoe_repro.core.seals import is_sealed, seal_fault, sealed, sealed_for
-from hmoe_repro.training.store import RunStore, read_record, run_lock, sealed_record
+from hmoe_repro.training.store import (
+    RunStore,
+    check_record,
+    run_lock,
+    sealed_record,
+    unsealed_record,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,8 +56,10 @@ def seal_store(store):
     for path in paths:
         with run_lock(path.parent) as mine:
             assert mine, f"another process works on {path.parent}"
-            record, before = read_record(path, str(path)), path.read_bytes()
-            if b'"sha256"' not in before:
+            record, intact = unsealed_record(path.read_bytes())
+            assert intact is not False, f"{path} is damaged"
+            check_record(record, str(path), path.parent.name)
+            if intact is None:
                 write_atomic(path, sealed_record(record))
                 changed += 1
             if (arrays := path.with_name("arrays.safetensors")).exists():

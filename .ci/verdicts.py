@@ -14,8 +14,8 @@ import tomllib
 
 import numpy as np
 import pandas as pd
-from measures import MEASURES, NoRuns
-from record_rows import ROOT, load, plan_of
+from measures import MEASURES, NoRuns, metric_of
+from record_rows import METRICS, ROOT, load, plan_of
 from scipy import stats
 
 BY_ARRAYS = ("toy: MIX in the gaps", "unseen is like nearest")
@@ -24,7 +24,7 @@ COLUMNS = "claim benchmark studies seeds runs unit estimate low high verdict pla
 
 
 def margin_of(row):
-    return {"points": 1.0, "% of runs": math.nan}.get(row["unit"], 0.05)
+    return METRICS["margins"][row["unit"]]
 
 
 def judge(rule, margin, low, high, freedom):
@@ -59,8 +59,9 @@ def pool(parts):
 def part_of(claim, other):
     """A row: a claim on one benchmark."""
     given = claim["arguments"] | other
-    usual = "% of runs" if claim["measure"] == "rate" else "points"
-    unit, studies, on = given.pop("unit", usual), given.pop("studies"), given.pop("on", claim["on"])
+    studies, on = given.pop("studies"), given.pop("on", claim["on"])
+    own = {"rate": "% of runs", "correlation": "correlation"}.get(claim["measure"])
+    unit = own or metric_of(given.get("metric", "accuracy"))["unit"]
     looked = given.pop("looked", claim.get("looked") and not other)
     frame = pd.concat(map(load, studies)).drop_duplicates(["run_id", "mode"])
     value, low, high, freedom, seeds, runs, bad = MEASURES[claim["measure"]](frame, **given)
@@ -71,27 +72,17 @@ def part_of(claim, other):
     plan = LOOKED if looked and verdict != "inconclusive" else "retrospective"
     if all(plans):
         plan = f"plan of {max(made['date'] for made in plans):%Y-%m-%d}"
-    known = (
-        claim["key"],
-        on,
-        " ".join(studies),
-        seeds,
-        runs,
-        unit,
-        value,
-        low,
-        high,
-        verdict,
-        plan,
-    )
+    what = (claim["key"], on, " ".join(studies), seeds, runs, unit)
+    known = (*what, value, low, high, verdict, plan)
     small = "rule" in claim and -margin < low and high < margin
-    return dict(zip(COLUMNS, known)) | {"freedom": freedom, "bad": bad, "small": small}
+    facts = {"freedom": freedom, "bad": bad, "small": small, "planned": all(plans)}
+    return dict(zip(COLUMNS, known)) | facts
 
 
 def together(claim, parts):
     """The row over all benchmarks."""
     size = parts.seeds.where(parts.seeds > 0, parts.runs)
-    order = parts.assign(size=-size, late=~parts.plan.str.startswith("plan"))
+    order = parts.assign(size=-size, late=~parts.planned)
     strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
     counted = parts[parts.low.notna() & ~parts.bad]
     pooled = counted[np.isfinite(counted.freedom.astype(float))]

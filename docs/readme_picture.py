@@ -6,17 +6,15 @@ give the same picture, and the digest of both is kept in the picture's keywords.
 """
 
 import hashlib
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / ".ci"))
-from readme import found_by_experts, found_by_kmeans  # noqa: E402
+from hmoe_repro.report.readme import found_by_experts, found_by_kmeans
 
+ROOT = Path(__file__).resolve().parents[1]
 PNG = ROOT / "docs/readme_picture.png"
 BLUE, SAND, GREEN, INK, GREY = "#CFE3F2", "#FBE3C8", "#D5ECDF", "#1f2933", "#5b6770"
 EXPERTS, KMEANS = "#0072B2", "#D55E00"

@@ -1,25 +1,83 @@
 """Domain generalization: train image classifiers for domains that they have never seen.
 
-- `compare(["ERM", "HMOE-DN", Mine], data, seeds=3)` trains algorithms on the same splits, holds out
-  each domain in turn, and returns their differences with intervals.
-- `load(run)` returns the model of a finished run, or of a folder that `hmoe export` wrote, to
-  predict for images.
+    import hmoe_repro as hm
 
-The command line is `hmoe`, or `python -m hmoe_repro`.
+    hm.list_algorithms("HMOE*"), hm.list_networks("*vit*"), hm.list_datasets("*Digits")
+    compared = hm.compare(["ERM", "HMOE-DN", Mine], "path/to/my_images", seeds=3)
+    config = hm.make_config("ERM", "DigitDomains", test_domains=["sketch"], steps=300)
+    record = hm.run(config)
+    frame = hm.results("quick-digits")
+    model = hm.load(config.run_id)
+
+Compare algorithms: `compare`. Group one's own images: `discover`. Predict: `load`.
+Build: `get_algorithm`, `Algorithm`, `register`, `load_dataset`, `list_*`.
+Train: `make_config`, `RunConfig`, `run`, `sweep`. Read records: `results`, `checkpoints`.
+A name is imported when it is first used. The command line is `hmoe`, or `python -m hmoe_repro`.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors and type checkers
+    from .algorithms import get_algorithm, list_algorithms
+    from .algorithms.base import Algorithm, register
+    from .analysis.results import checkpoints, results
+    from .apps.compare import compare
+    from .apps.discover import discover
+    from .apps.predict import load
+    from .data.registry import list_datasets, load_dataset
+    from .networks.registry import list_networks
+    from .studies.sweep import sweep
+    from .training.planning import make_config
+    from .training.run import run
+    from .training.run_config import RunConfig
+
 __version__ = "0.1.0"
-__all__ = ["compare", "load"]
-_LAZY = {"compare": "apps.compare", "load": "apps.predict"}  # imported when first asked for
+__all__ = [
+    "Algorithm",
+    "RunConfig",
+    "checkpoints",
+    "compare",
+    "discover",
+    "get_algorithm",
+    "list_algorithms",
+    "list_datasets",
+    "list_networks",
+    "load",
+    "load_dataset",
+    "make_config",
+    "register",
+    "results",
+    "run",
+    "sweep",
+]
+_MODULES = {  # public name -> the module that defines it
+    "Algorithm": "algorithms.base",
+    "RunConfig": "training.run_config",
+    "checkpoints": "analysis.results",
+    "compare": "apps.compare",
+    "discover": "apps.discover",
+    "get_algorithm": "algorithms",
+    "list_algorithms": "algorithms",
+    "list_datasets": "data.registry",
+    "list_networks": "networks.registry",
+    "load": "apps.predict",
+    "load_dataset": "data.registry",
+    "make_config": "training.planning",
+    "register": "algorithms.base",
+    "results": "analysis.results",
+    "run": "training.run",
+    "sweep": "studies.sweep",
+}
 
 
 def __getattr__(name: str):
-    if name in _LAZY:
-        import importlib
-
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name from its module when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_MODULES})

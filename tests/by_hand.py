@@ -113,3 +113,13 @@ def assert_resumes(cls, tmp_path, shape=(3, 16, 16), domains=3, updates=4, more=
     for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     assert any(not torch.equal(before[name], value) for name, value in first.state_dict().items())
+
+
+def soft_iou(m):
+    "Soft intersection over union of masks (M, N), mean over the pairs of domains (DMG, eq. 1)."
+    pairs = []
+    for i in range(len(m)):
+        for j in range(i):
+            both = (m[i] * m[j]).sum()
+            pairs.append((both + 1e-6) / (m[i].sum() + m[j].sum() - both + 1e-6))
+    return torch.stack(pairs).mean()

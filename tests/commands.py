@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hmoe_repro.cli import app as cli
+from hmoe_repro.core import files
 from hmoe_repro.core.config import CONFIG
 
 UNHEARD = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
@@ -31,7 +32,7 @@ def hmoe(*arguments, folder, **more):
         warnings.resetwarnings()
         for category in UNHEARD:  # by a process that Python starts
             warnings.simplefilter("ignore", category)
-        patch.setenv("HMOE_DATA", os.environ.get("HMOE_DATA", ""))  # so that it is put back
+        patch.setattr(files, "FOLDERS", dict(files.FOLDERS))  # those of a command end with it
         for name, value in vars(CONFIG).items():
             patch.setattr(CONFIG, name, value)
         for name, value in environment_of(folder, more).items():

@@ -1,8 +1,6 @@
 """Fixtures for tests that run notebooks: kernels of `report.warm_kernels`, or an ordinary
 one each."""
 
-import os
-
 import pytest
 
 from hmoe_repro.report import warm_kernels as server
@@ -11,11 +9,8 @@ from hmoe_repro.report import warm_kernels as server
 @pytest.fixture(scope="session")
 def kernel_server():
     "The folder for JUPYTER_PATH in which `python3` is a forked kernel; None off Linux."
-    before = os.environ.get("JUPYTER_PATH")
     with server.warm_kernels() as folder:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("JUPYTER_PATH", before) if before else patch.delenv("JUPYTER_PATH", False)
-            yield folder
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = [p.name[3:] for p in sorted((ROOT / "nbs").glob("[0-9]*"))]
@@ -58,6 +59,22 @@ def for_each(paths, name=name_of):
 def cells(path, kind):
     "The 'code' or 'markdown' cells of a notebook."
     return [c for c in read(path)["cells"] if c["cell_type"] == kind]
+
+
+def page_functions(name):
+    """What a page defines for itself: the namespace of its imports and functions, made without
+    running the page."""
+    space = {"__name__": f"page_{name}"}
+    for cell in cells(ROOT / "nbs" / "paper" / f"{name}.ipynb", "code"):
+        kept = [
+            node
+            for node in python(cell).body
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))
+            or isinstance(node, ast.Assign)
+            and all(isinstance(t, ast.Name) and t.id.isupper() for t in node.targets)
+        ]
+        exec(compile(ast.Module(kept, type_ignores=[]), name, "exec"), space)
+    return SimpleNamespace(**space)
 
 
 def directives(cell):

@@ -9,7 +9,7 @@ from hmoe_repro.analysis.results import load_study
 from hmoe_repro.cli.app import app
 from hmoe_repro.report.study_report import absent_notes
 from hmoe_repro.studies.studies import study_specs
-from hmoe_repro.studies.sweep import train_here
+from hmoe_repro.studies.sweep import sweep
 
 STUDY = """
 title = "Some runs are missing"
@@ -70,12 +70,12 @@ def test_only_the_runs_that_were_asked_for_are_counted(study):
 
 def test_select_says_so_before_its_table(study):
     chosen = [s for s in study if s.algorithm == "ERM" and s.trial_seed < 2]
-    train_here(chosen, None, "cpu")
+    sweep(chosen, device="cpu", jobs=0)
     said = CliRunner().invoke(app, ["select", "mine.toml"])
     assert said.exit_code == 0, said.output
     assert said.output.index("INCOMPLETE: 8 of 12 runs") < said.output.index("percent")
     assert set(missing_of(said.output.splitlines())) == {"ERM", "CORAL"}
-    train_here(study, None, "cpu")
+    sweep(study, device="cpu", jobs=0)
     assert "INCOMPLETE" not in CliRunner().invoke(app, ["select", "mine.toml"]).output
 
 

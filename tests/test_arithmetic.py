@@ -1,6 +1,7 @@
 """Portable arithmetic: asked for by identity, used by workers,
 and the same bits on another vendor's processor."""
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -10,11 +11,13 @@ import warnings
 import pytest
 
 from hmoe_repro.core.determinism import (
+    DETERMINISM_MODES,
     PORTABLE,
     THREADS,
+    begin_process,
     determinism_in_use,
+    process_variables,
     set_determinism,
-    starting,
     warn_of_determinism,
     with_determinism,
 )
@@ -65,19 +68,23 @@ def test_an_environment_gets_the_variables_and_keeps_the_others():
         with_determinism("exact", given)
 
 
-def test_what_starts_inside_has_the_variables_and_what_starts_afterwards_has_not(monkeypatch):
-    for name in (*PORTABLE, *THREADS):
-        monkeypatch.delenv(name, raising=False)
+def test_a_process_begins_with_its_variables_and_its_parent_keeps_its_own(monkeypatch):
+    monkeypatch.delenv("MKL_CBWR", raising=False)
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    before = dict(os.environ)
-    with starting("portable"):
-        assert {n: os.environ[n] for n in PORTABLE} == PORTABLE and {
-            os.environ[n] for n in THREADS
-        } == {"1"}
-    assert dict(os.environ) == before
-    with pytest.raises(ZeroDivisionError), starting("portable"):
-        1 / 0
+    before, context = dict(os.environ), multiprocessing.get_context("spawn")
+    for mode in DETERMINISM_MODES:
+        ours, theirs = context.Pipe()
+        begins = process_variables(mode), "begun", "tell_variables", (theirs,)
+        process = context.Process(target=begin_process, args=begins)
+        process.start()
+        seen, torch_is_there = ours.recv()
+        process.join()
+        assert {seen[name] for name in THREADS} == {"1"} and not torch_is_there
+        if mode == "portable":
+            assert {name: seen[name] for name in PORTABLE} == PORTABLE
+        else:
+            assert seen["ATEN_CPU_CAPABILITY"] == "default" and "MKL_CBWR" not in seen
     assert dict(os.environ) == before
 
 

@@ -200,19 +200,19 @@ def exported_as(spec, run_id, store, folder):
 
 def ways_in(spec, run_id, store, tmp_path):
     "Everything that reads a record and makes a data set or a model of it, by name."
-    from hmoe_repro.apps.predict import load, load_trained
-    from hmoe_repro.studies.sweep import sweep, train_here
+    from hmoe_repro.apps.predict import load
+    from hmoe_repro.studies.sweep import sweep
     from hmoe_repro.training.model import build_algorithm, build_dataset, load_model
 
     folder, fresh = exported_as(spec, run_id, store, tmp_path / "exported"), tmp_path / "fresh"
     return {
         "load_model": lambda: load_model(run_id, store=store),
-        "load_trained": lambda: load_trained(run_id, store=store),
-        "load": lambda: load(folder),
+        "load": lambda: load(run_id, store=store),
+        "load a folder": lambda: load(folder),
         "build_dataset": lambda: build_dataset(spec),
         "build_algorithm": lambda: build_algorithm(spec, build_dataset(spec_of())),
-        "sweep": lambda: sweep([spec], RunStore(fresh), jobs=1),
-        "train_here": lambda: train_here([spec], RunStore(fresh), "cpu"),
+        "sweep": lambda: sweep(spec, store=RunStore(fresh), jobs=1),
+        "sweep here": lambda: sweep(spec, store=RunStore(fresh), device="cpu", jobs=0),
         "run": lambda: run(spec, RunStore(fresh)),
     }
 
@@ -233,12 +233,11 @@ def test_a_record_cannot_name_code_as_its_data_set(
     )
     run_id = with_weights(spec, own_store)
     ways = ways_in(spec, run_id, own_store, tmp_path)
-    for name in ("load_model", "build_dataset"):
-        with pytest.raises(HmoeError, match="the data set .* of the record"):
-            ways[name]()
-    for name in ("load_trained", "load"):  # need no data set, and so ask for none
+    with pytest.raises(HmoeError, match="the data set .* of the record"):
+        ways["build_dataset"]()
+    for name in ("load_model", "load", "load a folder"):  # need no data set, and so ask for none
         ways[name]()
-    assert ways["train_here"]()[0]["status"] == ways["run"]()["status"] == "failed"
+    assert ways["sweep here"]()[run_id].status == ways["run"]()["status"] == "failed"
     assert not tripwire.exists()
 
 
@@ -276,7 +275,7 @@ def test_names_in_weights_that_no_run_writes_are_one_line(names, own_store, tmp_
     content = path.read_bytes()
     header = metadata_of(content) | {"names": json.dumps(NAMES[names])}
     path.write_bytes(sealed(read(content), **header))
-    with pytest.raises(HmoeError, match="the weights .* are damaged"):
+    with pytest.raises(HmoeError, match="the weights .* are cut, damaged"):
         load(folder)
 
 
@@ -419,10 +418,11 @@ GATES = {
     "algorithms/domainbed_adapter.py": {"import_module"},  # the checkout HMOE_DOMAINBED names
     "algorithms/from_file.py": {"exec", "compile"},  # a file the user named, or --trust-code
     "algorithms/outside_code.py": {"import_module"},  # safetensors, whose reading it watches
+    "core/determinism.py": {"import_module"},  # what a new process of the library begins with
     "report/warm_kernels.py": {"import_module"},  # modules the launcher names
     "data/registry.py": {"run_path"},  # a file the user named
     "networks/pretrained.py": {"torch.load"},  # with weights_only=True
-    "report/gallery.py": {"run_path"},  # the checkout's .ci/readme.py
+    "report/readme.py": {"run_path"},  # the checkout's docs/readme_picture.py
     "apps/export.py": {"torch.export.load"},  # a graph of this process, or trust_code=True
     "analysis/claims.py": {"frame.eval"},  # texts of the library's claims.toml
     "__init__.py": {"import_module"},  # the library's own names
@@ -653,7 +653,7 @@ def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_
     half_done(spec, own_store)
     monkeypatch.undo()
     monkeypatch.setenv("HMOE_RUNS", str(own_store.folder))
-    status, reason = sweep([spec], own_store, jobs=1)[spec.run_id]
+    status, reason = sweep(spec, store=own_store, jobs=1)[spec.run_id]
     assert status == "failed" and "torch 1.0" in reason
     words = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch".split()
     words += "--network small_cnn --steps 7 --checkpoint-frequency 3 --set batch_size=8".split()

@@ -10,34 +10,33 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from notebooks import page_functions
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.bench.timing import (
     SCALES,
     bf16_hardware,
+    judge_values,
     measure,
     ratios,
-    read_record,
     scale_of,
     summary,
     target_table,
-    target_verdict,
     write_record,
 )
 from hmoe_repro.bench.updates import (
     PLAIN,
     TARGETS,
+    UPDATES,
     WORKLOADS,
-    bench_notes,
     bench_table,
     gflop,
-    group_norm_table,
     our_trainer,
     plain_accuracy,
     plain_updates,
     random_images,
-    run_bench,
     speedups,
     update_alone,
 )
@@ -48,6 +47,7 @@ from hmoe_repro.report.render import KINDS, render
 from hmoe_repro.training.protocols import evaluate
 
 TINY = scale_of("updates", "tiny")
+PAGE = page_functions("speed")
 
 
 def invented(**changed):
@@ -168,7 +168,7 @@ def test_targets_are_judged_from_the_record():
     ],
 )
 def test_a_verdict_says_when_the_bound_lies_within_the_spread(sign, bound, values, expected):
-    assert target_verdict(*values, sign, bound) == expected
+    assert judge_values(*values, sign, bound).text() == expected
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_tiny_record_meets_and_misses_nothing():
 
 
 def test_sentences_are_computed():
-    notes = "\n".join(bench_notes(invented()))
+    notes = "\n".join(PAGE.bench_notes(invented()))
     assert (
         "140 GFLOP in float32 at 140 GFLOP/s, 70% of what a matrix product reaches on this core "
         "(200 float32, 1000 bf16)" in notes
@@ -203,7 +203,7 @@ def test_sentences_are_computed():
         and "Skipped: float32-compile: no compiler" in notes
         and "other processes used" not in notes
     )
-    loaded = "\n".join(bench_notes(invented(busy=0.6, bf16="emulated")))
+    loaded = "\n".join(PAGE.bench_notes(invented(busy=0.6, bf16="emulated")))
     assert (
         "got 60% of a core: **other processes used the machine" in loaded
         and "bf16 products are emulated" in loaded
@@ -215,7 +215,7 @@ def test_sentences_are_computed():
 
 def test_a_record_returns_as_it_was_written(tmp_path):
     write_record(invented(), tmp_path / "bench.json")
-    assert read_record(tmp_path / "bench.json", "updates") == invented()
+    assert read_benchmark(tmp_path / "bench.json", "updates") == invented()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_record_returns_as_it_was_written(tmp_path):
 def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
-        read_record(tmp_path / "bench.json", "updates")
+        read_benchmark(tmp_path / "bench.json", "updates")
     assert "Fix: `hmoe bench --what updates --publish`" in str(caught.value) and "\n" not in str(
         caught.value
     )
@@ -237,7 +237,7 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
 
 def test_a_missing_record_says_how_to_make_one(tmp_path):
     with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --what updates"):
-        read_record(tmp_path / "bench.json", "updates")
+        read_benchmark(tmp_path / "bench.json", "updates")
 
 
 # What is timed
@@ -351,7 +351,7 @@ def test_hardware_is_read_from_the_flags(flags, kind):
 @pytest.fixture(scope="module")
 def tiny():
     said = []
-    return run_bench(3, "tiny", said.append) | {"said": said}
+    return UPDATES.run(3, "tiny", said.append) | {"said": said}
 
 
 def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
@@ -403,7 +403,7 @@ def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
 
 def test_unknown_scales_are_refused():
     with pytest.raises(HmoeError, match="unknown scale 'huge'. Valid: full, tiny"):
-        run_bench(3, "huge")
+        UPDATES.run(3, "huge")
 
 
 def test_the_page_says_which_group_norm_is_used_and_whether_that_pays():
@@ -411,7 +411,7 @@ def test_the_page_says_which_group_norm_is_used_and_whether_that_pays():
         "64 x 28 x 28": {"bf16, PyTorch's": [0.3] * 3, "bf16, blockwise": [0.2] * 3},
         "128 x 14 x 14": {"bf16, PyTorch's": [0.02] * 3, "bf16, blockwise": [0.05] * 3},
     }
-    table = group_norm_table(invented(group_norm=norms))
+    table = PAGE.group_norm_table(invented(group_norm=norms))
     assert table["channels a group"].tolist() == [8, 16]
     assert table["used in bf16"].tolist() == ["blockwise", "PyTorch's"]
     assert table["bf16, blockwise (ms)"].tolist() == pytest.approx([200, 50])

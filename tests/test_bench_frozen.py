@@ -6,12 +6,13 @@ import json
 import matplotlib
 import pytest
 import torch
+from notebooks import page_functions
 
-from hmoe_repro.bench import frozen_stages, timing
+from hmoe_repro.bench import timing
 from hmoe_repro.bench.frozen_stages import (
     CLASSES,
     COMPUTED,
-    frozen_answer,
+    FROZEN_STAGES,
     frozen_jobs,
     frozen_table,
     frozen_targets,
@@ -20,7 +21,6 @@ from hmoe_repro.bench.frozen_stages import (
     plain_model,
     plain_update,
     rows_of,
-    run_frozen,
     times_plain,
 )
 from hmoe_repro.bench.timing import Target, scale_of, target_table, write_record
@@ -31,11 +31,12 @@ from hmoe_repro.report.render import render
 matplotlib.use("Agg")
 
 TINY = scale_of("frozen", "tiny")
+frozen_answer = page_functions("speed_frozen").frozen_answer
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return run_frozen(3, "tiny", lambda line: None)
+    return FROZEN_STAGES.run(3, "tiny", lambda line: None)
 
 
 def invented(**seconds):
@@ -120,7 +121,7 @@ def test_the_full_scale_is_the_pretrained_network_on_three_domains():
     assert (full.network, full.domains) == ("efficientnet_lite0", 3)
     assert full.sides == [112, 160, 224] and full.stages == [0, 3, 5, "all"]
     with pytest.raises(HmoeError, match="unknown scale 'huge'"):
-        run_frozen(3, "huge")
+        FROZEN_STAGES.run(3, "huge")
 
 
 # What is computed from a record
@@ -186,6 +187,10 @@ def test_the_page_shows_its_record_and_begins_with_the_answer(warm_kernels, tiny
 
 
 def test_the_command_measures_this_and_prints_table_and_targets(tiny):
-    run, page, tables = _benches("cpu")["frozen"]
-    assert run is frozen_stages.run_frozen and page == "speed_frozen"
-    assert [len(table(tiny)) for table in tables.values()] == [6, 6]
+    bench = _benches()["frozen"]
+    assert bench is FROZEN_STAGES and bench.page == "speed_frozen"
+    shown = bench.all_tables(tiny)
+    assert {title: len(table) for title, table in shown.items()} == {
+        "Images a second of an update": 6,
+        "Targets": 6,
+    }

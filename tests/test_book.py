@@ -17,6 +17,7 @@ import pytest
 import test_play
 from notebooks import ROOT
 
+from hmoe_repro.report.readme import item_status
 from hmoe_repro.report.render import files_of
 from hmoe_repro.training import selection
 
@@ -27,7 +28,6 @@ import cells  # noqa: E402
 import finish  # noqa: E402
 import names  # noqa: E402
 import slides  # noqa: E402
-from readme import item_status  # noqa: E402
 
 GATING = "nbs/01_method/03_gating.ipynb"
 HMOE = "nbs/01_method/04_hmoe.ipynb"

@@ -14,7 +14,9 @@ import torch
 from commands import hmoe
 from PIL import Image
 
+from hmoe_repro.core import row_files
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.row_files import RowWriter, build_once, open_rows
 from hmoe_repro.data import cache as module
 from hmoe_repro.data import loader, precomputed
 from hmoe_repro.data.cache import (
@@ -23,9 +25,7 @@ from hmoe_repro.data.cache import (
     code_digest,
     contents_digest,
     examine,
-    finish_rows,
     open_cache,
-    open_rows,
 )
 from hmoe_repro.data.image_folder import scan_tree
 from hmoe_repro.data.loader import ImageDataset, do_task
@@ -69,7 +69,7 @@ def dataset(tree, **options):
 
 def opened_anew():
     "Forget what this process has checked."
-    module._opened.clear()
+    row_files._opened.clear()
 
 
 def rows_of(tree, part=None):
@@ -123,10 +123,12 @@ def test_each_wrong_bit_of_a_cache_is_refused_or_changes_nothing(tree):
 
 
 def test_a_block_is_checked_when_it_is_first_read_and_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK", 100)
+    monkeypatch.setattr(row_files, "_BLOCK", 100)
     values, path = np.arange(1000, dtype=np.uint16).reshape(50, 20), tmp_path / "rows"
-    (tmp_path / "part").write_bytes(values.tobytes())
-    finish_rows(tmp_path / "part", path, 40, 50, contents_digest([]))  # blocks of two rows
+    writer = RowWriter(path, 40, 50, tmp_path / "part")  # blocks of two rows
+    writer.begin()
+    writer.write(0, values.tobytes())
+    writer.finish(contents_digest([]))
     flipped(path, 40 * 9)
     rows = open_rows(path, np.uint16, (5, 10, 20), 2)
     assert np.array_equal(rows[4, [1, 1, 7]], values[[41, 41, 47]])
@@ -137,13 +139,70 @@ def test_a_block_is_checked_when_it_is_first_read_and_once(tmp_path, monkeypatch
     assert np.array_equal(rows[1:3], values[10:30].reshape(2, 10, 20)), "the map is still there"
 
 
+def test_rows_come_in_any_order_and_missing_ones_are_zeros(tmp_path):
+    writer = RowWriter(tmp_path / "rows", 4, 5, tmp_path / "part")
+    (tmp_path / "part").write_bytes(b"left by another build, and longer than the rows")
+    writer.begin()
+    for row in (3, 0):
+        writer.write(row, bytes([row + 1]) * 4, safely=row == 0)
+    assert not (tmp_path / "rows").exists()
+    writer.finish(b"c" * 32)
+    assert not (tmp_path / "part").exists()
+    rows = open_rows(tmp_path / "rows", np.uint8, (5, 4), contents=b"c" * 32)
+    assert rows[:, 0].tolist() == [1, 0, 0, 4, 0]
+    assert open_rows(tmp_path / "rows", np.uint8, (5, 4), contents=b"d" * 32) is None
+
+
+def test_rows_that_are_not_what_was_written_are_refused(tmp_path):
+    writer = RowWriter(tmp_path / "rows", 4, 1, tmp_path / "part")
+    writer.begin()
+    writer.write(0, b"abcd")
+    with pytest.raises(HmoeError, match="cannot be read back"):
+        writer.finish(b"c" * 32, whole="0" * 64)
+    assert not (tmp_path / "rows").exists()
+    writer.discard()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_built_is_built_once(tmp_path, fails):
+    builds, rows = [], []
+
+    def build():
+        builds.append(1)
+        rows.extend([] if fails else [7])
+
+    found = [build_once(tmp_path / "lock", "x", lambda: rows or None, build) for _ in range(3)]
+    assert found == ([None] * 3 if fails else [[7]] * 3)
+    assert len(builds) == (3 if fails else 1)
+
+
+@pytest.mark.parametrize("suffix, build", [(".u8", lambda t: open_cache(t, 8)), (".f16", None)])
+def test_an_old_file_in_use_is_left_and_stops_nobody(tree, monkeypatch, suffix, build):
+    build = build or rows_of
+    build(tree)
+    old = only(tree, suffix)
+    picture(tree.root / "a" / "x" / "more.bmp", 99)  # another state of the folder
+    unlink = type(old).unlink
+
+    def in_use(path, **given):
+        if path == old:
+            raise PermissionError(13, "in use")
+        return unlink(path, **given)
+
+    monkeypatch.setattr(type(old), "unlink", in_use)
+    tree = scan_tree(tree.root, "im")
+    build(tree) if suffix == ".u8" else PrecomputedDataset(dataset(tree), [Part()]).open()
+    assert old.exists() and len(list(cache_root(tree).glob(f"[!.]*{suffix}"))) == 2
+
+
 def test_a_cache_that_another_process_builds_again_is_not_removed(tree, tmp_path):
     rows = open_cache(tree, 8)
     path = only(tree, ".u8")
     content = path.read_bytes()
     shutil.copy(path, tmp_path / "copy")
     flipped(path, 5)
-    rows = module.Rows(path, np.uint8, rows.shape)
+    rows = row_files.Rows(path, np.uint8, rows.shape)
     path.unlink()
     path.write_bytes(content)
     with pytest.raises(HmoeError, match="is damaged"):

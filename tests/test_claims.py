@@ -16,6 +16,8 @@ from hmoe_repro.analysis.claims import (
     CONTRADICTED,
     LOOKED,
     MIXED,
+    PLANNED,
+    RETROSPECTIVE,
     SCALE,
     SUPPORTED,
     UNDECIDED,
@@ -42,8 +44,8 @@ from hmoe_repro.analysis.claims import (
     seeds_to_decide,
     verdicts_table,
 )
+from hmoe_repro.analysis.results import METRICS, results
 from hmoe_repro.analysis.results import arrays as arrays_of
-from hmoe_repro.analysis.results import results
 from hmoe_repro.analysis.statistics import gain_words
 from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
@@ -302,9 +304,9 @@ def test_a_network_far_behind_decides_nothing_but_its_number_stands():
 
 def test_a_mean_weighs_test_domains_equally_and_says_what_it_leaves_out():
     frame = invented("A", 0.0).assign(score=[1.0, 2, 3, 10, 10, 13])
-    found = mean_measure(frame, A, "score", "NMI")
+    found = mean_measure(frame, A, "score")
     assert abs(found.value - (2 + 11) / 2) < 1e-12 and not found.more
-    found = mean_measure(frame[:4], A, "score", "NMI")
+    found = mean_measure(frame[:4], A, "score")
     assert found.value == 2 and "1 test domain with one seed left out" in found.more
 
 
@@ -605,22 +607,34 @@ def test_random_effects_by_hand():
 
 
 def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
-    assert on_benchmarks((3, 1)).plan == "retrospective"
-    assert on_benchmarks((3, 1), looked=True).plan == f"{LOOKED} (not tried)"
-    assert on_benchmarks((0.5, 3), looked=True).plan == "retrospective"  # nothing was decided
-    again = on_benchmarks((3, 1), (2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
-    assert again.plan.startswith("decided by looking, confirmed on new seeds (1): supported, +2.0")
-    again = {"studies": ["0"], "on": "benchmark 0"}
-    mixed = on_benchmarks((3, 1), (-3, 1), looked=True, confirm=again)
+    assert on_benchmarks((3, 1)).origin.kind == RETROSPECTIVE
+    looked = on_benchmarks((3, 1), looked=True).origin
+    assert (looked.kind, looked.whole, looked.again) == (LOOKED, True, None)
+    assert looked.text() == "decided by looking, to be confirmed (not tried)"
+    assert on_benchmarks((0.5, 3), looked=True).origin.kind == RETROSPECTIVE  # nothing was decided
+
+    def tried(result, kind, confirmed, verdict, value):
+        origin = result.origin
+        assert (origin.kind, origin.confirmed) == (kind, confirmed)
+        assert origin.again.verdict == verdict and np.isclose(origin.again.evidence.value, value)
+        return origin.text()
+
+    fresh = {"studies": ["1"], "on": "D"}
+    again = on_benchmarks((3, 1), (2, 1), looked=True, confirm=fresh)
+    said = tried(again, LOOKED, True, SUPPORTED, 2)
+    assert said.startswith("decided by looking, confirmed on new seeds (1): supported, +2.0")
+    same = {"studies": ["0"], "on": "benchmark 0"}
+    mixed = on_benchmarks((3, 1), (-3, 1), looked=True, confirm=same)
     assert mixed.verdict == MIXED  # what was supported there is confirmed there
-    assert mixed.plan.startswith("decided by looking, confirmed on new seeds (0): supported, +3.0")
-    against = on_benchmarks((3, 1), (-2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
-    said = "decided by looking, not confirmed on new seeds (1): contradicted, -2.0"
-    assert against.plan.startswith(said)
-    other = on_benchmarks((0.5, 3), (2, 1), looked=True, confirm={"studies": ["1"], "on": "D"})
-    assert other.plan.startswith("retrospective; on new seeds (1): supported, +2.0")
+    tried(mixed, LOOKED, True, SUPPORTED, 3)
+    against = on_benchmarks((3, 1), (-2, 1), looked=True, confirm=fresh)
+    said = tried(against, LOOKED, False, CONTRADICTED, -2)
+    assert said.startswith("decided by looking, not confirmed on new seeds (1): contradicted, -2.0")
+    other = on_benchmarks((0.5, 3), (2, 1), looked=True, confirm=fresh)
+    said = tried(other, RETROSPECTIVE, other.origin.confirmed, SUPPORTED, 2)
+    assert said.startswith("retrospective; on new seeds (1): supported, +2.0")
     missing = on_benchmarks((3, 1), looked=True, confirm={"studies": ["2"], "on": "D"})
-    assert missing.plan == f"{LOOKED} (not tried)"
+    assert missing.origin.again is None and missing.origin.kind == LOOKED
 
 
 def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():
@@ -644,7 +658,8 @@ def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):
     plan = SimpleNamespace(date=datetime(2026, 11, 27, tzinfo=timezone.utc), seeds=(2, 3))
     monkeypatch.setattr("hmoe_repro.analysis.claims._plan_of", {"0": plan}.get)
     (part,) = on_benchmarks((3, 1)).parts
-    assert part.plan == "plan of 2026-11-27" and part.evidence.seeds == 2
+    assert (part.origin.kind, part.origin.date) == (PLANNED, plan.date)
+    assert part.origin.text() == "plan of 2026-11-27" and part.evidence.seeds == 2
     assert np.isclose(part.evidence.value, 4)  # seeds 0 and 1 have less
 
 
@@ -759,3 +774,19 @@ def test_domains_found_and_accuracy(weighed):
     found = weighed["NMI and accuracy"].parts[0]
     assert found.evidence.runs == len(frame) == 128
     assert np.isclose(found.evidence.value, stats.pearsonr(*centred.T.to_numpy())[0])
+
+
+def test_every_metric_of_a_claim_has_a_unit():
+    for claim in CLAIMS:
+        for table in claim.tables:
+            assert "unit" not in table, claim.key
+            named = [table[name] for name in ("metric", "metric_b") if table.get(name)]
+            assert set(named) <= set(METRICS), claim.key
+
+
+def test_a_mean_of_accuracies_is_in_points():
+    rows = {"trial_seed": [0, 0, 1, 1], "accuracy": [0.5, 0.7, 0.6, 0.8], "steps": 1}
+    frame = pd.DataFrame(rows | {"test_domain": ["x", "y"] * 2, "dataset": "D", "mode": "default"})
+    frame = frame.assign(algorithm="A", status="complete", run_id=list("abcd"))
+    found = mean_measure(frame, {"algorithm": "A"}, "accuracy")
+    assert np.isclose(found.value, 65) and found.unit == "points"

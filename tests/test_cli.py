@@ -310,7 +310,7 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
     published, tmp_path, monkeypatch, damage
 ):
     from hmoe_repro.analysis.results import results
-    from hmoe_repro.report.gallery import update_readme
+    from hmoe_repro.report.readme import update_readme
 
     study, sums = published / "quick-digits.jsonl", published / "SHA256SUMS"
     if damage == "edited":

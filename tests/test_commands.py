@@ -12,9 +12,9 @@ import pytest
 from commands import hmoe
 
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.studies.estimates import JOBS_ON_GPU, default_jobs
 from hmoe_repro.studies.export_import import pack, unpack
-from hmoe_repro.studies.plan import JOBS_ON_GPU, default_jobs
-from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.studies.sweep import SweepOptions, sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome, run_lock, sealed_record, unsealed_record
@@ -49,18 +49,19 @@ def store(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path):
-    long, sliced, seconds = (
-        spec(steps=200, checkpoint_frequency=20),
-        RunStore(tmp_path / "a"),
-        2.0,
-    )  # slices grow: a busy machine may spend the first ones on starting a worker
-    while (ended := sweep([long], sliced, jobs=1, seconds=seconds))[long.run_id][0] != "complete":
-        assert (
-            ended[long.run_id] == ("unfinished", "the time was up")
-            and not sliced.record_path(long.run_id).exists()
-        )
-        seconds *= 2
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path, jobs):
+    long, sliced = spec(steps=200, checkpoint_frequency=20), RunStore(tmp_path / "a")
+    seconds, slices = (2.0, 0) if jobs else (0.2, 0)  # they grow: a worker takes long to start
+    while True:
+        how = SweepOptions(sliced, "cpu", jobs, minutes=seconds / 60)
+        ended = sweep(long, how)[long.run_id]
+        if ended.status == "complete":
+            break
+        assert ended == ("unfinished", "the time was up")
+        assert not sliced.record_path(long.run_id).exists()
+        seconds, slices = 2 * seconds, slices + 1
+    assert slices
     assert outcome(sliced.read(long.run_id)) == outcome(run(long, RunStore(tmp_path / "b")))
 
 

@@ -135,7 +135,7 @@ batch_size = 4
     (place / "same.toml").write_text(study)
     specs = study_specs(place / "same.toml")
     other = RunStore(place / "other")
-    sweep(specs, other, jobs=1)
+    sweep(specs, store=other, device="cpu", jobs=1)
     more = {"seeds": 2, "steps": 4, "test_domains": ["photo"]}
     made = compare(["ERM", "HMOE-DN"], "DigitDomainsTiny", **more)
     assert {*made.frame.run_id} == {spec.run_id for spec in specs}
@@ -161,7 +161,7 @@ def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypat
     source = RunStore().folder / "algorithms" / f"{ALGORITHMS[name].source_hash}.py"
     kept = source.read_text()
     assert "FACTOR = 0.5" in kept and "def scaled" in kept
-    for module in ("hmoe_repro.apps.compare.train_here", "hmoe_repro.studies.sweep.run"):
+    for module in ("hmoe_repro.studies.engines.run", "hmoe_repro.studies.worker.run"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("trained again"))
     again = compare([Half, "ERM"], tensors(), seeds=2, baseline="ERM")
     assert again.verdict == first.verdict and again.contrasts.equals(first.contrasts)

@@ -8,20 +8,20 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from notebooks import page_functions
 from torch import nn
 
+from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.bench import costs
 from hmoe_repro.bench.costs import (
+    ALGORITHMS,
     METHODS,
-    cost_notes,
     cost_rounds,
     cost_table,
     counted_size,
     make_method,
     method_peaks,
     random_minibatches,
-    run_algorithms,
-    size_table,
     tensor_peak,
     time_jobs,
 )
@@ -29,24 +29,16 @@ from hmoe_repro.bench.layers import (
     DENSE,
     EVERY,
     LAYER_TARGETS,
+    LAYERS,
     EveryExpert,
     layer_table,
     layers,
     mask_work,
     network_update,
     passes,
-    prediction_table,
-    run_moe,
     saved_bytes,
 )
-from hmoe_repro.bench.timing import (
-    measure,
-    ratios,
-    read_record,
-    scale_of,
-    target_table,
-    write_record,
-)
+from hmoe_repro.bench.timing import measure, ratios, scale_of, target_table, write_record
 from hmoe_repro.cli.select_report import bench_command
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
@@ -56,17 +48,18 @@ from hmoe_repro.report.render import render
 matplotlib.use("Agg")
 
 TINY = scale_of("algorithms", "tiny")
+TABLE16 = page_functions("gmoe_table16")
 
 
 @pytest.fixture(scope="module")
 def moe():
-    return run_moe(3, "tiny", lambda line: None)
+    return LAYERS.run(3, "tiny", lambda line: None)
 
 
 @pytest.fixture(scope="module")
 def algorithms():
     said = []
-    return run_algorithms(3, "tiny", said.append) | {"said": said}
+    return ALGORITHMS.run(3, "tiny", said.append) | {"said": said}
 
 
 def recorded(bench):
@@ -214,14 +207,14 @@ def invented_layer():
 
 
 def test_greedy_masks_stand_beside_the_target_and_are_not_judged():
-    table = prediction_table(invented_layer())
+    table = page_functions("speed_moe").prediction_table(invented_layer())
     assert table["times averaged alone"].tolist() == pytest.approx([1, 1.4, 1.8])
     assert table["for"].iloc[2] == "only choosing an epoch; no target"
     judged = target_table(invented_layer(), LAYER_TARGETS).set_index("target")["median"]
     assert judged.iloc[-1] == pytest.approx(1.4) and 1.8 not in judged.round(6).tolist()
     older = invented_layer()
     del older["seconds"]["masks, prediction"]["all modes, greedy masks"]
-    assert len(prediction_table(older)) == 2
+    assert len(page_functions("speed_moe").prediction_table(older)) == 2
 
 
 def test_verdicts_on_the_layer_by_hand():
@@ -344,7 +337,7 @@ def test_published_numbers_are_table_16():
     ]
     assert theirs["inference (GB)"]["GMoE"].tolist() == [1.05]
     sizes = {name: {"macs": 1, "parameters": 1} for name in scale_of("algorithms", "full").counted}
-    assert size_table({"networks": sizes}).published.tolist() == [4.1, 7.9, 4.6, 4.8]
+    assert TABLE16.size_table({"networks": sizes}).published.tolist() == [4.1, 7.9, 4.6, 4.8]
 
 
 def invented_costs():
@@ -361,7 +354,7 @@ def invented_costs():
 
 
 def test_sentences_compare_times_of_one_round():
-    notes = cost_notes(invented_costs())
+    notes = TABLE16.cost_notes(invented_costs())
     assert "takes 1.50–3.00 times as long as the ViT's in the 3 rounds, 2.00 in their" in notes[0]
     assert "published" not in notes[0] and "takes 1.09 times" in notes[2]
     assert "one of IRM 1.09 times as long as ERM's" in notes[2]
@@ -397,23 +390,23 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, change, complaint):
     change(damaged)
     write_record(damaged, tmp_path / "bench-moe.json")
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
-        read_record(tmp_path / "bench-moe.json", "moe")
+        read_benchmark(tmp_path / "bench-moe.json", "moe")
     assert "Fix: `hmoe bench --what moe --publish`" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_or_cut_record_says_how_to_make_one(tmp_path):
     with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --what alg"):
-        read_record(tmp_path / "bench-algorithms.json", "algorithms")
+        read_benchmark(tmp_path / "bench-algorithms.json", "algorithms")
     (tmp_path / "cut.json").write_text(json.dumps(recorded("moe"))[:200])
     with pytest.raises(HmoeError, match="is truncated or not JSON"):
-        read_record(tmp_path / "cut.json", "moe")
+        read_benchmark(tmp_path / "cut.json", "moe")
 
 
 def test_unknown_scales_are_refused():
-    for run in (run_moe, run_algorithms):
+    for bench in (LAYERS, ALGORITHMS):
         with pytest.raises(HmoeError, match="unknown scale 'huge'"):
-            run(3, "huge")
+            bench.run(3, "huge")
 
 
 def test_the_command_knows_what_it_can_measure():

@@ -231,7 +231,7 @@ def test_runs_in_one_process_do_not_meet():
 def test_runs_side_by_side_are_those_made_one_after_another(tmp_path):
     asked = [spec(name) for name in ("ERM", "HMOE-DN", "HMOE-DL", "CORAL")]
     together, apart = RunStore(tmp_path / "together"), RunStore(tmp_path / "apart")
-    results = sweep(asked, together, jobs=2, device="cuda")
+    results = sweep(asked, store=together, jobs=2, device="cuda")
     assert all(status == "complete" for status, _ in results.values()), results
     for one in asked:
         assert outcome(run(one, apart, "cuda")) == outcome(together.read(one.run_id))

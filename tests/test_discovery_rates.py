@@ -34,7 +34,7 @@ from hmoe_repro.method.clustering import code_statistics, in_plane, is_diverged,
 from hmoe_repro.method.gating import entropy_weight
 from hmoe_repro.method.hmoe import HMOE
 from hmoe_repro.networks.encoders import SmallD2V
-from hmoe_repro.report.reproduce import compare_runs
+from hmoe_repro.report.compare_published import compare_runs
 from hmoe_repro.training.measurements import check_measure, measure_run
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config

@@ -10,19 +10,26 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import Adam, assert_resumes
+from by_hand import Adam, assert_resumes, soft_iou
 from torch.utils.flop_counter import FlopCounterMode
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.anchors import Aggregate, MultiHeaded, decay
 from hmoe_repro.algorithms.averaging import SMA, wrapped
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
-from hmoe_repro.algorithms.dmg import DMG, PAIRS_EVERY, AggregateSGD, overlaps, pair_overlaps
+from hmoe_repro.algorithms.dmg import (
+    DMG,
+    PAIRS_EVERY,
+    AggregateSGD,
+    measure_masks,
+    overlaps,
+    pair_overlaps,
+)
 from hmoe_repro.algorithms.hparams import merge_hparams
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
-from hmoe_repro.method.masks import hard_iou, soft_iou
-from hmoe_repro.training.measurements import measure_masks, measure_run
+from hmoe_repro.method.masks import hard_iou
+from hmoe_repro.training.measurements import measure_run, trained_run
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import evaluate
@@ -483,7 +490,7 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
     trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
     while trainer.step < spec.steps:
         trainer.update()
-    scores, arrays = measure_masks(trainer)
+    scores, arrays = measure_masks(trained_run(trainer))
     real, sizes = arrays["masks"].float(), arrays["mask_sizes"].tolist()
     assert sizes == [64, 128, 256] and real.shape == (3, 448)
     parts = dict(zip(("conv3", "conv4", "fc"), (real > 0).split(sizes, 1)), overall=real > 0)

@@ -19,7 +19,7 @@ from hmoe_repro.data.loader import ImageDataset
 from hmoe_repro.data.registry import find_dataset, load_dataset
 from hmoe_repro.report.provenance import DMG_RULE, header, rule_of
 from hmoe_repro.studies.domainbed_export import export_domainbed
-from hmoe_repro.studies.plan import estimate, measured_kinds
+from hmoe_repro.studies.estimates import estimate, measured_kinds
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model

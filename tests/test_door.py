@@ -1,5 +1,5 @@
-"""What a newcomer tries first: the version, the module as a program, the two functions of the
-package, and the paths that commands print at their end."""
+"""What a newcomer tries first: the version, the module as a program, and the paths that commands
+print at their end. The names of the package are in test_public_names.py."""
 
 import inspect
 import os
@@ -43,13 +43,6 @@ def test_plan_sweep_and_figures_have_the_same_profile():
     commands = plan_sweep.plan_command, plan_sweep.sweep_command, select_report.figures_command
     defaults = [inspect.signature(command).parameters["profile"].default for command in commands]
     assert defaults == ["quick"] * 3
-
-
-def test_the_package_shows_its_two_functions():
-    assert {"compare", "load"} <= set(dir(hmoe_repro)) and "__version__" in dir(hmoe_repro)
-    assert all(f"`{name}(" in hmoe_repro.__doc__ for name in ("compare", "load"))
-    assert hmoe_repro.__all__ == ["compare", "load"]
-    assert all(callable(getattr(hmoe_repro, name)) for name in hmoe_repro.__all__)
 
 
 def test_a_path_is_shown_as_it_is_opened_from_here(tmp_path, monkeypatch):

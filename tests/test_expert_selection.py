@@ -13,16 +13,15 @@ import pytest
 import torch
 import tutel_standin
 from matplotlib.colors import to_rgb
+from notebooks import page_functions
 
 from hmoe_repro.algorithms import get_algorithm
+from hmoe_repro.algorithms.hmoe import DISCOVERY
 from hmoe_repro.analysis.experts import (
     StoredChoices,
     choice_rows,
     choice_verdict,
     expert_colours,
-    expert_shares,
-    plot_selection,
-    position_shares,
     runs_with_choices,
     tinted,
 )
@@ -45,17 +44,16 @@ from hmoe_repro.method.routing_analysis import (
     shuffled_within,
 )
 from hmoe_repro.method.tutel_layer import with_backend
-from hmoe_repro.report.render import render
-from hmoe_repro.training.checkpoint_io import sealed
-from hmoe_repro.training.measurements import (
+from hmoe_repro.networks.routing import (
     CHOICE_PANEL,
-    MEASUREMENTS,
     collect_choices,
     measure_choices,
-    measure_run,
     patch_experts,
     sparse_bodies,
 )
+from hmoe_repro.report.render import render
+from hmoe_repro.training.checkpoint_io import sealed
+from hmoe_repro.training.measurements import measure_run, trained_run
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -64,6 +62,8 @@ from hmoe_repro.training.trainer import Trainer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+
+SELECTION = page_functions("gmoe_selection")
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -289,7 +289,7 @@ def test_the_experts_of_patches_are_those_that_the_router_prefers(trainer):
 
 
 def test_choices_of_a_split_are_even_and_in_order(trainer):
-    found = collect_choices(trainer, trainer.domains, "out", limit=9)
+    found = collect_choices(trained_run(trainer), trainer.domains, "out", limit=9)
     assert found["experts"].shape == (2, 9, 16)
     assert found["domain"].tolist() == [0] * 3 + [2] * 3 + [3] * 3
     position = trainer.data.domain_index("plain")
@@ -301,12 +301,11 @@ def test_choices_of_a_split_are_even_and_in_order(trainer):
 
 
 def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
-    scores, arrays = measure_choices(trainer)
+    scores, arrays = measure_choices(trained_run(trainer))
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
-    kept = StoredChoices(
-        {"run_id": "0", "config": trainer.spec.to_dict(), "expert_choices": scores}, arrays
-    )
+    record = {"run_id": "0", "config": trainer.spec.to_dict(), "expert_choices": scores}
+    kept = StoredChoices(frame_of([record]).iloc[0], arrays)
     assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
     test = trainer.data.domain_index("photo")
     for part, of in (("out", kept.domain != test), ("test", kept.domain == test)):
@@ -346,7 +345,7 @@ def test_experts_and_codes_are_measured_together():
     scores, arrays = measure_run(both)
     assert set(scores) == {"discovery", "expert_choices"} and scores["discovery"]
     assert {"code_out", "panel_images", "choice_experts"} <= set(arrays)
-    alone, _ = MEASUREMENTS["discovery"][1](both)
+    alone, _ = DISCOVERY.measure(trained_run(both))
     assert alone == scores["discovery"]
 
 
@@ -363,7 +362,8 @@ def test_averaged_weights_are_asked_and_not_those_in_training():
                 router.directions[:, expert] = 1
                 router.projector.bias.fill_(1)
     assert averaged is made.algorithm.result.featurizer.body
-    assert set(collect_choices(made, made.domains, "out", 3)["experts"].flatten().tolist()) == {1}
+    found = collect_choices(trained_run(made), made.domains, "out", 3)
+    assert set(found["experts"].flatten().tolist()) == {1}
 
 
 def test_layers_of_the_other_backend_are_heard_alike(trainer, monkeypatch):
@@ -378,7 +378,7 @@ def test_layers_of_the_other_backend_are_heard_alike(trainer, monkeypatch):
         assert torch.equal(patch_experts(theirs, x), ours)
     made = Trainer(trainer.spec, trainer.data, torch.device("cpu"))
     made.algorithm = theirs
-    scores, _ = measure_choices(made)
+    scores, _ = measure_choices(trained_run(made))
     assert scores["experts"] == 6 and scores["blocks"] == [2, 4]
 
 
@@ -451,22 +451,22 @@ def test_six_experts_are_told_apart_on_dark_and_on_light_pictures():
 
 
 def test_stored_choices_know_their_blocks():
-    kept = StoredChoices(invented(), arrays_by_hand())
+    kept = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand())
     assert kept.layer().tolist() == [[2, 2, 1, 0]] * 4
     assert kept.layer(2).tolist() == [[0, 1, 2, 2]] * 4
 
 
 def test_shares_are_counted_by_hand():
-    kept = StoredChoices(invented(), arrays_by_hand())
-    shares = expert_shares(kept, "class", 2)
+    kept = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand())
+    shares = SELECTION.expert_shares(kept, "class", 2)
     assert shares.index.tolist() == ["b", "f"] and (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
-    maps = position_shares(kept)
+    maps = SELECTION.position_shares(kept)
     assert maps.shape == (3, 2, 2) and maps[2].tolist() == [[1, 1], [0, 0]]
 
 
 def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
-    kept, figure = StoredChoices(invented(), arrays_by_hand()), plt.figure()
-    plot_selection(figure, kept, columns=3)
+    kept, figure = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand()), plt.figure()
+    SELECTION.plot_selection(figure, kept, columns=3)
     assert [axis.get_ylabel() for axis in figure.axes] == ["ink", "sand\n(test)"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 1", "expert 2"]
@@ -522,7 +522,7 @@ def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
     write_arrays(tmp_path / "some-study", "0", arrays_by_hand())
     records = [invented(0), invented(1), invented(2) | {"expert_choices": None}]
     (kept,) = runs_with_choices(frame_of(records, "some-study"), tmp_path)
-    assert kept.record is records[0] and kept.shown.tolist() == [1, 3]
+    assert kept.run.run_id == records[0]["run_id"] and kept.shown.tolist() == [1, 3]
 
 
 # The page
@@ -550,12 +550,11 @@ def test_the_page_of_trained_runs(tmp_path):
     ]
     one = table[(table.part == "validation") & (table.block == 4) & (table.known == "class")]
     assert math.isclose(one.value.item(), np.mean(values)) and one.runs.item() == 2
-    kept = StoredChoices(
-        records[1], arrays_of(frame_of(records[1:2], "quick-gmoe").iloc[0], results)
-    )
+    last = frame_of(records[1:2], "quick-gmoe").iloc[0]
+    kept = StoredChoices(last, arrays_of(last, results))
     assert kept.test_domains == ["sketch"]
     shares = pd.read_csv(page.parent / "gmoe_selection_domains.csv", index_col=0)
-    assert np.allclose(shares, expert_shares(kept, "domain"))
+    assert np.allclose(shares, SELECTION.expert_shares(kept, "domain"))
     assert "of a picture more: class − domain" in page.read_text()
 
 

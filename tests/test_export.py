@@ -20,13 +20,14 @@ from hmoe_repro.algorithms import algorithm_names
 from hmoe_repro.algorithms.from_file import algorithm_from_file
 from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
 from hmoe_repro.apps.own_images import discover_spec
-from hmoe_repro.apps.predict import load, load_trained
+from hmoe_repro.apps.predict import load
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.transforms import read_image, square
 from hmoe_repro.networks.sparse_vit import expert_layers
+from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
@@ -45,7 +46,7 @@ def trained(store, algorithm, **hparams):
     spec = make_config(algorithm, "DigitDomainsTiny", ["photo"], 0, hparams, **how)
     record = run(spec, store)
     assert record["status"] == "complete", record["reason"]
-    return load_trained(spec.run_id, store=store)
+    return load(spec.run_id, store=store)
 
 
 def hmoe(*arguments):
@@ -79,7 +80,7 @@ def place(tmp_path_factory, own_names_of_file):
             "at": place,
             "photos": photos,
             "store": store,
-            "model": load_trained(spec.run_id, store=store),
+            "model": load(spec.run_id, store=store),
             "digits": digits,
         }
 
@@ -282,7 +283,7 @@ def test_the_folder_names_no_folder_of_this_machine(place, exported, root):
 
 def test_the_card_has_what_a_hub_reads_and_the_numbers_of_the_record(place, tmp_path):
     model = place["digits"]["HMOE-DN"]
-    mixed = load_trained(model.record["run_id"], "mix", place["store"])
+    mixed = load(model.record["run_id"], "mix", place["store"])
     folder = export_model(mixed, tmp_path / "hmoe")[0].parent
     card = ModelCard((folder / "README.md").read_text(encoding="utf-8"))
     selected = model.record["selected"]["mix"]
@@ -353,6 +354,29 @@ def test_the_sums_of_an_export_list_every_file_of_every_format(place, tmp_path):
     config.write_text(config.read_text().replace('"wall_time_s": ', '"wall_time_s": 1'))
     with pytest.raises(HmoeError, match="config.json is damaged"):
         load(path.parent)
+
+
+def test_a_run_is_found_by_its_id_also_in_the_folder_of_runs(place, monkeypatch):
+    """There, the id is the name of a folder too, and that is no exported one."""
+    run_id = place["digits"]["ERM"].record["run_id"]
+    monkeypatch.chdir(place["store"].folder)
+    assert load(run_id, store=place["store"]).record["run_id"] == run_id
+
+
+@pytest.mark.parametrize("mode", [None, "default"])
+def test_the_two_ways_to_a_model_give_the_same_one(place, monkeypatch, tmp_path, mode):
+    """With names and without; neither needs the data, nor builds them."""
+    run_id = place["digits"]["ERM"].record["run_id"]
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path))
+    for name in ("load_dataset", "kept_data"):
+        monkeypatch.setattr(f"hmoe_repro.training.model.{name}", lambda *_: pytest.fail("data"))
+    model = load(run_id[:8], mode, place["store"])
+    algorithm, record = load_model(run_id[:8], mode, place["store"])
+    assert record == model.record and not algorithm.training
+    pairs = zip(algorithm.state_dict().values(), model.algorithm.state_dict().values())
+    assert all(torch.equal(a, b) for a, b in pairs)
+    with pytest.raises(HmoeError, match=f"unknown mode of run {run_id} 'best'. Valid: default"):
+        load(run_id, "best", place["store"])
 
 
 def test_a_damaged_or_exchanged_file_is_refused(place, exported, tmp_path):

@@ -1,13 +1,16 @@
 """The galleries and their templates: the committed pages are what their folders give, and a hole
 that nobody fills is an error."""
 
+import json
 import shutil
 
 import jinja2
 import pandas as pd
 import pytest
 
+from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.report.gallery import data_title, gallery, template, title_and_claim
+from hmoe_repro.studies.artefacts import ARTEFACTS
 
 
 @pytest.mark.parametrize("profile", ["bench", "mnist", "pacs", "quick"])
@@ -45,3 +48,20 @@ def test_a_hole_that_nobody_fills_is_an_error():
 def test_a_title_names_the_data_of_its_page(root, page, title):
     path = root / "figures" / f"{page}.ipynb"
     assert data_title(title_and_claim(path)[0], path) == title
+
+
+def test_the_data_that_a_title_names_are_those_of_the_table(root):
+    titles = {info.title for info in DATASETS.values() if info.title}
+    for name, artefact in ARTEFACTS.items():
+        shown = artefact.short_title or title_and_claim(root / "nbs" / "paper" / f"{name}.ipynb")[0]
+        named = {title for title in titles if title.lower() in shown.lower()}
+        if name != "hmoe_table3":  # about all of them
+            assert set(artefact.named_data) == named, name
+
+
+def test_every_page_has_its_answer_as_data(root):
+    files = sorted((root / "figures").glob("*/*.provenance.json"))
+    assert len(files) > 70
+    for file in files:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        assert facts["answer"] and facts["verdict"][0].startswith(facts["answer"]), file.name

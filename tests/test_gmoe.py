@@ -13,7 +13,7 @@ from hmoe_repro.algorithms import algorithm_names, get_algorithm, meta
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches, small_network
 from hmoe_repro.algorithms.hparams import merge_hparams, searches
-from hmoe_repro.apps.predict import load_trained, predict_folder
+from hmoe_repro.apps.predict import load, predict_folder
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.data.base import as_input
@@ -248,7 +248,7 @@ def test_a_run_goes_on_to_the_bit(trained):
 def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, tmp_path):
     store, spec, _ = trained
     folder_tree(tmp_path / "pictures", ["d"], ["c"], per_class=3)
-    model = load_trained(spec.run_id, store=store)
+    model = load(spec.run_id, store=store)
     rows, unreadable = predict_folder(model, tmp_path / "pictures")
     assert len(rows) == 3 and not unreadable
     algorithm, other = (load_model(spec.run_id, store=store)[0] for _ in range(2))

@@ -7,9 +7,10 @@ import invented
 import numpy as np
 import pytest
 import torch
+from notebooks import page_functions
 from torch import nn
 
-from hmoe_repro.analysis.experts import PARAMETERS, size_table, sized_averages
+from hmoe_repro.analysis.experts import PARAMETERS, size_table
 from hmoe_repro.analysis.protocol_diff import protocol_diff
 from hmoe_repro.analysis.published import CLASSES, min_validation_accuracy, undertrained
 from hmoe_repro.analysis.results import available_results, frame_of
@@ -215,7 +216,9 @@ def test_experts_add_parameters_and_hardly_any_work():
 
 
 def test_accuracy_stands_beside_the_size_of_its_network():
-    points = sized_averages(frame_of(study())).set_index("algorithm")
+    points = (
+        page_functions("gmoe_parameters").sized_averages(frame_of(study())).set_index("algorithm")
+    )
     assert points.accuracy.round(6).to_dict() == {"ERM": 50, "ERM-ViT": 60, "GMoE": 62}
     assert points[PARAMETERS]["ERM"] == network_size("small_cnn", 16, 3)[0] / 1e6
 

@@ -1,14 +1,10 @@
 """Trials of `discover` on folders of known styles: what is drawn, what is said of the results."""
 
 import pandas as pd
+from notebooks import page_functions
 from PIL import Image
 
-from hmoe_repro.bench.grouping_trials import (
-    FOLDERS,
-    groupings_answer,
-    groupings_frame,
-    write_folder,
-)
+from hmoe_repro.bench.grouping_trials import FOLDERS, groupings_frame, write_folder
 from hmoe_repro.bench.timing import SCALES
 
 
@@ -39,7 +35,7 @@ def test_the_answer_names_every_method_and_false_alarms():
     trials += [trial("styles", "pixels", 0, 0.3, False), trial("alone", "features", 0, None, True)]
     trials += [trial("alone", "pixels", 0, None, False)]
     record = {"trials": trials, "rounds": 2}
-    styles, alone = groupings_answer(record)
+    styles, alone = page_functions("groupings").groupings_answer(record)
     assert (
         "pretrained features 0.700 (0.600 to 0.800), reliable by its own verdict in 2 of 2"
         in styles

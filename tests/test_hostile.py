@@ -21,7 +21,8 @@ from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError, printable, system_error
 from hmoe_repro.core.toml import line_of
 from hmoe_repro.data.image_folder import walk
-from hmoe_repro.studies.plan import missing_runs, shard
+from hmoe_repro.studies.filters import shard
+from hmoe_repro.studies.plan import missing_runs
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
@@ -174,7 +175,7 @@ def test_a_sweep_counts_a_damaged_record_as_a_failed_run(trained, tmp_path):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ended = sweep([spec, other], store, jobs=1)
+        ended = sweep([spec, other], store=store, device="cpu", jobs=1)
     assert ended[spec.run_id][0] == "failed" and "cut or not JSON" in ended[spec.run_id][1]
     assert ended[other.run_id][0] == "complete"
     assert store.record_path(spec.run_id).read_text() == "{"

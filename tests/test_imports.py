@@ -24,6 +24,8 @@ from notebooks import (
 )
 from packages import requirements
 
+from hmoe_repro.training.store import sealed_record
+
 PLACE = {module_of(p): number_of(p) for p in LIBRARY if module_of(p)}
 BLOCKED = (
     "nbdev",
@@ -63,6 +65,37 @@ def test_a_notebook_imports_only_from_what_stands_before_it(path):
     imported = {m for c in cells(path, "code") for m in library_imports(python(c))}
     upwards = sorted(m for m in imported if place_imported(m) >= number_of(path))
     assert not upwards, f"{path.name} imports {upwards}"
+
+
+def test_the_library_runs_no_script_of_the_checkout_that_imports_it():
+    modules = sorted((ROOT / "hmoe_repro").rglob("*.py"))
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value == ".ci"
+    }
+    assert len(modules) > 50 and not named
+
+
+def private_imports(source):
+    "The names with an underscore that a module takes from another module of the library."
+    return [
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        and (node.level or (node.module or "").startswith("hmoe_repro"))
+        for alias in node.names
+        if re.match(r"_[^_]", alias.name)
+    ]
+
+
+def test_no_module_builds_on_a_private_name_of_another():
+    modules = sorted((ROOT / "hmoe_repro").rglob("*.py"))
+    found = {path.name: private_imports(path.read_text(encoding="utf-8")) for path in modules}
+    assert not {name: taken for name, taken in found.items() if taken}
+    lines = "from ..report.page import Page, _Outputs\nfrom torch import _dynamo\n"
+    assert private_imports(lines) == ["_Outputs"]
 
 
 def test_the_order_has_something_to_order():
@@ -181,7 +214,7 @@ def test_what_is_asked_most_often_imports_nothing_large(command, tmp_path):
     record = (ROOT / "results" / "quick-toy.jsonl").read_text().splitlines()[0]
     run_id = json.loads(record)["run_id"]
     (tmp_path / "runs" / run_id).mkdir(parents=True)
-    (tmp_path / "runs" / run_id / "record.json").write_text(record)
+    (tmp_path / "runs" / run_id / "record.json").write_text(sealed_record(json.loads(record)))
     large = {"torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "matplotlib"}
     code = f"""
 import os, sys

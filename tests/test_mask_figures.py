@@ -9,23 +9,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from notebooks import page_functions
 
 from hmoe_repro.analysis.masks import (
     by_weight,
     change_line,
     draw_sensitivity,
-    kind_table,
     mask_rows,
     mask_runs,
     mask_scores,
-    ordered_masks,
     overlap_line,
     own_mask_gain,
     own_mask_line,
     pair_curves,
     pair_scores,
     place_scores,
-    sparse_line,
     weight_changes,
     weight_diff,
     weight_table,
@@ -37,6 +35,10 @@ from hmoe_repro.studies.artefacts import artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
 from hmoe_repro.studies.study_file import read_study
 from hmoe_repro.training.run_config import RunConfig
+
+ordered_masks = page_functions("dmg_fig4").ordered_masks
+kind_table = page_functions("dmg_fig5").kind_table
+sparse_line = page_functions("dmg_fig6").sparse_line
 
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ENVIRONMENT = {"versions": {}, "commit": "0", "device": "cpu", "device_name": "none", "threads": 1}
@@ -322,7 +324,11 @@ def test_masks_that_all_keep_everything_do_not_differ():
 
 def test_only_sparse_masks_that_keep_something_say_whether_they_are_alike():
     scores = mask_scores(framed(*sweep((0.0, 0.01, 0.1, 1.0), knob="lambda_s")), "lambda_s")
-    assert sparse_line(scores).startswith("Sparse masks: at no weight do masks keep less than 10 %")
+    assert (
+        page_functions("dmg_fig6")
+        .sparse_line(scores)
+        .startswith("Sparse masks: at no weight do masks keep less than 10 %")
+    )
     kept, iou = {0.01: 2.0, 0.1: 9.0, 1.0: 0.0}, {0.01: 0.13, 0.1: 0.6, 1.0: 1.0}
     thin = scores.assign(
         kept=scores.weight.map(kept).fillna(90.0),

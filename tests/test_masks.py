@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from hmoe_repro.algorithms.dmg import overlaps
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.masks import (
     MASK_MODES,
@@ -12,9 +13,7 @@ from hmoe_repro.method.masks import (
     hard_iou,
     initial_masks,
     mask_sum,
-    neuron_kinds,
     neuron_users,
-    soft_iou,
     straight_through_bernoulli,
 )
 
@@ -31,31 +30,12 @@ def test_a_toss_is_zero_or_one_and_its_gradient_that_of_the_probability():
     assert abs(many.mean() - 0.3) < 0.02
 
 
-def test_soft_iou_is_the_mean_over_pairs_and_lies_between_its_bounds():
-    m = torch.rand(4, 13, dtype=torch.double)
-    pairs = []
-    for i, j in itertools.combinations(range(4), 2):
-        both = sum((m[i, k] * m[j, k]).item() for k in range(13))
-        either = sum((m[i, k] + m[j, k] - m[i, k] * m[j, k]).item() for k in range(13))
-        pairs.append((both + 1e-6) / (either + 1e-6))
-    assert soft_iou(m).item() == pytest.approx(sum(pairs) / 6)
-    assert soft_iou(m, "sum").item() == pytest.approx(sum(pairs))
-    assert 0 <= min(pairs) and max(pairs) <= 1
-    assert soft_iou(torch.zeros(3, 5)).item() == pytest.approx(1)  # nothing, shared by all
-    assert torch.autograd.gradcheck(soft_iou, m.requires_grad_())
-    with pytest.raises(HmoeError, match="at least two training domains"):
-        soft_iou(m[:1])
-
-
-def test_hard_overlap_and_kinds_count_neurons():
+def test_hard_overlap_and_users_count_neurons():
     m = torch.tensor([[0.9, 0.9, 0.1, 0.5], [0.9, 0.1, 0.1, 0.6], [0.1, 0.1, 0.2, 0.4]])
     assert hard_iou(m) == {(0, 1): 1 / 3, (0, 2): 0.0, (1, 2): 0.0}
     assert neuron_users(m) == [1, 2, 1, 0]
-    assert neuron_kinds(m) == {"useless": 1, "specific": 3, "shared": 0}
     m[2, 0] = 0.6
     assert neuron_users(m) == [1, 2, 0, 1]
-    assert neuron_kinds(m) == {"useless": 1, "specific": 2, "shared": 1}
-    assert neuron_kinds(m[:2]) == {"useless": 1, "specific": 2, "shared": 1}
     assert hard_iou(torch.zeros(2, 3)) == {(0, 1): 1.0}
     assert mask_sum(m).item() == pytest.approx(m.sum().item())
 
@@ -124,9 +104,14 @@ def test_the_mean_of_sampled_passes_is_the_scaled_pass_of_a_linear_layer():
 
 @pytest.mark.parametrize("power", [0.01, 0.3, 1.0, 5.0, 60.0])
 def test_soft_overlap_lies_between_nothing_and_everything(power):
+    one_place = torch.ones(1, 17)
     for pair in torch.rand(200, 2, 17) ** power:
-        assert 0 < soft_iou(pair) <= 1
+        assert 0 < overlaps(pair, one_place)[0] <= 1
         sure = (pair > 0.5).float()
         hard = hard_iou(sure)[0, 1]
         if sure.sum():
-            assert soft_iou(sure).item() == pytest.approx(hard, abs=1e-5)
+            assert overlaps(sure, one_place)[0].item() == pytest.approx(hard, abs=1e-5)
+
+
+def test_masks_that_keep_nothing_are_alike():
+    assert overlaps(torch.zeros(3, 5), torch.ones(1, 5))[0].item() == pytest.approx(1)

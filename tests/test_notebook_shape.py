@@ -108,11 +108,26 @@ def test_ids_of_exported_cells_say_what_they_hold(path):
     assert not [c["id"] for c in cells(path, "code") if exported(c) and RANDOM_ID.search(c["id"])]
 
 
+def statement_lines(cell):
+    "The number of lines of a code cell without blank lines, comments and docstrings."
+    lines = len(code_lines(cell))
+    for node in ast.walk(python(cell)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                lines -= sum(bool(line.strip()) for line in text.splitlines())
+                lines -= not text.splitlines()[-1].strip()  # closing quotes in a line of their own
+    return lines
+
+
+def test_docstrings_are_no_statements():
+    source = 'def f():\n    """One.\n\n    Two.\n    """\n    # three\n    return 1\n'
+    assert statement_lines({"source": source}) == 2
+
+
 @for_each(LIBRARY + PAPER)
 def test_no_cell_is_long(path):
-    assert not {
-        c["id"]: len(code_lines(c)) for c in cells(path, "code") if len(code_lines(c)) > 120
-    }
+    assert not {c["id"]: n for c in cells(path, "code") if (n := statement_lines(c)) > 80}
 
 
 @for_each(LIBRARY + PAPER)

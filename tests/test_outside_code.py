@@ -705,3 +705,21 @@ def test_a_class_that_was_registered_by_hand_has_the_hash_of_its_file(place, mon
         keys.append(source_hash(mine))
         del ALGORITHMS["By hand"], sys.modules["own_module_by_hand"]
     assert keys[0] != keys[1] and issubclass(mine, ERM)
+
+
+def test_a_declared_file_that_cannot_be_copied_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def full(original, copy):
+        copy.write(original.read(3))
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "teacher.pt"
+    file.write_bytes(b"weights")
+    declared = source.DeclaredFile(str(file), source.digest_of(file), 7)
+    kept = tmp_path / "kept"
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfileobj", full)
+        with pytest.raises(OSError, match="No space left"):
+            source._carry(kept, declared)
+    assert not [path for path in kept.rglob("*") if path.is_file()]
+    source._carry(kept, declared)
+    assert [path.read_bytes() for path in kept.rglob("*.pt")] == [b"weights"]

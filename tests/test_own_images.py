@@ -37,7 +37,7 @@ from hmoe_repro.apps.own_images import (
     image_files,
     read_pool,
 )
-from hmoe_repro.apps.predict import load_trained, look_at_files
+from hmoe_repro.apps.predict import load, look_at_files
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import load_dataset
@@ -478,7 +478,7 @@ def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path)
 
 
 def test_an_image_is_seen_alike_alone_and_among_others(place):
-    model, files = load_trained(place["run"]), image_files(place["folder"])[:9]
+    model, files = load(place["run"]), image_files(place["folder"])[:9]
     together, alone = (look_at_files(model, place["folder"], files, at_once=n)[1] for n in (256, 1))
     assert all(np.allclose(together[n], alone[n], atol=1e-5) for n in together)
 

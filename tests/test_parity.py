@@ -102,7 +102,7 @@ def test_twins_differ_in_the_precision_and_in_nothing_else():
     ]
     frame = frame_of(runs)
     pairs = precision_pairs(frame)
-    assert [(a["run_id"], b["run_id"]) for a, b in pairs] == [
+    assert [(a.run_id, b.run_id) for a, b in pairs] == [
         (runs[0]["run_id"], runs[1]["run_id"])
     ] and runs[0]["run_id"] != runs[1]["run_id"]
     notes = unpaired_notes(frame)

@@ -1,37 +1,35 @@
 """Plans and batches: what is missing, what is counted without its data, how a batch ended."""
 
+import inspect
 import io
 import json
 import os
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import pytest
-from commands import hmoe
+import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
 from hmoe_repro.analysis.results import load_study
+from hmoe_repro.cli import plan_sweep
+from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.progress import Progress
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.studies import plan
-from hmoe_repro.studies.plan import (
-    Plan,
-    StudyPlan,
-    as_time,
-    describe_request,
-    make_plan,
-    matching,
-    missing_runs,
-    named_runs,
-    plan_studies,
-    requested_studies,
-    runs_of,
-    timings,
-)
+from hmoe_repro.studies import spec_cache
+from hmoe_repro.studies import sweep as sweeping
+from hmoe_repro.studies.estimates import measured_kinds, timings
+from hmoe_repro.studies.filters import matching
+from hmoe_repro.studies.plan import Plan, StudyPlan, as_time, make_plan, missing_runs, plan_studies
+from hmoe_repro.studies.request import Selection, describe_request, requested_studies, runs_of
+from hmoe_repro.studies.run_queue import Outcomes
+from hmoe_repro.studies.spec_cache import named_runs
 from hmoe_repro.studies.studies import count_runs, specs_or_reason, study_specs
-from hmoe_repro.studies.sweep import Batch, Outcomes, RunDisplay, drawn_configs, refuse_incomplete
+from hmoe_repro.studies.sweep import RunDisplay, SweepOptions, drawn_configs
 from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore, write_study
 
@@ -168,7 +166,7 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
     store, asked = RunStore(tmp_path / "runs"), []
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(
-        plan, "specs_or_reason", lambda study: asked.append(1) or specs_or_reason(study)
+        spec_cache, "specs_or_reason", lambda study: asked.append(1) or specs_or_reason(study)
     )
 
     def count(study="smoke-digits"):
@@ -178,7 +176,7 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
 
     assert [count(), count()] == [1, 0]
     assert named_runs("smoke-digits", store) == specs_or_reason("smoke-digits")
-    monkeypatch.setattr(plan, "library_hash", lambda: "another")
+    monkeypatch.setattr(spec_cache, "library_hash", lambda: "another")
     assert [count(), count()] == [1, 0]
     (store.folder / "plans" / "smoke-digits.json").write_text("{")
     assert [count(), count()] == [1, 0]
@@ -217,42 +215,103 @@ def test_a_part_of_a_study(tmp_path):
     studies, where = ["quick-toy", "quick-digits", "paper-pacs"], ["lambda_kl=3", "trial_seed=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HMOE_DATA", str(tmp_path / "data"))
-        made = make_plan(studies, RunStore(tmp_path / "runs"), [], "cpu", where)
+        made = make_plan(studies, RunStore(tmp_path / "runs"), [], "cpu", Selection(where))
     found = [(s.runs, s.missing) for s in made.studies]
-    kept = runs_of(studies[:2], where, {"lr": 0.01})
+    kept = runs_of(studies[:2], Selection(where, {"lr": 0.01}))
     assert found[0] == (0, 0) and found[1] == (len(kept), len(kept)) and found[2] == (None, None)
     assert {(s.trial_seed, s.hparams["lr"]) for s in kept} == {(1, 0.01)}
 
 
-def test_a_plan_of_some_algorithms_is_what_a_sweep_of_them_trains(tmp_path, own_names):
-    text = "from hmoe_repro.algorithms.base import ERM\nclass Mine(ERM):\n    pass\n"
-    (tmp_path / "mine.py").write_text(text)
-
-    def planned(*words):
-        return hmoe("plan", "smoke-digits", "smoke-toy", *words, folder=tmp_path)
-
-    def missing(done, study):
-        words = [line.split() for line in done.stdout.splitlines()]
-        (found,) = [row for row in words if study in row and row[-1] != "once)"]
-        return [int(word) for word in found if word.isdecimal()]
-
-    specs = study_specs("smoke-digits")
-    of_erm = sum(spec.algorithm == "ERM" for spec in specs)
-    for name in ("ERM", "mine.py:Mine"):
-        done = planned("--algorithm", name)
-        assert missing(done, "smoke-digits")[:2] == [of_erm, of_erm], (done.stdout, done.stderr)
-        assert missing(done, "smoke-toy")[:2] == [0, 0] and "none of ERM" in done.stdout
-    both = missing(planned("--algorithm", "ERM", "--algorithm", "mine.py:Mine"), "smoke-digits")
-    assert both[:2] == [2 * of_erm] * 2 and of_erm < len(specs)
-    done = planned("--algorithm", "EMR")
-    assert done.returncode == 1 and "Valid:" in done.stderr
+def flags_of(name):
+    "Flag of a command -> (type, default, help, whether it may be repeated)."
+    command = typer.main.get_command(app).commands[name]
+    kinds = inspect.signature(getattr(plan_sweep, f"{name}_command")).parameters
+    found = {}
+    for option in command.params:
+        kind = get_args(kinds[option.name].annotation)
+        default = kinds[option.name].default
+        found[option.opts[0]] = (kind[0], kind[1].min, kind[1].max, default, option.help)
+    return found
 
 
-def test_a_batch_refuses_what_does_not_exist_before_anything_starts(tmp_path):
+def test_a_plan_takes_the_flags_of_a_sweep():
+    """All that say which runs are meant, with the same types, defaults and words; how they are
+    trained is asked of a sweep alone."""
+    plan, sweep = flags_of("plan"), flags_of("sweep")
+    assert plan == {flag: sweep[flag] for flag in plan}
+    trains = {"--engine", "--gpus-per-run", "--minutes", "--log", "--resume-anyway"}
+    assert sweep.keys() - plan.keys() == trains
+    selecting = {"--algorithm", "--n-hparams", "--rule", "--where", "--set", "--shard"}
+    assert selecting <= plan.keys() and plan["--n-hparams"][:4] == (int, 1, 10_000, 1)
+
+
+MINE = "from hmoe_repro.algorithms.base import ERM\nclass Mine(ERM):\n    pass\n"
+REQUESTS = [
+    ["smoke-digits", "smoke-toy", "smoke-balance"],
+    ["smoke-digits", "smoke-toy", "--algorithm", "ERM"],
+    ["smoke-digits", "smoke-toy", "--algorithm", "mine.py:Mine", "--shard", "2/3"],
+    ["smoke-digits", "--algorithm", "ERM", "--algorithm", "mine.py:Mine", "--n-hparams", "2"],
+    ["smoke-digits", "--rule", "leave-one-domain-out", "--where", "test_domain=sketch"],
+    ["smoke-digits", "--rule", "oracle", "--n-hparams", "3", "--shard", "1/2"],
+    ["--profile", "smoke", "hmoe_fig3", "digits_table", "--where", "trial_seed=0"],
+    ["smoke-digits", "smoke-balance", "--set", "lr=0.01", "--where", "algorithm=ERM"],
+]
+
+
+@pytest.mark.parametrize("words", REQUESTS, ids=" ".join)
+def test_a_plan_counts_what_a_sweep_trains(words, tmp_path, monkeypatch, own_names):
+    """The same words to both commands; the sweep's runs are recorded instead of trained."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    planned = CliRunner().invoke(app, ["plan", *words, "--device", "cpu"])
+    assert planned.exit_code == 0, planned.output
+    rows = [line.split() for line in planned.output.splitlines() if line.startswith("smoke-")]
+    missing = sum(int(row[2]) for row in rows if row[-1] != "once)")
+    trained = []
+    monkeypatch.setattr(sweeping, "_train", lambda queue, _: trained.extend(queue.waiting) or 1 / 0)
+    swept = CliRunner().invoke(app, ["sweep", *words, "--device", "cpu"])
+    assert isinstance(swept.exception, ZeroDivisionError), swept.output
+    ids = {spec.run_id for spec in trained}
+    assert len(ids) == len(trained) == missing > 0
+    assert f": {missing} runs, {missing} to train on cpu" in swept.output
+    if "--n-hparams" in words:
+        assert {spec.hparams_seed for spec in trained} == set(
+            range(int(words[words.index("--n-hparams") + 1]))
+        )
+
+
+def test_what_a_sweep_refuses_a_plan_refuses(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    for words, said in (
+        (["smoke-toy", "--algorithm", "ERM"], "none of ERM"),
+        (["smoke-digits", "--algorithm", "EMR"], "Valid:"),
+        (["smoke-digits", "--shard", "4/3"], "is no part"),
+        (["smoke-digits", "--where", "lr=7"], "no run has lr=7"),
+        (["smoke-digits", "--rule", "best"], "training-domain"),
+        (["smoke-digits", "--set", "lrr=7"], "lrr"),
+    ):
+        errors = []
+        for command in ("plan", "sweep"):
+            done = CliRunner().invoke(app, [command, *words, "--device", "cpu"])
+            assert isinstance(done.exception, HmoeError), (command, words, done.output)
+            errors.append(str(done.exception))
+        assert errors[0] == errors[1] and said in errors[0]
+
+
+def test_a_study_without_its_data_is_not_counted_if_the_request_is_narrow(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
+    store = RunStore(tmp_path / "runs")
+    for narrow in (Selection(shard="1/2"), Selection(n_hparams=2), Selection(algorithms=["ERM"])):
+        _, absent = plan_studies(["smoke-digits", "paper-pacs"], store, [], narrow)
+        assert (absent.runs, absent.missing) == (None, None) and "PACS" in absent.why.fix
+
+
+def test_options_refuse_what_does_not_exist_before_anything_starts(tmp_path):
     with pytest.raises(HmoeError, match="Valid: local, ray"):
-        Batch([], RunStore(tmp_path), engine="slurm")
+        SweepOptions(RunStore(tmp_path), engine="slurm")
     with pytest.raises(HmoeError, match="--device cpu"):
-        Batch([], RunStore(tmp_path), device="warp9")
+        SweepOptions(RunStore(tmp_path), device="warp9")
 
 
 def test_outcomes_are_counted_and_refused(tmp_path):
@@ -266,16 +325,20 @@ def test_outcomes_are_counted_and_refused(tmp_path):
             "waits": ("unfinished", "the time was up"),
             "bad": ("failed", "the loss is NaN"),
             "theirs": ("elsewhere", "locked by another process"),
-        }
+        },
+        store,
     )
-    assert mixed.summary(store) == (
+    assert mixed.summary() == (
         "1 of 5 runs complete, 2 unfinished (1 begun), 1 locked by another process, 1 failed"
     )
     with pytest.raises(HmoeError, match="1 of 5 runs failed; the first is bad: the loss is NaN"):
         mixed.refuse_failed()
     with pytest.raises(HmoeError, match=r"another process \(theirs, ...\)"):
         mixed.refuse_elsewhere()
-    Outcomes({"fine": ("complete", None)}).refuse_failed()
+    with pytest.raises(HmoeError, match="run begun ended as unfinished: the time was up"):
+        mixed.refuse_incomplete()
+    fine = Outcomes({"fine": ("complete", None)}, store)
+    fine.refuse_failed(), fine.refuse_elsewhere(), fine.refuse_incomplete()
 
 
 SMALL = {"network": "small_cnn", "steps": 3, "checkpoint_frequency": 3}
@@ -292,10 +355,6 @@ def test_draws_of_one_run_and_what_cannot_be_searched():
     for domains, more in ((["photo", "plain"], {}), (["photo"], {"hparams_seed": 5})):
         with pytest.raises(HmoeError, match="leave --hparams-seed out"):
             some_draws(domains, 2, **more)
-    specs = some_draws(["photo"], 2)
-    ended = [record(specs[0]), record(specs[1], "failed", reason="the loss is NaN")]
-    with pytest.raises(HmoeError, match=f"run {specs[1].run_id} ended as failed: the loss is NaN"):
-        refuse_incomplete(specs, ended)
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["log", "terminal"])
@@ -391,8 +450,6 @@ def test_ten_thousand_runs_are_planned_in_three_seconds(tmp_path):
 
 
 def test_a_record_of_no_updates_ends_no_plan():
-    from hmoe_repro.studies.plan import measured_kinds
-
     (record,) = [r for r in load_study("quick-toy") if r["status"] == "complete"][:1]
     record = record | {"config": record["config"] | {"steps": 0}, "wall_time_s": 3.0}
     (measured,) = measured_kinds([record]).values()

@@ -14,7 +14,7 @@ from hmoe_repro.algorithms import FAMILIES, describe_algorithm
 from hmoe_repro.algorithms.conformance import random_batches
 from hmoe_repro.algorithms.domainbed_adapter import _import_checkout
 from hmoe_repro.algorithms.from_file import new_algorithm
-from hmoe_repro.bench.costs import registry_costs, registry_table, run_registry
+from hmoe_repro.bench.registry_costs import REGISTRY, registry_costs, registry_table
 from hmoe_repro.bench.timing import write_record
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
@@ -168,7 +168,7 @@ def test_the_cost_of_an_update_is_the_median_of_ratios_within_rounds(tmp_path, m
 
 @pytest.mark.slow
 def test_every_algorithm_is_measured_in_a_later_phase():
-    record = run_registry(3, "tiny", say=lambda line: None)
+    record = REGISTRY.run(3, "tiny", say=lambda line: None)
     assert [*record["seconds"]["update"]] == [*record["networks"]] == [*FAMILIES]
     table = registry_table(record).set_index("algorithm")
     assert table.network["GMoE"] == "gmoe_small" and table["times ERM"]["ERM"] == 1

@@ -18,7 +18,7 @@ import pytest
 
 from hmoe_repro.core.environment import library_hash
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.studies.sweep import sweep
+from hmoe_repro.studies.sweep import SweepOptions, sweep
 from hmoe_repro.studies.worker import lost
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -38,7 +38,7 @@ def specs(count, steps=11, lr=0.001):
 
 def equal_to_local(wanted, store, folder):
     local = RunStore(folder)
-    sweep(wanted, local)
+    sweep(wanted, store=local, device="cpu")
     return all(outcome(store.read(s.run_id)) == outcome(local.read(s.run_id)) for s in wanted)
 
 
@@ -113,7 +113,8 @@ def test_ray_gives_the_same_records(tmp_path, environment_again):
     store = RunStore(tmp_path / "ray")
     results = sweep(
         [bad, *good],
-        store,
+        store=store,
+        device="cpu",
         jobs=2,
         engine="ray",
         on_event=lambda kind, spec, *details: heard.append(kind),
@@ -126,7 +127,8 @@ def test_ray_gives_the_same_records(tmp_path, environment_again):
         assert not (store.path(spec.run_id) / "state.safetensors").exists()
     (long,) = specs(1, steps=100_000)
     long = long.replace(checkpoint_frequency=50)
-    assert sweep([long], store, engine="ray", seconds=15)[long.run_id][0] == "unfinished"
+    how = SweepOptions(store, "cpu", engine="ray", minutes=0.25)
+    assert sweep(long, how)[long.run_id].status == "unfinished"
     assert (store.path(long.run_id) / "state.safetensors").exists()
 
 
@@ -142,7 +144,7 @@ def test_a_cluster_that_does_not_answer_is_named_soon(tmp_path, monkeypatch, kin
         monkeypatch.setenv("RAY_ADDRESS", named.get(kind, address))
         began = time.monotonic()
         with pytest.raises(HmoeError, match="no Ray cluster answers at RAY_ADDRESS=.*ray start"):
-            sweep(specs(1), RunStore(tmp_path), engine="ray")
+            sweep(specs(1), store=RunStore(tmp_path), engine="ray")
         assert time.monotonic() - began < 20
 
 
@@ -158,7 +160,7 @@ def test_a_full_disk_behind_errors_of_ray_stops_the_sweep():
 
 def test_shares_of_a_gpu_need_ray(tmp_path):
     with pytest.raises(HmoeError, match="--engine ray"):
-        sweep(specs(1), RunStore(tmp_path), gpus_per_run=0.25)
+        sweep(specs(1), store=RunStore(tmp_path), gpus_per_run=0.25)
 
 
 SWEEP = """
@@ -168,7 +170,7 @@ from hmoe_repro.studies.worker import lost
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 specs = [RunConfig.from_dict(each) for each in json.load(open(sys.argv[1]))]
-ended = sweep(specs, RunStore(sys.argv[2]), engine="ray")
+ended = sweep(specs, store=RunStore(sys.argv[2]), device="cpu", engine="ray")
 sys.exit(any(status != "complete" for status, _ in ended.values()))
 """
 

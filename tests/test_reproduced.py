@@ -1,4 +1,4 @@
-"""Fresh records against published ones: counts, cells, sentences, and the one line."""
+"""Fresh records against published ones: counts, cells, claims, and the one line."""
 
 import copy
 import math
@@ -12,24 +12,24 @@ import pytest
 
 from hmoe_repro.algorithms import FAMILIES
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.report.reproduce import (
+from hmoe_repro.report.compare_published import (
+    PageVerdict,
     by_chance,
+    changed_claims,
+    changed_lines,
     changed_tables,
-    changed_verdict,
     circumstances,
     compare_cells,
     compare_runs,
-    compare_studies,
-    describe,
-    published_pages,
-    reproduce_published,
     row_names,
-    sample_runs,
 )
+from hmoe_repro.report.comparison_text import compare_studies, describe
+from hmoe_repro.report.render_many import published_pages
+from hmoe_repro.report.reproduce import reproduce_published, sample_runs
 from hmoe_repro.studies.studies import study_specs
-from hmoe_repro.studies.sweep import Batch
+from hmoe_repro.studies.sweep import SweepOptions
 from hmoe_repro.training.run import run
-from hmoe_repro.training.run_config import TOY, RunConfig
+from hmoe_repro.training.run_config import TOY
 from hmoe_repro.training.store import RunStore
 
 
@@ -55,7 +55,8 @@ def verdict(records):
     "The largest mean accuracy, and whose it is."
     means = frame_of(records).groupby("algorithm").accuracy.mean()
     best, last = means.idxmax(), means.idxmin()
-    return f"- Best on average: {best} ({100 * means.max():.2f}); {last} ({means.min()}) is last.\n"
+    line = f"Best on average: {best} ({100 * means.max():.2f}); {last} ({means.min()}) is last."
+    return PageVerdict([line], {("ERM is last", "quick-digits"): str(last == "ERM")})
 
 
 def compared(studies, verdicts=()):
@@ -90,8 +91,8 @@ def test_another_rounding_with_the_same_findings(there):
     assert (
         total == "24 of 36 records equal the published ones." and study == f"quick-digits: {total}"
     )
-    assert page == "page: the verdict has other numbers"
-    assert old.startswith("  - - Best") and new.startswith("  + - Best")
+    assert page == "page: the verdict has other lines"
+    assert old.startswith("  - Best") and new.startswith("  + Best")
 
 
 def test_other_findings_are_named(there):
@@ -100,10 +101,10 @@ def test_other_findings_are_named(there):
     assert lines[0].startswith(
         "different findings: 4 of 28 mean accuracies changed by more than chance; "
     )
-    assert "the verdict of page has other words (on another processor instead" in lines[0]
+    assert "another verdict on ERM is last (quick-digits) (on another processor" in lines[0]
     off = next(line.split() for line in lines if {"ERM", "photo"} <= {*line.split()})
     assert float(off[5]) == pytest.approx(float(off[4]) - 40, abs=0.11)
-    assert any(line.startswith("  + - Best") and line.endswith(") is last.") for line in lines)
+    assert any(line.startswith("  + Best") and line.endswith(") is last.") for line in lines)
 
 
 def test_a_few_cells_beyond_are_chance_and_many_are_not(there):
@@ -152,14 +153,16 @@ def test_settings_of_one_algorithm_are_rows():
     }
 
 
-def test_verdicts_are_compared_without_numbers_and_order():
-    old = "- In 4 of 12 runs; never for plain, 75.\n- Different: IRM (-4.5), MMD (-3.1)."
-    assert changed_verdict(old, old) == ([], False)
-    new = "- In 5 of 12 runs; never for plain, 75.\n- Different: MMD (-4.5), IRM (-3.1)."
-    lines, other = changed_verdict(old, new)
-    assert [line[0] for line in lines] == ["-", "+", "-", "+"] and not other
-    assert changed_verdict(old, old.replace("plain", "photo"))[1]
-    assert changed_verdict(old, old.split("\n")[0])[1]
+def test_lines_of_two_verdicts_are_compared_and_so_are_the_claims():
+    claim, other = ("masks beat heads", "quick-dmg"), ("IoU falls", "quick-dmg")
+    old = PageVerdict(["In 4 of 12 runs.", "Different: IRM (-4.5)."], {claim: "supported"})
+    assert changed_lines(old, old) == [] == changed_claims(old, old)
+    new = old._replace(lines=["In 5 of 12 runs.", "Different: IRM (-4.5)."])
+    assert changed_lines(old, new) == ["- In 4 of 12 runs.", "+ In 5 of 12 runs."]
+    assert changed_claims(old, new) == []  # the numbers of a sentence are no finding
+    judged = old._replace(claims={claim: "inconclusive", other: "supported"})
+    assert changed_claims(old, judged) == ["masks beat heads (quick-dmg)"]
+    assert changed_claims(judged, judged._replace(claims={})) == []  # not run there
 
 
 def test_what_differs_between_machines_is_said(there):
@@ -238,9 +241,9 @@ def test_what_is_published_is_rendered_trained_and_compared(
     shutil.copytree(root / "figures" / "bench", tmp_path / "figures" / "bench")
     monkeypatch.setenv("HMOE_FIGURES", str(tmp_path / "figures"))
     record = run(study_specs("smoke-toy")[0], RunStore(tmp_path / "published"))
-    batch = Batch([RunConfig.from_dict(record["config"])], RunStore(tmp_path / "runs"), jobs=1)
+    how = SweepOptions(RunStore(tmp_path / "runs"), "cpu", jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
-    reproduce_published(pages, frame_of([record]), batch, made, said.append)
+    reproduce_published(pages, frame_of([record]), how, made, said.append)
     assert said[0].startswith("renders 1 page and trains 1 run afresh. The first picture")
     assert {
         "1 of 1 pages rendered",

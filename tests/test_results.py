@@ -7,9 +7,23 @@ import nbformat
 import pytest
 from invented import digits, write_study
 
-from hmoe_repro.analysis.results import results, runs
+from hmoe_repro.analysis.results import (
+    METRICS,
+    accuracies_at,
+    config_of,
+    frame_of,
+    last_losses,
+    margin_of,
+    measurement,
+    metric_of,
+    results,
+    runs,
+    training_domains,
+    with_omitted_defaults,
+)
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
+from hmoe_repro.training.store import sealed_record
 
 
 def lines(study):
@@ -56,7 +70,7 @@ def test_a_file_a_store_and_a_folder_of_runs_give_the_same_rows(tmp_path):
     for record in records:
         folder = tmp_path / "runs" / record["run_id"]
         folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(record))
+        (folder / "record.json").write_text(sealed_record(record))
     by_file, by_store = results(file), results("mine", str(tmp_path))
     by_folder = results(tmp_path / "runs")
     for other in (by_store, by_folder):
@@ -98,3 +112,32 @@ def test_a_page_over_ten_thousand_records_takes_seconds(root, tmp_path):
     assert "625 trial seeds" in names["page"].folder.joinpath("digits_table.md").read_text()
     taken = time.process_time() - started
     assert taken < 90, taken  # 28 to 31 s on a busy core; other processors are slower
+
+
+def test_a_metric_has_its_unit_scale_and_margin():
+    assert metric_of("accuracy_in_domain") == ("accuracy_in_domain", "points", 100.0, 1.0)
+    assert metric_of("discovery.nmi_class")[1:] == ("NMI", 1.0, 0.05)
+    assert metric_of("inaccuracy") == ("inaccuracy", "score", 1.0, 0.05)  # not by its letters
+    with pytest.raises(HmoeError, match="unit"):
+        margin_of("furlongs")
+    assert all(metric.name == name for name, metric in METRICS.items())
+
+
+def test_what_a_name_omits_is_filled_with_the_declared_default():
+    """`experts` of HMOE-DN and the load balance of the toy are recorded at other values alone."""
+    frame = with_omitted_defaults(results(["quick-digits", "quick-toy", "quick-classloss"]))
+    of = frame.set_index("algorithm")["hparams.experts"]
+    assert set(of["HMOE-DN"]) == {"hypernetwork"} and of["ERM"].isna().all()
+    toy = frame[frame.dataset == "SineIntervals"]["hparams.load_balance"]
+    assert set(toy) == {"kl", "cv2"}
+
+
+def test_parts_of_a_record_are_those_of_its_line():
+    (record,) = [r for r in lines("quick-dmg-short") if r["config"]["algorithm"] == "DMG"][:1]
+    row = next(frame_of([record]).itertuples())
+    assert measurement(row, "masks") == record["masks"] and measurement(row, "toy") == {}
+    assert last_losses(row) == record["checkpoints"][-1]["losses"]
+    assert accuracies_at(row) == record["checkpoints"][-1]["accuracies"]
+    assert config_of(row).run_id == record["run_id"]
+    held_out = set(record["config"]["test_domains"])
+    assert training_domains(row) == set(accuracies_at(row)) - held_out

@@ -20,8 +20,9 @@ from hmoe_repro.apps.feature_groups import FeatureGroups, keep_groups, kept_grou
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.seals import metadata_of, seal_fault, sealed, sealed_for
+from hmoe_repro.studies.estimates import timings
 from hmoe_repro.studies.export_import import pack, unpack
-from hmoe_repro.studies.plan import missing_runs, timings
+from hmoe_repro.studies.plan import missing_runs
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import (
@@ -164,15 +165,15 @@ def test_the_digest_is_not_part_of_the_record(store, published, tmp_path):
     assert path.read_bytes() == (tmp_path / "s.jsonl").read_bytes()
 
 
-def test_a_store_of_an_earlier_version_is_read_with_one_warning(published, tmp_path):
+def test_records_without_a_digest_are_refused_until_their_store_is_sealed(published, tmp_path):
     store = RunStore(tmp_path / "old")
     for record in published:
         store.path(record["run_id"]).mkdir(parents=True)
         store.record_path(record["run_id"]).write_text(json.dumps(record))
-    with pytest.warns(UserWarning, match="records without a digest") as said:
-        assert len(store.scan()[0]) == 2
-        store.scan()
-    assert len(said) == 1
+    records, damaged = store.scan()
+    assert records == [] and len(damaged) == 2
+    with pytest.raises(HmoeError, match=r"has no SHA-256.*Fix: .*\.ci/seal\.py"):
+        store.read(published[0]["run_id"])
     assert seal.seal_store(store) == (2, 2) and seal.seal_store(store) == (0, 2)
     store.folder.rename(tmp_path / "sealed")
     with warnings.catch_warnings():
@@ -230,10 +231,13 @@ def test_arrays_of_another_run_are_not_published(store, published, tmp_path):
 @pytest.mark.parametrize("without", [None, "panel_"])
 def test_published_arrays_name_their_run(store, published, tmp_path, without):
     (ids := [record["run_id"] for record in published]).sort()
-    old = store.path(ids[0]) / "arrays.safetensors"  # sealed by an earlier version: without a name
-    old.write_bytes(sealed({"codes": torch.ones(3), "panel_x": torch.ones(1)}))
-    with pytest.warns(UserWarning, match=f"{ids[0]} has arrays that do not name their run"):
+    file = store.path(ids[0]) / "arrays.safetensors"
+    values = {"codes": torch.ones(3), "panel_x": torch.ones(1)}
+    file.write_bytes(sealed(values))  # whose they are, nobody knows
+    with pytest.raises(HmoeError, match=f"run {ids[0]} .*has damaged arrays"):
         publish_study("s", ids, store, tmp_path, ids, without=without)
+    file.write_bytes(sealed(values, run=ids[0]))
+    publish_study("s", ids, store, tmp_path, ids, without=without)
     for run_id in ids:
         content = (tmp_path / "s" / f"{run_id}.safetensors").read_bytes()
         assert seal_fault(content, run_id) is None

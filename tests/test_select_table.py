@@ -22,7 +22,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.studies.plan import matching
+from hmoe_repro.studies.filters import matching
 from hmoe_repro.studies.search import choose, hparams_note, only_algorithms, search_specs, tables_of
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.training.model import load_model

@@ -9,17 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from notebooks import page_functions
 
 from hmoe_repro.analysis.experts import runs_with_choices
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.spectra import (
-    convolutional_baseline,
     depth_changes,
     measured_runs,
     noise_differences,
     noise_drops,
     noise_rows,
-    spectra_verdict,
     spectrum_rows,
     untrained_runs,
 )
@@ -40,7 +39,12 @@ from hmoe_repro.networks.spectra import (
 from hmoe_repro.report.render import render
 from hmoe_repro.studies.studies import read_study, study_specs
 from hmoe_repro.training import measurements as measuring
-from hmoe_repro.training.measurements import accuracy_with_noise, check_measure, measure_spectra
+from hmoe_repro.training.measurements import (
+    accuracy_with_noise,
+    check_measure,
+    measure_spectra,
+    trained_run,
+)
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -49,6 +53,8 @@ from hmoe_repro.training.trainer import Trainer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+
+FOURIER = page_functions("gmoe_fourier")
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -243,7 +249,7 @@ def test_accuracy_with_noise_is_that_of_the_noisy_images():
     trainer = trainer_of(spec_of())
     trainer.update()
     algorithm = trainer.algorithm.eval()
-    found = accuracy_with_noise(trainer, algorithm, trainer.domains, "out")
+    found = accuracy_with_noise(trained_run(trainer), algorithm, trainer.domains, "out")
     right, total = np.zeros(11), 0
     with torch.no_grad():
         for domain in trainer.domains:
@@ -315,7 +321,7 @@ def test_the_same_images_get_the_same_noise_in_every_network(monkeypatch):
 
     monkeypatch.setattr(measuring.spectra, "band_noise", note)
     for name in ("small_cnn", "small_vit"):
-        measure_spectra(trainer_of(spec_of(network=name)))
+        measure_spectra(trained_run(trainer_of(spec_of(network=name))))
     half = len(seen) // 2
     assert half == 10 * 4 and all(map(torch.equal, seen[:half], seen[half:]))
 
@@ -421,12 +427,12 @@ def test_differences_are_formed_in_pairs():
 
 def test_the_baseline_is_erm_on_a_convolutional_network():
     frame = framed()
-    assert convolutional_baseline(frame) == "ERM, small_cnn"
+    assert FOURIER.convolutional_baseline(frame) == "ERM, small_cnn"
     other = frame.assign(algorithm="IRM", run_id="IRM " + frame.run_id)
-    assert convolutional_baseline(other) == "IRM, small_cnn"
-    assert convolutional_baseline(pd.concat([other, frame])) == "ERM, small_cnn"
+    assert FOURIER.convolutional_baseline(other) == "IRM, small_cnn"
+    assert FOURIER.convolutional_baseline(pd.concat([other, frame])) == "ERM, small_cnn"
     with pytest.raises(HmoeError, match="no convolutional network measured its spectra"):
-        convolutional_baseline(frame[:4])
+        FOURIER.convolutional_baseline(frame[:4])
 
 
 def test_a_baseline_must_exist_and_have_something_in_common():
@@ -491,7 +497,7 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
     # changes of 2.5 and 1.5 in both domains: half of sqrt(.25 + .25), with 2 degrees of freedom
     assert cnn.change == 2 and math.isnan(cnn.untrained)
     assert math.isclose(cnn.high - 2, 4.3027 * math.sqrt(0.5) / 2, rel_tol=1e-4)
-    answer, short, *_ = spectra_verdict(framed(), "ERM, small_cnn", before)
+    answer, short, *_ = FOURIER.spectra_verdict(framed(), "ERM, small_cnn", before)
     assert answer == (
         "High frequencies fall with depth in ERM, small_vit; high frequencies rise with depth in "
         "ERM, small_cnn; noise of high frequencies costs significantly less than for ERM, "
@@ -502,15 +508,15 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
 
 
 def test_sentences_follow_the_records():
-    lines = spectra_verdict(framed(), "ERM, small_cnn")
+    lines = FOURIER.spectra_verdict(framed(), "ERM, small_cnn")
     assert len(lines) == 2 + 2 and lines[2] == (
         "ERM, small_vit − ERM, small_cnn, validation, points lost to noise above half of π: "
         "-10.0 (95 % CI -10.0 to -10.0), significant; 1.0 of 90.0 % without noise, against 11.0 of "
         "90.0 %."
     )
-    turned = spectra_verdict(framed(gap=-0.01), "ERM, small_cnn")
+    turned = FOURIER.spectra_verdict(framed(gap=-0.01), "ERM, small_cnn")
     assert "+1.0 (95 % CI" in turned[2]
-    alone = spectra_verdict(framed()[lambda frame: frame.trial_seed == 0], "ERM, small_cnn")
+    alone = FOURIER.spectra_verdict(framed()[lambda frame: frame.trial_seed == 0], "ERM, small_cnn")
     assert "-10.0 (one seed); 0.0 of 90.0 %" in alone[2]
 
 

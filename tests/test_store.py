@@ -20,6 +20,7 @@ from hmoe_repro.training.store import (
     read_record,
     repeats,
     run_lock,
+    sealed_record,
     to_json,
     verify_studies,
 )
@@ -145,12 +146,12 @@ def test_what_was_selected_follows_from_the_checkpoints(tmp_path, change):
     made, store = load_study("quick-dmg-short")[0], RunStore(tmp_path)
     edited = change(made)
     store.path(made["run_id"]).mkdir()
-    store.record_path(made["run_id"]).write_text(json.dumps(edited))
+    store.record_path(made["run_id"]).write_text(sealed_record(edited))
     with pytest.raises(
         HmoeError, match=f"{made['run_id']}: its entry '(selected|in_domain)' is not"
     ):
         store.read(made["run_id"])
-    store.record_path(made["run_id"]).write_text(json.dumps(made))
+    store.record_path(made["run_id"]).write_text(sealed_record(made))
     assert store.read(made["run_id"]) == made
 
 
@@ -284,7 +285,7 @@ def test_publishing_can_leave_arrays_out(tmp_path, without, kept):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
     store.write(record())
     arrays = {"code_out": torch.ones(2), "panel_images": torch.zeros(3)}
-    (store.path(SPEC.run_id) / "arrays.safetensors").write_bytes(sealed(arrays))
+    (store.path(SPEC.run_id) / "arrays.safetensors").write_bytes(sealed(arrays, run=SPEC.run_id))
     for _ in range(2):  # the second replaces the first
         publish_study("study", [SPEC.run_id], store, results, [SPEC.run_id], without=without)
     published = load_file(results / "study" / f"{SPEC.run_id}.safetensors")

@@ -664,7 +664,7 @@ def test_files_and_names_that_are_no_studies(tmp_path, small):
 
 
 def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, monkeypatch):
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
 
     monkeypatch.setattr("hmoe_repro.report.study_report.collect_study", lambda *_: ([], []))
     monkeypatch.setattr("hmoe_repro.report.study_report.render", lambda *_, **__: "page")
@@ -696,7 +696,7 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
 
 
 def test_a_study_is_published_as_its_runs_end(tmp_path, monkeypatch):
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
     from hmoe_repro.training.run import run
 
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
@@ -812,7 +812,7 @@ def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
     specs = [
         make_config("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"
     ]
-    results = sweep(specs, RunStore(tmp_path / "runs"), jobs=2)
+    results = sweep(specs, store=RunStore(tmp_path / "runs"), device="cpu", jobs=2)
     assert list(results.values()) == [("complete", None)] * 2
 
 

@@ -10,10 +10,12 @@ from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
-from hmoe_repro.studies.plan import estimate, measured_kinds, on_device
+from hmoe_repro.studies.engines import RunSettings, Worker, WorkerPool
+from hmoe_repro.studies.estimates import comparable_records, estimate, measured_kinds
+from hmoe_repro.studies.run_queue import settled
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
-from hmoe_repro.studies.sweep import Outcomes, _give, _settled, _Worker, sweep
+from hmoe_repro.studies.sweep import SweepOptions, sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import failed_record, run
 from hmoe_repro.training.store import RunStore, outcome, run_lock
@@ -38,7 +40,9 @@ def specs(steps=11, **hparams):
 def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
     good, bad, store, heard = specs(), specs(lr=1e9)[0], RunStore(tmp_path / "sweep"), []
     results = sweep(
-        [bad, *good, good[0]], store, jobs=2, on_event=lambda *event: heard.append(event)
+        [bad, *good, good[0]],
+        SweepOptions(store, "cpu", jobs=2),
+        on_event=lambda *event: heard.append(event),
     )
     assert (
         results[bad.run_id][0] == "failed"
@@ -51,7 +55,7 @@ def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
         assert outcome(run(spec, alone)) == outcome(store.read(spec.run_id))
     heard.clear()
     assert (
-        sweep(good, store, jobs=2, on_event=lambda *event: heard.append(event))
+        sweep(good, store=store, device="cpu", on_event=lambda *event: heard.append(event))
         == {s.run_id: ("complete", None) for s in good}
         and not heard
     )
@@ -77,7 +81,7 @@ def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    results = sweep([long, *others], store, jobs=2, on_event=murder)
+    results = sweep([long, *others], store=store, device="cpu", jobs=2, on_event=murder)
     assert (
         killed
         and results[long.run_id][0] == "failed"
@@ -127,7 +131,7 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     heard = []
     with pytest.warns(UserWarning) as said:
         tell = lambda *event: heard.append(event[0])
-        results = sweep([first, *others], store, jobs=2, on_event=tell)
+        results = sweep([first, *others], store=store, device="cpu", jobs=2, on_event=tell)
     assert set(results.values()) == {("complete", None)} and set(heard) <= {"start", "step", "done"}
     said = sorted(str(w.message) for w in said if "starts again" in str(w.message))
     assert [line.split()[1] for line in said] == sorted([first.run_id, others[0].run_id])
@@ -138,24 +142,25 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
     store, alike, others = RunStore(tmp_path), specs(), specs(lr=0.1)
     fails, ran, heard = {s.run_id for s in (*alike, others[1])}, [], []
 
-    def drive(todo, hear, *_):
-        while todo:
-            spec = todo.pop(0)
+    def train(queue, options):
+        while queue.waiting:
+            spec = queue.take()
             ran.append(spec)
             failed = spec.run_id in fails
             if failed:
                 store.write(failed_record(spec, ensure_writable(store.path(spec.run_id)), "a bug"))
-            hear(spec, "done", *(("failed", "a bug") if failed else ("complete", None)))
+            ended = ("failed", "a bug") if failed else ("complete", None)
+            queue.on_message(spec, "done", *ended)
 
-    monkeypatch.setattr("hmoe_repro.studies.sweep._drive_local", drive)
+    monkeypatch.setattr("hmoe_repro.studies.sweep._train", train)
     given = dict(store=store, on_event=lambda *event: heard.append(event), stop_kinds=True)
     mixed = [spec for pair in zip(alike, others) for spec in pair]
-    ended = Outcomes(sweep(mixed, **given))
+    ended = sweep(mixed, **given)
     assert ran == [alike[0], *others]  # the others' second failure is one run's alone
     assert [event[3] for event in heard if event[1] == alike[0]] == [
         "a bug (3 runs of its kind not started)"
     ]
-    assert ended.summary(store).endswith("2 failed, 3 not started because one of their kind failed")
+    assert ended.summary().endswith("2 failed, 3 not started because one of their kind failed")
     assert ended[alike[3].run_id][0] == "stopped" and alike[0].run_id in ended[alike[3].run_id][1]
     with pytest.raises(HmoeError, match="2 of 8 runs failed, 3 not started .*: a bug"):
         ended.refuse_failed()
@@ -178,7 +183,7 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
         fails.clear()
         fails.add(trials[bad].run_id)
         ran.clear()
-        sweep(trials, RunStore(tmp_path / str(bad)), stop_kinds=True)
+        sweep(trials, store=RunStore(tmp_path / str(bad)), stop_kinds=True)
         assert len(ran) == count
 
 
@@ -190,22 +195,27 @@ def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
             raise BrokenPipeError
 
     ours, theirs = multiprocessing.Pipe()
-    new, idle, spec = _Worker(None, ours), [_Worker(None, Dead())], specs()[0]
-    monkeypatch.setattr("hmoe_repro.studies.sweep._start_worker", lambda *_: new)
-    assert _give(spec, idle, ()) is new and not idle and theirs.recv() == spec.to_dict()
+    new, spec = Worker(None, ours), specs()[0]
+    monkeypatch.setattr("hmoe_repro.studies.engines.start_worker", lambda *_: new)
+    pool = WorkerPool(RunSettings("", "cpu", None, "{}"), jobs=2)
+    pool.idle[spec.determinism].append(Worker(None, Dead()))
+    pool.start(spec)
+    assert pool.busy == {ours: (new, spec)} and not pool.idle[spec.determinism]
+    assert theirs.recv() == spec.to_dict() and pool.has_room()
 
 
 def test_engines_are_checked(tmp_path):
     with pytest.raises(HmoeError, match="local, ray"):
-        sweep(specs(), RunStore(tmp_path), engine="slurm")
+        sweep(specs(), store=RunStore(tmp_path), engine="slurm")
 
 
 @pytest.mark.slow
-def test_runs_of_another_process_are_left_to_it(tmp_path):
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_runs_of_another_process_are_left_to_it(tmp_path, jobs):
     store, (mine, theirs, *_) = RunStore(tmp_path), specs()
     store.path(theirs.run_id).mkdir()
     with run_lock(store.path(theirs.run_id)):
-        results = sweep([mine, theirs], store, jobs=1)
+        results = sweep([mine, theirs], store=store, device="cpu", jobs=jobs)
     assert (
         results[theirs.run_id][0] == "elsewhere"
         and results[mine.run_id][0] == "complete"
@@ -223,8 +233,8 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
         finished.append(run(spec, RunStore(tmp_path)))
         return failed_record(spec, *given)
 
-    monkeypatch.setattr("hmoe_repro.studies.sweep.failed_record", finish_meanwhile)
-    results = [_settled(spec, store, "its worker died") for spec in (first, second)]
+    monkeypatch.setattr("hmoe_repro.studies.run_queue.failed_record", finish_meanwhile)
+    results = [settled(spec, store, "its worker died") for spec in (first, second)]
     assert results == [("complete", None), ("failed", "its worker died")]
     assert store.read(first.run_id) == finished[0] and finished[1:] == [None]
     assert run(second, store)["status"] == "complete"
@@ -281,7 +291,7 @@ def test_an_estimate_mixes_no_devices():
     ]
 
     def seconds(**here):
-        found = estimate(spec, measured_kinds(on_device(known, here)))
+        found = estimate(spec, measured_kinds(comparable_records(known, here)))
         return found and found[0]
 
     assert seconds(device="cpu", device_name="c") == 2

@@ -1,11 +1,12 @@
 """Three systems side by side: the differences to ERM, and what the picture of costs shows."""
 
 import pytest
+from notebooks import page_functions
 
 from hmoe_repro.analysis.results import frame_of
-from hmoe_repro.bench.systems import SWEEP_TARGETS, run_sweep, systems_table, systems_verdict
-from hmoe_repro.bench.timing import target_table
+from hmoe_repro.bench.sweep_overhead import SWEEPS
 
+PAGE = page_functions("systems")
 DOMAINS = ("negative", "photo", "plain", "sketch")
 NAMES = ("ERM", "CORAL", "SWAD", "HMOE-DN", "DMG", "ERM-ViT", "GMoE")
 
@@ -28,9 +29,9 @@ def study(seeds, domains, behind=0.1, names=("ERM", "CORAL")):
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_the_interval_is_that_of_the_contrast(seeds):
     frame = study(seeds, 2)
-    cell = systems_table(frame, None)["minus ERM"].iloc[1]
+    cell = PAGE.systems_table(frame, None)["minus ERM"].iloc[1]
     assert cell == ("-10.0 (one seed)" if seeds == 1 else "-10.0 (equal in all seeds)")
-    (line,) = systems_verdict(frame, None)
+    (line,) = PAGE.systems_verdict(frame, None)
     said = "one trial seed" if seeds == 1 else "no variance over seeds"
     assert line.startswith(f"Not decided: {said}") and "CORAL -10.0" in line
 
@@ -39,14 +40,14 @@ def test_the_overhead_of_a_sweep_is_percent_of_a_minute_and_seconds_of_a_tiny_ru
     seconds = {"tiny": {"loop": [0.5] * 3, "sweep": [0.6, 0.65, 0.8]}}
     seconds["minute"] = {"loop": [60.0] * 3, "sweep": [60.6, 60.9, 63.0]}
     record = {"what": "sweep", "scale": "full", "bf16": "amx", "seconds": seconds}
-    table = target_table(record, SWEEP_TARGETS)
+    table = SWEEPS.target_table(record)
     assert table["median"].round(6).tolist() == [1.5, 0.15]
     assert table.verdict.str.startswith("met").all()
 
 
 @pytest.mark.slow
 def test_a_sweep_is_timed_without_the_start_of_its_process():
-    record = run_sweep(1, "tiny", say=lambda line: None)
+    record = SWEEPS.run(1, "tiny", say=lambda line: None)
     assert record["what"] == "sweep" and {*record["seconds"]} == {"tiny", "minute"}
     for times in record["seconds"].values():
         assert 0 < times["loop"][0] and 0 < times["sweep"][0] < 5  # to start takes more

@@ -8,9 +8,12 @@ import pandas as pd
 
 from hmoe_repro.analysis.plotting import save_figure
 from hmoe_repro.analysis.writers import (
+    Line,
     as_text,
     escape_markdown,
     escape_tex,
+    first_sentence,
+    lines_of,
     markdown_table,
     save_table,
 )
@@ -97,3 +100,13 @@ def test_colours_do_not_depend_on_company():
     alone, together = colours(["HMOE-DN"]), colours(["art", "HMOE-ND", "HMOE-DN", "art"])
     assert alone["HMOE-DN"] == together["HMOE-DN"] and len(set(together.values())) == 3
     assert len(colours(range(30))) == 30
+
+
+def test_a_line_knows_its_sentences():
+    line = Line.of("Of 8 targets: 7 met.\n\nA processor, v. 2.1, one thread.")
+    assert line == "Of 8 targets: 7 met. A processor, v. 2.1, one thread."
+    assert first_sentence(line) == "Of 8 targets: 7 met."
+    assert first_sentence(line.after("PACS: ")) == "PACS: Of 8 targets: 7 met."
+    assert first_sentence("Mean. Of three.") == "Mean. Of three."  # no text is searched for its end
+    two = lines_of("One.\nTwo.\n\nThree.\n")
+    assert [line.sentences for line in two] == [("One.", "Two."), ("Three.",)]

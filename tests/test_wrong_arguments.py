@@ -27,6 +27,7 @@ from hmoe_repro.core.errors import (
     system_error,
 )
 from hmoe_repro.networks.search_space import HParam
+from hmoe_repro.studies.sweep import SweepOptions
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore
@@ -59,7 +60,6 @@ def given(trained):  # noqa: F811
         "compare": dict(algorithms=["ERM"], data=DATA, seeds=1, steps=1, jobs=1),
         "as_dataset": dict(data=DATA),
         "load": dict(model=records[0]["run_id"], store=trained),
-        "load_trained": dict(run_id=records[0]["run_id"], store=trained),
         "load_model": dict(run_id=records[0]["run_id"], store=trained),
         "RunStore.find": dict(self=trained, prefix=records[0]["run_id"]),
         "RunStore.__init__": dict(self=RunStore.__new__(RunStore)),
@@ -71,8 +71,8 @@ def given(trained):  # noqa: F811
         "make_config": dict(algorithm="ERM", dataset="DigitDomainsTiny", test_domains=["sketch"])
         | dict(network="small_cnn"),
         "run": dict(spec=spec, store=trained),
-        "sweep": dict(specs=[], store=trained),
-        "train_here": dict(specs=[], store=trained),
+        "sweep": dict(configs=[]),
+        "SweepOptions.__init__": dict(self=SweepOptions.__new__(SweepOptions), store=trained),
         "load_dataset": dict(name="DigitDomainsTiny"),
         "results": dict(source=str(trained.folder)),
         "select_model": dict(records=records, test_domain="sketch"),
@@ -110,7 +110,7 @@ def elsewhere(tmp_path, monkeypatch, own_names):
         raise Reached
 
     monkeypatch.setattr(comparing, "_train", stop)
-    for place in ("studies.sweep.run", "studies.worker.run", "report.render.render"):
+    for place in ("studies.engines.run", "studies.worker.run", "report.render.render"):
         module, name = place.rsplit(".", 1)
         module = importlib.import_module(f"hmoe_repro.{module}")
         if hasattr(module, name):

@@ -16,11 +16,11 @@ import typer
 from cells import markdown, notebook
 from finish import finish, size_of
 from names import ROOT, cell_text, reading_path
-from readme import PUBLISHED, item_status, status_words
 from sphinx.cmd.build import build_main
 from typer.cli import get_docs_for_click
 
 from hmoe_repro.report.gallery import data_title, title_and_claim
+from hmoe_repro.report.readme import PUBLISHED, item_status, status_words
 
 HERE = Path(__file__).resolve().parent
 COLOURS = {"full": "success", "reduced": "warning", "stand-in": "warning", "explained": "info"}

@@ -4,14 +4,12 @@ import ast
 import functools
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from hmoe_repro.core.files import repo_root
 
 ROOT = repo_root()
-sys.path.append(str(ROOT / ".ci"))  # for `readme`
 START = "nbs/00_core/00_start_here.ipynb"
 CITED = re.compile(r"\(?(HMOE|GMoE|DMG),[^)]*?\beqs?\. ?([\d, andto]*\d)")
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)

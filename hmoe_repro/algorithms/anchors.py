@@ -26,12 +26,19 @@ STAGES = ("maxpool", "layer1", "layer2", "layer3", "layer4")  # of a residual ne
 
 
 def tap_points(network: nn.Module) -> list[nn.Module]:
-    """The modules whose outputs MIRO compares, from input to output. `HmoeError` for a network of
-    unknown build."""
+    """List the modules whose outputs MIRO compares, from input to output.
+
+    These are the stages of a residual network, the blocks of a transformer, or the norms of the
+    small ConvNet.
+
+    Raises:
+        HmoeError: for any other network.
+    """
     by_name = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
     stages = [by_name[name] for name in STAGES if name in by_name]
-    for name in ("blocks", "norms"):  # of a transformer, of the small ConvNet
-        stages = stages or list(by_name.get(name, ()))
+    for name in ("blocks", "norms"):
+        if not stages:
+            stages = list(by_name.get(name, ()))
     if stages:
         return stages
     raise HmoeError(
@@ -43,14 +50,23 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
 def tapped(
     network: nn.Module, points: list[nn.Module], x: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Output of `network` on x, and the outputs of some modules inside it on the way, in float32,
-    in the order in which they are made."""
+    """Run a network and record the outputs of some modules inside it.
+
+    Args:
+        network: any network.
+        points: the modules to record.
+        x: input of the network.
+
+    Returns:
+        The network's output, and the outputs of `points` in float32, in the order in which they
+        are computed.
+    """
     outputs = []
 
-    def keep(module, arguments, output):
+    def record(module, arguments, output):
         outputs.append(output)
 
-    hooks = [module.register_forward_hook(keep) for module in points]
+    hooks = [module.register_forward_hook(record) for module in points]
     try:
         return network(x), [output.float() for output in outputs]
     finally:
@@ -59,28 +75,36 @@ def tapped(
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-channel-means
 def channel_means(x: torch.Tensor) -> torch.Tensor:
-    """Mean over everything but channels: (B, C, H, W) -> (C,), and (B, ..., C) -> (C,) for tokens
-    and vectors."""
-    return x.mean((0, 2, 3)) if x.dim() == 4 else x.flatten(0, -2).mean(0)
+    """Average over all axes but the channels: maps (B, C, H, W) -> (C,), tokens or vectors
+    (B, ..., C) -> (C,)."""
+    if x.dim() == 4:
+        return x.mean((0, 2, 3))
+    return x.flatten(0, -2).mean(0)
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-variance
 _LEAST_VARIANCE = 1e-5
 
 
 def variance_of(b: torch.Tensor) -> torch.Tensor:
-    """sigma^2 = softplus(b) + 1e-5."""
+    """Compute the variance softplus(b) + 1e-5 of MIRO's parameter b."""
     return F.softplus(b) + _LEAST_VARIANCE
 
 
 def start_of(variance: float) -> float:
-    """The b at which `variance_of` gives this variance."""
+    """Return the b at which `variance_of` gives this variance."""
     return math.log(math.expm1(variance - _LEAST_VARIANCE))
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-miro
 @register("MIRO", paper="Cha et al., 2022", needs_domain_labels=False, family="averaging")
 class MIRO(ERM):
-    """Mutual information regularisation with a pretrained network as oracle (eq. 8 of the paper).
-    `HmoeError` for a network of unknown build."""
+    """Mutual information regularisation with an oracle (Cha et al., 2022): features stay near those
+    of the pretrained network.
+
+    Loss: cross entropy + ld * sum over stages of mean((f - f_0)^2 / v + log v) / 2 (eq. 8), with
+    the oracle's features f_0 and a learnt variance v per channel. Deviations: the oracle has the
+    weights that the featurizer begins with, and stages suit the network (`tap_points`, which raises
+    `HmoeError` for an unknown one).
+    """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("MIRO")
     fixed = ("pretrained.",)
@@ -95,7 +119,7 @@ class MIRO(ERM):
 
     @torch.no_grad()
     def anchors(self, x) -> list[torch.Tensor]:
-        """Features of images x in the pretrained network, one tensor for each tap point."""
+        """Compute the pretrained network's features of images x, one tensor per tap point."""
         _, features = tapped(self.pretrained, tap_points(self.pretrained), x)
         return features
 
@@ -110,8 +134,10 @@ class MIRO(ERM):
         return self.adam([network, {"params": self.b.parameters(), "lr": rate}])
 
     def regulariser(self, features, anchors) -> torch.Tensor:
-        """Gaussian negative log-likelihood of the anchors given the features, without its constant,
-        summed over places (eq. 8)."""
+        """Compute the Gaussian negative log-likelihood of the anchors given the features.
+
+        Without its constant, averaged over channels and summed over tap points (eq. 8): a scalar.
+        """
         terms = []
         for f, f_0, b in zip(features, anchors, self.b):
             v = variance_of(b)
@@ -126,22 +152,28 @@ class MIRO(ERM):
         return {"loss": nll + self.hparams["ld"] * reg, "nll": nll, "reg": reg}
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-urm
+# activation of the features, and the lower end of its range
 ACTIVATIONS = {"tanh": (nn.Tanh, -1), "relu": (nn.ReLU, 0), "sigmoid": (nn.Sigmoid, 0)}
 
 
 @register("URM", paper="Krishnamachari et al., 2024", needs_domain_labels=False, family="averaging")
 class URM(ERM):
     """Uniform risk minimisation (Krishnamachari et al., 2024): features that a discriminator cannot
-    distinguish from uniformly distributed noise."""
+    distinguish from uniform noise.
+
+    Losses in turn: cross entropy + urm_adv_lambda * BCE(d(z), 1) for the network, then
+    BCE(d(noise), 1) + urm_adv_lambda * BCE(d(z), 0) for the discriminator d. Deviations: the
+    activation follows any featurizer; DomainBed's choice "identity" does not exist.
+    """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("URM")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        make, self.lowest = ACTIVATIONS[self.hparams["urm_generator_output"]]
-        self.activation, hidden = make(), self.hparams["urm_discriminator_hidden_layers"]
-        widths = (self.featurizer.num_features, *[100] * (hidden + 1), 1)
-        self.discriminator = MLP(widths, nn.LeakyReLU)
+        activation_class, self.lowest = ACTIVATIONS[self.hparams["urm_generator_output"]]
+        self.activation = activation_class()
+        hidden = [100] * (self.hparams["urm_discriminator_hidden_layers"] + 1)
+        self.discriminator = MLP((self.featurizer.num_features, *hidden, 1), nn.LeakyReLU)
 
     def make_optimizer(self):
         adversary = {"params": self.discriminator.parameters()}
@@ -149,8 +181,12 @@ class URM(ERM):
         return self.adam([{"params": self.network_parameters()}, adversary])
 
     def guess_loss(self, z, target: float) -> torch.Tensor:
-        """The discriminator's loss on z (B, F), of which it should say `target`, or a number drawn
-        near it: 1 for noise, 0 for features."""
+        """Compute the discriminator's binary cross entropy, a scalar.
+
+        Args:
+            z: features or noise (B, F).
+            target: 1 for noise, 0 for features; label smoothing draws numbers near it.
+        """
         width = self.hparams["urm_discriminator_label_smoothing"]
         logits = self.discriminator(z)[:, 0]
         targets = torch.full_like(logits, target)
@@ -160,8 +196,10 @@ class URM(ERM):
 
     def steps(self, minibatches):
         x, y = concatenate(minibatches)
-        z, weight = self.features(x), self.hparams["urm_adv_lambda"]
-        nll, logits = F.cross_entropy(self.classifier(z), y), self.discriminator(z)
+        weight = self.hparams["urm_adv_lambda"]
+        z = self.features(x)
+        nll = F.cross_entropy(self.classifier(z), y)
+        logits = self.discriminator(z)
         fooled = F.binary_cross_entropy_with_logits(logits, torch.ones_like(logits))
         loss = nll + weight * fooled
         step_on(self.optimizer, loss, self.network_parameters())
@@ -172,7 +210,7 @@ class URM(ERM):
         return {"loss": loss, "nll": nll, "L_d": L_d}
 
     def features(self, x) -> torch.Tensor:
-        """Features (B, F) in the range of the activation."""
+        """Compute features (B, F) in the range of the activation."""
         return self.activation(self.featurizer(x))
 
     def predict(self, x):
@@ -180,32 +218,41 @@ class URM(ERM):
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-decay
 def decay(schedule: str, t: int) -> float:
-    """The factor on a learning rate after t epochs or updates (DMG, appendix 7.5)."""
+    """Return the factor on a learning rate after t epochs or updates (DMG, appendix 7.5).
+
+    It is 0.99^t for the `schedule` 'exponential', (1 + 1e-4 t)^-0.75 for 'inverse', else 1.
+    """
     if schedule == "exponential":
         return 0.99**t
-    return (1 + 1e-4 * t) ** -0.75 if schedule == "inverse" else 1.0
+    if schedule == "inverse":
+        return (1 + 1e-4 * t) ** -0.75
+    return 1.0
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-scheduled
 class Scheduled(Algorithm):
-    """An algorithm whose learning rates follow the hyper-parameter `schedule`, where it has it."""
+    """Base of algorithms whose learning rates follow the hyper-parameter `schedule`, if they have
+    it (`decay`)."""
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.epochs_done = 0
 
     def on_epoch(self, epoch: int):
-        """Called by the trainer after each epoch; `epoch`: how many are done."""
+        """Note that `epoch` epochs are done; the trainer calls this after each."""
         self.epochs_done = epoch
 
     def rate_factor(self, epochs: bool = False) -> float:
-        """The factor on a learning rate at the next update; `epochs`: 'inverse' counts epochs
-        instead of updates."""
+        """Return the factor on a learning rate at the next update.
+
+        Args:
+            epochs: whether 'inverse' counts epochs instead of updates.
+        """
         schedule = self.hparams.get("schedule", "none")
         by_epochs = epochs or schedule == "exponential"
         return decay(schedule, self.epochs_done if by_epochs else self.update_count)
 
     def rates(self) -> list[float]:
-        """The learning rate of each of the optimiser's groups at the next update."""
+        """List the learning rates of the optimiser's groups at the next update."""
         return [self.hparams["lr"] * self.rate_factor()]
 
     def update(self, minibatches, unlabeled=None):
@@ -218,14 +265,14 @@ class Scheduled(Algorithm):
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-near-zero
 def start_near_zero(head: nn.Module):
-    """Initialise the last layer of a classifier with tiny weights and no bias."""
+    """Initialise the last layer of a classifier in place, with tiny weights and no bias."""
     last = head if isinstance(head, nn.Linear) else head[-1]
     nn.init.normal_(last.weight, std=0.001)
     nn.init.zeros_(last.bias)
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-aggregate
 def of_large_networks(table: str) -> dict[str, HParam]:
-    """The hyper-parameters of a table, which exist only with a network of `LARGE`."""
+    """Return the hyper-parameters of `table`, which exist only with the networks in `LARGE`."""
     declared = declared_hparams(table).items()
     return {name: replace(h, requires=("network", LARGE)) for name, h in declared}
 
@@ -237,8 +284,11 @@ _DMG = ERM.HPARAMS | declared_hparams("aggregates") | of_large_networks("aggrega
     "Aggregate", paper="Chattopadhyay et al., 2020", needs_domain_labels=False, family="averaging"
 )
 class Aggregate(Scheduled, ERM):
-    """One model on the union of the training domains, the baseline of DMG (section 4); in natural
-    proportions under the sampler 'pooled'."""
+    """Baseline of DMG (Chattopadhyay et al., 2020, section 4): one model on all training domains.
+
+    Loss: the mean cross entropy of all images; the sampler 'pooled' keeps the domains' natural
+    proportions. Deviation: the learning rate is constant unless `schedule` says otherwise.
+    """
 
     HPARAMS = _DMG | of_large_networks("Aggregate-large")
 
@@ -252,23 +302,26 @@ class Aggregate(Scheduled, ERM):
     "Multi-Headed", paper="Chattopadhyay et al., 2020", needs_domain_labels=True, family="averaging"
 )
 class MultiHeaded(Scheduled):
-    """Shared features and one head per training domain; test domains get the mean of the heads'
-    logits (DMG, section 4)."""
+    """Baseline of DMG (Chattopadhyay et al., 2020, section 4): one head per training domain.
+
+    Loss: the mean cross entropy of all images, each by the head of its domain. Test domains get
+    the mean of the heads' logits. Deviations: validation uses that mean, too, and
+    `domainbed_compat` makes all heads one module, as the released code for AlexNet does.
+    """
 
     HPARAMS = _DMG | declared_hparams("Multi-Headed")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.featurizer = self.make_featurizer()
-        features, number = self.featurizer.num_features, num_domains
-        if self.hparams["domainbed_compat"]:
-            number = 1
-        self.heads = nn.ModuleList(self.make_classifier(features) for _ in range(number))
+        num_features = self.featurizer.num_features
+        num_heads = 1 if self.hparams["domainbed_compat"] else num_domains
+        self.heads = nn.ModuleList(self.make_classifier(num_features) for _ in range(num_heads))
         for head in self.heads:
             start_near_zero(head)
 
     def head(self, domain: int) -> nn.Module:
-        """The classifier of a training domain."""
+        """Return the classifier of a training domain, given by its index."""
         return self.heads[domain % len(self.heads)]
 
     def loss(self, minibatches):
@@ -278,7 +331,12 @@ class MultiHeaded(Scheduled):
         return {"loss": F.cross_entropy(logits, y)}
 
     def predict(self, x, domain: int | None = None):
-        """Logits (B, C): the mean over all heads, or those of the head of one training domain."""
+        """Compute logits (B, C).
+
+        Args:
+            x: images (B, C, H, W).
+            domain: index of the training domain whose head is used; None averages all heads.
+        """
         z = self.featurizer(x)
         if domain is not None:
             return self.head(domain)(z)

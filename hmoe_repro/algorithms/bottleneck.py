@@ -19,8 +19,15 @@ from ..networks.search_space import declared_hparams
 # %% ../../nbs/04_algorithms/15_bottleneck.ipynb #def-ib-erm
 @register("IB-ERM", paper="Ahuja et al., 2021", needs_domain_labels=True, family="bottleneck")
 class IBERM(tools.AnnealedPenalty, ERM):
-    """Information bottleneck (Ahuja et al., 2021): the variance of the features within each domain
-    as a penalty. `HmoeError` for fewer than 2 images of a domain."""
+    """Information bottleneck (Ahuja et al., 2021): features that vary little within a domain.
+
+    Loss: mean over domains of the cross entropy + ib_lambda * mean over domains and features of
+    the features' variance within the domain; the penalty's weight is 0 before
+    `ib_penalty_anneal_iters`. Deviations: none from DomainBed's implementation.
+
+    Raises:
+        HmoeError: if a batch has fewer than 2 images of a domain.
+    """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("IB-ERM")
     penalty_hparams = ("ib_lambda", "ib_penalty_anneal_iters")
@@ -31,18 +38,23 @@ class IBERM(tools.AnnealedPenalty, ERM):
         z = self.featurizer(concatenate(minibatches)[0])
         logits = self.classifier(z)
         nll = tools.domain_losses(logits, minibatches).mean()
-        penalty = torch.stack([z_i.var(0).mean() for z_i in tools.by_domain(z, minibatches)]).mean()
+        variances = [z_i.var(0).mean() for z_i in tools.by_domain(z, minibatches)]
+        penalty = torch.stack(variances).mean()
         loss = nll + self.penalty_weight * penalty + self.invariance(logits, minibatches)
         return {"loss": loss, "nll": nll, "penalty": penalty}
 
     def invariance(self, logits, minibatches):
-        """What a subclass adds to the loss, given the logits (sum of sizes, C)."""
+        """Compute a term that a subclass adds to the loss, from logits (sum of sizes, C)."""
         return 0.0
 
 # %% ../../nbs/04_algorithms/15_bottleneck.ipynb #def-ib-irm
 @register("IB-IRM", paper="Ahuja et al., 2021", needs_domain_labels=True, family="bottleneck")
 class IBIRM(IBERM):
-    """IB-ERM and the penalty of IRMv1 (Ahuja et al., 2021)."""
+    """Information bottleneck with invariance (Ahuja et al., 2021).
+
+    Loss: that of IB-ERM + irm_lambda * the penalty of IRMv1 (`irm_penalty`), whose weight jumps at
+    `irm_penalty_anneal_iters`. Deviation: IRM's slope is computed in closed form.
+    """
 
     HPARAMS = IBERM.HPARAMS | declared_hparams("IRM")
     penalty_hparams = (*IBERM.penalty_hparams, "irm_penalty_anneal_iters")
@@ -57,32 +69,48 @@ SCALE = 0.07  # the temperature of reference in the released code
 
 
 def domain_bottleneck(z, y, d, temperature=0.1, conditional=False, flipped=True) -> torch.Tensor:
-    """How well the domain of an image is known from those similar to it (Ruan et al., 2022), from
-    features z (B, F), classes y (B,) and domains d (B,), averaged over the images for which it is
-    defined; 0 where there is none.
+    """Compute how well the domain of an image is known from similar images (Ruan et al., 2022).
 
-    An image draws another one (if `conditional`, one of its class) with a probability that grows
-    with their inner product: the negative logarithm of the probability that this one is of another
-    domain, or, if not `flipped`, the logarithm of that of its own.
+    Image i draws another image j with probability proportional to exp(z_i . z_j / temperature).
+    The loss of i is -log P(j is of another domain), or, if not `flipped`, log P(j is of the
+    same domain). It is averaged over the images for which it is defined.
+
+    Args:
+        z: features (B, F).
+        y: classes (B,).
+        d: domains (B,).
+        temperature: of the probabilities.
+        conditional: whether an image draws among the images of its own class only.
+        flipped: which of the two losses is used.
+
+    Returns:
+        A scalar, times temperature / 0.07; 0 if no image has a loss.
     """
     logits = z @ z.T / temperature
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-    same_class, same_domain = others & (y[:, None] == y), d[:, None] == d
+    same_class = others & (y[:, None] == y)
+    same_domain = d[:, None] == d
     drawn = same_class if conditional else others
     wanted = drawn & (same_domain ^ flipped)
-    rows = wanted.any(1) & same_class.any(1)
+    defined = wanted.any(1) & same_class.any(1)
 
-    def log_sum(among):  # in rows that do not count, of everything: their differences are 0
-        return logits.masked_fill(rows[:, None] & ~among, -torch.inf).logsumexp(1)
+    def log_sum(among):  # in rows that are not defined, of everything: their differences are 0
+        return logits.masked_fill(defined[:, None] & ~among, -torch.inf).logsumexp(1)
 
     log_p = log_sum(wanted) - log_sum(drawn)
-    return temperature / SCALE * (-log_p if flipped else log_p).sum() / rows.sum().clamp_min(1)
+    losses = -log_p if flipped else log_p
+    return temperature / SCALE * losses.sum() / defined.sum().clamp_min(1)
 
 # %% ../../nbs/04_algorithms/15_bottleneck.ipynb #def-cad
 @register("CAD", paper="Ruan et al., 2022", needs_domain_labels=True, family="bottleneck")
 class CAD(ERM):
-    """Contrastive adversarial domain bottleneck (Ruan et al., 2022): features from whose
-    neighbours the domain cannot be told."""
+    """Contrastive adversarial domain bottleneck (Ruan et al., 2022): features from whose neighbours
+    the domain cannot be predicted.
+
+    Loss: cross entropy + lmbda * `domain_bottleneck` of the features, which are first projected
+    (`is_project`) and normalised (`is_normalized`) if set. Deviations: the supervised losses only,
+    as in DomainBed, and an image is never counted as drawn by itself.
+    """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("CAD")
     conditional = False
@@ -94,18 +122,30 @@ class CAD(ERM):
             self.projection = MLP((width, width, 128), nn.ReLU)
 
     def loss(self, minibatches):
+        h = self.hparams
         x, y = concatenate(minibatches)
         z = self.featurizer(x)
-        nll, h = F.cross_entropy(self.classifier(z), y), self.hparams
-        z = self.projection(z) if h["is_project"] else z
-        z = F.normalize(z) if h["is_normalized"] else z
-        labels, flipped = tools.domain_labels(minibatches), h["is_flipped"]
-        penalty = domain_bottleneck(z, y, labels, h["temperature"], self.conditional, flipped)
+        nll = F.cross_entropy(self.classifier(z), y)
+        if h["is_project"]:
+            z = self.projection(z)
+        if h["is_normalized"]:
+            z = F.normalize(z)
+        penalty = domain_bottleneck(
+            z,
+            y,
+            tools.domain_labels(minibatches),
+            temperature=h["temperature"],
+            conditional=self.conditional,
+            flipped=h["is_flipped"],
+        )
         return {"loss": nll + h["lmbda"] * penalty, "nll": nll, "penalty": penalty}
 
 
 @register("CondCAD", paper="Ruan et al., 2022", needs_domain_labels=True, family="bottleneck")
 class CondCAD(CAD):
-    """CAD among images of one class (Ruan et al., 2022, conditional on the label)."""
+    """Conditional CAD (Ruan et al., 2022): CAD among the images of one class.
+
+    Loss: that of CAD with `conditional=True` in `domain_bottleneck`.
+    """
 
     conditional = True

@@ -15,19 +15,27 @@ from .tools import by_domain
 
 # %% ../../nbs/04_algorithms/18_causal.ipynb #def-random-halves
 class RandomHalves(Alignment):
-    """The distance between two groups in place of that between domains: each domain's features are
-    cut in two, and each group gets one part of each."""
+    """Base of CausIRL: the distance between two groups replaces that between domains.
+
+    Each domain's features are cut in two at random, and each group gets one part of each domain.
+    """
 
     least_domains = 1
 
     def cuts(self, minibatches) -> list[int]:
-        """How many images of each domain go to the first group, from NumPy's global generator."""
+        """Draw how many images of each domain the first group gets, from NumPy's global
+        generator; 0 to B_i - 1 of B_i."""
         return [np.random.randint(len(y)) for _, y in minibatches]
 
     def distance(self, z, minibatches):
-        parts = zip(by_domain(z, minibatches), self.cuts(minibatches))
-        first, second = zip(*(z_i.tensor_split([cut]) for z_i, cut in parts))
-        groups = torch.cat(first), torch.cat(second)
+        parts = by_domain(z, minibatches)
+        first = []
+        second = []
+        for z_i, cut in zip(parts, self.cuts(minibatches)):
+            before, after = z_i.tensor_split([cut])
+            first.append(before)
+            second.append(after)
+        groups = [torch.cat(first), torch.cat(second)]
         if min(map(len, groups)) < 2:
             return z.new_zeros(())
         return super().distance(torch.cat(groups), [(group, group) for group in groups])
@@ -37,9 +45,17 @@ class RandomHalves(Alignment):
     "CausIRL-CORAL", paper="Chevalley et al., 2022", needs_domain_labels=True, family="causal"
 )
 class CausIRLCORAL(RandomHalves, CORAL):
-    """Causal matching (Chevalley et al., 2022) with CORAL's distance."""
+    """Causal matching (Chevalley et al., 2022) with CORAL's distance.
+
+    Loss: cross entropy + mmd_gamma * distance of two random groups with images of every domain.
+    Deviation: a distance that is not a number is no 0, as it is in DomainBed.
+    """
 
 
 @register("CausIRL-MMD", paper="Chevalley et al., 2022", needs_domain_labels=True, family="causal")
 class CausIRLMMD(RandomHalves, MMD):
-    """Causal matching (Chevalley et al., 2022) with MMD's distance."""
+    """Causal matching (Chevalley et al., 2022) with MMD's distance.
+
+    Loss: cross entropy + mmd_gamma * distance of two random groups with images of every domain.
+    Deviation: a distance that is not a number is no 0, as it is in DomainBed.
+    """

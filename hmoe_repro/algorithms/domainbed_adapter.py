@@ -30,6 +30,8 @@ from .base import SHARED_HPARAMS, Algorithm, as_floats, register
 from .conformance import random_batches
 from .outside_code import check_reads, watch
 from .source import digest_of, is_installed
+from .tools import match_layouts
+from ..core.config import CONFIG
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
 from ..core.files import resolved
 from ..core.seeds import random_state, restore_random_state
@@ -101,7 +103,8 @@ def _our_featurizer(input_shape, hparams) -> nn.Module:
 
 
 def _checkout() -> SimpleNamespace:
-    if not (path := os.environ.get("HMOE_DOMAINBED")):
+    """The checkout that `CONFIG` or HMOE_DOMAINBED names. `HmoeError` if neither does."""
+    if not (path := CONFIG.domainbed or os.environ.get("HMOE_DOMAINBED")):
         raise HmoeError(
             "an algorithm domainbed:NAME comes from your checkout of DomainBed, and none is named.",
             fix="--domainbed PATH, or HMOE_DOMAINBED=PATH.",
@@ -301,8 +304,15 @@ class DomainBedAlgorithm(Algorithm):
         self.inner.train() if mode else self.inner.eval()
         return self
 
+    def _match_layouts(self):
+        """Hook the optimisers of the class and of its parts, those of the last update included."""
+        for part in self.modules():
+            for value in vars(part).values():
+                match_layouts(value)
+
     def update(self, minibatches, unlabeled=None):
         if not self.ended:
+            self._match_layouts()
             with _explained(self.name):
                 reported = self.inner.update(minibatches)
             check_reads(self.package)
@@ -374,9 +384,11 @@ def _with_files(checkout: SimpleNamespace, source: type) -> str:
 
 
 def domainbed_algorithm(name: str) -> type[Algorithm]:
-    """Register and return the algorithm 'domainbed:<class>' of the checkout that `HMOE_DOMAINBED`
-    names. `HmoeError` where there is none, it cannot be imported, has no such class, or has one
-    that accepts no featurizer of ours."""
+    """Register and return the algorithm 'domainbed:<class>' of the user's checkout of DomainBed.
+
+    Raises `HmoeError` if neither `CONFIG` nor HMOE_DOMAINBED names a checkout, and for a checkout
+    that cannot be imported, has no such class, or has one that accepts no featurizer of ours.
+    """
     own = name.removeprefix(DOMAINBED)
     if own in _OWN_FEATURIZER:
         cause = f"{name} accepts no featurizer but DomainBed's own, and a class gets ours here."

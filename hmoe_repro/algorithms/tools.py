@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain_labels', 'live_batch_norm', 'forward_parts',
            'cyclic_pairs', 'AnnealedPenalty', 'linear_classifier', 'trained_featurizer', 'update_average',
-           'average_into', 'frozen_copy', 'step_on', 'sgd', 'to_floats']
+           'average_into', 'frozen_copy', 'match_layouts', 'step_on', 'sgd', 'to_floats']
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #imports
 import copy
@@ -14,7 +14,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..core.errors import HmoeError
 
@@ -159,7 +158,26 @@ def _match_layouts(optimizer: torch.optim.Optimizer, *_):
             state[name] = _laid_out(value, p)
 
 
-_LAYOUT_HOOK = register_optimizer_step_pre_hook(_match_layouts)
+def match_layouts(value):
+    """Hook the optimisers in `value`: gradients and state get their parameter's memory layout
+    before each step.
+
+    Args:
+        value: an optimiser, or a list, tuple or dictionary that may hold some. Any other object is
+            left alone, and so is an optimiser that has the hook already.
+
+    Returns `value`.
+    """
+    if isinstance(value, dict):
+        held = value.values()
+    elif isinstance(value, (list, tuple)):
+        held = value
+    else:
+        held = (value,)
+    for optimizer in held:
+        if isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "layout_hook"):
+            optimizer.layout_hook = optimizer.register_step_pre_hook(_match_layouts)
+    return value
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-step-on
 def step_on(optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters):

@@ -13,6 +13,7 @@ import seaborn as sns
 
 from ..algorithms import get_algorithm
 from .clusters import FOUND, relative_length, scored_runs
+from .results import code_points, hparams_of, measurement
 from .statistics import contrast, holm, rate, rate_text
 from .writers import template
 
@@ -22,7 +23,7 @@ def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> 
     not the most frequent value (of several, the declared default); 'default' where none is.
     `names`: what to call some of these."""
     found = frame.drop_duplicates("run_id")
-    specs = [{**r["config"]["hparams"], "updates": r["config"]["steps"]} for r in found.record]
+    specs = [{**hparams_of(run), "updates": run.steps} for run in found.itertuples()]
     values = pd.DataFrame(specs, index=found.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
     frequent = texts.mode()
@@ -79,7 +80,8 @@ def best_restarts(table: pd.DataFrame) -> pd.DataFrame:
     def best(group: pd.DataFrame) -> pd.Series:
         ordered = group.sort_values("share_of_log_K", kind="stable")
         first = ordered.iloc[0].copy()
-        groups = [list(record["discovery"].get("groups", "")) for record in ordered.record[:2]]
+        pair = [measurement(run, "discovery") for run in ordered[:2].itertuples()]
+        groups = [list(found.get("groups", "")) for found in pair]
         first["restarts"], first["wall_time_s"] = len(group), group.wall_time_s.sum()
         two = len(groups) == 2 and all(groups)
         first["agreement"] = adjusted_mutual_info_score(*groups) if two else np.nan
@@ -104,11 +106,11 @@ def baseline_table(frame: pd.DataFrame, alike: pd.DataFrame | None = None) -> pd
     if alike is not None:
         found = found[found.dataset.isin(alike.dataset) & found.test_domain.isin(alike.test_domain)]
     rows = [
-        {"baseline": name, "test_domain": run.test_domain} | run.record["clusters"][key]
+        {"baseline": name, "test_domain": run.test_domain} | measured[key]
         for run in found.itertuples()
-        if run.record.get("clusters")
+        for measured in [measurement(run, "clusters")]
         for key, name in BASELINES.items()
-        if key in run.record["clusters"]
+        if key in measured
     ]
     scores = {"nmi_domain": "mean_nmi", "nmi_class": "mean_nmi_class", "purity": "mean_purity"}
     table = pd.DataFrame(rows, columns=["baseline", "test_domain", *scores]).rename(columns=scores)
@@ -148,11 +150,10 @@ def code_trace(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.D
     columns = ["setting", "run_id", "test_domain", "trial_seed"]
     rows = [
         dict(zip(columns, run[:4]))
-        | {"step": point["step"], "relative_length": relative_length(point["codes"])}
-        | point["codes"]
+        | {"step": step, "relative_length": relative_length(codes)}
+        | codes
         for run in setting_runs(frame, names)[[*columns, "record"]].itertuples(index=False)
-        for point in run.record["checkpoints"]
-        if point.get("codes")
+        for step, codes in code_points(run)
     ]
     return pd.DataFrame(rows)
 

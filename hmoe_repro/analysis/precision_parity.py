@@ -13,10 +13,10 @@ import math
 import numpy as np
 import pandas as pd
 
-from .results import runs
+from .results import last_losses, measurement, runs, selected_scores, settings_of
 from .statistics import holm, mean_interval
 from .tables import MODE_ORDER, domain_order, row_name
-from .writers import template
+from .writers import Line, lines_of, template
 from ..core.errors import HmoeError
 from ..studies.search import rank
 
@@ -25,16 +25,14 @@ def _twins(frame: pd.DataFrame, *precisions: str) -> pd.DataFrame:
     """The runs in two precisions, a row each, with `shared`, their specification without it, and
     whether both runs of that specification are complete (`paired`)."""
     found = runs(frame[frame.precision.isin(precisions)])
-    specs = [{**record["config"], "precision": ""} for record in found.record]
+    specs = [{**settings_of(run), "precision": ""} for run in found.itertuples()]
     found["shared"] = [json.dumps(spec, sort_keys=True) for spec in specs]
     complete = (found.status == "complete").groupby(found.shared).transform("sum")
     return found.assign(paired=complete == 2)
 
 
-def precision_pairs(
-    frame: pd.DataFrame, base: str = "float32", other: str = "bf16"
-) -> list[tuple[dict, dict]]:
-    """The records of twins (base, other): complete runs of `results` whose specifications differ
+def precision_pairs(frame: pd.DataFrame, base: str = "float32", other: str = "bf16") -> list[tuple]:
+    """The rows of twins (base, other): complete runs of `results` whose specifications differ
     in the precision only, ordered by algorithm, test domain and seed. `HmoeError` if there are
     none."""
     twins = _twins(frame, base, other).query("paired")
@@ -43,19 +41,21 @@ def precision_pairs(
             f"no run is complete in both {base} and {other}.",
             fix="train the same specifications in both precisions.",
         )
-    twins = twins.pivot(index="shared", columns="precision", values="record")
+    by_spec = {}
+    for run in twins.itertuples():
+        by_spec.setdefault(run.shared, {})[run.precision] = run
 
     def place(pair):
-        record, spec = pair[0], pair[0]["config"]
-        return rank(spec["algorithm"]), spec["test_domains"], spec["trial_seed"], record["run_id"]
+        run = pair[0]
+        return rank(run.algorithm), settings_of(run)["test_domains"], run.trial_seed, run.run_id
 
-    return sorted(zip(twins[base], twins[other]), key=place)
+    return sorted([(pair[base], pair[other]) for pair in by_spec.values()], key=place)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-unpaired-notes
-def unpaired_notes(frame: pd.DataFrame, base: str = "float32", other: str = "bf16") -> list[str]:
-    """One line for each run in one of the two precisions that failed or has no complete twin."""
-    twin, notes = {base: other, other: base}, []
-    for run in _twins(frame, base, other).query("not paired").itertuples():
+def unpaired_notes(frame: pd.DataFrame) -> list[str]:
+    """One line for each run in float32 or bf16 that failed or has no complete twin."""
+    twin, notes = {"float32": "bf16", "bf16": "float32"}, []
+    for run in _twins(frame, "float32", "bf16").query("not paired").itertuples():
         name = f"{run.algorithm} on {run.test_domain}, seed {run.trial_seed} (run {run.run_id})"
         if run.status == "complete":
             notes.append(f"no complete twin in {twin[run.precision]}: {name}, {run.precision}")
@@ -69,17 +69,17 @@ NMI, LOSS = "NMI of experts", "final loss"
 MEASURES = (ACCURACY, VALIDATION, NMI, LOSS)
 
 
-def _compared_values(record: dict) -> dict[tuple[str, str], float]:
+def _compared_values(run) -> dict[tuple[str, str], float]:
     """(measure, row) -> value of everything that is compared of a run."""
-    algorithm, selected, found = record["config"]["algorithm"], record["selected"], {}
+    algorithm, selected, found = run.algorithm, selected_scores(run), {}
     for measure, key in ((ACCURACY, "test_accuracy"), (VALIDATION, "validation_accuracy")):
         for mode in sorted(selected, key=MODE_ORDER.index):
             if key in selected[mode]:
                 found[measure, row_name(algorithm, mode)] = 100 * selected[mode][key]
-    for name, value in (record.get("discovery") or {}).items():
+    for name, value in measurement(run, "discovery").items():
         if name.startswith("nmi_") and value is not None:
             found[NMI, f"{algorithm}, {name.removeprefix('nmi_')}"] = value
-    losses = record["checkpoints"][-1]["losses"]
+    losses = last_losses(run)
     for name, row in (("loss", algorithm), ("L_y", f"{algorithm}, L_y")):
         if name in losses:
             found[LOSS, row] = losses[name]
@@ -89,13 +89,13 @@ def _compared_values(record: dict) -> dict[tuple[str, str], float]:
 _PLACE = ["measure", "row", "dataset", "test_domain", "trial_seed"]
 
 
-def paired_runs(pairs: list[tuple[dict, dict]]) -> pd.DataFrame:
+def paired_runs(pairs: list[tuple]) -> pd.DataFrame:
     """One row per measure, row of that measure and pair: measure, row, dataset, test_domain,
     trial_seed, base, other, difference (other minus base)."""
     rows = []
     for first, second in pairs:
-        a, b, spec = _compared_values(first), _compared_values(second), first["config"]
-        place = spec["dataset"], ",".join(spec["test_domains"]), spec["trial_seed"]
+        a, b = _compared_values(first), _compared_values(second)
+        place = first.dataset, first.test_domain, first.trial_seed
         rows += [(*key, *place, a[key], b[key], b[key] - a[key]) for key in a if key in b]
     frame = pd.DataFrame(rows, columns=[*_PLACE, "base", "other", "difference"])
     domains, names = domain_order(frame), list(dict.fromkeys(frame["row"]))
@@ -143,8 +143,8 @@ def outcomes(summary: pd.DataFrame) -> pd.Series:
     return pd.Series(found, index=summary.index)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-parity-verdict
-def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
-    """Sentences: whether `other` changes results, and the final loss, beyond seed noise; and which
+def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[Line]:
+    """Lines: whether `other` changes results, and the final loss, beyond seed noise; and which
     rows are no evidence."""
     outcome, loss = outcomes(summary), summary.measure == LOSS
     wide = (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
@@ -153,4 +153,4 @@ def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[str]:
     rows["alone"], rows["unsure"] = (outcome == UNRESOLVED) & (rows.p < 0.05), wide | rows.equal
     parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
     verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
-    return verdict.splitlines()
+    return lines_of(verdict)

@@ -6,22 +6,21 @@
 __all__ = ['SCRATCH', 'two_forms', 'pretraining_table', 'pretraining_lines']
 
 # %% ../../nbs/07_analysis/16_pretraining.ipynb #imports
-import re
 from dataclasses import replace
 
 import pandas as pd
 
 from .claims import SUPPORTED, Claim, claim_frames, evaluate_claim
 from .writers import template
-from ..studies.study_file import STUDIES
+from ..studies.study_file import PROFILES
 
 # %% ../../nbs/07_analysis/16_pretraining.ipynb #def-forms
-_TWINS = {
-    name: f"pacs-scratch{name.removeprefix('pacs').replace('-pacs', '')}"
-    for name in STUDIES
-    if name.startswith("pacs-")
+# Study of pretrained networks -> the same from random initial weights.
+SCRATCH = {
+    f"{name}-{pretrained}": f"{name}-{scratch}"
+    for name, profile in PROFILES.items()
+    for pretrained, scratch in profile.from_scratch.items()
 }
-SCRATCH = {name: twin for name, twin in _TWINS.items() if twin in STUDIES}  # study -> from scratch
 
 
 def _swapped(value):
@@ -54,7 +53,7 @@ def pretraining_table(claims: list[Claim], store: str = "") -> tuple[pd.DataFram
     pairs, texts, numbers = two_forms(claims), [], []
     frames = claim_frames([claim for pair in pairs for claim in pair], store)
     for pair in pairs:
-        text = re.sub(r",? \(?(here )?on (digits|PACS)\)?$| \(ColoredMNIST\)$", "", pair[0].text)
+        text = pair[0].anywhere or pair[0].text
         text = f"{text[:1].upper()}{text[1:]}"
         shown, row = {"claim": text}, {"claim": pair[0].key}
         for form, claim in zip(("pretrained", "from scratch"), pair):

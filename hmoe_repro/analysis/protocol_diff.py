@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL', 'TWINS', 'PAPER_STUDIES', 'TABLES', 'PAPER_SEEDS', 'paper_dataset', 'paper_hparams', 'paper_network',
-           'study_settings', 'setting_diff', 'protocol_diff', 'error_words']
+           'study_settings', 'Difference', 'differing_settings', 'setting_diff', 'protocol_diff', 'error_words']
 
 # %% ../../nbs/07_analysis/10_protocol_diff.ipynb #imports
 from itertools import product
+from typing import NamedTuple
 
 import pandas as pd
 
 from ..algorithms import get_algorithm
 from ..algorithms.hparams import merge_hparams, with_network
-from .results import runs
+from .results import followed_protocol, runs, settings_of
 from .tables import complete_rows
 from ..core.errors import HmoeError
 from ..core.toml import packaged
@@ -108,13 +109,14 @@ def study_settings(*studies: str) -> pd.DataFrame:
 def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
     """The same settings of the runs of `results`."""
     table = runs(frame)
-    said = [record.get("protocol") or {} for record in table.record]
-    given = [record["config"].get("images") or {} for record in table.record]
-    splits, photographs = [s.get("splits") for s in said], table.dataset.isin(KNOWN)
+    said = [followed_protocol(run) for run in table.itertuples()]
+    given = [settings_of(run).get("images") or {} for run in table.itertuples()]
+    photographs = table.dataset.isin(KNOWN)
+    splits = [_LISTS if lists else s.get("splits") for lists, s in zip(table.splits, said)]
     files = table.dataset_fingerprint.map(PROTOCOL["copies"]).fillna(_FILES)
     table = table.assign(
         epochs=[s.get("epochs") for s in said],
-        splits=[_LISTS if str(s).startswith("lists") else s for s in splits],
+        splits=splits,
         weights=[_weights(value) for value in table.weights],
         validation=table.evaluate.map(_validation),
         files=files.where(photographs),
@@ -163,8 +165,16 @@ def _ours_and_theirs(frame, study) -> tuple[pd.DataFrame, pd.DataFrame]:
     return _run_settings(frame), study_settings(*studies)
 
 
-def setting_diff(frame: pd.DataFrame, study=None, seeds: bool = False) -> list[str]:
-    """One line for each setting in which these runs, failed ones included, differ from the file of
+class Difference(NamedTuple):
+    """A `setting` (the name of a column, 'test_domains' for those that were not run) in which runs
+    differ from a protocol, and the line that says how."""
+
+    setting: str
+    line: str
+
+
+def differing_settings(frame: pd.DataFrame, study=None, seeds: bool = False) -> list[Difference]:
+    """Each setting in which these runs, failed ones included, differ from the file of
     a `study` of the paper's protocol (a name or several; without one, that of HMOE's table on these
     data), and, with `seeds`, fewer trial seeds; an empty list if none does. `HmoeError` for data
     that no table of HMOE is about, and an unknown study."""
@@ -183,18 +193,24 @@ def setting_diff(frame: pd.DataFrame, study=None, seeds: bool = False) -> list[s
             found, wanted = _values(mine, name), _values(part, name)
             if said := _difference(name, found or {_OFF[name]} if name in _OFF else found, wanted):
                 owners[name].setdefault(said, []).append(who)
-    lines = []
+    found = []
     for name, differences in owners.items():
         word = _WORDS.get(name, name.removeprefix("hparams."))
         for said, who in differences.items():
             some = f" ({', '.join(who)})" if len(who) < len(common or algorithms) else ""
-            lines.append(f"{word}: {said}{some}")
+            found.append(Difference(name, f"{word}: {said}{some}"))
     for name, part in ours.groupby("dataset"):
         held_out = set(",".join(part.test_domain).split(","))
         known = DATASETS[name].domain_names if name in DATASETS else ()
         if left := [domain for domain in known if domain not in held_out]:
-            lines.append(f"test domains of {name} not run: {', '.join(left)}")
-    return lines
+            line = f"test domains of {name} not run: {', '.join(left)}"
+            found.append(Difference("test_domains", line))
+    return found
+
+
+def setting_diff(frame: pd.DataFrame, study=None, seeds: bool = False) -> list[str]:
+    """The lines of `differing_settings`."""
+    return [difference.line for difference in differing_settings(frame, study, seeds)]
 
 # %% ../../nbs/07_analysis/10_protocol_diff.ipynb #def-incomplete-cells
 def protocol_diff(frame: pd.DataFrame, study=None) -> list[str]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['measured_runs', 'spectrum_rows', 'depth_changes', 'untrained_runs', 'noise_rows', 'noise_drops', 'noise_differences',
-           'convolutional_baseline', 'upper_half', 'spectra_verdict']
+           'upper_half']
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #imports
 import math
@@ -15,16 +15,14 @@ import pandas as pd
 import torch
 
 from .experts import PARTS, StoredChoices
-from .results import runs_with
-from .statistics import contrast, contrast_text, holm, mean_interval, value_grid
-from .writers import template
+from .results import config_of, measurement, runs_with, with_measurement
+from .statistics import contrast, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
 from ..training.model import build_algorithm
 from ..training.protocols import run_seed_of
-from ..training.run_config import RunConfig
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-spectrum-rows
 _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "test_domain", "trial_seed", "model"]
@@ -39,7 +37,7 @@ def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
             "no complete run measured spectra.",
             fix='measure = "spectra" in the study, and train its runs.',
         )
-    maps = [record["spectra"]["maps"] for record in found.record]
+    maps = [measurement(run, "spectra")["maps"] for run in found.itertuples()]
     return found.assign(model=found.algorithm + ", " + found.network, maps=maps)
 
 
@@ -48,11 +46,11 @@ def spectrum_rows(frame: pd.DataFrame) -> pd.DataFrame:
     `depth` from 0 to 1 and `amplitude`, the log amplitude relative to frequency 0; parts whose map
     is one pixel are left out."""
     found, rows = measured_runs(frame), []
-    for record in found.record:
-        curves = record["spectra"]["curves"]
+    for run in found.itertuples():
+        curves = measurement(run, "spectra")["curves"]
         for i, (name, curve) in enumerate(curves.items()):
             last = len(curve) - 1
-            place = (record["run_id"], name, i / max(1, len(curves) - 1))
+            place = (run.run_id, name, i / max(1, len(curves) - 1))
             rows += [(*place, k / last, value) for k, value in enumerate(curve) if last]
     columns = ["run_id", "part", "depth", "frequency", "amplitude"]
     return found[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
@@ -79,9 +77,9 @@ def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> 
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-untrained-runs
 @torch.no_grad()
-def _before_training(record: dict, kept: StoredChoices) -> dict:
+def _before_training(run, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
-    spec = RunConfig.from_dict(record["config"]).replace(precision="float32")
+    spec = config_of(run).replace(precision="float32")
     tested = [kept.domain_names.index(domain) for domain in spec.test_domains]
     x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
     if spec.images is not None:  # images from files are normalised
@@ -107,15 +105,12 @@ def untrained_runs(frame: pd.DataFrame, kept_runs: list[StoredChoices]) -> pd.Da
     domains and resolution; runs for which there are none are left out."""
     pictures = {",".join(kept.test_domains): kept for kept in reversed(kept_runs)}
     found = measured_runs(frame)
-    random = found.record.map(lambda r: r["config"].get("weights") in (None, "random"))
+    random = found.weights.isna() | (found.weights == "random")
     found = found[found.test_domain.isin(list(pictures)) & random]
     sides = found.test_domain.map(lambda domain: pictures[domain].images.shape[-1])
     found = found[sides == found.resolution].drop_duplicates(["model", "test_domain"])
-    records = [
-        run.record | {"spectra": _before_training(run.record, pictures[run.test_domain])}
-        for run in found.itertuples()
-    ]
-    return found.assign(record=records)
+    spectra = [_before_training(run, pictures[run.test_domain]) for run in found.itertuples()]
+    return with_measurement(found, "spectra", spectra)
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-noise-rows
 def noise_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -123,10 +118,10 @@ def noise_rows(frame: pd.DataFrame) -> pd.DataFrame:
     columns of the run, `clean` accuracy and `drop`, in points."""
     found = measured_runs(frame)
     rows = [
-        (record["run_id"], name, *ring, 100 * noise["clean"], 100 * (noise["clean"] - noisy))
-        for record in found.record
+        (run.run_id, name, *ring, 100 * noise["clean"], 100 * (noise["clean"] - noisy))
+        for run in found.itertuples()
         for part, name in PARTS.items()
-        for noise in [record["spectra"]["noise"][part]]
+        for noise in [measurement(run, "spectra")["noise"][part]]
         for ring, noisy in zip(noise["bands"], noise["noisy"])
     ]
     columns = ["run_id", "part", "ring", "ring_end", "clean", "drop"]
@@ -165,44 +160,9 @@ def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     adjusted = table.groupby(["model", "part"]).p.transform(holm)
     return table.assign(significant=adjusted < 0.05)
 
-# %% ../../nbs/07_analysis/14_spectra.ipynb #def-convolutional-baseline
-def convolutional_baseline(frame: pd.DataFrame) -> str:
-    """The model that transformers are compared with: ERM on a convolutional network, else the
-    first model on one. `HmoeError` if no run measured one."""
-    found = measured_runs(frame)
-    names = sorted(found.model[found.maps == "convolutions"], key=lambda n: n[:5] != "ERM, ")
-    if not names:
-        raise HmoeError(
-            "no convolutional network measured its spectra.", fix="add ERM on one to the study."
-        )
-    return names[0]
-
-# %% ../../nbs/07_analysis/14_spectra.ipynb #def-spectra-verdict
+# %% ../../nbs/07_analysis/14_spectra.ipynb #def-upper-half
 def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
     """`noise_rows` with one ring, the frequencies from half of pi up: means over their rings."""
     keys = [*_RUN, "part"]
     means = rows[rows.ring >= 0.5].groupby(keys, dropna=False, sort=False)[["clean", "drop"]].mean()
     return means.reset_index().assign(ring=0.5, ring_end=1.0)
-
-
-def spectra_verdict(
-    frame: pd.DataFrame, baseline: str, untrained: pd.DataFrame | None = None
-) -> list[str]:
-    """The answer, one sentence about depth, from `depth_changes` with the rows of the same networks
-    `untrained`, and one for each other model and part about noise of high frequencies against the
-    `baseline`, significant after Holm's correction for these sentences. `HmoeError` for an unknown
-    baseline."""
-    changes, noise = depth_changes(spectrum_rows(frame), untrained), upper_half(noise_rows(frame))
-    table = noise_differences(noise, baseline)
-    table["significant"] = holm(table.p) < 0.05
-    verdict = template("spectra_verdict.md").render(
-        ways=changes.groupby(changes.change > 0).model.agg(", ".join),
-        alike=(changes.change * changes.untrained > 0).all(),
-        baseline=baseline,
-        less=(table.significant & (table.difference < 0)).sum(),
-        changes=changes,
-        differences=table,
-        drops=noise_drops(noise).set_index(["model", "part"]),
-        contrast_text=contrast_text,
-    )
-    return verdict.splitlines()

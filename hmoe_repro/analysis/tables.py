@@ -16,7 +16,16 @@ from itertools import product
 
 import pandas as pd
 
-from .results import MODE_ORDER, Results, mode_rank, one_protocol, runs
+from hmoe_repro.analysis.results import (
+    METRICS,
+    MODE_ORDER,
+    Results,
+    hparams_of,
+    mode_rank,
+    one_protocol,
+    records_of,
+    runs,
+)
 from .writers import template
 from ..core.errors import HmoeError, check_choice, public
 from ..data.registry import DATASETS
@@ -100,7 +109,8 @@ def cell_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     domains, expected = domain_order(rows), rows.trial_seed.nunique()
     found = []
     for key, row in rows.groupby(_ROW, sort=False):
-        grid = 100 * row.pivot(index="trial_seed", columns="test_domain", values="accuracy")
+        grid = row.pivot(index="trial_seed", columns="test_domain", values="accuracy")
+        grid *= METRICS["accuracy"].scale
         grid = grid.reindex(columns=domains)
         means = grid.mean()
         grid["Average"] = grid.mean(axis=1, skipna=False)
@@ -170,9 +180,9 @@ def accuracy_table(frame: pd.DataFrame) -> pd.DataFrame:
     return accuracy_block(frame)[0]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-table-notes
-def table_notes(frame: pd.DataFrame) -> list[str]:
-    """One line per failed run (id, what it was, reason), per set of missing runs, and one that
-    says what the standard errors are."""
+def table_notes(frame: pd.DataFrame, errors: bool = True) -> list[str]:
+    """One line per failed run (id, what it was, reason), per set of missing runs, and, with
+    `errors`, one that says what the standard errors are."""
     rows, failed = run_results(frame), runs(frame[frame.status != "complete"])
     seeds, cell = set(rows.trial_seed), ["algorithm", "test_domain"]
     trained = rows.groupby(cell).trial_seed.agg(set)
@@ -182,6 +192,7 @@ def table_notes(frame: pd.DataFrame) -> list[str]:
     for joined, kept in (cell[::-1], cell):
         missing = missing.groupby([kept, "seeds"], sort=False)[joined].agg(", ".join).reset_index()
     found = {"failed": failed.sort_values("run_id"), "missing": missing, "seeds": len(seeds)}
+    found["errors"] = errors
     return template("table_notes.md").render(found).splitlines()
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-paper-numbers
@@ -304,7 +315,7 @@ def describe_discovery(frame: pd.DataFrame) -> str | None:
 def search_table(frame: pd.DataFrame, draws: int) -> pd.DataFrame:
     """What training-domain validation chooses among `draws` draws of one run, a row for each mode,
     numbers as text. Raises `HmoeError` as `choose` does."""
-    chosen, _ = choose(runs(frame).record.tolist(), n_hparams=draws)
+    chosen, _ = choose(records_of(frame), n_hparams=draws)
     hparams = frame.drop_duplicates("run_id").set_index("run_id").filter(like="hparams.")
     hparams = hparams.loc[:, hparams.astype(str).nunique() > 1]
     table = chosen[["mode", "run_id", "hparams_seed"]].set_axis(["mode", "run", "draw"], axis=1)
@@ -323,21 +334,21 @@ def _changed(before: dict, after: dict) -> dict:
     return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in changed.items()}
 
 
-def best_hparams(frame: pd.DataFrame, mode: str = "mix") -> pd.DataFrame:
+def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     """The best draw of a search, a row for each algorithm and test domain: `draw` and `validation`
     (percent) of the draw that training-domain validation chooses, `default` (percent, of draw 0)
-    and `changed`, a dict of the settings in which the two differ, to four digits. `mode` decides
-    where there are several. `HmoeError` where a run of the search is missing, or as `choose`."""
-    records = runs(frame).record.tolist()
+    and `changed`, a dict of the settings in which the two differ, to four digits. MIX decides
+    if there are several modes. `HmoeError` where a run of the search is missing, or as `choose`."""
+    records = records_of(frame)
     chosen, missing = choose(records)
     if missing:
         raise HmoeError(f"the search is not finished, {missing[0]}.", fix="train its study again.")
     if chosen.trial_seed.nunique() > 1:
         raise HmoeError("the search has several trial seeds.", fix="settle on the draws of one.")
-    table = chosen[chosen["mode"].isin([mode, "default"])]
+    table = chosen[chosen["mode"].isin(["mix", "default"])]
     place, (defaults, _) = ["algorithm", "mode", "test_domain"], choose(records, n_hparams=1)
     table = table.merge(defaults, on=place, suffixes=("", "_first"))
-    hparams = {record["run_id"]: record["config"]["hparams"] for record in records}
+    hparams = {run.run_id: hparams_of(run) for run in runs(frame).itertuples()}
     pairs = zip(table.run_id_first, table.run_id)
     table["changed"] = [_changed(hparams[first], hparams[best]) for first, best in pairs]
     table["validation"], table["default"] = 100 * table.validation, 100 * table.validation_first

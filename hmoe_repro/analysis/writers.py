@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['escape_tex', 'escape_markdown', 'escape_page', 'number_as_text', 'as_text', 'markdown_table', 'latex_table',
-           'save_table', 'csv_text', 'template']
+           'save_table', 'csv_text', 'template', 'Line', 'lines_of', 'first_sentence']
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #imports
 import functools
@@ -137,3 +137,36 @@ def template(name: str) -> Template:
     )
     environment.filters["md"] = escape_page
     return environment.get_template(name)
+
+# %% ../../nbs/07_analysis/03_writers.ipynb #def-lines
+class Line(str):
+    """A text of several `sentences`, joined by spaces."""
+
+    sentences: tuple[str, ...]
+
+    def __new__(cls, *sentences: str):
+        kept = tuple(filter(None, sentences))
+        line = super().__new__(cls, " ".join(kept))
+        line.sentences = kept
+        return line
+
+    @classmethod
+    def of(cls, text: str) -> "Line":
+        """Return the line of a text that has a sentence on each of its lines."""
+        return cls(*(sentence.strip() for sentence in text.splitlines()))
+
+    def after(self, start: str) -> "Line":
+        """Return this line with `start` before its first sentence."""
+        first, *others = self.sentences or ("",)
+        return Line(start + first, *others)
+
+
+def lines_of(text: str) -> list[Line]:
+    """Return the lines of what a template made: a blank line is between two of them, and a sentence
+    is on each line of the text."""
+    return [Line.of(block) for block in text.split("\n\n") if block.strip()]
+
+
+def first_sentence(line: str) -> str:
+    """Return the first sentence of a `Line`; any other text is one sentence."""
+    return line.sentences[0] if isinstance(line, Line) and line.sentences else str(line)

@@ -43,7 +43,9 @@ from ..data.base import MultiDomainDataset
 from ..data.image_folder import listed
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
-from ..studies.sweep import Batch, default_jobs, train_here
+from ..studies.estimates import default_jobs
+from ..studies.plan import missing_runs
+from ..studies.sweep import SweepOptions, sweep
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
@@ -379,13 +381,11 @@ def summarise(frame: pd.DataFrame, baseline: str) -> Comparison:
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-compare
 def _train(specs: list[RunConfig], store: RunStore, jobs, device: str, data_dir):
-    """Train the runs that are not finished, with progress, in parallel where that helps."""
-    batch = Batch(specs, store, device, data_dir)
-    batch.jobs = min(jobs or default_jobs(batch.device), len(batch.missing))
-    if batch.jobs > 1:
-        batch.train()
-    elif batch.missing:
-        train_here(batch.missing, store, batch.device, data_dir)
+    """Train the runs that are not finished, with progress, in parallel if that helps."""
+    how = SweepOptions(store, device, jobs, data_dir)
+    missing = len(missing_runs(specs, store))
+    jobs = min(jobs or default_jobs(how.device), missing)
+    sweep(specs, how, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
 
 
 @public(

@@ -45,7 +45,7 @@ from hmoe_repro.apps.own_images import (
     pretrained_features,
     read_pool,
 )
-from .predict import TrainedModel, load_trained, predictions_csv
+from .predict import TrainedModel, load, predictions_csv
 from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
@@ -57,7 +57,7 @@ from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.loader import watched
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
-from ..studies.sweep import refuse_incomplete, train_here
+from ..studies.sweep import sweep
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits
 from ..training.run_config import RunConfig
@@ -139,7 +139,7 @@ def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True
 def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
     """(The trained model, probabilities (N, C), codes (N, D), gate values (N, K)) of a finished run
     of HMOE, by its last weights, for all images of its data."""
-    model = load_trained(spec.run_id, "last", store, device)
+    model = load(spec.run_id, "last", store, device)
     algorithm = build_algorithm(spec, data)  # with the name that rows of frozen stages are kept by
     algorithm.load_state_dict(model.algorithm.state_dict())
     algorithm.to(device).eval()
@@ -243,8 +243,9 @@ def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device:
     from sklearn.metrics import adjusted_mutual_info_score
 
     print(f"training HMOE {plural(len(specs), 'time')} ...", file=sys.stderr, flush=True)
-    records = train_here(specs, store, device)
-    refuse_incomplete(specs, records)
+    outcomes = sweep(specs, store=store, device=device, jobs=0)
+    outcomes.refuse_incomplete()
+    records = outcomes.records()
     ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
     with Progress() as show:
         where = store, resolve_device(device), show
@@ -510,14 +511,17 @@ def page_groups(found: Findings, root, column: str = "group", count: int = 16) -
     return groups
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-code-map
-def code_maps(found: Findings, most: int = 500, side: int = 340) -> list[dict]:
-    """Maps, `side` units wide, of at most `most` scored images, by group, class and known domain:
-    title; dots and squares, (x, y, colour, tooltip) of points and centres; legend."""
-    images = found.fresh.iloc[subset(len(found.fresh), most)]
+_MOST_DOTS, _SIDE = 500, 340  # images on a map, and its width
+
+
+def code_maps(found: Findings) -> list[dict]:
+    """Maps, `_SIDE` units wide, of at most `_MOST_DOTS` scored images, by group, class and known
+    domain: title; dots and squares, (x, y, colour, tooltip) of points and centres; legend."""
+    images = found.fresh.iloc[subset(len(found.fresh), _MOST_DOTS)]
     placed = tsne({"code": found.points[images.index], "embeddings": found.centres})
     places = np.concatenate(list(placed.values()))
     extent = np.maximum(np.ptp(places, axis=0), 1e-9)
-    x, y = (10 + (side - 20) * (places - places.min(0)) / extent).round(1).T.tolist()
+    x, y = (10 + (_SIDE - 20) * (places - places.min(0)) / extent).round(1).T.tolist()
     what = "centre" if found.method == "features" else "embedding"
     count, names = len(images), [f"{what} of {name}" for name in found.images.group.cat.categories]
     squares = list(zip(x[count:], y[count:], [EMBEDDING_COLOUR] * len(names), names))

@@ -87,10 +87,9 @@ _HELP = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
 _STOPPED = "stopped; finished work is kept, and the same command resumes from there."
 
 
-def main():
-    """Entry point of `hmoe`: an error is one line on standard error, and an exit status."""
-    _prepare_output()
-    warnings.showwarning = _show_warning
+def _run_command() -> int:
+    """Run the command that the arguments of this process name; an error is one line on standard
+    error. Returns the exit status."""
     said = ""
     try:
         if CONFIG.workers < 0:
@@ -111,9 +110,18 @@ def main():
         status, said = 2, f"{error.format_message().rstrip('.')}. Fix: {_HELP}".replace("?.", "?")
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
-            sys.exit(status)
+            return status
     if said or status == INTERRUPTED:
         print(f"hmoe: {printable(said or _STOPPED)}", file=sys.stderr)
+    return status
+
+
+def main():
+    """Entry point of `hmoe`: run a command, with warnings as notes of one line, and exit."""
+    _prepare_output()
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        status = _run_command()
     sys.exit(status)
 
 # %% ../../nbs/11_cli/08_app.ipynb #run-module

@@ -8,7 +8,7 @@ __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 # %% ../../nbs/11_cli/05_data.ipynb #imports
 from functools import partial
 
-from .options import DataDir, argument, option, print_frame, wrote
+from .options import DataDir, argument, configure, option, print_frame, wrote
 from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
@@ -18,6 +18,7 @@ def data_list_command(folder: DataDir = None):
     from hmoe_repro.data.registry import KNOWN
     from hmoe_repro.data.verify import data_inventory
 
+    configure(data_dir=folder)
     print_frame(f"Data sets (files are looked for in {data_dir()})", data_inventory())
     print("\nunverified: found by name; `hmoe data verify NAME` opens every file")
     print("\nPlease cite:")
@@ -35,6 +36,7 @@ def data_verify_command(
     from hmoe_repro.data import verify
     from hmoe_repro.data.mnist import verify_mnist
 
+    data_dir = configure(data_dir=data_dir)
     name = verify.data_with_files(name)
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
@@ -61,6 +63,7 @@ def data_download_command(
     from hmoe_repro.data.registry import KNOWN
     from hmoe_repro.data.verify import MNIST, data_with_files, terms
 
+    data_dir = configure(data_dir=data_dir)
     name, archives = data_with_files(name), archive or []
     if name == MNIST:
         print("\n".join(download_mnist(data_dir)))

@@ -120,9 +120,9 @@ def export_command(
     """Write the model of a run into a folder that can be uploaded: weights or graph, config.json,
     model card."""
     from hmoe_repro.apps.export import export_model
-    from hmoe_repro.apps.predict import load_trained
+    from hmoe_repro.apps.predict import load
 
-    trained = load_trained(run, weights, trust_code=trust_code)
+    trained = load(run, weights, trust_code=trust_code)
     path, difference = export_model(trained, output, format, mode, as_bytes)
     size = f"{path.stat().st_size / 1e6:.1f} MB"
     print(f"{path}: {size}, differs from the library by at most {difference:.0e}")

@@ -15,7 +15,7 @@ def _list_artefacts():
     from hmoe_repro.core.files import results_dir
     from hmoe_repro.studies.artefacts import ARTEFACTS
     from hmoe_repro.studies.studies import count_runs
-    from hmoe_repro.studies.study_file import PROFILES, STUDIES
+    from hmoe_repro.studies.study_file import PROFILES
     from hmoe_repro.training.store import verify_studies
 
     verify_studies(results_dir())
@@ -26,7 +26,7 @@ def _list_artefacts():
         places = [words.get(published.get(kind), "-") for kind in kinds]
         artefacts.append([name, page.title, *places])
     for name, profile in PROFILES.items():
-        studies = [study for study in STUDIES if study.split("-")[0] == name]
+        studies = [f"{name}-{study}" for study in profile.studies]
         files = [results_dir() / f"{study}.jsonl" for study in studies]
         published = sum(file.read_bytes().count(b"\n") for file in files if file.exists())
         profiles.append([name, sum(map(count_runs, studies)), published, profile.summary])
@@ -54,7 +54,7 @@ def _list_algorithms():
 
     from hmoe_repro import algorithms
     from hmoe_repro.algorithms.base import SHARED_HPARAMS
-    from hmoe_repro.bench.costs import registry_costs
+    from hmoe_repro.bench.registry_costs import registry_costs
 
     costs, names = registry_costs(), algorithms.algorithm_names()
     frame = pd.DataFrame(map(algorithms.describe_algorithm, names))
@@ -81,12 +81,15 @@ def _list_datasets():
 # %% ../../nbs/11_cli/02_listings.ipynb #def-runs
 def _run_row(record: dict) -> list:
     """A row of `hmoe runs`: the run with its accuracies, or the reason why it failed."""
-    spec, selected = record["config"], record["selected"]
-    accuracies = [f"{mode} {chosen['test_accuracy']:.3f}" for mode, chosen in selected.items()]
-    said = "  ".join(accuracies) or record.get("reason") or ""
+    from hmoe_repro.training.store import summary_of
+
+    run = summary_of(record)
+    spec = run.config
+    accuracies = [f"{mode} {accuracy:.3f}" for mode, accuracy in run.accuracies.items()]
+    said = "  ".join(accuracies) or run.reason
     what = [spec["algorithm"], spec["dataset"], "+".join(spec["test_domains"])]
-    how = [spec["trial_seed"], spec["steps"], record["status"]]
-    return [record["run_id"], *what, *how, said, f"{record.get('wall_time_s', 0):.0f}"]
+    how = [spec["trial_seed"], spec["steps"], run.status]
+    return [run.run_id, *what, *how, said, f"{run.seconds:.0f}"]
 
 
 def runs_command():

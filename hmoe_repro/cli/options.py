@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['Jobs', 'Device', 'DataDir', 'DomainBed', 'Log', 'Engine', 'ResumeAnyway', 'Seed', 'Settings', 'SkipUnreadable',
            'Artefacts', 'ArtefactsOrStudies', 'ProfileName', 'OnRequest', 'OnlyAlgorithms', 'OnlyDataset',
-           'PublishedStudy', 'Where', 'Formats', 'data_folder', 'domainbed_folder', 'resume_anyway', 'loggers',
-           'writable_file', 'opened', 'wrote', 'option', 'argument', 'parsed_settings', 'print_table', 'print_frame',
-           'say']
+           'PublishedStudy', 'Where', 'Formats', 'configure', 'writable_file', 'opened', 'wrote', 'option', 'argument',
+           'parsed_settings', 'print_table', 'print_frame', 'say']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import os
@@ -19,34 +18,35 @@ import typer
 
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable
-from ..core.files import plain_file
+from ..core.files import plain_file, use_folder
 from ..training.loggers import check_loggers
 
-# %% ../../nbs/11_cli/01_options.ipynb #def-data-folder
-def data_folder(given: str | None) -> str | None:
-    """Set HMOE_DATA to the absolute path of `--data-dir`, if given; returns HMOE_DATA."""
-    if given:
-        os.environ["HMOE_DATA"] = os.path.abspath(os.path.expanduser(given))
+# %% ../../nbs/11_cli/01_options.ipynb #def-configure
+def configure(
+    data_dir: str | None = None,
+    domainbed: str | None = None,
+    log: list[str] | None = None,
+    resume_anyway: bool = False,
+) -> str | None:
+    """Let this process, and the workers that it starts, use what the options of a command say.
+
+    Args:
+        data_dir: the folder of data sets; None: HMOE_DATA, or `data/`.
+        domainbed: the checkout of DomainBed; None: HMOE_DOMAINBED.
+        log: the names of loggers; none: no logger.
+        resume_anyway: whether runs resume from a state of other versions of the packages.
+
+    Returns the folder of data sets if an option or the environment names one. Raises `HmoeError`
+    for a logger that is unknown or not installed.
+    """
+    if domainbed:
+        CONFIG.domainbed = os.path.abspath(os.path.expanduser(domainbed))
+    if log:
+        CONFIG.log = check_loggers(log)
+    CONFIG.resume_anyway = resume_anyway
+    if data_dir:
+        return str(use_folder("HMOE_DATA", data_dir))
     return os.environ.get("HMOE_DATA")
-
-# %% ../../nbs/11_cli/01_options.ipynb #def-told
-def domainbed_folder(given: str | None):
-    """Set HMOE_DOMAINBED to the absolute path of `--domainbed`, if given."""
-    if given:
-        os.environ["HMOE_DOMAINBED"] = os.path.abspath(os.path.expanduser(given))
-
-
-def resume_anyway(given: bool) -> bool:
-    """Let the runs of this process and of its workers resume under other versions, if so asked."""
-    CONFIG.resume_anyway = given
-    return given
-
-
-def loggers(given: list[str] | None):
-    """Let the runs of this process and of its workers be logged, if `--log` is given. `HmoeError`
-    for a logger that is unknown or not installed."""
-    if given:
-        CONFIG.log = check_loggers(given)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-writable-file
 def writable_file(path: str | None) -> str | None:
@@ -85,15 +85,14 @@ def argument(kind, help: str, **more):
 # %% ../../nbs/11_cli/01_options.ipynb #options
 Jobs = option(int, "Concurrent runs; default: one per core, or four on a GPU.", min=1, max=256)
 Device = option(str, "auto, cpu, cuda, cuda:1, mps.")
-DataDir = option(str, "Folder of data sets; default: HMOE_DATA, or data/.", callback=data_folder)
-DomainBed = option(str, "DomainBed's checkout, for domainbed:NAME.", callback=domainbed_folder)
-Log = option(list[str], "tensorboard, wandb, mlflow or csv; repeat for several.", callback=loggers)
+DataDir = option(str, "Folder of data sets; default: HMOE_DATA, or data/.")
+DomainBed = option(str, "DomainBed's checkout, for domainbed:NAME.")
+Log = option(list[str], "tensorboard, wandb, mlflow or csv; repeat for several.")
 Engine = option(str, "local (worker processes) or ray.")
 ResumeAnyway = option(
     bool,
     "Resume also where the state is of another version of PyTorch; the record says so.",
     "--resume-anyway",
-    callback=resume_anyway,
 )
 Seed = option(int, "Trial seed.", min=0, max=2**32 - 1)
 Settings = option(list[str], "name=value of a hyper-parameter or image option.", "--set")

@@ -6,11 +6,9 @@
 __all__ = ['publish_command', 'figures_command', 'select_command', 'report_command', 'export_domainbed_command', 'bench_command']
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
-from functools import partial
-
 from . import options
 from .options import argument, opened, option, print_frame, say, wrote
-from ..core.errors import HmoeError, check_choice, printable
+from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
@@ -18,7 +16,7 @@ def publish_command(
     partial: option(bool, "Only complete runs, others later.", "--partial") = False,
 ):
     """Copy finished studies from the store to `results/`."""
-    from hmoe_repro.report.reproduce import publish_studies
+    from hmoe_repro.report.publish import publish_studies
     from hmoe_repro.training.store import RunStore
 
     for path, count in publish_studies(studies, RunStore(), partial).items():
@@ -33,9 +31,9 @@ def figures_command(
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
     from hmoe_repro.core.files import figures_dir, repo_root
-    from hmoe_repro.report.gallery import README_PROFILES, update_readme
+    from hmoe_repro.report.readme import README_PROFILES, update_readme
     from hmoe_repro.report.render import KEPT
-    from hmoe_repro.report.reproduce import published_artefacts, render_pages
+    from hmoe_repro.report.render_many import published_artefacts, render_pages
 
     pages = [(profile, name) for name in published_artefacts(artefacts, profile)]
     render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
@@ -47,10 +45,10 @@ def figures_command(
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     """Records of the runs folder, of one study in it, or published. Names those that are damaged,
     and the runs of a study that have none."""
-    from hmoe_repro.analysis.results import frame_of, load_study, runs
+    from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
-    from hmoe_repro.studies.plan import matching
+    from hmoe_repro.studies.filters import matching
     from hmoe_repro.training.store import RunStore
 
     if published:
@@ -65,7 +63,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
     chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return matching(runs(chosen).record.tolist(), settings or [])
+    return matching(records_of(chosen), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
@@ -123,12 +121,13 @@ def export_domainbed_command(
 ):
     """Write runs as a sweep folder of DomainBed."""
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
+    from hmoe_repro.training.store import summary_of
 
     records = _records(None, study, algorithm, dataset, where)
-    complete = [record for record in records if record["status"] == "complete"]
+    complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
-    strange = sorted({r["config"]["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
+    strange = sorted({summary_of(r).config["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
     if strange and not as_:
         print("DomainBed's collect_results prints tables of its own data sets only;")
         print(f"not of {', '.join(strange)} unless you add a class of that name,")
@@ -136,37 +135,19 @@ def export_domainbed_command(
     wrote(folder)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
-def _benches(device: str) -> dict[str, tuple]:
-    """Name -> (the function that measures, the page of its record, title -> printed table)."""
-    from hmoe_repro.bench.costs import cost_table, registry_table, run_algorithms, run_registry
-    from hmoe_repro.bench.frozen_stages import frozen_table, frozen_targets, run_frozen
-    from hmoe_repro.bench.grouping_trials import groupings_table, run_groupings
-    from hmoe_repro.bench.layers import LAYER_TARGETS, layer_table, run_moe
-    from hmoe_repro.bench.systems import SWEEP_TARGETS, run_sweep, run_systems, systems_costs
-    from hmoe_repro.bench.timing import target_table
-    from hmoe_repro.bench.updates import TARGETS, bench_table, run_bench
+def _benches() -> dict:
+    """Name -> `Bench`, of everything that `hmoe bench` measures."""
+    from hmoe_repro.bench.costs import ALGORITHMS
+    from hmoe_repro.bench.frozen_stages import FROZEN_STAGES
+    from hmoe_repro.bench.grouping_trials import GROUPINGS
+    from hmoe_repro.bench.layers import LAYERS
+    from hmoe_repro.bench.registry_costs import REGISTRY
+    from hmoe_repro.bench.sweep_overhead import SWEEPS
+    from hmoe_repro.bench.systems import SYSTEMS
+    from hmoe_repro.bench.updates import UPDATES
 
-    updates = {
-        "Speed, as ratio to the plain loop": bench_table,
-        "Targets": partial(target_table, targets=TARGETS),
-    }
-    layer_targets = partial(target_table, targets=LAYER_TARGETS)
-    layers = {"The sparse layer": layer_table, "Targets": layer_targets}
-    costs = {"Time and memory at an equal batch": cost_table}
-    frozen = {
-        "Images a second of an update": frozen_table,
-        "Targets": lambda record: target_table(record, frozen_targets(record)),
-    }
-    return {
-        "updates": (run_bench, "speed", updates),
-        "moe": (run_moe, "speed_moe", layers),
-        "algorithms": (partial(run_algorithms, device=device), "gmoe_table16", costs),
-        "frozen": (run_frozen, "speed_frozen", frozen),
-        "groupings": (run_groupings, "groupings", {"Groups of folders": groupings_table}),
-        "registry": (run_registry, "", {"An update relative to ERM's": registry_table}),
-        "systems": (run_systems, "", {"Updates, memory, parameters": systems_costs}),
-        "sweep": (run_sweep, "", {"Targets": partial(target_table, targets=SWEEP_TARGETS)}),
-    }
+    benches = (UPDATES, LAYERS, ALGORITHMS, FROZEN_STAGES, GROUPINGS, REGISTRY, SYSTEMS, SWEEPS)
+    return {bench.what: bench for bench in benches}
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
@@ -174,7 +155,7 @@ def bench_command(
         str, "updates, moe, algorithms, registry, frozen, groupings (of discover), systems, sweep."
     ) = "updates",
     rounds: option(int, "Interleaved rounds.", min=3) = 7,
-    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = "full",
+    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = None,
     device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
@@ -182,23 +163,19 @@ def bench_command(
     from hmoe_repro.analysis.writers import as_text
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
-    from hmoe_repro.report.reproduce import render_pages
-    from hmoe_repro.studies.artefacts import ARTEFACTS
+    from hmoe_repro.report.render_many import render_pages
 
-    benches = _benches(device)
-    run, page, tables = benches[check_choice(what, benches, "bench")]
-    if what != "algorithms" and device != "cpu":
-        raise HmoeError(f"the bench {what!r} measures a processor.", fix="--device cpu.")
-    scale = "quick" if (what, scale) == ("systems", "full") else scale
-    record = run(rounds, scale, say)
-    name = ARTEFACTS[page].results_file("bench").name if page else f"bench-{what}-{scale}.json"
+    benches = _benches()
+    bench = benches[check_choice(what, benches, "bench")]
+    record = bench.run(rounds, scale, say, device)
+    name = bench.file_name(record["scale"])
     written = [ensure_writable(runs_dir()) / name]
     write_record(record, written[0])
-    for title, table in tables.items():
-        print_frame(title, as_text(table(record)))
+    for title, table in bench.all_tables(record).items():
+        print_frame(title, as_text(table))
     if publish:
         written.append(ensure_writable(results_dir()) / name)
         write_record(record, written[-1])
-        if page:
-            render_pages([("bench", page)], figures_dir(), say=say)
+        if bench.page:
+            render_pages([("bench", bench.page)], figures_dir(), say=say)
     wrote(*written)

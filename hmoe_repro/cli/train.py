@@ -18,7 +18,7 @@ from hmoe_repro.cli.options import (
     Settings,
     SkipUnreadable,
     argument,
-    data_folder,
+    configure,
     opened,
     option,
     parsed_settings,
@@ -64,29 +64,29 @@ def train_command(
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
     print the selected accuracies."""
-    folder = data_folder(data_dir)
+    folder = configure(data_dir, domainbed, log, resume_anyway)
     CONFIG.workers = workers or CONFIG.workers
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
-    from hmoe_repro.studies.sweep import drawn_configs, refuse_incomplete, train_here
-    from hmoe_repro.training.store import RunStore
+    from hmoe_repro.studies.sweep import drawn_configs, sweep
 
     hparams = parsed_settings(set_, skip_unreadable)
     configs = drawn_configs(RunOptions.of(**options, hparams=hparams), n_hparams, folder)
-    records = train_here(configs, None, device, folder)
-    complete = sum(record["status"] == "complete" for record in records)
+    outcomes = sweep(configs, device=device, data_dir=folder, jobs=0)
+    records = outcomes.records()
+    complete = len(outcomes.ended("complete"))
     if n_hparams and complete:
-        chosen = search_table(frame_of([r for r in records if "config" in r]), n_hparams)
+        chosen = search_table(frame_of(records), n_hparams)
         print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
-    refuse_incomplete(configs, records)
+    outcomes.refuse_incomplete()
     if n_hparams:
-        return wrote(RunStore().folder)
-    run = frame_of(records[:1])
+        return wrote(outcomes.store.folder)
+    run = frame_of(records)
     print_frame(f"{configs[0]}, run {configs[0].run_id}", selected_table(run))
     if experts := describe_discovery(run):
         print(experts)
-    wrote(RunStore().path(configs[0].run_id))
+    wrote(outcomes.store.path(configs[0].run_id))
 
 
 _own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]

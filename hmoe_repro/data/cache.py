@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['SAMPLE', 'cache_root', 'short_digest', 'code_digest', 'cache_stem', 'file_facts', 'examine', 'contents_digest',
-           'finish_rows', 'Rows', 'open_rows', 'tree_state', 'pixel_maker', 'cache_file', 'open_cache']
+           'tree_state', 'pixel_maker', 'cache_file', 'changed_meanwhile', 'open_cache']
 
 # %% ../../nbs/02_data/06_cache.ipynb #imports
 import ast
-import contextlib
 import functools
 import hashlib
 import json
@@ -18,7 +17,6 @@ import random
 import re
 import shutil
 import sys
-import threading
 import warnings
 from pathlib import Path
 
@@ -26,7 +24,8 @@ import numpy as np
 import PIL
 
 from ..core.errors import HmoeError
-from ..core.files import ensure_writable, expanded, locked, write_atomic
+from ..core.files import ensure_writable, expanded, write_atomic
+from ..core.row_files import Rows, RowWriter, build_once, open_rows, remove_if_unused
 from .image_folder import ImageTree
 from .transforms import decode, image_bytes, in_threads, square
 
@@ -199,137 +198,10 @@ def examine(
             warnings.warn(f"{what} out again: {fix}", stacklevel=2)
     return [digest for digest, _ in found], [reason for _, reason in found]
 
-# %% ../../nbs/02_data/06_cache.ipynb #def-finish-rows
-_BLOCK = 2**16  # bytes that are checked together; at least one row
-_DIGEST = 32  # bytes of a SHA-256
-
-
+# %% ../../nbs/02_data/06_cache.ipynb #def-contents-digest
 def contents_digest(digests: list[str | None]) -> bytes:
     """Return the SHA-256 (32 bytes) over the digests of all files of an image folder."""
     return hashlib.sha256(json.dumps(digests).encode()).digest()
-
-
-def _rows_of_block(row_size: int) -> int:
-    return max(1, _BLOCK // row_size)
-
-
-def _seal_of(path: Path, table: bytes, contents: bytes) -> bytes:
-    """Return what the file of a cache ends with: it depends on name, digests and contents."""
-    return hashlib.sha256(path.name.encode() + table + contents).digest()
-
-
-def finish_rows(part: Path, target: Path, row_size: int, rows: int, contents: bytes, whole=None):
-    """Append digests to the file `part` of `rows` rows, and rename it to `target`. `contents`: of
-    the images (`contents_digest`). `HmoeError` if the SHA-256 of all rows is not `whole`, where
-    that is given."""
-    total, table, size = hashlib.sha256(), [], row_size * rows
-    block = row_size * _rows_of_block(row_size)
-    with open(part, "r+b") as file:
-        file.truncate(size)
-        for start in range(0, size, block):
-            content = file.read(min(block, size - start))
-            total.update(content)
-            table.append(hashlib.sha256(content).digest())
-        if whole not in (None, total.hexdigest()):
-            cause = f"{part} cannot be read back as it was written."
-            raise HmoeError(cause, fix="check this disk, and start again.")
-        table = b"".join(table)
-        file.write(table + contents + _seal_of(target, table, contents))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, target)
-
-# %% ../../nbs/02_data/06_cache.ipynb #def-rows
-def _identity(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from one that is at its place later."""
-    status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-class Rows:
-    """Rows of a cache that `finish_rows` wrote, mapped from its file: an array of `shape`, whose
-    first `axes` axes count rows. Indexing copies rows and checks the blocks that this process has
-    not read yet; `HmoeError`, and the file is removed, if one is damaged."""
-
-    def __init__(self, path: Path, dtype, shape: tuple, axes: int = 1):
-        self.path, self.shape, self.axes = Path(path), tuple(shape), axes
-        self.numbers = np.arange(math.prod(shape[:axes])).reshape(shape[:axes])
-        self.row_size = math.prod(shape[axes:]) * np.dtype(dtype).itemsize
-        self.nbytes = self.row_size * self.numbers.size
-        self.block = _rows_of_block(self.row_size)
-        blocks = -(-self.numbers.size // self.block)
-        self.size = self.nbytes + _DIGEST * (blocks + 2)
-        self.identity = _identity(self.path)
-        self._file = np.memmap(self.path, np.uint8, "r", shape=(self.size,))
-        self._values = np.asarray(self._file[: self.nbytes]).view(dtype).reshape(self.shape)
-        self._table = self._file[self.nbytes : -2 * _DIGEST].tobytes()
-        self._checked = np.zeros(blocks, bool)
-
-    def fits(self, contents: bytes | None) -> bool:
-        """Test whether the file's end is as it was written, and of the same `contents`, if
-        given."""
-        end = self._file[-2 * _DIGEST :].tobytes()
-        there, seal = end[:_DIGEST], end[_DIGEST:]
-        return contents in (None, there) and seal == _seal_of(self.path, self._table, there)
-
-    def check(self, rows: np.ndarray):
-        """Compare the blocks that hold some rows with their digests, once a process."""
-        wanted = np.unique(np.asarray(rows) // self.block)
-        for i in wanted[~self._checked[wanted]].tolist():
-            start, end = i * self.block * self.row_size, (i + 1) * self.block * self.row_size
-            digest = hashlib.sha256(self._file[start : min(end, self.nbytes)]).digest()
-            if digest != self._table[i * _DIGEST : (i + 1) * _DIGEST]:
-                self._refuse(i)
-            self._checked[i] = True
-
-    def _refuse(self, block: int):
-        with contextlib.suppress(OSError):
-            if _identity(self.path) == self.identity:
-                self.path.unlink()
-        first, end = block * self.block, min((block + 1) * self.block, self.numbers.size)
-        cause = f"the cache {self.path} is damaged: rows {first} to {end - 1} do not fit their "
-        raise HmoeError(cause + "SHA-256.", fix="start again: it was removed and is built anew.")
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index) -> np.ndarray:
-        rows = index[: self.axes] if isinstance(index, tuple) else index
-        if not self._checked.all():
-            self.check(self.numbers[rows])
-        values = self._values[index]
-        return values if values.base is None else values.copy()
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return self[:] if dtype is None else self[:].astype(dtype)
-
-# %% ../../nbs/02_data/06_cache.ipynb #def-open-rows
-_MOST_OPEN = 8
-_opened: dict[Path, Rows] = {}  # the last ones, so that a process checks a block once
-
-
-def open_rows(
-    path: Path, dtype, shape: tuple, axes: int = 1, contents: bytes | None = None
-) -> Rows | None:
-    """Return the rows in a file that `finish_rows` wrote, or None if there is none, its size or its
-    end is not as it was written, or it was made of other `contents`. Without `contents`, a file
-    that this process has open may have been removed since."""
-    path = Path(path)
-    known = _opened.get(path)
-    try:
-        identity = _identity(path)
-        if known is None or known.identity != identity or known.shape != tuple(shape):
-            known = Rows(path, dtype, shape, axes)
-    except FileNotFoundError:
-        return known if contents is None else None
-    except (OSError, ValueError):  # too short
-        return None
-    if identity[1] != known.size or not known.fits(contents):
-        return None
-    _opened[path] = known
-    while len(_opened) > _MOST_OPEN:
-        _opened.pop(next(iter(_opened)))
-    return known
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-cache-key
 def tree_state(tree: ImageTree) -> str:
@@ -358,37 +230,38 @@ def cache_file(tree: ImageTree, resolution: int, how: str = "bilinear") -> Path:
 _ELSEWHERE = "HMOE_CACHE=<a folder with free space>, or source=files, which needs no cache."
 
 
-def _changed_meanwhile(tree: ImageTree) -> HmoeError:
-    cause = f"{tree.name}: its files changed while their cache was built."
+def changed_meanwhile(name: str, during: str) -> HmoeError:
+    """The error for files of the data set `name` that changed `during` something."""
+    cause = f"{name}: its files changed while {during}."
     return HmoeError(cause, fix="try again when nothing writes there.")
+
+
+def _changed(tree: ImageTree) -> HmoeError:
+    return changed_meanwhile(tree.name, "their cache was built")
 
 
 def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
     """Decode and resize every image into the file `target`; unreadable ones are black."""
-    part, size = target.with_name(f".{cache_stem(tree)}.part"), math.prod(shape[1:])
+    part = target.with_name(f".{cache_stem(tree)}.part")
+    writer = RowWriter(target, math.prod(shape[1:]), shape[0], part)
+
+    def keep(row, image):
+        writer.write(row, np.asarray(square(image, shape[1], how)).tobytes())
+
     try:
-        with open(part, "wb") as file:
-            file.truncate(shape[0] * size)
-            one_writer = threading.Lock()
-
-            def keep(row, image):
-                content = np.asarray(square(image, shape[1], how)).tobytes()
-                with one_writer:
-                    file.seek(row * size)
-                    file.write(content)
-
-            digests, _ = examine(tree, None, on_progress, keep)
+        writer.begin()
+        digests, _ = examine(tree, None, on_progress, keep)
         if cache_file(tree, shape[1], how) != target:
-            raise _changed_meanwhile(tree)
-        finish_rows(part, target, size, shape[0], contents_digest(digests))
+            raise _changed(tree)
+        writer.finish(contents_digest(digests))
     except OSError as error:
         raise HmoeError(
-            f"the cache of {tree.name} ({shape[0] * size / 1e9:.1f} GB) could not be written in "
-            f"{target.parent} ({error.strerror}).",
+            f"the cache of {tree.name} ({writer.rows * writer.row_size / 1e9:.1f} GB) could not be "
+            f"written in {target.parent} ({error.strerror}).",
             fix=_ELSEWHERE,
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        writer.discard()
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-open-cache
 def _make_room(tree: ImageTree, of_tree: str, need: int):
@@ -397,8 +270,7 @@ def _make_room(tree: ImageTree, of_tree: str, need: int):
     folder, state = cache_root(tree), tree_state(tree)
     for old in folder.glob(f"{of_tree}-*.u8"):
         if f"-{state}" not in old.name or shutil.disk_usage(folder).free < need:
-            with contextlib.suppress(OSError):  # in use, on Windows
-                old.unlink(missing_ok=True)
+            remove_if_unused(old)
 
 
 def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "bilinear") -> Rows:
@@ -407,6 +279,7 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "b
     that cannot be decoded are black. `HmoeError` for a full disk or a folder that is not
     writable."""
     path, shape = cache_file(tree, resolution, how), (len(tree), resolution, resolution, 3)
+    of_tree = _of_size(tree, resolution, how)
 
     def finished():
         if open_rows(path, np.uint8, shape) is None:
@@ -414,15 +287,11 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "b
         contents = contents_digest(examine(tree, on_progress=on_progress)[0])
         return open_rows(path, np.uint8, shape, contents=contents)
 
-    if rows := finished():
-        return rows
-    ensure_writable(path.parent, _ELSEWHERE)
-    of_tree = _of_size(tree, resolution, how)
-    with locked(path.parent / f".{of_tree}.lock"):
-        if rows := finished():
-            return rows
+    def build():
         _make_room(tree, of_tree, math.prod(shape))
         _build(tree, path, shape, how, on_progress)
-        if rows := finished():
-            return rows
-    raise _changed_meanwhile(tree)
+
+    rows = build_once(path.parent / f".{of_tree}.lock", _ELSEWHERE, finished, build)
+    if rows is None:
+        raise _changed(tree)
+    return rows

@@ -249,6 +249,6 @@ def _tint(ink, rng):
 MORE_STYLES = {"blur": _blur, "scan": _scan, "texture": _texture, "thin": _thin, "tint": _tint}
 
 
-def digit_styles(seed: int = 0, name: str = "DigitStyles") -> MultiDomainDataset:
+def digit_styles(seed: int = 0) -> MultiDomainDataset:
     """Draw scikit-learn's digits in five more styles, (3, 28, 28) uint8; each in exactly one."""
-    return _in_styles(name, MORE_STYLES, 28, seed)
+    return _in_styles("DigitStyles", MORE_STYLES, 28, seed)

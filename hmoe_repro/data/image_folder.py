@@ -624,12 +624,12 @@ SAMPLE_STYLES = {
 }
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-sample-tree
-def sample_tree(folder, per_class: int = 6, size: int = 96, seed: int = 0) -> ImageTree:
+def sample_tree(folder, per_class: int = 6, size: int = 96) -> ImageTree:
     """Write a tiny image folder, 4 domains of 2 classes, to `folder`, and scan it. `per_class`
     images of `size` pixels height in each, named `<class> NN<suffix>`."""
     from sklearn.datasets import load_sample_images
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     temple, flower = map(Image.fromarray, load_sample_images().images)
     corners = {"temple": (temple, (0, 110)), "flower": (flower, (170, 30))}
     for class_name, (photograph, corner) in corners.items():

@@ -277,7 +277,6 @@ def crossed_cues(
     second: str = "turn",
     strength: float = 1.0,
     by_second: bool = False,
-    seed: int = 0,
 ) -> MultiDomainDataset:
     """Build data with two cues that are independent of each other and of the class.
 
@@ -292,13 +291,12 @@ def crossed_cues(
         second: the second cue, one of `SECOND_CUES`.
         strength: half the distance between its two values.
         by_second: join the domains that share bit B.
-        seed: of the partition.
 
     Returns:
         The data; the factors 'hue' and 'turn' or 'width' are the bits, 2 in 'between'.
     """
     labels = labels.astype(np.int64)
-    hands = deal_evenly(labels, len(CROSSED), np.random.default_rng(seed))
+    hands = deal_evenly(labels, len(CROSSED), np.random.default_rng(0))
     bits = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
     sides = {0: -1, 1: 1, 2: 0}
     xs = []

@@ -24,16 +24,15 @@ from rich.filesize import decimal
 
 from ..core.devices import on_device
 from ..core.errors import HmoeError, plural
-from ..core.files import ensure_writable, locked, write_atomic
+from ..core.files import write_atomic
+from ..core.row_files import Rows, RowWriter, build_once, open_rows, remove_if_unused
 from ..core.seeds import random_state, restore_random_state, seed_hash
 from hmoe_repro.data.cache import (
-    Rows,
     cache_root,
     cache_stem,
+    changed_meanwhile,
     code_digest,
     contents_digest,
-    finish_rows,
-    open_rows,
     pixel_maker,
     short_digest,
     tree_state,
@@ -88,7 +87,8 @@ class Table:
         name = f"{cache_stem(images.scanned)}-{state}-{what}"
         self.path = cache_root(images.scanned) / f"{name}.f16"
         self.synced = float("-inf")  # when the rows that were written were last made safe
-        self.growing, self.note = (self.path.with_suffix(s) for s in (".part", ".rows"))
+        part, self.note = (self.path.with_suffix(s) for s in (".part", ".rows"))
+        self.writer = RowWriter(self.path, self.row_size, self.rows, part)
 
     def open(self) -> Rows | None:
         """Return the rows, None if the file is not there, not whole, or of other images."""
@@ -100,7 +100,7 @@ class Table:
         digest = hashlib.sha256()
         try:
             note = json.loads(self.note.read_text(encoding="utf-8"))
-            with open(self.growing, "rb") as file:
+            with open(self.writer.part, "rb") as file:
                 for _ in range(note["rows"]):
                     digest.update(file.read(self.row_size))
                 there = file.tell()
@@ -126,25 +126,22 @@ class Table:
         done, digest = self.written
         digest.update(rows[done - first :].tobytes())  # of a block, some may be there
         self.written[0] = first + len(x)
-        with open(self.growing, "r+b" if first else "wb") as file:
-            file.seek(first * self.row_size)
-            file.write(rows)
-            if time.monotonic() - self.synced < SYNC_SECONDS:
-                return
-            file.flush()
-            os.fsync(file.fileno())
-        write_atomic(self.note, json.dumps(self._note(*self.written)))
-        self.synced = time.monotonic()
+        if first == 0:
+            self.writer.begin()
+        is_due = time.monotonic() - self.synced >= SYNC_SECONDS
+        self.writer.write(first, rows, safely=is_due)
+        if is_due:
+            write_atomic(self.note, json.dumps(self._note(*self.written)))
+            self.synced = time.monotonic()
 
     def finish(self):
         """Seal the file and give it its name."""
-        whole = self.written[1].hexdigest()
-        place = self.growing, self.path
-        finish_rows(*place, self.row_size, self.rows, self.contents, whole)
+        self.writer.finish(self.contents, whole=self.written[1].hexdigest())
         self.note.unlink(missing_ok=True)
 
     def discard(self):
-        self.growing.unlink(missing_ok=True)
+        """Remove what an unfinished build left."""
+        self.writer.discard()
         self.note.unlink(missing_ok=True)
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-build
@@ -199,9 +196,8 @@ def _refusal(images: ImageDataset, folder: Path, need: int, reason: str = "") ->
     )
 
 
-def _changed_meanwhile(images: ImageDataset) -> HmoeError:
-    cause = f"{images.name}: its files changed while its stages were precomputed."
-    return HmoeError(cause, fix="try again when nothing writes there.")
+def _changed(images: ImageDataset) -> HmoeError:
+    return changed_meanwhile(images.name, "its stages were precomputed")
 
 
 def _complete(images: ImageDataset, tables: list[Table], state: str):
@@ -209,7 +205,7 @@ def _complete(images: ImageDataset, tables: list[Table], state: str):
     folder, (versions, amount, _) = tables[0].path.parent, tables[0].shape
     for old in folder.glob(f"{cache_stem(images.scanned)}-*"):
         if old.suffix in (".f16", ".part", ".rows") and f"-{state}-" not in old.name:
-            old.unlink(missing_ok=True)
+            remove_if_unused(old)
     need = sum(table.size - table.done() * table.row_size for table in tables)
     if shutil.disk_usage(folder).free < need:
         raise _refusal(images, folder, need)
@@ -227,7 +223,7 @@ def _complete(images: ImageDataset, tables: list[Table], state: str):
             table.discard()
         raise _refusal(images, folder, need, f" ({error.strerror})") from None
     if changed:
-        raise _changed_meanwhile(images)
+        raise _changed(images)
 
 
 def open_tables(images: ImageDataset, parts: list, views: int) -> list[Rows]:
@@ -236,17 +232,19 @@ def open_tables(images: ImageDataset, parts: list, views: int) -> list[Rows]:
     not have, and for files that change meanwhile."""
     state = tree_state(images.scanned)
     tables = [Table(images, part, views, state) for part in parts]
-    opened = [table.open() for table in tables]
-    if None in opened:
-        folder = cache_root(images.scanned)
-        ensure_writable(folder, "HMOE_CACHE=<a folder with free space>.")
-        with locked(folder / f".{cache_stem(images.scanned)}-precomputed.lock"):
-            if missing := [table for table in tables if table.open() is None]:
-                _complete(images, missing, state)
-        opened = [table.open() for table in tables]
-    if None in opened:
-        raise _changed_meanwhile(images)
-    return opened
+
+    def opened():
+        found = [table.open() for table in tables]
+        return None if None in found else found
+
+    def build():
+        _complete(images, [table for table in tables if table.open() is None], state)
+
+    lock = cache_root(images.scanned) / f".{cache_stem(images.scanned)}-precomputed.lock"
+    rows = build_once(lock, "HMOE_CACHE=<a folder with free space>.", opened, build)
+    if rows is None:
+        raise _changed(images)
+    return rows
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-precomputeddataset
 class PrecomputedDataset(OneByOne):

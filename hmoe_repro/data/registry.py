@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'CROSSED_DIGITS', 'DatasetInfo', 'register_dataset', 'load_dataset', 'read_function', 'own_datasets',
-           'find_dataset', 'recorded_dataset', 'keep_data', 'kept_data']
+           'find_dataset', 'list_datasets', 'recorded_dataset', 'keep_data', 'kept_data']
 
 # %% ../../nbs/02_data/09_registry.ipynb #imports
 import functools
@@ -37,6 +37,7 @@ from hmoe_repro.core.files import (
     runs_dir,
     write_atomic,
 )
+from ..core.names import Patterns, matching_names
 from . import mnist
 from .base import MultiDomainDataset
 from .benchmarks import KNOWN, read_known
@@ -59,6 +60,12 @@ class DatasetInfo:
     checkpoint_frequency: int = 300
     licence: str = ""
     files: str = ""  # what must be in the data folder; empty for embedded data
+    num_classes: int = 0  # 0: not known before it is loaded
+    label_noise: float = (
+        0.0  # share of labels that are flipped, so that nobody can be right on them
+    )
+    title: str = ""  # how titles of pages call the data; empty: they need not
+    stand_in: bool = False  # whether it stands in for a data set of the papers
     seeded: bool = False  # whether the partition is drawn from the trial seed
     kept: bool = False  # whether no other process can build it, so that it is kept with the runs
 
@@ -119,13 +126,14 @@ _DIGITS = (
     "photographs: scikit-learn's sample images (CC BY)"
 )
 _MNIST = {"licence": "MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0", "files": "MNIST"}
+_EMBEDDED = {"num_classes": 10, "title": "embedded digits", "stand_in": True}
 
 
 def _register_digits(name: str, summary: str, per_domain: int | dict | None = None):
     """Register scikit-learn's digits in their four styles."""
-    register_dataset(name, domain_names=tuple(STYLES), summary=summary, licence=_DIGITS)(
-        lambda trial_seed, data_dir: digit_domains(per_domain=per_domain, name=name)
-    )
+    register_dataset(
+        name, domain_names=tuple(STYLES), summary=summary, licence=_DIGITS, **_EMBEDDED
+    )(lambda trial_seed, data_dir: digit_domains(per_domain=per_domain, name=name))
 
 
 _register_digits("DigitDomains", "1,797 real digits in four looks, 16x16, embedded")
@@ -135,6 +143,7 @@ register_dataset(
     domain_names=tuple(MORE_STYLES),
     summary="1,797 real digits in five other styles, 28x28, embedded",
     licence=_DIGITS.partition(";")[0],
+    **_EMBEDDED,
 )(lambda trial_seed, data_dir: digit_styles())
 _unequal = dict(zip(STYLES, (56, 112, 224, 448)))
 _register_digits("DigitsUnequal", "DigitDomains, twice as many of each next look", _unequal)
@@ -145,7 +154,7 @@ def _register_withheld(style: str):
     name = f"DigitsWithheld{style.title()}"
     summary = f"DigitDomains; the digits 5 to 9 of {style} are a fifth domain, withheld"
     names = (*STYLES, "withheld")
-    register_dataset(name, domain_names=names, summary=summary, licence=_DIGITS)(
+    register_dataset(name, domain_names=names, summary=summary, licence=_DIGITS, **_EMBEDDED)(
         lambda trial_seed, data_dir: withheld_digits(style, name)
     )
 
@@ -154,7 +163,7 @@ for _style in STYLES:
     _register_withheld(_style)
 
 
-def _register_variants(original: str, twin: str, make, domains, what: str, channels: int):
+def _register_variants(original: str, twin: str, make, domains, what: str, channels: int, **facts):
     """Register a variant of MNIST, from its files and from embedded digits.
 
     Args:
@@ -164,6 +173,7 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
         domains: names of the domains.
         what: addition to the summary.
         channels: of an image.
+        facts: further fields of `DatasetInfo`.
     """
 
     def build_original(trial_seed, data_dir):
@@ -178,16 +188,33 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
 
     shared = {"domain_names": tuple(map(str, domains)), "checkpoint_frequency": 100, "seeded": True}
     summary = f"DomainBed's {original}: 70,000 digits{what}, {channels}x28x28"
-    register_dataset(original, summary=summary, **shared, **_MNIST)(build_original)
+    register_dataset(original, summary=summary, title="MNIST", **shared, **_MNIST, **facts)(
+        build_original
+    )
     summary = f"{original}'s twin from 1,797 embedded digits, {channels}x16x16"
-    register_dataset(twin, summary=summary, licence=_DIGITS, **shared)(build_twin)
+    register_dataset(twin, summary=summary, licence=_DIGITS, **shared, **_EMBEDDED | facts)(
+        build_twin
+    )
 
 
 _register_variants(
-    "ColoredMNIST", "ColoredDigits", mnist.colored_domains, mnist.COLOUR_FLIPS, ", two classes", 2
+    "ColoredMNIST",
+    "ColoredDigits",
+    mnist.colored_domains,
+    mnist.COLOUR_FLIPS,
+    ", two classes",
+    2,
+    num_classes=2,
+    label_noise=0.25,
 )
 _register_variants(
-    "RotatedMNIST", "RotatedDigits", mnist.rotated_domains, mnist.ANGLES, " at six angles", 1
+    "RotatedMNIST",
+    "RotatedDigits",
+    mnist.rotated_domains,
+    mnist.ANGLES,
+    " at six angles",
+    1,
+    num_classes=10,
 )
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-register-crossed
@@ -226,7 +253,12 @@ def _register_crossed(second: str, hue: float, strength: float, by_second: bool 
         )
 
     register_dataset(
-        name, domain_names=tuple(domains), summary=summary, checkpoint_frequency=100, **_MNIST
+        name,
+        domain_names=tuple(domains),
+        summary=summary,
+        checkpoint_frequency=100,
+        num_classes=10,
+        **_MNIST,
     )(build)
 
 
@@ -247,6 +279,7 @@ register_dataset(
     domain_names=mnist.CROSSED,
     summary="hue and turn crossed on 1,797 embedded digits, 3x16x16",
     licence=_DIGITS.partition(";")[0],
+    **_EMBEDDED,
 )(_build_crossed_digits)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-as-dataset
@@ -268,6 +301,8 @@ def _register_known(name: str):
         checkpoint_frequency=known.checkpoint_frequency,
         licence=known.licence,
         files=known.folder,
+        num_classes=known.num_classes,
+        title=name,
     )(lambda trial_seed, data_dir: _as_dataset(read_known(name, data_dir), known.resize_first))
 
 
@@ -421,6 +456,21 @@ def find_dataset(text: str, folder=".") -> str:
     if ".py:" in text or path.is_dir():
         return _enter(str(path))
     return check_choice(text, DATASETS, "data set (nor is it the path of a folder)")
+
+# %% ../../nbs/02_data/09_registry.ipynb #def-list-datasets
+@public
+def list_datasets(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
+    """Return the names of data sets, sorted: `list_datasets("*MNIST")`.
+
+    The user's own data sets are among them if this process knows them (`HMOE_FOLDERS`, or used
+    before). A listed data set may still have to be downloaded: `hmoe data list` says so.
+
+    Args:
+        pattern: a shell pattern, or several, of which one must match; case is ignored.
+        exclude: a pattern, or several, of which none may match.
+    """
+    own_datasets()
+    return matching_names(DATASETS, pattern, exclude)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-recorded-dataset
 def recorded_dataset(name: str) -> str:

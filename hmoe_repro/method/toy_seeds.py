@@ -20,8 +20,10 @@ from .toy_hmoe import evaluate_toy, toy_hparams, toy_model
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stack-models
 def stack_models(models: list[HMOE]) -> Tensor:
-    """Parameters of S models of one architecture, (S, P), one row each; the weights of linear
-    layers are stored transposed, (inputs, outputs)."""
+    """Stack the parameters of S models of one architecture, one row each: (S, P).
+
+    The weights of linear layers are stored transposed, (inputs, outputs).
+    """
     rows = []
     for model in models:
         named = model.named_parameters()
@@ -31,9 +33,17 @@ def stack_models(models: list[HMOE]) -> Tensor:
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stacked-views
 def stacked_views(stack: Tensor, model: HMOE) -> dict[str, Tensor]:
-    """The named parameters, name -> (S, ...), as views into the rows of a stack (S, P) of models of
-    the architecture of `model`."""
-    views, start = {}, 0
+    """Return the named parameters as views into a stack.
+
+    Args:
+        stack: result of `stack_models` (S, P).
+        model: any model of that architecture, for names and shapes.
+
+    Returns:
+        name -> (S, ...).
+    """
+    views = {}
+    start = 0
     for name, p in model.named_parameters():
         shape = p.mT.shape if name.endswith("weight") else p.shape
         views[name] = stack[:, start : start + p.numel()].unflatten(1, shape)
@@ -42,8 +52,16 @@ def stacked_views(stack: Tensor, model: HMOE) -> dict[str, Tensor]:
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stacked-mlp
 def stacked_mlp(views: dict[str, Tensor], prefix: str, a: Tensor) -> Tensor:
-    """S multilayer perceptrons, those of `stacked_views` whose names begin with `prefix`, such as
-    "encoder", on S batches: a (S, B, inputs) -> (S, B, outputs), one batched product per layer."""
+    """Apply S multilayer perceptrons to S batches, one batched product per layer.
+
+    Args:
+        views: result of `stacked_views`.
+        prefix: what the names of the networks' parameters begin with, such as "encoder".
+        a: inputs (S, B, inputs).
+
+    Returns:
+        Outputs (S, B, outputs).
+    """
     weights = [name for name in views if name.startswith(prefix) and name.endswith("weight")]
     for i, name in enumerate(weights):
         bias = views[name.removesuffix("weight") + "bias"].unsqueeze(1)
@@ -52,21 +70,42 @@ def stacked_mlp(views: dict[str, Tensor], prefix: str, a: Tensor) -> Tensor:
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-stacked-forward
 def stacked_forward(views: dict[str, Tensor], x: Tensor, model: HMOE) -> HMOEOutput:
-    """Forward pass of S toy models at once (HMOE, eq. 1), x (S, B, 1): as `HMOE.forward`, every
-    tensor with a leading S. `model`: any of that architecture, for its layer shapes and eps."""
+    """Compute the forward pass of S toy models at once (HMOE, eq. 1).
+
+    Args:
+        views: result of `stacked_views`.
+        x: inputs (S, B, 1).
+        model: any model of that architecture, for its layer shapes and eps.
+
+    Returns:
+        As `HMOE.forward`, every tensor with a leading S.
+    """
     e = views["embeddings"]
-    z, v = stacked_mlp(views, "featurizer", x), stacked_mlp(views, "encoder", x)
+    z = stacked_mlp(views, "featurizer", x)
+    v = stacked_mlp(views, "encoder", x)
     theta = stacked_mlp(views, "hypernetwork", e)
     log_p = gate_logits(v, e, model.eps)
     experts = classify(theta, z.unsqueeze(1), model.hypernetwork.slices).transpose(1, 2)
-    return HMOEOutput(z, v, log_p, log_p.exp(), experts, mix_outputs(experts, log_p))
+    return HMOEOutput(
+        z=z, v=v, log_p=log_p, p=log_p.exp(), experts=experts, y=mix_outputs(experts, log_p)
+    )
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toytrainer
 class ToyTrainer:
-    "Trains the toy HMOE for many seeds at once (HMOE, section 4.1)."
+    """Trainer of the toy HMOE for many seeds at once (HMOE, section 4.1).
+
+    Args:
+        hparams: changes to TOY_HPARAMS.
+        steps: planned epochs.
+
+    Raises:
+        HmoeError: for a run without seeds or epochs, and for a setting that does not exist.
+    """
 
     def __init__(self, hparams: dict | None = None, steps: int = 20_000):
-        self.hparams, self.steps, self.step_count = toy_hparams(hparams), steps, 0
+        self.hparams = toy_hparams(hparams)
+        self.steps = steps
+        self.step_count = 0
         seeds = self.hparams["seeds"]
         self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         if not self.seeds or steps < 1:
@@ -79,37 +118,40 @@ class ToyTrainer:
         self.template = toy_model(0, self.hparams)
         self.stack = stack_models([toy_model(seed, self.hparams) for seed in self.seeds])
         self.stack.grad = torch.zeros_like(self.stack)
-        self.views = {
-            name: view.requires_grad_()
-            for name, view in stacked_views(self.stack, self.template).items()
-        }
+        self.views = stacked_views(self.stack, self.template)
+        for view in self.views.values():
+            view.requires_grad_()
         self.optimizer = torch.optim.Adam([self.stack], lr=self.hparams["lr"], fused=True)
-        self.best, self.best_loss = self.stack.clone(), torch.full((len(self.seeds),), torch.inf)
-        self.history, self.snapshots = {}, {}  # by epoch, filled by `run_toy`
+        self.best = self.stack.clone()
+        self.best_loss = torch.full((len(self.seeds),), torch.inf)
+        self.history = {}  # epoch -> losses, filled by `run_toy`
+        self.snapshots = {}  # epoch -> arrays of the figure, filled by `run_toy`
 
     def losses(self) -> dict[str, Tensor]:
-        "Unweighted losses (S,) and their weighted sum at the present epoch."
+        """Compute the unweighted losses (S,), and as 'loss' their weighted sum at this epoch."""
         out = stacked_forward(self.views, self.x, self.template)
         L_y = (out.y - self.y).square().mean((1, 2))
-        balance = load_balance_loss(out.p, self.template.load_balance)
-        losses = {"L_y": L_y, "L_en": entropy_loss(out.p), "L_kl": balance}
+        L_kl = load_balance_loss(out.p, self.template.load_balance)
+        losses = {"L_y": L_y, "L_en": entropy_loss(out.p), "L_kl": L_kl}
         return {"loss": total_loss(losses, self.hparams, self.step_count / self.steps), **losses}
 
     def step(self) -> dict[str, Tensor]:
-        "One epoch of every model; returns the losses before the update."
+        """Train every model for one epoch; return the losses (S,) before the update."""
         losses = self.losses()
         gradients = torch.autograd.grad(losses["loss"].sum(), list(self.views.values()))
         losses = {name: value.detach() for name, value in losses.items()}
         if self.step_count >= 0.9 * self.steps:
             better = losses["loss"] < self.best_loss
-            self.best[better], self.best_loss[better] = self.stack[better], losses["loss"][better]
+            self.best[better] = self.stack[better]
+            self.best_loss[better] = losses["loss"][better]
         torch.cat([g.flatten(1) for g in gradients], dim=1, out=self.stack.grad)
         self.optimizer.step()
         self.step_count += 1
         return losses
 
     def state(self) -> dict:
-        "Everything that changes during training, as a nested dictionary of tensors and numbers."
+        """Return everything that changes during training, as a nested dictionary of tensors and
+        numbers."""
         adam = {name: value.clone() for name, value in self.optimizer.state[self.stack].items()}
         return {
             "step": self.step_count,
@@ -122,9 +164,10 @@ class ToyTrainer:
         }
 
     def load_state(self, state: dict):
-        "Continue from what `state` returned."
+        """Restore a `state` that `state` returned."""
         self.step_count = int(state["step"])
-        self.history, self.snapshots = dict(state["history"]), dict(state["snapshots"])
+        self.history = dict(state["history"])
+        self.snapshots = dict(state["snapshots"])
         for name in ("stack", "best", "best_loss"):
             getattr(self, name).copy_(state[name])
         self.optimizer.state[self.stack] = {
@@ -134,7 +177,12 @@ class ToyTrainer:
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-unstack-model
 @torch.no_grad()
 def unstack_model(row: Tensor, hparams: dict) -> HMOE:
-    "The ordinary model of settings `toy_hparams` behind one row (P,) of a stack."
+    """Build the ordinary model behind one row of a stack.
+
+    Args:
+        row: parameters (P,).
+        hparams: settings of `toy_hparams`.
+    """
     model = toy_model(0, hparams)
     for (name, p), view in zip(model.named_parameters(), stacked_views(row[None], model).values()):
         p.copy_(view[0].mT if name.endswith("weight") else view[0])
@@ -142,25 +190,37 @@ def unstack_model(row: Tensor, hparams: dict) -> HMOE:
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-epochs
 def toy_epochs(steps: int) -> list[int]:
-    """Epochs whose experts and gate are kept for the figure;
-    the last stands for the kept parameters."""
+    """List the epochs of `steps` whose experts and gate are kept for the figure.
+
+    The last one stands for the kept parameters.
+    """
     return sorted({round(steps * share) for share in (0, 0.025, 0.1, 0.25, 0.5, 0.75, 1)})
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-grid
-def toy_grid() -> Tensor:  # (121, 1)
-    """Grid on which experts, gate and modes are drawn:
-    the three intervals and what lies around them."""
+def toy_grid() -> Tensor:
+    """Return the grid (121, 1) on which experts, gate and modes are drawn: the three intervals and
+    what lies around them."""
     return torch.linspace(-0.25, 2.75, 121)[:, None]
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-snapshot
 @torch.no_grad()
 def toy_snapshot(stack: Tensor, hparams: dict) -> dict[str, Tensor]:
-    """What the figure shows of every model of a stack (S, P): experts and gate values (S, 121, K)
-    and, in the order of `HMOE_MODES`, the modes on the grid, curves (S, 3, 121); float16."""
-    grid, shots = toy_grid(), {"experts": [], "gates": [], "curves": []}
+    """Compute what the figure shows of every model of a stack.
+
+    Args:
+        stack: parameters (S, P).
+        hparams: settings of `toy_hparams`.
+
+    Returns:
+        float16 arrays on the grid: 'experts' and 'gates' (S, 121, K), and 'curves' (S, 3, 121), the
+        modes in the order of `HMOE_MODES`.
+    """
+    grid = toy_grid()
+    shots = {"experts": [], "gates": [], "curves": []}
     for row in stack:
         model = unstack_model(row, hparams)
-        out, modes = model(grid), model.predict_modes(grid)
+        out = model(grid)
+        modes = model.predict_modes(grid)
         shots["experts"].append(out.experts[..., 0])
         shots["gates"].append(out.p)
         shots["curves"].append(torch.stack([modes[mode][:, 0] for mode in HMOE_MODES]))
@@ -168,15 +228,16 @@ def toy_snapshot(stack: Tensor, hparams: dict) -> dict[str, Tensor]:
 
 # %% ../../nbs/01_method/06_toy_seeds.ipynb #def-toy-result
 def toy_checkpoints(history: dict) -> list[dict]:
-    """The checkpoints in the history of a `ToyTrainer`, with the losses of each seed."""
-    return [
-        {"step": int(step), "losses": {name: value.tolist() for name, value in losses.items()}}
-        for step, losses in history.items()
-    ]
+    """Return the checkpoints in the history of a `ToyTrainer`, with the losses of each seed."""
+    checkpoints = []
+    for step, losses in history.items():
+        of_seeds = {name: value.tolist() for name, value in losses.items()}
+        checkpoints.append({"step": int(step), "losses": of_seeds})
+    return checkpoints
 
 
 def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
-    "Record of a finished toy run: its result, checkpoints and arrays."
+    """Return the result, the checkpoints and the arrays of a finished toy run, for its record."""
     per_seed = []
     for i, (seed, row) in enumerate(zip(trainer.seeds, trainer.best)):
         model = unstack_model(row, trainer.hparams)
@@ -184,8 +245,9 @@ def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
         per_seed.append({"seed": seed, **outcome, "final_loss": trainer.best_loss[i].item()})
     last = toy_snapshot(trainer.best, trainer.hparams)
     shots = [*trainer.snapshots.values(), last]
-    arrays = {name: torch.stack([shot[name] for shot in shots], 1) for name in ("experts", "gates")}
-    arrays |= {
+    arrays = {
+        "experts": torch.stack([shot["experts"] for shot in shots], 1),
+        "gates": torch.stack([shot["gates"] for shot in shots], 1),
         "curves": last["curves"],
         "grid": toy_grid()[:, 0],
         "points_x": trainer.x[..., 0],
@@ -198,15 +260,27 @@ def toy_result(trainer: ToyTrainer) -> tuple[dict, list, dict[str, Tensor]]:
 def run_toy(
     hparams: dict | None = None, steps: int = 20_000, state: dict | None = None, on_checkpoint=None
 ) -> tuple[dict, list, dict[str, Tensor]]:
-    """Train the toy for all seeds, with changes `hparams` to TOY_HPARAMS, for `steps` epochs
-    (HMOE, section 4.1): result, checkpoints, arrays. `state`: from `ToyTrainer.state`, to continue
-    there; `on_checkpoint` is called with the trainer after every checkpoint.
-    HmoeError if a loss stops being finite."""
+    """Train the toy for all seeds (HMOE, section 4.1).
+
+    Args:
+        hparams: changes to TOY_HPARAMS.
+        steps: epochs.
+        state: result of `ToyTrainer.state`, to continue from there.
+        on_checkpoint: called with the trainer after every checkpoint.
+
+    Returns:
+        Result, checkpoints and arrays (`toy_result`).
+
+    Raises:
+        HmoeError: if a loss stops being finite.
+    """
     trainer = ToyTrainer(hparams, steps)
     if state is not None:
         trainer.load_state(state)
-    epochs, frequency = toy_epochs(steps)[:-1], max(1, steps // 40)
-    while (t := trainer.step_count) < steps:
+    epochs = toy_epochs(steps)[:-1]
+    frequency = max(1, steps // 40)
+    while trainer.step_count < steps:
+        t = trainer.step_count
         if t in epochs:
             shot = toy_snapshot(trainer.stack, trainer.hparams)
             trainer.snapshots[str(t)] = {name: shot[name] for name in ("experts", "gates")}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 'values_of', 'listed', 'data_status',
            'protocol_note', 'changed_settings', 'initial_weights', 'caption', 'plan_words', 'header', 'rule_of',
-           'save_verdict', 'provenance']
+           'save_verdict', 'verdict_facts', 'provenance']
 
 # %% ../../nbs/08_report/01_provenance.ipynb #imports
 import functools
@@ -18,12 +18,14 @@ import pandas as pd
 
 from ..algorithms import algorithm_names, get_algorithm
 from ..algorithms.base import merge_hparams
+from ..algorithms.hparams import omitted_defaults
 from ..analysis.results import one_protocol, runs, study_file, validation_cap
-from ..analysis.writers import template
+from ..analysis.writers import first_sentence, template
 from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
 from ..core.toml import packaged
+from ..data.registry import DATASETS
 from ..networks.pretrained import PIP_PACKAGE
 from ..networks.search_space import as_text
 from ..studies.study_file import STUDIES, read_study
@@ -55,11 +57,16 @@ def listed(frame: pd.DataFrame, column: str, empty: str = "none") -> str:
 STATUS = packaged("pages.toml")["status"]
 
 
+def _stands_in(dataset: str) -> bool:
+    """Whether a data set stands in for one of the papers."""
+    return dataset in DATASETS and DATASETS[dataset].stand_in
+
+
 def data_status(frame: pd.DataFrame) -> str:
-    """'stand-in' if all runs but the toy's are on the embedded digits, else 'reduced' (`STATUS`):
-    the status of runs that do not follow the paper's protocol."""
+    """'stand-in' if the data of all runs but the toy's stand in for the papers', else 'reduced'
+    (`STATUS`): the status of runs that do not follow the paper's protocol."""
     names = set(values_of(frame, "dataset")) - {TOY}
-    return "stand-in" if names and all("Digit" in name for name in names) else "reduced"
+    return "stand-in" if names and all(_stands_in(name) for name in names) else "reduced"
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-protocol-note
 def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
@@ -84,7 +91,7 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
         resolution = max(values_of(part, "resolution"), default=28)
         declared = get_algorithm(algorithm).HPARAMS
         usual = merge_hparams(declared, {}, int(resolution))
-        unsaid = {n: h.default for n, h in declared.items() if h.requires[:1] == (n,)}
+        unsaid = omitted_defaults(declared)
         part = part.fillna({f"hparams.{name}": default for name, default in unsaid.items()})
         for name, default in (usual | unsaid).items():
             for value in values_of(part, f"hparams.{name}"):
@@ -207,6 +214,13 @@ def save_verdict(lines: list[str], output: Path, artefact: str) -> str:
     write_atomic(Path(output) / f"{artefact}_verdict.md", text)
     return text
 
+
+def verdict_facts(lines: Sequence[str]) -> dict:
+    """Return a verdict as data: its `answer`, the first sentence ('' without a line), and its
+    lines, `verdict`."""
+    answer = first_sentence(lines[0]) if lines else ""
+    return {"answer": answer, "verdict": list(map(str, lines))}
+
 # %% ../../nbs/08_report/01_provenance.ipynb #def-merged
 def _environments(frame: pd.DataFrame) -> dict:
     """For each fact about the machines, its distinct values over the runs; facts within a fact
@@ -233,14 +247,17 @@ def provenance(
     store: str = "",
     selection_rule: str = "",
     extra_studies: Sequence[str] = (),
+    verdict: Sequence[str] = (),
 ) -> dict:
-    """Write `<artefact>.provenance.json`: runs, `selection_rule` (empty: `rule_of`),
+    """Write `<artefact>.provenance.json`: the lines of the `verdict` and the answer, which is the
+    first sentence of them; runs, `selection_rule` (empty: `rule_of`),
     seeds, steps, data, commits, devices, versions and, if `study` is named, its file's digest.
     `extra_studies`: further studies whose runs are in the frame; their digests are written
     too."""
     frame = runs(frame)
     evidence = {
         "artefact": artefact,
+        **verdict_facts(verdict),
         "profile": profile,
         "protocol": protocol_note(profile, frame),
         "selection_rule": selection_rule or rule_of(frame),

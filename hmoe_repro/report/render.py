@@ -12,15 +12,15 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources, util
 from pathlib import Path
 from urllib.parse import quote
 
 from ..analysis.results import short_path
-from ..core.determinism import variables
 from ..core.errors import HmoeError, Place, check_choice, public
-from ..core.files import ensure_writable, repo_root, write_atomic
+from ..core.files import ensure_writable, folder_variables, repo_root, write_atomic
+from .warm_kernels import kernel_manager
 
 # %% ../../nbs/08_report/03_render.ipynb #def-artefacts
 def _folder(notebooks: str) -> Path:
@@ -147,14 +147,11 @@ def files_of(folder: Path, known=()) -> dict[str, list[str]]:
     return files
 
 # %% ../../nbs/08_report/03_render.ipynb #def-execute
-def _execute(source: Path, target: Path, parameters: dict):
-    """Run a notebook with papermill from the project's root. Exceptions are passed on unchanged,
-    those of papermill included."""
-    import logging
-
+def _execute(source: Path, target: Path, parameters: dict, environment: Mapping[str, str]):
+    """Run a notebook with papermill from the project's root, in a kernel with the variables
+    `environment`. Exceptions are passed on unchanged, those of papermill included."""
     from papermill import execute_notebook
 
-    logging.getLogger("papermill").setLevel(logging.ERROR)
     execute_notebook(
         str(source),
         str(target),
@@ -166,6 +163,7 @@ def _execute(source: Path, target: Path, parameters: dict):
         start_timeout=600,  # the first kernels wait until a server of warm ones has imported
         shutdown_kernel="immediate",  # every cell has run, and ending gently takes seconds
         extra_arguments=["--log-level=CRITICAL"],
+        kernel_manager_class=kernel_manager(environment),
     )
 
 # %% ../../nbs/08_report/03_render.ipynb #def-failed
@@ -228,24 +226,37 @@ def render(
     output: str = "figures",
     notebooks: str = "nbs/paper",
     formats=KEPT,
+    environment: Mapping[str, str] | None = None,
     **more,
 ) -> Path:
-    """Execute the notebook of an artefact; its files and the executed copy land in
-    `<output>/<profile>/`, pictures and tables in the `formats` (of `KINDS`). Returns the executed
-    copy. `HmoeError` for an unknown artefact or format, and if the notebook fails."""
+    """Execute the notebook of an artefact and write its page to `<output>/<profile>/`.
+
+    Args:
+        artefact, profile, store: the page, and the records that it reads.
+        output: the folder of all pages.
+        notebooks: the folder of the artefacts' notebooks.
+        formats: the formats of pictures and tables, of `KINDS`.
+        environment: the variables of the notebook's kernel; None: those of this process. Among
+            them JUPYTER_PATH says where kernels are described (`warm_kernels`).
+        more: further parameters of the page.
+
+    Returns the path of the executed copy. Raises `HmoeError` for an unknown artefact or format, and
+    if the notebook fails.
+    """
     for kind in formats:
         check_choice(kind, KINDS, "format")
     source = paper_notebook(artefact, notebooks)
     paths = {"store": from_root(store), "output": from_root(output)}
     given = {"profile": profile, **paths, **more}
+    told = {"HMOE_FORMATS": " ".join(formats), "MPLBACKEND": "Agg"}  # pictures are files
+    kernel = {**(environment or os.environ), **folder_variables(), **told}
     target = ensure_writable(repo_root() / output / profile)
     log = target / f"{artefact}.failed.log"
     staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=".render-"))
     try:
         executed = staging / "executed.ipynb"
         try:
-            with variables(HMOE_FORMATS=" ".join(formats), MPLBACKEND="Agg"):  # pictures are files
-                _execute(source, executed, given | {"output": str(staging)})
+            _execute(source, executed, given | {"output": str(staging)}, kernel)
         except Exception as error:
             raise _failed(artefact, error, log) from None
         made = ensure_writable(staging / profile)

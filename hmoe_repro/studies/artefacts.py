@@ -18,8 +18,8 @@ from .study_file import PROFILES, STUDIES
 @dataclass(frozen=True)
 class Artefact:
     """A figure or table: what it shows, the study it is made of, the profiles it exists in, those
-    where it is made only when asked for by name, the studies it reads `extra_studies` its own, and
-    profiles whose study has another name."""
+    where it is made only when asked for by name, the studies it reads `extra_studies` its own,
+    profiles whose study has another name, and what the gallery makes of its title."""
 
     title: str
     study: str
@@ -27,6 +27,8 @@ class Artefact:
     optional: tuple[str, ...] = ()
     extra_studies: tuple[str, ...] = ()
     study_overrides: dict[str, str] = field(default_factory=dict)  # profile -> its study there
+    short_title: str = ""  # in the gallery; empty: that of the page
+    named_data: tuple[str, ...] = ()  # the data (`DatasetInfo.title`) that its title names
 
     def study_at(self, profile: str) -> str:
         """The study that it is made of at a profile."""

@@ -208,16 +208,16 @@ def _has_data(study: Study, names: dict[str, str]) -> bool:
     return True
 
 
-def specs_or_reason(study) -> tuple[tuple[RunConfig, ...] | None, str]:
-    """The runs of a study; or None, and why, where its data are not here (`count_runs` counts them
-    then). Raises `HmoeError` as `study_specs` for anything else."""
+def specs_or_reason(study) -> tuple[tuple[RunConfig, ...] | None, HmoeError | None]:
+    """Return (the runs of a study, None); or (None, why) if its data are not here (`count_runs`
+    counts them then). Raises `HmoeError` as `study_specs` for anything else."""
     names = check_study(study)
     try:
-        return study_specs(study), ""
+        return study_specs(study), None
     except HmoeError as error:
         if _has_data(read_study(study), names):
             raise
-        return None, str(error)
+        return None, error
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-runs-with-arrays
 def runs_with_arrays(study) -> list[str]:

@@ -4,21 +4,24 @@
 
 # %% auto #0
 __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_version', 'selected_path', 'save_model', 'load_weights',
-           'load_model']
+           'DataShape', 'data_shape', 'restore_model', 'kept_weights', 'load_model']
 
 # %% ../../nbs/05_training/08_model.ipynb #imports
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import restore_algorithm
+from ..core.devices import resolve_device
 from ..core.errors import HmoeError, check_choice, public
 from ..core.files import write_atomic
 from ..core.seals import is_sealed, metadata_of, sealed
+from ..data.base import Domains
 from ..data.loader import ImageDataset
 from ..data.precomputed import PrecomputedDataset
 from ..data.registry import kept_data, load_dataset, recorded_dataset
@@ -137,42 +140,110 @@ def load_weights(path: Path, algorithm, whose: dict | None = None):
             fix="copy them again, or remove the run's folder and train it again.",
         ) from None
 
+# %% ../../nbs/05_training/08_model.ipynb #def-data-shape
+@dataclass
+class DataShape(Domains):
+    """The part of a data set that is needed to build an algorithm."""
+
+    name: str
+    domain_names: list[str]
+    class_names: list[str]
+    input_shape: tuple
+
+
+_MOST_PIXELS = 2**16  # a side of an image
+
+
+def _check_names(names: dict):
+    """`ValueError` if the names in the header of a file of weights are not those that a run
+    writes."""
+    shape = names["input_shape"]
+    if not (isinstance(shape, list) and len(shape) == 3):
+        raise ValueError("no shape of images")
+    if not all(type(size) is int and 0 < size <= _MOST_PIXELS for size in shape):
+        raise ValueError("no shape of images")
+    for kind in ("classes", "domains"):
+        texts = isinstance(names[kind], list) and all(isinstance(n, str) for n in names[kind])
+        if not texts or len(names[kind]) == 0:
+            raise ValueError(f"no {kind}")
+
+
+def data_shape(path: Path, spec: RunConfig) -> DataShape:
+    """Return the shape of a run's data, from the header of its weights. Raises `HmoeError` if they
+    are not here or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = json.loads(file.metadata()["names"])
+        _check_names(names)
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError):
+        if not path.exists():
+            raise HmoeError(
+                f"the weights {path} are not here (published records come without them).",
+                fix="train the run again.",
+            ) from None
+        raise HmoeError(
+            f"the weights {path} are cut, damaged or another model's (their header).",
+            fix="copy them again, or remove the run's folder and train it again.",
+        ) from None
+    domains = [*names["domains"], *spec.test_domains]
+    return DataShape(spec.dataset, domains, names["classes"], tuple(names["input_shape"]))
+
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model
+def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code: bool = False):
+    """Return (algorithm in evaluation mode, `DataShape`) of a record, with the weights in a file
+    that names this run and mode. Raises `HmoeError` as `data_shape`, `build_algorithm` and
+    `load_weights`."""
+    spec = RunConfig.from_dict(record["config"])
+    shape = data_shape(path, spec)
+    if spec.weights:  # replaced by the run's own below: its initial ones need not be here
+        spec = spec.replace(weights="random")
+    algorithm = build_algorithm(spec, shape, trust_code)
+    load_weights(path, algorithm, {"run": record["run_id"], "mode": mode})
+    return algorithm.to(resolve_device(str(device))).eval(), shape
+
+
 def _mode_of(record: dict, mode: str | None) -> str:
-    """`mode` if weights of it are kept, or the first mode. `HmoeError` lists the valid ones."""
+    """`mode` if weights of it are kept; by default 'last' if they are, or else the first mode.
+    `HmoeError` lists the valid ones."""
     if record["status"] != "complete" or not record["selected"]:
         raise HmoeError(
             f"run {record['run_id']} has no selected model (status: {record['status']}).",
-            fix="train it again.",
+            fix="another run; `hmoe runs` lists them.",
         )
-    modes = list(record["selected"] | record.get("in_domain", {}))
-    if record.get("discovery"):
-        modes.append("last")
+    last = ["last"] if record.get("discovery") else []
+    modes = [*last, *record["selected"], *record.get("in_domain", {})]
+    modes = list(dict.fromkeys(modes))
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
-@public
-def load_model(
-    run_id: str, mode: str | None = None, store: RunStore | None = None, trust_code: bool = False
-):
-    """(algorithm in evaluation mode, record) of a finished run, with the weights that `mode`
-    selected (default: the first mode), or for 'last' those after the last update, which runs with
-    codes keep. Raises `HmoeError` for unknown runs and modes, and for an algorithm from a file
-    that is kept in the store and was not named in this process, unless `trust_code`."""
-    store = store or RunStore()
+def kept_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
+    """Return (record, mode, file of the weights) of a run, by the beginning of its id. Raises
+    `HmoeError` for unknown runs and modes, and for a run that is not complete."""
     record = store.find(run_id)
     mode = _mode_of(record, mode)
-    spec = RunConfig.from_dict(record["config"])
-    data = build_dataset(spec)
-    if spec.weights:  # replaced by the run's own below: its initial ones need not be here
-        spec = spec.replace(weights="random")
-    algorithm = build_algorithm(spec, data, trust_code)
-    path = selected_path(store.path(record["run_id"]), mode)
-    if not path.exists():
-        raise HmoeError(
-            f"the weights of run {record['run_id']} are not in {store.folder} "
-            "(published records come without them).",
-            fix="train the run again.",
-        )
-    load_weights(path, algorithm)
-    return algorithm.eval(), record
+    return record, mode, selected_path(store.path(record["run_id"]), mode)
+
+
+@public(device=str | torch.device)
+def load_model(
+    run_id: str,
+    mode: str | None = None,
+    store: RunStore | None = None,
+    device="cpu",
+    trust_code: bool = False,
+):
+    """Return (algorithm in evaluation mode, record) of a finished run; its data are not needed.
+    `apps.predict.load` adds the names of classes and experts, to predict for files.
+
+    Args:
+        run_id: the id, or the beginning of it.
+        mode: 'last' for the weights after the last update (the default if the run kept them, as
+            runs with codes do), or an inference mode for the weights that it selected.
+        trust_code: run the source of an algorithm that is kept in the store, though its file was
+            not named in this process.
+
+    Raises `HmoeError` for unknown runs and modes, weights that are damaged or not here, and for
+    code that is not trusted.
+    """
+    record, mode, path = kept_weights(run_id, mode, store or RunStore())
+    return restore_model(record, mode, path, device, trust_code)[0], record

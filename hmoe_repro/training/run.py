@@ -24,10 +24,11 @@ from ..core.errors import NO_ROOM, HmoeError, Place, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.seals import sealed
+from ..core.seeds import undisturbed
 from ..method.toy_seeds import run_toy, toy_checkpoints
 from .checkpoint_io import load_state, save_state
 from .loggers import listen
-from .measurements import check_measure, measure_run
+from .measurements import check_measure, declared_measurements, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
 from .run_config import TOY, RunConfig
 from .selection import in_domain_accuracy, training_domain_validation
@@ -146,12 +147,12 @@ def _train_to_end(trainer: Trainer, folder: Path, started: float, parts: list[di
 
 
 def _described(trainer: Trainer, folder: Path) -> dict:
-    """What `measure_run` found out for the record; arrays are kept, and of an algorithm with codes
-    the last weights."""
+    """Measure the trained network, and return the scores for the record. Keeps the arrays, and the
+    last weights if a measurement asks for them."""
     scores, arrays = measure_run(trainer)
     if arrays:
         write_atomic(folder / "arrays.safetensors", sealed(arrays, run=trainer.spec.run_id))
-    if scores["discovery"]:
+    if any(m.keeps_weights for m in declared_measurements(trainer.algorithm)):
         save_model(selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     return scores
 
@@ -321,7 +322,7 @@ def run(
     folder = ensure_writable(store.path(spec.run_id))
     warn_of_determinism(spec.determinism, device)
     precise = device_determinism(spec.precision, device)
-    with run_lock(folder) as mine, single_thread(), precise:
+    with run_lock(folder) as mine, single_thread(), precise, undisturbed(device):
         if not mine:
             return None
         done = store.read(spec.run_id)
