@@ -291,7 +291,6 @@ def crossed_cues(
         second: the second cue, one of `SECOND_CUES`.
         strength: half the distance between its two values.
         by_second: join the domains that share bit B.
-        seed: of the partition.
 
     Returns:
         The data; the factors 'hue' and 'turn' or 'width' are the bits, 2 in 'between'.

@@ -163,7 +163,7 @@ for _style in STYLES:
     _register_withheld(_style)
 
 
-def _register_variants(original: str, twin: str, make, domains, what: str, channels: int, **labels):
+def _register_variants(original: str, twin: str, make, domains, what: str, channels: int, **facts):
     """Register a variant of MNIST, from its files and from embedded digits.
 
     Args:
@@ -173,7 +173,7 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
         domains: names of the domains.
         what: addition to the summary.
         channels: of an image.
-        labels: what is known of the labels.
+        facts: further fields of `DatasetInfo`.
     """
 
     def build_original(trial_seed, data_dir):
@@ -189,9 +189,13 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
     shared = {"domain_names": tuple(map(str, domains)), "checkpoint_frequency": 100, "seeded": True}
     shared |= labels
     summary = f"DomainBed's {original}: 70,000 digits{what}, {channels}x28x28"
-    register_dataset(original, summary=summary, title="MNIST", **shared, **_MNIST)(build_original)
+    register_dataset(original, summary=summary, title="MNIST", **shared, **_MNIST, **facts)(
+        build_original
+    )
     summary = f"{original}'s twin from 1,797 embedded digits, {channels}x16x16"
-    register_dataset(twin, summary=summary, licence=_DIGITS, **_EMBEDDED | shared)(build_twin)
+    register_dataset(twin, summary=summary, licence=_DIGITS, **shared, **_EMBEDDED | facts)(
+        build_twin
+    )
 
 
 _register_variants(
