@@ -187,7 +187,6 @@ def _register_variants(original: str, twin: str, make, domains, what: str, chann
         return make(twin, images, labels, trial_seed)
 
     shared = {"domain_names": tuple(map(str, domains)), "checkpoint_frequency": 100, "seeded": True}
-    shared |= labels
     summary = f"DomainBed's {original}: 70,000 digits{what}, {channels}x28x28"
     register_dataset(original, summary=summary, title="MNIST", **shared, **_MNIST, **facts)(
         build_original
