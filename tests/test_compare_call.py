@@ -161,7 +161,7 @@ def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypat
     source = RunStore().folder / "algorithms" / f"{ALGORITHMS[name].source_hash}.py"
     kept = source.read_text()
     assert "FACTOR = 0.5" in kept and "def scaled" in kept
-    for module in ("hmoe_repro.studies.engines.run", "hmoe_repro.studies.worker.run"):
+    for module in ("hmoe_repro.studies.worker_pools.run", "hmoe_repro.studies.worker.run"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("trained again"))
     again = compare([Half, "ERM"], tensors(), seeds=2, baseline="ERM")
     assert again.verdict == first.verdict and again.contrasts.equals(first.contrasts)

@@ -121,7 +121,9 @@ def test_the_numbers_of_the_readme_by_hand():
     ]
     found = [domains for domains, hit in pacs if hit]
     assert all(domains == ["art_painting"] for domains in found)
-    assert f"{len(found)} of {len(pacs)} runs on PACS, always with art held out" in works
+    assert f"{len(found)} of {len(pacs)} runs on PACS (always with art held out)" in works
+    styles = [r["discovery"]["nmi_domain"] >= 0.9 for r in records("quick-styles")]
+    assert f"{sum(styles)} of {len(styles)} on five untuned digit styles" in works
     gains = [0.4, -0.5, -0.7, -0.7, -1.1, 2.6]  # HMOE-DN MIX - ERM, HMOE's Table 1
     assert f"its average gain is {abs(round(sum(gains) / 6, 1)):.1f}" in works
 
@@ -133,7 +135,7 @@ def test_the_readme_is_short():
         words_of("[a b](c d) ![x](y) `e` | f | --- | <!-- g --> 2.0 %") == "a b `e` f 2.0".split()
     )
     works = readme.does_it_work().splitlines()
-    assert len(works) == 3 and all(len(words_of(line)) <= 35 for line in works)
+    assert len(works) == 3 and all(len(words_of(line)) <= 40 for line in works)
 
 
 def test_the_readme_says_what_to_type():

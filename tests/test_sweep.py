@@ -12,12 +12,12 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
 from hmoe_repro.studies import sweep as sweeping
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
-from hmoe_repro.studies.engines import RunSettings, Worker, WorkerPool
 from hmoe_repro.studies.estimates import comparable_records, estimate, measured_kinds
 from hmoe_repro.studies.run_queue import settled
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
 from hmoe_repro.studies.sweep import SweepOptions, sweep
+from hmoe_repro.studies.worker_pools import RunSettings, Worker, WorkerPool
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import failed_record, run
 from hmoe_repro.training.store import RunStore, outcome, run_lock
@@ -198,7 +198,7 @@ def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
 
     ours, theirs = multiprocessing.Pipe()
     new, spec = Worker(None, ours), specs()[0]
-    monkeypatch.setattr("hmoe_repro.studies.engines.start_worker", lambda *_: new)
+    monkeypatch.setattr("hmoe_repro.studies.worker_pools.start_worker", lambda *_: new)
     pool = WorkerPool(RunSettings("", "cpu", None, "{}"), jobs=2)
     pool.idle[spec.determinism].append(Worker(None, Dead()))
     pool.start(spec)
@@ -253,7 +253,7 @@ def test_a_sweep_in_this_process_ends_as_one_of_workers(tmp_path, monkeypatch, k
             raise OSError(errno.ENOSPC, "No space left on device", "a/b")
         return run(config, store)
 
-    monkeypatch.setattr("hmoe_repro.studies.engines.run", run_instead)
+    monkeypatch.setattr("hmoe_repro.studies.worker_pools.run", run_instead)
     if kind == "interrupted":
         with pytest.raises(KeyboardInterrupt):
             sweep([first, second], how)

@@ -110,7 +110,7 @@ def elsewhere(tmp_path, monkeypatch, own_names):
         raise Reached
 
     monkeypatch.setattr(comparing, "_train", stop)
-    for place in ("studies.engines.run", "studies.worker.run", "report.render.render"):
+    for place in ("studies.worker_pools.run", "studies.worker.run", "report.render.render"):
         module, name = place.rsplit(".", 1)
         module = importlib.import_module(f"hmoe_repro.{module}")
         if hasattr(module, name):

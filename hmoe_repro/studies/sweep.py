@@ -17,17 +17,17 @@ from ..core.config import CONFIG
 from ..core.devices import resolve_device
 from ..core.errors import Device, HmoeError, Place, check_choice, public
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
-from hmoe_repro.studies.engines import (
+from .estimates import JOBS_ON_GPU, default_jobs
+from .plan import missing_runs
+from .request import runs_of
+from .run_queue import Outcomes, RunQueue
+from hmoe_repro.studies.worker_pools import (
     RayPool,
     RunSettings,
     WorkerPool,
     train_in_pool,
     train_in_process,
 )
-from .estimates import JOBS_ON_GPU, default_jobs
-from .plan import missing_runs
-from .request import runs_of
-from .run_queue import Outcomes, RunQueue
 from ..training.planning import resolve
 from ..training.run_config import RunConfig, RunOptions
 from ..training.store import RunStore
