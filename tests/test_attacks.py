@@ -377,7 +377,7 @@ def test_a_page_of_spectra_runs_no_code_of_a_record(has_run, own_store, own_name
         domain_names=names, class_names=list(range(10)), shown=np.arange(4), **pictures
     )
     with pytest.raises(HmoeError, match="code stored with the runs"):
-        _before_training(record_of(kept_algorithm(own_store)), kept)
+        _before_training(SimpleNamespace(record=record_of(kept_algorithm(own_store))), kept)
     assert not has_run()
 
 

@@ -20,7 +20,7 @@ from hmoe_repro.apps.compare import as_dataset
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.data.image_folder import sample_tree
-from hmoe_repro.data.registry import DATASETS, load_dataset
+from hmoe_repro.data.registry import DATASETS, kept_data
 from hmoe_repro.studies.studies import study_specs
 from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.model import load_model
@@ -390,16 +390,16 @@ def test_a_value_that_is_not_what_its_cell_says_is_refused(monkeypatch, place):
 def test_damaged_kept_data_are_named(place):
     made = compare("ERM", tensors(), test_domains=["a"])
     (path,) = (place / "runs" / "data").glob("*.safetensors")
-    del DATASETS[made.frame.dataset[0]]
-    load_model(made.frame.run_id[0])
+    fingerprint = made.frame.record[0]["config"]["dataset_fingerprint"]
+    assert kept_data(fingerprint).fingerprint == fingerprint
     path.write_bytes(path.read_bytes()[:-5])
     time.sleep(0.01)
     from hmoe_repro.data.registry import _read_kept
 
     _read_kept.cache_clear()
-    load_dataset.cache_clear()
     with pytest.raises(HmoeError, match="are damaged.*delete the file"):
-        load_model(made.frame.run_id[0])
+        kept_data(fingerprint)
+    load_model(made.frame.run_id[0])  # which needs no data
 
 
 def test_a_label_beyond_the_named_classes_is_named():

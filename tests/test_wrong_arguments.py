@@ -160,6 +160,7 @@ def test_what_users_are_shown_is_public(root):
             text = path.read_text(encoding="utf-8")
             for module, names in re.findall(r"from (hmoe_repro[\w.]*) import ([\w, ]+)", text):
                 shown |= {getattr(importlib.import_module(module), n) for n in names.split(", ")}
+            shown |= {getattr(hmoe_repro, n) for n in re.findall(r"\bhm\.(\w+)\(", text)}
     functions = {f for f in shown if inspect.isfunction(f)}
     assert functions and functions <= {*PUBLIC.values()}
     assert {hmoe_repro.compare, hmoe_repro.load, discover} <= {*PUBLIC.values()}

@@ -62,7 +62,8 @@ class Selection:
 
     def is_everything(self) -> bool:
         """Whether all runs are wanted as they are."""
-        return self == EVERYTHING
+        narrowed = self.where or self.settings or self.algorithms or self.shard != "1/1"
+        return not narrowed and self.n_hparams == 1 and self.rule == RULES[0]
 
 
 EVERYTHING = Selection()

@@ -200,7 +200,7 @@ def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     """Runs of one kind, one for each algorithm, set of test domains, trial seed and draw: that with
     the full evaluation. `HmoeError` where runs differ in what one table must agree in."""
     _check_kind(table, rule)
-    full = table.evaluate.map(lambda policy: parse_policy(policy)[0] == "all")
+    full = table.evaluate.map(lambda policy: parse_policy(policy)[0] == "all").astype(bool)
     cell = ["algorithm", "held_out", "trial_seed", "hparams_seed"]
     return pd.concat([table[full], table[~full]]).drop_duplicates(cell)
 
