@@ -145,7 +145,7 @@ def stated_contrast(frame: pd.DataFrame, baseline: str) -> str:
     return " ".join(filter(None, (said, *how)))
 
 
-def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[str]:
+def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[Line]:
     """`accuracy_verdict` and `stated_contrast` against each of the baselines that were run, for
     each part (`compared_parts`), and `undertrained_line`; a line says so where none was run."""
     lines = [
@@ -156,9 +156,11 @@ def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[str]:
         for said in [found if isinstance(found, Line) else Line(found)]
         if said
     ]
-    lines = lines or [f"No verdict: no complete run of {' or '.join(baselines)} and another row."]
+    if not lines:
+        names = " or ".join(baselines)
+        lines = [Line(f"No verdict: no complete run of {names} and another row.")]
     caveat = undertrained_line(frame) if len(complete_rows(frame)) else ""
-    return [*lines, caveat] if caveat else lines
+    return [*lines, Line(caveat)] if caveat else lines
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-ensemble-lines
 def mode_lines(frame: pd.DataFrame, mode: str, *places: str) -> list[str]:

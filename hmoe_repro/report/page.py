@@ -24,7 +24,7 @@ from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, study_file
 from ..analysis.statistics import contrast_table, forest_plot, interval_note
 from ..analysis.tables import frame_parts, paper_numbers
-from ..analysis.writers import markdown_table, save_table
+from ..analysis.writers import Line, markdown_table, save_table
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import drawing_from
 from ..core.style import use_style
@@ -388,7 +388,7 @@ class Page(_Statements):
         lines = published.verdict_lines(frame, *baselines)
         if numbers is not None and not self.reduced:
             table = published.against_paper(frame, numbers, self.protocol)
-            lines.append(published.paper_line(table))
+            lines.append(Line(published.paper_line(table)))
             same = [name for name in ("dataset", "network") if table[name].nunique() == 1]
             self.table(table.drop(columns=same), "beside_paper", "Ours beside the paper's, percent")
         return lines
