@@ -159,11 +159,11 @@ def parts_of(profile: str, step: str) -> list[Part]:
 
 def configs_of(part: Part) -> list:
     "The configurations of the runs of a part."
-    from hmoe_repro.studies.studies import study_specs
+    from hmoe_repro.studies.studies import study_configs
 
     return [
         config
-        for config in study_specs(part.study)
+        for config in study_configs(part.study)
         if (not part.algorithms or config.algorithm in part.algorithms)
         and part.trial_seed in (None, config.trial_seed)
     ]

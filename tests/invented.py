@@ -74,7 +74,7 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "gate_entropy": 0.02,
         "load_balance": 0.01,
     }
-    spec = {
+    config = {
         "algorithm": algorithm,
         "dataset": "DigitDomains",
         "dataset_fingerprint": "invented",
@@ -94,7 +94,7 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "domainbed_compat": False,
         "algorithm_source": None,
     }
-    spec = RunConfig.from_dict(spec).to_dict()
+    config = RunConfig.from_dict(config).to_dict()
     environment = {
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789ab",
@@ -104,11 +104,11 @@ def record(algorithm, test_domain, seed, random, steps=301, every=20, **hparams)
         "threads": 1,
     }
     return {
-        "run_id": RunConfig.from_dict(spec).run_id,
+        "run_id": RunConfig.from_dict(config).run_id,
         "record_version": 2,
         "status": "complete",
         "reason": None,
-        "config": spec,
+        "config": config,
         "checkpoints": points,
         "selected": selected,
         "discovery": None if algorithm == "ERM" else scores,

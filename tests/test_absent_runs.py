@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.cli.app import app
 from hmoe_repro.report.study_report import absent_notes
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.sweep import sweep
 
 STUDY = """
@@ -31,12 +31,12 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(STUDY)
-    return study_specs(tmp_path / "mine.toml")
+    return study_configs(tmp_path / "mine.toml")
 
 
-def of(specs, keep):
+def of(configs, keep):
     "As much of records as is compared with a study."
-    return [{"run_id": spec.run_id} for spec in specs if keep(spec)]
+    return [{"run_id": config.run_id} for config in configs if keep(config)]
 
 
 def missing_of(lines):
@@ -47,7 +47,7 @@ def missing_of(lines):
 
 def test_a_missing_seed_and_a_missing_algorithm_are_named(study):
     assert len(study) == 12
-    assert absent_notes("mine.toml", of(study, lambda spec: True)) == []
+    assert absent_notes("mine.toml", of(study, lambda config: True)) == []
     lines = absent_notes(
         "mine.toml", of(study, lambda s: s.algorithm == "ERM" and s.trial_seed < 2)
     )
@@ -55,12 +55,12 @@ def test_a_missing_seed_and_a_missing_algorithm_are_named(study):
     missing = missing_of(lines)
     assert missing["ERM"] == ("2 of 6", "photo, seed 2, sketch, seed 2")
     assert missing["CORAL"][0] == "all" and len(missing) == 2
-    one = absent_notes("mine.toml", of(study, lambda spec: spec is not study[5]))
+    one = absent_notes("mine.toml", of(study, lambda config: config is not study[5]))
     assert "1 of 12 runs" in one[0] and list(missing_of(one)) == [study[5].algorithm]
 
 
 def test_only_the_runs_that_were_asked_for_are_counted(study):
-    records = of(study, lambda spec: spec.algorithm == "ERM")
+    records = of(study, lambda config: config.algorithm == "ERM")
     assert absent_notes("mine.toml", records, algorithms=["ERM"]) == []
     assert absent_notes("mine.toml", records, settings=["trial_seed=7"]) == []
     (first, *_) = absent_notes("mine.toml", records, settings=["test_domain=photo"])

@@ -22,7 +22,7 @@ from hmoe_repro.core.determinism import (
     with_determinism,
 )
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.study_file import STUDIES, read_study
 from hmoe_repro.training.planning import make_toy_config
 from hmoe_repro.training.run import run
@@ -115,7 +115,7 @@ def test_small_profiles_ask_for_it_and_the_others_do_not():
             "portable" if small else "native"
         }
     for study in ("smoke-toy", "smoke-digits", "smoke-table1", "smoke-parity", "quick-collapse"):
-        assert {s.determinism for s in study_specs(study)} == {"portable"}
+        assert {s.determinism for s in study_configs(study)} == {"portable"}
     assert make_toy_config().determinism == "native"
     with pytest.raises(HmoeError, match="determinism 'precise'"):
         make_toy_config(determinism="precise")

@@ -62,7 +62,7 @@ class Stop(KeyboardInterrupt):
     "What a person, or the end of a slot, does to a run."
 
 
-def half_done(spec, store):
+def half_done(config, store):
     "Train a run beyond its first checkpoints and stop it; returns the path of its state."
 
     def stop(step, steps):
@@ -70,8 +70,8 @@ def half_done(spec, store):
             raise Stop
 
     with pytest.raises(Stop):
-        run(spec, store, on_step=stop)
-    return store.path(spec.run_id) / "state.safetensors"
+        run(config, store, on_step=stop)
+    return store.path(config.run_id) / "state.safetensors"
 
 
 def pytree_text(module, name):
@@ -97,11 +97,11 @@ def test_a_state_with_a_callable_is_refused_without_an_import(tripwire, tmp_path
 
 
 def test_a_run_with_such_a_state_starts_again(tripwire, tmp_path):
-    spec, store = spec_of(), RunStore(tmp_path / "runs")
-    path = half_done(spec, store)
+    config, store = spec_of(), RunStore(tmp_path / "runs")
+    path = half_done(config, store)
     path.write_bytes(sealed({}, tree=pytree_text("hmoe_tripwire", "call"), plain="[1]"))
     with pytest.warns(UserWarning, match="starts again"):
-        record = run(spec, store)
+        record = run(config, store)
     assert record["status"] == "complete" and not record["resumed"]
     assert not tripwire.exists()
 
@@ -158,62 +158,62 @@ def own_store(tmp_path, monkeypatch):
     return RunStore(tmp_path / "runs")
 
 
-def record_of(spec):
+def record_of(config):
     "A whole record of a run, without any training."
     half = {part: {"default": 0.5} for part in ("in", "out")}
     names = ("clean", "photo", "sketch", "inverted")
     chosen = {"step": 0, "validation_accuracy": 0.5, "test_accuracy": 0.5}
     return {
-        "run_id": spec.run_id,
+        "run_id": config.run_id,
         "record_version": 2,
         "status": "complete",
-        "config": spec.to_dict(),
+        "config": config.to_dict(),
         "checkpoints": [{"step": 0, "accuracies": dict.fromkeys(names, half)}],
         "selected": {"default": chosen},
         "discovery": None,
     }
 
 
-def with_weights(spec, store):
+def with_weights(config, store):
     "A finished run in the store, with weights of the right network; returns its id."
     from hmoe_repro.training.model import build_algorithm, build_dataset, save_model, selected_path
 
     plain = spec_of()
     data = build_dataset(plain)
     names = {"classes": data.class_names, "domains": ["clean"], "input_shape": [3, 16, 16]}
-    store.path(spec.run_id).mkdir(parents=True)
-    store.write(record_of(spec))
-    path = selected_path(store.path(spec.run_id), "default")
+    store.path(config.run_id).mkdir(parents=True)
+    store.write(record_of(config))
+    path = selected_path(store.path(config.run_id), "default")
     save_model(path, build_algorithm(plain, data), names)
-    return spec.run_id
+    return config.run_id
 
 
-def exported_as(spec, run_id, store, folder):
+def exported_as(config, run_id, store, folder):
     "What `hmoe export` writes of a run, put together by hand."
     folder.mkdir()
-    config = {"record": record_of(spec), "weights": "default"}
-    (folder / "config.json").write_text(json.dumps(config))
+    exported = {"record": record_of(config), "weights": "default"}
+    (folder / "config.json").write_text(json.dumps(exported))
     content = (store.path(run_id) / "selected-default.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content)
     return folder
 
 
-def ways_in(spec, run_id, store, tmp_path):
+def ways_in(config, run_id, store, tmp_path):
     "Everything that reads a record and makes a data set or a model of it, by name."
     from hmoe_repro.apps.predict import load
     from hmoe_repro.studies.sweep import sweep
     from hmoe_repro.training.model import build_algorithm, build_dataset, load_model
 
-    folder, fresh = exported_as(spec, run_id, store, tmp_path / "exported"), tmp_path / "fresh"
+    folder, fresh = exported_as(config, run_id, store, tmp_path / "exported"), tmp_path / "fresh"
     return {
         "load_model": lambda: load_model(run_id, store=store),
         "load": lambda: load(run_id, store=store),
         "load a folder": lambda: load(folder),
-        "build_dataset": lambda: build_dataset(spec),
-        "build_algorithm": lambda: build_algorithm(spec, build_dataset(spec_of())),
-        "sweep": lambda: sweep(spec, store=RunStore(fresh), jobs=1),
-        "sweep here": lambda: sweep(spec, store=RunStore(fresh), device="cpu", jobs=0),
-        "run": lambda: run(spec, RunStore(fresh)),
+        "build_dataset": lambda: build_dataset(config),
+        "build_algorithm": lambda: build_algorithm(config, build_dataset(spec_of())),
+        "sweep": lambda: sweep(config, store=RunStore(fresh), jobs=1),
+        "sweep here": lambda: sweep(config, store=RunStore(fresh), device="cpu", jobs=0),
+        "run": lambda: run(config, RunStore(fresh)),
     }
 
 
@@ -228,11 +228,11 @@ def test_a_record_cannot_name_code_as_its_data_set(
     (tripwire.parent / "x").mkdir()
     (tripwire.parent / "evil.py:call").mkdir()  # a folder, and so the path of a data set
     monkeypatch.chdir(tripwire.parent)
-    spec = spec_of().replace(
+    config = spec_of().replace(
         dataset=text.format(folder=tripwire.parent), dataset_fingerprint="0" * 12
     )
-    run_id = with_weights(spec, own_store)
-    ways = ways_in(spec, run_id, own_store, tmp_path)
+    run_id = with_weights(config, own_store)
+    ways = ways_in(config, run_id, own_store, tmp_path)
     with pytest.raises(HmoeError, match="the data set .* of the record"):
         ways["build_dataset"]()
     for name in ("load_model", "load", "load a folder"):  # need no data set, and so ask for none
@@ -269,8 +269,8 @@ def test_names_in_weights_that_no_run_writes_are_one_line(names, own_store, tmp_
     from hmoe_repro.apps.predict import load
     from hmoe_repro.core.seals import metadata_of, sealed
 
-    spec = spec_of()
-    folder = exported_as(spec, with_weights(spec, own_store), own_store, tmp_path / "exported")
+    config = spec_of()
+    folder = exported_as(config, with_weights(config, own_store), own_store, tmp_path / "exported")
     path = folder / "model.safetensors"
     content = path.read_bytes()
     header = metadata_of(content) | {"names": json.dumps(NAMES[names])}
@@ -302,14 +302,16 @@ def test_a_record_in_an_exported_folder_that_is_none_is_one_line(record, tmp_pat
 def test_an_edited_configuration_in_an_exported_folder_is_refused(own_store, tmp_path):
     from hmoe_repro.apps.predict import load
 
-    spec = spec_of()
-    folder = exported_as(spec, with_weights(spec, own_store), own_store, tmp_path / "exported")
-    assert load(folder).record["run_id"] == spec.run_id
+    config = spec_of()
+    folder = exported_as(config, with_weights(config, own_store), own_store, tmp_path / "exported")
+    assert load(folder).record["run_id"] == config.run_id
     path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["record"]["config"]["trial_seed"] += 1
-    path.write_text(json.dumps(config))
-    with pytest.raises(HmoeError, match=f"config.json is edited: its run is called {spec.run_id}"):
+    exported = json.loads(path.read_text())
+    exported["record"]["config"]["trial_seed"] += 1
+    path.write_text(json.dumps(exported))
+    with pytest.raises(
+        HmoeError, match=f"config.json is edited: its run is called {config.run_id}"
+    ):
         load(folder)
 
 
@@ -351,9 +353,9 @@ def has_run(monkeypatch):
 def test_the_code_kept_in_a_store_runs_only_if_trusted(has_run, own_store, tmp_path, own_names):
     from hmoe_repro.training.model import load_model
 
-    spec = kept_algorithm(own_store)
-    run_id = with_weights(spec, own_store)
-    ways = ways_in(spec, run_id, own_store, tmp_path)
+    config = kept_algorithm(own_store)
+    run_id = with_weights(config, own_store)
+    ways = ways_in(config, run_id, own_store, tmp_path)
     del ways["build_dataset"]
     assert "code stored with the runs" in ways.pop("run")()["reason"]
     for name, way in ways.items():
@@ -613,18 +615,18 @@ def computed_with(monkeypatch, **others):
 
 @pytest.mark.parametrize("package", ["torch", "timm", "numpy"])
 def test_a_state_of_other_versions_is_refused_and_names_both(package, tmp_path, monkeypatch):
-    spec, store = spec_of(), RunStore(tmp_path / "runs")
+    config, store = spec_of(), RunStore(tmp_path / "runs")
     computed_with(monkeypatch, **{package: "1.2.3"})
-    path = half_done(spec, store)
+    path = half_done(config, store)
     before = path.read_bytes()
     computed_with(monkeypatch, **{package: "4.5.6"})
     with pytest.raises(HmoeError, match="--resume-anyway") as caught:
-        run(spec, store)
+        run(config, store)
     assert f"{package} 1.2.3" in str(caught.value) and f"{package} 4.5.6" in str(caught.value)
-    assert path.read_bytes() == before and store.read(spec.run_id) is None
-    record = run(spec, store, resume_anyway=True)
+    assert path.read_bytes() == before and store.read(config.run_id) is None
+    record = run(config, store, resume_anyway=True)
     assert record["resumed"] and f"{package} 1.2.3" in record["environment"]["resumed_from"]
-    alone = run(spec, RunStore(tmp_path / "alone"))
+    alone = run(config, RunStore(tmp_path / "alone"))
     assert outcome(record) == outcome(alone) and "resumed_from" not in alone["environment"]
 
 
@@ -632,7 +634,7 @@ def test_all_parts_of_a_run_are_named(tmp_path, monkeypatch):
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.report.provenance import _environments
 
-    spec, store = spec_of(steps=13), RunStore(tmp_path / "runs")
+    config, store = spec_of(steps=13), RunStore(tmp_path / "runs")
     for stop_at, version in ((5, "1.0"), (8, "2.0"), (11, "2.0"), (0, "3.0")):
         computed_with(monkeypatch, torch=version)
 
@@ -641,19 +643,19 @@ def test_all_parts_of_a_run_are_named(tmp_path, monkeypatch):
                 raise Stop
 
         with contextlib.suppress(Stop):
-            record = run(spec, store, on_step=stop, resume_anyway=True)
+            record = run(config, store, on_step=stop, resume_anyway=True)
     said = record["environment"]["resumed_from"]
     assert [word for word in said.split() if word in ("1.0,", "2.0,", "3.0,")] == ["1.0,", "2.0,"]
     assert _environments(frame_of([record]))["resumed_from"] == [said]
 
 
 def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_store):
-    spec = spec_of()
+    config = spec_of()
     computed_with(monkeypatch, torch="1.0")
-    half_done(spec, own_store)
+    half_done(config, own_store)
     monkeypatch.undo()
     monkeypatch.setenv("HMOE_RUNS", str(own_store.folder))
-    status, reason = sweep(spec, store=own_store, jobs=1)[spec.run_id]
+    status, reason = sweep(config, store=own_store, jobs=1)[config.run_id]
     assert status == "failed" and "torch 1.0" in reason
     words = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch".split()
     words += "--network small_cnn --steps 7 --checkpoint-frequency 3 --set batch_size=8".split()
@@ -661,7 +663,7 @@ def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_
     assert done.returncode == 1 and "torch 1.0" in done.stderr
     done = commands.hmoe(*words, "--resume-anyway", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    record = own_store.read(spec.run_id)
+    record = own_store.read(config.run_id)
     assert record["resumed"] and "torch 1.0" in record["environment"]["resumed_from"]
 
 

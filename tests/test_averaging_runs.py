@@ -11,7 +11,7 @@ from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
 
-def spec(algorithm, **hparams):
+def short_config(algorithm, **hparams):
     "A short run on tiny data: eight checkpoints."
     return make_config(
         algorithm,
@@ -32,15 +32,15 @@ def test_a_killed_run_goes_on_to_the_bit_and_the_kept_model_is_the_average(algor
             raise KeyboardInterrupt
 
     hparams = {"sma_start": 3} if algorithm == "SMA" else {"n_converge": 2, "n_tolerance": 3}
-    whole = run(spec(algorithm, **hparams), RunStore(tmp_path / "whole"))
+    whole = run(short_config(algorithm, **hparams), RunStore(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        run(spec(algorithm, **hparams), RunStore(tmp_path / "killed"), on_step=kill)
-    resumed = run(spec(algorithm, **hparams), RunStore(tmp_path / "killed"))
+        run(short_config(algorithm, **hparams), RunStore(tmp_path / "killed"), on_step=kill)
+    resumed = run(short_config(algorithm, **hparams), RunStore(tmp_path / "killed"))
     assert whole["status"] == "complete", whole["reason"]
     assert resumed["resumed"] and outcome(whole) == outcome(resumed)
     for mode, chosen in whole["selected"].items():
         model, _ = load_model(whole["run_id"], mode, RunStore(tmp_path / "whole"))
-        data = build_dataset(spec(algorithm, **hparams))
+        data = build_dataset(short_config(algorithm, **hparams))
         assert (
             evaluate(model, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
             == chosen["test_accuracy"]
@@ -48,7 +48,7 @@ def test_a_killed_run_goes_on_to_the_bit_and_the_kept_model_is_the_average(algor
 
 
 def test_the_trainer_tells_the_validation_loss_before_it_evaluates():
-    given = spec("SWAD")
+    given = short_config("SWAD")
     trainer = Trainer(given, build_dataset(given), "cpu")
     for checkpoint in range(3):
         trainer.update()

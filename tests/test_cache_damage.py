@@ -28,7 +28,7 @@ from hmoe_repro.data.cache import (
     open_cache,
 )
 from hmoe_repro.data.image_folder import scan_tree
-from hmoe_repro.data.loader import ImageDataset, do_task
+from hmoe_repro.data.loader import ImageDataset, decode_task
 from hmoe_repro.data.precomputed import PrecomputedDataset
 
 
@@ -224,24 +224,24 @@ def test_a_cache_under_the_name_of_another_is_built_again(tree):
 def test_workers_check_what_they_read(tree):
     data = dataset(tree, source="cache")
     task = data.task(1, torch.arange(8), torch.arange(8))
-    expected = do_task(task)
+    expected = decode_task(task)
     flipped(only(tree, ".u8"), 8 * 8 * 3 * 12)
     opened_anew()
     with pytest.raises(HmoeError, match="is damaged"):
-        do_task(task)
+        decode_task(task)
     with pytest.raises(HmoeError, match="was removed or damaged meanwhile"):
         opened_anew()
-        do_task(task)
+        decode_task(task)
     again = dataset(tree, source="cache")
-    assert np.array_equal(do_task(again.task(1, torch.arange(8), torch.arange(8))), expected)
+    assert np.array_equal(decode_task(again.task(1, torch.arange(8), torch.arange(8))), expected)
 
 
 def test_a_cache_that_was_removed_serves_those_who_have_it_open(tree):
     data = dataset(tree, source="cache")
     task = data.task(1, torch.arange(8), torch.arange(8))
-    expected = do_task(task)
+    expected = decode_task(task)
     data.cache.path.unlink()
-    assert np.array_equal(do_task(task), expected)
+    assert np.array_equal(decode_task(task), expected)
 
 
 # Precomputed stages

@@ -268,8 +268,8 @@ def invented(algorithm, accuracy, seeds=3, validation=0.8, dataset="Invented"):
     for domain in "ab":
         for seed in range(seeds):
             chosen = {"validation_accuracy": validation, "test_accuracy": accuracy, "step": 9}
-            spec = {"algorithm": algorithm, "dataset": dataset, "test_domains": [domain]}
-            record = {"status": "complete", "config": spec, "selected": {"default": chosen}}
+            config = {"algorithm": algorithm, "dataset": dataset, "test_domains": [domain]}
+            record = {"status": "complete", "config": config, "selected": {"default": chosen}}
             row = {"run_id": f"{algorithm}{domain}{seed}", "status": "complete", "mode": "default"}
             row |= {"algorithm": algorithm, "dataset": dataset, "test_domain": domain, "steps": 10}
             row |= {"trial_seed": seed, "accuracy": accuracy, "accuracy_in_domain": math.nan}

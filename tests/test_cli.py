@@ -113,18 +113,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
-    from hmoe_repro.studies.studies import study_specs
+    from hmoe_repro.studies.studies import study_configs
 
-    spec = study_specs("smoke-toy")[0]
-    path = tmp_path / "runs" / spec.run_id / "record.json"
+    config = study_configs("smoke-toy")[0]
+    path = tmp_path / "runs" / config.run_id / "record.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{"run_id": "' + spec.run_id)
+    path.write_text('{"run_id": "' + config.run_id)
     for more in ((), ("--fresh",)):
         done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", *more, folder=tmp_path)
         assert (
             done.returncode == 1
             and "record.json is cut" in done.stderr
-            and path.read_text().endswith(spec.run_id)
+            and path.read_text().endswith(config.run_id)
         )
     assert not (tmp_path / "figures" / "smoke").exists()
 
@@ -182,9 +182,9 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
-    from hmoe_repro.studies.studies import study_specs
+    from hmoe_repro.studies.studies import study_configs
 
-    unique = {s.run_id for study in ("smoke-digits", "smoke-balance") for s in study_specs(study)}
+    unique = {s.run_id for study in ("smoke-digits", "smoke-balance") for s in study_configs(study)}
     done = hmoe("sweep", "digits_table", "digits_balance", "--profile", "smoke", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (

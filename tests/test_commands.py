@@ -22,7 +22,7 @@ from hmoe_repro.training.store import RunStore, outcome, run_lock, sealed_record
 OPTIONS = dict(hparams={"batch_size": 8}, network="small_cnn", steps=9, checkpoint_frequency=3)
 
 
-def spec(domain="sketch", **changed):
+def short_config(domain="sketch", **changed):
     return make_config("ERM", "DigitDomainsTiny", [domain], **(OPTIONS | changed))
 
 
@@ -43,15 +43,15 @@ def half_done(store, of):
 def store(tmp_path):
     """A store with one finished run and one half-done one."""
     store = RunStore(tmp_path / "runs")
-    run(spec(), store)
-    half_done(store, spec("photo"))
+    run(short_config(), store)
+    half_done(store, short_config("photo"))
     return store
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [0, 1])
 def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path, jobs):
-    long, sliced = spec(steps=200, checkpoint_frequency=20), RunStore(tmp_path / "a")
+    long, sliced = short_config(steps=200, checkpoint_frequency=20), RunStore(tmp_path / "a")
     seconds, slices = (2.0, 0) if jobs else (0.2, 0)  # they grow: a worker takes long to start
     while True:
         how = SweepOptions(sliced, "cpu", jobs, minutes=seconds / 60)
@@ -75,17 +75,17 @@ def test_half_done_runs_travel_and_go_on(store, tmp_path):
     assert "1 finished or failed and 1 half-done" in pack(store, tmp_path / "p.tar.gz")
     home = RunStore(tmp_path / "home")
     assert unpack(home, tmp_path / "p.tar.gz") == "2 runs added, 0 here already"
-    assert outcome(home.read(spec().run_id)) == outcome(store.read(spec().run_id))
-    resumed = run(spec("photo"), home)
+    assert outcome(home.read(short_config().run_id)) == outcome(store.read(short_config().run_id))
+    resumed = run(short_config("photo"), home)
     assert resumed["resumed"] and outcome(resumed) == outcome(
-        run(spec("photo"), RunStore(tmp_path / "alone"))
+        run(short_config("photo"), RunStore(tmp_path / "alone"))
     )
 
 
 def test_without_states_only_finished_runs_travel(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz", states=False)
     with tarfile.open(tmp_path / "p.tar.gz") as archive:
-        assert archive.getnames() == [f"{spec().run_id}/record.json"]
+        assert archive.getnames() == [f"{short_config().run_id}/record.json"]
     pack(store, tmp_path / "w.tar.gz", states=False, weights=True)
     with tarfile.open(tmp_path / "w.tar.gz") as archive:
         assert sorted(n.split("/")[1] for n in archive.getnames()) == [
@@ -121,16 +121,16 @@ def test_records_that_do_not_fit_are_left_out_and_nothing_is_written(store, tmp_
     home = RunStore(tmp_path / "home")
     with pytest.warns(UserWarning, match=said):
         unpack(home, tmp_path / "bad.tar.gz")
-    assert not home.record_path(spec().run_id).exists()
+    assert not home.record_path(short_config().run_id).exists()
 
 
 def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
     pack(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "other.tar.gz", lambda r: r | {"test_size": 1})
-    before = store.record_path(spec().run_id).read_bytes()
+    before = store.record_path(short_config().run_id).read_bytes()
     with pytest.raises(HmoeError, match="finished here and there with different outcomes"):
         unpack(store, tmp_path / "other.tar.gz")
-    assert store.record_path(spec().run_id).read_bytes() == before
+    assert store.record_path(short_config().run_id).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def contents(folder):
 def home(store, tmp_path):
     """Another store, with one run half-done that comes finished in `q.tar.gz`; `p.tar.gz` brings
     a new one."""
-    pack(store, tmp_path / "p.tar.gz", runs=[spec().run_id], weights=True)
+    pack(store, tmp_path / "p.tar.gz", runs=[short_config().run_id], weights=True)
     home = RunStore(tmp_path / "home")
-    half_done(home, spec("photo"))
-    run(spec("photo"), store)
-    pack(store, tmp_path / "q.tar.gz", runs=[spec("photo").run_id], weights=True)
+    half_done(home, short_config("photo"))
+    run(short_config("photo"), store)
+    pack(store, tmp_path / "q.tar.gz", runs=[short_config("photo").run_id], weights=True)
     return home
 
 
@@ -187,12 +187,12 @@ def test_parcels_are_added_all_or_none(store, home, tmp_path):
         files = tmp_path / "p.tar.gz", tmp_path / f"{second}.tar.gz"
         done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
         assert done.returncode == 1 and said in done.stderr and contents(home.folder) == before
-    with run_lock(home.path(spec("photo").run_id)):
+    with run_lock(home.path(short_config("photo").run_id)):
         files = tmp_path / "p.tar.gz", tmp_path / "q.tar.gz"
         done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
         assert done.returncode == 1 and "another process" in done.stderr
     assert contents(home.folder) == before
-    assert {p.name for p in home.folder.iterdir()} == {spec("photo").run_id}
+    assert {p.name for p in home.folder.iterdir()} == {short_config("photo").run_id}
     twice = [tmp_path / f"{name}.tar.gz" for name in ("q", "p", "q")]
     done = hmoe("unpack", *twice, folder=tmp_path, HMOE_RUNS=str(home.folder))
     assert done.stdout.split("\n")[:2] == ["1 run added, 0 here already"] * 2, done.stderr

@@ -43,8 +43,8 @@ def study():
     def renamed(record, name):
         for chosen in record["selected"].values():
             chosen["validation_accuracy"] = 0.9
-        spec = record["config"] | {"algorithm": name}
-        return record | {"config": spec, "run_id": RunConfig.from_dict(spec).run_id}
+        config = record["config"] | {"algorithm": name}
+        return record | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
 
     random = np.random.default_rng(0)
     make = lambda name, d, s: (

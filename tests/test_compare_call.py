@@ -21,7 +21,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import DATASETS, kept_data
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -133,15 +133,15 @@ network = "small_cnn"
 batch_size = 4
 """
     (place / "same.toml").write_text(study)
-    specs = study_specs(place / "same.toml")
+    configs = study_configs(place / "same.toml")
     other = RunStore(place / "other")
-    sweep(specs, store=other, device="cpu", jobs=1)
+    sweep(configs, store=other, device="cpu", jobs=1)
     more = {"seeds": 2, "steps": 4, "test_domains": ["photo"]}
     made = compare(["ERM", "HMOE-DN"], "DigitDomainsTiny", **more)
-    assert {*made.frame.run_id} == {spec.run_id for spec in specs}
-    for spec in specs:
-        assert outcome(RunStore().read(spec.run_id)) == outcome(other.read(spec.run_id))
-    erm = [other.read(s.run_id)["selected"]["default"] for s in specs if s.algorithm == "ERM"]
+    assert {*made.frame.run_id} == {config.run_id for config in configs}
+    for config in configs:
+        assert outcome(RunStore().read(config.run_id)) == outcome(other.read(config.run_id))
+    erm = [other.read(s.run_id)["selected"]["default"] for s in configs if s.algorithm == "ERM"]
     mean = 100 * sum(chosen["test_accuracy"] for chosen in erm) / len(erm)
     erm_row = made.table.iloc[0]
     assert erm_row.algorithm == "ERM" and erm_row["Average of photo"].startswith(f"{mean:.1f} ± ")
@@ -375,8 +375,8 @@ def test_a_value_that_is_not_what_its_cell_says_is_refused(monkeypatch, place):
     monkeypatch.setattr(main, "_ih", ["", *cells], raising=False)
     assert compare([scope["M"]], tensors(), test_domains=["a"]).table.algorithm[0] == "M (notebook)"
     register("Of a cell", paper="own", needs_domain_labels=False)(scope["M"])
-    spec = make_config("Of a cell", "DigitDomainsTiny", ["photo"], steps=2)
-    assert (spec.algorithm, len(spec.algorithm_source)) == ("M (notebook)", 12)
+    config = make_config("Of a cell", "DigitDomainsTiny", ["photo"], steps=2)
+    assert (config.algorithm, len(config.algorithm_source)) == ("M (notebook)", 12)
     scope["LIST"].append(2)
     with pytest.raises(HmoeError, match=r"LIST, which M uses, is \[1, 2\] here.* gives \[1\]"):
         compare([scope["M"]], tensors())

@@ -107,7 +107,7 @@ def test_lower_precision_trains_alike_and_not_the_same(name, precision, most):
         assert rounded != exact
 
 
-def spec(name="HMOE-DN", steps=12, **options):
+def short_config(name="HMOE-DN", steps=12, **options):
     hparams = {"batch_size": 8, **options.pop("hparams", {})}
     options = {"network": small_network(get_algorithm(name))} | options
     return make_config(
@@ -138,7 +138,7 @@ def same(ours, theirs):
     [(n, "float32") for n in FAMILIES] + [("HMOE-DN", "bf16"), ("HMOE-DN", "tf32")],
 )
 def test_a_run_goes_on_to_the_bit(name, precision, tmp_path):
-    asked = spec(name, precision=precision)
+    asked = short_config(name, precision=precision)
     with device_determinism(precision, DEVICE):
         first = trainer(asked)
         for _ in range(6):
@@ -170,7 +170,7 @@ def test_the_devices_generator_is_put_back():
 # SelfReg's random orders need the size of every class of a batch.
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "SelfReg"])
 def test_an_update_waits_for_the_gpu_only_to_read_its_losses(name):
-    going, tolist, read = trainer(spec(name)), torch.Tensor.tolist, []
+    going, tolist, read = trainer(short_config(name)), torch.Tensor.tolist, []
     for _ in range(3):
         going.update()  # what is made once may wait
 
@@ -218,10 +218,10 @@ def test_accuracies_are_those_of_the_cpu(name):
 
 
 def test_runs_in_one_process_do_not_meet():
-    alone, other = trainer(spec("HMOE-DN")), trainer(spec("ERM"))
+    alone, other = trainer(short_config("HMOE-DN")), trainer(short_config("ERM"))
     for _ in range(6):
         alone.update()
-    mixed = trainer(spec("HMOE-DN"))
+    mixed = trainer(short_config("HMOE-DN"))
     for _ in range(6):
         mixed.update()
         other.update()
@@ -229,7 +229,7 @@ def test_runs_in_one_process_do_not_meet():
 
 
 def test_runs_side_by_side_are_those_made_one_after_another(tmp_path):
-    asked = [spec(name) for name in ("ERM", "HMOE-DN", "HMOE-DL", "CORAL")]
+    asked = [short_config(name) for name in ("ERM", "HMOE-DN", "HMOE-DL", "CORAL")]
     together, apart = RunStore(tmp_path / "together"), RunStore(tmp_path / "apart")
     results = sweep(asked, store=together, jobs=2, device="cuda")
     assert all(status == "complete" for status, _ in results.values()), results
@@ -238,7 +238,7 @@ def test_runs_side_by_side_are_those_made_one_after_another(tmp_path):
 
 
 def test_a_whole_run_ends_with_codes_and_a_model_that_loads(tmp_path):
-    store, asked = RunStore(tmp_path), spec("HMOE-DN")
+    store, asked = RunStore(tmp_path), short_config("HMOE-DN")
     record = run(asked, store, "cuda")
     assert record["status"] == "complete", record["reason"]
     assert record["discovery"]["experts_used"] >= 1

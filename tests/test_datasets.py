@@ -109,10 +109,10 @@ def test_the_withheld_domain_is_half_of_the_classes_of_one_look():
 
 def test_averaged_images_are_kept_and_do_not_go_with_a_copy_on_a_device():
     data = digit_domains(0)
-    half, squares = data.prepared(8), data.images[0].float().unfold(2, 2, 2).unfold(3, 2, 2)
+    half, squares = data.with_options(8), data.images[0].float().unfold(2, 2, 2).unfold(3, 2, 2)
     assert torch.equal(half.images[0], squares.mean((4, 5)).round().to(torch.uint8))
-    assert data.prepared(8) is half and data.prepared(4).resolution == 4
-    assert torch.equal(data.prepared(8).images[1], half.images[1])
+    assert data.with_options(8) is half and data.with_options(4).resolution == 4
+    assert torch.equal(data.with_options(8).images[1], half.images[1])
     assert "_smaller" in data.__dict__ and "_smaller" not in data.to("meta").__dict__
 
 
@@ -203,7 +203,7 @@ def test_floats_from_0_to_1_are_taken_as_they_are():
     data = MultiDomainDataset("d", ["a"], ["n", "y"], [x], [y])
     assert torch.equal(data.inputs(0, torch.arange(3)), x)
     assert torch.equal(data.pictures(0, torch.arange(3)), (255 * x).round().to(torch.uint8))
-    halved = data.prepared(2).inputs(0, torch.arange(3))
+    halved = data.with_options(2).inputs(0, torch.arange(3))
     assert torch.allclose(halved.mean(), x.mean()) and halved.shape == (3, 1, 2, 2)
 
 

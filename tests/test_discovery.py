@@ -197,12 +197,17 @@ def run(seed=0, algorithm="HMOE-DN", experts=3, **discovery):
         "ari_class": 0.0,
     } | discovery
     looks = {name: {"out": {"mix": 0.9}} for name in ("ink", "oil", "pen")}
-    spec = {"algorithm": algorithm, "dataset": "Invented", "test_domains": ["photo"], "steps": 200}
+    config = {
+        "algorithm": algorithm,
+        "dataset": "Invented",
+        "test_domains": ["photo"],
+        "steps": 200,
+    }
     hparams = {"num_experts": experts, "lambda_en": 1.0}
     return {
         "run_id": f"{seed:08x}{algorithm[-4:]}",
         "status": "complete",
-        "config": spec | {"trial_seed": seed, "hparams": hparams},
+        "config": config | {"trial_seed": seed, "hparams": hparams},
         "checkpoints": [{"step": 10, "accuracies": looks}],
         "selected": {"mix": {"step": 10, "validation_accuracy": 0.9, "test_accuracy": 0.5}},
         "discovery": whole,

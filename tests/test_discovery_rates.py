@@ -55,8 +55,8 @@ def plan(algorithm="HMOE-DN", measure="", restart=0, **hparams):
     return make_config(algorithm, "DigitDomainsTiny", ["sketch"], **asked, **TINY)
 
 
-def trainer_of(spec):
-    return Trainer(spec, build_dataset(spec), CPU)
+def trainer_of(config):
+    return Trainer(config, build_dataset(config), CPU)
 
 
 # Numbers
@@ -187,13 +187,13 @@ def record(setting, domain="ink", seed=0, nmi=0.95, diverged=False, **more):
         }
         for step, length in ((5, 4.0), (10, None if diverged else 6.0))
     ]
-    spec = {"algorithm": "HMOE-DN", "test_domains": [domain], "trial_seed": seed, "steps": 11}
-    spec["dataset"] = "Invented"
-    spec["hparams"] = {"lambda_kl": 3.0, **setting}
+    config = {"algorithm": "HMOE-DN", "test_domains": [domain], "trial_seed": seed, "steps": 11}
+    config["dataset"] = "Invented"
+    config["hparams"] = {"lambda_kl": 3.0, **setting}
     return {
         "run_id": f"{sorted(setting.items())}{domain}{seed}",
         "status": "complete",
-        "config": spec | more,
+        "config": config | more,
         "checkpoints": points,
         "selected": {"mix": {"test_accuracy": 0.5, "validation_accuracy": 0.5, "step": 10}},
         "discovery": scores,
@@ -321,11 +321,11 @@ def test_baselines_are_means_over_seeds_of_complete_runs():
 
 
 def test_clusters_are_measured_on_request_and_in_the_record(tmp_path):
-    spec = plan("ERM", measure="clusters")
-    found = run(spec, RunStore(tmp_path))["clusters"]
-    data = build_dataset(spec)
+    config = plan("ERM", measure="clusters")
+    found = run(config, RunStore(tmp_path))["clusters"]
+    data = build_dataset(config)
     assert found["clusters"] == 3 and found["split"] == "out"
-    trainer = trainer_of(spec)
+    trainer = trainer_of(config)
     points, truth = [], []
     for domain in trainer.domains:
         position = data.domain_index(domain)
@@ -338,15 +338,15 @@ def test_clusters_are_measured_on_request_and_in_the_record(tmp_path):
 
 
 def test_an_algorithm_without_features_cannot_measure_clusters():
-    asked = SimpleNamespace(spec=plan("ERM", measure="clusters"), algorithm=object())
+    asked = SimpleNamespace(config=plan("ERM", measure="clusters"), algorithm=object())
     with pytest.raises(HmoeError, match="no featurizer"):
         check_measure(asked)
 
 
 def test_a_restart_keeps_the_split_and_changes_weights_and_batches():
     first, again = trainer_of(plan()), trainer_of(plan().replace(restart=1))
-    assert again.spec.run_id != first.spec.run_id == plan(restart=0).run_id
-    assert str(again.spec).endswith("seed 0, restart 1")
+    assert again.config.run_id != first.config.run_id == plan(restart=0).run_id
+    assert str(again.config).endswith("seed 0, restart 1")
     for domain in first.domains:
         for part in ("in", "out"):
             assert torch.equal(first.splits[domain][part], again.splits[domain][part])
@@ -458,12 +458,12 @@ def test_normalised_codes_have_mean_0_and_variance_1_over_a_batch():
 
 
 def test_a_run_with_normalised_codes_goes_on_to_the_bit():
-    spec = plan(code_norm="batch")
-    whole, cut = trainer_of(spec), trainer_of(spec)
+    config = plan(code_norm="batch")
+    whole, cut = trainer_of(config), trainer_of(config)
     for _ in range(2):
         cut.update()
     state = cut.state()
-    resumed = trainer_of(spec)
+    resumed = trainer_of(config)
     resumed.load(state)
     for trainer, updates in ((whole, 4), (resumed, 2)):
         for _ in range(updates):

@@ -467,8 +467,8 @@ def spec_of(protocol="dmg", **hparams):
 
 @pytest.mark.parametrize("protocol", ["dmg", "domainbed"])
 def test_a_run_becomes_a_record_with_modes_masks_and_a_model(tmp_path, protocol):
-    store, spec = RunStore(tmp_path), spec_of(protocol)
-    record = run(spec, store)
+    store, config = RunStore(tmp_path), spec_of(protocol)
+    record = run(config, store)
     assert record["status"] == "complete" and set(record["selected"]) == set(DMG.modes)
     accuracies = record["checkpoints"][-1]["accuracies"]
     for domain, of_domain in accuracies.items():
@@ -479,16 +479,16 @@ def test_a_run_becomes_a_record_with_modes_masks_and_a_model(tmp_path, protocol)
     assert {f"iou_{p}" for p in places} | {f"overlap_{p}" for p in places} < set(losses)
     assert set(record["masks"]["places"]) == places
     for mode in DMG.modes:
-        model, _ = load_model(spec.run_id, mode, store)
-        found = evaluate(model, build_dataset(spec), "sketch", torch.arange(10))
+        model, _ = load_model(config.run_id, mode, store)
+        found = evaluate(model, build_dataset(config), "sketch", torch.arange(10))
         assert set(found) == set(DMG.modes)
-    assert (tmp_path / spec.run_id / "arrays.safetensors").exists()
+    assert (tmp_path / config.run_id / "arrays.safetensors").exists()
 
 
 def test_what_a_run_keeps_of_its_masks_is_what_they_are():
-    spec = spec_of()
-    trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
-    while trainer.step < spec.steps:
+    config = spec_of()
+    trainer = Trainer(config, build_dataset(config), torch.device("cpu"))
+    while trainer.step < config.steps:
         trainer.update()
     scores, arrays = measure_masks(trained_run(trainer))
     real, sizes = arrays["masks"].float(), arrays["mask_sizes"].tolist()
@@ -528,6 +528,6 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
 
 
 def test_a_run_without_masks_keeps_none():
-    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=1)
-    trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
+    config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=1)
+    trainer = Trainer(config, build_dataset(config), torch.device("cpu"))
     assert "masks" not in measure_run(trainer)[0]

@@ -20,7 +20,7 @@ from hmoe_repro.data.registry import find_dataset, load_dataset
 from hmoe_repro.report.provenance import DMG_RULE, header, rule_of
 from hmoe_repro.studies.domainbed_export import export_domainbed
 from hmoe_repro.studies.estimates import estimate, measured_kinds
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
@@ -31,8 +31,8 @@ from hmoe_repro.training.protocols import (
     epoch_length,
     evaluate,
     split_indices,
+    split_train_val,
     three_parts,
-    without_a_tenth,
 )
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
@@ -56,8 +56,8 @@ def spec_of(algorithm="ERM", hparams=(), **more):
 
 
 def trainer(*given, **more):
-    spec = spec_of(*given, **more)
-    return Trainer(spec, build_dataset(spec), CPU)
+    config = spec_of(*given, **more)
+    return Trainer(config, build_dataset(config), CPU)
 
 
 def train(one, until):
@@ -85,10 +85,10 @@ def test_three_parts_have_these_sizes_and_share_nothing(size):
 
 def test_a_list_is_divided_into_nine_tenths_and_one():
     positions = torch.arange(100, 137)
-    train_part, validation = without_a_tenth(positions, trial_seed=0, domain=4)
+    train_part, validation = split_train_val(positions, trial_seed=0, domain=4)
     assert len(validation) == 3 and len(train_part) == 34
     assert sorted([*train_part.tolist(), *validation.tolist()]) == positions.tolist()
-    assert validation.tolist() != without_a_tenth(positions, 1, 4)[1].tolist()
+    assert validation.tolist() != split_train_val(positions, 1, 4)[1].tolist()
 
 
 def test_a_target_is_tested_on_all_of_its_images_and_gives_none_to_training():
@@ -177,10 +177,10 @@ def test_epochs_become_updates():
     "DigitDomainsTiny has 3 training domains of 60 images: 60 - 12 = 48, of which 4 validate."
     data = load_dataset("DigitDomainsTiny")
     assert [len(labels) for labels in data.labels] == [60] * 4
-    spec = spec_of(epochs=3)
-    assert spec.checkpoint_frequency == 9  # 3 * 44 = 132 images in batches of 16
-    assert spec.steps == 27 and spec.sampler == "domain" and spec.protocol == "dmg"
-    assert spec_of(epochs=None, steps=27).run_id == spec.run_id
+    config = spec_of(epochs=3)
+    assert config.checkpoint_frequency == 9  # 3 * 44 = 132 images in batches of 16
+    assert config.steps == 27 and config.sampler == "domain" and config.protocol == "dmg"
+    assert spec_of(epochs=None, steps=27).run_id == config.run_id
     assert spec_of(epochs=None).steps == 50 * 9
     of_64 = make_config(
         "ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", protocol="dmg", epochs=1
@@ -193,9 +193,9 @@ def test_epochs_become_updates():
 
 def test_ids_of_domainbed_runs_do_not_know_of_it():
     who = dict(algorithm="ERM", dataset="DigitDomains", dataset_fingerprint="f" * 12)
-    spec = RunConfig(**who, test_domains=("sketch",), hparams={"lr": 0.001})
-    assert spec.protocol == "domainbed" and spec.splits is None
-    assert spec.replace(protocol="domainbed").run_id == spec.run_id
+    config = RunConfig(**who, test_domains=("sketch",), hparams={"lr": 0.001})
+    assert config.protocol == "domainbed" and config.splits is None
+    assert config.replace(protocol="domainbed").run_id == config.run_id
     assert RunConfig.from_dict(spec_of().to_dict()) == spec_of()
 
 
@@ -224,14 +224,14 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_same_to_the_bit():
     whole, halted, resumed = (trainer(epochs=3, evaluate="all") for _ in "abc")
     told = []
     whole.algorithm.on_epoch = told.append
-    train(whole, whole.spec.steps)
+    train(whole, whole.config.steps)
     train(halted, 9 + 4)
     state = halted.state()
     assert state["sampler"] == {"drawn": 13}
     resumed.load(state)
     again = []
     resumed.algorithm.on_epoch = again.append
-    train(resumed, resumed.spec.steps)
+    train(resumed, resumed.config.steps)
     assert resumed.checkpoints == whole.checkpoints and len(whole.checkpoints) == 3
     ours, theirs = whole.algorithm.state_dict(), resumed.algorithm.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -239,23 +239,23 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_same_to_the_bit():
 
 
 def test_nothing_is_told_of_epochs_under_domainbeds_protocol():
-    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=3)
-    one = Trainer(spec, build_dataset(spec), CPU)
+    config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=3)
+    one = Trainer(config, build_dataset(config), CPU)
     one.algorithm.on_epoch = lambda epoch: pytest.fail("no epochs here")
     train(one, 3)
 
 
 def test_a_record_says_what_was_followed_and_has_in_domain_accuracy(tmp_path):
-    spec = spec_of()
-    record = run(spec, RunStore(tmp_path))
+    config = spec_of()
+    record = run(config, RunStore(tmp_path))
     followed = record["protocol"]
     assert record["config"]["protocol"] == "dmg" and record["status"] == "complete"
     assert (followed["splits"], followed["epochs"]) == ("72/8/20 by trial seed", 2)
     assert followed["images"]["plain"] == {"in": 44, "out": 4, "test": 12}
     assert followed["images"]["sketch"] == {"in": 60}
     assert (record["test_size"], record["in_domain_size"]) == (60, 36)
-    algorithm, _ = load_model(spec.run_id, store=RunStore(tmp_path))
-    data, cut = build_dataset(spec), dmg_splits(build_dataset(spec), 0, ["sketch"])
+    algorithm, _ = load_model(config.run_id, store=RunStore(tmp_path))
+    data, cut = build_dataset(config), dmg_splits(build_dataset(config), 0, ["sketch"])
     by_hand = {
         d: evaluate(algorithm, data, d, cut[d]["test"])["default"] for d in data.domain_names[:3]
     }
@@ -279,8 +279,8 @@ def test_evaluate_counts_modes_of_domains_where_a_domain_is_known(domains_known)
 
 
 def test_greedy_judges_for_all_modes_and_kd_is_in_domain_alone(domains_known, tmp_path):
-    spec = spec_of("Domains known", epochs=4, evaluate="all")
-    record = run(spec, RunStore(tmp_path))
+    config = spec_of("Domains known", epochs=4, evaluate="all")
+    record = run(config, RunStore(tmp_path))
     assert record["status"] == "complete", record["reason"]
     means = [
         sum(p["accuracies"][d]["out"]["greedy"] for d in ("negative", "photo", "plain")) / 3
@@ -294,7 +294,7 @@ def test_greedy_judges_for_all_modes_and_kd_is_in_domain_alone(domains_known, tm
     assert {c["validation_accuracy"] for c in chosen} == {max(means)}
     assert select_model([record], "sketch", mode="default")["step"] == best
     assert "kd" not in record["checkpoints"][0]["accuracies"]["sketch"]["in"]
-    load_model(spec.run_id, "kd", RunStore(tmp_path))
+    load_model(config.run_id, "kd", RunStore(tmp_path))
     frame = frame_of([record])
     rows = selected_table(frame)
     assert rows["test accuracy"].tolist()[1:] == ["–", "–"]
@@ -305,8 +305,8 @@ def test_greedy_judges_for_all_modes_and_kd_is_in_domain_alone(domains_known, tm
 
 def test_under_domainbed_a_mode_still_selects_for_itself(domains_known, tmp_path):
     given = dict(network="small_cnn", steps=7, checkpoint_frequency=2)
-    spec = make_config("Domains known", "DigitDomainsTiny", ["sketch"], **given)
-    record = run(spec, RunStore(tmp_path))
+    config = make_config("Domains known", "DigitDomainsTiny", ["sketch"], **given)
+    record = run(config, RunStore(tmp_path))
     alone = training_domain_validation(record["checkpoints"], ["sketch"], ["default"])
     assert record["selected"] == alone and "in_domain" not in record and "protocol" not in record
 
@@ -453,19 +453,19 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
         write(folder, domain, "val", images[6:])
     name = find_dataset("Listed", tmp_path)
     given = dict(network="image_cnn", resolution=16, protocol="dmg", epochs=1, splits=folder)
-    spec = make_config("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
+    config = make_config("ERM", name, ["photo"], hparams={"batch_size": 5}, **given)
     without = make_config(
         "ERM", name, ["photo"], hparams={"batch_size": 5}, **given | {"splits": None}
     )
-    assert spec.steps == 4 and spec.splits and without.run_id != spec.run_id  # 18 images by 5
-    assert not spec.images["val_augment"] and str(folder) not in json.dumps(spec.to_dict())
-    record = run(spec, RunStore(tmp_path / "runs"))
+    assert config.steps == 4 and config.splits and without.run_id != config.run_id  # 18 images by 5
+    assert not config.images["val_augment"] and str(folder) not in json.dumps(config.to_dict())
+    record = run(config, RunStore(tmp_path / "runs"))
     assert record["status"] == "complete", record["reason"]
-    assert record["protocol"]["splits"] == f"lists {spec.splits}"
+    assert record["protocol"]["splits"] == f"lists {config.splits}"
     assert record["protocol"]["images"]["sketch"] == {"in": 6, "out": 2, "test": 3}
     assert (record["test_size"], record["in_domain_size"]) == (3, 9)
     monkeypatch.setattr(CONFIG, "splits", ())
-    lost = run(spec, RunStore(tmp_path / "others"))
+    lost = run(config, RunStore(tmp_path / "others"))
     assert lost["status"] == "failed" and "Fix: --splits FOLDER" in lost["reason"]
 
 
@@ -506,8 +506,8 @@ def test_a_study_may_state_epochs(tmp_path):
     path.write_text(STUDY + "[[runs]]\n[[runs]]\nsteps = 5\n[[runs]]\nepochs = 1\n")
     study = read_study(path)
     assert [(r.steps, r.epochs) for r in study.runs] == [(None, 3), (5, None), (None, 1)]
-    assert [s.steps for s in study_specs(path)] == [9, 9, 5, 5, 3, 3]  # batches of 64
-    assert {s.protocol for s in study_specs(path)} == {"dmg"}
+    assert [s.steps for s in study_configs(path)] == [9, 9, 5, 5, 3, 3]  # batches of 64
+    assert {s.protocol for s in study_configs(path)} == {"dmg"}
 
 
 @pytest.mark.parametrize(
@@ -549,10 +549,10 @@ def test_a_study_finds_lists_beside_itself_and_names_the_line_where_there_are_no
     (tmp_path / "mine.toml").write_text(STUDY + 'splits = "nowhere"\n')
     check_study(tmp_path / "mine.toml")  # lists are data: they need not be here
     with pytest.raises(HmoeError, match="line 9: the folder of lists .*nowhere cannot be read"):
-        study_specs(tmp_path / "mine.toml")
+        study_configs(tmp_path / "mine.toml")
     (tmp_path / "mine.toml").write_text(STUDY + 'splits = "lists"\n')
     with pytest.raises(HmoeError, match="DigitDomainsTiny is made of tensors"):
-        study_specs(tmp_path / "mine.toml")
+        study_configs(tmp_path / "mine.toml")
 
 
 @pytest.fixture(scope="module")
@@ -616,5 +616,5 @@ def test_algorithms_of_the_field_train_by_it():
     for name in ("Aggregate", "Multi-Headed", "HMOE-DN"):
         assert get_algorithm(name)
         one = trainer(name, epochs=1)
-        train(one, one.spec.steps)
+        train(one, one.config.steps)
         assert len(one.checkpoints) == 1

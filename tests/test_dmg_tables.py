@@ -21,12 +21,12 @@ def record(algorithm, target, seed, network="small_cnn", protocol=True, **accura
     asked = {"protocol": "dmg"} if protocol else {}
     asked |= dict(algorithm=algorithm, dataset="DigitDomains", dataset_fingerprint="0")
     asked |= dict(test_domains=(target,), trial_seed=seed, network=network)
-    spec = RunConfig(resolution=16, steps=320, **asked)
+    config = RunConfig(resolution=16, steps=320, **asked)
     chosen = {"step": 9, "validation_accuracy": 0.9}
     made = {
-        "run_id": spec.run_id,
+        "run_id": config.run_id,
         "status": "complete",
-        "config": spec.to_dict(),
+        "config": config.to_dict(),
         "checkpoints": [],
         "selected": {m: chosen | {"test_accuracy": a} for m, a in accuracies.items()},
         "test_size": 450,

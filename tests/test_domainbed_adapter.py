@@ -46,7 +46,7 @@ def forget():
         del sys.modules[name]
 
 
-def config(name, **more):
+def short_config(name, **more):
     options = {"hparams": {"batch_size": 8}} | SMALL | more
     full = name if ":" in name else f"domainbed:{name}"
     return make_config(full, "DigitDomainsTiny", ["sketch"], **options)
@@ -57,8 +57,8 @@ def config(name, **more):
 )
 def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
     "Stopped in the middle of an update between two checkpoints, and before and after a new Adam."
-    spec, whole, parts = config(name), RunStore(tmp_path / "a"), RunStore(tmp_path / "b")
-    record = run(spec, whole)
+    config, whole, parts = short_config(name), RunStore(tmp_path / "a"), RunStore(tmp_path / "b")
+    record = run(config, whole)
     assert record["status"] == "complete", record["reason"]
     for stop_at in (3, 11):
 
@@ -67,10 +67,10 @@ def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run(spec, parts, on_step=stop)
-    resumed = run(spec, parts)
+            run(config, parts, on_step=stop)
+    resumed = run(config, parts)
     assert resumed["resumed"] and outcome(resumed) == outcome(record)
-    kept = [load_model(spec.run_id, store=store)[0].state_dict() for store in (whole, parts)]
+    kept = [load_model(config.run_id, store=store)[0].state_dict() for store in (whole, parts)]
     assert all(torch.equal(kept[0][key], kept[1][key]) for key in kept[0])
 
 
@@ -83,8 +83,8 @@ def test_a_run_that_cannot_resume_says_so(checkout, tmp_path):
 
     store = RunStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run(config("Regroups"), store, on_step=stop)
-    record = run(config("Regroups"), store)
+        run(short_config("Regroups"), store, on_step=stop)
+    record = run(short_config("Regroups"), store)
     assert record["status"] == "failed"
     assert re.search("cannot be resumed: a later optimiser is of other weights", record["reason"])
 
@@ -103,8 +103,8 @@ def test_its_erm_is_our_erm(checkout):
 
 def test_hyper_parameters_are_those_of_its_registry(checkout):
     cls = get_algorithm("domainbed:Adversarial")
-    spec = config("Adversarial", hparams={"lambda": 2, "every": 3, "batch_size": 8})
-    assert spec.hparams == {
+    config = short_config("Adversarial", hparams={"lambda": 2, "every": 3, "batch_size": 8})
+    assert config.hparams == {
         "batch_size": 8, "every": 3, "lambda": 2.0, "lr": 1e-3, "nonlinear_classifier": False,
         "weight_decay": 0.0,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def test_hyper_parameters_are_those_of_its_registry(checkout):
         assert not any(isinstance(value, np.generic) for value in drawn.values())
     for wrong in ("class_balanced", "lamda"):
         with pytest.raises(HmoeError, match=f"unknown hyper-parameter '{wrong}'"):
-            config("Adversarial", hparams={wrong: False})
+            short_config("Adversarial", hparams={wrong: False})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_cannot_run_says_why_before_it_is_trained(checkout, name, said):
     if name == "NeedsCuda" and torch.cuda.is_available():
         pytest.skip("CUDA is there")
     with pytest.raises(HmoeError, match=said):
-        config(name)
+        short_config(name)
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,18 @@ def test_what_cannot_run_says_why_before_it_is_trained(checkout, name, said):
     ],
 )
 def test_what_fails_in_training_names_its_cause(checkout, tmp_path, name, said):
-    record = run(config(name), RunStore(tmp_path))
+    record = run(short_config(name), RunStore(tmp_path))
     assert record["status"] == "failed"
     assert re.search(said, record["reason"]), record["reason"]
 
 
 def test_set_lr_is_called_at_checkpoints_and_may_end_training(checkout):
     "As DomainBed's train_autolr.py: before accuracies, with loaders of the validation images."
-    data, spec = load_dataset("DigitDomainsTiny"), config("Schedules", evaluate="selection:70")
-    trainer = Trainer(spec.replace(evaluate="all"), data, "cpu")
+    data, config = (
+        load_dataset("DigitDomainsTiny"),
+        short_config("Schedules", evaluate="selection:70"),
+    )
+    trainer = Trainer(config.replace(evaluate="all"), data, "cpu")
     algorithm, inner = trainer.algorithm, trainer.algorithm.inner
     batches = [list(trainer.evaluation.validation_batches(d)) for d in trainer.domains]
     weights, rates = [], []
@@ -189,11 +192,11 @@ def test_a_checkout_that_never_ends_is_stopped(checkout, monkeypatch):
     with open(checkout / "domainbed/networks.py", "a") as file:
         file.write("\nwhile True:\n    pass\n")
     with pytest.raises(HmoeError, match="cannot be imported.*the limit HMOE_FILE_SECONDS"):
-        config("ERM")
+        short_config("ERM")
 
 
 def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
-    first, store = config("ERM"), RunStore(tmp_path / "runs")
+    first, store = short_config("ERM"), RunStore(tmp_path / "runs")
     assert first.algorithm == "domainbed:ERM" and len(first.algorithm_source) == 12
     with open(checkout / "domainbed/lib/misc.py", "a") as file:
         file.write("\n# changed\n")
@@ -202,21 +205,21 @@ def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
     from hmoe_repro.algorithms.base import ALGORITHMS
 
     del ALGORITHMS["domainbed:ERM"]
-    second = config("ERM")
+    second = short_config("ERM")
     assert second.replace(algorithm_source=first.algorithm_source) == first
     assert second.run_id != first.run_id
     assert "another source (hash" in run(first, store)["reason"]
     (checkout / "domainbed/datasets.py").write_text("# still not used")
     forget()
     del ALGORITHMS["domainbed:ERM"]
-    assert config("ERM") == second
+    assert short_config("ERM") == second
     monkeypatch.setenv("HMOE_DOMAINBED", str(tmp_path))
     del ALGORITHMS["domainbed:ERM"]
     with pytest.raises(HmoeError, match="has no domainbed/algorithms.py"):
-        config("ERM")
+        short_config("ERM")
     monkeypatch.delenv("HMOE_DOMAINBED")
     with pytest.raises(HmoeError, match="--domainbed PATH"):
-        config("ERM")
+        short_config("ERM")
 
 
 def test_the_commands_take_a_checkout(checkout, tmp_path, monkeypatch):
@@ -261,7 +264,7 @@ def test_modules_that_the_checkout_imports_are_part_of_the_hash(checkout):
         (checkout / "domainbed" / "datasets.py").write_text(f"y = {inside}")
         again()
         sys.modules.pop("beside_the_package", None)
-        keys.append(config("ERM").algorithm_source)
+        keys.append(short_config("ERM").algorithm_source)
     del sys.modules["beside_the_package"]
     assert len({*keys}) == 3
 
@@ -275,18 +278,18 @@ def test_a_file_that_a_class_of_the_checkout_reads_is_declared_or_refused(checko
     algorithms.write_text(text.replace("PATH", repr(str(table))))
     table.write_text("1")
     again()
-    record = run(config("Reads"), RunStore(tmp_path / "a"))
+    record = run(short_config("Reads"), RunStore(tmp_path / "a"))
     assert 'files = {"table": "table.txt"} to the class' in record["reason"]
     declared = "class Reads(ERM):\n    files = {'table': 'table.txt'}"
     text = text.replace("class Reads(ERM):", declared).replace("PATH", "self.files['table']")
     algorithms.write_text(text)
     again()
-    first = config("Reads")
+    first = short_config("Reads")
     assert run(first, RunStore(tmp_path / "a"))["status"] == "complete"
     table.write_text("2")
     again()
-    assert config("Reads").run_id != first.run_id
+    assert short_config("Reads").run_id != first.run_id
     table.unlink()
     again()
     with pytest.raises(HmoeError, match="declares 'table', and .*table.txt is no file"):
-        config("Reads")
+        short_config("Reads")

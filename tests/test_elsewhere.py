@@ -78,12 +78,12 @@ def test_a_penalty_that_switches_on_stays_on_the_device_too():
 
 
 def test_a_run_carries_its_indices_over_in_one_copy_and_reads_a_test_once():
-    spec = make_config(
+    config = make_config(
         "HMOE-DL", "DigitDomainsTiny", ["sketch"], hparams={"batch_size": 4}, steps=9
     )
     data = load_dataset("DigitDomainsTiny", 0)
     with elsewhere() as (mode, read):
-        trainer = Trainer(spec, data.to(META), META)
+        trainer = Trainer(config, data.to(META), META)
         before = mode.arrivals
         for count in (1, 2):
             trainer.update()

@@ -253,8 +253,8 @@ SPARSE = {"network": "gmoe_small", "hparams": {"batch_size": 4}, "steps": 2}
 
 @pytest.fixture(scope="module")
 def trainer():
-    spec = make_config("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
-    made = Trainer(spec, build_dataset(spec), torch.device("cpu"))
+    config = make_config("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
+    made = Trainer(config, build_dataset(config), torch.device("cpu"))
     made.update()
     made.update()
     return made
@@ -304,7 +304,7 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
     scores, arrays = measure_choices(trained_run(trainer))
     assert (scores["blocks"], scores["experts"], scores["grid"]) == ([2, 4], 6, [4, 4])
     assert all(array.dtype == torch.uint8 for array in arrays.values())
-    record = {"run_id": "0", "config": trainer.spec.to_dict(), "expert_choices": scores}
+    record = {"run_id": "0", "config": trainer.config.to_dict(), "expert_choices": scores}
     kept = StoredChoices(frame_of([record]).iloc[0], arrays)
     assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
     test = trainer.data.domain_index("photo")
@@ -330,18 +330,18 @@ def test_the_record_of_a_run_without_experts_is_what_it_was(tmp_path):
 
 def test_experts_are_measured_under_any_algorithm_and_leave_arrays(tmp_path):
     store = RunStore(tmp_path)
-    spec = make_config("IRM", "DigitDomainsTiny", ["photo"], **SPARSE)
-    record = run(spec, store)
+    config = make_config("IRM", "DigitDomainsTiny", ["photo"], **SPARSE)
+    record = run(config, store)
     assert record["status"] == "complete" and record["discovery"] is None
     assert record["expert_choices"]["blocks"] == [2, 4]
-    assert (store.path(spec.run_id) / "arrays.safetensors").exists()
-    assert not (store.path(spec.run_id) / "selected-last.safetensors").exists()
+    assert (store.path(config.run_id) / "arrays.safetensors").exists()
+    assert not (store.path(config.run_id) / "selected-last.safetensors").exists()
     assert json.loads(json.dumps(record["expert_choices"])) == record["expert_choices"]
 
 
 def test_experts_and_codes_are_measured_together():
-    spec = make_config("HMOE-DN", "DigitDomainsTiny", ["photo"], **SPARSE)
-    both = Trainer(spec, build_dataset(spec), torch.device("cpu"))
+    config = make_config("HMOE-DN", "DigitDomainsTiny", ["photo"], **SPARSE)
+    both = Trainer(config, build_dataset(config), torch.device("cpu"))
     scores, arrays = measure_run(both)
     assert set(scores) == {"discovery", "expert_choices"} and scores["discovery"]
     assert {"code_out", "panel_images", "choice_experts"} <= set(arrays)
@@ -350,8 +350,8 @@ def test_experts_and_codes_are_measured_together():
 
 
 def test_averaged_weights_are_asked_and_not_those_in_training():
-    spec = make_config("SWAD", "DigitDomainsTiny", ["photo"], **SPARSE)
-    made = Trainer(spec, build_dataset(spec), torch.device("cpu"))
+    config = make_config("SWAD", "DigitDomainsTiny", ["photo"], **SPARSE)
+    made = Trainer(config, build_dataset(config), torch.device("cpu"))
     training, averaged = sparse_bodies(made.algorithm)
     with torch.no_grad():  # all to expert 5 in one network, to expert 1 in the other
         for body, expert in ((training, 5), (averaged, 1)):
@@ -376,7 +376,7 @@ def test_layers_of_the_other_backend_are_heard_alike(trainer, monkeypatch):
     with torch.no_grad():
         ours = patch_experts(trainer.algorithm.eval(), x)
         assert torch.equal(patch_experts(theirs, x), ours)
-    made = Trainer(trainer.spec, trainer.data, torch.device("cpu"))
+    made = Trainer(trainer.config, trainer.data, torch.device("cpu"))
     made.algorithm = theirs
     scores, _ = measure_choices(trained_run(made))
     assert scores["experts"] == 6 and scores["blocks"] == [2, 4]
@@ -412,9 +412,9 @@ def invented(seed=0, network="gmoe_small", chance=0.01):
     between = [{"explained": score(0.2), "guessed": score(0.5)}]
     for part in ("out", "test"):
         found[part] = {"layers": [layer(0.4), layer(0.0)], "between": between}
-    spec = {"algorithm": "GMoE", "network": network, "test_domains": ["sand"], "trial_seed": seed}
-    spec["dataset"] = "Invented"
-    return {"status": "complete", "run_id": str(seed), "config": spec, "expert_choices": found}
+    config = {"algorithm": "GMoE", "network": network, "test_domains": ["sand"], "trial_seed": seed}
+    config["dataset"] = "Invented"
+    return {"status": "complete", "run_id": str(seed), "config": config, "expert_choices": found}
 
 
 def arrays_by_hand():
@@ -533,12 +533,12 @@ def test_the_page_of_trained_runs(tmp_path):
     """From training to the page: pictures and tables are of the runs, and what is missing is
     said."""
     store = RunStore(tmp_path / "runs")
-    specs = [make_config("GMoE", "DigitDomainsTiny", [d], **SPARSE) for d in ("photo", "sketch")]
-    specs.append(
+    configs = [make_config("GMoE", "DigitDomainsTiny", [d], **SPARSE) for d in ("photo", "sketch")]
+    configs.append(
         make_config("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
     )
-    records = [run(spec, store) for spec in specs]
-    ids = [spec.run_id for spec in specs]
+    records = [run(config, store) for config in configs]
+    ids = [config.run_id for config in configs]
     results, figures = tmp_path / "results", tmp_path / "figures"
     publish_study("quick-gmoe", ids, store, results, with_arrays=ids[:2])
     page = render("gmoe_selection", "quick", store=results, output=figures, test_domain="sketch")
@@ -563,12 +563,12 @@ def test_the_page_says_where_nothing_is_to_be_drawn(tmp_path):
     store = RunStore(tmp_path / "runs")
     sparse = make_config("GMoE", "DigitDomainsTiny", ["photo"], **SPARSE)
     plain = make_config("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
-    for spec in (sparse, plain):
-        run(spec, store)
-    for name, spec, said in (
+    for config in (sparse, plain):
+        run(config, store)
+    for name, config, said in (
         ("one", sparse, "The arrays of these runs are not published"),
         ("two", plain, "No run of this study has a network with experts."),
     ):
-        publish_study("quick-gmoe", [spec.run_id], store, tmp_path / name)
+        publish_study("quick-gmoe", [config.run_id], store, tmp_path / name)
         page = render("gmoe_selection", "quick", store=tmp_path / name, output=tmp_path / "out")
         assert said in page.read_text(), name

@@ -43,10 +43,10 @@ def trained(store, algorithm, **hparams):
     network = NETWORKS.get(algorithm, "small_cnn")
     hparams |= {"batch_size": 8} | ({"weights": "random"} if algorithm in NETWORKS else {})
     how = {"network": network, "steps": 3, "checkpoint_frequency": 1}
-    spec = make_config(algorithm, "DigitDomainsTiny", ["photo"], 0, hparams, **how)
-    record = run(spec, store)
+    config = make_config(algorithm, "DigitDomainsTiny", ["photo"], 0, hparams, **how)
+    record = run(config, store)
     assert record["status"] == "complete", record["reason"]
-    return load(spec.run_id, store=store)
+    return load(config.run_id, store=store)
 
 
 def hmoe(*arguments):
@@ -66,7 +66,7 @@ def place(tmp_path_factory, own_names_of_file):
         patch.setenv("HMOE_CACHE", str(place / "cache"))
         store, photos = RunStore(), place / "photos"
         sample_tree(photos, per_class=10, size=30)
-        spec = discover_spec(
+        config = discover_spec(
             photos,
             network="image_cnn",
             experts=3,
@@ -74,13 +74,13 @@ def place(tmp_path_factory, own_names_of_file):
             resolution=24,
             hparams={"batch_size": 8},
         )
-        assert run(spec, store)["status"] == "complete"
+        assert run(config, store)["status"] == "complete"
         digits = {name: trained(store, name) for name in ("ERM", "HMOE-DN", "ARM")}
         yield {
             "at": place,
             "photos": photos,
             "store": store,
-            "model": load(spec.run_id, store=store),
+            "model": load(config.run_id, store=store),
             "digits": digits,
         }
 

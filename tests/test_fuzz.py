@@ -96,10 +96,10 @@ def as_toml(value) -> str:
 
 @pytest.mark.parametrize("case", range(CASES // 4))
 def test_no_value_in_a_study_file_ends_in_a_traceback(case, tmp_path, own_names):
-    from hmoe_repro.studies.study_file import Runs
+    from hmoe_repro.studies.study_file import RunGrid
 
     draw = random.Random(f"{SEED} study {case}")
-    keys = [*Runs.model_fields, "title", "arrays", "search", "runs", "no_such_key"]
+    keys = [*RunGrid.model_fields, "title", "arrays", "search", "runs", "no_such_key"]
     key, value = draw.choice(keys), draw.choice(VALUES)
     kept = [line for line in STUDY.splitlines() if not line.startswith(f"{key} =")]
     text = "\n".join([*kept, f"{key} = {as_toml(value)}", ""])

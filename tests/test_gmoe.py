@@ -12,7 +12,7 @@ from trees import folder_tree
 from hmoe_repro.algorithms import algorithm_names, get_algorithm, meta
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches, small_network
-from hmoe_repro.algorithms.hparams import merge_hparams, searches
+from hmoe_repro.algorithms.hparams import merge_hparams, search_distributions
 from hmoe_repro.apps.predict import load, predict_folder
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
@@ -23,7 +23,7 @@ from hmoe_repro.networks.backbones import LARGE
 from hmoe_repro.networks.registry import NETWORKS, network_options
 from hmoe_repro.networks.search_space import HParam
 from hmoe_repro.networks.sparse_vit import SPARSE, add_experts, expert_layers
-from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_specs
+from hmoe_repro.studies.studies import check_study, count_runs, read_study, study_configs
 from hmoe_repro.training.model import build_dataset, load_model, load_weights, save_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -64,7 +64,7 @@ def test_settings_are_the_papers_on_every_data_set(name, dataset):
     assert (h["lr"], h["weight_decay"]) == PAPER[dataset]
     assert h["batch_size"] == 32 and h["drop_path"] == 0.1
     assert h["network"] == {"GMoE": "gmoe_s16", "ERM-ViT": "deit_small"}[name]
-    drawn = {n: str(s) for n, s in searches(declared, 224, dataset).items()}
+    drawn = {n: str(s) for n, s in search_distributions(declared, 224, dataset).items()}
     own = dataset != "SVIRO"
     assert drawn["lr"] == ("10^U(-4.5, -2.5)" if own else "10^U(-5, -3.5)")
     assert drawn["weight_decay"] == ("one of 0" if own else "10^U(-6, -2)")
@@ -105,8 +105,8 @@ def test_a_spec_of_an_older_network_has_no_new_setting():
     old["deit_tiny"] |= old["small_cnn"]
     for network, names in old.items():
         given = {"weights": "random"} if network in LARGE else {}
-        spec = make_config("ERM", "DigitDomainsTiny", ["photo"], network=network, hparams=given)
-        assert set(spec.hparams) == names
+        config = make_config("ERM", "DigitDomainsTiny", ["photo"], network=network, hparams=given)
+        assert set(config.hparams) == names
 
 
 def test_defaults_by_data_set_and_parity():
@@ -129,17 +129,17 @@ def test_defaults_by_data_set_and_parity():
     "name, network", [("GMoE", "gmoe_small"), ("ERM-ViT", "small_vit"), ("ERM", "mnist_cnn")]
 )
 def test_the_network_needs_no_naming(name, network):
-    spec = make_config(name, "DigitDomainsTiny", ["photo"])
-    assert spec.network == network
-    assert spec.weights == (None if name == "ERM" else "random")
+    config = make_config(name, "DigitDomainsTiny", ["photo"])
+    assert config.network == network
+    assert config.weights == (None if name == "ERM" else "random")
 
 
 def test_photographs_get_the_papers_network(tmp_path, own_names):
     folder = tmp_path / "mine"
     folder_tree(folder, ["a", "b", "c"], ["x", "y"], per_class=6)
     for name, network in (("GMoE", "gmoe_s16"), ("ERM-ViT", "deit_small"), ("ERM", "resnet50")):
-        spec = make_config(name, str(folder), ["a"], hparams={"weights": "random"}, resolution=32)
-        assert spec.network == network
+        config = make_config(name, str(folder), ["a"], hparams={"weights": "random"}, resolution=32)
+        assert config.network == network
         with pytest.raises(HmoeError, match=f"{network}' can start from several weights"):
             make_config(name, str(folder), ["a"], resolution=32)
 
@@ -194,8 +194,8 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
     x = as_input(load_dataset("DigitDomains").images[1][:60])
     moved = {}
     for domainbed_compat in (False, True):
-        spec = make_config("GMoE", "DigitDomains", ["photo"], domainbed_compat=domainbed_compat)
-        algorithm = made("GMoE", **spec.hparams)
+        config = make_config("GMoE", "DigitDomains", ["photo"], domainbed_compat=domainbed_compat)
+        algorithm = made("GMoE", **config.hparams)
         for _ in range(3):
             algorithm.update(batches())
         with torch.no_grad():
@@ -212,17 +212,17 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
 def trained(tmp_path_factory):
     store = RunStore(tmp_path_factory.mktemp("runs"))
     hparams = {"batch_size": 8, "lr": 1e-3}
-    spec = make_config(
+    config = make_config(
         "GMoE", "DigitDomainsTiny", ["photo"], steps=4, checkpoint_frequency=2, hparams=hparams
     )
-    return store, spec, run(spec, store)
+    return store, config, run(config, store)
 
 
 def test_a_run_is_trained_kept_and_read_again(trained):
-    store, spec, record = trained
+    store, config, record = trained
     assert record["status"] == "complete", record["reason"]
     assert {"loss", "auxiliary"} <= set(record["checkpoints"][-1]["losses"])
-    algorithm, _ = load_model(spec.run_id, store=store)
+    algorithm, _ = load_model(config.run_id, store=store)
     assert len(expert_layers(algorithm)) == 2 and not algorithm.training
     x = as_input(load_dataset("DigitDomainsTiny").images[0][:5])
     with torch.no_grad():
@@ -230,10 +230,10 @@ def test_a_run_is_trained_kept_and_read_again(trained):
 
 
 def test_a_run_goes_on_to_the_bit(trained):
-    _, spec, _ = trained
+    _, config, _ = trained
 
     def trainer(updates, state=None):
-        trainer = Trainer(spec, build_dataset(spec), torch.device("cpu"))
+        trainer = Trainer(config, build_dataset(config), torch.device("cpu"))
         if state:
             trainer.load(state)
         for _ in range(updates):
@@ -246,12 +246,12 @@ def test_a_run_goes_on_to_the_bit(trained):
 
 
 def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, tmp_path):
-    store, spec, _ = trained
+    store, config, _ = trained
     folder_tree(tmp_path / "pictures", ["d"], ["c"], per_class=3)
-    model = load(spec.run_id, store=store)
+    model = load(config.run_id, store=store)
     rows, unreadable = predict_folder(model, tmp_path / "pictures")
     assert len(rows) == 3 and not unreadable
-    algorithm, other = (load_model(spec.run_id, store=store)[0] for _ in range(2))
+    algorithm, other = (load_model(config.run_id, store=store)[0] for _ in range(2))
     with torch.no_grad():
         for p in other.parameters():
             p.zero_()
@@ -265,21 +265,23 @@ def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, t
 
 
 def test_the_quick_study_is_equal_updates_and_settings_known_from_others():
-    specs, digits = study_specs("quick-gmoe"), study_specs("quick-digits")
-    assert len(specs) == count_runs("quick-gmoe") == 4 * 4 * 3
-    assert {s.steps for s in specs} == {301} and {s.hparams["batch_size"] for s in specs} == {16}
-    assert {s.determinism for s in specs} == {"portable"}
-    networks = {s.algorithm: s.network for s in specs}
+    configs, digits = study_configs("quick-gmoe"), study_configs("quick-digits")
+    assert len(configs) == count_runs("quick-gmoe") == 4 * 4 * 3
+    assert {s.steps for s in configs} == {301} and {s.hparams["batch_size"] for s in configs} == {
+        16
+    }
+    assert {s.determinism for s in configs} == {"portable"}
+    networks = {s.algorithm: s.network for s in configs}
     assert networks == {
         "ERM": "small_cnn",
         "HMOE-DN": "small_cnn",
         "ERM-ViT": "small_vit8",
         "GMoE": "gmoe_small8",
     }
-    for ours in specs[:24]:
+    for ours in configs[:24]:
         (theirs,) = [s for s in digits if str(s) == str(ours)]
         assert ours.replace(steps=701, checkpoint_frequency=70, measure="") == theirs
-    vit, gmoe = (next(s for s in specs if s.algorithm == n).hparams for n in ("ERM-ViT", "GMoE"))
+    vit, gmoe = (next(s for s in configs if s.algorithm == n).hparams for n in ("ERM-ViT", "GMoE"))
     assert {n: v for n, v in gmoe.items() if not n.startswith("moe_")} == vit
 
 
@@ -303,10 +305,10 @@ def test_the_papers_studies_hold_the_papers_settings():
 
 
 def test_the_smoke_study_trains(tmp_path):
-    specs = {spec.algorithm: spec for spec in study_specs("smoke-gmoe")}
-    assert set(specs) == {"ERM", "HMOE-DN", "ERM-ViT", "GMoE"}
+    configs = {config.algorithm: config for config in study_configs("smoke-gmoe")}
+    assert set(configs) == {"ERM", "HMOE-DN", "ERM-ViT", "GMoE"}
     for name in ("ERM-ViT", "GMoE"):
-        record = run(specs[name], RunStore(tmp_path))
+        record = run(configs[name], RunStore(tmp_path))
         assert record["status"] == "complete", record["reason"]
 
 

@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("warm_kernels")
 NETWORKS = {"ERM": "small_cnn", "ERM-ViT": "small_vit", "GMoE": "gmoe_small"}
 
 
-def changed(record, **spec):
+def changed(record, **config):
     "A record with another specification, and the name that belongs to it."
-    spec = record["config"] | spec
-    return record | {"config": spec, "run_id": RunConfig.from_dict(spec).run_id}
+    config = record["config"] | config
+    return record | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
 
 
 def run(algorithm, domain, seed, accuracy=None, dataset="DigitDomains", **hparams):

@@ -124,22 +124,22 @@ class Stop(KeyboardInterrupt):
     pass
 
 
-def half_done(store, specs):
+def half_done(store, configs):
     "Runs that were stopped after their second checkpoint, the first one after its first."
-    for spec in specs:
+    for config in configs:
 
-        def stop(step, steps, at=2 if spec is specs[0] else 5):
+        def stop(step, steps, at=2 if config is configs[0] else 5):
             if step == at:
                 raise Stop
 
         with pytest.raises(Stop):
-            run(spec, store, on_step=stop)
+            run(config, store, on_step=stop)
 
 
 @pytest.fixture
 def begun(tmp_path):
     "Three half-done runs in the runs folder."
-    specs = [
+    configs = [
         make_config(
             "ERM",
             "DigitDomainsTiny",
@@ -151,8 +151,8 @@ def begun(tmp_path):
         )
         for d in ("photo", "plain", "sketch")
     ]
-    half_done(RunStore(tmp_path / "runs"), specs)
-    return specs
+    half_done(RunStore(tmp_path / "runs"), configs)
+    return configs
 
 
 def going_home(folder, **limits):

@@ -71,10 +71,10 @@ def trained(tmp_path_factory):
     "A store with two finished runs."
     store = RunStore(tmp_path_factory.mktemp("trained") / "runs")
     for seed in (0, 1):
-        spec = make_config(
+        config = make_config(
             "ERM", "DigitDomainsTiny", ["sketch"], trial_seed=seed, steps=2, network="small_cnn"
         )
-        run(spec, store)
+        run(config, store)
     return store
 
 
@@ -168,17 +168,17 @@ def test_what_holds_no_run_is_not_merged(tmp_path):
 
 def test_a_sweep_counts_a_damaged_record_as_a_failed_run(trained, tmp_path):
     store = copy_of(trained, tmp_path)
-    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], steps=2, network="small_cnn")
-    other = spec.replace(trial_seed=3)
-    store.record_path(spec.run_id).write_text("{")
+    config = make_config("ERM", "DigitDomainsTiny", ["sketch"], steps=2, network="small_cnn")
+    other = config.replace(trial_seed=3)
+    store.record_path(config.run_id).write_text("{")
     from hmoe_repro.studies.sweep import sweep
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ended = sweep([spec, other], store=store, device="cpu", jobs=1)
-    assert ended[spec.run_id][0] == "failed" and "cut or not JSON" in ended[spec.run_id][1]
+        ended = sweep([config, other], store=store, device="cpu", jobs=1)
+    assert ended[config.run_id][0] == "failed" and "cut or not JSON" in ended[config.run_id][1]
     assert ended[other.run_id][0] == "complete"
-    assert store.record_path(spec.run_id).read_text() == "{"
+    assert store.record_path(config.run_id).read_text() == "{"
 
 
 def archive_with(tmp_path, members):
@@ -513,12 +513,12 @@ def test_what_the_system_refuses_names_the_file():
 
 def test_parts_are_disjoint_whole_and_the_same_everywhere():
     base = make_config("ERM", "DigitDomainsTiny", ["sketch"], steps=2, network="small_cnn")
-    specs = [base.replace(trial_seed=i) for i in range(23)]
+    configs = [base.replace(trial_seed=i) for i in range(23)]
     for n in (1, 2, 3, 20, 30):
-        parts = [shard(specs, f"{i}/{n}") for i in range(1, n + 1)]
-        assert sorted(s.run_id for p in parts for s in p) == sorted(s.run_id for s in specs)
+        parts = [shard(configs, f"{i}/{n}") for i in range(1, n + 1)]
+        assert sorted(s.run_id for p in parts for s in p) == sorted(s.run_id for s in configs)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-        again = [{s.run_id for s in shard(specs[::-1], f"{i}/{n}")} for i in range(1, n + 1)]
+        again = [{s.run_id for s in shard(configs[::-1], f"{i}/{n}")} for i in range(1, n + 1)]
         assert again == [{s.run_id for s in p} for p in parts]
 
 
@@ -531,8 +531,8 @@ def test_shards_trained_apart_and_merged_are_the_sweep(tmp_path):
     assert {len(list((tmp_path / f"part{i}").glob("*/record.json"))) for i in (1, 2)} == {1, 2}
     done = hmoe("merge", "part1", "part2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    from hmoe_repro.studies.studies import study_specs
+    from hmoe_repro.studies.studies import study_configs
 
-    specs = study_specs(str(tmp_path / "mine.toml"))
-    assert not missing_runs(specs, RunStore(tmp_path / "runs"))
+    configs = study_configs(str(tmp_path / "mine.toml"))
+    assert not missing_runs(configs, RunStore(tmp_path / "runs"))
     assert hmoe("merge", "part1", "nowhere", folder=tmp_path).returncode == 1

@@ -8,7 +8,12 @@ import pytest
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.base import SHARED_HPARAMS
-from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams, searches, with_network
+from hmoe_repro.algorithms.hparams import (
+    draw_hparams,
+    merge_hparams,
+    search_distributions,
+    with_network,
+)
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.networks.search_space import Choice, HParam, LogUniform, Uniform, as_text
@@ -86,9 +91,9 @@ def test_bounds_are_reached_and_kept():
 @pytest.mark.parametrize("name", [n for n in algorithm_names() if n.startswith("HMOE")])
 def test_hmoe_searches_what_all_share_and_nothing_else(name):
     for dataset, (resolution, _) in REGISTRY.items():
-        assert searches(get_algorithm(name).HPARAMS, resolution, dataset) == searches(
-            SHARED_HPARAMS, resolution, dataset
-        )
+        assert search_distributions(
+            get_algorithm(name).HPARAMS, resolution, dataset
+        ) == search_distributions(SHARED_HPARAMS, resolution, dataset)
 
 
 PENALTY = {"lambda": "10^U(-1, 5)", "penalty_anneal_iters": "floor 10^U(0, 4)"}
@@ -193,7 +198,9 @@ LARGE = dict.fromkeys(
 
 @pytest.mark.parametrize("resolution, larger", [(28, {}), (224, LARGE)])
 def test_an_algorithms_own_searches_are_those_of_domainbed(resolution, larger):
-    text = lambda declared: {n: str(s) for n, s in searches(declared, resolution).items()}
+    text = lambda declared: {
+        n: str(s) for n, s in search_distributions(declared, resolution).items()
+    }
     names = [n for n in algorithm_names() if n not in FIXED]
     found = {name: text(with_network(get_algorithm(name).HPARAMS, "resnet50")) for name in names}
     own = {name: OWN.get(name, {}) | larger.get(name, {}) for name in names}
@@ -215,7 +222,7 @@ def test_rdm_has_settings_of_its_own_for_some_data_sets():
         merged = merge_hparams(declared, LARGE_NETWORK, 224, dataset)
         assert tuple(merged[name] for name in names) == expected, dataset
     drawn = {
-        name: [str(searches(declared, 224, dataset)[name]) for name in names]
+        name: [str(search_distributions(declared, 224, dataset)[name]) for name in names]
         for name, dataset in (("net", "DomainNet"), ("terra", "TerraIncognita"), ("pacs", "PACS"))
     }
     assert drawn["net"] == [

@@ -101,7 +101,7 @@ def test_it_looks_like_data_of_tensors(data):
 
 @pytest.mark.parametrize("options", [{}, CACHE])
 def test_evaluation_inputs_are_those_of_torchvision(data, options):
-    made = data.prepared(options=options)
+    made = data.with_options(options=options)
     for position in range(3):
         indices = torch.tensor([7, 0, 3, 3])
         x = made.inputs(position, indices)
@@ -146,7 +146,7 @@ def test_augmented_inputs_are_those_of_torchvision(whole, resize_first):
 
 @pytest.mark.parametrize("options", [{}, CACHE])
 def test_helpers_change_nothing(data, helped, options):
-    alone, shared = data.prepared(options=options), helped.prepared(options=options)
+    alone, shared = data.with_options(options=options), helped.with_options(options=options)
     seeds = torch.arange(8) * 1000
     for n in (8, 5, 1, 0):
         indices = torch.arange(8).flip(0)[:n]
@@ -187,7 +187,7 @@ def test_options_are_checked():
 
 
 def test_preparing_changes_a_copy(data):
-    other = data.prepared(16, {"data_augmentation": False})
+    other = data.with_options(16, {"data_augmentation": False})
     assert (other.resolution, other.augmented, other.inputs(0, torch.tensor([0])).shape) == (
         16,
         False,
@@ -199,8 +199,8 @@ def test_preparing_changes_a_copy(data):
         and data.resolution == 24
     )
     assert (
-        other.prepared().options == other.options
-        and other.prepared(options=IMAGE_OPTIONS).augmented
+        other.with_options().options == other.options
+        and other.with_options(options=IMAGE_OPTIONS).augmented
     )
     with pytest.raises(HmoeError, match="take no seeds"):
         other.inputs(0, torch.tensor([0]), seeds=torch.tensor([0]))
@@ -218,8 +218,8 @@ def test_the_fingerprint_is_of_the_content(root, tmp_path):
     moved = Path(shutil.copytree(root, tmp_path / "elsewhere" / "Other name"))
     same = [
         ImageDataset(scan_tree(moved), 24),
-        original.prepared(64),
-        original.prepared(options=CACHE),
+        original.with_options(64),
+        original.with_options(options=CACHE),
         ImageDataset(scan_tree(root), 24),
     ]
     assert {d.fingerprint for d in same} == {name}
@@ -258,7 +258,7 @@ def test_files_are_read_once_for_all_uses(root, monkeypatch):
     assert (
         again.fingerprint == made.fingerprint
         and len(again.labels[0]) == 8
-        and again.prepared(options={"source": "files"}).fingerprint == made.fingerprint
+        and again.with_options(options={"source": "files"}).fingerprint == made.fingerprint
     )
 
 
@@ -270,7 +270,7 @@ def test_no_folder_to_remember_in(root, monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="HMOE_CACHE"):
         assert made.fingerprint == expected
     with pytest.raises(HmoeError, match="source=files"):
-        made.prepared(options=CACHE).inputs(0, torch.tensor([0]))
+        made.with_options(options=CACHE).inputs(0, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("source", ["files", "cache"])
@@ -293,7 +293,7 @@ def test_damaged_files_are_refused_or_skipped(root, source):
             HmoeError, match="2 of 26 images cannot be read: a/cat/00 cut.jpg.*b/dog/text.jpg"
         ):
             ask()
-    skipping = made.prepared(options={"unreadable": "skip"})
+    skipping = made.with_options(options={"unreadable": "skip"})
     with pytest.warns(
         UserWarning, match="2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg"
     ):
@@ -384,14 +384,14 @@ class Terminal(io.StringIO):
 
 def test_what_was_last_prepared_is_kept_until_a_file_changes(root):
     data = ImageDataset(scan_tree(root), 24, CACHE)
-    first = data.prepared(16)
-    assert data.prepared(16) is first and first.resolution == 16
-    assert data.prepared(16, {"val_augment": False}) is not first
-    again = data.prepared(16)
+    first = data.with_options(16)
+    assert data.with_options(16) is first and first.resolution == 16
+    assert data.with_options(16, {"val_augment": False}) is not first
+    again = data.with_options(16)
     assert again is not first and again.fingerprint == first.fingerprint
     changed, other = (root / file for file in again.tree.flat[:2])
     changed.write_bytes(other.read_bytes())
-    now = data.prepared(16)
+    now = data.with_options(16)
     assert now is not again and now.fingerprint != first.fingerprint
 
 

@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
         yield path
 
 
-def spec(folder, algorithm="ERM", **options):
+def short_config(folder, algorithm="ERM", **options):
     return make_config(algorithm, str(folder), ["sketch"], hparams=BATCH | options, **SMALL)
 
 
@@ -54,7 +54,7 @@ run(RunConfig.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step
 
 
 def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
-    made = spec(folder, "HMOE-DN")
+    made = short_config(folder, "HMOE-DN")
     text = json.dumps(made.to_dict())
     assert (
         made.dataset == "garden & house"
@@ -70,7 +70,7 @@ def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
         "interpolation": "bilinear",
     }
     assert (
-        spec(folder, "HMOE-DN", val_augment=False).run_id
+        short_config(folder, "HMOE-DN", val_augment=False).run_id
         != made.run_id
         == RunConfig.from_dict(json.loads(text)).run_id
     )
@@ -85,7 +85,7 @@ def test_data_that_is_tensors_has_no_options_for_images():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, workers):
     monkeypatch.setattr(CONFIG, "workers", workers)
-    made = spec(folder, "HMOE-DN")
+    made = short_config(folder, "HMOE-DN")
     whole = run(made, RunStore(tmp_path / "whole"))
     assert whole["status"] == "complete", whole["reason"]
     done = subprocess.run(
@@ -112,10 +112,10 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
     records = {}
     for workers in (0, 2):
         monkeypatch.setattr(CONFIG, "workers", workers)
-        records[workers] = outcome(run(spec(folder), RunStore(tmp_path / str(workers))))
+        records[workers] = outcome(run(short_config(folder), RunStore(tmp_path / str(workers))))
     assert records[0] == records[2] and records[0]["status"] == "complete"
     from_files, from_cache = (
-        run(spec(folder, data_augmentation=False, source=s), RunStore(tmp_path / s))
+        run(short_config(folder, data_augmentation=False, source=s), RunStore(tmp_path / s))
         for s in ("files", "cache")
     )
     assert (
@@ -128,7 +128,7 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
 def test_validation_images_are_augmented_only_if_asked_and_the_same_at_every_visit(folder):
     seen = {}
     for asked in (True, False):
-        made = spec(folder, val_augment=asked)
+        made = short_config(folder, val_augment=asked)
         trainer = Trainer(made, build_dataset(made), "cpu")
         seeds = trainer.evaluation.validation_seeds("photo", 2)
         assert (seeds is not None) == asked
@@ -146,7 +146,7 @@ def test_labels_stay_when_a_class_is_missing_in_a_domain(folder, tmp_path):
     copy = tmp_path / "lacking"
     shutil.copytree(folder, copy)
     shutil.rmtree(copy / "cartoon" / "flower")
-    made = spec(copy)
+    made = short_config(copy)
     data = build_dataset(made)
     assert data.class_names == ["flower", "temple"] and set(
         data.labels[data.domain_index("cartoon")].tolist()
@@ -160,10 +160,10 @@ def test_a_damaged_image_is_refused_by_name_or_left_out(folder, tmp_path):
     victim = next((copy / "photo" / "temple").iterdir())
     victim.write_bytes(victim.read_bytes()[:400])
     with pytest.raises(HmoeError, match=victim.name):
-        spec(copy)
-    made = spec(copy, unreadable="skip")
+        short_config(copy)
+    made = short_config(copy, unreadable="skip")
     assert (
-        made.dataset_fingerprint != spec(folder).dataset_fingerprint
+        made.dataset_fingerprint != short_config(folder).dataset_fingerprint
         and run(made, RunStore(tmp_path / "runs"))["status"] == "complete"
     )
 

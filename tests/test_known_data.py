@@ -480,7 +480,7 @@ def test_the_registry_builds_image_data_and_warns_of_another_number(tmp_path):
             and data.resize_first is first
         )
         assert [len(y) for y in data.labels] == [len(f) for f in read_known(name, tmp_path).files]
-        x = data.prepared(16).inputs(1, torch.tensor([0, 2]))
+        x = data.with_options(16).inputs(1, torch.tensor([0, 2]))
         assert x.shape == (2, 3, 16, 16) and x.is_contiguous(memory_format=torch.channels_last)
 
 

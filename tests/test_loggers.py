@@ -15,7 +15,7 @@ from commands import hmoe, hmoe_process
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training import loggers
-from hmoe_repro.training.loggers import check_loggers, listen
+from hmoe_repro.training.loggers import check_loggers, make_notifier
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
@@ -26,15 +26,15 @@ COMMAND += "--checkpoint-frequency 2 --set batch_size=4 --device cpu".split()
 
 
 @pytest.fixture
-def spec():
+def config():
     return make_config("ERM", "DigitDomainsTiny", ["sketch"], **TINY)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     "The record of the same run without a logger."
-    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], **TINY)
-    return run(spec, RunStore(tmp_path_factory.mktemp("plain")))
+    config = make_config("ERM", "DigitDomainsTiny", ["sketch"], **TINY)
+    return run(config, RunStore(tmp_path_factory.mktemp("plain")))
 
 
 def lines(path):
@@ -57,7 +57,7 @@ def of_csv(path):
     return {(int(s), n): float(v) for s, n, v in lines(path)[1:] if s != "end"}
 
 
-def test_a_killed_and_resumed_run_has_each_number_once(spec, plain, tmp_path, monkeypatch):
+def test_a_killed_and_resumed_run_has_each_number_once(config, plain, tmp_path, monkeypatch):
     "Killed in a checkpoint after its lines were written and before its state was."
     monkeypatch.setattr(CONFIG, "log", ("csv",))
     store = RunStore(tmp_path)
@@ -67,51 +67,51 @@ def test_a_killed_and_resumed_run_has_each_number_once(spec, plain, tmp_path, mo
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(spec, store, on_event=stop)
-    path = store.path(spec.run_id) / "log.csv"
+        run(config, store, on_event=stop)
+    path = store.path(config.run_id) / "log.csv"
     with open(path, "a") as file:
         file.write("8,loss/loss,77\n")  # of a checkpoint whose state was lost
-    record = run(spec, store)
+    record = run(config, store)
     assert record["resumed"] and outcome(record) == outcome(plain)
     assert of_csv(path) == expected(plain) and len(lines(path)) == len(set(lines(path)))
     chosen = plain["selected"]["default"]["test_accuracy"]
     assert ("end", "selected/test_accuracy", str(chosen)) in lines(path)
 
 
-def test_what_a_listener_draws_or_breaks_changes_nothing(spec, plain, tmp_path):
+def test_what_a_listener_draws_or_breaks_changes_nothing(config, plain, tmp_path):
     heard = []
 
-    def draws(kind, config, detail):
+    def draws(kind, of_run, detail):
         heard.append(kind)
-        assert detail is not None and config == spec
+        assert detail is not None and of_run == config
         return random.random(), np.random.rand(), torch.rand(3)
 
-    def breaks(kind, config, detail):
-        draws(kind, config, detail)
+    def breaks(kind, of_run, detail):
+        draws(kind, of_run, detail)
         if kind == "checkpoint":
             raise OSError("disk full")
 
     for listener, count in ((draws, 6), (breaks, 2)):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            record = run(spec, RunStore(tmp_path / listener.__name__), on_event=listener)
+            record = run(config, RunStore(tmp_path / listener.__name__), on_event=listener)
         assert outcome(record) == outcome(plain) and len(heard) == count
         said = [str(w.message) for w in said if "logger" in str(w.message)]
         assert len(said) == (listener is breaks) and all("breaks failed" in s for s in said)
         heard.clear()
 
 
-def test_a_logger_that_cannot_begin_is_said_once(spec, tmp_path, monkeypatch):
+def test_a_logger_that_cannot_begin_is_said_once(config, tmp_path, monkeypatch):
     class Absent:
         def __init__(self, *arguments):
             raise ConnectionError("no server")
 
     monkeypatch.setitem(loggers.LOGGERS, "wandb", Absent)
-    tell = listen(spec, ["wandb", "csv"], tmp_path)
+    notify = make_notifier(config, ["wandb", "csv"], tmp_path)
     with pytest.warns(UserWarning, match="logger wandb failed .*ConnectionError: no server") as all:
         for event in (("start", []), ("done", {"status": "failed"})):
-            tell(*event)
-    assert len(all) == 1 and (tmp_path / spec.run_id / "log.csv").exists()
+            notify(*event)
+    assert len(all) == 1 and (tmp_path / config.run_id / "log.csv").exists()
 
 
 def test_a_failed_run_and_the_toy_are_logged(tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_failed_run_and_the_toy_are_logged(tmp_path, monkeypatch):
     wild = make_config("ERM", "DigitDomainsTiny", ["sketch"], **TINY | {"hparams": {"lr": 1e9}})
     toy = make_config("HMOE", "SineIntervals", [], hparams={"seeds": 2}, steps=6)
     for each in (wild, toy):
-        run(each, store, on_event=lambda kind, spec, detail: ended.append((kind, detail)))
+        run(each, store, on_event=lambda kind, config, detail: ended.append((kind, detail)))
     assert [d["status"] for kind, d in ended if kind == "done"] == ["failed", "complete"]
     record = store.read(toy.run_id)
     means = {p["step"]: sum(p["losses"]["loss"]) / 2 for p in record["checkpoints"]}
@@ -154,7 +154,7 @@ def test_the_workers_of_a_sweep_log_their_runs(tmp_path):
     assert len(runs) > 1 and all(lines(folder / "log.csv")[-1][0] == "end" for folder in runs)
 
 
-def logged(name, spec, plain, folder, monkeypatch):
+def logged(name, config, plain, folder, monkeypatch):
     "The store of a run that was stopped and resumed with a logger; its record is the plain one."
     for variable in ("WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(variable, raising=False)
@@ -167,51 +167,51 @@ def logged(name, spec, plain, folder, monkeypatch):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with pytest.raises(KeyboardInterrupt):
-            run(spec, RunStore(folder), on_step=stop)
-        record = run(spec, RunStore(folder))
+            run(config, RunStore(folder), on_step=stop)
+        record = run(config, RunStore(folder))
     assert record["resumed"] and outcome(record) == outcome(plain)
     assert not [w for w in said if "logger" in str(w.message)]
     return folder
 
 
 @pytest.mark.slow
-def test_tensorboard_reads_its_event_files_back(spec, plain, tmp_path, monkeypatch):
+def test_tensorboard_reads_its_event_files_back(config, plain, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = (
-        logged("tensorboard", spec, plain, tmp_path, monkeypatch) / "tensorboard"
+        logged("tensorboard", config, plain, tmp_path, monkeypatch) / "tensorboard"
     ).iterdir()
     events = EventAccumulator(str(folder))
     events.Reload()
     found = {
         (e.step, name): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)
     }
-    assert found == pytest.approx(expected(plain)) and spec.run_id in folder.name
+    assert found == pytest.approx(expected(plain)) and config.run_id in folder.name
 
 
 @pytest.mark.slow
-def test_wandb_writes_offline(spec, plain, tmp_path, monkeypatch):
+def test_wandb_writes_offline(config, plain, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     for variable, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(variable, value)
-    folder = logged("wandb", spec, plain, tmp_path, monkeypatch) / "wandb"
+    folder = logged("wandb", config, plain, tmp_path, monkeypatch) / "wandb"
     wandb.teardown()
     os.environ.pop("WANDB_SERVICE", None)  # its service's address, which it leaves
-    files = sorted(folder.glob(f"offline-run-*{spec.run_id}/run-{spec.run_id}.wandb"))
+    files = sorted(folder.glob(f"offline-run-*{config.run_id}/run-{config.run_id}.wandb"))
     content = b"".join(path.read_bytes() for path in files)
     assert b"accuracy/sketch/in" in content and b"selected/test_accuracy" in content
 
 
 @pytest.mark.slow
-def test_mlflow_keeps_one_run_in_its_database(spec, plain, tmp_path, monkeypatch):
+def test_mlflow_keeps_one_run_in_its_database(config, plain, tmp_path, monkeypatch):
     if not importlib.util.find_spec("mlflow") or not importlib.util.find_spec("alembic"):
         pytest.skip("mlflow-skinny, sqlalchemy and alembic are not installed")
-    folder = logged("mlflow", spec, plain, tmp_path, monkeypatch)
+    folder = logged("mlflow", config, plain, tmp_path, monkeypatch)
     with sqlite3.connect(folder / "mlflow.db") as database:
         ((status, name),) = database.execute("select status, name from runs").fetchall()
         rows = database.execute("select step, key, value from metrics").fetchall()
         params = dict(database.execute("select key, value from params").fetchall())
     found = {(step, key): value for step, key, value in rows if not key.startswith("selected")}
-    assert found == pytest.approx(expected(plain)) and (status, name) == ("FINISHED", str(spec))
+    assert found == pytest.approx(expected(plain)) and (status, name) == ("FINISHED", str(config))
     assert params["batch_size"] == "8" and params["algorithm"] == "ERM"

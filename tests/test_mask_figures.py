@@ -74,7 +74,7 @@ def run(target, seed, weight, last=ALL, out=0.7, inside=0.9, own=0.9, **hparams)
     hparams = {"lambda_o": weight, "lambda_s": 0.0} | hparams
     who = dict(algorithm="DMG", dataset="DigitDomains", dataset_fingerprint="0", trial_seed=seed)
     more = {"network": "image_cnn", "resolution": 16, "steps": 40, "protocol": "dmg"}
-    spec = RunConfig(**who, test_domains=(target,), hparams=hparams, **more)
+    config = RunConfig(**who, test_domains=(target,), hparams=hparams, **more)
     both = kept([a + b for a, b in zip(ALL, last)])
     losses = {f"iou_{p}": v for p, v in zip(("0_1", "0_2", "1_2"), both["iou"])}
     halfway = {p: (1 + v) / 2 for p, v in losses.items()}
@@ -83,11 +83,11 @@ def run(target, seed, weight, last=ALL, out=0.7, inside=0.9, own=0.9, **hparams)
     accuracy[target] = {"split": "in", "images": 45, "by_mask": [0.5] * 3}
     chosen = {"step": 39, "validation_accuracy": 0.9}
     return {
-        "run_id": spec.run_id,
+        "run_id": config.run_id,
         "record_version": 2,
         "status": "complete",
         "reason": None,
-        "config": spec.to_dict(),
+        "config": config.to_dict(),
         "checkpoints": [
             {"step": 19, "losses": {"loss": 1.0, "iou_fc": 0.5} | halfway, "accuracies": {}},
             {"step": 39, "losses": {"loss": 0.5} | losses, "accuracies": {}},

@@ -32,8 +32,8 @@ def spec_of(algorithm, **changes):
     return make_config(algorithm, "DigitDomainsTiny", ["photo"], **SHORT | changes)
 
 
-def trainer_of(spec):
-    return Trainer(spec, build_dataset(spec), torch.device("cpu"))
+def trainer_of(config):
+    return Trainer(config, build_dataset(config), torch.device("cpu"))
 
 
 def bringing(*measurements):
@@ -57,17 +57,17 @@ def counted(run: TrainedRun):
 
 def test_a_measurement_of_ones_own_is_in_the_record_and_beside_it(own_names, tmp_path):
     name = bringing(*ERM.measurements, Measurement("counted", counted))
-    spec, store = spec_of(name), RunStore(tmp_path)
-    record = run(spec, store)
+    config, store = spec_of(name), RunStore(tmp_path)
+    record = run(config, store)
     assert record["status"] == "complete", record["reason"]
-    splits = trainer_of(spec).splits
+    splits = trainer_of(config).splits
     sizes = {d: len(splits[d]["out"]) for d in ("plain", "negative", "sketch")}
     assert record["counted"] == {"step": 1, "images": sizes} and record["discovery"] is None
-    assert store.read(spec.run_id)["counted"] == record["counted"]
-    assert not (store.path(spec.run_id) / "selected-last.safetensors").exists()
+    assert store.read(config.run_id)["counted"] == record["counted"]
+    assert not (store.path(config.run_id) / "selected-last.safetensors").exists()
     frame = frame_of([record])
     assert len(frame) == 1
-    kept = load_file(store.path(spec.run_id) / "arrays.safetensors")
+    kept = load_file(store.path(config.run_id) / "arrays.safetensors")
     assert len(kept["mean_pixel"]) == sum(sizes.values())
 
 
@@ -89,12 +89,12 @@ def test_a_file_may_bring_a_measurement(own_names, tmp_path):
         """)
     )
     store = RunStore(tmp_path / "runs")
-    spec = spec_of(algorithm_from_file(f"{tmp_path / 'mine.py'}:Long"))
-    record = run(spec, store)
+    config = spec_of(algorithm_from_file(f"{tmp_path / 'mine.py'}:Long"))
+    record = run(config, store)
     assert record["status"] == "complete", record["reason"]
     assert record["length"]["length"] > 0
-    assert (store.path(spec.run_id) / "selected-last.safetensors").exists()
-    assert not (store.path(spec.run_id) / "arrays.safetensors").exists()
+    assert (store.path(config.run_id) / "selected-last.safetensors").exists()
+    assert not (store.path(config.run_id) / "arrays.safetensors").exists()
 
 
 @pytest.mark.parametrize(

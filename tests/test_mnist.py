@@ -98,12 +98,12 @@ def test_partition_follows_the_trial_seed_and_with_parity_the_run(ink):
         for a in ("ERM", "HMOE-DN")
     }
     assert same == {load_dataset("ColoredDigits", 0).fingerprint}
-    specs = [
+    configs = [
         make_config(a, "ColoredDigits", ["-90%"], network="small_cnn", domainbed_compat=True)
         for a in ("ERM", "HMOE-DN")
     ]
-    assert len({s.dataset_fingerprint for s in specs} | same) == 3
-    run = specs[0].replace(trial_seed=1)
+    assert len({s.dataset_fingerprint for s in configs} | same) == 3
+    run = configs[0].replace(trial_seed=1)
     assert data_seed(run) == run_seed("ColoredDigits", "ERM", [2], 1)
 
 

@@ -29,7 +29,7 @@ from hmoe_repro.apps.predict import load
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
-from hmoe_repro.studies.worker import Home, run_away
+from hmoe_repro.studies.worker import RunFileServer, run_away
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
@@ -288,11 +288,11 @@ def test_it_is_named_if_a_module_beside_or_a_thread_reads_it(place):
 
 def test_an_exported_model_is_a_file_too_and_a_run_is_none(place):
     """`load` of a folder reads what lies there today; a run is named by the code itself."""
-    spec = make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn", steps=1)
-    run(spec, RunStore())
-    export_model(load(spec.run_id), place / "exported")
+    config = make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn", steps=1)
+    run(config, RunStore())
+    export_model(load(config.run_id), place / "exported")
     how = "import hmoe_repro; hmoe_repro.load({!r})"
-    for model, free in ((spec.run_id, True), (str(place / "exported"), False)):
+    for model, free in ((config.run_id, True), (str(place / "exported"), False)):
         cls = enter(write(place / "mine.py", reading("x", "init", how.format(model))))
         with contextlib.nullcontext() if free else pytest.raises(HmoeError, match="mine.py reads"):
             cls(*SHAPE)
@@ -309,9 +309,9 @@ def test_reads_that_are_nobodys_business_are_free(place, monkeypatch):
     own = str(place / "scratch.txt")
     how = f"open({own!r}, 'w').close(); open({own!r}).read(); open({str(cache)!r}).read(); "
     how += "open(__import__('json').__file__).read(); open('/dev/null').read(); "
-    how += "import hmoe_repro.core.toml as t; t.packaged('algorithms.toml')"
+    how += "import hmoe_repro.core.toml as t; t.package_toml('algorithms.toml')"
     path = write(place / "mine.py", reading("x", "init", how))
-    record = run(config(path), RunStore())
+    record = run(short_config(path), RunStore())
     _unwatched_folders.cache_clear()
     assert record["status"] == "complete", record["reason"]
 
@@ -375,7 +375,7 @@ class Mine(Base):
 """
 
 
-def config(path, name="Mine", steps=2):
+def short_config(path, name="Mine", steps=2):
     hparams = {"batch_size": 4}
     options = dict(network="small_cnn", steps=steps, checkpoint_frequency=1)
     return make_config(f"{path}:{name}", "DigitDomainsTiny", ["photo"], 0, hparams, **options)
@@ -389,10 +389,10 @@ def teach(place, value):
 def test_a_declared_file_is_in_the_id_and_travels_with_the_run(place):
     path = write(place / "mine.py", TEACHER)
     teach(place, 7.0)
-    seven = config(path)
-    assert config(path) == seven
+    seven = short_config(path)
+    assert short_config(path) == seven
     teach(place, 0.0)
-    zero = config(path)
+    zero = short_config(path)
     assert (
         zero.run_id != seven.run_id
         and ALGORITHMS[zero.algorithm].source_hash in str(zero)[:0] + zero.algorithm_source
@@ -400,7 +400,7 @@ def test_a_declared_file_is_in_the_id_and_travels_with_the_run(place):
     (place / "weights" / "teacher.pt").unlink()
     path.unlink()
     forget()
-    records = [run(spec, RunStore(), trust_code=True) for spec in (zero, seven)]
+    records = [run(config, RunStore(), trust_code=True) for config in (zero, seven)]
     losses = [record["checkpoints"][-1]["losses"]["loss"] for record in records]
     assert losses[0] == 0.0 and losses[1] > 1.0
 
@@ -416,35 +416,37 @@ def forget():
 def test_a_damaged_copy_is_refused_unless_the_original_is_there(place):
     path = write(place / "mine.py", TEACHER)
     teach(place, 7.0)
-    spec = config(path)
+    config = short_config(path)
     (copy,) = (place / "runs" / "algorithms" / "files").iterdir()
     copy.write_bytes(b"damaged")
     forget()
-    assert restore_algorithm(spec.algorithm, spec.algorithm_source, True)(*SHAPE).teacher[0] == 7.0
+    assert (
+        restore_algorithm(config.algorithm, config.algorithm_source, True)(*SHAPE).teacher[0] == 7.0
+    )
     (place / "weights" / "teacher.pt").unlink()
     forget()
     with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or was"):
-        restore_algorithm(spec.algorithm, spec.algorithm_source, True)
+        restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
 def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
     monkeypatch.setattr(source, "MOST_CARRIED", 10)
     path = write(place / "mine.py", TEACHER)
     teach(place, 7.0)
-    spec = config(path)
+    config = short_config(path)
     assert not (place / "runs" / "algorithms" / "files").exists()
-    assert run(spec, RunStore())["status"] == "complete"
+    assert run(config, RunStore())["status"] == "complete"
     teach(place, 0.0)
     forget()
     with pytest.raises(HmoeError, match="weights/teacher.pt.* was changed"):
-        restore_algorithm(spec.algorithm, spec.algorithm_source, True)
+        restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
 def test_the_original_may_be_opened_while_it_is_what_was_hashed(place):
     text = TEACHER.replace('self.files["teacher"]', repr(str(place / "weights" / "teacher.pt")))
     path = write(place / "mine.py", text)
     teach(place, 7.0)
-    cls = ALGORITHMS[config(path).algorithm]
+    cls = ALGORITHMS[short_config(path).algorithm]
     assert cls(*SHAPE).teacher[0] == 7.0
     teach(place, 0.0)
     with pytest.raises(HmoeError, match="declares, was changed after the run was planned"):
@@ -474,17 +476,17 @@ def test_code_and_files_travel_to_a_machine_that_shares_no_folder(place, monkeyp
     write(place / "beside.py", "def twice(x): return 2 * x")
     path = write(place / "mine.py", text)
     teach(place, 7.0)
-    spec, home = config(path), Home(place / "runs")
-    ensure_writable(home.folder / spec.run_id)
-    expected = run(spec, RunStore(place / "local"))
+    config, home = short_config(path), RunFileServer(place / "runs")
+    ensure_writable(home.folder / config.run_id)
+    expected = run(config, RunStore(place / "local"))
     for file in (path, place / "beside.py", place / "weights" / "teacher.pt"):
         file.unlink()
     forget()
     monkeypatch.setenv("HMOE_RUNS", str(place / "node"))
     told = lambda name, *what: getattr(home, name)(*what)  # noqa: E731
-    ended = run_away(told, spec.to_dict(), "cpu", None, CONFIG.to_json())
+    ended = run_away(told, config.to_dict(), "cpu", None, CONFIG.to_json())
     assert ended == ("complete", None)
-    assert outcome(RunStore(place / "runs").read(spec.run_id)) == outcome(expected)
+    assert outcome(RunStore(place / "runs").read(config.run_id)) == outcome(expected)
 
 
 def test_what_did_not_change_is_not_imported_again(place):
@@ -545,12 +547,12 @@ class Mine(ERM):
 def test_what_one_run_leaves_in_the_module_does_not_reach_the_next(place):
     write(place / "helper_with_a_list.py", "LIST = []")
     path = write(place / "mine.py", COUNTS)
-    spec = config(path)
-    first = run(spec, RunStore(place / "a"))
-    again = run(spec, RunStore(place / "b"))
+    config = short_config(path)
+    first = run(config, RunStore(place / "a"))
+    again = run(config, RunStore(place / "b"))
     assert outcome(first) == outcome(again)
     forget()
-    elsewhere = run(spec, RunStore(place / "c"), trust_code=True)
+    elsewhere = run(config, RunStore(place / "c"), trust_code=True)
     assert outcome(elsewhere) == outcome(first)
 
 

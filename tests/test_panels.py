@@ -142,10 +142,10 @@ def test_every_value_of_a_factor_has_its_own_colour():
 
 def a_run(**scores):
     "A row of `results` with these scores of discovery."
-    spec = {"algorithm": "HMOE-DN", "dataset": "Invented", "test_domains": ["-90%"]}
-    spec |= {"trial_seed": 0, "hparams": {}}
+    config = {"algorithm": "HMOE-DN", "dataset": "Invented", "test_domains": ["-90%"]}
+    config |= {"trial_seed": 0, "hparams": {}}
     scores = {"load_balance": 0.0, "gate_entropy": 0.0} | scores
-    record = {"run_id": "0", "status": "complete", "config": spec, "discovery": scores}
+    record = {"run_id": "0", "status": "complete", "config": config, "discovery": scores}
     record["checkpoints"] = []
     return scored_runs(frame_of([record])).iloc[0]
 

@@ -20,26 +20,26 @@ from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.progress import Progress
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.studies import spec_cache
+from hmoe_repro.studies import config_cache
 from hmoe_repro.studies import sweep as sweeping
+from hmoe_repro.studies.config_cache import named_runs
 from hmoe_repro.studies.estimates import measured_kinds, timings
-from hmoe_repro.studies.filters import matching
+from hmoe_repro.studies.filters import filter_runs
 from hmoe_repro.studies.plan import Plan, StudyPlan, as_time, make_plan, missing_runs, plan_studies
 from hmoe_repro.studies.request import Selection, describe_request, requested_studies, runs_of
 from hmoe_repro.studies.run_queue import Outcomes
-from hmoe_repro.studies.spec_cache import named_runs
-from hmoe_repro.studies.studies import count_runs, specs_or_reason, study_specs
+from hmoe_repro.studies.studies import count_runs, specs_or_reason, study_configs
 from hmoe_repro.studies.sweep import RunDisplay, SweepOptions, drawn_configs
 from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore, write_study
 
 
-def record(spec, status="complete", **more):
+def record(config, status="complete", **more):
     "A record of a run, as far as a plan looks at it."
     from hmoe_repro.training.store import RECORD_VERSION
 
     empty = {"checkpoints": [], "selected": {}, "record_version": RECORD_VERSION}
-    return empty | {"run_id": spec.run_id, "config": spec.to_dict(), "status": status} | more
+    return empty | {"run_id": config.run_id, "config": config.to_dict(), "status": status} | more
 
 
 def test_names_are_artefacts_studies_or_files():
@@ -57,14 +57,14 @@ def test_names_are_artefacts_studies_or_files():
 
 
 def test_failed_and_absent_runs_are_missing_finished_ones_are_not(tmp_path):
-    store, specs = RunStore(tmp_path), study_specs("smoke-toy")
-    store.write(record(specs[0]))
-    store.write(record(specs[1], "failed", reason="the loss is NaN"))
-    assert missing_runs(specs, store) == list(specs[1:])
-    store.record_path(specs[2].run_id).parent.mkdir()
-    store.record_path(specs[2].run_id).write_text("{")
+    store, configs = RunStore(tmp_path), study_configs("smoke-toy")
+    store.write(record(configs[0]))
+    store.write(record(configs[1], "failed", reason="the loss is NaN"))
+    assert missing_runs(configs, store) == list(configs[1:])
+    store.record_path(configs[2].run_id).parent.mkdir()
+    store.record_path(configs[2].run_id).write_text("{")
     with pytest.warns(UserWarning, match="is cut"):
-        assert missing_runs(specs, store) == list(specs[1:])
+        assert missing_runs(configs, store) == list(configs[1:])
 
 
 def test_a_shared_run_is_planned_in_the_first_study_only(tmp_path):
@@ -166,7 +166,7 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
     store, asked = RunStore(tmp_path / "runs"), []
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(
-        spec_cache, "specs_or_reason", lambda study: asked.append(1) or specs_or_reason(study)
+        config_cache, "specs_or_reason", lambda study: asked.append(1) or specs_or_reason(study)
     )
 
     def count(study="smoke-digits"):
@@ -176,7 +176,7 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
 
     assert [count(), count()] == [1, 0]
     assert named_runs("smoke-digits", store) == specs_or_reason("smoke-digits")
-    monkeypatch.setattr(spec_cache, "library_hash", lambda: "another")
+    monkeypatch.setattr(config_cache, "library_hash", lambda: "another")
     assert [count(), count()] == [1, 0]
     (store.folder / "plans" / "smoke-digits.json").write_text("{")
     assert [count(), count()] == [1, 0]
@@ -199,10 +199,10 @@ steps = 5
 
 
 def test_a_part_of_a_study(tmp_path):
-    digits = study_specs("quick-digits")
-    part = matching(digits, ["algorithm=HMOE-DN", "test_domain=sketch", "lr=0.003"])
+    digits = study_configs("quick-digits")
+    part = filter_runs(digits, ["algorithm=HMOE-DN", "test_domain=sketch", "lr=0.003"])
     assert [s.trial_seed for s in part] == [0, 1, 2] and {s.algorithm for s in part} == {"HMOE-DN"}
-    assert {s.algorithm for s in matching(digits, ["lambda_kl=3"])} >= {"ERM", "HMOE-DN"}
+    assert {s.algorithm for s in filter_runs(digits, ["lambda_kl=3"])} >= {"ERM", "HMOE-DN"}
     for wrong, said in (
         ("algoritm=ERM", "unknown field or hyper-parameter 'algoritm'. Valid: algorithm, "),
         ("algorithm=EMR", "no run has algorithm=EMR. Valid: ERM, HMOE-DL, HMOE-DN, HMOE-ND"),
@@ -211,7 +211,7 @@ def test_a_part_of_a_study(tmp_path):
         ("lr", "is not a setting"),
     ):
         with pytest.raises(HmoeError, match=said):
-            matching(digits, [wrong])
+            filter_runs(digits, [wrong])
     studies, where = ["quick-toy", "quick-digits", "paper-pacs"], ["lambda_kl=3", "trial_seed=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HMOE_DATA", str(tmp_path / "data"))
@@ -272,11 +272,11 @@ def test_a_plan_counts_what_a_sweep_trains(words, tmp_path, monkeypatch, own_nam
     monkeypatch.setattr(sweeping, "_train", lambda queue, _: trained.extend(queue.waiting) or 1 / 0)
     swept = CliRunner().invoke(app, ["sweep", *words, "--device", "cpu"])
     assert isinstance(swept.exception, ZeroDivisionError), swept.output
-    ids = {spec.run_id for spec in trained}
+    ids = {config.run_id for config in trained}
     assert len(ids) == len(trained) == missing > 0
     assert f": {missing} runs, {missing} to train on cpu" in swept.output
     if "--n-hparams" in words:
-        assert {spec.hparams_seed for spec in trained} == set(
+        assert {config.hparams_seed for config in trained} == set(
             range(int(words[words.index("--n-hparams") + 1]))
         )
 
@@ -366,11 +366,11 @@ def test_a_log_has_a_line_for_each_run_and_a_terminal_for_what_went_wrong(termin
     good, bad = some_draws(["photo"], 2)
     with Progress(console) as progress:
         display = RunDisplay(2, progress)
-        for spec, *ending in ((good, "complete", None), (bad, "failed", "the loss is NaN")):
-            display("start", spec)
+        for config, *ending in ((good, "complete", None), (bad, "failed", "the loss is NaN")):
+            display("start", config)
             for step in (1, 2, 3):
-                display("step", spec, step, 3)
-            display("done", spec, *ending)
+                display("step", config, step, 3)
+            display("done", config, *ending)
         if terminal:
             assert "1/2 runs" in drawn(progress) and str(good) not in drawn(progress)
     said = screen.getvalue()
@@ -422,27 +422,27 @@ def test_runs_that_differ_in_seeds_are_named_as_if_each_were_resolved(tmp_path):
     from hmoe_repro.training.planning import make_config
 
     (tmp_path / "many.toml").write_text(MANY)
-    specs = study_specs(str(tmp_path / "many.toml"))
-    assert len(specs) == 2 * 3 * 2 * (4 + len(DATASETS["RotatedDigits"].domain_names))
-    for spec in specs:
+    configs = study_configs(str(tmp_path / "many.toml"))
+    assert len(configs) == 2 * 3 * 2 * (4 + len(DATASETS["RotatedDigits"].domain_names))
+    for config in configs:
         alone = make_config(
-            spec.algorithm,
-            spec.dataset,
-            spec.test_domains,
-            trial_seed=spec.trial_seed,
-            restart=spec.restart,
+            config.algorithm,
+            config.dataset,
+            config.test_domains,
+            trial_seed=config.trial_seed,
+            restart=config.restart,
             steps=2,
             checkpoint_frequency=1,
             network="small_cnn",
         )
-        assert spec == alone and spec.run_id == alone.run_id
+        assert config == alone and config.run_id == alone.run_id
 
 
 @pytest.mark.serial
 def test_ten_thousand_runs_are_planned_in_three_seconds(tmp_path):
     text = MANY.replace('"RotatedDigits"', "").replace("seeds = 3", "seeds = 625")
     (tmp_path / "many.toml").write_text(text)
-    study_specs("smoke-digits")  # whatever is read once
+    study_configs("smoke-digits")  # whatever is read once
     started = time.process_time()
     (planned,) = plan_studies([str(tmp_path / "many.toml")], RunStore(tmp_path / "runs"), [])
     assert (planned.runs, planned.missing) == (10_000, 10_000)

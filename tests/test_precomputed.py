@@ -169,7 +169,7 @@ def test_seeds_without_versions_and_in_the_wrong_number(images):
 
 
 def test_versions_need_augmentation(images):
-    plain = images.prepared(options={"data_augmentation": False})
+    plain = images.with_options(options={"data_augmentation": False})
     with pytest.raises(HmoeError, match="data_augmentation off.*views=0"):
         PrecomputedDataset(plain, [Part()], views=1)
     assert PrecomputedDataset(plain, [Part()]).inputs(0, ALL).shape == (6, 48)
@@ -186,7 +186,9 @@ def test_everything_else_is_that_of_the_images(images):
     assert torch.equal(data.pictures(2, ALL), images.pictures(2, ALL))
     assert data.domain_index(images.domain_names[2]) == 2
     assert data.workers == 0 and data.to("cpu") is data
-    assert data.prepared(64) is images.prepared(64) and data.prepared(64).resolution == 64
+    assert (
+        data.with_options(64) is images.with_options(64) and data.with_options(64).resolution == 64
+    )
     assert not hasattr(data, "no such thing") and not files(images), "computed without need"
 
 
@@ -238,8 +240,8 @@ def test_anything_else_has_another_file(images):
     assert added(images, Part("other weights")) == 2 * BLOCKS
     assert added(images, Part(), views=2) == 3 * BLOCKS
     assert added(images, Plain("averages")) == 2 * BLOCKS, "another shape"
-    assert added(images.prepared(64), Plain("averages")) == 2 * BLOCKS
-    assert added(images.prepared(options={"source": "cache"}), Part()) == 2 * BLOCKS
+    assert added(images.with_options(64), Plain("averages")) == 2 * BLOCKS
+    assert added(images.with_options(options={"source": "cache"}), Part()) == 2 * BLOCKS
     first = ImageDataset(images.scanned, 32, resize_first=True, workers=0)
     assert added(first, Part()) == 2 * BLOCKS
 

@@ -27,7 +27,7 @@ from hmoe_repro.training.store import RunStore, outcome
 COUNTS = tuple(map(int, os.environ.get("HMOE_RAY", "12 5 1").split()))
 
 
-def specs(count, steps=11, lr=0.001):
+def configs(count, steps=11, lr=0.001):
     small = {"network": "small_cnn", "steps": steps, "checkpoint_frequency": max(5, steps // 10)}
     domains, hparams = ("negative", "photo", "plain", "sketch"), {"batch_size": 8, "lr": lr}
     return [
@@ -109,7 +109,7 @@ def nodes(tmp_path, monkeypatch, environment_again):
 
 def test_ray_gives_the_same_records(tmp_path, environment_again):
     pytest.importorskip("ray")
-    good, bad, heard = specs(2), specs(1, lr=1e9)[0], []
+    good, bad, heard = configs(2), configs(1, lr=1e9)[0], []
     store = RunStore(tmp_path / "ray")
     results = sweep(
         [bad, *good],
@@ -117,15 +117,17 @@ def test_ray_gives_the_same_records(tmp_path, environment_again):
         device="cpu",
         jobs=2,
         engine="ray",
-        on_event=lambda kind, spec, *details: heard.append(kind),
+        on_event=lambda kind, config, *details: heard.append(kind),
     )
     assert results[bad.run_id][0] == "failed" == store.read(bad.run_id)["status"]
     assert [results[s.run_id] for s in good] == [("complete", None)] * 2
     assert heard.count("done") == 3 <= heard.count("step")
-    for spec in good:
-        assert outcome(store.read(spec.run_id)) == outcome(run(spec, RunStore(tmp_path / "local")))
-        assert not (store.path(spec.run_id) / "state.safetensors").exists()
-    (long,) = specs(1, steps=100_000)
+    for config in good:
+        assert outcome(store.read(config.run_id)) == outcome(
+            run(config, RunStore(tmp_path / "local"))
+        )
+        assert not (store.path(config.run_id) / "state.safetensors").exists()
+    (long,) = configs(1, steps=100_000)
     long = long.replace(checkpoint_frequency=50)
     how = SweepOptions(store, "cpu", engine="ray", minutes=0.25)
     assert sweep(long, how)[long.run_id].status == "unfinished"
@@ -144,7 +146,7 @@ def test_a_cluster_that_does_not_answer_is_named_soon(tmp_path, monkeypatch, kin
         monkeypatch.setenv("RAY_ADDRESS", named.get(kind, address))
         began = time.monotonic()
         with pytest.raises(HmoeError, match="no Ray cluster answers at RAY_ADDRESS=.*ray start"):
-            sweep(specs(1), store=RunStore(tmp_path), engine="ray")
+            sweep(configs(1), store=RunStore(tmp_path), engine="ray")
         assert time.monotonic() - began < 20
 
 
@@ -160,7 +162,7 @@ def test_a_full_disk_behind_errors_of_ray_stops_the_sweep():
 
 def test_shares_of_a_gpu_need_ray(tmp_path):
     with pytest.raises(HmoeError, match="--engine ray"):
-        sweep(specs(1), store=RunStore(tmp_path), gpus_per_run=0.25)
+        sweep(configs(1), store=RunStore(tmp_path), gpus_per_run=0.25)
 
 
 SWEEP = """
@@ -181,9 +183,9 @@ def test_nodes_tasks_and_sweeps_may_die(nodes, tmp_path):
     import json
 
     runs, kills, coordinators = COUNTS
-    wanted, store = specs(runs, max(60, 3600 // runs)), RunStore(tmp_path / "home")
+    wanted, store = configs(runs, max(60, 3600 // runs)), RunStore(tmp_path / "home")
     plan = tmp_path / "specs.json"
-    plan.write_text(json.dumps([spec.to_dict() for spec in wanted]))
+    plan.write_text(json.dumps([config.to_dict() for config in wanted]))
     command = [sys.executable, "-c", SWEEP, str(plan), str(store.folder)]
     deeds = ["task"] * kills + ["sweep"] * coordinators
     random.shuffle(deeds)
@@ -210,7 +212,7 @@ def test_nodes_tasks_and_sweeps_may_die(nodes, tmp_path):
                 nodes.cluster.remove_node(min(nodes.cluster.worker_nodes, key=id), False)
     finally:
         process.kill()
-    records = [store.read(spec.run_id) for spec in wanted]
+    records = [store.read(config.run_id) for config in wanted]
     assert {record["environment"]["library"] for record in records} == {library_hash()}
     assert any(record["resumed"] for record in records)
     assert equal_to_local(wanted, store, tmp_path / "local")

@@ -26,7 +26,7 @@ from hmoe_repro.report.compare_published import (
 from hmoe_repro.report.comparison_text import compare_studies, describe
 from hmoe_repro.report.render_many import published_pages
 from hmoe_repro.report.reproduce import reproduce_published, sample_runs
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.sweep import SweepOptions
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import TOY
@@ -228,11 +228,11 @@ def test_the_published_pages_are_those_of_the_committed_figures(root):
 
 
 def test_the_sample_has_the_toy_and_every_family():
-    specs = [record["config"] for record in sample_runs().record]
-    families = {FAMILIES[spec["algorithm"]] for spec in specs if spec["dataset"] != TOY}
+    configs = [record["config"] for record in sample_runs().record]
+    families = {FAMILIES[config["algorithm"]] for config in configs if config["dataset"] != TOY}
     assert families == set(FAMILIES.values())
-    assert any(spec["dataset"] == TOY for spec in specs)
-    assert all(spec["determinism"] == "portable" for spec in specs)
+    assert any(config["dataset"] == TOY for config in configs)
+    assert all(config["determinism"] == "portable" for config in configs)
 
 
 def test_what_is_published_is_rendered_trained_and_compared(
@@ -240,7 +240,7 @@ def test_what_is_published_is_rendered_trained_and_compared(
 ):
     shutil.copytree(root / "figures" / "bench", tmp_path / "figures" / "bench")
     monkeypatch.setenv("HMOE_FIGURES", str(tmp_path / "figures"))
-    record = run(study_specs("smoke-toy")[0], RunStore(tmp_path / "published"))
+    record = run(study_configs("smoke-toy")[0], RunStore(tmp_path / "published"))
     how = SweepOptions(RunStore(tmp_path / "runs"), "cpu", jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
     reproduce_published(pages, frame_of([record]), how, made, said.append)

@@ -28,17 +28,17 @@ def test_portable_arithmetic_is_not_promised_of_compiled_code():
 
 
 def test_spec_fills_in_defaults_and_checks(monkeypatch):
-    spec = make_config(
+    config = make_config(
         "HMOE-ND", "DigitDomainsTiny", ["photo"], hparams={"lr": 1}, network="small_cnn", steps=5
     )
     assert (
-        spec.hparams["lr"] == 1.0
-        and spec.hparams["num_experts"] == 5
-        and "network" not in spec.hparams
-        and spec.network == "small_cnn"
+        config.hparams["lr"] == 1.0
+        and config.hparams["num_experts"] == 5
+        and "network" not in config.hparams
+        and config.network == "small_cnn"
     )
     assert (
-        spec.run_id
+        config.run_id
         == make_config(
             "HMOE-ND",
             "DigitDomainsTiny",
@@ -71,7 +71,7 @@ def test_spec_fills_in_defaults_and_checks(monkeypatch):
 def test_an_algorithm_of_ones_own_is_part_of_the_identity():
     from hmoe_repro.algorithms.base import ALGORITHMS, ERM, register
 
-    def spec(make):
+    def short_config(make):
         register("Mine", paper="-", needs_domain_labels=False)(make())
         try:
             return make_config("Mine", "DigitDomainsTiny", ["photo"], network="small_cnn")
@@ -92,7 +92,10 @@ def test_an_algorithm_of_ones_own_is_part_of_the_identity():
 
         return Mine
 
-    assert spec(one).run_id == spec(one).run_id != spec(two).run_id and spec(one).algorithm_source
+    assert (
+        short_config(one).run_id == short_config(one).run_id != short_config(two).run_id
+        and short_config(one).algorithm_source
+    )
     assert make_config("ERM", "DigitDomainsTiny", ["photo"]).algorithm_source is None
 
 
@@ -109,8 +112,8 @@ def test_options_resolve_to_what_one_call_makes():
 
 def test_test_domains_stand_in_the_order_of_the_data_set():
     names = DATASETS["DigitDomainsTiny"].domain_names
-    spec = make_config("ERM", "DigitDomainsTiny", [names[2], names[0]], network="small_cnn")
-    assert spec.test_domains == (names[0], names[2])
+    config = make_config("ERM", "DigitDomainsTiny", [names[2], names[0]], network="small_cnn")
+    assert config.test_domains == (names[0], names[2])
 
 
 def test_generated_data_follow_the_trial_unless_parity_is_asked_for():
@@ -153,14 +156,15 @@ def test_the_run_option_sets_the_hyper_parameter_of_its_name():
 
 
 def test_selfregs_new_hyper_parameter_renames_no_published_run():
-    spec = tiny("SelfReg")
-    assert "domainbed_compat" not in spec.hparams
+    config = tiny("SelfReg")
+    assert "domainbed_compat" not in config.hparams
     assert (
-        build_algorithm(spec, load_dataset("DigitDomainsTiny")).hparams["domainbed_compat"] is False
+        build_algorithm(config, load_dataset("DigitDomainsTiny")).hparams["domainbed_compat"]
+        is False
     )
     compat = tiny("SelfReg", domainbed_compat=True)
     built = build_algorithm(compat, load_dataset("DigitDomainsTiny"))
-    assert built.fixed == ("projection.",) and compat.run_id != spec.run_id
+    assert built.fixed == ("projection.",) and compat.run_id != config.run_id
 
 
 @pytest.mark.parametrize("ours", [*SPELLED, "ERM", "HMOE-DN"])
@@ -251,13 +255,13 @@ def test_any_value_is_refused_in_planning_or_can_be_built(name):
             )
             where = {} if name in ("GMoE", "ERM-ViT") or needs == "network" else network
             try:
-                spec = make_config(name, "DigitDomainsTiny", ["photo"], 0, given, **where)
+                config = make_config(name, "DigitDomainsTiny", ["photo"], 0, given, **where)
             except HmoeError as error:
                 assert any(said in str(error) for said in ("Fix: ", "Valid", "It means: "))
                 continue
             assert value == value and value not in (math.inf, "x"), f"{setting}={value}"
             with torch.device("meta"):  # no memory for what is large
-                build_algorithm(spec, data)
+                build_algorithm(config, data)
     after = random_state()
     assert torch.equal(before.pop("torch"), after.pop("torch")) and str(before) == str(after)
 

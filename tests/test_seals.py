@@ -125,7 +125,7 @@ def test_no_value_that_json_has_ends_in_a_traceback(store, published, value):
 
 def test_every_reader_names_the_run_whose_record_was_edited(store, published, tmp_path):
     bad, good = [record["run_id"] for record in published]
-    specs = [RunConfig.from_dict(record["config"]) for record in published]
+    configs = [RunConfig.from_dict(record["config"]) for record in published]
     path = store.record_path(bad)
     file = json.loads(path.read_text())
     path.write_text(to_json(file | {"wall_time_s": file["wall_time_s"] + 1}, indent=1))
@@ -133,7 +133,7 @@ def test_every_reader_names_the_run_whose_record_was_edited(store, published, tm
         lambda: store.read(bad),
         lambda: store.find(bad[:8]),
         lambda: results(store.folder),
-        lambda: run(specs[0], store),
+        lambda: run(configs[0], store),
         lambda: publish_study("s", [bad, good], store, tmp_path / "published"),
         lambda: store.discard_all([good, bad]),
     ):
@@ -144,7 +144,7 @@ def test_every_reader_names_the_run_whose_record_was_edited(store, published, tm
     assert [record["run_id"] for record in records] == [good]
     assert len(damaged) == 1 and bad in damaged[0]
     with pytest.warns(UserWarning, match=bad):
-        assert missing_runs(specs, store) == specs[:1]
+        assert missing_runs(configs, store) == configs[:1]
     with pytest.warns(UserWarning, match=bad):
         assert pack(store, tmp_path / "a.tar.gz").startswith("1 finished")
     with pytest.warns(UserWarning, match=f"left out: .*{bad}"):

@@ -22,9 +22,15 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import DATASETS
-from hmoe_repro.studies.filters import matching
-from hmoe_repro.studies.search import choose, hparams_note, only_algorithms, search_specs, tables_of
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.filters import filter_runs
+from hmoe_repro.studies.search import (
+    choose,
+    hparams_note,
+    only_algorithms,
+    search_configs,
+    tables_of,
+)
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunConfig
@@ -38,7 +44,7 @@ PAIRS = [[a, b] for a in DOMAINS for b in DOMAINS if a < b]
 def full(held_out, trial=0, draw=0, modes=("default",), **changed):
     "An invented record whose specification is whole."
     made = curves(held_out, trial, draw, modes)
-    spec = RunConfig.from_dict(
+    config = RunConfig.from_dict(
         made["config"]
         | {
             "dataset_fingerprint": f"trial {trial}",
@@ -48,9 +54,9 @@ def full(held_out, trial=0, draw=0, modes=("default",), **changed):
         | changed
     )
     return made | {
-        "run_id": spec.run_id,
+        "run_id": config.run_id,
         "reason": None,
-        "config": spec.to_dict(),
+        "config": config.to_dict(),
         "test_size": 400,
     }
 
@@ -129,9 +135,9 @@ def test_runs_of_two_kinds_are_refused_and_one_can_be_chosen(changed, name):
     with pytest.raises(HmoeError, match=f"differ in {name} .*--where {name}=") as caught:
         choose(mixed)
     advice = re.search("--where (.*).$", str(caught.value))[1]
-    assert len(choose(matching(mixed, [advice]))[0]) in (1, 2)
+    assert len(choose(filter_runs(mixed, [advice]))[0]) in (1, 2)
     with pytest.raises(HmoeError, match="Valid: .*steps"):
-        matching(mixed, ["stepz=1"])
+        filter_runs(mixed, ["stepz=1"])
 
 
 NO_TABLE = {
@@ -158,7 +164,7 @@ def test_every_published_study_has_its_tables(hmoe, tmp_path):
     hmoe("select", "--study", "quick-balance", "--output", "both.csv")
     both, records = pd.read_csv("both.csv").set_index("table"), load_study("quick-balance")
     for value in ("1.0", "3.0"):
-        alone, _ = choose(matching(records, [f"lambda_kl={value}"]))
+        alone, _ = choose(filter_runs(records, [f"lambda_kl={value}"]))
         rows = both.loc[f"DigitDomains (lambda_kl={value})"]
         assert rows.run_id.tolist() == alone.run_id.tolist()
         assert rows.accuracy.tolist() == pytest.approx(alone.accuracy.tolist())
@@ -183,11 +189,11 @@ def test_a_run_evaluated_twice_is_one_run_and_the_full_record_counts():
 
 def test_one_draw_by_the_papers_rule_is_the_study_itself():
     for study in ("smoke-digits", "smoke-toy"):
-        assert search_specs(study_specs(study)) == list(study_specs(study))
-    assert {s.run_id for s in study_specs("quick-digits")} <= {
-        s.run_id for s in search_specs(study_specs("quick-digits"), 3)
+        assert search_configs(study_configs(study)) == list(study_configs(study))
+    assert {s.run_id for s in study_configs("quick-digits")} <= {
+        s.run_id for s in search_configs(study_configs("quick-digits"), 3)
     }
-    drawn = search_specs(study_specs("quick-digits"), 3, kept={"lr": 0.003})
+    drawn = search_configs(study_configs("quick-digits"), 3, kept={"lr": 0.003})
     assert {s.hparams["lr"] for s in drawn} == {0.003} and {s.hparams_seed for s in drawn} == {
         0,
         1,
@@ -197,11 +203,11 @@ def test_one_draw_by_the_papers_rule_is_the_study_itself():
 
 def test_what_each_rule_needs_is_planned_once(monkeypatch):
     order = DATASETS["DigitDomains"].domain_names
-    first = study_specs("quick-digits")[0]
+    first = study_configs("quick-digits")[0]
     base = first.replace(evaluate="selection:400", test_domains=("photo",))
     oracle, pairs = (
-        search_specs([base], 2, "oracle"),
-        search_specs([base, base.replace(test_domains=("sketch",))], 2, "leave-one-domain-out"),
+        search_configs([base], 2, "oracle"),
+        search_configs([base, base.replace(test_domains=("sketch",))], 2, "leave-one-domain-out"),
     )
     assert {s.evaluate for s in oracle + pairs} == {"all:400"} and len(oracle) == 2
     for draw in (0, 1):
@@ -229,9 +235,9 @@ def test_what_each_rule_needs_is_planned_once(monkeypatch):
         DATASETS, "Two", replace(DATASETS["DigitDomains"], domain_names=("photo", "sketch"))
     )
     with pytest.raises(HmoeError, match="nothing would be left to train on"):
-        search_specs([base.replace(dataset="Two")], 1, "leave-one-domain-out")
+        search_configs([base.replace(dataset="Two")], 1, "leave-one-domain-out")
     with pytest.raises(HmoeError, match="Valid: training-domain"):
-        search_specs([base], 1, "best")
+        search_configs([base], 1, "best")
 
 
 def test_the_resolvable_difference_counts_the_test_images_of_each_photograph_domain():
@@ -567,8 +573,10 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
     (tmp_path / "study.toml").write_text(SHADOWS)
     assert "3 of 3 runs complete" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")
     names = {"ERM", "ERM (shadow.py)", "ERM (other.py)"}
-    specs = [RunConfig.from_dict(record["config"]) for record in RunStore().scan()[0]]
-    assert {s.algorithm: bool(s.algorithm_source) for s in specs} == {n: n != "ERM" for n in names}
+    configs = [RunConfig.from_dict(record["config"]) for record in RunStore().scan()[0]]
+    assert {s.algorithm: bool(s.algorithm_source) for s in configs} == {
+        n: n != "ERM" for n in names
+    }
     for listed in (hmoe("select", "study.toml"), hmoe("runs")):
         assert all(name in listed for name in names) and re.search(r"\bERM +[^ (]", listed)
     assert get_algorithm("ERM").__module__ == "hmoe_repro.algorithms.base"
@@ -580,7 +588,7 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
 def test_guests_are_trained_as_erm_is(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE.replace("Mine", "Guest"))
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
-    study = study_specs("smoke-digits")
+    study = study_configs("smoke-digits")
     erm, guests = (
         [s for s in study if s.algorithm == "ERM"],
         only_algorithms(study, [f"{tmp_path}/mine.py:Guest"]),
@@ -591,7 +599,7 @@ def test_guests_are_trained_as_erm_is(tmp_path, monkeypatch):
     ] and guests[0].algorithm_source
     assert only_algorithms(study, ["ERM"]) == erm
     with pytest.raises(HmoeError, match="none of ERM"):
-        only_algorithms(study_specs("smoke-balance"), [f"{tmp_path}/mine.py:Guest"])
+        only_algorithms(study_configs("smoke-balance"), [f"{tmp_path}/mine.py:Guest"])
 
 
 def test_a_folder_of_images_gets_its_table(hmoe, tmp_path):

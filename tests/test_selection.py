@@ -7,8 +7,8 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.selection import RULES, select_model
 
 
-def constant(value, **spec):
-    made = record(["sketch"], **spec)
+def constant(value, **config):
+    made = record(["sketch"], **config)
     for point in made["checkpoints"]:
         for splits in point["accuracies"].values():
             for modes in splits.values():

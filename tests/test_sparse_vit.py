@@ -10,7 +10,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import as_input
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.method.sparse_moe import SparseMoE
-from hmoe_repro.networks.backbones import TRANSFORMERS, Names, architecture_of, make_backbone
+from hmoe_repro.networks.backbones import TRANSFORMERS, PrefixDict, architecture_of, make_backbone
 from hmoe_repro.networks.pretrained import keep_weights, resolve_weights, timm_name, weights_for
 from hmoe_repro.networks.registry import NETWORKS, make_featurizer, usual_weights
 from hmoe_repro.networks.sparse_vit import (
@@ -216,7 +216,7 @@ def test_drop_path_rises_linearly():
 
 
 def test_names_with_a_prefix_are_names():
-    names = Names({"a": 1, "b:<name in timm>": 2})
+    names = PrefixDict({"a": 1, "b:<name in timm>": 2})
     assert "a" in names and "b:x" in names and names["b:x"] == 2 and len(names) == 2
     assert "b:" not in names and "x" not in names and None not in names and ["a"] not in names
     assert "gmoe:vit_small_patch8_224" in NETWORKS and "gmoe_s16" in NETWORKS

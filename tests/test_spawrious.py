@@ -154,7 +154,7 @@ def test_an_image_is_cached_once_and_shows_its_location(whole, small, tmp_path, 
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path))
     with pytest.warns(UserWarning, match="SpawriousO2O_easy has 320 images here; known: 50,688"):
         data = DATASETS["SpawriousO2O_easy"].build(0, str(whole))
-    cached = data.prepared(8, {"source": "cache"})
+    cached = data.with_options(8, {"source": "cache"})
     assert len(cached.cache) == 16 * PER_FOLDER
     for position, (files, labels) in enumerate(zip(data.tree.files, data.labels)):
         pictures = cached.pictures(position, torch.arange(len(files)))
@@ -166,7 +166,7 @@ def test_an_image_is_cached_once_and_shows_its_location(whole, small, tmp_path, 
 def test_training_images_are_not_cropped(tmp_path):
     places_tree(tmp_path / "spawrious224", KNOWN["SpawriousM2M_easy"].parts, 1)
     with pytest.warns(UserWarning, match="images here; known:"):
-        data = DATASETS["SpawriousM2M_easy"].build(0, str(tmp_path)).prepared(24)
+        data = DATASETS["SpawriousM2M_easy"].build(0, str(tmp_path)).with_options(24)
     T = import_torchvision().transforms
     theirs = T.Compose(
         [

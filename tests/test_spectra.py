@@ -37,7 +37,7 @@ from hmoe_repro.networks.spectra import (
     networks_with_depth,
 )
 from hmoe_repro.report.render import render
-from hmoe_repro.studies.studies import read_study, study_specs
+from hmoe_repro.studies.studies import read_study, study_configs
 from hmoe_repro.training import measurements as measuring
 from hmoe_repro.training.measurements import (
     accuracy_with_noise,
@@ -241,8 +241,8 @@ def spec_of(algorithm="ERM", network="small_cnn", **changes):
     return make_config(algorithm, "DigitDomainsTiny", **settings | changes)
 
 
-def trainer_of(spec):
-    return Trainer(spec, build_dataset(spec), torch.device("cpu"))
+def trainer_of(config):
+    return Trainer(config, build_dataset(config), torch.device("cpu"))
 
 
 def test_accuracy_with_noise_is_that_of_the_noisy_images():
@@ -307,7 +307,7 @@ def test_a_run_that_is_asked_to_measures_its_spectra(tmp_path, algorithm, networ
 def test_measuring_changes_nothing_else(tmp_path):
     with_spectra, without = spec_of(), spec_of(measure="")
     assert with_spectra.run_id != without.run_id
-    one, two = (run(spec, RunStore(tmp_path)) for spec in (with_spectra, without))
+    one, two = (run(config, RunStore(tmp_path)) for config in (with_spectra, without))
     assert one["selected"] == two["selected"] and one["checkpoints"] == two["checkpoints"]
     assert "spectra" not in two
 
@@ -348,10 +348,10 @@ measure = "spectra"
 """
     file = tmp_path / "mine.toml"
     file.write_text(text)
-    assert [spec.measure for spec in study_specs(str(file))] == ["spectra"]
+    assert [config.measure for config in study_configs(str(file))] == ["spectra"]
     file.write_text(text.replace('"spectra"', '"spectrum"'))
     with pytest.raises(HmoeError, match=r"mine.toml, line 8.*unknown measure 'spectrum'"):
-        study_specs(read_study(str(file)))
+        study_configs(read_study(str(file)))
 
 
 # Evidence
@@ -372,10 +372,10 @@ def invented(network, domain, seed, drop):
         }
         for part in ("out", "test")
     }
-    spec = {"algorithm": "ERM", "network": network, "test_domains": [domain], "trial_seed": seed}
+    config = {"algorithm": "ERM", "network": network, "test_domains": [domain], "trial_seed": seed}
     measured = {"maps": kind, "curves": curves, "noise": {"std": 0.1, **noise}}
-    spec["dataset"], run_id = "Invented", f"{network} {domain} {seed}"
-    return {"status": "complete", "run_id": run_id, "config": spec, "spectra": measured}
+    config["dataset"], run_id = "Invented", f"{network} {domain} {seed}"
+    return {"status": "complete", "run_id": run_id, "config": config, "spectra": measured}
 
 
 def framed(gap=0.1):
@@ -448,9 +448,9 @@ def test_a_baseline_must_exist_and_have_something_in_common():
 def kept_run(tmp_path_factory):
     "A run with experts that kept pictures of its domains: its record, and what it kept."
     folder = tmp_path_factory.mktemp("kept")
-    store, spec = RunStore(folder / "runs"), spec_of("GMoE", "gmoe_small")
-    record = run(spec, store)
-    ids = [spec.run_id]
+    store, config = RunStore(folder / "runs"), spec_of("GMoE", "gmoe_small")
+    record = run(config, store)
+    ids = [config.run_id]
     publish_study("quick-gmoe", ids, store, folder / "results", with_arrays=ids)
     frame = frame_of([record], "quick-gmoe")
     (kept,) = runs_with_choices(frame, str(folder / "results"))
@@ -526,14 +526,14 @@ def test_sentences_follow_the_records():
 @pytest.mark.slow
 def test_the_page_of_trained_runs(tmp_path):
     store = RunStore(tmp_path / "runs")
-    specs = [
+    configs = [
         spec_of(algorithm, network, trial_seed=seed, test_domains=[domain])
         for algorithm, network in (("ERM", "small_cnn"), ("GMoE", "gmoe_small"))
         for domain in ("photo", "sketch")
         for seed in range(2)
     ]
-    records = [run(spec, store) for spec in specs]
-    ids = [spec.run_id for spec in specs]
+    records = [run(config, store) for config in configs]
+    ids = [config.run_id for config in configs]
     publish_study("quick-gmoe", ids, store, tmp_path / "results", with_arrays=ids[4:])
     page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
     made = {file.name for file in page.parent.iterdir()}
@@ -552,8 +552,8 @@ def test_the_page_of_trained_runs(tmp_path):
 
 
 def test_the_page_says_where_nothing_was_measured(tmp_path):
-    store, spec = RunStore(tmp_path / "runs"), spec_of(measure="")
-    run(spec, store)
-    publish_study("quick-gmoe", [spec.run_id], store, tmp_path / "results")
+    store, config = RunStore(tmp_path / "runs"), spec_of(measure="")
+    run(config, store)
+    publish_study("quick-gmoe", [config.run_id], store, tmp_path / "results")
     page = render("gmoe_fourier", "quick", store=tmp_path / "results", output=tmp_path / "figures")
     assert "No run of this study measured its spectra." in page.read_text()

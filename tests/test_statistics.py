@@ -48,9 +48,9 @@ def run(algorithm, domain, seed, accuracy, **more):
         mode: {"step": 1, "validation_accuracy": 0.9, "test_accuracy": accuracy + 0.01 * i}
         for i, mode in enumerate(modes)
     }
-    spec = {"algorithm": algorithm, "dataset": "DigitDomains", "test_domains": [domain]}
+    config = {"algorithm": algorithm, "dataset": "DigitDomains", "test_domains": [domain]}
     made = {"run_id": f"{algorithm}-{domain}-{seed}-{more}", "status": "complete"}
-    made |= {"config": spec | {"trial_seed": seed} | more, "test_size": 360}
+    made |= {"config": config | {"trial_seed": seed} | more, "test_size": 360}
     return made | {"selected": selected}
 
 

@@ -37,13 +37,13 @@ SPEC = RunConfig(
 )
 
 
-def record(spec=SPEC, **more):
+def record(config=SPEC, **more):
     return {
-        "run_id": spec.run_id,
+        "run_id": config.run_id,
         "record_version": 2,
         "status": "complete",
         "reason": None,
-        "config": spec.to_dict(),
+        "config": config.to_dict(),
         "checkpoints": [],
         "selected": {},
         **more,
@@ -178,20 +178,22 @@ def test_one_owner_at_a_time(tmp_path):
 
 def test_publish_is_sorted_whole_or_nothing(tmp_path):
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
-    specs = [SPEC.replace(trial_seed=s) for s in (2, 0, 1)]
-    for spec in specs[:2]:
-        store.write(record(spec))
+    configs = [SPEC.replace(trial_seed=s) for s in (2, 0, 1)]
+    for config in configs[:2]:
+        store.write(record(config))
     with pytest.raises(HmoeError, match="1 of 3 runs"):
-        publish_study("s", [x.run_id for x in specs], store, results)
-    store.write(record(specs[2]) | {"status": "failed", "reason": "NaN"})
+        publish_study("s", [x.run_id for x in configs], store, results)
+    store.write(record(configs[2]) | {"status": "failed", "reason": "NaN"})
     with pytest.raises(HmoeError, match="NaN"):
-        publish_study("s", [x.run_id for x in specs], store, results)
+        publish_study("s", [x.run_id for x in configs], store, results)
     assert not results.exists()
-    store.write(record(specs[2]))
-    lines = publish_study("s", [x.run_id for x in specs], store, results).read_text().splitlines()
+    store.write(record(configs[2]))
+    lines = publish_study("s", [x.run_id for x in configs], store, results).read_text().splitlines()
     assert [json.loads(line)["config"]["trial_seed"] for line in lines] == [0, 1, 2]
     assert (
-        publish_study("s", [x.run_id for x in specs[::-1]], store, results).read_text().splitlines()
+        publish_study("s", [x.run_id for x in configs[::-1]], store, results)
+        .read_text()
+        .splitlines()
         == lines
     )
 

@@ -25,7 +25,7 @@ from hmoe_repro.studies.studies import (
     count_runs,
     runs_with_arrays,
     specs_or_reason,
-    study_specs,
+    study_configs,
     with_settings,
 )
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, check_study, early_runs, read_study
@@ -91,16 +91,16 @@ def test_published_runs_are_those_of_the_file(alike):
     missing = []
     for study in PUBLISHED[alike]:
         lines = (results_dir() / f"{study}.jsonl").read_text().splitlines()
-        configs = {record["run_id"]: record["config"] for record in map(json.loads, lines)}
-        published = {i: RunConfig.from_dict(config).to_dict() for i, config in configs.items()}
+        recorded = {record["run_id"]: record["config"] for record in map(json.loads, lines)}
+        published = {i: RunConfig.from_dict(config).to_dict() for i, config in recorded.items()}
         part = study in PARTLY
         assert len(published) < count_runs(study) if part else count_runs(study) == len(published)
-        specs, reason = specs_or_reason(study)
-        if specs is None:
+        configs, reason = specs_or_reason(study)
+        if configs is None:
             assert not study.startswith(EMBEDDED) and reason.fix, study
             missing.append(study)
             continue
-        of_file = {spec.run_id: spec.to_dict() for spec in specs}
+        of_file = {config.run_id: config.to_dict() for config in configs}
         assert published == (
             {run_id: of_file[run_id] for run_id in published} if part else of_file
         ), study
@@ -131,17 +131,17 @@ def test_studies_are_whole_and_distinct():
             assert count_runs(study) > 0
             continue
         try:
-            ids = [s.run_id for s in study_specs(study)]
+            ids = [s.run_id for s in study_configs(study)]
         except HmoeError as error:  # a specification holds the fingerprint of data that is not here
             assert study.startswith(("mnist-", "pacs-")) and "Fix:" in str(error)
             continue
         kept = runs_with_arrays(study)
         assert len(ids) == len(set(ids)) == count_runs(study) and set(kept) <= set(ids)
         assert kept or study.endswith(without_arrays)
-    quick = study_specs("quick-digits")
+    quick = study_configs("quick-digits")
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
     assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
-    toys = study_specs("quick-toy")
+    toys = study_configs("quick-toy")
     assert {t.steps for t in toys} == {20_000}
     assert [t.hparams["seeds"] for t in toys] == [12, [*range(12, 60)], 6, 6, *[12] * 5]
     weights = [(t.hparams["lambda_en"], t.hparams["lambda_kl"]) for t in toys]
@@ -185,10 +185,10 @@ def test_restarts_are_further_runs_of_each_seed(tmp_path):
     text = read_study("smoke-digits").file.text
     path = tmp_path / "again.toml"
     path.write_text(text.replace("seeds = 3", "seeds = 1\nrestarts = [0, 2]"), encoding="utf-8")
-    once = study_specs(path)
+    once = study_configs(path)
     both = {(s.algorithm, s.test_domains, str(s.hparams)): set() for s in once}
-    for spec in once:
-        both[spec.algorithm, spec.test_domains, str(spec.hparams)].add(spec.restart)
+    for config in once:
+        both[config.algorithm, config.test_domains, str(config.hparams)].add(config.restart)
     assert set(map(frozenset, both.values())) == {frozenset({0, 2})}
     assert count_runs(path) == len(once) == 2 * len(both)
 
@@ -227,8 +227,8 @@ SAME_FILE = {
 
 @pytest.mark.parametrize("planned", SAME_SETTINGS)
 def test_a_planned_study_repeats_a_published_one_on_new_seeds(planned):
-    specs, reason = specs_or_reason(planned)
-    if specs is None:
+    configs, reason = specs_or_reason(planned)
+    if configs is None:
         pytest.skip(str(reason))
     lines = (results_dir() / f"{SAME_SETTINGS[planned]}.jsonl").read_text().splitlines()
     published = {}  # settings -> trial seeds
@@ -236,10 +236,10 @@ def test_a_planned_study_repeats_a_published_one_on_new_seeds(planned):
         config = RunConfig.from_dict(json.loads(line)["config"]).to_dict()
         alike = json.dumps(config | {"trial_seed": None}, sort_keys=True)
         published.setdefault(alike, set()).add(config["trial_seed"])
-    for spec in specs:
-        alike = json.dumps(spec.to_dict() | {"trial_seed": None}, sort_keys=True)
-        assert spec.trial_seed not in published[alike]
-    assert {spec.trial_seed for spec in specs} == set(read_study(planned).plan.seeds)
+    for config in configs:
+        alike = json.dumps(config.to_dict() | {"trial_seed": None}, sort_keys=True)
+        assert config.trial_seed not in published[alike]
+    assert {config.trial_seed for config in configs} == set(read_study(planned).plan.seeds)
 
 
 @pytest.mark.parametrize("planned", SAME_FILE)
@@ -275,8 +275,8 @@ print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))  # what is kept is kept for each folder
-    specs, reason = specs_or_reason("mnist-rotated")
-    assert specs is None and "hmoe data download MNIST" in reason.fix
+    configs, reason = specs_or_reason("mnist-rotated")
+    assert configs is None and "hmoe data download MNIST" in reason.fix
     assert "mnist-rotated.toml, line" in str(reason) and count_runs("mnist-rotated") == 54
 
 
@@ -287,7 +287,7 @@ def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch
     )
     for folder in ("a", "b", "a"):
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
-        study_specs("smoke-toy")
+        study_configs("smoke-toy")
     assert len(made) == 2
 
 
@@ -342,7 +342,7 @@ def test_runs_of_a_planned_study_are_finished_after_its_plan(root):
 
 
 def test_a_plan_is_read_and_renames_no_run(small):
-    before = [spec.run_id for spec in study_specs(small())]
+    before = [config.run_id for config in study_configs(small())]
     path = small(("[hparams.all]", PLAN))
     plan = read_study(path).plan
     assert plan.date == datetime(2026, 11, 27, 18, tzinfo=timezone.utc)
@@ -353,7 +353,7 @@ def test_a_plan_is_read_and_renames_no_run(small):
         "contradicted": "It is worse.",
         "inconclusive": "Nobody knows.",
     }
-    assert [spec.run_id for spec in study_specs(path)] == before
+    assert [config.run_id for config in study_configs(path)] == before
     assert read_study(small()).plan is None
     as_text = PLAN.replace("2026-11-27T18:00:00Z", '"2026-11-27T18:00:00+00:00"')
     assert read_study(small(("[hparams.all]", as_text))).plan == plan
@@ -417,15 +417,15 @@ def test_a_reduced_study_has_no_plan(monkeypatch):
 
 def test_a_file_is_products_of_runs_in_order(small):
     path = small()
-    study, specs = read_study(path), study_specs(str(path))
+    study, configs = read_study(path), study_configs(str(path))
     assert study.name == "small" and len(study.runs) == 2
-    assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 + 2 * 2 * 4
-    assert [s.trial_seed for s in specs] == [0] * 8 + [3] * 8 + [0] * 8 + [3] * 8
-    assert [s.precision for s in specs[:4]] == ["float32", "bf16"] * 2
-    assert [s.hparams["batch_size"] for s in specs[:4]] == [64, 64, 8, 8]
-    assert {s.hparams["lr"] for s in specs} == {0.01} and {s.steps for s in specs[16:]} == {7}
-    assert {s.hparams.get("lambda_kl") for s in specs} == {None, 3.0}
-    assert [s.test_domains[0] for s in specs[-8:-4]] == ["negative", "photo", "plain", "sketch"]
+    assert len(configs) == count_runs(path) == 2 * 2 * 2 * 2 + 2 * 2 * 4
+    assert [s.trial_seed for s in configs] == [0] * 8 + [3] * 8 + [0] * 8 + [3] * 8
+    assert [s.precision for s in configs[:4]] == ["float32", "bf16"] * 2
+    assert [s.hparams["batch_size"] for s in configs[:4]] == [64, 64, 8, 8]
+    assert {s.hparams["lr"] for s in configs} == {0.01} and {s.steps for s in configs[16:]} == {7}
+    assert {s.hparams.get("lambda_kl") for s in configs} == {None, 3.0}
+    assert [s.test_domains[0] for s in configs[-8:-4]] == ["negative", "photo", "plain", "sketch"]
     assert runs_with_arrays(path) == []
 
 
@@ -434,12 +434,12 @@ def test_what_stands_nearer_wins_and_arrays_are_chosen(small):
         ("steps = 7", "steps = 7\nhparams.all = { lr = 0.02 }\nhparams.ERM = { batch_size = 4 }"),
         ("[hparams.all]", '[arrays]\nalgorithms = ["ERM"]\nseeds = [3]\n\n[hparams.all]'),
     )
-    specs = study_specs(path)
-    assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in specs if s.steps == 7} == {
+    configs = study_configs(path)
+    assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in configs if s.steps == 7} == {
         (0.02, 4)
     }
     chosen = runs_with_arrays(path)
-    assert chosen == [s.run_id for s in specs if (s.algorithm, s.trial_seed) == ("ERM", 3)]
+    assert chosen == [s.run_id for s in configs if (s.algorithm, s.trial_seed) == ("ERM", 3)]
 
 
 def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
@@ -447,16 +447,16 @@ def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
         ("[hparams.all]", '[search]\ntrials = 3\nrule = "oracle"\n\n[hparams.all]'),
         ('precisions = ["float32", "bf16"]', 'evaluate = "selection:20"'),
     )
-    specs = study_specs(path)
-    assert len(specs) == count_runs(path) and {s.evaluate for s in specs} == {"all:20"}
-    assert {s.hparams_seed for s in specs} == {0, 1, 2} and {s.hparams["lr"] for s in specs} == {
-        0.01
-    }
-    assert len({s.hparams["batch_size"] for s in specs if s.algorithm == "ERM"}) > 2
+    configs = study_configs(path)
+    assert len(configs) == count_runs(path) and {s.evaluate for s in configs} == {"all:20"}
+    assert {s.hparams_seed for s in configs} == {0, 1, 2} and {
+        s.hparams["lr"] for s in configs
+    } == {0.01}
+    assert len({s.hparams["batch_size"] for s in configs if s.algorithm == "ERM"}) > 2
     path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
-    specs = study_specs(path)
-    assert len(specs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)
-    assert {len(s.test_domains) for s in specs} == {1, 2}
+    configs = study_configs(path)
+    assert len(configs) == count_runs(path) == 2 * 2 * 2 * 2 * 4 + 2 * 2 * (4 + 6)
+    assert {len(s.test_domains) for s in configs} == {1, 2}
 
 
 SPACE = """[search]
@@ -470,7 +470,7 @@ weight_decay = { uniform = [0.2, 0.3] }
 
 def test_a_search_draws_what_it_names_and_nothing_else(small):
     space, alone = ("[hparams.all]", SPACE), ("variants = [{}, { batch_size = 8 }]", "steps = 6")
-    searched = study_specs(small(space, alone))
+    searched = study_configs(small(space, alone))
     rates = {s.hparams_seed: set() for s in searched}
     for s in searched:
         rates[s.hparams_seed].add((s.trial_seed, s.hparams["lr"]))
@@ -491,11 +491,11 @@ def test_a_search_draws_what_it_names_and_nothing_else(small):
 def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_rest(small):
     names, space = ('"HMOE-DN",', '"DANN",'), ("[hparams.all]", SPACE)
     changes = (names, ("[hparams.HMOE-DN]\nlambda_kl = 3.0\n", ""))
-    dann = [s.hparams for s in study_specs(small(*changes, space)) if s.algorithm == "DANN"]
+    dann = [s.hparams for s in study_configs(small(*changes, space)) if s.algorithm == "DANN"]
     assert all(h["lr_d"] == h["lr_g"] == h["lr"] for h in dann)
     assert len({h["lr"] for h in dann}) == 1 + 3 * 2 and {h["lambda"] for h in dann} == {1.0}
     both = ("[hparams.all]", SPACE.replace("trials = 4", "trials = 4\ndomainbed = true"))
-    more = [s.hparams for s in study_specs(small(*changes, both)) if s.algorithm == "DANN"]
+    more = [s.hparams for s in study_configs(small(*changes, both)) if s.algorithm == "DANN"]
     assert {h["lr"] for h in more} == {h["lr"] for h in dann}
     assert len({h["lambda"] for h in more}) == 1 + 3 * 2 < len({h["lr_d"] for h in more}) + 1
 
@@ -532,10 +532,10 @@ def test_an_algorithm_without_anything_to_search_is_refused(small):
 def test_a_grid_is_every_combination(small):
     grid = "grid = { lr = [0.1, 0.2], batch_size = [4, 8, 16] }"
     path = small(("variants = [{}, { batch_size = 8 }]", grid))
-    specs = [s for s in study_specs(path) if s.steps == 5]
-    found = [(s.hparams["lr"], s.hparams["batch_size"]) for s in specs[:12:2]]
+    configs = [s for s in study_configs(path) if s.steps == 5]
+    found = [(s.hparams["lr"], s.hparams["batch_size"]) for s in configs[:12:2]]
     assert found == [(lr, size) for lr in (0.1, 0.2) for size in (4, 8, 16)]
-    assert len(specs) == 2 * 2 * 6 * 2 and count_runs(path) == len(study_specs(path))
+    assert len(configs) == 2 * 2 * 6 * 2 and count_runs(path) == len(study_configs(path))
     above = small(("seeds =", f"{grid}\nseeds ="))  # the block's variants are more specific
     assert [len(runs.variants) for runs in read_study(above).runs] == [2, 6]
     for wrong, said in (
@@ -552,7 +552,7 @@ def test_a_grid_is_every_combination(small):
 
 def test_a_sweep_may_set_what_a_study_gives_or_draws(small):
     path = small(("[hparams.all]", SPACE))
-    kept = {s.run_id for s in study_specs(path) if s.hparams_seed == 2}
+    kept = {s.run_id for s in study_configs(path) if s.hparams_seed == 2}
     found = with_settings(path, kept, {"lr": 0.3, "batch_size": 9})
     assert len({s.run_id for s in found}) == len(kept) and {s.hparams_seed for s in found} == {2}
     assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in found} == {(0.3, 9)}
@@ -562,17 +562,19 @@ def test_a_sweep_may_set_what_a_study_gives_or_draws(small):
 
 def test_domains_held_out_together_and_by_data_set(small):
     changed = '[["photo", "plain"], "sketch"]'
-    specs = study_specs(small(('["photo"]', changed)))
-    assert {s.test_domains for s in specs if s.steps == 5} == {("photo", "plain"), ("sketch",)}
+    configs = study_configs(small(('["photo"]', changed)))
+    assert {s.test_domains for s in configs if s.steps == 5} == {("photo", "plain"), ("sketch",)}
     table = '{ DigitDomainsTiny = ["photo"], RotatedDigits = ["0", "75"] }'
     both = '["DigitDomainsTiny", "RotatedDigits"]'
     path = small(('["photo"]', table), ('["DigitDomainsTiny"]', both))
-    assert count_runs(path) == len(study_specs(path)) == 16 * 3 + 4 * (4 + 6)
+    assert count_runs(path) == len(study_configs(path)) == 16 * 3 + 4 * (4 + 6)
 
 
 def test_a_run_that_two_blocks_describe_is_one_run(small):
     path = small(("[[runs]]\nvariants = [{}, { batch_size = 8 }]", "[[runs]]\nsteps = 7"))
-    assert count_runs(path) == 2 * 2 * 2 + 4 * 4 and len(study_specs(path)) == count_runs(path) - 4
+    assert (
+        count_runs(path) == 2 * 2 * 2 + 4 * 4 and len(study_configs(path)) == count_runs(path) - 4
+    )
 
 
 MISTAKES = [
@@ -643,7 +645,7 @@ def test_what_only_the_data_can_tell_names_its_line_too(small):
     "A hyper-parameter that exists only beside another value of a second one."
     path = small(("batch_size = 8", "resnet_dropout = 0.5"))
     with pytest.raises(HmoeError, match="small.toml, line 20: ERM.*resnet_dropout"):
-        study_specs(path)
+        study_configs(path)
 
 
 def test_files_and_names_that_are_no_studies(tmp_path, small):
@@ -706,7 +708,7 @@ def test_a_study_is_published_as_its_runs_end(tmp_path, monkeypatch):
     head = 'title = "two"\nalgorithms = ["ERM"]\ndatasets = ["DigitDomainsTiny"]\n'
     head += 'test_domains = ["photo"]\n'
     path.write_text(f'{head}seeds = 2\nsteps = 1\nnetwork = "small_cnn"\n')
-    first, second = study_specs(str(path))
+    first, second = study_configs(str(path))
     with pytest.raises(HmoeError, match="no run of study 'two' is complete. Fix: .hmoe sweep two"):
         publish_studies([str(path)], store, partial=True)
     run(first, store)
@@ -765,15 +767,15 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
         ('"small_cnn"', '"image_cnn"'),
     )
     monkeypatch.chdir("/")
-    specs = study_specs(path)
-    assert {s.dataset for s in specs} == {"Noise", "pictures"}
-    assert {(s.algorithm, s.hparams.get("push")) for s in specs} == {
+    configs = study_configs(path)
+    assert {s.dataset for s in configs} == {"Noise", "pictures"}
+    assert {(s.algorithm, s.hparams.get("push")) for s in configs} == {
         ("ERM", None),
         ("Beside (beside.py)", 2.0),
     }
-    noise = {s.trial_seed: s.dataset_fingerprint for s in specs if s.dataset == "Noise"}
+    noise = {s.trial_seed: s.dataset_fingerprint for s in configs if s.dataset == "Noise"}
     assert len(set(noise.values())) == 2  # drawn from the trial seed
-    assert {s.test_domains for s in specs if s.dataset == "Noise"} == {("a",), ("b",), ("c",)}
+    assert {s.test_domains for s in configs if s.dataset == "Noise"} == {("a",), ("b",), ("c",)}
     with pytest.raises(HmoeError, match="small.toml, line 6: .*noise.py has no function 'Nose'"):
         check_study(small(('"DigitDomainsTiny"', '"noise.py:Nose"')))
     with pytest.raises(HmoeError, match="small.toml, line 4: .*beside.py cannot be read|line 4: "):
@@ -811,10 +813,10 @@ def test_other_processes_train_on_a_data_file(tmp_path, monkeypatch):
     (tmp_path / "noise.py").write_text(DATA)
     options = {"network": "small_cnn", "steps": 2, "checkpoint_frequency": 1}
     given = {"batch_size": 4}
-    specs = [
+    configs = [
         make_config("ERM", f"{tmp_path}/noise.py:Noise", [d], 0, given, **options) for d in "ab"
     ]
-    results = sweep(specs, store=RunStore(tmp_path / "runs"), device="cpu", jobs=2)
+    results = sweep(configs, store=RunStore(tmp_path / "runs"), device="cpu", jobs=2)
     assert list(results.values()) == [("complete", None)] * 2
 
 
@@ -830,8 +832,8 @@ def example(root, tmp_path_factory, own_names_of_file):
         patch.setenv("HMOE_RUNS", str(tmp_path_factory.mktemp("runs")))
         store = RunStore()
         path = root / "docs" / "example_study.toml"
-        for spec in study_specs(path):
-            assert run(spec, store)["status"] == "complete"
+        for config in study_configs(path):
+            assert run(config, store)["status"] == "complete"
         yield path, store
 
 
@@ -880,13 +882,13 @@ def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
 
     path, store = example
     part = RunStore(tmp_path / "runs")
-    specs = study_specs(path)
-    for spec in specs[1:]:
-        part.path(spec.run_id).mkdir(parents=True)
+    configs = study_configs(path)
+    for config in configs[1:]:
+        part.path(config.run_id).mkdir(parents=True)
         failed = {"status": "failed", "reason": "NaN loss at step 7", "selected": {}}
-        part.write(store.read(spec.run_id) | (failed if spec == specs[-1] else {}))
+        part.write(store.read(config.run_id) | (failed if config == configs[-1] else {}))
     page = report_study(path, part, tmp_path / "reports").read_text()
-    assert f"no record: {specs[0]} (run {specs[0].run_id})" in page
+    assert f"no record: {configs[0]} (run {configs[0].run_id})" in page
     assert "NaN loss at step 7" in page and f"hmoe sweep {path}" in page
     with pytest.raises(HmoeError, match=f"no run of the study example_study.*hmoe sweep {path}"):
         report_study(path, RunStore(tmp_path / "none"), tmp_path / "reports")
@@ -900,12 +902,12 @@ def test_draws_become_one_run_by_the_rule_and_variants_rows():
     ]
     better = []
     for r in records:
-        spec = RunConfig.from_dict(r["config"] | {"hparams_seed": 1})
+        config = RunConfig.from_dict(r["config"] | {"hparams_seed": 1})
         points = json.loads(json.dumps(r["checkpoints"]))
         for splits in (point["accuracies"] for point in points):
             for domain in set(splits) - {"photo"}:
                 splits[domain]["out"] = {mode: 0.99 for mode in splits[domain]["out"]}
-        chosen = {"run_id": spec.run_id, "config": spec.to_dict(), "checkpoints": points}
+        chosen = {"run_id": config.run_id, "config": config.to_dict(), "checkpoints": points}
         better.append(r | chosen)
     tables, missing = table_rows(frame_of(records + better), "training-domain", 2)
     (rows,) = tables.values()

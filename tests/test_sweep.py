@@ -14,7 +14,7 @@ from hmoe_repro.studies import sweep as sweeping
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.estimates import comparable_records, estimate, measured_kinds
 from hmoe_repro.studies.run_queue import settled
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
 from hmoe_repro.studies.sweep import SweepOptions, sweep
 from hmoe_repro.studies.worker_pools import RunSettings, Worker, WorkerPool
@@ -23,7 +23,7 @@ from hmoe_repro.training.run import failed_record, run
 from hmoe_repro.training.store import RunStore, outcome, run_lock
 
 
-def specs(steps=11, **hparams):
+def configs(steps=11, **hparams):
     return [
         make_config(
             "ERM",
@@ -40,7 +40,7 @@ def specs(steps=11, **hparams):
 
 @pytest.mark.slow
 def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
-    good, bad, store, heard = specs(), specs(lr=1e9)[0], RunStore(tmp_path / "sweep"), []
+    good, bad, store, heard = configs(), configs(lr=1e9)[0], RunStore(tmp_path / "sweep"), []
     results = sweep(
         [bad, *good, good[0]],
         SweepOptions(store, "cpu", jobs=2),
@@ -53,8 +53,8 @@ def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
     )
     assert sorted(e[1].run_id for e in heard if e[0] == "start") == sorted(r for r in results)
     alone = RunStore(tmp_path / "alone")
-    for spec in good:
-        assert outcome(run(spec, alone)) == outcome(store.read(spec.run_id))
+    for config in good:
+        assert outcome(run(config, alone)) == outcome(store.read(config.run_id))
     heard.clear()
     assert (
         sweep(good, store=store, device="cpu", on_event=lambda *event: heard.append(event))
@@ -65,13 +65,13 @@ def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
-    store, long = RunStore(tmp_path), specs(steps=4000)[0]
-    others, killed = specs()[1:], []
+    store, long = RunStore(tmp_path), configs(steps=4000)[0]
+    others, killed = configs()[1:], []
 
-    def murder(kind, spec, *details):
+    def murder(kind, config, *details):
         if (
             kind == "step"
-            and spec == long
+            and config == long
             and not killed
             and (store.path(long.run_id) / "state.safetensors").exists()
         ):
@@ -126,10 +126,10 @@ if not os.path.isdir("/proc/self/fd"):
 @pytest.mark.slow
 def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     """A state that was set aside: one warning in the process that asked, for each such run."""
-    store, (first, *others) = RunStore(tmp_path), specs()
-    for spec in (first, others[0]):
-        store.path(spec.run_id).mkdir()
-        (store.path(spec.run_id) / "state.safetensors").write_bytes(b"cut")
+    store, (first, *others) = RunStore(tmp_path), configs()
+    for config in (first, others[0]):
+        store.path(config.run_id).mkdir()
+        (store.path(config.run_id) / "state.safetensors").write_bytes(b"cut")
     heard = []
     with pytest.warns(UserWarning) as said:
         tell = lambda *event: heard.append(event[0])
@@ -141,22 +141,24 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
 
 def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monkeypatch):
     """Without processes: what a worker would say is said by a table of who fails."""
-    store, alike, others = RunStore(tmp_path), specs(), specs(lr=0.1)
+    store, alike, others = RunStore(tmp_path), configs(), configs(lr=0.1)
     fails, ran, heard = {s.run_id for s in (*alike, others[1])}, [], []
 
     def train(queue, options):
         while queue.waiting:
-            spec = queue.take()
-            ran.append(spec)
-            failed = spec.run_id in fails
+            config = queue.take()
+            ran.append(config)
+            failed = config.run_id in fails
             if failed:
-                store.write(failed_record(spec, ensure_writable(store.path(spec.run_id)), "a bug"))
+                store.write(
+                    failed_record(config, ensure_writable(store.path(config.run_id)), "a bug")
+                )
             ended = ("failed", "a bug") if failed else ("complete", None)
-            queue.on_message(spec, "done", *ended)
+            queue.on_message(config, "done", *ended)
 
     monkeypatch.setattr("hmoe_repro.studies.sweep._train", train)
     given = dict(store=store, on_event=lambda *event: heard.append(event), stop_kinds=True)
-    mixed = [spec for pair in zip(alike, others) for spec in pair]
+    mixed = [config for pair in zip(alike, others) for config in pair]
     ended = sweep(mixed, **given)
     assert ran == [alike[0], *others]  # the others' second failure is one run's alone
     assert [event[3] for event in heard if event[1] == alike[0]] == [
@@ -173,12 +175,12 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
     assert ran == [alike[1], alike[2], alike[3], alike[0]]
     assert [again[s.run_id][0] for s in alike] == ["failed", "complete", "failed", "failed"]
     ran.clear()
-    sweep(specs(lr=0.2), **(given | {"stop_kinds": False}))
+    sweep(configs(lr=0.2), **(given | {"stop_kinds": False}))
     assert len(ran) == 4
     # Trials of a search go with their trial 0, which alone stops them.
     trials = [
-        spec.replace(hparams=spec.hparams | {"lr": lr}, hparams_seed=seed)
-        for spec in specs(lr=0.3)
+        config.replace(hparams=config.hparams | {"lr": lr}, hparams_seed=seed)
+        for config in configs(lr=0.3)
         for seed, lr in enumerate((0.3, 0.31, 0.32))
     ]
     for bad, count in ((1, 12), (0, 1)):
@@ -197,20 +199,20 @@ def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
             raise BrokenPipeError
 
     ours, theirs = multiprocessing.Pipe()
-    new, spec = Worker(None, ours), specs()[0]
+    new, config = Worker(None, ours), configs()[0]
     monkeypatch.setattr("hmoe_repro.studies.worker_pools.start_worker", lambda *_: new)
     pool = WorkerPool(RunSettings("", "cpu", None, "{}"), jobs=2)
-    pool.idle[spec.determinism].append(Worker(None, Dead()))
-    pool.start(spec)
-    assert pool.busy == {ours: (new, spec)} and not pool.idle[spec.determinism]
-    assert theirs.recv() == spec.to_dict() and pool.has_room()
+    pool.idle[config.determinism].append(Worker(None, Dead()))
+    pool.start(config)
+    assert pool.busy == {ours: (new, config)} and not pool.idle[config.determinism]
+    assert theirs.recv() == config.to_dict() and pool.has_room()
 
 
 def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, monkeypatch):
     taken = []
     monkeypatch.setattr(sweeping, "_train", lambda queue, how: taken.append((queue.waiting, how)))
-    store, (first, second, *_) = RunStore(tmp_path), specs()
-    study = study_specs("smoke-toy")
+    store, (first, second, *_) = RunStore(tmp_path), configs()
+    study = study_configs("smoke-toy")
     for given, runs in (
         (first, [first]),
         ([first, second, first], [first, second]),
@@ -219,7 +221,7 @@ def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, m
         ([first, "smoke-toy"], [first, *study]),
     ):
         ended = sweep(given, store=store, display=False)
-        assert taken.pop()[0] == runs and list(ended) == [spec.run_id for spec in runs]
+        assert taken.pop()[0] == runs and list(ended) == [config.run_id for config in runs]
         assert set(ended.values()) == {("unfinished", "the time was up")}
     usual = SweepOptions(store, "cpu", display=False)
     sweep(first, usual, jobs=3)
@@ -241,7 +243,7 @@ def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, m
 def test_a_sweep_in_this_process_ends_as_one_of_workers(tmp_path, monkeypatch, kind):
     """A full disk stops it, a damaged record is a failed run, without time nothing begins, and
     Ctrl-C ends it."""
-    store, (first, second, *_) = RunStore(tmp_path), specs()
+    store, (first, second, *_) = RunStore(tmp_path), configs()
     how = SweepOptions(store, "cpu", jobs=0, display=False)
     ran = []
 
@@ -277,13 +279,13 @@ def test_a_sweep_in_this_process_ends_as_one_of_workers(tmp_path, monkeypatch, k
 
 def test_engines_are_checked(tmp_path):
     with pytest.raises(HmoeError, match="local, ray"):
-        sweep(specs(), store=RunStore(tmp_path), engine="slurm")
+        sweep(configs(), store=RunStore(tmp_path), engine="slurm")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [0, 1])
 def test_runs_of_another_process_are_left_to_it(tmp_path, jobs):
-    store, (mine, theirs, *_) = RunStore(tmp_path), specs()
+    store, (mine, theirs, *_) = RunStore(tmp_path), configs()
     store.path(theirs.run_id).mkdir()
     with run_lock(store.path(theirs.run_id)):
         results = sweep([mine, theirs], store=store, device="cpu", jobs=jobs)
@@ -297,15 +299,15 @@ def test_runs_of_another_process_are_left_to_it(tmp_path, jobs):
 def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, monkeypatch):
     """One coordinator lost its worker; another one finishes the run before, or while, the first
     one writes that it failed."""
-    store, (first, second, *_) = RunStore(tmp_path), specs()
+    store, (first, second, *_) = RunStore(tmp_path), configs()
     finished = [run(first, store)]
 
-    def finish_meanwhile(spec, *given):
-        finished.append(run(spec, RunStore(tmp_path)))
-        return failed_record(spec, *given)
+    def finish_meanwhile(config, *given):
+        finished.append(run(config, RunStore(tmp_path)))
+        return failed_record(config, *given)
 
     monkeypatch.setattr("hmoe_repro.studies.run_queue.failed_record", finish_meanwhile)
-    results = [settled(spec, store, "its worker died") for spec in (first, second)]
+    results = [settled(config, store, "its worker died") for config in (first, second)]
     assert results == [("complete", None), ("failed", "its worker died")]
     assert store.read(first.run_id) == finished[0] and finished[1:] == [None]
     assert run(second, store)["status"] == "complete"
@@ -313,7 +315,7 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
 
 def test_unknown_names_list_the_valid_ones():
     for call, message in [
-        (lambda: study_specs("quick"), "smoke-toy"),
+        (lambda: study_configs("quick"), "smoke-toy"),
         (lambda: artefact_study("table1", "quick"), "hmoe_fig3"),
         (lambda: artefact_study("hmoe_fig3", "papers"), "smoke, quick"),
     ]:
@@ -331,26 +333,26 @@ def test_every_artefact_has_its_notebook():
 
 
 def test_estimate_is_the_median_per_update():
-    spec = specs()[0]
+    config = configs()[0]
     record = lambda t, status="complete": {
         "status": status,
         "wall_time_s": t,
-        "config": spec.to_dict() | {"steps": 100},
+        "config": config.to_dict() | {"steps": 100},
     }
     known = measured_kinds([record(1), record(2), record(50), record(1000, "failed")])
-    assert estimate(spec, known) == (pytest.approx(0.02 * 11), 0)
-    assert estimate(spec, {}) is None
+    assert estimate(config, known) == (pytest.approx(0.02 * 11), 0)
+    assert estimate(config, {}) is None
 
 
 def test_an_estimate_mixes_no_devices():
     "Seconds of a processor say nothing about a GPU, nor one GPU's about another's."
-    spec = specs()[0]
+    config = configs()[0]
 
     def record(seconds, **made):
         return {
             "status": "complete",
             "wall_time_s": seconds,
-            "config": spec.to_dict(),
+            "config": config.to_dict(),
             "environment": made,
         }
 
@@ -362,7 +364,7 @@ def test_an_estimate_mixes_no_devices():
     ]
 
     def seconds(**here):
-        found = estimate(spec, measured_kinds(comparable_records(known, here)))
+        found = estimate(config, measured_kinds(comparable_records(known, here)))
         return found and found[0]
 
     assert seconds(device="cpu", device_name="c") == 2

@@ -19,10 +19,10 @@ def study(seeds, domains, behind=0.1, names=("ERM", "CORAL")):
         for d, domain in enumerate(DOMAINS[:domains]):
             for seed in range(seeds):
                 accuracy = 0.8 - behind * rank - 0.05 * d + 0.01 * seed
-                spec = {"algorithm": name, "dataset": "DigitDomains", "test_domains": [domain]}
-                spec |= {"trial_seed": seed, "network": "small_cnn", "hparams": {}}
+                config = {"algorithm": name, "dataset": "DigitDomains", "test_domains": [domain]}
+                config |= {"trial_seed": seed, "network": "small_cnn", "hparams": {}}
                 chosen = {"step": 1, "validation_accuracy": 0.9, "test_accuracy": accuracy}
-                made = {"run_id": f"{name}{domain}{seed}", "status": "complete", "config": spec}
+                made = {"run_id": f"{name}{domain}{seed}", "status": "complete", "config": config}
                 records.append(made | {"selected": {"default": chosen}, "test_size": 100_000})
     return frame_of(records)
 

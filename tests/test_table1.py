@@ -14,7 +14,7 @@ from hmoe_repro.analysis.tables import best_hparams
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
 from hmoe_repro.studies.artefacts import ARTEFACTS
-from hmoe_repro.studies.studies import study_specs
+from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.study_file import STUDIES, read_study
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunConfig
@@ -140,45 +140,45 @@ def test_the_registry_says_everything_of_everyone():
 def pieces(profile, which="table1"):
     "The runs of Table 1, or of its search, in all its pieces."
     names = (f"{profile}-{which}", f"{profile}-{which}-2")
-    return [spec for name in names if name in STUDIES for spec in study_specs(name)]
+    return [config for name in names if name in STUDIES for config in study_configs(name)]
 
 
 def test_every_algorithm_has_settings_that_fit_a_short_run():
-    specs = pieces("quick")
-    assert {s.algorithm for s in specs} == set(TABLE_1)
+    configs = pieces("quick")
+    assert {s.algorithm for s in configs} == set(TABLE_1)
     steps, checkpoints = (
-        specs[0].steps,
-        len(range(0, specs[0].steps, specs[0].checkpoint_frequency)),
+        configs[0].steps,
+        len(range(0, configs[0].steps, configs[0].checkpoint_frequency)),
     )
-    for spec in specs:
-        h = spec.hparams
+    for config in configs:
+        h = config.hparams
         waiting = {
             value
             for name, value in h.items()
             if name.endswith("_iters") or name in ("iters", "sma_start")
         }
-        assert waiting <= {250} and 250 < steps / 2, spec.algorithm
+        assert waiting <= {250} and 250 < steps / 2, config.algorithm
         assert h.get("n_tolerance", 0) + h.get("n_converge", 0) < checkpoints
-        assert h["batch_size"] == 16 and (h["lr"] == 0.05 or spec.algorithm != "MetaReg")
+        assert h["batch_size"] == 16 and (h["lr"] == 0.05 or config.algorithm != "MetaReg")
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])
 def test_table_1_has_every_algorithm_at_one_length(profile):
-    specs, (digits,) = pieces(profile), read_study(f"{profile}-digits").runs
-    assert {s.steps for s in specs} == {digits.steps}
+    configs, (digits,) = pieces(profile), read_study(f"{profile}-digits").runs
+    assert {s.steps for s in configs} == {digits.steps}
     cells = len(TABLE_1) * len(digits.seeds) * len(digits.test_domains)
-    assert len({s.run_id for s in specs}) == len(specs) == cells
-    assert {s.algorithm for s in specs} == set(TABLE_1) and {
-        s.algorithm for s in specs if s.sampler == "pooled"
+    assert len({s.run_id for s in configs}) == len(configs) == cells
+    assert {s.algorithm for s in configs} == set(TABLE_1) and {
+        s.algorithm for s in configs if s.sampler == "pooled"
     } == {"Aggregate"}
     assert profile in ARTEFACTS["digits_table1"].optional
 
 
 def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
-    specs = pieces("quick")
+    configs = pieces("quick")
     tried = pieces("quick", "table1-search")
-    assert not {s.trial_seed for s in tried} & {s.trial_seed for s in specs}
-    assert {s.steps for s in tried} == {s.steps for s in specs}
+    assert not {s.trial_seed for s in tried} & {s.trial_seed for s in configs}
+    assert {s.steps for s in tried} == {s.steps for s in configs}
     budget = {(s.algorithm, s.test_domains, s.hparams_seed) for s in tried}
     assert len(budget) == len(tried) == 4 * 4 * (len(TABLE_1) - 3)
     settled = best_hparams(results("quick-table1-search"))
@@ -188,9 +188,9 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
         for row in settled.itertuples()
     }
     assert len(due) == 4 * (len(TABLE_1) - 3)
-    for spec in specs:
-        if spec.algorithm not in ("Aggregate", "Multi-Headed", "MetaReg"):
-            assert spec.hparams == due[spec.algorithm, spec.test_domains[0]], str(spec)
+    for config in configs:
+        if config.algorithm not in ("Aggregate", "Multi-Headed", "MetaReg"):
+            assert config.hparams == due[config.algorithm, config.test_domains[0]], str(config)
 
 
 RATES = (0.003, 0.0012345678, 0.007)
@@ -244,10 +244,10 @@ def test_an_algorithm_of_every_family_trains_to_a_record(tmp_path):
     from hmoe_repro.training.run import run
     from hmoe_repro.training.store import RunStore
 
-    specs = {s.algorithm: s for s in study_specs("smoke-table1")}
+    configs = {s.algorithm: s for s in study_configs("smoke-table1")}
     benchmark = read_study("smoke-digits").runs[0].algorithms
     for name in {FAMILIES[name]: name for name in TABLE_1 if name not in benchmark}.values():
-        record = run(specs[name], RunStore(tmp_path))
+        record = run(configs[name], RunStore(tmp_path))
         assert (
             record["status"] == "complete" and record["selected"]["default"]["test_accuracy"] >= 0
         ), record["reason"]
@@ -271,11 +271,13 @@ def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(
     (file,) = re.findall(r"```python\n(.*?)```", shown, re.S)
     assert len(file.strip().splitlines()) <= 15
     (tmp_path / "mine.py").write_text(file)
-    specs = only_algorithms(study_specs("smoke-table1"), [f"{tmp_path / 'mine.py'}:Mine", "ERM"])
-    mine, erm = ([s for s in specs if s.algorithm == name] for name in ("Mine (mine.py)", "ERM"))
+    configs = only_algorithms(
+        study_configs("smoke-table1"), [f"{tmp_path / 'mine.py'}:Mine", "ERM"]
+    )
+    mine, erm = ([s for s in configs if s.algorithm == name] for name in ("Mine (mine.py)", "ERM"))
     assert [(s.test_domains, s.trial_seed, s.steps, s.network) for s in mine] == [
         (s.test_domains, s.trial_seed, s.steps, s.network) for s in erm
     ]
     assert mine[0].hparams == erm[0].hparams | {"hardness": 0.5} and mine[0].algorithm_source
-    table, missing = choose([run(specs, RunStore()) for specs in (mine[0], erm[0])])
+    table, missing = choose([run(configs, RunStore()) for configs in (mine[0], erm[0])])
     assert list(table.algorithm) == ["ERM", "Mine (mine.py)"] and not missing

@@ -14,7 +14,8 @@ MAP = (
 @pytest.fixture(scope="module")
 def script(root):
     spec = importlib.util.spec_from_file_location("tables", root / ".ci" / "compare_tables.py")
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

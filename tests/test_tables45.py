@@ -39,11 +39,11 @@ def run(algorithm, dataset, domain, seed, accuracy, validation=0.97, hparams=Non
         scale["weights"] = "IMAGENET1K_V1"
     hparams = paper_hparams(algorithm, TWINS.get(dataset, dataset)) | (hparams or {})
     scale |= dict(algorithm=algorithm, dataset=dataset, dataset_fingerprint="00", hparams=hparams)
-    spec = RunConfig(**scale | dict(test_domains=(domain,), trial_seed=seed) | changed)
+    config = RunConfig(**scale | dict(test_domains=(domain,), trial_seed=seed) | changed)
     modes = ("default",) if algorithm == "ERM" else ("mix", "max", "ood")
     chosen = {"step": 1, "validation_accuracy": validation}
     selected = {m: chosen | {"test_accuracy": accuracy - i / 100} for i, m in enumerate(modes)}
-    record = {"run_id": spec.run_id, "status": "complete", "config": spec.to_dict()}
+    record = {"run_id": config.run_id, "status": "complete", "config": config.to_dict()}
     return record | {"checkpoints": [], "selected": selected, "test_size": 900, "environment": {}}
 
 

@@ -585,7 +585,7 @@ def test_rows_are_computed_once_and_with_the_interpolation(folder, monkeypatch):
         algorithm.predict(data.inputs(0, torch.arange(3)))
     first = seen.index(2)
     assert seen[:first] and 4 in seen[:first] and seen[first:] == [2, 2]
-    bicubic = images.prepared(options={"interpolation": "bicubic"})
+    bicubic = images.with_options(options={"interpolation": "bicubic"})
     others = with_precomputed(bicubic, algorithm).inputs(0, torch.arange(3))
     assert not torch.equal(others, data.inputs(0, torch.arange(3)))
 

@@ -44,9 +44,9 @@ run(RunConfig.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step
 """
 
 
-def killed(spec, folder, step):
+def killed(config, folder, step):
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(spec.to_dict()), str(folder), str(step)],
+        [sys.executable, "-c", CHILD, json.dumps(config.to_dict()), str(folder), str(step)],
         capture_output=True,
         text=True,
     )
@@ -55,7 +55,7 @@ def killed(spec, folder, step):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec",
+    "config",
     [
         short("ERM"),
         short("HMOE-DN"),
@@ -64,27 +64,27 @@ def killed(spec, folder, step):
     ],
     ids=["ERM", "HMOE-DN", "HMOE-DL pooled", "toy"],
 )
-def test_killed_twice_and_resumed_equals_undisturbed(tmp_path, spec):
-    whole = run(spec, RunStore(tmp_path / "whole"))
+def test_killed_twice_and_resumed_equals_undisturbed(tmp_path, config):
+    whole = run(config, RunStore(tmp_path / "whole"))
     assert whole["status"] == "complete" and not whole["resumed"]
-    cuts = sorted(random.sample(range(2, spec.steps - 1), 2))
+    cuts = sorted(random.sample(range(2, config.steps - 1), 2))
     for step in cuts:
-        killed(spec, tmp_path / "cut", step)
+        killed(config, tmp_path / "cut", step)
     store = RunStore(tmp_path / "cut")
-    assert store.read(spec.run_id) is None
-    again = run(spec, store)
+    assert store.read(config.run_id) is None
+    again = run(config, store)
     assert again["resumed"], cuts
     assert outcome(again) == outcome(whole), cuts
     from safetensors.numpy import load_file
 
     for name, array in (
-        load_file(tmp_path / "whole" / spec.run_id / "arrays.safetensors")
-        if spec.algorithm != "ERM"
+        load_file(tmp_path / "whole" / config.run_id / "arrays.safetensors")
+        if config.algorithm != "ERM"
         else {}
     ).items():
         np.testing.assert_array_equal(
             array,
-            load_file(tmp_path / "cut" / spec.run_id / "arrays.safetensors")[name],
+            load_file(tmp_path / "cut" / config.run_id / "arrays.safetensors")[name],
             err_msg=name,
         )
 
@@ -94,35 +94,35 @@ def test_resuming_uses_the_saved_state_and_not_a_new_start(tmp_path):
     """Spoil the saved weights: the resumed run must then differ."""
     from hmoe_repro.training.checkpoint_io import save_state
 
-    spec, store = short("ERM"), RunStore(tmp_path)
-    killed(spec, tmp_path, 15)
-    path = store.path(spec.run_id) / "state.safetensors"
+    config, store = short("ERM"), RunStore(tmp_path)
+    killed(config, tmp_path, 15)
+    path = store.path(config.run_id) / "state.safetensors"
     state = load_state(path)
     assert state["trainer"]["step"] == 13
     state["trainer"]["algorithm"]["model"]["classifier.bias"] += 1
     save_state(path, state)
-    assert outcome(run(spec, store)) != outcome(run(spec, RunStore(tmp_path / "whole")))
+    assert outcome(run(config, store)) != outcome(run(config, RunStore(tmp_path / "whole")))
 
 
 @pytest.mark.slow
 def test_a_state_of_another_library_is_not_continued(tmp_path):
     from hmoe_repro.training.checkpoint_io import save_state
 
-    spec, store = short("ERM"), RunStore(tmp_path)
-    killed(spec, tmp_path, 15)
-    path = store.path(spec.run_id) / "state.safetensors"
+    config, store = short("ERM"), RunStore(tmp_path)
+    killed(config, tmp_path, 15)
+    path = store.path(config.run_id) / "state.safetensors"
     save_state(path, load_state(path) | {"library": "another"})
-    again = run(spec, store)
+    again = run(config, store)
     assert not again["resumed"] and outcome(again) == outcome(
-        run(spec, RunStore(tmp_path / "whole"))
+        run(config, RunStore(tmp_path / "whole"))
     )
 
 
 def test_a_file_where_the_run_belongs_is_named(tmp_path):
-    spec, store = short("ERM"), RunStore(tmp_path)
-    store.path(spec.run_id).write_text("in the way")
+    config, store = short("ERM"), RunStore(tmp_path)
+    store.path(config.run_id).write_text("in the way")
     with pytest.raises(HmoeError, match="cannot write in"):
-        run(spec, store)
+        run(config, store)
 
 
 def test_evaluating_everything_selects_the_same(tmp_path):
@@ -160,9 +160,9 @@ def test_selection_by_hand(tmp_path):
 
 
 def test_loaded_model_gives_the_number_of_the_record(tmp_path):
-    store, spec = RunStore(tmp_path), short("HMOE-DN")
-    record = run(spec, store)
-    data = build_dataset(spec)
+    store, config = RunStore(tmp_path), short("HMOE-DN")
+    record = run(config, store)
+    data = build_dataset(config)
     for mode in ("mix", "max", "ood"):
         algorithm, _ = load_model(record["run_id"], mode, store)
         assert (
@@ -177,42 +177,42 @@ def test_loaded_model_gives_the_number_of_the_record(tmp_path):
 
 
 def test_nan_is_a_failed_record_with_its_checkpoints_and_can_be_tried_again(tmp_path):
-    spec, store = short("ERM", hparams={"lr": 1e9}), RunStore(tmp_path)
-    record = run(spec, store)
+    config, store = short("ERM", hparams={"lr": 1e9}), RunStore(tmp_path)
+    record = run(config, store)
     assert (
         record["status"] == "failed"
         and "loss became" in record["reason"]
         and "smaller lr" in record["reason"]
     )
     assert (
-        store.read(spec.run_id) == record
-        and (store.path(spec.run_id) / "error.txt").exists()
+        store.read(config.run_id) == record
+        and (store.path(config.run_id) / "error.txt").exists()
         and record["checkpoints"]
     )
-    assert run(spec, store)["reason"] == record["reason"]
+    assert run(config, store)["reason"] == record["reason"]
 
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory):
     "The folder of the killed runs of two seeds, what the first gives undisturbed, and its state."
-    folder, specs = tmp_path_factory.mktemp("states"), [short("ERM"), short("ERM", trial_seed=1)]
-    for spec in specs:
-        killed(spec, folder, 15)
-    whole = run(specs[0], RunStore(folder / "whole"))
-    return folder, specs, outcome(whole)
+    folder, configs = tmp_path_factory.mktemp("states"), [short("ERM"), short("ERM", trial_seed=1)]
+    for config in configs:
+        killed(config, folder, 15)
+    whole = run(configs[0], RunStore(folder / "whole"))
+    return folder, configs, outcome(whole)
 
 
-def state_of(folder, spec):
-    return folder / spec.run_id / "state.safetensors"
+def state_of(folder, config):
+    return folder / config.run_id / "state.safetensors"
 
 
-def restarted(spec, folder, content, said):
+def restarted(config, folder, content, said):
     "The record of a run that found this state: it started again, and said so in one line."
-    path = state_of(folder, spec)
+    path = state_of(folder, config)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.warns(UserWarning, match=said) as heard:
-        record = run(spec, RunStore(folder))
+        record = run(config, RunStore(folder))
     assert len(heard) == 1 and "\n" not in str(heard[0].message)
     assert not record["resumed"] and not path.exists()
     assert path.with_name("state.safetensors.damaged").read_bytes() == content
@@ -222,18 +222,18 @@ def restarted(spec, folder, content, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped", "text"])
 def test_a_damaged_state_is_set_aside_and_the_run_starts_again(states, tmp_path, how):
-    folder, (spec, _), expected = states
-    whole = state_of(folder, spec).read_bytes()
+    folder, (config, _), expected = states
+    whole = state_of(folder, config).read_bytes()
     flipped = bytearray(whole)
     flipped[-1000] ^= 64  # the exponent of a weight: nothing else would notice
     content = {"cut": whole[:-3], "empty": b"", "flipped": bytes(flipped), "text": b"x" * 999}[how]
-    record = restarted(spec, tmp_path, content, f"run {spec.run_id} starts again: .* damaged")
+    record = restarted(config, tmp_path, content, f"run {config.run_id} starts again: .* damaged")
     assert record["status"] == "complete" and outcome(record) == expected
 
 
 def test_no_bit_of_a_state_may_change_and_no_byte_may_miss(states, tmp_path):
-    folder, (spec, _), _ = states
-    whole, path = state_of(folder, spec).read_bytes(), tmp_path / "state"
+    folder, (config, _), _ = states
+    whole, path = state_of(folder, config).read_bytes(), tmp_path / "state"
     draw, header = random.Random(0), 8 + int.from_bytes(whole[:8], "little")
     bits = [*range(64), *draw.sample(range(8 * header), 60)]
     bits += draw.sample(range(8 * len(whole)), 60)
@@ -249,39 +249,41 @@ def test_no_bit_of_a_state_may_change_and_no_byte_may_miss(states, tmp_path):
         with pytest.raises(HmoeError, match="not a saved state"):
             load_state(path)
     path.write_bytes(whole)
-    assert load_state(path)["run"] == spec.run_id
+    assert load_state(path)["run"] == config.run_id
 
 
 def test_the_states_of_two_runs_cannot_be_swapped(states, tmp_path):
-    folder, (spec, other), expected = states
+    folder, (config, other), expected = states
     foreign = state_of(folder, other).read_bytes()
-    record = restarted(spec, tmp_path, foreign, f"run {spec.run_id} .* that of run {other.run_id}")
+    record = restarted(
+        config, tmp_path, foreign, f"run {config.run_id} .* that of run {other.run_id}"
+    )
     assert outcome(record) == expected
 
 
 def test_a_failed_record_takes_no_checkpoints_from_another_runs_state(states, tmp_path):
-    folder, (spec, other), _ = states
-    assert failed_record(spec, folder / spec.run_id, "x")["checkpoints"]
-    assert not failed_record(spec, folder / other.run_id, "x")["checkpoints"]
+    folder, (config, other), _ = states
+    assert failed_record(config, folder / config.run_id, "x")["checkpoints"]
+    assert not failed_record(config, folder / other.run_id, "x")["checkpoints"]
 
 
 @pytest.mark.parametrize("toy", [False, True])
 def test_the_seal_of_weights_and_arrays(tmp_path, toy):
     """One wrong bit in the weights is refused, and in the arrays before they are published."""
-    spec = make_toy_config(4, seeds=1) if toy else short("HMOE-DN", steps=2)
+    config = make_toy_config(4, seeds=1) if toy else short("HMOE-DN", steps=2)
     store = RunStore(tmp_path / "runs")
-    run(spec, store)
-    files = list(store.path(spec.run_id).glob("*.safetensors"))
+    run(config, store)
+    files = list(store.path(config.run_id).glob("*.safetensors"))
     assert len(files) == (1 if toy else 5)
     for path in files:
         assert is_sealed(path.read_bytes())
         spoil(path)
     with pytest.raises(HmoeError, match="damaged arrays"):
-        publish_study("s", [spec.run_id], store, tmp_path / "results", [spec.run_id])
+        publish_study("s", [config.run_id], store, tmp_path / "results", [config.run_id])
     assert not (tmp_path / "results").exists()
     if not toy:
         with pytest.raises(HmoeError, match="SHA-256"):
-            load_model(spec.run_id, "max", store)
+            load_model(config.run_id, "max", store)
 
 
 def spoil(path, at=-9):
@@ -303,13 +305,13 @@ def spoil(path, at=-9):
     ],
 )
 def test_only_whole_and_finite_weights_of_this_run_and_mode_are_loaded(two_runs, damage, said):
-    store, spec, other = two_runs
+    store, config, other = two_runs
     path, mix, others = (
         selected_path(store.path(run_id), mode)
-        for run_id, mode in [(spec, "max"), (spec, "mix"), (other, "max")]
+        for run_id, mode in [(config, "max"), (config, "mix"), (other, "max")]
     )
     content = path.read_bytes()
-    load_model(spec, "max", store)
+    load_model(config, "max", store)
     weights, header = load(content), content[8 : 8 + int.from_bytes(content[:8], "little")]
     metadata = json.loads(header)["__metadata__"]
     name = list(weights)[-1]
@@ -325,9 +327,9 @@ def test_only_whole_and_finite_weights_of_this_run_and_mode_are_loaded(two_runs,
             "another mode's": mix.read_bytes(),
         }[damage]
     )
-    said = said.format(run=spec, other=other).replace("classifier.bias", name)
+    said = said.format(run=config, other=other).replace("classifier.bias", name)
     with pytest.raises(HmoeError, match=f"{said}.*Fix: copy them again, or remove"):
-        load_model(spec, "max", store)
+        load_model(config, "max", store)
     path.write_bytes(content)
 
 
@@ -335,10 +337,10 @@ def test_only_whole_and_finite_weights_of_this_run_and_mode_are_loaded(two_runs,
 def two_runs(tmp_path_factory):
     "A store, and the names of two of its runs with weights of the same shapes."
     store = RunStore(tmp_path_factory.mktemp("two"))
-    specs = [short("HMOE-DN", steps=2), short("HMOE-DN", steps=3)]
-    for spec in specs:
-        assert run(spec, store)["status"] == "complete"
-    return store, *(spec.run_id for spec in specs)
+    configs = [short("HMOE-DN", steps=2), short("HMOE-DN", steps=3)]
+    for config in configs:
+        assert run(config, store)["status"] == "complete"
+    return store, *(config.run_id for config in configs)
 
 
 @pytest.mark.parametrize(
@@ -380,19 +382,19 @@ def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path):
-    spec = short("ERM").replace(dataset_fingerprint="0" * 12)
-    assert "the images differ" in run(spec, RunStore(tmp_path))["reason"]
+    config = short("ERM").replace(dataset_fingerprint="0" * 12)
+    assert "the images differ" in run(config, RunStore(tmp_path))["reason"]
 
 
 def test_threads_are_put_back_and_a_second_owner_is_told(tmp_path):
     from hmoe_repro.training.store import run_lock
 
-    spec, store = short("ERM"), RunStore(tmp_path)
+    config, store = short("ERM"), RunStore(tmp_path)
     before = torch.get_num_threads()
-    store.path(spec.run_id).mkdir()
-    with run_lock(store.path(spec.run_id)):
-        assert run(spec, store) is None
-    record = run(spec, store)
+    store.path(config.run_id).mkdir()
+    with run_lock(store.path(config.run_id)):
+        assert run(config, store) is None
+    record = run(config, store)
     assert record["environment"]["threads"] == 1 and torch.get_num_threads() == before
 
 

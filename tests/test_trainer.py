@@ -14,8 +14,8 @@ from hmoe_repro.training.trainer import Batches, LossSums, Trainer
 
 def trainer(**more):
     given = dict(network="small_cnn", steps=5, checkpoint_frequency=2) | more
-    spec = make_config("ERM", "DigitDomainsTiny", ["photo"], hparams={"batch_size": 4}, **given)
-    return Trainer(spec, build_dataset(spec), torch.device("cpu"))
+    config = make_config("ERM", "DigitDomainsTiny", ["photo"], hparams={"batch_size": 4}, **given)
+    return Trainer(config, build_dataset(config), torch.device("cpu"))
 
 
 def test_losses_are_means_since_they_were_last_taken():
@@ -30,7 +30,7 @@ def test_losses_are_means_since_they_were_last_taken():
 
 def test_a_batch_that_waits_is_drawn_again_after_a_resumption(monkeypatch):
     "With helpers one batch is asked for ahead; the state is that before it was drawn."
-    data = build_dataset(trainer().spec)
+    data = build_dataset(trainer().config)
     monkeypatch.setattr(data, "workers", 1, raising=False)  # these data are other tests', too
     domains = ["plain", "sketch"]
 
@@ -62,7 +62,7 @@ def test_only_a_better_checkpoint_and_the_last_are_tested():
     run.best = {"default": 2.0}  # nothing can be better
     run.update()
     assert run.evaluate() == [] and "photo" not in run.checkpoints[1]["accuracies"]
-    while run.step < run.spec.steps:
+    while run.step < run.config.steps:
         run.update()
     assert run.evaluate() == [] and "photo" in run.checkpoints[2]["accuracies"]
     assert [point["step"] for point in run.checkpoints] == [0, 1, 4]

@@ -53,7 +53,7 @@ class Reached(Exception):
 def given(trained):  # noqa: F811
     "Function -> arguments with which it works."
     frame, records = hmoe_repro_results(trained), trained.scan()[0]
-    spec = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=2)
+    config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=2)
     run = RunOptions(algorithm="ERM", dataset="DigitDomainsTiny", test_domains=["sketch"])
     model = hmoe_repro.load(records[0]["run_id"], store=trained)
     return {
@@ -70,7 +70,7 @@ def given(trained):  # noqa: F811
         "export_model": dict(model=model, folder="exported"),
         "make_config": dict(algorithm="ERM", dataset="DigitDomainsTiny", test_domains=["sketch"])
         | dict(network="small_cnn"),
-        "run": dict(spec=spec, store=trained),
+        "run": dict(config=config, store=trained),
         "sweep": dict(configs=[]),
         "SweepOptions.__init__": dict(self=SweepOptions.__new__(SweepOptions), store=trained),
         "load_dataset": dict(name="DigitDomainsTiny"),

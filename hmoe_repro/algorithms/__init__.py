@@ -12,11 +12,11 @@ import sys
 
 from ..core.errors import HmoeError, check_choice, public
 from ..core.names import Patterns, matching_names
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..networks.search_space import HParam, as_text
 
 # %% ../../nbs/04_algorithms/19_registry.ipynb #families-by-name
-MEMBERS = packaged("algorithms.toml")  # family, a module of this part -> its algorithms
+MEMBERS = package_toml("algorithms.toml")  # family, a module of this part -> its algorithms
 FAMILIES = {}  # algorithm -> its family
 for _family, _names in MEMBERS.items():
     FAMILIES |= dict.fromkeys(_names, _family)

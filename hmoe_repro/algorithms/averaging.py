@@ -45,7 +45,7 @@ class Averaging(Algorithm):
         self.current = self.base(input_shape, num_classes, num_domains, inner_hparams)
         self.result = tools.frozen_copy(self.current)
         self.fixed = _in_both_models(self.current.fixed)
-        self.resting = _in_both_models(self.current.resting)
+        self.phase_frozen = _in_both_models(self.current.phase_frozen)
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
@@ -396,7 +396,7 @@ class WarmStart(tools.AnnealedPenalty, ERM):
     """ERM that trains the classifier alone in its first `linear_steps` updates."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("ERM++")
-    resting = ("featurizer.",)  # in the first phase
+    phase_frozen = ("featurizer.",)  # in the first phase
 
     def jumps(self):  # DomainBed's count lets one update more be the classifier's
         return [self.hparams["linear_steps"] + self.hparams["domainbed_compat"]]

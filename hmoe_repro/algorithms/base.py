@@ -127,7 +127,7 @@ class Algorithm(Resumable):
     modes = ("default",)  # inference modes; the first one is `predict` without a mode
     domain_modes = ()  # further ones, for images whose training domain is known
     fixed = ()  # parameters, by prefix, that training leaves alone
-    resting = ()  # parameters, by prefix, that one phase of training or another leaves alone
+    phase_frozen = ()  # parameters, by prefix, that one phase of training or another leaves alone
     files = {}  # name -> path of a file that the class reads, from the folder of its own file
     measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
     needs_two_domains = ""  # what the algorithm does with a second training domain it must have

@@ -102,7 +102,7 @@ def train_briefly(trial: Trial, steps: int = CHANGE + 1):
     return algorithm, as_floats(losses, trial.cls.__name__)
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-check-training
-def _check_movement(trained: Algorithm, initial: dict, resting=(), when: str = ""):
+def _check_movement(trained: Algorithm, initial: dict, phase_frozen=(), when: str = ""):
     """Assert that training moves every parameter, and none that is declared `fixed`.
 
     Args:
@@ -119,7 +119,7 @@ def _check_movement(trained: Algorithm, initial: dict, resting=(), when: str = "
             still.append(name)
         else:
             moved.append(name)
-    left = sorted(name for name in still if not name.startswith((*fixed, *resting)))
+    left = sorted(name for name in still if not name.startswith((*fixed, *phase_frozen)))
     assert not left, f"parameters that training does not move{when}: {left}"
     moved = [name for name in moved if name.startswith(fixed)]
     assert not moved, f"parameters declared fixed that training moves{when}: {moved}"
@@ -253,8 +253,8 @@ def check_algorithm(cls: type[Algorithm], input_shape=(3, 16, 16), num_domains=3
     _check_parameters(trained)
     _check_movement(trained, initial)
     if phases.keys() - hparams.keys():
-        _check_movement(before, initial, trained.resting, " before the change of phase")
-        _check_movement(trained, change, trained.resting, " after the change of phase")
+        _check_movement(before, initial, trained.phase_frozen, " before the change of phase")
+        _check_movement(trained, change, trained.phase_frozen, " after the change of phase")
     _check_predictions(trained, trial)
     again, _ = train_briefly(trial)
     assert _same_tensors(trained.state_dict(), again.state_dict()), (

@@ -146,7 +146,7 @@ class TRM(ERM):
 
     HPARAMS = ERM.HPARAMS | declared_hparams("TRM")
     needs_two_domains = "TRM transfers the classifier of one training domain to the others"
-    resting = ("heads.",)  # before update `iters`
+    phase_frozen = ("heads.",)  # before update `iters`
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

@@ -10,7 +10,7 @@ import torch
 
 from .base import ERM, register
 from ..core.errors import HmoeError
-from ..networks.backbones import TRANSFORMERS, Names
+from ..networks.backbones import TRANSFORMERS, PrefixDict
 from ..networks.search_space import declared_hparams
 from ..networks.sparse_vit import SPARSE_NETWORKS, draw_linear, expert_layers
 
@@ -20,7 +20,7 @@ class TransformerERM(ERM):
     `networks`, and in `otherwise` what trains the others."""
 
     HPARAMS = ERM.HPARAMS | declared_hparams("transformers")
-    networks, otherwise = Names(TRANSFORMERS | SPARSE_NETWORKS), "ERM"
+    networks, otherwise = PrefixDict(TRANSFORMERS | SPARSE_NETWORKS), "ERM"
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

@@ -212,7 +212,7 @@ class MetaReg(ERM):
 
     HPARAMS = ERM.HPARAMS | declared_hparams("MetaReg")
     needs_two_domains = "MetaReg learns its penalty from pairs of training domains"
-    resting = ("psi.", "theta.", "phi.", "featurizer.", "classifier.")  # first 3, then 2
+    phase_frozen = ("psi.", "theta.", "phi.", "featurizer.", "classifier.")  # first 3, then 2
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

@@ -511,13 +511,13 @@ def _folder_on_path(name: str) -> Path | None:
     """Return the folder in which Python finds the module `name`; None if that is nowhere, or among
     installed packages."""
     try:
-        spec = importlib.util.find_spec(name)
+        config = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return None
-    if spec is None or not (spec.has_location or spec.submodule_search_locations):
+    if config is None or not (config.has_location or config.submodule_search_locations):
         return None
-    inside = list(spec.submodule_search_locations or ())
-    location = Path(inside[0] if inside else spec.origin)
+    inside = list(config.submodule_search_locations or ())
+    location = Path(inside[0] if inside else config.origin)
     return None if is_installed(location) else location.parent
 
 

@@ -7,7 +7,7 @@ __all__ = ['POINTS', 'RUNS', 'CORRELATION', 'SUPPORTED', 'CONTRADICTED', 'MIXED'
            'PLANNED', 'RETROSPECTIVE', 'LOOKED', 'MEASURES', 'TOGETHER', 'Evidence', 'Rule', 'make_rule',
            'seeds_to_decide', 'Claim', 'Origin', 'Part', 'ClaimResult', 'unit_of', 'read_claims', 'run_scores',
            'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'chosen', 'contrast_measure',
-           'mean_measure', 'rate_measure', 'alike_measure', 'correlation_measure', 'pool', 'evaluate_claim',
+           'mean_measure', 'rate_measure', 'equivalence_measure', 'correlation_measure', 'pool', 'evaluate_claim',
            'evaluate_claims', 'part_text', 'reason', 'page_link', 'claims_table', 'claims_markdown', 'count_line',
            'verdicts_table', 'claims_answer']
 
@@ -52,7 +52,7 @@ from hmoe_repro.analysis.statistics import (
 )
 from .writers import Line, escape_markdown, lines_of, number_as_text, template
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..data.registry import DATASETS
 from ..studies.study_file import STUDIES, read_study
 
@@ -330,7 +330,7 @@ def _read_rule(row: dict) -> Rule:
 def read_claims() -> list[Claim]:
     """The claims of `hmoe_repro/claims.toml`. `HmoeError` for an unknown measure or rule."""
     claims = []
-    for row in packaged("claims.toml")["claims"]:
+    for row in package_toml("claims.toml")["claims"]:
         if "measure" in row:
             check_choice(row["measure"], MEASURES, f"measure of the claim {row['key']!r}")
         rule = _read_rule(row) if "rule" in row else None
@@ -563,7 +563,7 @@ def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
     return _used(numbers, rows, RUNS, hits=hits, more=f"By test domain: {more}." if by else "")
 
 
-def alike_measure(frame, baseline: str, where: dict) -> Evidence:
+def equivalence_measure(frame, baseline: str, where: dict) -> Evidence:
     """The algorithm that differs most from `baseline`: by more than the margin for certain, else
     the one whose interval, at a level for all together (Bonferroni), reaches furthest."""
     margin = margin_of(POINTS)
@@ -607,7 +607,7 @@ MEASURES = {
     "contrast": contrast_measure,
     "mean": mean_measure,
     "rate": rate_measure,
-    "alike": alike_measure,
+    "alike": equivalence_measure,
     "correlation": correlation_measure,
 }
 

@@ -23,8 +23,8 @@ def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> 
     not the most frequent value (of several, the declared default); 'default' where none is.
     `names`: what to call some of these."""
     found = frame.drop_duplicates("run_id")
-    specs = [{**hparams_of(run), "updates": run.steps} for run in found.itertuples()]
-    values = pd.DataFrame(specs, index=found.run_id, dtype=object)
+    configs = [{**hparams_of(run), "updates": run.steps} for run in found.itertuples()]
+    values = pd.DataFrame(configs, index=found.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
     frequent = texts.mode()
     for name, declared in get_algorithm(found.algorithm.iloc[0]).HPARAMS.items():

@@ -25,8 +25,8 @@ def _twins(frame: pd.DataFrame, *precisions: str) -> pd.DataFrame:
     """The runs in two precisions, a row each, with `shared`, their specification without it, and
     whether both runs of that specification are complete (`paired`)."""
     found = runs(frame[frame.precision.isin(precisions)])
-    specs = [{**settings_of(run), "precision": ""} for run in found.itertuples()]
-    found["shared"] = [json.dumps(spec, sort_keys=True) for spec in specs]
+    configs = [{**settings_of(run), "precision": ""} for run in found.itertuples()]
+    found["shared"] = [json.dumps(config, sort_keys=True) for config in configs]
     complete = (found.status == "complete").groupby(found.shared).transform("sum")
     return found.assign(paired=complete == 2)
 

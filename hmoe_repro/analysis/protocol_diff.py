@@ -17,7 +17,7 @@ from ..algorithms.hparams import merge_hparams, with_network
 from .results import followed_protocol, runs, settings_of
 from .tables import complete_rows
 from ..core.errors import HmoeError
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
@@ -27,7 +27,7 @@ from ..studies.studies import read_study
 from ..training.protocols import PROTOCOLS, parse_policy
 
 # %% ../../nbs/07_analysis/10_protocol_diff.ipynb #paper-protocol
-PROTOCOL = packaged("paper_protocol.toml")
+PROTOCOL = package_toml("paper_protocol.toml")
 TWINS, PAPER_STUDIES = PROTOCOL["twins"], PROTOCOL["studies"]
 TABLES = {name: f"HMOE Table {number}" for number, name in enumerate(PAPER_STUDIES, 4)}
 PAPER_SEEDS = 3

@@ -27,7 +27,7 @@ from ..algorithms.hparams import omitted_defaults
 from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import expanded, repo_root, results_dir
 from ..core.seals import seal_fault
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..method.hmoe import HMOE_MODES
 from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
@@ -137,13 +137,13 @@ def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
     """`results` of records that are already read."""
     rows, nested, places = [], [], []
     for place, record in enumerate(records):
-        spec = record["config"]
-        run = {"study": study, "test_domain": ",".join(spec["test_domains"])}
+        config = record["config"]
+        run = {"study": study, "test_domain": ",".join(config["test_domains"])}
         run |= {name: record.get(name) for name in _FIELDS}
-        run |= {k: v for k, v in spec.items() if k not in ("hparams", "test_domains")}
+        run |= {k: v for k, v in config.items() if k not in ("hparams", "test_domains")}
         run |= {"protocol": protocol_of(record), "record": record}
         nested.append({name: record.get(name) or {} for name in _NESTED})
-        nested[-1]["hparams"] = spec.get("hparams", {})
+        nested[-1]["hparams"] = config.get("hparams", {})
         for mode in _mode_rows(record):
             rows.append(run | mode)
             places.append(place)
@@ -156,7 +156,7 @@ def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
     return pd.concat([frame, parts], axis=1)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-metrics
-_TABLE = packaged("metrics.toml")
+_TABLE = package_toml("metrics.toml")
 
 
 class Metric(NamedTuple):

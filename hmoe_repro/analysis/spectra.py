@@ -79,10 +79,10 @@ def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> 
 @torch.no_grad()
 def _before_training(run, kept: StoredChoices) -> dict:
     """`spectra` of the network that a run began with, on pictures of its training domains."""
-    spec = config_of(run).replace(precision="float32")
-    tested = [kept.domain_names.index(domain) for domain in spec.test_domains]
+    config = config_of(run).replace(precision="float32")
+    tested = [kept.domain_names.index(domain) for domain in config.test_domains]
     x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
-    if spec.images is not None:  # images from files are normalised
+    if config.images is not None:  # images from files are normalised
         mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
         x = (x - mean) / std
     facts = SimpleNamespace(
@@ -91,10 +91,10 @@ def _before_training(run, kept: StoredChoices) -> dict:
         domain_names=kept.domain_names,
         domain_index=kept.domain_names.index,
     )
-    seed = run_seed_of(spec, tested)
+    seed = run_seed_of(config, tested)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        algorithm = build_algorithm(spec, facts).eval()
+        algorithm = build_algorithm(config, facts).eval()
     return feature_spectra(algorithm, algorithm.predict, [x])
 
 

@@ -280,11 +280,11 @@ def _configs(algorithms: list[str], dataset: str, domains, seeds, given: dict) -
     domains = [check_choice(str(domain), known, f"domain of {dataset}") for domain in domains]
     files = hasattr(load_dataset(dataset, 0, data_dir), "options")
     places = [(a, d, seed) for seed in seeds for a in algorithms for d in domains]
-    specs = [_config(a, dataset, d, seed, files, given) for a, d, seed in places]
-    taken = {"weights"}.union(*({*spec.hparams, *(spec.images or {})} for spec in specs))
+    configs = [_config(a, dataset, d, seed, files, given) for a, d, seed in places]
+    taken = {"weights"}.union(*({*config.hparams, *(config.images or {})} for config in configs))
     for name in given["hparams"]:
         check_choice(name, sorted(taken), "hyper-parameter of these algorithms and this network")
-    return specs
+    return configs
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-comparison
 @dataclass(repr=False)
@@ -380,12 +380,12 @@ def summarise(frame: pd.DataFrame, baseline: str) -> Comparison:
     return Comparison(accuracy_verdict(frame, baseline), table, differences, frame, notes)
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-compare
-def _train(specs: list[RunConfig], store: RunStore, jobs, device: str, data_dir):
+def _train(configs: list[RunConfig], store: RunStore, jobs, device: str, data_dir):
     """Train the runs that are not finished, with progress, in parallel if that helps."""
     how = SweepOptions(store, device, jobs, data_dir)
-    missing = len(missing_runs(specs, store))
+    missing = len(missing_runs(configs, store))
     jobs = min(jobs or default_jobs(how.device), missing)
-    sweep(specs, how, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
+    sweep(configs, how, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
 
 
 @public(
@@ -440,11 +440,11 @@ def compare(
     given = dict(steps=steps, network=network, hparams=hparams or {}, data_dir=data_dir, **options)
     given.setdefault("checkpoint_frequency", max(1, steps // 10))
     name = _registered(data, classes)
-    specs = _configs(names, name, test_domains, seeds, given)
-    _train(specs, store, jobs, device, data_dir)
-    records = [store.read(spec.run_id) for spec in specs]
+    configs = _configs(names, name, test_domains, seeds, given)
+    _train(configs, store, jobs, device, data_dir)
+    records = [store.read(config.run_id) for config in configs]
     if absent := records.count(None):
-        cause = f"{plural(absent, 'run')} of {len(specs)} locked by another process, or stopped."
+        cause = f"{plural(absent, 'run')} of {len(configs)} locked by another process, or stopped."
         raise HmoeError(cause, fix="call it again: finished runs are not trained again.")
     compared, found = summarise(frame_of(records), base), load_dataset(name, 0, data_dir)
     compared.notes[0] += f" Chance is {100 / found.num_classes:.1f} %."

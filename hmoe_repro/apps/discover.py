@@ -54,7 +54,7 @@ from ..core.style import EMBEDDING_COLOUR, PALETTE
 from ..data.cache import examine
 from ..data.image_folder import listed
 from ..data.kmeans_baseline import image_statistics, kmeans
-from ..data.loader import watched
+from ..data.loader import progress_bar
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
 from ..studies.sweep import sweep
@@ -120,10 +120,10 @@ class Findings:
         return self.fresh[self.fresh.domain.isin(known)]
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-find
-def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True) -> pd.DataFrame:
-    """file, part, class and domain of all images of the data set of `spec`, in flat order."""
+def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = True) -> pd.DataFrame:
+    """file, part, class and domain of all images of the data set of `config`, in flat order."""
     part = np.repeat(np.array([TRAINING, HELD_OUT], object), [len(y) for y in data.labels])
-    part[make_splits(data, spec.trial_seed)[POOLED]["out"].numpy()] = VALIDATION
+    part[make_splits(data, config.trial_seed)[POOLED]["out"].numpy()] = VALIDATION
     pool = read_pool(folder, labels, classes).images.set_index("file")
     known = pool.domain.fillna(UNKNOWN)[data.tree.flat]
     images = {
@@ -136,11 +136,13 @@ def pool_images(spec: RunConfig, data, folder, labels=None, classes: bool = True
 
 
 @torch.no_grad()
-def apply_hmoe(spec: RunConfig, data, store: RunStore, device="cpu", show=None):
+def apply_hmoe(config: RunConfig, data, store: RunStore, device="cpu", show=None):
     """(The trained model, probabilities (N, C), codes (N, D), gate values (N, K)) of a finished run
     of HMOE, by its last weights, for all images of its data."""
-    model = load(spec.run_id, "last", store, device)
-    algorithm = build_algorithm(spec, data)  # with the name that rows of frozen stages are kept by
+    model = load(config.run_id, "last", store, device)
+    algorithm = build_algorithm(
+        config, data
+    )  # with the name that rows of frozen stages are kept by
     algorithm.load_state_dict(model.algorithm.state_dict())
     algorithm.to(device).eval()
     found = []
@@ -168,7 +170,7 @@ def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
     """(file, reason) of the images of a pool that cannot be read, and the `settings` of a run that
     leaves them out. `HmoeError` if fewer than 30 others are left."""
     tree = deal_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
-    with watched(f"looking at {tree.name}") as on_progress:
+    with progress_bar(f"looking at {tree.name}") as on_progress:
         reasons = examine(tree, on_progress=on_progress)[1]
     found = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
     if found and len(reasons) - len(found) < 30:
@@ -189,10 +191,10 @@ def _facts(found: dict[str, dict], method: str) -> dict:
     return facts | {"restarts": found.get("hmoe", {}).get("agreement")}
 
 
-def _record_without_run(spec: RunConfig, device: str) -> dict:
+def _record_without_run(config: RunConfig, device: str) -> dict:
     """What stands for a run's record where nothing was trained."""
     here = environment(resolve_device(device))
-    return {"run_id": None, "config": spec.to_dict(), "finished": None, "environment": here}
+    return {"run_id": None, "config": config.to_dict(), "finished": None, "environment": here}
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover
 def _named(codes: np.ndarray, names: list[str], given: list[str] | None) -> pd.Categorical:
@@ -212,10 +214,10 @@ def _named(codes: np.ndarray, names: list[str], given: list[str] | None) -> pd.C
     return pd.Categorical.from_codes(codes, names)
 
 
-def _group_by_features(spec: RunConfig, data, experts: int | None, show) -> dict:
+def _group_by_features(config: RunConfig, data, experts: int | None, show) -> dict:
     """What `Findings` say of groups by features of all images; `experts`: how many groups, or None
     for the number that is found again."""
-    features, classes = pretrained_features(spec, data, show), torch.cat(data.labels).numpy()
+    features, classes = pretrained_features(config, data, show), torch.cat(data.labels).numpy()
     if experts and experts > len(classes) // 10:
         cause = f"{len(classes)} images are too few for {experts} groups."
         raise HmoeError(cause, fix=f"experts of {len(classes) // 10} at most.")
@@ -237,16 +239,16 @@ def _group_by_features(spec: RunConfig, data, experts: int | None, show) -> dict
     }
 
 
-def _train_beside(images, data, specs: list[RunConfig], store: RunStore, device: str) -> dict:
+def _train_beside(images, data, configs: list[RunConfig], store: RunStore, device: str) -> dict:
     """Train HMOE, apply the run with the lowest gate entropy to all images, and enter what it says
     into `images`; what `Findings` say of its experts."""
     from sklearn.metrics import adjusted_mutual_info_score
 
-    print(f"training HMOE {plural(len(specs), 'time')} ...", file=sys.stderr, flush=True)
-    outcomes = sweep(specs, store=store, device=device, jobs=0)
+    print(f"training HMOE {plural(len(configs), 'time')} ...", file=sys.stderr, flush=True)
+    outcomes = sweep(configs, store=store, device=device, jobs=0)
     outcomes.refuse_incomplete()
     records = outcomes.records()
-    ranked = sorted(zip(specs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
+    ranked = sorted(zip(configs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
     with Progress() as show:
         where = store, resolve_device(device), show
         model, probability, codes, gate = apply_hmoe(ranked[0][0], data, *where)
@@ -319,24 +321,24 @@ def discover(
     method = check_choice(method or possible[0], possible, "method for this folder")
     unreadable, settings = _skipped(pool, settings) if skip_unreadable else ([], settings)
     specified = functools.partial(discover_spec, folder, classes=classes, **settings)
-    spec = specified(experts=experts or 5)
-    data, found, record = build_dataset(spec), {}, None
-    images = pool_images(spec, data, folder, labels, classes)
+    config = specified(experts=experts or 5)
+    data, found, record = build_dataset(config), {}, None
+    images = pool_images(config, data, folder, labels, classes)
     if "features" in possible:
         with Progress() as show:
             wanted = experts if method == "features" else None
-            one = found["features"] = _group_by_features(spec, data, wanted, show)
+            one = found["features"] = _group_by_features(config, data, wanted, show)
         experts = experts or len(one["centres"])
         if method == "features":
             _named(one["codes"], one["names"], names)  # refused before anything is trained
     if pool.has_classes:
-        specs = [specified(experts=experts or 5, restart=restart) for restart in range(restarts)]
-        found["hmoe"] = _train_beside(images, data, specs, store, device)
+        configs = [specified(experts=experts or 5, restart=restart) for restart in range(restarts)]
+        found["hmoe"] = _train_beside(images, data, configs, store, device)
         record = found["hmoe"]["model"].record
     run_folder = store.path(record["run_id"]) if record else None
     _enter_groups(images, found[method], names, run_folder)
     images["colour"] = _of_colour(data, images.group.nunique())
-    record = record or _record_without_run(spec, device)
+    record = record or _record_without_run(config, device)
     facts = _facts(found, method) | {"notes": list(dict.fromkeys(data.notes))}
     return Findings(images, method=method, record=record, unreadable=unreadable, **facts)
 

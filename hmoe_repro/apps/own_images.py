@@ -311,10 +311,10 @@ def all_inputs(data, device="cpu", show=None, what="evaluating all images"):
                 show(what, done, total, "images")
 
 
-def pretrained_features(spec: RunConfig, data, show=None) -> np.ndarray:
-    """What the frozen featurizer of `spec` computes of all images of its data, (N, F), in flat
+def pretrained_features(config: RunConfig, data, show=None) -> np.ndarray:
+    """What the frozen featurizer of `config` computes of all images of its data, (N, F), in flat
     order; computed once, and kept in the cache folder."""
-    algorithm = build_algorithm(spec, data)
+    algorithm = build_algorithm(config, data)
     rows = with_precomputed(data, algorithm)
     part = next(m for m in algorithm.modules() if isinstance(m, FrozenStages))
     inputs = all_inputs(rows, "cpu", show, "pretrained features")

@@ -195,8 +195,8 @@ def look_at_files(
     reason) of the others. `mode`: of inference; `at_once`: how many files; `on_progress` as
     `Progress`. `HmoeError` for an unknown mode, and for files that cannot be read unless
     `skip_unreadable`."""
-    spec, modes = model.record["config"], model.algorithm.modes
-    check_choice(mode or modes[0], modes, f"mode of {spec['algorithm']}")
+    config, modes = model.record["config"], model.algorithm.modes
+    check_choice(mode or modes[0], modes, f"mode of {config['algorithm']}")
     kept, unreadable, parts = [], [], []
     for start in range(0, len(files), at_once):
         names = files[start : start + at_once]

@@ -28,12 +28,12 @@ from ..training.trainer import Trainer
 class PlainLoop:
     """The updates and evaluations of the first of some runs, and nothing else, as a job."""
 
-    specs: list[RunConfig]
+    configs: list[RunConfig]
     data: object
 
     def __call__(self):
-        trainer = Trainer(self.specs[0], self.data, torch.device("cpu"))
-        while trainer.step < trainer.spec.steps:
+        trainer = Trainer(self.configs[0], self.data, torch.device("cpu"))
+        while trainer.step < trainer.config.steps:
             trainer.update()
             if trainer.is_due():
                 trainer.evaluate()
@@ -44,26 +44,26 @@ def sweep_jobs(size: SimpleNamespace) -> dict:
     jobs = {}
     for kind, (count, steps) in size.runs.items():
         how = {"steps": steps, "checkpoint_frequency": steps // 2, "network": "small_cnn"}
-        specs = [make_config("ERM", size.data, ["sketch"], s, **how) for s in range(count)]
-        jobs[kind, "loop"] = PlainLoop(specs, build_dataset(specs[0]))
+        configs = [make_config("ERM", size.data, ["sketch"], s, **how) for s in range(count)]
+        jobs[kind, "loop"] = PlainLoop(configs, build_dataset(configs[0]))
     return jobs
 
 # %% ../../nbs/10_bench/08_sweep_overhead.ipynb #def-sweep-entries
-def seconds_in_sweep(specs: list[RunConfig]) -> float:
+def seconds_in_sweep(configs: list[RunConfig]) -> float:
     """Seconds of a run in a sweep of some, from one record to the next, so that the start of the
     process does not count. `HmoeError` if one fails."""
     with TemporaryDirectory() as folder:
         store = RunStore(Path(folder))
-        sweep(specs, store=store, device="cpu", jobs=1).refuse_failed()
-        ends = [store.record_path(spec.run_id).stat().st_mtime for spec in specs]
-    return (max(ends) - min(ends)) / (len(specs) - 1)
+        sweep(configs, store=store, device="cpu", jobs=1).refuse_failed()
+        ends = [store.record_path(config.run_id).stat().st_mtime for config in configs]
+    return (max(ends) - min(ends)) / (len(configs) - 1)
 
 
 def sweep_entries(measured: Measurement) -> dict:
     """The seconds of the loops, and of the same runs in as many sweeps as there are rounds."""
     seconds = {kind: dict(times) for kind, times in measured.seconds.items()}
     for (kind, _), loop in measured.jobs.items():
-        sweeps = [seconds_in_sweep(loop.specs) for _ in range(measured.rounds)]
+        sweeps = [seconds_in_sweep(loop.configs) for _ in range(measured.rounds)]
         seconds[kind]["sweep"] = sweeps
     return {"seconds": seconds}
 

@@ -15,17 +15,17 @@ import torch
 
 from .benchmark import Bench, Measurement
 from .costs import tensor_peak, train
-from ..studies.studies import study_specs
+from ..studies.studies import study_configs
 from ..training.model import build_dataset
 from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 
 # %% ../../nbs/10_bench/07_systems.ipynb #def-one-of-each
 def one_of_each(study: str) -> dict[str, RunConfig]:
-    """Algorithm -> its first run in a study. Raises `HmoeError` as `study_specs` does."""
+    """Algorithm -> its first run in a study. Raises `HmoeError` as `study_configs` does."""
     found = {}
-    for spec in study_specs(study):
-        found.setdefault(spec.algorithm, spec)
+    for config in study_configs(study):
+        found.setdefault(config.algorithm, config)
     return found
 
 # %% ../../nbs/10_bench/07_systems.ipynb #def-measured-systems
@@ -45,9 +45,9 @@ def system_jobs(size: SimpleNamespace) -> dict:
     """('update', algorithm) -> an update of the first run of each system of the study of a scale.
     `HmoeError` for data that are not available."""
     jobs = {}
-    for name, spec in one_of_each(size.study).items():
-        data = build_dataset(spec)
-        trainer = Trainer(spec, data, torch.device("cpu"))
+    for name, config in one_of_each(size.study).items():
+        data = build_dataset(config)
+        trainer = Trainer(config, data, torch.device("cpu"))
         jobs["update", name] = SystemUpdate(trainer, data, trainer.batches.next())
     return jobs
 
@@ -57,13 +57,13 @@ def _sizes(trainer: Trainer) -> dict:
     algorithm = trainer.algorithm
     trained = sum(p.numel() for p in algorithm.parameters() if p.requires_grad)
     images = algorithm.hparams["batch_size"] * len(trainer.domains)
-    return {"network": trainer.spec.network, "parameters": trained, "images": images}
+    return {"network": trainer.config.network, "parameters": trained, "images": images}
 
 
-def _two_updates(spec: RunConfig, data):
+def _two_updates(config: RunConfig, data):
     """Build a system and update it twice: from the second update on the optimiser's state is
     there."""
-    trainer = Trainer(spec, data, torch.device("cpu"))
+    trainer = Trainer(config, data, torch.device("cpu"))
     for _ in range(2):
         trainer.update()
 
@@ -73,7 +73,7 @@ def system_entries(measured: Measurement) -> dict:
     timed = {name: job for (_, name), job in measured.jobs.items()}
     return {
         "peak_bytes": {
-            name: tensor_peak(partial(_two_updates, job.trainer.spec, job.data))
+            name: tensor_peak(partial(_two_updates, job.trainer.config, job.data))
             for name, job in timed.items()
         },
         "sizes": {name: _sizes(job.trainer) for name, job in timed.items()},

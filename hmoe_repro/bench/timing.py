@@ -29,7 +29,7 @@ from ..core.environment import environment
 from ..core.errors import HmoeError, check_choice
 from ..core.files import write_atomic
 from ..core.seeds import seed_everything
-from ..core.toml import packaged
+from ..core.toml import package_toml
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-measure
 def measure(jobs: dict, rounds: int, say=lambda line: None) -> tuple[dict, dict, dict]:
@@ -55,7 +55,7 @@ def measure(jobs: dict, rounds: int, say=lambda line: None) -> tuple[dict, dict,
     return found, first, skipped
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-scale-of
-SCALES = packaged("bench.toml")
+SCALES = package_toml("bench.toml")
 
 
 def scale_of(what: str, scale: str) -> SimpleNamespace:

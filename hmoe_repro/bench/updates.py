@@ -133,7 +133,7 @@ def our_trainer(
     """The library's loop on the same work."""
     hparams = merge_hparams(get_algorithm(algorithm).HPARAMS, {"batch_size": scale.batch})
     network = {64: "mnist_cnn", 16: "small_cnn"}[scale.width]
-    spec = RunConfig(
+    config = RunConfig(
         algorithm=algorithm,
         dataset=data.name,
         dataset_fingerprint=data.fingerprint,
@@ -143,7 +143,7 @@ def our_trainer(
         resolution=scale.side,
         precision=precision,
     )
-    return Trainer(spec, data, torch.device("cpu"))
+    return Trainer(config, data, torch.device("cpu"))
 
 # %% ../../nbs/10_bench/03_updates.ipynb #def-gflop
 def update_alone(trainer: Trainer):

@@ -84,11 +84,11 @@ def _run_row(record: dict) -> list:
     from hmoe_repro.training.store import summary_of
 
     run = summary_of(record)
-    spec = run.config
+    config = run.config
     accuracies = [f"{mode} {accuracy:.3f}" for mode, accuracy in run.accuracies.items()]
     said = "  ".join(accuracies) or run.reason
-    what = [spec["algorithm"], spec["dataset"], "+".join(spec["test_domains"])]
-    how = [spec["trial_seed"], spec["steps"], run.status]
+    what = [config["algorithm"], config["dataset"], "+".join(config["test_domains"])]
+    how = [config["trial_seed"], config["steps"], run.status]
     return [run.run_id, *what, *how, said, f"{run.seconds:.0f}"]
 
 

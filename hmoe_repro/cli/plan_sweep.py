@@ -134,20 +134,20 @@ def reproduce_command(
     if sample:
         check_rendering()
         published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
-        specs = [config_of(run) for run in published.itertuples()]
+        configs = [config_of(run) for run in published.itertuples()]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
         studies = requested_studies(names, profile or "quick")
         check_rendering(names)
-        specs, store = runs_of(studies), RunStore()
+        configs, store = runs_of(studies), RunStore()
     how = SweepOptions(store, device, jobs, data_dir, engine)
     output = ensure_writable(own_figures())
     if sample or fresh:
-        store.discard_all([spec.run_id for spec in specs])
+        store.discard_all([config.run_id for config in configs])
     if sample:
         steps.reproduce_published(published_pages(), published, how, output, say)
         return wrote(output / "index.html")
-    steps.reproduce(names, profile or "quick", specs, how, output, say)
+    steps.reproduce(names, profile or "quick", configs, how, output, say)
     wrote(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep

@@ -48,7 +48,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
-    from hmoe_repro.studies.filters import matching
+    from hmoe_repro.studies.filters import filter_runs
     from hmoe_repro.training.store import RunStore
 
     if published:
@@ -63,7 +63,7 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
     chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return matching(records_of(chosen), settings or [])
+    return filter_runs(records_of(chosen), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import NO_ROOM, HmoeError, Place, public
+from .errors import DISK_FULL, HmoeError, Place, public
 
 # %% ../../nbs/00_core/02_files.ipynb #def-repo-root
 def _is_project(folder: Path) -> bool:
@@ -139,7 +139,7 @@ def ensure_writable(folder: Path, fix: str = OTHER_FOLDER) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno in DISK_FULL:
             raise
         raise HmoeError(f"cannot write in {folder} ({error.strerror}).", fix=fix) from None
     return folder

@@ -141,7 +141,7 @@ class MultiDomainDataset(Domains):
             return images
         return (255 * images).round().to(torch.uint8)
 
-    def prepared(
+    def with_options(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "MultiDomainDataset":
         """Return the data with `resolution` pixels a side, averaged from whole squares of pixels.

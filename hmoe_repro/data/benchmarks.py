@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import data_dir as default_data_dir
 from ..core.files import read_text
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .image_folder import ImageTree, Inventory, is_image, listed, take_inventory
 
 # %% ../../nbs/02_data/08_benchmarks.ipynb #def-knowndataset
@@ -63,7 +63,7 @@ class KnownDataset:
 
 
 KNOWN = {}
-for _family, _shared in packaged("benchmarks.toml").items():
+for _family, _shared in package_toml("benchmarks.toml").items():
     _variants = _shared.pop("variants", {_family: {}})
     for _name, _own in _variants.items():
         KNOWN[_name] = KnownDataset(_name, **_shared, **_own)

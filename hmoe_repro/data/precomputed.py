@@ -37,7 +37,7 @@ from hmoe_repro.data.cache import (
     short_digest,
     tree_state,
 )
-from .loader import ImageDataset, OneByOne, watched
+from .loader import ImageDataset, LazyDataset, progress_bar
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-as-rows
 def as_rows(output: torch.Tensor, key: str) -> np.ndarray:
@@ -213,7 +213,7 @@ def _complete(images: ImageDataset, tables: list[Table], state: str):
     what = f"precomputing {images.name}"
     print(f"{what}: {of_images}, {decimal(need)} in {folder}", file=sys.stderr)
     try:
-        with _undisturbed(), watched(what) as on_progress:
+        with _undisturbed(), progress_bar(what) as on_progress:
             _build(images, tables, on_progress)
         changed = tree_state(images.scanned) != state
         for table in tables:
@@ -247,7 +247,7 @@ def open_tables(images: ImageDataset, parts: list, views: int) -> list[Rows]:
     return rows
 
 # %% ../../nbs/02_data/13_precomputed.ipynb #def-precomputeddataset
-class PrecomputedDataset(OneByOne):
+class PrecomputedDataset(LazyDataset):
     """`images` whose inputs are rows (B, P): what frozen `parts` compute of each, side by side.
     Sets `columns` (slice) of each part; parts with the same key have the same. `views`: number of
     augmented versions. What is not here is that of `images`. `HmoeError` for views of images
@@ -274,9 +274,11 @@ class PrecomputedDataset(OneByOne):
             raise AttributeError(name)
         return getattr(self.images, name)
 
-    def prepared(self, resolution: int | None = None, options: dict | None = None) -> ImageDataset:
+    def with_options(
+        self, resolution: int | None = None, options: dict | None = None
+    ) -> ImageDataset:
         """The images, not precomputed, at another resolution or with other options."""
-        return self.images.prepared(resolution, options)
+        return self.images.with_options(resolution, options)
 
     def open(self) -> list[Rows]:
         """The tables of the distinct parts, as `open_tables`; built at the first call."""

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import check_choice
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .gating import entropy_loss, load_balance_loss
 from .hmoe import HMOE, HMOE_MODES
 from .toy import MLP, sine_intervals
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-toy-hparams
-TOY_HPARAMS = packaged("toy.toml")  # HMOE, section 4.1 and supplement A
+TOY_HPARAMS = package_toml("toy.toml")  # HMOE, section 4.1 and supplement A
 TOY_OMITS = {"load_balance": "kl"}  # at these values no part of a run's name
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-resolve-hparams

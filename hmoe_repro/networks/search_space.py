@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import HmoeError, check_choice, public
-from ..core.toml import packaged
+from ..core.toml import package_toml
 
 # %% ../../nbs/03_networks/01_search_space.ipynb #def-as-text
 def as_text(value) -> str:
@@ -194,7 +194,7 @@ def _parse_value(value):
 @functools.cache
 def _tables() -> dict:
     """Read hyperparameters.toml once."""
-    return packaged("hyperparameters.toml")
+    return package_toml("hyperparameters.toml")
 
 
 @public

@@ -10,7 +10,7 @@ __all__ = ['PLACEMENTS', 'SPARSE', 'SPARSE_NETWORKS', 'EXPERT_HPARAMS', 'sparse_
 from torch import nn
 
 from ..core.errors import HmoeError, check_choice, plural
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..method.sparse_moe import SparseMoE
 from ..method.tutel_layer import TutelMoE, from_tutel_state, with_backend
 from . import backbones
@@ -124,8 +124,8 @@ def expert_layers(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if isinstance(part, (SparseMoE, TutelMoE))]
 
 # %% ../../nbs/03_networks/08_sparse_vit.ipynb #def-sparse-names
-SPARSE = packaged("networks.toml")["experts"]  # a network with experts -> its dense twin
-SPARSE_NETWORKS = backbones.Names.fromkeys([*SPARSE, f"gmoe:{backbones.IN_TIMM}"])
+SPARSE = package_toml("networks.toml")["experts"]  # a network with experts -> its dense twin
+SPARSE_NETWORKS = backbones.PrefixDict.fromkeys([*SPARSE, f"gmoe:{backbones.IN_TIMM}"])
 
 
 def dense_twin(name: str) -> str:

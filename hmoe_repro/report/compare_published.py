@@ -45,8 +45,8 @@ _NOT_SETTINGS = "algorithm dataset dataset_fingerprint test_domains trial_seed h
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
     """Run id -> its algorithm, with the settings in which that algorithm's runs differ."""
     frame, names = runs(frame), {}
-    specs = [settings_of(run) | hparams_of(run) for run in frame.itertuples()]
-    settings = pd.DataFrame(specs, frame.run_id, dtype=object)
+    configs = [settings_of(run) | hparams_of(run) for run in frame.itertuples()]
+    settings = pd.DataFrame(configs, frame.run_id, dtype=object)
     settings = settings.drop(columns=_NOT_SETTINGS, errors="ignore")
     settings = settings.where(settings.notna(), None).map(str)
     for algorithm, part in settings.groupby(frame.algorithm.to_numpy(), sort=False):

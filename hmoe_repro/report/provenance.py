@@ -24,7 +24,7 @@ from ..analysis.writers import first_sentence, template
 from ..core.environment import versions
 from ..core.errors import plural
 from ..core.files import ensure_writable, repo_root, sha256, write_atomic
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from ..data.registry import DATASETS
 from ..networks.pretrained import PIP_PACKAGE
 from ..networks.search_space import as_text
@@ -54,7 +54,7 @@ def listed(frame: pd.DataFrame, column: str, empty: str = "none") -> str:
     return ", ".join(str(value) for value in values_of(frame, column) if value != "") or empty
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-status
-STATUS = packaged("pages.toml")["status"]
+STATUS = package_toml("pages.toml")["status"]
 
 
 def _stands_in(dataset: str) -> bool:
@@ -194,7 +194,7 @@ def header(profile: str, frame: pd.DataFrame, title: str = "") -> str:
     )
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-rule-of
-_CHOSEN = packaged("pages.toml")["rules"]
+_CHOSEN = package_toml("pages.toml")["rules"]
 SELECTION_RULE, DMG_RULE, TOY_RULE = (_CHOSEN[name] for name in ("domainbed", "dmg", "toy"))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..analysis.results import results
 from ..core.errors import HmoeError, plural, public
 from ..core.files import results_dir, write_atomic
-from ..studies.studies import runs_with_arrays, study_specs
+from ..studies.studies import runs_with_arrays, study_configs
 from ..studies.study_file import WITHOUT_IMAGES, kept_file, read_study
 from ..training.store import RunStore, publish_study
 
@@ -38,7 +38,7 @@ def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[
     """Copy finished studies from the store to `results/`; file -> number of records. `HmoeError`
     for an unknown study, for two of one name, and where a run is missing or failed; if `partial`,
     only where none is complete, or one that is published is not in the store."""
-    run_ids = {study: [spec.run_id for spec in study_specs(study)] for study in studies}
+    run_ids = {study: [config.run_id for config in study_configs(study)] for study in studies}
     read, written = {named: read_study(named) for named in run_ids}, {}
     if len({study.name for study in read.values()}) < len(read):
         names = " and ".join(map(str, read))
@@ -61,6 +61,6 @@ def write_beside_runs(studies: list[str], store: RunStore) -> str:
     that folder."""
     folder = store.folder / "store"
     for study in studies:
-        run_ids, arrays = [s.run_id for s in study_specs(study)], runs_with_arrays(study)
+        run_ids, arrays = [s.run_id for s in study_configs(study)], runs_with_arrays(study)
         publish_study(study, run_ids, store, folder, arrays, allow_failed=True)
     return str(folder)

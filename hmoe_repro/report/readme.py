@@ -22,7 +22,7 @@ from ..analysis.tables import cost_table, paper_numbers
 from ..analysis.writers import markdown_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root, write_atomic
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .gallery import facts_of, index_entry
 from .provenance import STATUS
 from .render import files_of, page_texts
@@ -68,7 +68,7 @@ def all_deviations() -> str:
 # %% ../../nbs/08_report/05_readme.ipynb #def-item-status
 README_PROFILES = ("paper", "quick", "mnist", "pacs", "bench")  # those with blocks
 FULL_ELSEWHERE = {"hmoe_fig3": "quick"}  # at the paper's own scale in a profile of another name
-_PAGES = packaged("pages.toml")
+_PAGES = package_toml("pages.toml")
 PUBLISHED = _PAGES["papers"]  # paper -> figure or table -> what it shows, pages in its place
 
 

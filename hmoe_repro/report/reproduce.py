@@ -22,7 +22,7 @@ from hmoe_repro.analysis.results import (
 from ..core.environment import library_hash
 from ..core.errors import HmoeError, plural
 from ..core.files import repo_root
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .compare_published import changed_tables, compare_runs, page_verdict
 from .comparison_text import compare_studies
 from .gallery import browsable
@@ -76,7 +76,7 @@ def sample_runs() -> pd.DataFrame:
     """The published runs that `hmoe reproduce` trains afresh (`hmoe_repro/sample.toml`): rows of
     `results`."""
     parts = []
-    for conditions in packaged("sample.toml")["runs"]:
+    for conditions in package_toml("sample.toml")["runs"]:
         frame = runs(results(conditions.pop("study")))
         for name, value in conditions.items():
             frame = frame[frame[name].isin(value if isinstance(value, list) else [value])]

@@ -18,9 +18,9 @@ from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..data.image_folder import listed
 from .render import KEPT, render
-from ..studies.filters import matching
+from ..studies.filters import filter_runs
 from ..studies.search import choose, hparams_note, not_held_out, tables_of
-from ..studies.studies import study_specs
+from ..studies.studies import study_configs
 from ..studies.study_file import STUDIES, Study, kept_file, read_study
 from ..training.run_config import TOY
 from ..training.store import RunStore, summary_of, write_study
@@ -54,14 +54,18 @@ def _asked(study) -> str:
 
 
 def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], list[str]]:
-    """(the records of a study in the runs folder, a line for each run that is missing there).
-    A damaged record counts as missing. `HmoeError` as `study_specs`, and if no run is finished."""
+    """Return the records of a study in the runs folder, and a line for each run without one.
+
+    A damaged record counts as missing.
+
+    Raises `HmoeError` as `study_configs`, and if no run is finished.
+    """
     study, store = read_study(study), store or RunStore()
     records, missing = [], []
-    for spec in study_specs(study):
-        record = store.known(spec.run_id)
+    for config in study_configs(study):
+        record = store.known(config.run_id)
         if record is None:
-            missing.append(f"{spec} (run {spec.run_id})")
+            missing.append(f"{config} (run {config.run_id})")
         else:
             records.append(record)
     ended = [summary_of(record) for record in records]
@@ -75,14 +79,14 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
     return records, missing
 
 # %% ../../nbs/08_report/11_study_report.ipynb #def-absent-notes
-def _narrowed(specs: list, algorithms, dataset, settings) -> list:
+def _narrowed(configs: list, algorithms, dataset, settings) -> list:
     """The configurations that the options of `hmoe select` keep."""
     if algorithms:
-        specs = [spec for spec in specs if spec.algorithm in algorithms]
+        configs = [config for config in configs if config.algorithm in algorithms]
     if dataset:
-        specs = [spec for spec in specs if spec.dataset == dataset]
+        configs = [config for config in configs if config.dataset == dataset]
     try:
-        return matching(specs, settings or [])
+        return filter_runs(configs, settings or [])
     except HmoeError:  # none of them has this value
         return []
 
@@ -91,24 +95,24 @@ def absent_notes(
     study, records: list[dict], algorithms=None, dataset=None, settings=()
 ) -> list[str]:
     """Return lines that name the runs of a study without a record, by algorithm; none if all are
-    there. `algorithms`, `dataset` and `settings` (`matching`) narrow the study. A single line says
-    so if the study's data are not here to compare with."""
+    there. `algorithms`, `dataset` and `settings` (`filter_runs`) narrow the study. A single line
+    says so if the study's data are not here to compare with."""
     try:
         study = read_study(study)
-        specs = _narrowed(study_specs(study), algorithms, dataset, settings)
+        configs = _narrowed(study_configs(study), algorithms, dataset, settings)
     except HmoeError as error:
         return [f"not checked for missing runs: {error.cause}"]
     here = {record["run_id"] for record in records}
-    specs = list({spec.run_id: spec for spec in specs}.values())
-    absent = [spec for spec in specs if spec.run_id not in here]
+    configs = list({config.run_id: config for config in configs}.values())
+    absent = [config for config in configs if config.run_id not in here]
     if not absent:
         return []
     lines = [
-        f"INCOMPLETE: {len(absent)} of {plural(len(specs), 'run')} of {study.name} are missing"
+        f"INCOMPLETE: {len(absent)} of {plural(len(configs), 'run')} of {study.name} are missing"
     ]
-    for algorithm in dict.fromkeys(spec.algorithm for spec in absent):
-        mine = [spec for spec in absent if spec.algorithm == algorithm]
-        total = sum(spec.algorithm == algorithm for spec in specs)
+    for algorithm in dict.fromkeys(config.algorithm for config in absent):
+        mine = [config for config in absent if config.algorithm == algorithm]
+        total = sum(config.algorithm == algorithm for config in configs)
         which = "all" if len(mine) == total else f"{len(mine)} of {total}"
         places = [f"{'+'.join(s.test_domains) or s.dataset}, seed {s.trial_seed}" for s in mine]
         names = listed(dict.fromkeys(places), 6)

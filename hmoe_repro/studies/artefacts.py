@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core.errors import HmoeError, check_choice
 from ..core.files import results_dir
-from ..core.toml import packaged
+from ..core.toml import package_toml
 from .study_file import PROFILES, STUDIES
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #def-artefact
@@ -42,7 +42,7 @@ class Artefact:
         return results_dir() / f"{self.study_at(profile)}.jsonl"
 
 # %% ../../nbs/06_studies/03_artefacts.ipynb #artefacts-by-name
-_PAGES = packaged("pages.toml")["pages"]
+_PAGES = package_toml("pages.toml")["pages"]
 ARTEFACTS = {
     name: Artefact(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
     for name, entry in _PAGES.items()

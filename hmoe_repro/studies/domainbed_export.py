@@ -46,17 +46,17 @@ _SPELLED = {ours: theirs for theirs, ours in SPELLINGS.items()}
 def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list[dict]:
     """One dictionary per checkpoint, as DomainBed writes them, under the name of another `dataset`
     if there is one. Raises `HmoeError` where the record lacks an accuracy."""
-    names, spec = _domain_names(record), record["config"]
+    names, config = _domain_names(record), record["config"]
     of_mode = "" if mode == "default" else f"-{mode.upper()}"
     arguments = {  # those of DomainBed's `train.py` that would have made this run
-        "algorithm": _SPELLED.get(spec["algorithm"], spec["algorithm"]) + of_mode,
-        "dataset": dataset or spec["dataset"],
-        "test_envs": [names.index(domain) for domain in spec["test_domains"]],
-        "trial_seed": spec["trial_seed"],
-        "hparams_seed": spec.get("hparams_seed", 0),
-        "seed": spec["trial_seed"],
-        "steps": spec["steps"],
-        "checkpoint_freq": spec["checkpoint_frequency"],
+        "algorithm": _SPELLED.get(config["algorithm"], config["algorithm"]) + of_mode,
+        "dataset": dataset or config["dataset"],
+        "test_envs": [names.index(domain) for domain in config["test_domains"]],
+        "trial_seed": config["trial_seed"],
+        "hparams_seed": config.get("hparams_seed", 0),
+        "seed": config["trial_seed"],
+        "steps": config["steps"],
+        "checkpoint_freq": config["checkpoint_frequency"],
         "holdout_fraction": 0.2,
         "uda_holdout_fraction": 0,
         "task": "domain_generalization",
@@ -67,7 +67,12 @@ def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list
     }
     lines = []
     for point in record["checkpoints"]:
-        line = {"args": arguments, "hparams": spec["hparams"], "step": point["step"], "epoch": None}
+        line = {
+            "args": arguments,
+            "hparams": config["hparams"],
+            "step": point["step"],
+            "epoch": None,
+        }
         line |= point["losses"]
         for i, name in enumerate(names):
             for split in SPLITS:
@@ -101,24 +106,24 @@ def _refuse_alike(records: list[dict]):
     not distinguish and what they differ in."""
     first_of: dict[tuple, dict] = {}
     for record in records:
-        spec = record["config"]
+        config = record["config"]
         if protocol_of(record) == "dmg":
             raise HmoeError(
                 f"run {record['run_id']} followed DMG's protocol, and DomainBed's scripts would "
                 "take its numbers for DomainBed's.",
                 fix="leave it out (--where protocol=domainbed).",
             )
-        looked_at = [spec[n] for n in ("algorithm", "dataset", "trial_seed")]
-        identity = (*looked_at, frozenset(spec["test_domains"]), spec.get("hparams_seed", 0))
+        looked_at = [config[n] for n in ("algorithm", "dataset", "trial_seed")]
+        identity = (*looked_at, frozenset(config["test_domains"]), config.get("hparams_seed", 0))
         other = first_of.setdefault(identity, record)
         if other is record:
             continue
-        fields = sorted({*spec, *other["config"]})
-        differ = [n for n in fields if spec.get(n) != other["config"].get(n)] or ["nothing"]
+        fields = sorted({*config, *other["config"]})
+        differ = [n for n in fields if config.get(n) != other["config"].get(n)] or ["nothing"]
         raise HmoeError(
-            f"runs {other['run_id']} and {record['run_id']} of {spec['algorithm']} differ only in "
-            f"{', '.join(differ)}, which DomainBed's scripts do not look at: they would select "
-            "from both as from one.",
+            f"runs {other['run_id']} and {record['run_id']} of {config['algorithm']} differ "
+            f"only in {', '.join(differ)}, which DomainBed's scripts do not look at: they would "
+            "select from both as from one.",
             fix=f"choose, for example --where {differ[0]}=VALUE.",
         )
 

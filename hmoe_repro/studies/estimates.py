@@ -55,13 +55,13 @@ def timings(store: RunStore) -> list[dict]:
     return found
 
 # %% ../../nbs/06_studies/08_estimates.ipynb #def-estimate
-def _kind(spec: dict) -> tuple:
+def _kind(config: dict) -> tuple:
     """What decides how much work an update is."""
     fields = ("algorithm", "dataset", "network", "resolution", "precision")
-    given = spec["hparams"]
+    given = config["hparams"]
     sizes = (given.get("batch_size"), str(given.get("seeds")), given.get("d2v_encoder"))
     # DMG's protocol counts the images of all domains together as the batch.
-    return (*(spec[name] for name in fields), *sizes, spec["protocol"])
+    return (*(config[name] for name in fields), *sizes, config["protocol"])
 
 
 class Measured(NamedTuple):
@@ -87,11 +87,11 @@ def measured_kinds(records: list[dict]) -> dict[tuple, Measured]:
     }
 
 
-def estimate(spec: RunConfig, known: dict[tuple, Measured]) -> tuple[float, float] | None:
+def estimate(config: RunConfig, known: dict[tuple, Measured]) -> tuple[float, float] | None:
     """Return (expected seconds of a run on one core or device, its memory in MiB); None if no run
     of its kind is `known`."""
-    found = known.get(_kind(spec.to_dict()))
-    return found and (found.seconds * spec.steps, found.memory)
+    found = known.get(_kind(config.to_dict()))
+    return found and (found.seconds * config.steps, found.memory)
 
 # %% ../../nbs/06_studies/08_estimates.ipynb #def-default-jobs
 JOBS_ON_GPU = 4

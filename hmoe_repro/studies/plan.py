@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 from ..core.environment import environment
 from ..core.errors import HmoeError, plural
+from .config_cache import named_runs
 from .estimates import comparable_records, estimate, measured_kinds
 from .request import EVERYTHING, Selection, select_runs
-from .spec_cache import named_runs
 from .studies import count_runs
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-missing-runs
-def missing_runs(specs, store: RunStore) -> list[RunConfig]:
-    """Return those of `specs` that are not finished, as far as can be read (`RunStore.known`)."""
-    records = {spec.run_id: store.known(spec.run_id) or {} for spec in specs}
-    return [spec for spec in specs if records[spec.run_id].get("status") != "complete"]
+def missing_runs(configs, store: RunStore) -> list[RunConfig]:
+    """Return those of `configs` that are not finished, as far as can be read (`RunStore.known`)."""
+    records = {config.run_id: store.known(config.run_id) or {} for config in configs}
+    return [config for config in configs if records[config.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-study-plan
 class StudyPlan(NamedTuple):
@@ -53,13 +53,13 @@ def as_time(seconds: float) -> str:
     return plural(round(seconds / 60), "minute")
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-plan-studies
-def _study_plan(study: str, specs: list[RunConfig], missing: list[RunConfig], known) -> StudyPlan:
+def _study_plan(study: str, configs: list[RunConfig], missing: list[RunConfig], known) -> StudyPlan:
     """The row of a study with these runs, some of them missing, by `known` measurements."""
-    estimates = [estimate(spec, known) for spec in missing]
+    estimates = [estimate(config, known) for config in missing]
     measured = [found for found in estimates if found]
     seconds = [needed for needed, _ in measured]
     memory = max((mebibytes for _, mebibytes in measured), default=0)
-    return StudyPlan(study, len(specs), len(missing), seconds, memory=memory)
+    return StudyPlan(study, len(configs), len(missing), seconds, memory=memory)
 
 
 def plan_studies(
@@ -68,16 +68,16 @@ def plan_studies(
     """Return a `StudyPlan` for each study, of its runs in a selection, with times from finished
     `records`. Raises `HmoeError` for an unknown study, and as `select_runs`."""
     found = {study: named_runs(study, store) for study in studies}
-    named = {study: specs for study, (specs, _) in found.items() if specs is not None}
+    named = {study: configs for study, (configs, _) in found.items() if configs is not None}
     selected = select_runs(named, selection)
     known, planned, rows = measured_kinds(records), set(), []
-    for study, (specs, why) in found.items():
-        if specs is None:
+    for study, (configs, why) in found.items():
+        if configs is None:
             count = count_runs(study) if selection.is_everything() else None
             rows.append(StudyPlan(study, count, None, [], why))
             continue
-        unplanned = [spec for spec in selected[study] if spec.run_id not in planned]
-        planned |= {spec.run_id for spec in unplanned}
+        unplanned = [config for config in selected[study] if config.run_id not in planned]
+        planned |= {config.run_id for config in unplanned}
         missing = missing_runs(unplanned, store)
         rows.append(_study_plan(study, selected[study], missing, known))
     return rows

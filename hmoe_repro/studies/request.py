@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ..core.errors import check_choice
 from .artefacts import ARTEFACTS, artefact_studies
-from .filters import matching, shard
-from .studies import study_specs, with_settings
+from .filters import filter_runs, shard
+from .studies import study_configs, with_settings
 from .study_file import PROFILES, STUDIES
 from ..training.run_config import RunConfig
 from ..training.selection import RULES
@@ -53,7 +53,7 @@ def describe_request(names: list[str] | None, profile: str) -> str:
 class Selection:
     """Which runs of some studies are wanted; by default all, as the studies describe them."""
 
-    where: Sequence[str] = ()  # `name=value` that no run may contradict (`matching`)
+    where: Sequence[str] = ()  # `name=value` that no run may contradict (`filter_runs`)
     settings: dict = field(default_factory=dict)  # hyper-parameters instead of the studies'
     algorithms: Sequence[str] = ()  # only these, by name or as file.py:Name
     n_hparams: int = 1  # trials 0 to N-1 of each run
@@ -71,21 +71,23 @@ EVERYTHING = Selection()
 # %% ../../nbs/06_studies/07_request.ipynb #def-select-runs
 def _union(by_study: Mapping[str, Sequence[RunConfig]]) -> list[RunConfig]:
     """The different runs of some studies, in their order."""
-    return list({spec.run_id: spec for specs in by_study.values() for spec in specs}.values())
+    return list(
+        {config.run_id: config for configs in by_study.values() for config in configs}.values()
+    )
 
 
 def _with_searches(by_study: dict, selection: Selection) -> dict[str, list[RunConfig]]:
     """The runs of a selection's algorithms, and all that its rule needs to choose among its
     trials."""
-    from hmoe_repro.studies.search import only_algorithms, search_specs
+    from hmoe_repro.studies.search import only_algorithms, search_configs
 
     every = _union(by_study)
     found = {}
-    for study, specs in by_study.items():
+    for study, configs in by_study.items():
         if selection.algorithms and every:
-            specs = only_algorithms(specs, selection.algorithms, every)
-        found[study] = search_specs(
-            specs, selection.n_hparams, selection.rule, kept=selection.settings
+            configs = only_algorithms(configs, selection.algorithms, every)
+        found[study] = search_configs(
+            configs, selection.n_hparams, selection.rule, kept=selection.settings
         )
     return found
 
@@ -95,20 +97,20 @@ def select_runs(
 ) -> dict[str, list[RunConfig]]:
     """Return study -> the runs that a selection keeps or makes of its runs.
 
-    Raises `HmoeError` as `matching`, `with_settings`, `only_algorithms`, `search_specs` and
+    Raises `HmoeError` as `filter_runs`, `with_settings`, `only_algorithms`, `search_configs` and
     `shard`."""
-    kept = {spec.run_id for spec in matching(_union(by_study), selection.where)}
-    found = {s: [spec for spec in by_study[s] if spec.run_id in kept] for s in by_study}
+    kept = {config.run_id for config in filter_runs(_union(by_study), selection.where)}
+    found = {s: [config for config in by_study[s] if config.run_id in kept] for s in by_study}
     if selection.settings:
         found = {study: with_settings(study, kept, selection.settings) for study in found}
     searched = selection.n_hparams > 1 or selection.rule != RULES[0]
     if selection.algorithms or searched:  # what this imports takes a second
         found = _with_searches(found, selection)
-    mine = {spec.run_id for spec in shard(_union(found), selection.shard)}
-    return {s: [spec for spec in found[s] if spec.run_id in mine] for s in found}
+    mine = {config.run_id for config in shard(_union(found), selection.shard)}
+    return {s: [config for config in found[s] if config.run_id in mine] for s in found}
 
 
 def runs_of(studies: list[str], selection: Selection = EVERYTHING) -> list[RunConfig]:
     """Return the runs of some studies that a selection keeps, each once. Raises `HmoeError` if data
     of a study are not here, and as `select_runs`."""
-    return _union(select_runs({study: study_specs(study) for study in studies}, selection))
+    return _union(select_runs({study: study_configs(study) for study in studies}, selection))

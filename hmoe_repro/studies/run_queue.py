@@ -86,26 +86,26 @@ class Outcomes(dict):
 _KIND = ("algorithm", "algorithm_source", "dataset", "network", "weights", "precision")
 
 
-def same_kind(spec: RunConfig, other: RunConfig) -> bool:
-    """Whether `other` is of the kind of `spec`. They may differ in test domain, seed and restart,
+def same_kind(config: RunConfig, other: RunConfig) -> bool:
+    """Whether `other` is of the kind of `config`. They may differ in test domain, seed and restart,
     and `other` in what a trial of a search drew."""
-    same = all(getattr(spec, name) == getattr(other, name) for name in _KIND)
-    return same and (other.hparams_seed > 0 or other.hparams == spec.hparams)
+    same = all(getattr(config, name) == getattr(other, name) for name in _KIND)
+    return same and (other.hparams_seed > 0 or other.hparams == config.hparams)
 
 # %% ../../nbs/06_studies/11_run_queue.ipynb #def-settled
-def settled(spec: RunConfig, store: RunStore, reason: str) -> Outcome:
+def settled(config: RunConfig, store: RunStore, reason: str) -> Outcome:
     """Return how a run ended that its worker called failed. One that died with its worker gets its
     failed record here."""
-    folder = ensure_writable(store.path(spec.run_id))
+    folder = ensure_writable(store.path(config.run_id))
     with run_lock(folder) as mine:
         if not mine:
             return Outcome(*LOCKED)
         try:
-            record = store.read(spec.run_id)
+            record = store.read(config.run_id)
         except HmoeError as error:
             return Outcome("failed", str(error))
         if record is None:
-            record = failed_record(spec, folder, reason)
+            record = failed_record(config, folder, reason)
             store.write(record, mine=True)
     return Outcome("complete") if record["status"] == "complete" else Outcome("failed", reason)
 

@@ -85,9 +85,9 @@ class RunDisplay:
         self.total, self.progress, self.ended, self.started = total, progress, 0, {}
         self.running, self.last_said = {}, time.monotonic()
 
-    def __call__(self, kind: str, spec: RunConfig, *details):
-        what, now = f"{spec} ({spec.run_id})", time.monotonic()
-        began = self.started.setdefault(spec.run_id, now)
+    def __call__(self, kind: str, config: RunConfig, *details):
+        what, now = f"{config} ({config.run_id})", time.monotonic()
+        began = self.started.setdefault(config.run_id, now)
         if kind == "done":
             self.progress.end(what)
             self.running.pop(what, None)
@@ -99,7 +99,7 @@ class RunDisplay:
             elif not self.progress.bars:
                 self.progress.say(f"{line}{now - began:.0f} s")
         else:
-            self.running[what] = details or (0, spec.steps)
+            self.running[what] = details or (0, config.steps)
             self._bar(what, *self.running[what], "updates")
             if not self.progress.bars and now - self.last_said >= SECONDS_BETWEEN_LINES:
                 self.last_said = now
@@ -117,17 +117,17 @@ class RunDisplay:
             self.progress(what, done, total, unit)
 
 # %% ../../nbs/06_studies/13_sweep.ipynb #def-refuse-foreign-code
-def refuse_foreign_code(specs: list[RunConfig]):
+def refuse_foreign_code(configs: list[RunConfig]):
     """Raise `HmoeError` for a run whose algorithm is code that was not named in this process."""
-    sources = {(spec.algorithm, spec.algorithm_source): spec for spec in specs}
-    for (name, key), spec in sources.items():
+    sources = {(config.algorithm, config.algorithm_source): config for config in configs}
+    for (name, key), config in sources.items():
         if not key:
             continue
         try:
             restore_algorithm(name, key)
         except HmoeError as error:
             fix = f"name its file yourself (--algorithm file.py:Name). {error.fix}"
-            raise HmoeError(f"run {spec.run_id}: {error.cause}", fix=fix) from None
+            raise HmoeError(f"run {config.run_id}: {error.cause}", fix=fix) from None
 
 # %% ../../nbs/06_studies/13_sweep.ipynb #def-sweep
 def _wanted(configs) -> list[RunConfig]:

@@ -22,11 +22,11 @@ from typing import NamedTuple
 from ..core.config import CONFIG
 from ..core.determinism import PORTABLE, THREADS, begin_process, process_variables
 from ..core.environment import git_commit
-from ..core.errors import NO_ROOM, HmoeError, first_line, system_error
+from ..core.errors import DISK_FULL, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir
 from .run_queue import Outcome, RunQueue
-from .worker import LOCKED, Home, lost, run_away
-from ..training.loggers import listen
+from .worker import LOCKED, RunFileServer, lost, run_away
+from ..training.loggers import make_notifier
 from ..training.run import run
 from ..training.run_config import RunConfig
 from ..training.store import RunStore, run_lock
@@ -67,7 +67,7 @@ def train_in_process(queue: RunQueue, settings: RunSettings):
         except HmoeError as error:
             ended = Outcome("failed", str(error))
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in DISK_FULL:
                 raise
             ended = Outcome("no room", str(system_error(error)))
         queue.on_done(config, ended)
@@ -225,10 +225,12 @@ def _away(home, *arguments):
 
 
 def _start_home(ray, folder):
-    """The `Home` of a store, as an actor on this machine."""
+    """The `RunFileServer` of a store, as an actor on this machine."""
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(resources=here, **lasting)(Home).remote(folder, runs_dir() / "algorithms")
+    return ray.remote(resources=here, **lasting)(RunFileServer).remote(
+        folder, runs_dir() / "algorithms"
+    )
 
 
 class _Task(NamedTuple):
@@ -276,7 +278,7 @@ class RayPool:
         task = self.portable if config.determinism == "portable" else self.native
         where = self.settings.device, self.settings.data_dir
         result = task.remote(self.home, config.to_dict(), *where, self.config)
-        loggers = listen(config, CONFIG.log, self.store.folder)
+        loggers = make_notifier(config, CONFIG.log, self.store.folder)
         self.busy[config.run_id] = _Task(result, config, lock, loggers)
         return None
 

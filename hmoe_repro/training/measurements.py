@@ -28,17 +28,17 @@ from .trainer import Trainer
 # %% ../../nbs/05_training/10_measurements.ipynb #def-trained-run
 def trained_run(trainer: Trainer) -> TrainedRun:
     """Return the algorithm of a trainer as it is now, with the images of its run."""
-    spec = trainer.spec
+    config = trainer.config
     return TrainedRun(
         algorithm=trainer.algorithm,
         data=trainer.data,
         splits=trainer.splits,
         domains=trainer.domains,
-        test_domains=spec.test_domains,
+        test_domains=config.test_domains,
         step=trainer.step - 1,
         checkpoints=trainer.checkpoints,
-        measure=spec.measure,
-        precision=spec.precision,
+        measure=config.measure,
+        precision=config.precision,
         device=trainer.device,
         batch_size=EVALUATION_BATCH,
     )
@@ -146,19 +146,20 @@ def _check_requested(trainer: Trainer):
     """`HmoeError` if the network or its images do not allow what the run is asked to measure: no
     featurizer for clusters, no gate of a suitable size for groups and codes, no network of known
     depth or no square images for spectra."""
-    spec, algorithm = trainer.spec, trainer.algorithm
-    least = {"groups": 1, "codes": 3}.get(spec.measure)
+    config, algorithm = trainer.config, trainer.algorithm
+    least = {"groups": 1, "codes": 3}.get(config.measure)
     if least and not least <= getattr(algorithm, "num_experts", 0) <= 16:
         raise HmoeError(
-            f"{spec.algorithm} has no gate of {least} to 16 experts, as '{spec.measure}' needs.",
+            f"{config.algorithm} has no gate of {least} to 16 experts, "
+            f"as '{config.measure}' needs.",
             fix="another algorithm, another number of experts, or no measure.",
         )
-    if spec.measure == "clusters" and _featurizer(algorithm) is None:
+    if config.measure == "clusters" and _featurizer(algorithm) is None:
         raise HmoeError(
-            f"{spec.algorithm} has no featurizer whose features could be clustered.",
+            f"{config.algorithm} has no featurizer whose features could be clustered.",
             fix="another algorithm, or no measure.",
         )
-    if spec.measure != "spectra":
+    if config.measure != "spectra":
         return
     _, height, width = trainer.data.input_shape
     if isinstance(trainer.data, PrecomputedDataset):
@@ -168,7 +169,7 @@ def _check_requested(trainer: Trainer):
         )
     if height != width or not spectra.networks_with_depth(algorithm):
         raise HmoeError(
-            f"spectra of {spec.network} at {height} x {width} pixels cannot be measured.",
+            f"spectra of {config.network} at {height} x {width} pixels cannot be measured.",
             fix="a transformer, a ResNet or a small network on square images, or no measure.",
         )
 

@@ -33,37 +33,37 @@ from .run_config import RunConfig
 from .store import RunStore
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-dataset
-def build_dataset(spec: RunConfig, data_dir=None):
+def build_dataset(config: RunConfig, data_dir=None):
     """The data set of a specification, which may be kept with the runs. No code that the
     specification names is run. Raises `HmoeError` if the data set is not known in this process
     (`recorded_dataset`), or its content is not what the specification says."""
-    data = kept_data(spec.dataset_fingerprint)
+    data = kept_data(config.dataset_fingerprint)
     if data is None:
-        data = load_dataset(recorded_dataset(spec.dataset), data_seed(spec), data_dir)
-    data = data.prepared(spec.resolution, spec.images)
-    if data.fingerprint != spec.dataset_fingerprint:
+        data = load_dataset(recorded_dataset(config.dataset), data_seed(config), data_dir)
+    data = data.with_options(config.resolution, config.images)
+    if data.fingerprint != config.dataset_fingerprint:
         raise HmoeError(
-            f"{spec.dataset} has fingerprint {data.fingerprint} here, run {spec.run_id} was made "
-            f"on {spec.dataset_fingerprint}: the images differ.",
+            f"{config.dataset} has fingerprint {data.fingerprint} here, run {config.run_id} was "
+            f"made on {config.dataset_fingerprint}: the images differ.",
             fix="use the original data, or plan the run anew.",
         )
     return data
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-algorithm
-def build_algorithm(spec: RunConfig, data, trust_code: bool = False):
+def build_algorithm(config: RunConfig, data, trust_code: bool = False):
     """The untrained algorithm of a specification, on the CPU. Its weights are drawn from the
     global generator. `trust_code` as in `restore_algorithm`."""
-    if spec.algorithm_source:
-        cls = restore_algorithm(spec.algorithm, spec.algorithm_source, trust_code)
+    if config.algorithm_source:
+        cls = restore_algorithm(config.algorithm, config.algorithm_source, trust_code)
     else:
-        cls = get_algorithm(spec.algorithm)
-    hparams = spec.hparams | {"network": spec.network}
-    if spec.weights:
-        hparams["weights"] = spec.weights
-    domains = len(training_domains(data, spec.test_domains))
+        cls = get_algorithm(config.algorithm)
+    hparams = config.hparams | {"network": config.network}
+    if config.weights:
+        hparams["weights"] = config.weights
+    domains = len(training_domains(data, config.test_domains))
     algorithm = cls(data.input_shape, data.num_classes, domains, hparams)
-    algorithm.total_steps = spec.steps
-    set_precision(algorithm, spec.precision)
+    algorithm.total_steps = config.steps
+    set_precision(algorithm, config.precision)
     return algorithm
 
 # %% ../../nbs/05_training/08_model.ipynb #def-with-precomputed
@@ -82,14 +82,14 @@ def with_precomputed(data, algorithm):
     return data
 
 # %% ../../nbs/05_training/08_model.ipynb #def-check-version
-def check_version(spec: RunConfig, algorithm):
+def check_version(config: RunConfig, algorithm):
     """Raises `HmoeError` where the mathematics of a run's algorithm are not those of this
     library."""
     here = getattr(algorithm, "version", 1)
-    if spec.algorithm_version == here:
+    if config.algorithm_version == here:
         return
     raise HmoeError(
-        f"run {spec.run_id} is of version {spec.algorithm_version} of {spec.algorithm}, "
+        f"run {config.run_id} is of version {config.algorithm_version} of {config.algorithm}, "
         f"and this library has version {here}.",
         fix="plan the run anew.",
     )
@@ -168,7 +168,7 @@ def _check_names(names: dict):
             raise ValueError(f"no {kind}")
 
 
-def data_shape(path: Path, spec: RunConfig) -> DataShape:
+def data_shape(path: Path, config: RunConfig) -> DataShape:
     """Return the shape of a run's data, from the header of its weights. Raises `HmoeError` if they
     are not here or damaged."""
     try:
@@ -185,19 +185,19 @@ def data_shape(path: Path, spec: RunConfig) -> DataShape:
             f"the weights {path} are cut, damaged or another model's (their header).",
             fix="copy them again, or remove the run's folder and train it again.",
         ) from None
-    domains = [*names["domains"], *spec.test_domains]
-    return DataShape(spec.dataset, domains, names["classes"], tuple(names["input_shape"]))
+    domains = [*names["domains"], *config.test_domains]
+    return DataShape(config.dataset, domains, names["classes"], tuple(names["input_shape"]))
 
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model
 def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code: bool = False):
     """Return (algorithm in evaluation mode, `DataShape`) of a record, with the weights in a file
     that names this run and mode. Raises `HmoeError` as `data_shape`, `build_algorithm` and
     `load_weights`."""
-    spec = RunConfig.from_dict(record["config"])
-    shape = data_shape(path, spec)
-    if spec.weights:  # replaced by the run's own below: its initial ones need not be here
-        spec = spec.replace(weights="random")
-    algorithm = build_algorithm(spec, shape, trust_code)
+    config = RunConfig.from_dict(record["config"])
+    shape = data_shape(path, config)
+    if config.weights:  # replaced by the run's own below: its initial ones need not be here
+        config = config.replace(weights="random")
+    algorithm = build_algorithm(config, shape, trust_code)
     load_weights(path, algorithm, {"run": record["run_id"], "mode": mode})
     return algorithm.to(resolve_device(str(device))).eval(), shape
 

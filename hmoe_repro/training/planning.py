@@ -66,7 +66,7 @@ def _prepared_data(run: RunOptions, data_dir):
         resolution = resolution or of_network.pop("resolution", None)
         of_network.pop("resolution", None)
         options = protocols.protocol_of(run).image_defaults | of_network | options
-    return data.prepared(resolution, options)
+    return data.with_options(resolution, options)
 
 
 def _resolved_hparams(run: RunOptions, data) -> dict:

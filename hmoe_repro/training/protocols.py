@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOLDOUT', 'EVALUATION_BATCH', 'PROTOCOLS', 'split_indices', 'make_splits', 'training_domains', 'domains_with_labels',
            'labelled_images', 'Sampler', 'request_batch', 'make_batch', 'validation_seeds', 'run_seed', 'run_seed_of',
-           'evaluate', 'parse_policy', 'DomainBed', 'three_parts', 'without_a_tenth', 'dmg_splits', 'epoch_length',
+           'evaluate', 'parse_policy', 'DomainBed', 'three_parts', 'split_train_val', 'dmg_splits', 'epoch_length',
            'EpochSampler', 'DMG', 'protocol_of']
 
 # %% ../../nbs/05_training/03_protocols.ipynb #imports
@@ -302,7 +302,7 @@ def three_parts(
     return rest[held_out:], rest[:held_out], test
 
 
-def without_a_tenth(
+def split_train_val(
     positions: torch.Tensor, trial_seed: int, domain: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(train, validation): a list of training images (n,) divided into 90 and 10 %."""
@@ -329,7 +329,7 @@ def dmg_splits(
             cut = three_parts(size, trial_seed, position)
             listed = dict(zip(names, map(torch.from_numpy, cut)))
         elif "val" not in listed:
-            listed["train"], listed["val"] = without_a_tenth(listed["train"], trial_seed, position)
+            listed["train"], listed["val"] = split_train_val(listed["train"], trial_seed, position)
         if len(listed["val"]) == 0:
             raise HmoeError(
                 f"{data.name}: domain {domain!r} has {plural(size, 'image')}, "

@@ -20,14 +20,14 @@ from ..core.config import CONFIG
 from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment, library_hash, versions
-from ..core.errors import NO_ROOM, HmoeError, Place, public
+from ..core.errors import DISK_FULL, HmoeError, Place, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.seals import sealed
 from ..core.seeds import undisturbed
 from ..method.toy_seeds import run_toy, toy_checkpoints
 from .checkpoint_io import load_state, save_state
-from .loggers import listen
+from .loggers import make_notifier
 from .measurements import check_measure, declared_measurements, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
 from .run_config import TOY, RunConfig
@@ -131,19 +131,21 @@ def _names(trainer: Trainer) -> dict:
     }
 
 
-def _train_to_end(trainer: Trainer, folder: Path, started: float, parts: list[dict], on_step, tell):
+def _train_to_end(
+    trainer: Trainer, folder: Path, started: float, parts: list[dict], on_step, notify
+):
     """Update until the last step, with weights and state on disk after each checkpoint."""
-    spec = trainer.spec
-    while trainer.step < spec.steps:
+    config = trainer.config
+    while trainer.step < config.steps:
         trainer.update()
         if trainer.is_due():
             for mode in trainer.evaluate():
                 save_model(selected_path(folder, mode), trainer.algorithm, _names(trainer))
             spent = time.perf_counter() - started
-            _save(_state_path(folder), trainer.state(), spent, spec.run_id, parts)
-            tell("checkpoint", trainer.checkpoints[-1])
+            _save(_state_path(folder), trainer.state(), spent, config.run_id, parts)
+            notify("checkpoint", trainer.checkpoints[-1])
         if on_step:
-            on_step(trainer.step, spec.steps)
+            on_step(trainer.step, config.steps)
 
 
 def _described(trainer: Trainer, folder: Path) -> dict:
@@ -151,31 +153,31 @@ def _described(trainer: Trainer, folder: Path) -> dict:
     last weights if a measurement asks for them."""
     scores, arrays = measure_run(trainer)
     if arrays:
-        write_atomic(folder / "arrays.safetensors", sealed(arrays, run=trainer.spec.run_id))
+        write_atomic(folder / "arrays.safetensors", sealed(arrays, run=trainer.config.run_id))
     if any(m.keeps_weights for m in declared_measurements(trainer.algorithm)):
         save_model(selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     return scores
 
 
-def _train(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, anyway) -> dict:
+def _train(config: RunConfig, folder: Path, device, data_dir, on_step, notify, anyway) -> dict:
     """Train from the beginning or from the saved state; the measured part of the record."""
-    trainer = Trainer(spec, build_dataset(spec, data_dir).to(device), device)
-    check_version(spec, trainer.algorithm)
+    trainer = Trainer(config, build_dataset(config, data_dir).to(device), device)
+    check_version(config, trainer.algorithm)
     check_measure(trainer)
-    saved = _saved(_state_path(folder), spec.run_id, device, anyway)
+    saved = _saved(_state_path(folder), config.run_id, device, anyway)
     started = time.perf_counter() - saved["spent"]
     if saved["trainer"]:
         trainer.load(saved["trainer"])
     resumed = trainer.step > 0
-    tell("start", trainer.checkpoints)
-    _train_to_end(trainer, folder, started, saved["parts"], on_step, tell)
-    choice, splits = (trainer.checkpoints, spec.test_domains), trainer.splits
+    notify("start", trainer.checkpoints)
+    _train_to_end(trainer, folder, started, saved["parts"], on_step, notify)
+    choice, splits = (trainer.checkpoints, config.test_domains), trainer.splits
     by = trainer.selection_mode
     measured = {
         "checkpoints": trainer.checkpoints,
         "selected": training_domain_validation(*choice, trainer.algorithm.modes, by),
         **_described(trainer, folder),
-        "test_size": sum(len(splits[d]["in"]) for d in spec.test_domains),
+        "test_size": sum(len(splits[d]["in"]) for d in config.test_domains),
         "resumed": resumed,
         "parts": saved["parts"],
         "wall_time_s": time.perf_counter() - started,
@@ -187,22 +189,24 @@ def _train(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, anywa
     return measured
 
 # %% ../../nbs/05_training/12_run.ipynb #def-train-toy
-def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, anyway) -> dict:
+def _train_toy(config: RunConfig, folder: Path, device, data_dir, on_step, notify, anyway) -> dict:
     """As `_train`, for the toy regression."""
     path = _state_path(folder)
-    saved = _saved(path, spec.run_id, device, anyway)
+    saved = _saved(path, config.run_id, device, anyway)
     started = time.perf_counter() - saved["spent"]
 
     def on_checkpoint(trainer):
         spent = time.perf_counter() - started
-        _save(path, trainer.state(), spent, spec.run_id, saved["parts"])
-        tell("checkpoint", toy_checkpoints(trainer.history)[-1])
+        _save(path, trainer.state(), spent, config.run_id, saved["parts"])
+        notify("checkpoint", toy_checkpoints(trainer.history)[-1])
         if on_step:
-            on_step(trainer.step_count, spec.steps)
+            on_step(trainer.step_count, config.steps)
 
-    tell("start", toy_checkpoints((saved["trainer"] or {}).get("history", {})))
-    toy, checkpoints, arrays = run_toy(spec.hparams, spec.steps, saved["trainer"], on_checkpoint)
-    write_atomic(folder / "arrays.safetensors", sealed(arrays, run=spec.run_id))
+    notify("start", toy_checkpoints((saved["trainer"] or {}).get("history", {})))
+    toy, checkpoints, arrays = run_toy(
+        config.hparams, config.steps, saved["trainer"], on_checkpoint
+    )
+    write_atomic(folder / "arrays.safetensors", sealed(arrays, run=config.run_id))
     return {
         "checkpoints": checkpoints,
         "toy": toy,
@@ -212,16 +216,16 @@ def _train_toy(spec: RunConfig, folder: Path, device, data_dir, on_step, tell, a
     }
 
 # %% ../../nbs/05_training/12_run.ipynb #def-record
-def _record(spec: RunConfig, status: str, reason: str | None, measured: dict, device) -> dict:
+def _record(config: RunConfig, status: str, reason: str | None, measured: dict, device) -> dict:
     measured = dict(measured)
     resumed_from = _resumed_from(measured.pop("parts", []))
     made = environment(device) | {"determinism": determinism_in_use(device)} | resumed_from
     return {
-        "run_id": spec.run_id,
+        "run_id": config.run_id,
         "record_version": RECORD_VERSION,
         "status": status,
         "reason": reason,
-        "config": spec.to_dict(),
+        "config": config.to_dict(),
         "checkpoints": [],
         "selected": {},
         **measured,
@@ -266,39 +270,41 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
     return {"checkpoints": toy_checkpoints(trainer.get("history", {})), "parts": parts}
 
 
-def failed_record(spec: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None) -> dict:
+def failed_record(
+    config: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None
+) -> dict:
     """The record of a run that ended without a result: its reason without absolute paths, and what
     it had measured."""
     data = Path(data_dir or default_data_dir()).absolute()
     known = {"runs": folder.parent, "data": data, "project": repo_root(), "home": Path.home()}
     reason = without_paths(reason, **known)
-    return _record(spec, "failed", reason, _measured_so_far(folder, spec.run_id), device)
+    return _record(config, "failed", reason, _measured_so_far(folder, config.run_id), device)
 
 # %% ../../nbs/05_training/12_run.ipynb #def-run
 def _attempt(
-    spec: RunConfig, folder: Path, device, data_dir, on_step, tell, anyway, trust_code
+    config: RunConfig, folder: Path, device, data_dir, on_step, notify, anyway, trust_code
 ) -> dict:
     """The record of a run, complete or failed. `OSError` if the disk is full, `OtherVersions` for
     a state that is not resumed from."""
-    train = _train_toy if spec.dataset == TOY else _train
+    train = _train_toy if config.dataset == TOY else _train
     try:
-        if spec.algorithm_source:
-            restore_algorithm(spec.algorithm, spec.algorithm_source, trust_code)
-        measured = train(spec, folder, device, data_dir, on_step, tell, anyway)
-        return _record(spec, "complete", None, measured, device)
+        if config.algorithm_source:
+            restore_algorithm(config.algorithm, config.algorithm_source, trust_code)
+        measured = train(config, folder, device, data_dir, on_step, notify, anyway)
+        return _record(config, "complete", None, measured, device)
     except (KeyboardInterrupt, BrokenPipeError, OtherVersions):
         raise
     except (Exception, SystemExit) as error:
-        if getattr(error, "errno", None) in NO_ROOM:
+        if getattr(error, "errno", None) in DISK_FULL:
             raise
-        reason = explain_error(error, spec.algorithm, spec.algorithm_source)
+        reason = explain_error(error, config.algorithm, config.algorithm_source)
         write_atomic(folder / "error.txt", traceback.format_exc())
-        return failed_record(spec, folder, reason, device, data_dir)
+        return failed_record(config, folder, reason, device, data_dir)
 
 
 @public(device=object, data_dir=Place | None, on_step=Callable | None, on_event=Callable | None)
 def run(
-    spec: RunConfig,
+    config: RunConfig,
     store: RunStore | None = None,
     device="cpu",
     data_dir=None,
@@ -307,7 +313,7 @@ def run(
     resume_anyway: bool = False,
     trust_code: bool = False,
 ) -> dict | None:
-    """Train the run of `spec`, or resume it, and return its record; None if another process has
+    """Train the run of `config`, or resume it, and return its record; None if another process has
     locked it. `on_step(step, steps)` is called after each update, and `on_event(kind, spec,
     detail)` as one more logger (`training.loggers`) next to those of `CONFIG`.
 
@@ -318,24 +324,27 @@ def run(
     `trust_code`.
     """
     store = store or RunStore()
-    device = resolve_device("cpu" if spec.dataset == TOY else str(device))
-    folder = ensure_writable(store.path(spec.run_id))
-    warn_of_determinism(spec.determinism, device)
-    precise = device_determinism(spec.precision, device)
+    device = resolve_device("cpu" if config.dataset == TOY else str(device))
+    folder = ensure_writable(store.path(config.run_id))
+    warn_of_determinism(config.determinism, device)
+    precise = device_determinism(config.precision, device)
     with run_lock(folder) as mine, single_thread(), precise, undisturbed(device):
         if not mine:
             return None
-        done = store.read(spec.run_id)
+        done = store.read(config.run_id)
         if done and done["status"] == "complete":
             return done
-        tell, record = listen(spec, CONFIG.log, store.folder, on_event), {"status": "interrupted"}
+        notify, record = (
+            make_notifier(config, CONFIG.log, store.folder, on_event),
+            {"status": "interrupted"},
+        )
         try:
             anyway = resume_anyway or CONFIG.resume_anyway
-            how = (on_step, tell, anyway, trust_code)
-            record = _attempt(spec, folder, device, data_dir, *how)
+            how = (on_step, notify, anyway, trust_code)
+            record = _attempt(config, folder, device, data_dir, *how)
             record = store.write(record, mine=True)
         finally:
-            tell("done", record)
+            notify("done", record)
         if record["status"] == "complete":
             _state_path(folder).unlink(missing_ok=True)
             (folder / "error.txt").unlink(missing_ok=True)

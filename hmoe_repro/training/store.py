@@ -330,9 +330,9 @@ def check_study_name(name: str) -> str:
 
 def _place_in_study(record: dict) -> tuple:
     """What the lines of a published study are sorted by."""
-    spec = record["config"]
+    config = record["config"]
     names = ("dataset", "algorithm", "test_domains", "trial_seed")
-    return (*(spec[name] for name in names), record["run_id"])
+    return (*(config[name] for name in names), record["run_id"])
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -83,12 +83,12 @@ MAX_CODE_IMAGES = 240  # validation images whose codes a checkpoint looks at, at
 class Evaluation:
     """Evaluates the parts of a run's data that its policy asks for."""
 
-    def __init__(self, spec: RunConfig, data, device):
-        self.spec, self.data, self.device = spec, data, device
-        self.domains = protocols.training_domains(data, spec.test_domains)
-        self.protocol = protocols.protocol_of(spec)
+    def __init__(self, config: RunConfig, data, device):
+        self.config, self.data, self.device = config, data, device
+        self.domains = protocols.training_domains(data, config.test_domains)
+        self.protocol = protocols.protocol_of(config)
         self.splits = self.protocol.splits(data)
-        cap = protocols.parse_policy(spec.evaluate)[1]
+        cap = protocols.parse_policy(config.evaluate)[1]
         for domain in self.domains:
             self.splits[domain]["out"] = self.splits[domain]["out"][:cap]
 
@@ -100,10 +100,10 @@ class Evaluation:
     def validation_seeds(self, domain: str, step: int) -> torch.Tensor | None:
         """Seeds of the augmented validation images at the checkpoint after update `step`; None
         where they are not augmented."""
-        if not (self.data.augmented and self.spec.images["val_augment"]):
+        if not (self.data.augmented and self.config.images["val_augment"]):
             return None
         count, position = len(self.splits[domain]["out"]), self.data.domain_index(domain)
-        return protocols.validation_seeds(count, self.spec.trial_seed, position, step)
+        return protocols.validation_seeds(count, self.config.trial_seed, position, step)
 
     def accuracy(self, algorithm, domain: str, split: str, seeds=None) -> dict[str, float]:
         """mode -> accuracy on a part of a domain; augmented where there are `seeds`."""
@@ -128,7 +128,7 @@ class Evaluation:
         codes, gate = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
         embeddings = algorithm.model.embeddings.detach().cpu().numpy()
         said = code_statistics(codes, gate, embeddings)
-        if self.spec.measure == "codes":
+        if self.config.measure == "codes":
             said["plane"] = in_plane(codes, embeddings) | {"images": images}
         return said
 
@@ -137,21 +137,21 @@ class Trainer:
     """A run in progress on one device. `state()` and `load()` make it resumable, bitwise
     identically on the same machine."""
 
-    def __init__(self, spec: RunConfig, data, device):
-        self.spec, self.device = spec, device
-        positions = [data.domain_index(domain) for domain in spec.test_domains]
-        seed = protocols.run_seed_of(spec, positions)
+    def __init__(self, config: RunConfig, data, device):
+        self.config, self.device = config, device
+        positions = [data.domain_index(domain) for domain in config.test_domains]
+        seed = protocols.run_seed_of(config, positions)
         seed_everything(seed)
-        self.algorithm = build_algorithm(spec, data).to(device).train()
+        self.algorithm = build_algorithm(config, data).to(device).train()
         self.data = data = with_precomputed(data, self.algorithm)
-        self.evaluation = Evaluation(spec, data, device)
+        self.evaluation = Evaluation(config, data, device)
         self.domains, self.splits = self.evaluation.domains, self.evaluation.splits
         self.protocol, h = self.evaluation.protocol, self.algorithm.hparams
         self.modes, self.selection_mode = self.protocol.modes(self.algorithm)
         inside = [self.splits[domain]["in"] for domain in self.domains]
         self.sampler = self.protocol.sampler(inside, h["batch_size"], seed)
         self.batches = Batches(data, self.domains, self.sampler, device)
-        self.labelled = protocols.labelled_images(h, self.domains, inside, spec.trial_seed)
+        self.labelled = protocols.labelled_images(h, self.domains, inside, config.trial_seed)
         self.step, self.checkpoints, self.losses = 0, [], LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
 
@@ -162,7 +162,7 @@ class Trainer:
         if self.labelled:
             drawn = zip(self.batches.drawn, self.labelled)
             self.algorithm.told = [torch.isin(indices, known) for indices, known in drawn]
-        losses = as_floats(self.algorithm.update(minibatches), self.spec.algorithm)
+        losses = as_floats(self.algorithm.update(minibatches), self.config.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
         epoch = getattr(self.sampler, "updates_per_epoch", None)
@@ -182,7 +182,7 @@ class Trainer:
         for domain in self.domains:
             seeds = evaluation.validation_seeds(domain, step)
             accuracies[domain] = {"out": evaluation.accuracy(algorithm, domain, "out", seeds)}
-        improved, last = self._note_best(accuracies), self.step == self.spec.steps
+        improved, last = self._note_best(accuracies), self.step == self.config.steps
         for domain, split in self.protocol.parts(self.splits, bool(improved), last):
             of_domain = accuracies.setdefault(domain, {})
             of_domain[split] = evaluation.accuracy(algorithm, domain, split)
@@ -194,7 +194,7 @@ class Trainer:
 
     def _note_best(self, accuracies: dict) -> list[str]:
         """The modes whose validation accuracy is the best so far."""
-        by, tests = self.selection_mode, self.spec.test_domains
+        by, tests = self.selection_mode, self.config.test_domains
         scores = {mode: validation_accuracy(accuracies, tests, by or mode) for mode in self.modes}
         improved = [mode for mode in scores if scores[mode] > self.best.get(mode, -1)]
         self.best |= {mode: scores[mode] for mode in improved}
