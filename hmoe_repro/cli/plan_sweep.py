@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from . import options
-from .options import argument, option, print_table, say, wrote
+from .options import argument, option, print_table, print_written, say
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-request
 @dataclass
@@ -25,16 +25,16 @@ class Request:
 
 
 def requested(
-    artefacts: options.ArtefactsOrStudies = None,
-    profile: options.ProfileName = "quick",
-    everything: options.OnRequest = False,
+    artefacts: options.ArtefactsOrStudiesArgument = None,
+    profile: options.ProfileOption = "quick",
+    everything: options.OnRequestOption = False,
     part: option(str, "I/N: only part I of N, the same on every machine.", "--shard") = "1/1",
     algorithm: option(list[str], "Only this, or file.py:Name, trained as ERM; repeatable.") = None,
     n_hparams: option(int, "Train each run with trials 0 to N-1.", min=1, max=10_000) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
-    where: options.Where = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    set_: options.Settings = None,
+    where: options.WhereOption = None,
+    skip_unreadable: options.SkipUnreadableOption = False,
+    set_: options.SettingsOption = None,
 ) -> Request:
     """Return what these flags ask for. Raises `HmoeError` for unknown names."""
     from hmoe_repro.studies.request import Selection, describe_request, requested_studies
@@ -46,7 +46,7 @@ def requested(
         names = [algorithm_name(name) for name in algorithm]
     selection = Selection(
         where=where or (),
-        settings=options.parsed_settings(set_, skip_unreadable),
+        settings=options.parse_settings(set_, skip_unreadable),
         algorithms=names,
         n_hparams=n_hparams,
         rule=rule,
@@ -78,10 +78,10 @@ def takes_request(command):
 def plan_command(
     flags: dict,
     *,
-    jobs: options.Jobs = None,
-    device: options.Device = "auto",
-    data_dir: options.DataDir = None,
-    domainbed: options.DomainBed = None,
+    jobs: options.JobsOption = None,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    domainbed: options.DomainBedOption = None,
 ):
     """Show which runs are missing, and an estimate of their time on this device."""
     from hmoe_repro.core.devices import no_accelerator, resolve_device
@@ -106,16 +106,16 @@ def plan_command(
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-reproduce
 def reproduce_command(
-    artefacts: options.Artefacts = None,
-    profile: options.ProfileName = None,
-    everything: options.OnRequest = False,
-    jobs: options.Jobs = None,
-    device: options.Device = "cpu",
-    engine: options.Engine = "local",
+    artefacts: options.ArtefactsArgument = None,
+    profile: options.ProfileOption = None,
+    everything: options.OnRequestOption = False,
+    jobs: options.JobsOption = None,
+    device: options.DeviceOption = "cpu",
+    engine: options.EngineOption = "local",
     fresh: option(bool, "Discard these runs, and train all of them again.", "--fresh") = False,
-    data_dir: options.DataDir = None,
-    log: options.Log = None,
-    resume_anyway: options.ResumeAnyway = False,
+    data_dir: options.DataDirOption = None,
+    log: options.LogOption = None,
+    resume_anyway: options.ResumeAnywayOption = False,
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
     of named artefacts or a profile, train what is missing."""
@@ -146,26 +146,26 @@ def reproduce_command(
         store.discard_all([config.run_id for config in configs])
     if sample:
         steps.reproduce_published(published_pages(), published, how, output, say)
-        return wrote(output / "index.html")
+        return print_written(output / "index.html")
     steps.reproduce(names, profile or "quick", configs, how, output, say)
-    wrote(output / (profile or "quick") / "README.md")
+    print_written(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 @takes_request
 def sweep_command(
     flags: dict,
     *,
-    jobs: options.Jobs = None,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
+    jobs: options.JobsOption = None,
+    device: options.DeviceOption = "auto",
+    engine: options.EngineOption = "local",
     gpus_per_run: option(float, "With ray: the share of a GPU for a run.", min=0.01, max=1) = None,
     minutes: option(
         float, "Stop after this many minutes; the next call resumes.", min=0.01, max=1e6
     ) = None,
-    data_dir: options.DataDir = None,
-    domainbed: options.DomainBed = None,
-    log: options.Log = None,
-    resume_anyway: options.ResumeAnyway = False,
+    data_dir: options.DataDirOption = None,
+    domainbed: options.DomainBedOption = None,
+    log: options.LogOption = None,
+    resume_anyway: options.ResumeAnywayOption = False,
 ):
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""
@@ -189,7 +189,7 @@ def sweep_command(
         minutes = max(0.0, minutes - (time.monotonic() - started) / 60)
     outcomes = sweep(configs, how, minutes=minutes)
     print(f"{outcomes.summary()}; {time.monotonic() - started:.0f} s")
-    wrote(how.store.folder)
+    print_written(how.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
@@ -204,7 +204,7 @@ def pack_command(
     from hmoe_repro.training.store import RunStore
 
     print(pack(RunStore(), file, states, weights, arrays))
-    wrote(file)
+    print_written(file)
 
 
 def unpack_command(
@@ -224,7 +224,7 @@ def unpack_command(
     limit = round(limit_gib * 2**30) if limit_gib else None
     store = RunStore()
     print(unpack(store, *files, limit=limit))
-    wrote(store.folder)
+    print_written(store.folder)
 
 
 merge_command = unpack_command

@@ -7,7 +7,7 @@ __all__ = ['publish_command', 'figures_command', 'select_command', 'report_comma
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
 from . import options
-from .options import argument, opened, option, print_frame, say, wrote
+from .options import argument, option, path_from_here, print_frame, print_written, say
 from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
@@ -20,13 +20,13 @@ def publish_command(
     from hmoe_repro.training.store import RunStore
 
     for path, count in publish_studies(studies, RunStore(), partial).items():
-        print(f"{count} records in {opened(path)}")
+        print(f"{count} records in {path_from_here(path)}")
 
 
 def figures_command(
-    artefacts: options.Artefacts = None,
-    profile: options.ProfileName = "quick",
-    formats: options.Formats = None,
+    artefacts: options.ArtefactsArgument = None,
+    profile: options.ProfileOption = "quick",
+    formats: options.FormatsOption = None,
 ):
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
@@ -39,7 +39,7 @@ def figures_command(
     render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
     if profile in README_PROFILES and figures_dir() == repo_root() / "figures":
         print(update_readme())
-    wrote(figures_dir() / profile / "README.md")
+    print_written(figures_dir() / profile / "README.md")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
@@ -68,12 +68,12 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
     study_in_store: argument(str, "Only this study, a name or file.", metavar="[STUDY]") = None,
-    algorithm: options.OnlyAlgorithms = None,
-    dataset: options.OnlyDataset = None,
+    algorithm: options.AlgorithmsOption = None,
+    dataset: options.DatasetOption = None,
     rule: option(str, "training-domain, leave-one-domain-out, oracle; or the study's.") = None,
     n_hparams: option(int, "Only the trials 0 to N-1; default: all.", min=1, max=10_000) = None,
-    study: options.PublishedStudy = None,
-    where: options.Where = None,
+    study: options.PublishedStudyOption = None,
+    where: options.WhereOption = None,
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
@@ -93,28 +93,28 @@ def select_command(
         print(f"no table of {title}: {error}")
     if output:
         write_atomic(output, csv_text(chosen).encode("utf-8", "surrogateescape"))
-        wrote(output)
+        print_written(output)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(
     study: argument(str, "A study, or its file: my_study.toml."),
     output: option(str, "Folder of the page.") = "reports",
-    formats: options.Formats = None,
+    formats: options.FormatsOption = None,
 ):
     """Write the page of a study from its runs: table, detectable differences, curves."""
     from hmoe_repro.report.render import KEPT
     from hmoe_repro.report.study_report import report_study
 
     page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
-    print(f"rendered {opened(page)}")
+    print(f"rendered {path_from_here(page)}")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
 def export_domainbed_command(
     folder: argument(str, "Folder to write; new, empty, or an earlier export of these runs."),
-    algorithm: options.OnlyAlgorithms = None,
-    dataset: options.OnlyDataset = None,
-    study: options.PublishedStudy = None,
-    where: options.Where = None,
+    algorithm: options.AlgorithmsOption = None,
+    dataset: options.DatasetOption = None,
+    study: options.PublishedStudyOption = None,
+    where: options.WhereOption = None,
     as_: option(
         str, "A data set of DomainBed under whose name its scripts read ours.", "--as"
     ) = None,
@@ -132,7 +132,7 @@ def export_domainbed_command(
         print("DomainBed's collect_results prints tables of its own data sets only;")
         print(f"not of {', '.join(strange)} unless you add a class of that name,")
         print("or export under the name of a data set with as many domains, such as --as PACS")
-    wrote(folder)
+    print_written(folder)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches() -> dict:
@@ -178,4 +178,4 @@ def bench_command(
         write_record(record, written[-1])
         if bench.page:
             render_pages([("bench", bench.page)], figures_dir(), say=say)
-    wrote(*written)
+    print_written(*written)

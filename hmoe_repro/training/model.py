@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_version', 'selected_path', 'save_model', 'load_weights',
-           'DataShape', 'data_shape', 'restore_model', 'kept_weights', 'load_model']
+           'DataShape', 'read_data_shape', 'restore_model', 'find_weights', 'load_model']
 
 # %% ../../nbs/05_training/08_model.ipynb #imports
 import json
@@ -28,7 +28,7 @@ from ..data.registry import kept_data, load_dataset, recorded_dataset
 from ..networks.precision import set_precision
 from ..networks.timm_models import FrozenPart
 from .planning import data_seed
-from .protocols import training_domains
+from .protocols import select_training_domains
 from .run_config import RunConfig
 from .store import RunStore
 
@@ -60,7 +60,7 @@ def build_algorithm(config: RunConfig, data, trust_code: bool = False):
     hparams = config.hparams | {"network": config.network}
     if config.weights:
         hparams["weights"] = config.weights
-    domains = len(training_domains(data, config.test_domains))
+    domains = len(select_training_domains(data, config.test_domains))
     algorithm = cls(data.input_shape, data.num_classes, domains, hparams)
     algorithm.total_steps = config.steps
     set_precision(algorithm, config.precision)
@@ -168,7 +168,7 @@ def _check_names(names: dict):
             raise ValueError(f"no {kind}")
 
 
-def data_shape(path: Path, config: RunConfig) -> DataShape:
+def read_data_shape(path: Path, config: RunConfig) -> DataShape:
     """Return the shape of a run's data, from the header of its weights. Raises `HmoeError` if they
     are not here or damaged."""
     try:
@@ -191,10 +191,10 @@ def data_shape(path: Path, config: RunConfig) -> DataShape:
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model
 def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code: bool = False):
     """Return (algorithm in evaluation mode, `DataShape`) of a record, with the weights in a file
-    that names this run and mode. Raises `HmoeError` as `data_shape`, `build_algorithm` and
+    that names this run and mode. Raises `HmoeError` as `read_data_shape`, `build_algorithm` and
     `load_weights`."""
     config = RunConfig.from_dict(record["config"])
-    shape = data_shape(path, config)
+    shape = read_data_shape(path, config)
     if config.weights:  # replaced by the run's own below: its initial ones need not be here
         config = config.replace(weights="random")
     algorithm = build_algorithm(config, shape, trust_code)
@@ -216,7 +216,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
-def kept_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
+def find_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
     """Return (record, mode, file of the weights) of a run, by the beginning of its id. Raises
     `HmoeError` for unknown runs and modes, and for a run that is not complete."""
     record = store.find(run_id)
@@ -245,5 +245,5 @@ def load_model(
     Raises `HmoeError` for unknown runs and modes, weights that are damaged or not here, and for
     code that is not trusted.
     """
-    record, mode, path = kept_weights(run_id, mode, store or RunStore())
+    record, mode, path = find_weights(run_id, mode, store or RunStore())
     return restore_model(record, mode, path, device, trust_code)[0], record

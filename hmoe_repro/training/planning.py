@@ -16,7 +16,7 @@ import torch
 from ..algorithms import get_algorithm
 from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
-from ..core.errors import HmoeError, Place, about, check_choice, public
+from ..core.errors import HmoeError, Place, blame_setting, check_choice, public
 from ..core.seeds import random_state, restore_random_state
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
@@ -26,7 +26,7 @@ from ..networks.pretrained import RANDOM, resolve_weights
 from ..networks.registry import NETWORKS, image_defaults, usual_weights
 from . import protocols
 from .run_config import TOY, RunConfig, RunOptions
-from .splits import lists_in, own_splits
+from .splits import cached_split_lists, register_splits
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-data-seed
 def data_seed(run: RunOptions) -> int:
@@ -43,9 +43,9 @@ def data_seed(run: RunOptions) -> int:
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
 def check_options(run: RunOptions):
     """Raises `HmoeError` for options that exclude each other, or an unknown network."""
-    protocols.protocol_of(run).check()
+    protocols.make_protocol(run).check()
     if run.network:
-        with about("network"):
+        with blame_setting("network"):
             check_choice(run.network, NETWORKS, "network")
     if run.determinism == "portable" and run.precision.endswith("-compile"):
         raise HmoeError(
@@ -65,19 +65,19 @@ def _prepared_data(run: RunOptions, data_dir):
         of_network = image_defaults(run.network) if run.network else {}
         resolution = resolution or of_network.pop("resolution", None)
         of_network.pop("resolution", None)
-        options = protocols.protocol_of(run).image_defaults | of_network | options
+        options = protocols.make_protocol(run).image_defaults | of_network | options
     return data.with_options(resolution, options)
 
 
 def _resolved_hparams(run: RunOptions, data) -> dict:
     """All hyper-parameters, 'network' and 'weights' among them."""
     algorithm = get_algorithm(run.algorithm)
-    own, domains = algorithm.HPARAMS, protocols.training_domains(data, run.test_domains)
+    own, domains = algorithm.HPARAMS, protocols.select_training_domains(data, run.test_domains)
     usual = own["network"].default
     if hasattr(data, "options"):  # photographs: the algorithm's large network, or the papers'
         usual = own["network"].large_image_default or "resnet50"
     given = {"network": run.network or usual}
-    given |= {name: v for name, v in protocols.protocol_of(run).defaults.items() if name in own}
+    given |= {name: v for name, v in protocols.make_protocol(run).defaults.items() if name in own}
     declared = with_network(own, given["network"])
     given |= {name: v for name, v in run.hparams.items() if name not in IMAGE_OPTIONS}
     seeds = run.hparams_seed, run.trial_seed
@@ -125,7 +125,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
         return make_toy_config(run.steps, run.determinism, **run.hparams)
     names = {"algorithm": algorithm_name(run.algorithm), "dataset": find_dataset(run.dataset)}
     if run.seed_as is not None:
-        with about("seed_as"):
+        with blame_setting("seed_as"):
             names["seed_as"] = algorithm_name(run.seed_as)
     run = run.replace(**names)  # those of a file, a notebook or a folder are registered
     check_options(run)
@@ -135,9 +135,11 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     hparams = _resolved_hparams(run, data)
     _build_once(run, data, hparams)
     if run.splits is not None:
-        run = run.replace(splits=lists_in(own_splits(run.splits), data).digest)
+        run = run.replace(splits=cached_split_lists(register_splits(run.splits), data).digest)
     frequency = DATASETS[run.dataset].checkpoint_frequency
-    steps, frequency = protocols.protocol_of(run).length(data, hparams.get("batch_size"), frequency)
+    steps, frequency = protocols.make_protocol(run).length(
+        data, hparams.get("batch_size"), frequency
+    )
     cls = get_algorithm(run.algorithm)
     hparams = named_hparams(with_network(cls.HPARAMS, hparams["network"]), hparams)
     network, weights = hparams.pop("network"), hparams.pop("weights", None)

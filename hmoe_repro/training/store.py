@@ -232,20 +232,20 @@ class RunStore:
         path = self.record_path(run_id)
         return read_record(path) if path.exists() else None
 
-    def known(self, run_id: str) -> dict | None:
+    def read_or_warn(self, run_id: str) -> dict | None:
         """As `read`; None also for a damaged record, which a warning names."""
         try:
             return self.read(run_id)
         except HmoeError as error:
             warnings.warn(str(error), stacklevel=2)
 
-    def write(self, record: dict, mine: bool = False) -> dict:
+    def write(self, record: dict, lock_held: bool = False) -> dict:
         """Put a record in its place and return it; or the complete record that is there, which
-        nothing replaces. `mine`: the caller holds the run's lock; otherwise it is taken, and
+        nothing replaces. `lock_held`: the caller holds the run's lock; otherwise it is taken, and
         `HmoeError` raised while another process works on the run."""
         run_id = record["run_id"]
         folder = ensure_writable(self.path(run_id))
-        with contextlib.nullcontext(True) if mine else run_lock(folder) as held:
+        with contextlib.nullcontext(True) if lock_held else run_lock(folder) as held:
             if not held:
                 raise locked_elsewhere(run_id, "wait for it, or stop it")
             here = self.read(run_id)

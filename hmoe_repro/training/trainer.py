@@ -85,8 +85,8 @@ class Evaluation:
 
     def __init__(self, config: RunConfig, data, device):
         self.config, self.data, self.device = config, data, device
-        self.domains = protocols.training_domains(data, config.test_domains)
-        self.protocol = protocols.protocol_of(config)
+        self.domains = protocols.select_training_domains(data, config.test_domains)
+        self.protocol = protocols.make_protocol(config)
         self.splits = self.protocol.splits(data)
         cap = protocols.parse_policy(config.evaluate)[1]
         for domain in self.domains:
@@ -161,7 +161,9 @@ class Trainer:
         minibatches = self.batches.next()
         if self.labelled:
             drawn = zip(self.batches.drawn, self.labelled)
-            self.algorithm.told = [torch.isin(indices, known) for indices, known in drawn]
+            self.algorithm.has_domain_label = [
+                torch.isin(indices, known) for indices, known in drawn
+            ]
         losses = as_floats(self.algorithm.update(minibatches), self.config.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
