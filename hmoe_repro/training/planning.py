@@ -30,19 +30,29 @@ from .splits import cached_split_lists, register_splits
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-data-seed
 def data_seed(run: RunOptions) -> int:
-    """The seed a generated data set is drawn from: the trial seed, or with `domainbed_compat`
-    DomainBed's seed of the run (its partition differs between algorithms).
+    """Return the seed from which a generated data set is drawn.
 
-    Raises `HmoeError` for test domains that the data set does not have."""
-    names, what = DATASETS[run.dataset].domain_names, f"domain of {run.dataset}"
-    positions = sorted(names.index(check_choice(d, names, what)) for d in run.test_domains)
+    It is the trial seed, so that all algorithms see the same images. With `domainbed_compat` it is
+    DomainBed's seed of the run, which differs between algorithms.
+
+    Raises:
+        HmoeError: for test domains that the data set does not have.
+    """
+    names = DATASETS[run.dataset].domain_names
+    positions = []
+    for domain in run.test_domains:
+        positions.append(names.index(check_choice(domain, names, f"domain of {run.dataset}")))
     if not run.domainbed_compat:
         return run.trial_seed
-    return protocols.run_seed_of(run.replace(restart=0), positions)
+    return protocols.run_seed_of(run.replace(restart=0), sorted(positions))
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-check-choices
 def check_options(run: RunOptions):
-    """Raises `HmoeError` for options that exclude each other, or an unknown network."""
+    """Refuse options that exclude each other or belong to another protocol.
+
+    Raises:
+        HmoeError: for such options, and for an unknown network.
+    """
     protocols.make_protocol(run).check()
     if run.network:
         with blame_setting("network"):
@@ -57,37 +67,72 @@ def check_options(run: RunOptions):
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-hparams
 def _prepared_data(run: RunOptions, data_dir):
-    """The data set of a run, in its resolution and with its options for images."""
+    """Load the data set of a run, in its resolution and with its options for images."""
     data = load_dataset(run.dataset, data_seed(run), data_dir)
-    options = {name: v for name, v in run.hparams.items() if name in IMAGE_OPTIONS}
-    resolution = run.resolution
-    if hasattr(data, "options"):
-        of_network = image_defaults(run.network) if run.network else {}
-        resolution = resolution or of_network.pop("resolution", None)
-        of_network.pop("resolution", None)
-        options = protocols.make_protocol(run).image_defaults | of_network | options
-    return data.with_options(resolution, options)
+    options = {name: value for name, value in run.hparams.items() if name in IMAGE_OPTIONS}
+    if not hasattr(data, "options"):
+        return data.with_options(run.resolution, options)
+    network_options = image_defaults(run.network) if run.network else {}
+    network_resolution = network_options.pop("resolution", None)
+    protocol_options = protocols.make_protocol(run).image_defaults
+    return data.with_options(
+        run.resolution or network_resolution, protocol_options | network_options | options
+    )
+
+
+def _default_network(algorithm: type, data) -> str:
+    """Return the network of a run that names none: the algorithm's own or the papers'."""
+    network = algorithm.HPARAMS["network"]
+    if hasattr(data, "options"):  # photographs
+        return network.large_image_default or "resnet50"
+    return network.default
 
 
 def _resolved_hparams(run: RunOptions, data) -> dict:
-    """All hyper-parameters, 'network' and 'weights' among them."""
+    """Merge the layers of hyper-parameters: defaults, drawn, network, protocol, user.
+
+    A later layer replaces values of an earlier one. 'network' and 'weights' are among the names.
+
+    Raises:
+        HmoeError: for an unknown name or a wrong value, and for training domains that the
+            algorithm cannot use.
+    """
     algorithm = get_algorithm(run.algorithm)
-    own, domains = algorithm.HPARAMS, protocols.select_training_domains(data, run.test_domains)
-    usual = own["network"].default
-    if hasattr(data, "options"):  # photographs: the algorithm's large network, or the papers'
-        usual = own["network"].large_image_default or "resnet50"
-    given = {"network": run.network or usual}
-    given |= {name: v for name, v in protocols.make_protocol(run).defaults.items() if name in own}
-    declared = with_network(own, given["network"])
-    given |= {name: v for name, v in run.hparams.items() if name not in IMAGE_OPTIONS}
-    seeds = run.hparams_seed, run.trial_seed
-    drawn = draw_hparams(declared, *seeds, data.resolution, run.dataset, len(domains))
-    where = data.resolution, run.dataset, run.domainbed_compat
-    exist = merge_hparams(declared, given, *where)
-    drawn = {name: value for name, value in drawn.items() if name in exist}
-    resolved = merge_hparams(declared, drawn | given, *where)
-    algorithm.check_domains(len(domains), resolved)
-    protocols.domains_with_labels(resolved, domains)
+    training_domains = protocols.select_training_domains(data, run.test_domains)
+    num_domains = len(training_domains)
+
+    network_layer = {"network": run.network or _default_network(algorithm, data)}
+    protocol_defaults = protocols.make_protocol(run).defaults
+    protocol_layer = {n: v for n, v in protocol_defaults.items() if n in algorithm.HPARAMS}
+    user_layer = {n: v for n, v in run.hparams.items() if n not in IMAGE_OPTIONS}
+    fixed = network_layer | protocol_layer | user_layer
+
+    declared = with_network(algorithm.HPARAMS, network_layer["network"])
+    drawn_layer = draw_hparams(
+        declared,
+        hparams_seed=run.hparams_seed,
+        trial_seed=run.trial_seed,
+        resolution=data.resolution,
+        dataset=run.dataset,
+        num_domains=num_domains,
+    )
+
+    def merge(values: dict) -> dict:
+        """Merge values with the defaults of the algorithm and of the network."""
+        return merge_hparams(
+            declared,
+            values,
+            resolution=data.resolution,
+            dataset=run.dataset,
+            domainbed_compat=run.domainbed_compat,
+        )
+
+    existing_names = merge(fixed)  # without what requires another value of these
+    drawn_layer = {n: v for n, v in drawn_layer.items() if n in existing_names}
+    resolved = merge(drawn_layer | fixed)
+
+    algorithm.check_domains(num_domains, resolved)
+    protocols.domains_with_labels(resolved, training_domains)
     return resolved
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-weights
@@ -95,20 +140,27 @@ _BUILT = set()  # what was found to be constructible
 
 
 def _build_once(run: RunOptions, data, hparams: dict):
-    """Construct the algorithm once on the device 'meta', which holds no numbers, so that whatever
-    it refuses with `HmoeError` is refused before a run begins. Numbers with a fraction have
-    bounds, and are not tried one by one."""
+    """Construct the algorithm on the device 'meta', which holds no numbers, to test its options.
+
+    So whatever it refuses is refused before a run begins. Numbers with a fraction have bounds, and
+    are not tried one by one.
+
+    Raises:
+        HmoeError: if the algorithm raises it.
+    """
     algorithm = get_algorithm(run.algorithm)
+    num_domains = data.num_domains - len(run.test_domains)
     tried = sorted((n, v) for n, v in hparams.items() if type(v) is not float)
-    shape = data.input_shape, data.num_classes, data.num_domains - len(run.test_domains)
+    shape = (data.input_shape, data.num_classes, num_domains)
     key = repr((run.algorithm, source_hash(algorithm), shape, tried))
     if key in _BUILT:
         return
-    random = {"weights": RANDOM} if "weights" in hparams else {}
+    if "weights" in hparams:
+        hparams = hparams | {"weights": RANDOM}
     before = random_state()
     try:
         with torch.device("meta"):
-            algorithm(*shape, hparams | random)
+            algorithm(data.input_shape, data.num_classes, num_domains, hparams)
     except HmoeError:
         raise
     except (Exception, SystemExit):
@@ -118,16 +170,28 @@ def _build_once(run: RunOptions, data, hparams: dict):
     _BUILT.add(key)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
-def resolve(run: RunOptions, data_dir=None) -> RunConfig:
-    """The configuration of a run, with everything filled in. Raises `HmoeError` naming the valid
-    choices."""
-    if run.dataset == TOY:
-        return make_toy_config(run.steps, run.determinism, **run.hparams)
+def _registered_names(run: RunOptions) -> RunOptions:
+    """Register what comes from a file, a notebook or a folder; return the run with their names."""
     names = {"algorithm": algorithm_name(run.algorithm), "dataset": find_dataset(run.dataset)}
     if run.seed_as is not None:
         with blame_setting("seed_as"):
             names["seed_as"] = algorithm_name(run.seed_as)
-    run = run.replace(**names)  # those of a file, a notebook or a folder are registered
+    return run.replace(**names)
+
+
+def resolve(run: RunOptions, data_dir=None) -> RunConfig:
+    """Fill in everything that the options of a run leave open.
+
+    Args:
+        run: options of the run.
+        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+
+    Raises:
+        HmoeError: for a name, value or combination that is not valid; it names the valid choices.
+    """
+    if run.dataset == TOY:
+        return make_toy_config(run.steps, run.determinism, **run.hparams)
+    run = _registered_names(run)
     check_options(run)
     data = _prepared_data(run, data_dir)
     if DATASETS[run.dataset].kept:
@@ -135,37 +199,37 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     hparams = _resolved_hparams(run, data)
     _build_once(run, data, hparams)
     if run.splits is not None:
-        run = run.replace(splits=cached_split_lists(register_splits(run.splits), data).digest)
-    frequency = DATASETS[run.dataset].checkpoint_frequency
-    steps, frequency = protocols.make_protocol(run).length(
-        data, hparams.get("batch_size"), frequency
+        lists = cached_split_lists(register_splits(run.splits), data)
+        run = run.replace(splits=lists.digest)
+    steps, checkpoint_frequency = protocols.make_protocol(run).length(
+        data, hparams.get("batch_size"), DATASETS[run.dataset].checkpoint_frequency
     )
-    cls = get_algorithm(run.algorithm)
-    hparams = named_hparams(with_network(cls.HPARAMS, hparams["network"]), hparams)
-    network, weights = hparams.pop("network"), hparams.pop("weights", None)
+    algorithm = get_algorithm(run.algorithm)
+    hparams = named_hparams(with_network(algorithm.HPARAMS, hparams["network"]), hparams)
+    network = hparams.pop("network")
+    weights = hparams.pop("weights", None)
     if weights is not None:  # a network that has some: the name under which they are kept
         weights = resolve_weights(usual_weights(network, weights), network)
-    return RunConfig.of(
-        **{name: getattr(run, name) for name in RunOptions.model_fields}
-        | dict(
-            dataset_fingerprint=data.fingerprint,
-            test_domains=tuple(d for d in data.domain_names if d in run.test_domains),
-            hparams=hparams,
-            network=network,
-            weights=weights,
-            resolution=data.resolution,
-            steps=steps,
-            epochs=None,
-            checkpoint_frequency=frequency,
-            algorithm_source=source_hash(cls),
-            images=getattr(data, "options", None),
-            algorithm_version=getattr(cls, "version", 1),
-        )
-    )
+    fields = {name: getattr(run, name) for name in RunOptions.model_fields}
+    fields |= {
+        "dataset_fingerprint": data.fingerprint,
+        "test_domains": tuple(d for d in data.domain_names if d in run.test_domains),
+        "hparams": hparams,
+        "network": network,
+        "weights": weights,
+        "resolution": data.resolution,
+        "steps": steps,
+        "epochs": None,
+        "checkpoint_frequency": checkpoint_frequency,
+        "algorithm_source": source_hash(algorithm),
+        "images": getattr(data, "options", None),
+        "algorithm_version": getattr(algorithm, "version", 1),
+    }
+    return RunConfig.of(**fields)
 
 
 def _plain(values: dict) -> dict:
-    """The same values, those of NumPy as Python's."""
+    """Return the same values, those of NumPy as Python's."""
     return {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
 
 
@@ -179,17 +243,38 @@ def make_config(
     data_dir=None,
     **options,
 ) -> RunConfig:
-    """A checked `RunConfig` with all hyper-parameters filled in; `algorithm` is a name or a class
-    (`algorithm_name`), `options` are the other fields of `RunOptions`. Raises `HmoeError` naming
-    the valid choices."""
+    """Make a checked `RunConfig` with all hyper-parameters filled in.
+
+    Args:
+        algorithm: a name or a class (`algorithm_name`).
+        dataset: a name, or a folder <domain>/<class>/<image>.
+        test_domains: names of the domains that are held out.
+        trial_seed: seed of the split and of the run.
+        hparams: hyper-parameters and options of images that replace defaults.
+        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        options: other fields of `RunOptions`.
+
+    Raises:
+        HmoeError: for a name or value that is not valid; it names the valid choices.
+
+    >>> config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=100)
+    >>> config.test_domains, config.steps, config.resolution
+    (('sketch',), 100, 16)
+    """
     name = algorithm if isinstance(algorithm, str) else algorithm_name(algorithm)
-    given = dict(algorithm=name, dataset=dataset, test_domains=list(test_domains))
-    given |= dict(trial_seed=trial_seed, hparams=_plain(hparams or {}), **options)
-    return resolve(RunOptions.of(**_plain(given)), data_dir)
+    fields = {
+        "algorithm": name,
+        "dataset": dataset,
+        "test_domains": list(test_domains),
+        "trial_seed": trial_seed,
+        "hparams": _plain(hparams or {}),
+    }
+    run = RunOptions.of(**_plain(fields), **_plain(options))
+    return resolve(run, data_dir)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-toy-config
 def _toy_fingerprint(points: str, seeds) -> str:
-    """Twelve hexadecimal digits of the points that the toy's seeds are trained on."""
+    """Return twelve hexadecimal digits of a SHA-256 of the points that the toy is trained on."""
     drawn = []
     for seed in seeds:
         for values in sine_intervals(points, seed)[:2]:
@@ -199,11 +284,24 @@ def _toy_fingerprint(points: str, seeds) -> str:
 
 @public
 def make_toy_config(steps: int = 20_000, determinism: str = "native", **hparams) -> RunConfig:
-    """Configuration of a toy run (HMOE, section 4.1), of `steps` epochs. Raises `HmoeError` for
-    unknown hyper-parameters."""
+    """Make the configuration of a toy run (HMOE, section 4.1).
+
+    Args:
+        steps: number of epochs.
+        determinism: 'native' or 'portable'.
+        hparams: hyper-parameters that replace defaults.
+
+    Raises:
+        HmoeError: for unknown hyper-parameters.
+
+    >>> config = make_toy_config(steps=100, seeds=2)
+    >>> config.dataset, config.steps, config.hparams["seeds"]
+    ('SineIntervals', 100, 2)
+    """
     resolved = toy_hparams(hparams)
     seeds = resolved["seeds"]
-    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    if isinstance(seeds, int):
+        seeds = range(seeds)
     return RunConfig.of(
         algorithm="HMOE",
         dataset=TOY,

@@ -27,7 +27,20 @@ HOLDOUT = 0.2  # fraction of a domain that is not trained on, DomainBed's
 
 
 def split_indices(size: int, trial_seed: int, domain: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (in, out) of a domain with `size` images (DomainBed's split_dataset)."""
+    """Divide a domain as DomainBed's split_dataset does: 80 % in, 20 % out.
+
+    Args:
+        size: number of images N of the domain.
+        trial_seed: seed of the split, with `domain`.
+        domain: position of the domain in the data set.
+
+    Returns:
+        Indices 'in' (N - n,) and 'out' (n,), n = 20 % of N, rounded down.
+
+    >>> inside, outside = split_indices(10, trial_seed=0, domain=0)
+    >>> outside.tolist()
+    [2, 3]
+    """
     order = np.arange(size)
     np.random.RandomState(seed_hash(trial_seed, domain)).shuffle(order)
     held_out = int(size * HOLDOUT)
@@ -35,9 +48,14 @@ def split_indices(size: int, trial_seed: int, domain: int) -> tuple[np.ndarray, 
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
 def make_splits(dataset: Domains, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
-    """domain -> {'in': indices, 'out': indices}.
+    """Divide every domain of a data set in two, as DomainBed does.
 
-    Raises `HmoeError` for a domain too small to hold out anything."""
+    Returns:
+        domain -> {'in': indices, 'out': indices} of the images of the domain.
+
+    Raises:
+        HmoeError: for a domain that is too small to hold out anything.
+    """
     splits = {}
     for i, (domain, labels) in enumerate(zip(dataset.domain_names, dataset.labels)):
         if len(labels) < 5:
@@ -52,86 +70,121 @@ def make_splits(dataset: Domains, trial_seed: int) -> dict[str, dict[str, torch.
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-training-domains
 def select_training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
-    """All domains but the test domains, in order.
+    """Return all domains but the test domains, in the order of the data set.
 
-    Raises `HmoeError` for unknown or repeated ones, or if none is left."""
+    Raises:
+        HmoeError: for unknown or repeated test domains, for none, and if no domain is left.
+    """
     for domain in test_domains:
         dataset.domain_index(domain)
-    left = [d for d in dataset.domain_names if d not in test_domains]
-    if not test_domains or len(set(test_domains)) != len(test_domains) or not left:
+    remaining = [d for d in dataset.domain_names if d not in test_domains]
+    if not test_domains or len(set(test_domains)) != len(test_domains) or not remaining:
         raise HmoeError(
             "test domains must be one or more different names that leave a training domain, "
             f"got {list(test_domains)}.",
             choices=dataset.domain_names,
         )
-    return left
+    return remaining
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-labelled-images
 def domains_with_labels(hparams: dict, domains: list[str]) -> list[str]:
-    """The training domains that `labelled_domains` names; all of them where it is empty.
-    `HmoeError` for one that is none of the training domains."""
-    named = hparams.get("labelled_domains", "")
-    told = [name.strip() for name in named.split(",") if name.strip()]
-    return [check_choice(n, domains, "training domain to be labelled") for n in told] or domains
+    """Return the training domains named by `labelled_domains`; all of them if it is empty.
+
+    Args:
+        hparams: hyper-parameters; `labelled_domains` is a text with commas.
+        domains: the training domains.
+
+    Raises:
+        HmoeError: for a name that is none of the training domains.
+    """
+    names = []
+    for name in hparams.get("labelled_domains", "").split(","):
+        name = name.strip()
+        if name:
+            names.append(check_choice(name, domains, "training domain to be labelled"))
+    return names or domains
 
 
 def labelled_images(
     hparams: dict, domains: list[str], inside: list[torch.Tensor], trial_seed: int
 ) -> list[torch.Tensor] | None:
-    """Per training domain, the indices of those of its images (`inside`) that have a domain label
-    by `labelled_fraction` and `labelled_domains`; None where all have one, or no setting says it.
-    `HmoeError` for a domain that is none of the training domains."""
-    share, told = hparams.get("labelled_fraction", 1.0), domains_with_labels(hparams, domains)
-    if share >= 1 and set(told) == set(domains):
+    """Draw the training images whose domain label an algorithm may use.
+
+    Args:
+        hparams: hyper-parameters; `labelled_fraction` and `labelled_domains` decide.
+        domains: the training domains.
+        inside: indices of the training images of each of them.
+        trial_seed: seed of the draw, with the name of the domain.
+
+    Returns:
+        For each training domain the indices of its labelled images; None if all images have a
+        label.
+
+    Raises:
+        HmoeError: if `labelled_domains` names a domain that is no training domain.
+    """
+    fraction = hparams.get("labelled_fraction", 1.0)
+    labelled = domains_with_labels(hparams, domains)
+    if fraction >= 1 and set(labelled) == set(domains):
         return None
     chosen = []
     for domain, images in zip(domains, inside):
         seed = seed_hash("labels", trial_seed, domain)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-        count = round(share * len(images)) if domain in told else 0
+        count = round(fraction * len(images)) if domain in labelled else 0
         chosen.append(images[order[:count]])
     return chosen
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-sampler
 class Sampler:
-    """Endless batches of indices, a list with one tensor per training domain, with repetition; with
-    `pooled` from the union of the domains."""
+    """Endless batches of random indices, with repetition, one tensor per training domain.
+
+    Args:
+        splits: indices of the training images of each training domain.
+        batch_size: images of each domain in a batch.
+        seed: seed of everything that is drawn.
+        pooled: whether the batch is drawn from the union of the domains instead; it has
+            `batch_size` times the number of domains images then.
+    """
 
     def __init__(
         self, splits: list[torch.Tensor], batch_size: int, seed: int, pooled: bool = False
     ):
-        self.splits, self.batch_size, self.seed, self.pooled = splits, batch_size, seed, pooled
+        self.splits = splits
+        self.batch_size = batch_size
+        self.seed = seed
+        self.pooled = pooled
         self.sizes = torch.tensor([len(split) for split in splits])
         self.generator = torch.Generator().manual_seed(seed)
 
     def state(self):
-        """What later batches depend on."""
+        """Return the state on which later batches depend."""
         return self.generator.get_state()
 
     def load(self, state):
-        """Put back what `state` returned."""
+        """Restore what `state` returned."""
         self.generator.set_state(state)
 
     def seeds(self, indices: list[torch.Tensor]) -> list[torch.Tensor]:
-        """One seed for each image of the batch that was drawn last, for its augmentation."""
+        """Draw a seed for the augmentation of each image of the batch that was drawn last."""
         return [self._positions(2**31, len(part)) for part in indices]
 
     def draw(self) -> list[torch.Tensor]:
-        """The next batch: per domain, indices into that domain's images."""
+        """Draw the next batch: for each domain, indices into that domain's images."""
         if self.pooled:
             total = self.batch_size * len(self.splits)
             return self._of_union(self._positions(int(self.sizes.sum()), total))
         return [split[self._positions(len(split), self.batch_size)] for split in self.splits]
 
     def _positions(self, below: int, count: int) -> torch.Tensor:
-        """`count` random numbers from 0 to `below` - 1, with repetition."""
+        """Draw `count` integers from 0 to `below` - 1, with repetition."""
         return torch.randint(below, (count,), generator=self.generator)
 
-    def _of_union(self, drawn: torch.Tensor) -> list[torch.Tensor]:
-        """Positions among the domains laid end to end, as indices of each domain."""
+    def _of_union(self, positions: torch.Tensor) -> list[torch.Tensor]:
+        """Convert positions in the concatenation of all domains to indices of each domain."""
         starts = self.sizes.cumsum(0) - self.sizes
-        domain = torch.bucketize(drawn, starts, right=True) - 1
-        return [split[drawn[domain == i] - starts[i]] for i, split in enumerate(self.splits)]
+        domain = torch.bucketize(positions, starts, right=True) - 1
+        return [split[positions[domain == i] - starts[i]] for i, split in enumerate(self.splits)]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-batch
 def request_batch(
@@ -141,34 +194,65 @@ def request_batch(
     device="cpu",
     seeds: list[torch.Tensor] | None = None,
 ):
-    """A function that returns what `make_batch` does; where images come from files and helpers
-    decode them, they begin now."""
+    """Start loading a batch; return a callable that waits for it.
+
+    Args:
+        dataset: if its images come from files, its helper processes begin to decode now.
+        domains: names of domains.
+        indices: for each domain, indices of its images (b,).
+        device: where the images are to be.
+        seeds: for each domain, seeds (b,) of the augmentation; None: not augmented.
+
+    Returns:
+        A function without arguments that returns the minibatches, as `make_batch` does.
+    """
     positions = [dataset.domain_index(d) for d in domains]
-    here = dataset.labels[positions[0]].device
-    if any(part.device != here for part in indices):  # carried over in one copy
+    label_device = dataset.labels[positions[0]].device
+    if any(part.device != label_device for part in indices):  # carried over in one copy
         sizes = [len(part) for part in indices]
-        indices = on_device(torch.cat(list(indices)), here).split(sizes)
-    asked = list(zip(positions, indices, seeds or [None] * len(indices)))
-    images = [dataset.request(*one) for one in asked]
+        indices = on_device(torch.cat(list(indices)), label_device).split(sizes)
+    if seeds is None:
+        seeds = [None] * len(indices)
+    pending_images = []
+    for position, chosen, image_seeds in zip(positions, indices, seeds):
+        pending_images.append(dataset.request(position, chosen, image_seeds))
 
-    def batch():
-        labels = [dataset.labels[position][chosen] for position, chosen, _ in asked]
-        return [(take(device), on_device(y, device)) for take, y in zip(images, labels)]
+    def wait_for_batch():
+        minibatches = []
+        labels = [dataset.labels[position][i] for position, i in zip(positions, indices)]
+        for take_images, y in zip(pending_images, labels):
+            minibatches.append((take_images(device), on_device(y, device)))
+        return minibatches
 
-    return batch
+    return wait_for_batch
 
 
 def make_batch(
     dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu"
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Minibatches [(x, y), ...], one for each named domain and in their order, never augmented; a
-    domain that was not drawn has an empty one."""
+    """Load the minibatches [(x, y), ...] of some domains, in their order, never augmented.
+
+    Args:
+        dataset: the data set.
+        domains: names of domains.
+        indices: for each domain, indices of its images (b,); none for an empty minibatch.
+        device: where images and labels are to be.
+
+    Returns:
+        For each domain images (b, C, H, W) and labels (b,).
+    """
     return request_batch(dataset, domains, indices, device)()
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-validation-seeds
 def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> torch.Tensor:
-    """Seeds (count,) of the augmented validation images of a domain at a checkpoint: fixed,
-    whatever was drawn before."""
+    """Draw seeds (count,) for augmented validation images, whatever was drawn before.
+
+    Args:
+        count: number of images.
+        trial_seed: seed of the draw, with `domain` and `step`.
+        domain: position of the domain in the data set.
+        step: update of the checkpoint.
+    """
     generator = torch.Generator().manual_seed(seed_hash(trial_seed, domain, step))
     return torch.randint(2**31, (count,), generator=generator)
 
@@ -181,19 +265,43 @@ def run_seed(
     hparams_seed: int = 0,
     restart: int = 0,
 ) -> int:
-    """Seed of a run's initialisation and batches, as in DomainBed's sweeps, which have no
-    restarts."""
-    again = ("restart", restart) if restart else ()
-    return seed_hash(dataset, algorithm, list(test_indices), hparams_seed, trial_seed, *again)
+    """Hash the seed of a run's initial weights and batches, as DomainBed's sweeps do.
+
+    Args:
+        dataset: name of the data set.
+        algorithm: name of the algorithm.
+        test_indices: positions of the test domains.
+        trial_seed: seed of the trial.
+        hparams_seed: seed of the random search; 0: default hyper-parameters.
+        restart: 0, or the number of a restart, which DomainBed does not have.
+
+    >>> run_seed("PACS", "ERM", [0], trial_seed=0)
+    94828300
+    """
+    indices = list(test_indices)
+    if restart:
+        return seed_hash(dataset, algorithm, indices, hparams_seed, trial_seed, "restart", restart)
+    return seed_hash(dataset, algorithm, indices, hparams_seed, trial_seed)
 
 
 def run_seed_of(run: RunOptions, test_indices: list[int]) -> int:
-    """`run_seed` of a run: of its algorithm's name, or of the one that `seed_as` gives; with
-    `domainbed_compat` as DomainBed spells it."""
-    name = run.seed_as or run.algorithm
-    name = domainbed_name(name) if run.domainbed_compat else name
-    seeds = run.trial_seed, run.hparams_seed, run.restart
-    return run_seed(run.dataset, name, test_indices, *seeds)
+    """Return `run_seed` of a run: for its algorithm, or for the one that `seed_as` names.
+
+    Args:
+        run: options of the run; with `domainbed_compat` the algorithm is spelled as in DomainBed.
+        test_indices: positions of its test domains.
+    """
+    algorithm = run.seed_as or run.algorithm
+    if run.domainbed_compat:
+        algorithm = domainbed_name(algorithm)
+    return run_seed(
+        dataset=run.dataset,
+        algorithm=algorithm,
+        test_indices=test_indices,
+        trial_seed=run.trial_seed,
+        hparams_seed=run.hparams_seed,
+        restart=run.restart,
+    )
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-evaluate
 EVALUATION_BATCH = 64
@@ -207,40 +315,68 @@ def evaluate(
     indices: torch.Tensor,
     device="cpu",
     seeds: torch.Tensor | None = None,
-    own: int | None = None,
+    known_domain: int | None = None,
 ) -> dict[str, float]:
-    """mode -> accuracy (0 to 1) on the given images of a domain; augmented where there are
-    `seeds`, one for each image. `own`: which of the training domains it is, for `domain_modes`."""
-    position, was_training = dataset.domain_index(domain), algorithm.training
+    """Measure the accuracy of every inference mode on images of one domain.
+
+    Args:
+        algorithm: in evaluation mode meanwhile, and put back afterwards.
+        dataset: the data set.
+        domain: name of the domain.
+        indices: of its images (n,).
+        device: where the algorithm is.
+        seeds: of the augmentation (n,); None: not augmented.
+        known_domain: index of the domain among the training domains, for `domain_modes`; None:
+            those modes are left out.
+
+    Returns:
+        mode -> accuracy, 0 to 1.
+    """
+    position = dataset.domain_index(domain)
+    was_training = algorithm.training
     algorithm.eval()
-    modes, known = algorithm.modes, {}
-    if own is not None and getattr(algorithm, "domain_modes", ()):
-        modes, known = (*modes, *algorithm.domain_modes), {"domain": own}
+    modes = algorithm.modes
+    domain_argument = {}
+    if known_domain is not None and getattr(algorithm, "domain_modes", ()):
+        modes = (*modes, *algorithm.domain_modes)
+        domain_argument = {"domain": known_domain}
     labels = dataset.labels[position]
     parts = on_device(indices, labels.device).split(EVALUATION_BATCH)
-    drawn = [None] * len(parts) if seeds is None else seeds.split(EVALUATION_BATCH)
+    seeds_of_parts = [None] * len(parts)
+    if seeds is not None:
+        seeds_of_parts = seeds.split(EVALUATION_BATCH)
     # Counted where the model is and read once, at the end: a GPU is not kept waiting.
     hits = torch.zeros(len(modes), dtype=torch.long, device=device)
-    for part, part_seeds in zip(parts, drawn):
+    for part, part_seeds in zip(parts, seeds_of_parts):
         y = on_device(labels[part], device)
         x = dataset.inputs(position, part, device, part_seeds)
-        logits = algorithm.predict_modes(x, **known)
+        logits = algorithm.predict_modes(x, **domain_argument)
         hits += torch.stack([(logits[m].argmax(1) == y).sum() for m in modes])
     algorithm.train(was_training)
     return {mode: n / len(indices) for mode, n in zip(modes, hits.tolist())}
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-parse-policy
 def parse_policy(text: str) -> tuple[str, int | None]:
-    """('selection' or 'all', most validation images of each training domain or None) of
-    'selection', 'all:500', ..."""
+    """Split the option `evaluate` into the policy and its cap.
+
+    Returns:
+        'selection' or 'all', and the most validation images of each training domain or None.
+
+    >>> parse_policy("selection"), parse_policy("all:500")
+    (('selection', None), ('all', 500))
+    """
     name, _, cap = text.partition(":")
     return name, int(cap) if cap else None
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-domainbed
 class DomainBedProtocol:
-    """DomainBed's protocol for one `run` (`RunOptions` or `RunConfig`)."""
+    """DomainBed's rules of a run: splits, batches, length, checkpoints, and what is evaluated.
 
-    defaults = {}  # hyper-parameters that the protocol sets where nothing else is given
+    Args:
+        run: `RunOptions` or `RunConfig`.
+    """
+
+    defaults = {}  # hyper-parameters that the protocol sets if nothing else is given
     image_defaults = {}  # the same for options of images
     steps = 5001
 
@@ -248,7 +384,11 @@ class DomainBedProtocol:
         self.run = run
 
     def check(self):
-        """Raises `HmoeError` for an option of DMG's protocol."""
+        """Refuse options of DMG's protocol.
+
+        Raises:
+            HmoeError: for `epochs` or `splits`.
+        """
         for name in ("epochs", "splits"):
             if getattr(self.run, name) is not None:
                 raise HmoeError(
@@ -259,144 +399,254 @@ class DomainBedProtocol:
                 )
 
     def splits(self, data) -> dict[str, dict[str, torch.Tensor]]:
-        """domain -> {'in', 'out'}: indices into the images of the domain."""
+        """Divide the data: domain -> {'in', 'out'} -> indices of the images of the domain."""
         return make_splits(data, self.run.trial_seed)
 
     def length(self, data, batch_size: int, frequency: int) -> tuple[int, int]:
-        """(updates, updates between checkpoints); `frequency`: that of the data set."""
-        return self.run.steps or self.steps, self.run.checkpoint_frequency or frequency
+        """Return the number of updates, and of updates between checkpoints.
+
+        Args:
+            data: the data set.
+            batch_size: images in a batch.
+            frequency: updates between checkpoints that the data set has by default.
+        """
+        steps = self.run.steps or self.steps
+        return steps, self.run.checkpoint_frequency or frequency
 
     def sampler(self, inside: list[torch.Tensor], batch_size: int, seed: int) -> Sampler:
-        """How batches are drawn from the training parts."""
+        """Return the sampler of batches.
+
+        Args:
+            inside: indices of the training images of each training domain.
+            batch_size: images of each domain in a batch.
+            seed: seed of the sampler.
+        """
         return Sampler(inside, batch_size, seed, pooled=self.run.sampler == "pooled")
 
     def is_checkpoint(self, step: int) -> bool:
-        """Is the model evaluated after update `step` (0 ... steps - 1)?"""
+        """Return whether the model is evaluated after update `step`, from 0 to steps - 1."""
         return step % self.run.checkpoint_frequency == 0 or step == self.run.steps - 1
 
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
-        """(domain, part) pairs to evaluate at a checkpoint besides the validation parts, which come
-        first and are not listed."""
+        """List what to evaluate at a checkpoint besides the validation parts.
+
+        Args:
+            splits: domain -> part -> indices.
+            improved: whether the validation accuracy of some mode improved.
+            last: whether it is the last checkpoint.
+
+        Returns:
+            (domain, part) pairs, in order.
+        """
         test_domains = self.run.test_domains
-        if parse_policy(self.run.evaluate)[0] == "selection":
-            return [(d, "in") for d in test_domains] if improved or last else []
-        also = {domain: ("in", "out") for domain in test_domains}
-        return [(domain, part) for domain in splits for part in also.get(domain, ("in",))]
+        policy, _ = parse_policy(self.run.evaluate)
+        if policy == "selection":
+            return [(domain, "in") for domain in test_domains] if improved or last else []
+        pairs = []
+        for domain in splits:
+            pairs.append((domain, "in"))
+            if domain in test_domains:
+                pairs.append((domain, "out"))
+        return pairs
 
     def modes(self, algorithm) -> tuple[tuple[str, ...], str | None]:
-        """The inference modes that have a best checkpoint, and the mode that decides it for all of
-        them; None: each decides for itself."""
+        """Return the inference modes, and the mode that selects for all of them.
+
+        None as the second means that each mode selects its own checkpoint.
+        """
         return algorithm.modes, None
 
     def record(self, splits: dict, batch_size: int) -> dict:
-        """What a record says about the protocol it followed."""
+        """Return what a record says about the protocol it followed; here nothing.
+
+        Args:
+            splits: domain -> part -> indices.
+            batch_size: images in a batch.
+        """
         return {}
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-three-parts
 def three_parts(
     size: int, trial_seed: int, domain: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices (train, validation, test) of a domain with `size` images: 72, 8 and 20 %."""
-    rest, test = split_indices(size, trial_seed, domain)
-    held_out = len(rest) // 10
-    return rest[held_out:], rest[:held_out], test
+    """Divide a domain into training, validation and test images: 72, 8 and 20 %.
+
+    Args:
+        size: number of images of the domain.
+        trial_seed: seed of the split, with `domain`.
+        domain: position of the domain in the data set.
+
+    Returns:
+        Three arrays of indices: train, validation, test.
+    """
+    remaining, test = split_indices(size, trial_seed, domain)
+    held_out = len(remaining) // 10
+    return remaining[held_out:], remaining[:held_out], test
 
 
 def split_train_val(
     positions: torch.Tensor, trial_seed: int, domain: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(train, validation): a list of training images (n,) divided into 90 and 10 %."""
+    """Divide a list of training images (n,) into 90 % for training and 10 % for validation.
+
+    Args:
+        positions: indices of the images (n,).
+        trial_seed: seed of the split, with `domain`.
+        domain: position of the domain in the data set.
+    """
     order = np.arange(len(positions))
     np.random.RandomState(seed_hash(trial_seed, domain)).shuffle(order)
-    held_out, order = len(order) // 10, torch.from_numpy(order)
+    order = torch.from_numpy(order)
+    held_out = len(order) // 10
     return positions[order[held_out:]], positions[order[:held_out]]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-dmg-splits
+def _target_images(lists: dict[str, torch.Tensor], size: int) -> torch.Tensor:
+    """Return the images of a target domain: its test list, else all listed ones, else all."""
+    if "test" in lists:
+        return lists["test"]
+    if lists:
+        return torch.cat([*lists.values()])
+    return torch.arange(size)
+
+
+def _source_parts(
+    lists: dict[str, torch.Tensor], size: int, trial_seed: int, position: int
+) -> dict[str, torch.Tensor]:
+    """Divide a source domain: part of a list -> indices; what has no list is drawn."""
+    if not lists:
+        train, validation, test = three_parts(size, trial_seed, position)
+        return {
+            "train": torch.from_numpy(train),
+            "val": torch.from_numpy(validation),
+            "test": torch.from_numpy(test),
+        }
+    parts = dict(lists)
+    if "val" not in lists:
+        train, validation = split_train_val(lists["train"], trial_seed, position)
+        parts |= {"train": train, "val": validation}
+    return parts
+
+
 def dmg_splits(
     data, trial_seed: int, test_domains, lists: SplitLists | None = None
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """domain -> {'in', 'out', 'test'} of the training domains ('test' where there is one) and
-    {'in'} of the test domains: the test list, else all that is listed, else all. Raises `HmoeError`
-    for a training domain without validation images."""
-    splits, names = {}, {"train": "in", "val": "out", "test": "test"}
+    """Divide a data set by DMG's protocol.
+
+    Args:
+        data: the data set.
+        trial_seed: seed of the parts that are drawn.
+        test_domains: names of the target domains.
+        lists: the official split; None: drawn from the trial seed.
+
+    Returns:
+        domain -> part -> indices. A source domain has 'in', 'out' and, if it has test images,
+        'test'. A target domain has 'in': its test list, else all that is listed, else all images.
+
+    Raises:
+        HmoeError: for a source domain without validation images.
+    """
+    names = {"train": "in", "val": "out", "test": "test"}
+    splits = {}
     for position, domain in enumerate(data.domain_names):
-        size, listed = len(data.labels[position]), dict(lists.parts[domain]) if lists else {}
+        size = len(data.labels[position])
+        lists_of_domain = lists.parts[domain] if lists else {}
         if domain in test_domains:
-            every = torch.cat([*listed.values()]) if listed else torch.arange(size)
-            splits[domain] = {"in": listed.get("test", every)}
+            splits[domain] = {"in": _target_images(lists_of_domain, size)}
             continue
-        if not listed:
-            cut = three_parts(size, trial_seed, position)
-            listed = dict(zip(names, map(torch.from_numpy, cut)))
-        elif "val" not in listed:
-            listed["train"], listed["val"] = split_train_val(listed["train"], trial_seed, position)
-        if len(listed["val"]) == 0:
+        parts = _source_parts(lists_of_domain, size, trial_seed, position)
+        if len(parts["val"]) == 0:
             raise HmoeError(
                 f"{data.name}: domain {domain!r} has {plural(size, 'image')}, "
                 "too few for a tenth of those that are not for testing.",
                 fix=f"more images, or a list {domain}_val.txt.",
             )
-        splits[domain] = {names[part]: found for part, found in listed.items()}
+        splits[domain] = {names[part]: indices for part, indices in parts.items()}
     return splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-epoch-length
 def epoch_length(images: int, batch_size: int) -> int:
-    """Updates in an epoch over `images` images; the last batch may be smaller."""
+    """Return the number of updates in an epoch; the last batch may be smaller.
+
+    >>> epoch_length(images=130, batch_size=64)
+    3
+    """
     return math.ceil(images / batch_size)
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-epoch-sampler
 class EpochSampler(Sampler):
-    """Batches of indices, a list with one tensor per training domain (empty where a batch has none
-    of it): each image once in an epoch."""
+    """Batches of indices in which each image comes once in an epoch.
+
+    A batch is a list with one tensor per training domain, empty if the batch has none of it.
+
+    Args:
+        splits: indices of the training images of each training domain.
+        batch_size: images of all domains together in a batch.
+        seed: seed of the orders and of the augmentation.
+    """
 
     def __init__(self, splits: list[torch.Tensor], batch_size: int, seed: int):
         super().__init__(splits, batch_size, seed)
         self.updates_per_epoch = epoch_length(int(self.sizes.sum()), batch_size)
-        self.drawn, self._order = 0, (-1, None)
+        self.drawn = 0  # number of batches so far
+        self._epoch = -1  # of the order below
+        self._order = None
 
-    def _generator(self, what: str, number: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed_hash(self.seed, what, number))
+    def _generator(self, label: str, number: int) -> torch.Generator:
+        """Return a generator for one purpose, seeded by the run, `label` and `number`."""
+        return torch.Generator().manual_seed(seed_hash(self.seed, label, number))
 
     def draw(self) -> list[torch.Tensor]:
-        """The next batch: per domain, indices into that domain's images."""
-        epoch, place = divmod(self.drawn, self.updates_per_epoch)
-        if self._order[0] != epoch:  # through the domains laid end to end
+        """Return the next batch: for each domain, indices into that domain's images."""
+        epoch, position = divmod(self.drawn, self.updates_per_epoch)
+        if self._epoch != epoch:  # an order of the concatenation of all domains
             generator = self._generator("epoch", epoch)
-            self._order = epoch, torch.randperm(int(self.sizes.sum()), generator=generator)
+            self._order = torch.randperm(int(self.sizes.sum()), generator=generator)
+            self._epoch = epoch
         self.drawn += 1
-        start = place * self.batch_size
-        return self._of_union(self._order[1][start : start + self.batch_size])
+        start = position * self.batch_size
+        return self._of_union(self._order[start : start + self.batch_size])
 
     def seeds(self, indices: list[torch.Tensor]) -> list[torch.Tensor]:
-        """One seed for each image of the batch that was drawn last, for its augmentation."""
+        """Draw a seed for the augmentation of each image of the batch that was drawn last."""
         generator = self._generator("images", self.drawn)
         return [torch.randint(2**31, (len(part),), generator=generator) for part in indices]
 
     def state(self):
-        """What later batches depend on."""
+        """Return the state on which later batches depend."""
         return {"drawn": self.drawn}
 
     def load(self, state):
-        """Put back what `state` returned."""
+        """Restore what `state` returned."""
         self.drawn = state["drawn"]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-dmg
 class DMGProtocol(DomainBedProtocol):
-    """DMG's protocol for one `run`, with the methods of `DomainBedProtocol` (section 7.5)."""
+    """DMG's rules of a run (section 7.5), with the methods of `DomainBedProtocol`."""
 
     defaults = {"batch_size": 64}  # images of all training domains together
     image_defaults = {"val_augment": False}
     epochs = 50
 
     def check(self):
-        """Raises `HmoeError` for an option of DomainBed's protocol, and for two lengths."""
+        """Refuse options of DomainBed's protocol, and two lengths.
+
+        Raises:
+            HmoeError: for a sampler, for `domainbed_compat`, or if both updates and epochs are
+                set.
+        """
         run = self.run
+        if run.domainbed_compat:
+            setting = "domainbed_compat"
+            label = "domainbed_compat"
+        else:
+            setting = "sampler"
+            label = f"the sampler {run.sampler}"
         if run.sampler != "domain" or run.domainbed_compat:
-            what = "domainbed_compat" if run.domainbed_compat else f"the sampler {run.sampler}"
             raise HmoeError(
-                f"{what} belongs to DomainBed's protocol; DMG's mixes its batches in one way.",
+                f"{label} belongs to DomainBed's protocol; DMG's mixes its batches in one way.",
                 fix="leave it out, or protocol domainbed.",
-                setting="domainbed_compat" if run.domainbed_compat else "sampler",
+                setting=setting,
             )
         if run.steps and run.epochs:
             raise HmoeError(
@@ -406,58 +656,103 @@ class DMGProtocol(DomainBedProtocol):
             )
 
     def splits(self, data) -> dict[str, dict[str, torch.Tensor]]:
-        """domain -> {'in', 'out', 'test'} of the training domains, {'in'} of the test domains."""
+        """Divide the data as `dmg_splits` does, by the lists of the run if it names some."""
         lists = find_splits(self.run.splits, data) if self.run.splits else None
         return dmg_splits(data, self.run.trial_seed, self.run.test_domains, lists)
 
-    def _epoch(self, splits: dict, batch_size: int) -> int:
-        trained = [len(p["in"]) for d, p in splits.items() if d not in self.run.test_domains]
-        return epoch_length(sum(trained), batch_size)
+    def _updates_per_epoch(self, splits: dict, batch_size: int) -> int:
+        """Return the updates of an epoch over the training images of all training domains."""
+        images = 0
+        for domain, parts in splits.items():
+            if domain not in self.run.test_domains:
+                images += len(parts["in"])
+        return epoch_length(images, batch_size)
 
     def length(self, data, batch_size: int, frequency: int) -> tuple[int, int]:
-        """(updates, updates between checkpoints), those of an epoch if nothing else is said."""
-        epoch = self._epoch(self.splits(data), batch_size)
+        """Return the number of updates, and of updates between checkpoints: by default an epoch.
+
+        Args:
+            data: the data set.
+            batch_size: images in a batch.
+            frequency: unused.
+        """
+        epoch = self._updates_per_epoch(self.splits(data), batch_size)
         steps = self.run.steps or (self.run.epochs or self.epochs) * epoch
         return steps, self.run.checkpoint_frequency or epoch
 
     def sampler(self, inside: list[torch.Tensor], batch_size: int, seed: int) -> EpochSampler:
-        """How batches are drawn from the training parts."""
+        """Return the sampler of batches, which are mixed from all training domains.
+
+        Args:
+            inside: indices of the training images of each training domain.
+            batch_size: images in a batch.
+            seed: seed of the sampler.
+        """
         return EpochSampler(inside, batch_size, seed)
 
     def is_checkpoint(self, step: int) -> bool:
-        """Is the model evaluated after update `step` (0 ... steps - 1)? After each epoch and at the
-        end. DomainBed evaluates after the first update, too; this protocol does not."""
+        """Return whether the model is evaluated after update `step`, from 0 to steps - 1.
+
+        It is after each epoch and at the end, and not after the first update as in DomainBed.
+        """
         return (step + 1) % self.run.checkpoint_frequency == 0 or step == self.run.steps - 1
 
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
-        """(domain, part) pairs to evaluate after an epoch besides the validation parts."""
-        everything = parse_policy(self.run.evaluate)[0] == "all"
+        """List what to evaluate after an epoch besides the validation parts.
+
+        Args:
+            splits: domain -> part -> indices.
+            improved: whether the validation accuracy of some mode improved.
+            last: whether it is the last epoch.
+
+        Returns:
+            (domain, part) pairs, in order.
+        """
+        policy, _ = parse_policy(self.run.evaluate)
+        everything = policy == "all"
         if not (everything or improved or last):
             return []
-        pairs = [(domain, part) for domain in splits for part in ("in", "test")]
-        trained = [] if everything else {*splits} - {*self.run.test_domains}
-        return [
-            (domain, part)
-            for domain, part in pairs
-            if part in splits[domain] and (part == "test" or domain not in trained)
-        ]
+        pairs = []
+        for domain, parts in splits.items():
+            if everything or domain in self.run.test_domains:
+                pairs.append((domain, "in"))
+            if "test" in parts:
+                pairs.append((domain, "test"))
+        return pairs
 
     def modes(self, algorithm) -> tuple[tuple[str, ...], str | None]:
-        """The inference modes, those of known domains too; greedy masks decide for all of them."""
-        of_domains = tuple(getattr(algorithm, "domain_modes", ()))
-        return (*algorithm.modes, *of_domains), GREEDY if GREEDY in of_domains else None
+        """Return the inference modes, and the mode that selects for all of them.
+
+        Modes of a known domain are among them. If greedy masks are, they select; otherwise each
+        mode selects its own checkpoint.
+        """
+        domain_modes = tuple(getattr(algorithm, "domain_modes", ()))
+        selection_mode = GREEDY if GREEDY in domain_modes else None
+        return (*algorithm.modes, *domain_modes), selection_mode
 
     def record(self, splits: dict, batch_size: int) -> dict:
-        """What a record says about the protocol it followed: where the split is from, epochs,
-        updates in an epoch, and images of every part."""
-        updates, lists = self._epoch(splits, batch_size), self.run.splits
+        """Return what a record says about the protocol it followed.
+
+        Args:
+            splits: domain -> part -> indices.
+            batch_size: images in a batch.
+
+        Returns:
+            {'protocol': ...} with the source of the split, epochs, updates in an epoch, and the
+            number of images of every part.
+        """
+        updates = self._updates_per_epoch(splits, batch_size)
+        lists = self.run.splits
+        images = {}
+        for domain, parts in splits.items():
+            images[domain] = {part: len(indices) for part, indices in parts.items()}
         return {
             "protocol": {
                 "name": "dmg",
                 "splits": f"lists {lists}" if lists else "72/8/20 by trial seed",
                 "epochs": self.run.steps / updates,
                 "updates_per_epoch": updates,
-                "images": {d: {part: len(i) for part, i in p.items()} for d, p in splits.items()},
+                "images": images,
             }
         }
 
@@ -466,5 +761,9 @@ PROTOCOLS = {"domainbed": DomainBedProtocol, "dmg": DMGProtocol}
 
 
 def make_protocol(run) -> DomainBedProtocol | DMGProtocol:
-    """The protocol that a run (`RunOptions` or `RunConfig`) follows."""
+    """Return the protocol of a run, by its option `protocol`.
+
+    Args:
+        run: `RunOptions` or `RunConfig`.
+    """
     return PROTOCOLS[run.protocol](run)

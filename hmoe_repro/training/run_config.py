@@ -21,33 +21,59 @@ GREEDY = "greedy"  # the mode that selects for a run of DMG's protocol, where it
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
-NameTuple = Annotated[
-    tuple[str, ...], BeforeValidator(lambda v: tuple(map(str, v)) if isinstance(v, list) else v)
-]
+
+
+def _tuple_of_names(value):
+    """Convert a list to a tuple of texts; leave anything else for pydantic to refuse."""
+    if isinstance(value, list):
+        return tuple(str(name) for name in value)
+    return value
+
+
+NameTuple = Annotated[tuple[str, ...], BeforeValidator(_tuple_of_names)]
 
 
 class Checked(BaseModel):
-    """A pydantic model without unknown fields, whose fields neither change nor convert."""
+    """Pydantic model that has no unknown fields and neither changes nor converts a value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @classmethod
-    def of(cls, **given):
-        """The model of these values. `HmoeError` names the first wrong one and what is valid."""
+    def of(cls, **options):
+        """Build the model of these values.
+
+        Raises:
+            HmoeError: for the first wrong, missing or unknown value; it says what is valid.
+        """
         try:
-            return cls(**given)
+            return cls(**options)
         except ValidationError as error:
             raise option_error(error, cls) from None
 
     def replace(self, **changes):
-        """The same with some fields changed, and checked. `HmoeError` as `of`."""
-        same = {name: getattr(self, name) for name in type(self).model_fields}
-        return self.of(**(same | changes))
+        """Return a copy in which some fields are changed; all of it is checked again.
+
+        Raises:
+            HmoeError: as `of`.
+        """
+        unchanged = {name: getattr(self, name) for name in type(self).model_fields}
+        return self.of(**(unchanged | changes))
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-options
+def _optional_text(value):
+    """Convert a value to text; None and '' stay, as the absence of one."""
+    return str(value) if value else value
+
+
 class RunOptions(Checked):
-    """What may be asked for of one run; a field that is excluded says how another one is found, and
-    is no part of a run's name."""
+    """Options that a user may set for one run; None follows from the data or the protocol.
+
+    A field that is excluded says how another field is found, and is no part of a run's name.
+
+    >>> options = RunOptions(algorithm="ERM", dataset="PACS", test_domains=["sketch"])
+    >>> options.test_domains, options.steps, options.protocol
+    (('sketch',), None, 'domainbed')
+    """
 
     algorithm: str = Field(description="`hmoe list --algorithms`, file.py:Name, domainbed:NAME.")
     dataset: str = Field(
@@ -83,7 +109,7 @@ class RunOptions(Checked):
     protocol: Literal["domainbed", "dmg"] = Field(
         "domainbed", description="domainbed, or dmg: epochs of mixed batches of 64."
     )
-    splits: Annotated[str | None, BeforeValidator(lambda v: v and str(v))] = Field(
+    splits: Annotated[str | None, BeforeValidator(_optional_text)] = Field(
         None, description="With protocol dmg: a folder of lists DOMAIN_train.txt, _val, _test."
     )
     hparams_seed: Seed = Field(
@@ -110,30 +136,55 @@ class RunOptions(Checked):
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
-def option_error(error: ValidationError, model: type[BaseModel], valid=()) -> HmoeError:
-    """The first problem that pydantic found, as an `HmoeError` whose `setting` is the field;
-    `valid`: further fields beside those of the model."""
+def _failed_check(problem: dict) -> str:
+    """Return what a value must be, from one entry of `ValidationError.errors()`."""
+    text = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return text.replace("String should match pattern", "a text that matches")
+
+
+def option_error(error: ValidationError, model: type[BaseModel], extra_names=()) -> HmoeError:
+    """Convert the first problem that pydantic found to an `HmoeError`.
+
+    Args:
+        error: what pydantic raised.
+        model: the model whose fields were checked.
+        extra_names: names that are valid besides the fields of the model.
+
+    Returns:
+        The error; its `setting` is the field at fault.
+    """
     problem = error.errors()[0]
-    name, value, kind = str((*problem["loc"], "")[0]), problem["input"], problem["type"]
-    if kind == "extra_forbidden":
-        choices = [*model.model_fields, *valid]
+    location = problem["loc"]
+    name = str(location[0]) if location else ""
+    value = problem["input"]
+    if problem["type"] == "extra_forbidden":
+        choices = [*model.model_fields, *extra_names]
         return HmoeError(f"unknown option {name!r}.", choices=choices, setting=name)
-    if kind == "missing":
+    if problem["type"] == "missing":
         return HmoeError(f"{name} is missing.", fix=f"add {name}.", setting=name)
-    if kind == "literal_error":
+    if problem["type"] == "literal_error":
         expected = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        choices = filter(None, expected.split(", "))
-        return HmoeError(f"unknown {name} {value!r}.", choices=list(choices), setting=name)
-    said = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    said = said.replace("String should match pattern", "a text that matches")
-    meaning = model.model_fields[name].description
-    means = f" It means: {meaning}" if meaning else ""
-    cause = f"{name} must be {said}, got {value!r}.{means}"
+        choices = [choice for choice in expected.split(", ") if choice]
+        return HmoeError(f"unknown {name} {value!r}.", choices=choices, setting=name)
+    cause = f"{name} must be {_failed_check(problem)}, got {value!r}."
+    description = model.model_fields[name].description
+    if description:
+        cause += f" It means: {description}"
     return HmoeError(cause, fix=f"another {name}.", setting=name)
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-config
 class RunConfig(RunOptions):
-    """Everything that may change a run's numbers. `run_id` is its hash."""
+    """Complete configuration of a run: everything that may change its numbers.
+
+    >>> config = RunConfig(algorithm="ERM", dataset="DigitDomains", dataset_fingerprint="abc",
+    ...                    test_domains=["sketch"], hparams={"lr": 0.001})
+    >>> config.run_id
+    'ccf36c0dbea3'
+    >>> config.replace(trial_seed=1).run_id == config.run_id
+    False
+    >>> str(config)
+    'ERM on DigitDomains, test sketch, seed 0'
+    """
 
     dataset_fingerprint: str = Field(description="Of the images and labels themselves.")
     network: str = "mnist_cnn"
@@ -147,26 +198,36 @@ class RunConfig(RunOptions):
     algorithm_version: Count = Field(1, description="Of the algorithm's mathematics.")
 
     def to_dict(self) -> dict:
-        """Plain JSON types."""
+        """Return all fields as plain JSON types."""
         return self.model_dump(mode="json")
 
     @classmethod
-    def from_dict(cls, given: dict) -> "RunConfig":
-        """What `to_dict` returned. Raises `HmoeError` for unknown, missing or wrong fields."""
-        return cls.of(**given)
+    def from_dict(cls, fields: dict) -> "RunConfig":
+        """Build the configuration that `to_dict` returned.
+
+        Raises:
+            HmoeError: for unknown, missing or wrong fields.
+        """
+        return cls.of(**fields)
 
     @functools.cached_property
     def run_id(self) -> str:
-        """Twelve hexadecimal digits of SHA-256 over the canonical JSON of what differs from the
-        defaults: an option that is added renames no run."""
-        said = self.model_dump(mode="json", exclude_defaults=True)
-        canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
+        """Name of the run: the first 12 hexadecimal digits of a SHA-256.
+
+        The hash is that of the canonical JSON of all fields that differ from their defaults, so
+        an option that is added to the library renames no run.
+        """
+        changed_fields = self.model_dump(mode="json", exclude_defaults=True)
+        canonical = json.dumps(changed_fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def __str__(self):
         start = f"{self.algorithm} on {self.dataset}"
-        if not self.test_domains:
+        if not self.test_domains:  # the toy, whose seeds are a number or a list
             seeds = self.hparams.get("seeds", 1)
-            return f"{start}, {plural(seeds if isinstance(seeds, int) else len(seeds), 'seed')}"
-        again = f", restart {self.restart}" if self.restart else ""
-        return f"{start}, test {'+'.join(self.test_domains)}, seed {self.trial_seed}{again}"
+            count = seeds if isinstance(seeds, int) else len(seeds)
+            return f"{start}, {plural(count, 'seed')}"
+        text = f"{start}, test {'+'.join(self.test_domains)}, seed {self.trial_seed}"
+        if self.restart:
+            text += f", restart {self.restart}"
+        return text

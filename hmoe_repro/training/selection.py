@@ -14,120 +14,192 @@ from ..core.errors import HmoeError, check_choice, public
 from .run_config import GREEDY
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-validation-accuracy
-def _mean(scores) -> float:
-    """Their mean, added one after the other: Python 3.12 and later round `sum` in another way,
-    and a tie would select another checkpoint."""
-    return functools.reduce(operator.add, scores) / len(scores)
+def _mean(values) -> float:
+    """Return the mean, added one value after the other.
+
+    Python 3.12 and later round `sum` in another way, and a tie would select another checkpoint.
+    """
+    return functools.reduce(operator.add, values) / len(values)
 
 
 def validation_accuracy(accuracies: dict, test_domains, mode: str) -> float:
-    """Mean accuracy over the *out* parts of the training domains, at one checkpoint.
+    """Average the accuracy over the *out* parts of the training domains, at one checkpoint.
 
-    `accuracies`: domain -> split -> mode -> value (0 to 1)."""
+    Args:
+        accuracies: domain -> split -> mode -> accuracy, 0 to 1.
+        test_domains: names of the domains that are left out.
+        mode: the inference mode.
+
+    >>> accuracies = {"a": {"out": {"default": 0.5}}, "b": {"out": {"default": 1.0}}}
+    >>> validation_accuracy(accuracies, ["b"], "default")
+    0.5
+    """
     return _mean(
         [splits["out"][mode] for domain, splits in accuracies.items() if domain not in test_domains]
     )
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-test-accuracy
 def test_accuracy(accuracies: dict, test_domains, mode: str) -> float | None:
-    """Mean accuracy over the *in* parts of the test domains, None where they were not evaluated."""
+    """Average the accuracy over the *in* parts of the test domains, at one checkpoint.
+
+    Args:
+        accuracies: domain -> split -> mode -> accuracy, 0 to 1.
+        test_domains: names of the test domains.
+        mode: the inference mode.
+
+    Returns:
+        The mean, or None if one of the domains was not evaluated.
+    """
     if any("in" not in accuracies.get(domain, {}) for domain in test_domains):
         return None
     return _mean([accuracies[domain]["in"][mode] for domain in test_domains])
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-training-domain-validation
-def _winner(checkpoints: list[dict], test_domains, mode: str) -> dict:
-    """The first checkpoint with the best validation accuracy of a mode: its `step` and
-    `validation_accuracy`, and all its `accuracies`."""
+def _best_checkpoint(checkpoints: list[dict], test_domains, mode: str) -> dict:
+    """Return the first checkpoint with the best validation accuracy of a mode.
+
+    Returns:
+        Its 'step', 'validation_accuracy' and 'accuracies'.
+
+    Raises:
+        HmoeError: if there is no checkpoint.
+    """
     if not checkpoints:
         raise HmoeError("the run has no checkpoint to select from.", fix="train for one step.")
     scores = [validation_accuracy(c["accuracies"], test_domains, mode) for c in checkpoints]
-    best = checkpoints[scores.index(max(scores))]
-    found = {"step": best["step"], "validation_accuracy": max(scores)}
-    return found | {"accuracies": best["accuracies"]}
+    best_score = max(scores)
+    best = checkpoints[scores.index(best_score)]
+    return {
+        "step": best["step"],
+        "validation_accuracy": best_score,
+        "accuracies": best["accuracies"],
+    }
 
 
 def training_domain_validation(
     checkpoints: list[dict], test_domains, modes, selection_mode: str | None = None
 ) -> dict[str, dict]:
-    """mode -> {step, validation_accuracy, test_accuracy} at the checkpoint with the best
-    validation accuracy of the mode (DomainBed's IIDAccuracySelectionMethod), or of the mode
-    `selection_mode` (DMG).
+    """Select a checkpoint by training-domain validation (DomainBed's IIDAccuracySelectionMethod).
 
-    Raises `HmoeError` if there is no checkpoint, or the winner was not tested.
+    Args:
+        checkpoints: those of a run, each with 'step' and 'accuracies'.
+        test_domains: names of the test domains.
+        modes: inference modes to select for.
+        selection_mode: the mode whose validation accuracy selects for all modes (DMG); None: each
+            mode selects for itself.
+
+    Returns:
+        mode -> {step, validation_accuracy, test_accuracy} of the checkpoint with the best
+        validation accuracy.
+
+    Raises:
+        HmoeError: if there is no checkpoint, or the selected one was not tested.
     """
     selected = {}
     for mode in modes:
-        selected[mode] = _winner(checkpoints, test_domains, selection_mode or mode)
-        test = test_accuracy(selected[mode].pop("accuracies"), test_domains, mode)
-        if test is None:
+        best = _best_checkpoint(checkpoints, test_domains, selection_mode or mode)
+        accuracies = best.pop("accuracies")
+        accuracy = test_accuracy(accuracies, test_domains, mode)
+        if accuracy is None:
             raise HmoeError(
-                f"the test domain was not evaluated at step {selected[mode]['step']}, "
+                f"the test domain was not evaluated at step {best['step']}, "
                 f"which mode {mode!r} selects.",
                 fix="train the run again.",
             )
-        selected[mode]["test_accuracy"] = test
+        selected[mode] = best | {"test_accuracy": accuracy}
     return selected
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-in-domain
 def in_domain_accuracy(
     checkpoints: list[dict], test_domains, modes, selection_mode: str | None = None
 ) -> dict[str, dict]:
-    """mode -> {step, validation_accuracy, accuracy, domains} on the *test* parts of the training
-    domains, at the checkpoint that `training_domain_validation` selects; {} where there are none.
+    """Report the accuracy on the *test* parts of the training domains (DMG, section 4.1).
 
-    `accuracy` is the unweighted mean over `domains` (domain -> accuracy; DMG, section 4.1)."""
-    found = {}
+    Args:
+        checkpoints: those of a run, each with 'step' and 'accuracies'.
+        test_domains: names of the test domains.
+        modes: inference modes to report.
+        selection_mode: as in `training_domain_validation`, which selects the checkpoint.
+
+    Returns:
+        mode -> {step, validation_accuracy, accuracy, domains}: 'domains' is domain -> accuracy,
+        'accuracy' their unweighted mean. Empty if no domain has a *test* part.
+    """
+    reported = {}
     for mode in modes:
-        winner = _winner(checkpoints, test_domains, selection_mode or mode)
-        accuracies = winner.pop("accuracies")
+        best = _best_checkpoint(checkpoints, test_domains, selection_mode or mode)
+        accuracies = best.pop("accuracies")
         domains = {d: splits["test"][mode] for d, splits in accuracies.items() if "test" in splits}
         if domains:
             accuracy = _mean(list(domains.values()))
-            found[mode] = winner | {"accuracy": accuracy, "domains": domains}
-    return found
+            reported[mode] = best | {"accuracy": accuracy, "domains": domains}
+    return reported
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-offer
 RULES = ("training-domain", "leave-one-domain-out", "oracle")
 
 
 def protocol_name(record: dict) -> str:
-    """The protocol that a run followed: 'domainbed' or 'dmg'."""
+    """Return the protocol that the run of a record followed: 'domainbed' or 'dmg'."""
     return record["config"].get("protocol", "domainbed")
 
 
 def selection_mode_of(run: dict) -> str | None:
-    """The mode whose validation accuracy selects for all modes of a run (DMG's protocol, where the
-    algorithm has greedy masks); None where each mode selects for itself."""
+    """Return the mode whose validation accuracy selects for all modes of a record.
+
+    That is the mode of greedy masks under DMG's protocol, if the algorithm has one. None means
+    that each mode selects for itself.
+    """
     if protocol_name(run) != "dmg":
         return None
-    trained = [s["out"] for s in run["checkpoints"][0]["accuracies"].values() if "out" in s]
-    return GREEDY if all(GREEDY in of_domain for of_domain in trained) else None
+    for splits in run["checkpoints"][0]["accuracies"].values():
+        if "out" in splits and GREEDY not in splits["out"]:
+            return None
+    return GREEDY
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-recomputed-selection
+def _evaluated_modes(checkpoints: list[dict], test_domains) -> tuple[list[str], list[str]]:
+    """List the modes evaluated on a test domain, and those evaluated on a *test* part."""
+    tested = {}
+    in_domain = {}
+    for checkpoint in checkpoints:
+        for domain, splits in checkpoint["accuracies"].items():
+            in_domain |= splits.get("test", {})
+            if domain in test_domains:
+                tested |= splits.get("in", {})
+    return list(tested), list(in_domain)
+
+
 def differing_selection(record: dict) -> str | None:
-    """'selected' or 'in_domain' if that entry of a complete run is not what its checkpoints say;
-    None where both are, and for the toy, which selects nothing."""
-    points, test = record["checkpoints"], record["config"].get("test_domains")
-    if not test or record["status"] != "complete":
+    """Return the entry of a complete record that does not follow from its checkpoints.
+
+    Returns:
+        'selected' or 'in_domain'; None if both follow, and for the toy, which selects nothing.
+    """
+    checkpoints = record["checkpoints"]
+    test_domains = record["config"].get("test_domains")
+    if not test_domains or record["status"] != "complete":
         return None
     try:
-        tested, inside = {}, {}  # modes evaluated on the test domains, and on any *test* part
-        for domain, splits in (pair for p in points for pair in p["accuracies"].items()):
-            inside |= splits.get("test", {})
-            tested |= splits.get("in", {}) if domain in test else {}
-        by = selection_mode_of(record) if points else None
-        selected = training_domain_validation(points, test, tested, by)
-        in_domain = in_domain_accuracy(points, test, inside, by)
+        tested_modes, in_domain_modes = _evaluated_modes(checkpoints, test_domains)
+        mode = selection_mode_of(record) if checkpoints else None
+        selected = training_domain_validation(checkpoints, test_domains, tested_modes, mode)
+        in_domain = in_domain_accuracy(checkpoints, test_domains, in_domain_modes, mode)
     except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return "selected"
     if selected != record["selected"]:
         return "selected"
-    return None if in_domain == record.get("in_domain", {}) else "in_domain"
+    if in_domain != record.get("in_domain", {}):
+        return "in_domain"
+    return None
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-scores
-def _measured(run: dict, checkpoint: dict, domain: str, split: str, mode: str) -> float:
-    """An accuracy of a checkpoint of a run; `HmoeError` if it was not measured."""
+def _accuracy(run: dict, checkpoint: dict, domain: str, split: str, mode: str) -> float:
+    """Return one accuracy of a checkpoint of a run.
+
+    Raises:
+        HmoeError: if it was not measured.
+    """
     try:
         return checkpoint["accuracies"][domain][split][mode]
     except KeyError:
@@ -138,50 +210,94 @@ def _measured(run: dict, checkpoint: dict, domain: str, split: str, mode: str) -
         ) from None
 
 
-def _by_training_domains(run: dict, runs: list[dict], test: str, mode: str):
-    points, by = run["checkpoints"], selection_mode_of(run) or mode
-    return points, [validation_accuracy(point["accuracies"], [test], by) for point in points]
+def _score_by_training_domains(run: dict, runs: list[dict], test: str, mode: str):
+    """Return all checkpoints of a run and their validation accuracies."""
+    checkpoints = run["checkpoints"]
+    selection_mode = selection_mode_of(run) or mode
+    scores = [validation_accuracy(c["accuracies"], [test], selection_mode) for c in checkpoints]
+    return checkpoints, scores
 
 
-def _by_oracle(run: dict, runs: list[dict], test: str, mode: str):
+def _score_by_oracle(run: dict, runs: list[dict], test: str, mode: str):
+    """Return the last checkpoint of a run and its accuracy on the *out* part of the test domain."""
     last = run["checkpoints"][-1]
-    return [last], [_measured(run, last, test, "out", mode)]
+    return [last], [_accuracy(run, last, test, "out", mode)]
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-leave-one-out
-def _by_pairs(run: dict, runs: list[dict], test: str, mode: str):
-    """Scored by the runs that held out the test domain and another one. `HmoeError` names what is
-    missing."""
-    domains = sorted({d for point in run["checkpoints"] for d in point["accuracies"]} - {test})
+def _runs_of_pairs(runs: list[dict], test: str, domains: list[str]) -> dict[str, dict]:
+    """Find for each domain the first run that held out that domain and the test domain.
+
+    Raises:
+        HmoeError: if there is none for some of the domains; it names them all.
+    """
     pairs = {}
-    for other in reversed(runs):  # of several the first counts
-        pairs |= {d: other for d in domains if {*other["config"]["test_domains"]} == {test, d}}
-    if missing := [f"{test}+{domain}" for domain in domains if domain not in pairs]:
-        second = missing[0].removeprefix(f"{test}+")
-        command = f"hmoe train --test-domain {test} --test-domain {second} --evaluate all"
+    for run in runs:
+        held_out = set(run["config"]["test_domains"])
+        for domain in domains:
+            if held_out == {test, domain}:
+                pairs.setdefault(domain, run)
+    missing = [domain for domain in domains if domain not in pairs]
+    if missing:
+        command = f"hmoe train --test-domain {test} --test-domain {missing[0]} --evaluate all"
         raise HmoeError(
             f"leave-one-domain-out on {test} needs runs that held out {test} and one more; "
-            f"missing: {', '.join(missing)}.",
+            f"missing: {', '.join(f'{test}+{domain}' for domain in missing)}.",
             fix=f"train them (`{command}`).",
         )
-    at = {d: {point["step"]: point for point in pairs[d]["checkpoints"]} for d in domains}
-    shared = [c for c in run["checkpoints"] if all(c["step"] in at[d] for d in domains)]
+    return pairs
+
+
+def _score_by_pairs(run: dict, runs: list[dict], test: str, mode: str):
+    """Score checkpoints of a run by the runs that held out the test domain and another one.
+
+    Returns:
+        The checkpoints whose step all these runs have, and their mean accuracies on the *in*
+        parts of the other domains.
+
+    Raises:
+        HmoeError: if a run, a common step or an accuracy is missing.
+    """
+    domains = set()
+    for checkpoint in run["checkpoints"]:
+        domains |= set(checkpoint["accuracies"])
+    domains = sorted(domains - {test})
+    pairs = _runs_of_pairs(runs, test, domains)
+    by_step = {}  # domain -> step -> checkpoint of the run that held it out
+    for domain in domains:
+        by_step[domain] = {point["step"]: point for point in pairs[domain]["checkpoints"]}
+    shared = []
+    scores = []
+    for checkpoint in run["checkpoints"]:
+        step = checkpoint["step"]
+        if any(step not in by_step[domain] for domain in domains):
+            continue
+        accuracies = [
+            _accuracy(pairs[domain], by_step[domain][step], domain, "in", mode)
+            for domain in domains
+        ]
+        shared.append(checkpoint)
+        scores.append(_mean(accuracies))
     if not shared:
         raise HmoeError(
             f"run {run['run_id']} and its pairs have no step in common.",
             fix="train them with one checkpoint frequency.",
         )
-    scores = [
-        _mean([_measured(pairs[d], at[d][c["step"]], d, "in", mode) for d in domains])
-        for c in shared
-    ]
     return shared, scores
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-select
-_SCORES = dict(zip(RULES, (_by_training_domains, _by_pairs, _by_oracle)))
+_SCORES = {
+    "training-domain": _score_by_training_domains,
+    "leave-one-domain-out": _score_by_pairs,
+    "oracle": _score_by_oracle,
+}
 
 
 def _refuse_protocols(records: list[dict], rule: str):
-    """`HmoeError` where runs followed two protocols, or one that the rule cannot serve."""
+    """Refuse runs of two protocols, or of one that the rule cannot serve.
+
+    Raises:
+        HmoeError: for such runs.
+    """
     protocols = {protocol_name(record) for record in records}
     if len(protocols) > 1:
         raise HmoeError(
@@ -197,33 +313,65 @@ def _refuse_protocols(records: list[dict], rule: str):
         )
 
 
+def _known_modes(records: list[dict]) -> set[str]:
+    """Return the inference modes that were measured at the first checkpoints of some runs."""
+    modes = set()
+    for record in records:
+        for checkpoint in record["checkpoints"][:1]:
+            for splits in checkpoint["accuracies"].values():
+                for accuracies in splits.values():
+                    modes |= set(accuracies)
+    return modes
+
+
+def _offer(run: dict, runs: list[dict], test_domain: str, rule: str, mode: str) -> dict:
+    """Return the best checkpoint of a run by a rule, in the form of `select_model`."""
+    checkpoints, scores = _SCORES[rule](run, runs, test_domain, mode)
+    best_score = max(scores)
+    best = checkpoints[scores.index(best_score)]
+    return {
+        "run_id": run["run_id"],
+        "validation": best_score,
+        "step": best["step"],
+        "test_accuracy": _accuracy(run, best, test_domain, "in", mode),
+        "hparams_seed": run["config"].get("hparams_seed", 0),
+    }
+
+
 @public
 def select_model(
     records: list[dict], test_domain: str, rule: str = "training-domain", mode: str = "default"
 ) -> dict:
-    """{run_id, step, validation, test_accuracy, hparams_seed} that `rule` chooses for a test
-    domain (DomainBed, model_selection).
+    """Select a run and a checkpoint for a test domain by a rule (DomainBed, model_selection).
 
-    `records`: complete runs of one algorithm, data set and trial seed, with any number of
-    hyper-parameter seeds. Raises `HmoeError` for an unknown rule, for runs of two protocols, and
-    naming the runs or accuracies that the rule lacks.
+    Args:
+        records: complete runs of one algorithm, data set and trial seed, with any number of
+            hyper-parameter seeds.
+        test_domain: name of the test domain.
+        rule: one of `RULES`.
+        mode: the inference mode.
+
+    Returns:
+        {run_id, step, validation, test_accuracy, hparams_seed}; 'validation' is the score by which
+        the rule chose.
+
+    Raises:
+        HmoeError: for an unknown rule or mode, for runs of two protocols, and for runs or
+            accuracies that the rule lacks.
     """
-    scored = _SCORES[check_choice(rule, RULES, "selection rule")]
+    check_choice(rule, RULES, "selection rule")
     _refuse_protocols(records, rule)
-    points = [point for record in records for point in record["checkpoints"][:1]]
-    parts = [part for point in points for part in point["accuracies"].values()]
-    modes = {mode for part in parts for measured in part.values() for mode in measured}
+    modes = _known_modes(records)
     check_choice(mode, sorted(modes) or [mode], "inference mode of these runs")
-    runs_of_seed, offers = {}, []
+    runs_of_seed = {}
     for record in records:
-        runs_of_seed.setdefault(record["config"].get("hparams_seed", 0), []).append(record)
-    for seed, runs in runs_of_seed.items():
-        for run in (r for r in runs if r["config"]["test_domains"] == [test_domain]):
-            points, scores = scored(run, runs, test_domain, mode)
-            best = points[scores.index(max(scores))]
-            offer = {"run_id": run["run_id"], "validation": max(scores), "step": best["step"]}
-            offer["test_accuracy"] = _measured(run, best, test_domain, "in", mode)
-            offers.append(offer | {"hparams_seed": seed})
+        seed = record["config"].get("hparams_seed", 0)
+        runs_of_seed.setdefault(seed, []).append(record)
+    offers = []
+    for runs in runs_of_seed.values():
+        for run in runs:
+            if run["config"]["test_domains"] == [test_domain]:
+                offers.append(_offer(run, runs, test_domain, rule, mode))
     if not offers:
         raise HmoeError(
             f"no run held out {test_domain} alone.",

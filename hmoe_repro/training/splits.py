@@ -25,9 +25,16 @@ _LIST = re.compile(r"(?P<domain>.+)_(?P<part>train|val|crossval|test)(_kfold)?\.
 
 
 def list_files(folder) -> dict[tuple[str, str], Path]:
-    """(domain, part) -> the file of that list in a folder. Raises `HmoeError` where the folder
-    cannot be read, holds no list, or holds two for one domain and part."""
-    folder, found = Path(folder), {}
+    """Find the lists of a split in a folder.
+
+    Returns:
+        (domain, part) -> file; a part is one of `LIST_PARTS`.
+
+    Raises:
+        HmoeError: if the folder cannot be read, holds no list, or holds two for one domain and
+            part.
+    """
+    folder = Path(folder)
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
@@ -35,48 +42,62 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
             f"the folder of lists {folder} cannot be read ({error.strerror}).",
             fix="a folder with DOMAIN_train.txt, and if there are any _val.txt and _test.txt.",
         ) from None
-    for match in filter(None, map(_LIST.fullmatch, names)):
-        key = match["domain"], match["part"].removeprefix("cross")
-        if key in found:
+    files = {}
+    for name in names:
+        match = _LIST.fullmatch(name)
+        if not match:
+            continue
+        domain = match["domain"]
+        part = match["part"].removeprefix("cross")
+        if (domain, part) in files:
             raise HmoeError(
-                f"{folder} has two lists for {key[1]} of {key[0]}: {found[key].name} and "
-                f"{match[0]}.",
+                f"{folder} has two lists for {part} of {domain}: {files[domain, part].name} and "
+                f"{name}.",
                 fix="remove one.",
             )
-        found[key] = folder / match[0]
-    if not found:
+        files[domain, part] = folder / name
+    if not files:
         raise HmoeError(
             f"{folder} holds no list of a split.",
             fix="files DOMAIN_train.txt, DOMAIN_val.txt, DOMAIN_test.txt with lines 'path label'.",
         )
-    return found
+    return files
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-read-lines
 def read_list(path: Path) -> list[tuple[str, str]]:
-    """(image, label) of each line that is not empty. Raises `HmoeError` with the line for anything
-    else than a path and a whole number, and for a file without images."""
+    """Read one list of images.
+
+    Returns:
+        (image, label) of each line that is not empty.
+
+    Raises:
+        HmoeError: with the number of the line, for anything else than a path and a whole number;
+            and for a file without images or that is no text.
+    """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HmoeError(f"cannot read the list {path} ({why}).", fix="copy it again.") from None
-    found = []
-    for number, line in enumerate(map(str.strip, lines), 1):
+    entries = []
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line:
+            continue
         image, _, label = line.rpartition(" ")
-        if line and not (image and label.isdecimal()):
+        if not (image and label.isdecimal()):
             raise HmoeError(
                 f"{Path(path).name}, line {number}: {line!r} is not a path and a label.",
                 fix="lines such as clipart/zebra/1.jpg 344.",
             )
-        if line:
-            found.append((image.strip().removeprefix("./"), label))
-    if not found:
+        entries.append((image.strip().removeprefix("./"), label))
+    if not entries:
         raise HmoeError(f"the list {path} names no image.", fix="copy it again, or remove it.")
-    return found
+    return entries
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-split-lists
 class SplitLists(NamedTuple):
-    """What lists of a split say about a data set."""
+    """Official split of a data set, read from lists of images."""
 
     digest: str  # twelve hexadecimal digits of SHA-256 over names and lines
     parts: dict[str, dict[str, torch.Tensor]]  # domain -> part -> positions in the domain (n,)
@@ -84,83 +105,140 @@ class SplitLists(NamedTuple):
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-domain-lists
 def _refuse_images(lines: pd.DataFrame, data):
-    """`HmoeError` for the first image that does not exist, or occurs twice in one list."""
-    for row in lines[lines.position.isna()].head(1).itertuples():
+    """Refuse lists that name an image that does not exist, or one image twice.
+
+    Raises:
+        HmoeError: for the first such image.
+    """
+    unknown = lines[lines.position.isna()]
+    if len(unknown):
+        row = unknown.iloc[0]
         raise HmoeError(
             f"{row.file} names {row.image}, which is not among the images of {data.name}.",
             fix="the list, or the folder of the data set.",
         )
-    for row in lines[lines.duplicated(["file", "image"])].head(1).itertuples():
+    repeated = lines[lines.duplicated(["file", "image"])]
+    if len(repeated):
+        row = repeated.iloc[0]
         raise HmoeError(f"{row.file} names {row.image} twice.", fix="remove one line.")
 
 
 def _without_unions(lines: pd.DataFrame) -> pd.DataFrame:
-    """The lines without those of `test` lists that are `train` and `val` together: PACS's, of all
-    of the domain, for when it is the target. `HmoeError` for an image that is in two other
-    lists."""
-    for domain, mine in lines.groupby("domain"):
-        images = mine.groupby("part").image.agg(set)
+    """Drop the `test` lists that are the union of the domain's `train` and `val` lists.
+
+    PACS has such lists, for when the domain is the target.
+
+    Raises:
+        HmoeError: for an image that is in two of the lists that remain.
+    """
+    for domain, subset in lines.groupby("domain"):
+        images = subset.groupby("part").image.agg(set)
         if {"val", "test"} <= {*images.index} and images.train | images.val == images.test:
             lines = lines[(lines.domain != domain) | (lines.part != "test")]
-    for row in lines[lines.duplicated(["domain", "image"])].head(1).itertuples():
-        first = lines[(lines.domain == row.domain) & (lines.image == row.image)].file.iloc[0]
+    repeated = lines[lines.duplicated(["domain", "image"])]
+    if len(repeated):
+        row = repeated.iloc[0]
+        same_image = lines[(lines.domain == row.domain) & (lines.image == row.image)]
         raise HmoeError(
-            f"{row.image} is in {first} and in {row.file}: a model must not be trained or "
-            "selected on its test images.",
+            f"{row.image} is in {same_image.file.iloc[0]} and in {row.file}: a model must not be "
+            "trained or selected on its test images.",
             fix="remove it from one of them.",
         )
     return lines
 
 
+def _require_train_lists(files: dict[tuple[str, str], Path], data):
+    """Refuse lists that lack the training images of a domain of the data set.
+
+    Raises:
+        HmoeError: for the first such domain.
+    """
+    for domain in data.domain_names:
+        if (domain, "train") not in files:
+            present = ", ".join(sorted({listed for listed, _ in files}))
+            raise HmoeError(
+                f"no list {domain}_train.txt for domain {domain} of {data.name} "
+                f"(there are lists of: {present}).",
+                fix="add it.",
+            )
+
+
+def _image_positions(data) -> pd.DataFrame:
+    """Return one row for each image: its domain, its name and its position in the domain."""
+    rows = []
+    for domain, names in zip(data.domain_names, data.tree.files):
+        for position, image in enumerate(names):
+            rows.append((domain, image, position))
+    return pd.DataFrame(rows, columns=["domain", "image", "position"])
+
+
 def read_split_lists(folder, data) -> SplitLists:
-    """The lists in a folder, for a data set of image files. Raises `HmoeError` for data that are
-    not files, a domain without a `train` list, and an image that does not exist or is in two
-    lists."""
+    """Read the lists in a folder and check them against the images of a data set.
+
+    Args:
+        folder: of files `<domain>_<part>.txt`.
+        data: a data set of image files.
+
+    Raises:
+        HmoeError: for data that are not files, a domain without a `train` list, and an image that
+            does not exist or is in two lists.
+    """
     if not hasattr(data, "tree"):
         raise HmoeError(
             f"{data.name} is made of tensors, whose images have no names for lists to name.",
             fix="leave --splits out; the split then follows the trial seed.",
         )
-    files, digest, listed, images = list_files(folder), hashlib.sha256(), [], []
-    for domain, names in zip(data.domain_names, data.tree.files):
-        images += [(domain, image, position) for position, image in enumerate(names)]
-        if (domain, "train") not in files:
-            have = ", ".join(sorted({name for name, _ in files}))
-            raise HmoeError(
-                f"no list {domain}_train.txt for domain {domain} of {data.name} "
-                f"(there are lists of: {have}).",
-                fix="add it.",
-            )
-    for key in sorted(key for key in files if key[0] in data.domain_names):
-        lines = read_list(files[key])
-        digest.update(repr((key, lines)).encode())
-        listed += [(*key, files[key].name, image) for image, _ in lines]
-    lines = pd.DataFrame(listed, columns=["domain", "part", "file", "image"])
+    files = list_files(folder)
+    _require_train_lists(files, data)
+    digest = hashlib.sha256()
+    rows = []
+    for domain, part in sorted(files):
+        if domain not in data.domain_names:
+            continue
+        file = files[domain, part]
+        entries = read_list(file)
+        digest.update(repr(((domain, part), entries)).encode())
+        rows += [(domain, part, file.name, image) for image, _ in entries]
+    lines = pd.DataFrame(rows, columns=["domain", "part", "file", "image"])
     lines = lines.sort_values("part", key=lambda part: part.map(LIST_PARTS.index), kind="stable")
-    known = pd.DataFrame(images, columns=["domain", "image", "position"])
-    lines = lines.merge(known, "left", ["domain", "image"])
+    lines = lines.merge(_image_positions(data), "left", ["domain", "image"])
     _refuse_images(lines, data)
-    lines, parts = _without_unions(lines), {domain: {} for domain in data.domain_names}
-    for (domain, part), mine in lines.groupby(["domain", "part"], sort=False):
-        parts[domain][part] = torch.tensor(mine.position.astype(int).tolist())
-    return SplitLists(digest.hexdigest()[:12], parts, len(data.tree) - len(lines))
+    lines = _without_unions(lines)
+    parts = {domain: {} for domain in data.domain_names}
+    for (domain, part), subset in lines.groupby(["domain", "part"], sort=False):
+        parts[domain][part] = torch.tensor(subset.position.astype(int).tolist())
+    unlisted = len(data.tree) - len(lines)
+    return SplitLists(digest.hexdigest()[:12], parts, unlisted)
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-own-splits
 _READ: dict[tuple, SplitLists] = {}  # by the data, and path, size and last change of the files
 
 
 def cached_split_lists(folder, data) -> SplitLists:
-    """`read_split_lists`, read once as long as data and files stay the same."""
-    states = [(str(p), p.stat()) for p in list_files(folder).values()]
-    key = data.fingerprint, *((path, state.st_size, state.st_mtime_ns) for path, state in states)
+    """Return `read_split_lists`, read once as long as data and files stay the same.
+
+    Raises:
+        HmoeError: as `read_split_lists`.
+    """
+    files = []
+    for path in list_files(folder).values():
+        state = path.stat()
+        files.append((str(path), state.st_size, state.st_mtime_ns))
+    key = (data.fingerprint, *files)
     if key not in _READ:
         _READ[key] = read_split_lists(folder, data)
     return _READ[key]
 
 
 def register_splits(folder) -> Path:
-    """Register a folder of lists, for this process and those that train for it; returns its
-    absolute path. `HmoeError` as `list_files`."""
+    """Register a folder of lists, for this process and the workers that it starts.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        HmoeError: as `list_files`.
+    """
     path = resolved(folder)
     list_files(path)
     if str(path) not in CONFIG.splits:
@@ -169,15 +247,18 @@ def register_splits(folder) -> Path:
 
 
 def find_splits(digest: str, data) -> SplitLists:
-    """The lists with this hash, among the folders that were named. `HmoeError` if none of them
-    has it."""
+    """Find the lists of a hash among the folders that were registered.
+
+    Raises:
+        HmoeError: if none of the folders has them.
+    """
     for folder in CONFIG.splits:
         try:
-            found = cached_split_lists(folder, data)
+            lists = cached_split_lists(folder, data)
         except HmoeError:
             continue  # lists of other data, or no longer there
-        if found.digest == digest:
-            return found
+        if lists.digest == digest:
+            return lists
     raise HmoeError(
         f"the lists {digest} of a split of {data.name} are in none of the folders that were named "
         f"({', '.join(CONFIG.splits) or 'none'}).",

@@ -70,27 +70,39 @@ class _Record(BaseModel):
 RECORD_FIELDS = {*_Record.model_fields, "sha256"}  # a measurement has another name
 
 
-def check_record(record, where: str, run_id: str | None = None) -> dict:
-    """`record` if it is a whole record of this version, its name is the hash of its configuration
-    (and `run_id`, under which it lies), and what was selected follows from its checkpoints;
-    otherwise `HmoeError` naming `where`."""
+def check_record(record, label: str, run_id: str | None = None) -> dict:
+    """Return a record if it is whole, of this version, and consistent.
 
-    def refused(wrong: str) -> HmoeError:
-        return HmoeError(f"{where} {wrong}.", fix=_MEND)
+    Its name must be the hash of its configuration, and what was selected must follow from its
+    checkpoints.
+
+    Args:
+        record: what was read.
+        label: name of the record in error messages, such as its path.
+        run_id: the run that it must be of; None: any.
+
+    Raises:
+        HmoeError: otherwise.
+    """
+
+    def refused(fault: str) -> HmoeError:
+        return HmoeError(f"{label} {fault}.", fix=_MEND)
 
     if not isinstance(record, dict):
         raise refused("is not a run record")
     try:
         _Record(**record)
     except ValidationError as error:
-        wrong = dict.fromkeys(".".join(map(str, e["loc"])) for e in error.errors())
-        raise refused(f"is not a whole run record (missing or wrong: {', '.join(wrong)})") from None
-    if (version := record["record_version"]) != RECORD_VERSION:
+        fields = [".".join(map(str, problem["loc"])) for problem in error.errors()]
+        wrong = ", ".join(dict.fromkeys(fields))
+        raise refused(f"is not a whole run record (missing or wrong: {wrong})") from None
+    version = record["record_version"]
+    if version != RECORD_VERSION:
         raise refused(f"has record version {version}, this library reads {RECORD_VERSION}")
     try:
         expected = RunConfig.from_dict(record["config"]).run_id
     except HmoeError as error:
-        raise HmoeError(f"{where}: {error}", fix=_MEND) from None
+        raise HmoeError(f"{label}: {error}", fix=_MEND) from None
     if record["run_id"] != expected:
         raise refused(
             f"calls itself {record['run_id']}, but its configuration is that of run {expected}: "
@@ -98,26 +110,36 @@ def check_record(record, where: str, run_id: str | None = None) -> dict:
         )
     if run_id not in (None, expected):
         raise refused(f"is the record of run {expected}, not of run {run_id}")
-    if differing := differing_selection(record):
-        wrong = f"its entry {differing!r} is not what its checkpoints say: it was edited."
-        raise HmoeError(f"{where}, run {expected}: {wrong}", fix=_MEND)
+    entry = differing_selection(record)
+    if entry:
+        fault = f"its entry {entry!r} is not what its checkpoints say: it was edited."
+        raise HmoeError(f"{label}, run {expected}: {fault}", fix=_MEND)
     return record
 
 # %% ../../nbs/05_training/06_store.ipynb #def-read-record
-_ENTRY, _ZEROS = '"sha256": "', "0" * 64  # what precedes the digest, and what stands for it
+_ENTRY = '"sha256": "'  # what precedes the digest
+_ZEROS = "0" * 64  # what stands in the place of the digest while it is computed
 
 
 def sealed_record(record: dict) -> str:
-    """Return the text of a record's file: JSON with the SHA-256 of the text as last entry, taken
-    while zeros stood in its place."""
+    """Return the text of a record's file: JSON that ends with a SHA-256 of itself.
+
+    The digest is taken while zeros stand in its place.
+    """
     text = to_json(record | {"sha256": _ZEROS}, indent=1)
     before, after = text.rsplit(_ZEROS, 1)
     return before + hashlib.sha256(text.encode("ascii")).hexdigest() + after
 
 
 def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
-    """Split the content of a record's file into the record without its digest, and whether the two
-    fit; None if there is no digest. `ValueError` if it is not JSON."""
+    """Split the content of a record's file into the record and the check of its digest.
+
+    Returns:
+        The record without its digest, and whether the two fit; None if there is no digest.
+
+    Raises:
+        ValueError: if it is not JSON.
+    """
     record = json.loads(content)
     if not isinstance(record, dict):
         return record, None
@@ -126,30 +148,37 @@ def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
         is_digest = isinstance(last, str) and re.fullmatch("[0-9a-fA-F]{64}", last)
         return record, False if is_digest else None
     record.pop("sha256")
-    place = content.rfind(_ENTRY.encode())
-    start = place + len(_ENTRY)
+    position = content.rfind(_ENTRY.encode())
+    start = position + len(_ENTRY)
     end = start + len(_ZEROS)
     digest = hashlib.sha256(content[:start] + _ZEROS.encode() + content[end:]).hexdigest()
-    return record, place >= 0 and content[start:end] == digest.encode()
+    return record, position >= 0 and content[start:end] == digest.encode()
 
 
-def read_record(path: Path, where: str = "") -> dict:
-    """The record in the folder of its run; `HmoeError`, which calls it `where`, if it is truncated,
-    edited, without a digest, another run's or missing."""
-    where = where or str(path)
+def read_record(path: Path, label: str = "") -> dict:
+    """Read the record in the folder of its run.
+
+    Args:
+        path: the file.
+        label: name of the record in error messages; default: the path.
+
+    Raises:
+        HmoeError: if it is truncated, edited, without a digest, another run's or missing.
+    """
+    label = label or str(path)
     try:
         record, intact = unsealed_record(read_bytes(path))
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
     except (ValueError, RecursionError, OSError) as error:
-        raise HmoeError(f"{where} is cut or not JSON ({error}).", fix=_MEND) from None
+        raise HmoeError(f"{label} is cut or not JSON ({error}).", fix=_MEND) from None
     run_id = Path(path).parent.name
-    check_record(record, where, run_id)
+    check_record(record, label, run_id)
     if intact is None:
-        cause = f"{where} has no SHA-256, so an edit of it cannot be noticed."
+        cause = f"{label} has no SHA-256, so an edit of it cannot be noticed."
         raise HmoeError(cause, fix=f"if you trust it, `.ci/seal.py` seals its store; else {_MEND}")
     if not intact:
-        cause = f"{where}: its content does not fit its SHA-256: it was edited or damaged."
+        cause = f"{label}: its content does not fit its SHA-256: it was edited or damaged."
         raise HmoeError(cause, fix=_MEND)
     return record
 
@@ -158,22 +187,35 @@ CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
 
 
 def outcome(record: dict) -> dict:
-    """What must be equal when a run is repeated: all but the `CIRCUMSTANCES`."""
+    """Return a record without its `CIRCUMSTANCES`: what must be equal if the run is repeated.
+
+    >>> outcome({"run_id": "0123456789ab", "wall_time_s": 3.5, "resumed": False})
+    {'run_id': '0123456789ab'}
+    """
     return {name: value for name, value in record.items() if name not in CIRCUMSTANCES}
 
 
 def repeats(fresh, published) -> bool:
-    """Does the outcome `fresh` have every entry of the `published` one, with the same value? It
-    may have more: what the library has measured only since then."""
+    """Return whether one outcome has every entry of a published one, with the same value.
+
+    Args:
+        fresh: the outcome of the repeated run; it may have more entries, for what the library has
+            measured only since then.
+        published: the published outcome.
+
+    >>> repeats({"loss": [0.5], "purity": 1.0}, {"loss": [0.5]})
+    True
+    """
     if isinstance(published, dict) and isinstance(fresh, dict):
         return all(k in fresh and repeats(fresh[k], v) for k, v in published.items())
     if isinstance(published, list) and isinstance(fresh, list):
         return len(fresh) == len(published) and all(map(repeats, fresh, published))
-    return fresh == published or fresh != fresh and published != published  # NaN equals NaN
+    both_nan = fresh != fresh and published != published
+    return fresh == published or both_nan
 
 # %% ../../nbs/05_training/06_store.ipynb #def-run-summary
 class RunSummary(NamedTuple):
-    """What lists and exports say of a run before any analysis."""
+    """Row of a run in lists and exports, before any analysis."""
 
     run_id: str
     status: str
@@ -186,77 +228,109 @@ class RunSummary(NamedTuple):
 def summary_of(record: dict) -> RunSummary:
     """Return the summary of a record. Analysis and pages read records in `analysis.results`."""
     return RunSummary(
-        record["run_id"],
-        record["status"],
-        record.get("reason") or "",
-        record.get("wall_time_s", 0.0),
-        record["config"],
-        {mode: chosen["test_accuracy"] for mode, chosen in record["selected"].items()},
+        run_id=record["run_id"],
+        status=record["status"],
+        reason=record.get("reason") or "",
+        seconds=record.get("wall_time_s", 0.0),
+        config=record["config"],
+        accuracies={mode: best["test_accuracy"] for mode, best in record["selected"].items()},
     )
 
 # %% ../../nbs/05_training/06_store.ipynb #def-to-json
 def to_json(value, indent: int | None = None) -> str:
-    """JSON with `null` for NaN and infinities."""
+    """Convert a value to JSON, with `null` for NaN and infinities.
+
+    >>> to_json({"loss": float("nan"), "steps": (1, 2)})
+    '{"loss": null, "steps": [1, 2]}'
+    """
     finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
     return json.dumps(finite, indent=indent, allow_nan=False)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-run-lock
 def run_lock(folder: Path):
-    """A context that yields True while this process owns the run's folder, False if another one
-    does. Raises `HmoeError` where nothing can be locked."""
+    """Return a context manager that locks the folder of a run, without waiting.
+
+    It yields True while this process owns the folder, and False if another process does.
+
+    Raises:
+        HmoeError: if nothing can be locked there.
+    """
     return locked(Path(folder) / ".lock", wait=False)
 
 
-def locked_elsewhere(run_id: str, what_then: str) -> HmoeError:
-    """The error for a run that another process works on; `what_then` says what to do."""
-    return HmoeError(f"run {run_id} is locked by another process.", fix=f"{what_then}.")
+def locked_elsewhere(run_id: str, remedy: str) -> HmoeError:
+    """Return the error for a run that another process works on; `remedy` says what to do."""
+    return HmoeError(f"run {run_id} is locked by another process.", fix=f"{remedy}.")
 
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
 class RunStore:
-    """The folder of runs; it is made when a run is written."""
+    """Folder with one subfolder for each run; it is made when a run is written.
+
+    Args:
+        folder: default: HMOE_RUNS, or `runs/`.
+    """
 
     @public(folder=Place | None)
     def __init__(self, folder: Path | None = None):
         self.folder = Path(folder or runs_dir()).absolute()
 
     def path(self, run_id: str) -> Path:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return self.folder / run_id
 
     def record_path(self, run_id: str) -> Path:
-        """Where the record of a run lies, or will lie."""
+        """Return the file of a run's record, whether or not it exists."""
         return self.path(run_id) / "record.json"
 
     def read(self, run_id: str) -> dict | None:
-        """The record of a run, None if there is none yet; `HmoeError` if it is damaged."""
+        """Return the record of a run, None if there is none yet.
+
+        Raises:
+            HmoeError: if it is damaged.
+        """
         path = self.record_path(run_id)
         return read_record(path) if path.exists() else None
 
     def read_or_warn(self, run_id: str) -> dict | None:
-        """As `read`; None also for a damaged record, which a warning names."""
+        """Return the record of a run; if it is damaged, warn and return None."""
         try:
             return self.read(run_id)
         except HmoeError as error:
             warnings.warn(str(error), stacklevel=2)
 
     def write(self, record: dict, lock_held: bool = False) -> dict:
-        """Put a record in its place and return it; or the complete record that is there, which
-        nothing replaces. `lock_held`: the caller holds the run's lock; otherwise it is taken, and
-        `HmoeError` raised while another process works on the run."""
+        """Write a record; a complete one is never replaced.
+
+        Args:
+            record: what to write.
+            lock_held: whether the caller holds the run's lock; otherwise it is taken.
+
+        Returns:
+            The record that is there now: the complete one from before, or `record`.
+
+        Raises:
+            HmoeError: if another process works on the run, or nothing can be written.
+        """
         run_id = record["run_id"]
         folder = ensure_writable(self.path(run_id))
-        with contextlib.nullcontext(True) if lock_held else run_lock(folder) as held:
+        lock = contextlib.nullcontext(True) if lock_held else run_lock(folder)
+        with lock as held:
             if not held:
                 raise locked_elsewhere(run_id, "wait for it, or stop it")
-            here = self.read(run_id)
-            if here and here["status"] == "complete":
-                return here
+            present = self.read(run_id)
+            if present and present["status"] == "complete":
+                return present
             write_atomic(folder / "record.json", sealed_record(record))
         return record
 
     def scan(self) -> tuple[list[dict], list[str]]:
-        """All readable records, and one line for each damaged one."""
-        records, damaged = [], []
+        """Read all records.
+
+        Returns:
+            The readable ones, and an error message for each damaged one.
+        """
+        records = []
+        damaged = []
         for path in sorted(self.folder.glob("*/record.json")):
             try:
                 records.append(read_record(path))
@@ -266,9 +340,14 @@ class RunStore:
 
     @public
     def find(self, prefix: str) -> dict:
-        """The one record whose id starts with `prefix`; `HmoeError` if it is not one."""
-        known = re.fullmatch("[0-9a-f]+", prefix)
-        paths = list(self.folder.glob(f"{prefix}*/record.json")) if known else []
+        """Return the record of the run whose id starts with `prefix`.
+
+        Raises:
+            HmoeError: if there is no such run or several, or if its record is damaged.
+        """
+        paths = []
+        if re.fullmatch("[0-9a-f]+", prefix):
+            paths = list(self.folder.glob(f"{prefix}*/record.json"))
         if len(paths) != 1:
             raise HmoeError(
                 f"{len(paths)} runs have an id that starts with {prefix!r} in {self.folder}.",
@@ -277,8 +356,12 @@ class RunStore:
         return self.read(paths[0].parent.name)
 
     def discard_all(self, run_ids: list[str]):
-        """Remove runs altogether. Raises `HmoeError`, and removes nothing, while another process
-        works on one of them or a record is damaged."""
+        """Remove runs altogether, or none of them.
+
+        Raises:
+            HmoeError: while another process works on one of them, or if a record is damaged;
+                nothing is removed then.
+        """
         present = [i for i in dict.fromkeys(run_ids) if self.path(i).is_dir()]
         for run_id in present:
             self.read(run_id)
@@ -301,9 +384,16 @@ class RunStore:
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-files
-def check_files(folder: Path, where: str):
-    """Raise `HmoeError`, which calls the run `where`, if a sealed file in the folder of a run is
-    damaged or names another run."""
+def check_files(folder: Path, label: str):
+    """Check the sealed files in the folder of a run.
+
+    Args:
+        folder: of the run.
+        label: name of the run in error messages.
+
+    Raises:
+        HmoeError: if a file is damaged or names another run.
+    """
     for path in sorted(folder.glob("*.safetensors")):
         if not path.is_file():
             continue  # whoever reads a special file refuses it
@@ -312,14 +402,21 @@ def check_files(folder: Path, where: str):
         except FileNotFoundError:  # of a run that just ended
             continue
         if fault:
-            raise HmoeError(f"{where}: {path.name} {fault}.", fix=_MEND)
+            raise HmoeError(f"{label}: {path.name} {fault}.", fix=_MEND)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-write-study
 DIGESTS = "SHA256SUMS"  # next to published studies: a line for each, as `sha256sum` writes it
 
 
 def check_study_name(name: str) -> str:
-    """`name` if it can be that of a study, and so of files and folders; otherwise `HmoeError`."""
+    """Return `name` if a study, its files and its folders can have it.
+
+    Raises:
+        HmoeError: otherwise.
+
+    >>> check_study_name("quick-digits")
+    'quick-digits'
+    """
     if re.fullmatch(r"\w([\w.-]*\w)?", name):
         return name
     raise HmoeError(
@@ -328,87 +425,123 @@ def check_study_name(name: str) -> str:
     )
 
 
-def _place_in_study(record: dict) -> tuple:
-    """What the lines of a published study are sorted by."""
+def _sort_key(record: dict) -> tuple:
+    """Return the key by which the lines of a published study are sorted."""
     config = record["config"]
-    names = ("dataset", "algorithm", "test_domains", "trial_seed")
-    return (*(config[name] for name in names), record["run_id"])
+    return (
+        config["dataset"],
+        config["algorithm"],
+        config["test_domains"],
+        config["trial_seed"],
+        record["run_id"],
+    )
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """File of a study -> its SHA-256, as the folder's `SHA256SUMS` has it. `HmoeError`
-    if that is no text, or says two of one file."""
+    """Read the `SHA256SUMS` of a folder: file of a study -> SHA-256.
+
+    Raises:
+        HmoeError: if it is no text, or has two digests of one file.
+    """
     path = folder / DIGESTS
     fix = "restore it from git, or publish the studies again (`hmoe publish`)."
-    lines = read_text(path, fix).splitlines() if path.exists() else []
+    if not path.exists():
+        return {}
     digests = {}
-    for digest, _, name in (line.partition("  ") for line in lines):
+    for line in read_text(path, fix).splitlines():
+        digest, _, name = line.partition("  ")
         if digests.setdefault(name, digest) != digest:
             raise HmoeError(f"{path} has two digests of {name}.", fix=fix)
     return digests
 
 
 def write_study(path: Path, records: list[dict], digest: bool = False):
-    """Write records as sorted JSON lines, atomically; with `digest`, its line in `SHA256SUMS` too,
-    and nothing at all where one of the two cannot be written."""
+    """Write records as sorted JSON lines, atomically.
+
+    Args:
+        path: the file.
+        records: in any order.
+        digest: whether the line of the file in `SHA256SUMS` is written too; both are written, or
+            neither.
+    """
     folder = Path(path).parent
-    ordered = sorted(records, key=_place_in_study)
+    ordered = sorted(records, key=_sort_key)
     content = "".join([to_json(record) + "\n" for record in ordered]).encode("utf-8")
     if not digest:
         return write_atomic(path, content)
     with locked(folder / f".{DIGESTS}.lock"):
-        every = _digests(folder) | {path.name: hashlib.sha256(content).hexdigest()}
-        kept = [name for name in sorted(every) if name == path.name or (folder / name).exists()]
-        fresh = folder / f".{DIGESTS}"
-        write_atomic(fresh, "".join([f"{every[name]}  {name}\n" for name in kept]))
+        digests = _digests(folder) | {path.name: hashlib.sha256(content).hexdigest()}
+        lines = []
+        for name in sorted(digests):
+            if name == path.name or (folder / name).exists():
+                lines.append(f"{digests[name]}  {name}\n")
+        new_sums = folder / f".{DIGESTS}"
+        write_atomic(new_sums, "".join(lines))
         try:
             write_atomic(path, content)
-            fresh.replace(folder / DIGESTS)
+            new_sums.replace(folder / DIGESTS)
         finally:
-            fresh.unlink(missing_ok=True)
+            new_sums.unlink(missing_ok=True)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-verify-studies
 @functools.lru_cache(maxsize=None)
 def _digest(path: Path, size: int, changed: int) -> str:
-    """SHA-256 of a file of that size and time of change (ns), read once."""
+    """Return the SHA-256 of a file of that size and time of change (ns); it is read once."""
     return sha256(path)
 
 
-def _verify(path: Path, said: dict[str, str]):
-    """`HmoeError` if the file of a study does not have the SHA-256 that is said of it."""
-    state, folder = path.stat(), path.parent.name
-    if said.get(path.name) == _digest(path, state.st_size, state.st_mtime_ns):
+def _verify(path: Path, digests: dict[str, str]):
+    """Compare the file of a study with the digests of its folder.
+
+    Raises:
+        HmoeError: if its SHA-256 is another one, or not listed.
+    """
+    state = path.stat()
+    folder = path.parent.name
+    if digests.get(path.name) == _digest(path, state.st_size, state.st_mtime_ns):
         return
-    known = "differs from" if path.name in said else "is not in"
+    relation = "differs from" if path.name in digests else "is not in"
     raise HmoeError(
         f"study {path.stem!r} is not as it was published: the SHA-256 of "
-        f"{folder}/{path.name} {known} {folder}/{DIGESTS}.",
+        f"{folder}/{path.name} {relation} {folder}/{DIGESTS}.",
         fix="restore both files "
         f"from git, or publish it again from the runs (`hmoe publish {path.stem}`).",
     )
 
 
 def verify_studies(folder: Path):
-    """`HmoeError` naming the first study in a folder that is not as it was published: its SHA-256
-    differs from that in `SHA256SUMS`, or is not listed there."""
+    """Check that every study in a folder is as it was published.
+
+    Raises:
+        HmoeError: for the first study whose SHA-256 differs from that in `SHA256SUMS`, or is not
+            listed there.
+    """
     folder = Path(folder).absolute()
-    said = _digests(folder)
+    digests = _digests(folder)
     for path in sorted(folder.glob("*.jsonl")):
-        _verify(path, said)
+        _verify(path, digests)
 
 
 def verify_listed(path: Path):
-    """`HmoeError` if a `SHA256SUMS` beside the file of a study says another SHA-256 of it."""
+    """Check the file of a study against a `SHA256SUMS` beside it that lists it.
+
+    Raises:
+        HmoeError: if it lists another SHA-256 of the file.
+    """
     path = Path(path).absolute()
-    said = _digests(path.parent)
-    if path.name in said and path.exists():
-        _verify(path, said)
+    digests = _digests(path.parent)
+    if path.name in digests and path.exists():
+        _verify(path, digests)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-what-is-published
 def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: bool) -> list[dict]:
-    """The records of a study. `HmoeError` if one is missing or (unless allowed) failed."""
+    """Return the records of a study.
+
+    Raises:
+        HmoeError: if a run has no record or, unless allowed, failed.
+    """
     records = [store.read(run_id) for run_id in run_ids]
-    missing = [i for i, record in zip(run_ids, records) if record is None]
+    missing = [run_id for run_id, record in zip(run_ids, records) if record is None]
     if missing:
         raise HmoeError(
             f"{len(missing)} of {len(run_ids)} runs of study {study!r} have no record yet "
@@ -429,16 +562,22 @@ def _array_fault(file: Path, run_id: str) -> str | None:
     """Return why a file of arrays cannot be published for a run, or None."""
     if not file.exists():
         return "left no arrays.safetensors"
-    content = read_bytes(file, _MOST_BYTES)
-    fault = seal_fault(content, run_id)
-    return fault and f"has damaged arrays (their file {fault})"
+    fault = seal_fault(read_bytes(file, _MOST_BYTES), run_id)
+    if fault:
+        return f"has damaged arrays (their file {fault})"
+    return None
 
 
 def _whole_arrays(study: str, run_ids: list[str], store: RunStore) -> dict[str, Path]:
-    """Run id -> its file of arrays. `HmoeError` if one is missing, damaged or another run's."""
+    """Return the files of the arrays of runs: id -> file.
+
+    Raises:
+        HmoeError: if a file is missing, damaged or another run's.
+    """
     files = {run_id: store.path(run_id) / "arrays.safetensors" for run_id in run_ids}
     for run_id, file in files.items():
-        if fault := _array_fault(file, run_id):
+        fault = _array_fault(file, run_id)
+        if fault:
             raise HmoeError(
                 f"run {run_id} of study {study!r} {fault}.",
                 fix=f"remove its folder in {store.folder} and train it again.",
@@ -457,9 +596,12 @@ def _put_arrays(files: dict[str, Path], folder: Path, without: str | None):
     for run_id, file in files.items():
         content = file.read_bytes()
         if without is not None:
-            arrays = load(content)
-            kept = {name: a for name, a in arrays.items() if not name.startswith(without)}
-            content = sealed(kept, run=run_id)
+            arrays = {
+                name: array
+                for name, array in load(content).items()
+                if not name.startswith(without)
+            }
+            content = sealed(arrays, run=run_id)
         (staging / f"{run_id}.safetensors").write_bytes(content)
     shutil.rmtree(folder, ignore_errors=True)
     if files:
@@ -475,16 +617,29 @@ def publish_study(
     allow_failed: bool = False,
     without: str | None = None,
 ) -> Path:
-    """Copy the named runs from the store to `results/<study>.jsonl`, with its digest, and the
-    arrays of `with_arrays` next to it, leaving out those whose name begins with `without`.
+    """Copy runs from the store to `results/<study>.jsonl`, with its digest and their arrays.
 
-    Raises `HmoeError` if a run is missing, damaged or (unless allowed) failed; nothing is written
-    then."""
+    Args:
+        study: name of the study.
+        run_ids: its runs.
+        store: where they are.
+        results: the folder of published studies.
+        with_arrays: ids of the runs whose arrays are published.
+        allow_failed: whether records of failed runs are published.
+        without: arrays whose name begins with this are left out; None: all are copied.
+
+    Returns:
+        The file of the study.
+
+    Raises:
+        HmoeError: if a run is missing, damaged or, unless allowed, failed; nothing is written
+            then.
+    """
     check_study_name(study)
     records = _ended_runs(study, run_ids, store, allow_failed)
     complete = {record["run_id"] for record in records if record["status"] == "complete"}
-    wanted = [run_id for run_id in dict.fromkeys(with_arrays) if run_id in complete]
-    files = _whole_arrays(study, wanted, store)
+    ids_with_arrays = [run_id for run_id in dict.fromkeys(with_arrays) if run_id in complete]
+    files = _whole_arrays(study, ids_with_arrays, store)
     results = ensure_writable(results)
     _put_arrays(files, results / study, without)
     write_study(results / f"{study}.jsonl", records, digest=True)
