@@ -276,7 +276,7 @@ def test_evaluate_counts_modes_of_domains_where_a_domain_is_known(domains_known)
     known = DomainsKnown(data.input_shape, data.num_classes, 3, {"network": "small_cnn"}).eval()
     indices = torch.arange(20)
     assert list(evaluate(known, data, "plain", indices)) == ["default"]
-    found = evaluate(known, data, "plain", indices, own=2)
+    found = evaluate(known, data, "plain", indices, known_domain=2)
     logits = known.predict(data.inputs(2, indices))
     shifted = (logits.roll(2, dims=1).argmax(1) == data.labels[2][indices]).float().mean()
     assert list(found) == ["default", "kd", "greedy"]
