@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PureWindowsPath
 
@@ -40,39 +41,60 @@ _COMPUTE = ("torch", "torchvision", "timm", "numpy")  # packages whose versions 
 
 
 class OtherVersions(HmoeError):
-    """A state was saved under other versions of the packages that compute."""
+    """Error: a state was saved under other versions of the packages that compute."""
+
+
+def _in_words(part: dict, names) -> str:
+    """Return 'name value, name value' for some entries of a part of a run."""
+    return ", ".join(f"{name} {part[name]}" for name in names)
 
 
 def with_current_part(
-    parts: list[dict], device, anyway: bool = True, where="the state"
+    parts: list[dict], device, resume_anyway: bool = True, label="the state"
 ) -> list[dict]:
-    """`parts`, what each part of a run was computed with (version of each package, device), with
-    one for this process if it is not that of the last part. `OtherVersions`, naming both, for
-    other versions, unless `anyway`; `where`: the state's path."""
-    here = versions()
-    now = {name: here[name] for name in _COMPUTE} | {"device": str(device).partition(":")[0]}
-    last = parts[-1] if parts else now
-    if differ := [name for name in _COMPUTE if last[name] != now[name]]:
-        then = ", ".join(f"{name} {last[name]}" for name in differ)
-        is_now = ", ".join(f"{name} {now[name]}" for name in differ)
-        if not anyway:
-            raise OtherVersions(
-                f"the state {where} was saved with {then}, and here is {is_now}: the run would be "
-                "none of either.",
-                fix="the versions of then; or --resume-anyway (hmoe train, sweep and reproduce; "
-                "run(..., resume_anyway=True)), which the record names; or remove the state, and "
-                "the run starts again.",
-            )
-    return parts if parts and last == now else [*parts, now]
+    """Add this process to the parts of a run, if it differs from the last part.
+
+    A part says what some updates were computed with: the version of each package that computes,
+    and the device.
+
+    Args:
+        parts: the parts so far.
+        device: on which this process trains.
+        resume_anyway: whether other versions of packages are allowed.
+        label: name of the state in error messages, its path.
+
+    Returns:
+        The parts, with one more for this process if it differs from the last one.
+
+    Raises:
+        OtherVersions: for other versions, unless `resume_anyway`; it names both.
+    """
+    installed = versions()
+    current = {name: installed[name] for name in _COMPUTE}
+    current["device"] = str(device).partition(":")[0]
+    if not parts:
+        return [current]
+    last = parts[-1]
+    changed = [name for name in _COMPUTE if last[name] != current[name]]
+    if changed and not resume_anyway:
+        raise OtherVersions(
+            f"the state {label} was saved with {_in_words(last, changed)}, and here is "
+            f"{_in_words(current, changed)}: the run would be none of either.",
+            fix="the versions of then; or --resume-anyway (hmoe train, sweep and reproduce; "
+            "run(..., resume_anyway=True)), which the record names; or remove the state, and "
+            "the run starts again.",
+        )
+    return parts if last == current else [*parts, current]
 
 
 def _resumed_from(parts: list[dict]) -> dict[str, str]:
-    """The entry of a record's environment about all parts but the last; none for one part."""
-    texts = [", ".join(f"{name} {value}" for name, value in part.items()) for part in parts[:-1]]
-    return {"resumed_from": "; then ".join(texts)} if texts else {}
+    """Return the entry of a record's environment about all parts but the last, if there are any."""
+    earlier = [_in_words(part, part) for part in parts[:-1]]
+    return {"resumed_from": "; then ".join(earlier)} if earlier else {}
 
 # %% ../../nbs/05_training/12_run.ipynb #def-saved
 def _state_path(folder: Path) -> Path:
+    """Return the file of the state, in the folder of a run."""
     return folder / "state.safetensors"
 
 
@@ -86,20 +108,38 @@ def _set_aside(path: Path, run_id: str, why: str):
 
 
 def _is_state(saved) -> bool:
-    """Has a loaded tree the parts that `_save` writes?"""
+    """Return whether a loaded tree has the entries that `_save_state` writes."""
     kinds = {"trainer": dict, "spent": float, "library": str, "run": str, "parts": list}
     if not isinstance(saved, dict):
         return False
     if not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
         return False
-    known = all(isinstance(part, dict) and part.keys() >= {*_COMPUTE} for part in saved["parts"])
-    return known and bool(saved["parts"]) and 0 <= saved["spent"] < math.inf
+    parts = saved["parts"]
+    if not parts:
+        return False
+    if not all(isinstance(part, dict) and part.keys() >= {*_COMPUTE} for part in parts):
+        return False
+    return 0 <= saved["spent"] < math.inf
 
 
-def _saved(path: Path, run_id: str, device="cpu", anyway: bool = False) -> dict:
-    """The saved state of a run if this very library wrote it: 'trainer' (None if there is nothing
-    to resume from), 'spent' seconds and the 'parts' so far. One that is damaged or another run's is
-    set aside. `OtherVersions` as `with_current_part`."""
+def _read_state(path: Path, run_id: str, device="cpu", resume_anyway: bool = False) -> dict:
+    """Read the saved state of a run if this very version of the library wrote it.
+
+    A state that is damaged or another run's is set aside.
+
+    Args:
+        path: the file.
+        run_id: of the run.
+        device: on which the run continues.
+        resume_anyway: as in `with_current_part`.
+
+    Returns:
+        'trainer', the state of the trainer (None if there is nothing to resume from); 'spent'
+        seconds; and the 'parts' so far, this process included.
+
+    Raises:
+        OtherVersions: as `with_current_part`.
+    """
     nothing = {"trainer": None, "spent": 0.0, "parts": with_current_part([], device)}
     if not path.exists():
         return nothing
@@ -115,17 +155,53 @@ def _saved(path: Path, run_id: str, device="cpu", anyway: bool = False) -> dict:
         return nothing
     if saved["library"] != library_hash():
         return nothing
-    return saved | {"parts": with_current_part(saved["parts"], device, anyway, path)}
+    return saved | {"parts": with_current_part(saved["parts"], device, resume_anyway, path)}
 
 
-def _save(path: Path, state: dict, spent: float, run_id: str, parts: list[dict]):
-    said = {"spent": float(spent), "library": library_hash(), "run": run_id, "parts": parts}
-    save_state(path, {"trainer": state, **said})
+def _save_state(path: Path, trainer_state: dict, spent: float, run_id: str, parts: list[dict]):
+    """Write the state of a trainer, with the seconds spent and what it was computed with."""
+    save_state(
+        path,
+        {
+            "trainer": trainer_state,
+            "spent": float(spent),
+            "library": library_hash(),
+            "run": run_id,
+            "parts": parts,
+        },
+    )
 
 # %% ../../nbs/05_training/12_run.ipynb #def-train
+@dataclass(frozen=True)
+class _Session:
+    """One call of `run`: what is trained, where, and who is notified."""
+
+    config: RunConfig
+    folder: Path  # of the run
+    device: object
+    data_dir: str | None
+    notify: Callable  # of (kind, detail)
+    on_step: Callable | None  # of (updates done, updates in all)
+    resume_anyway: bool
+    trust_code: bool
+
+    def step_done(self, step: int):
+        """Report that `step` updates are done."""
+        if self.on_step:
+            self.on_step(step, self.config.steps)
+
+    def read_state(self) -> dict:
+        """Read the state of the run, as `_read_state`."""
+        path = _state_path(self.folder)
+        return _read_state(path, self.config.run_id, self.device, self.resume_anyway)
+
+    def save_state(self, trainer_state: dict, spent: float, parts: list[dict]):
+        """Write the state of the run, as `_save_state`."""
+        _save_state(_state_path(self.folder), trainer_state, spent, self.config.run_id, parts)
+
+
 def _names(trainer: Trainer) -> dict:
-    """What a user of the weights must know of the data: classes and training domains in order, and
-    the input's shape."""
+    """Return the metadata of weights: classes and training domains in order, and input shape."""
     return {
         "classes": list(trainer.data.class_names),
         "domains": trainer.domains,
@@ -133,26 +209,31 @@ def _names(trainer: Trainer) -> dict:
     }
 
 
-def _train_to_end(
-    trainer: Trainer, folder: Path, started: float, parts: list[dict], on_step, notify
-):
-    """Update until the last step, with weights and state on disk after each checkpoint."""
-    config = trainer.config
-    while trainer.step < config.steps:
+def _train_to_end(session: _Session, trainer: Trainer, started: float, parts: list[dict]):
+    """Update until the last step, with weights and state on disk after each checkpoint.
+
+    Args:
+        session: the call of `run`.
+        trainer: of the run.
+        started: when the run would have begun without interruptions, in seconds.
+        parts: what the parts of the run are computed with.
+    """
+    while trainer.step < session.config.steps:
         trainer.update()
         if trainer.is_due():
             for mode in trainer.evaluate():
-                save_model(selected_path(folder, mode), trainer.algorithm, _names(trainer))
-            spent = time.perf_counter() - started
-            _save(_state_path(folder), trainer.state(), spent, config.run_id, parts)
-            notify("checkpoint", trainer.checkpoints[-1])
-        if on_step:
-            on_step(trainer.step, config.steps)
+                path = selected_path(session.folder, mode)
+                save_model(path, trainer.algorithm, _names(trainer))
+            session.save_state(trainer.state(), time.perf_counter() - started, parts)
+            session.notify("checkpoint", trainer.checkpoints[-1])
+        session.step_done(trainer.step)
 
 
-def _described(trainer: Trainer, folder: Path) -> dict:
-    """Measure the trained network, and return the scores for the record. Keeps the arrays, and the
-    last weights if a measurement asks for them."""
+def _measure(trainer: Trainer, folder: Path) -> dict:
+    """Measure the trained network, and return the scores for the record.
+
+    The arrays are written, and the last weights if a measurement keeps them.
+    """
     scores, arrays = measure_run(trainer)
     if arrays:
         write_atomic(folder / "arrays.safetensors", sealed(arrays, run=trainer.config.run_id))
@@ -161,67 +242,90 @@ def _described(trainer: Trainer, folder: Path) -> dict:
     return scores
 
 
-def _train(config: RunConfig, folder: Path, device, data_dir, on_step, notify, anyway) -> dict:
-    """Train from the beginning or from the saved state; the measured part of the record."""
-    trainer = Trainer(config, build_dataset(config, data_dir).to(device), device)
+def _in_domain_entries(trainer: Trainer) -> dict:
+    """Return the entries of a record about images of the training domains; {} if there are none."""
+    accuracies = in_domain_accuracy(
+        trainer.checkpoints, trainer.config.test_domains, trainer.modes, trainer.selection_mode
+    )
+    if not accuracies:
+        return {}
+    size = sum(len(parts["test"]) for parts in trainer.splits.values() if "test" in parts)
+    return {"in_domain": accuracies, "in_domain_size": size}
+
+
+def _train(session: _Session) -> dict:
+    """Train from the beginning or from the saved state; return the measured part of the record."""
+    config = session.config
+    data = build_dataset(config, session.data_dir).to(session.device)
+    trainer = Trainer(config, data, session.device)
     check_version(config, trainer.algorithm)
     check_measure(trainer)
-    saved = _saved(_state_path(folder), config.run_id, device, anyway)
+    saved = session.read_state()
+    parts = saved["parts"]
     started = time.perf_counter() - saved["spent"]
     if saved["trainer"]:
         trainer.load(saved["trainer"])
     resumed = trainer.step > 0
-    notify("start", trainer.checkpoints)
-    _train_to_end(trainer, folder, started, saved["parts"], on_step, notify)
-    choice, splits = (trainer.checkpoints, config.test_domains), trainer.splits
-    by = trainer.selection_mode
-    measured = {
+    session.notify("start", trainer.checkpoints)
+    _train_to_end(session, trainer, started, parts)
+    selected = training_domain_validation(
+        trainer.checkpoints, config.test_domains, trainer.algorithm.modes, trainer.selection_mode
+    )
+    return {
         "checkpoints": trainer.checkpoints,
-        "selected": training_domain_validation(*choice, trainer.algorithm.modes, by),
-        **_described(trainer, folder),
-        "test_size": sum(len(splits[d]["in"]) for d in config.test_domains),
+        "selected": selected,
+        **_measure(trainer, session.folder),
+        "test_size": sum(len(trainer.splits[domain]["in"]) for domain in config.test_domains),
         "resumed": resumed,
-        "parts": saved["parts"],
+        "parts": parts,
         "wall_time_s": time.perf_counter() - started,
-        **trainer.protocol.record(splits, trainer.sampler.batch_size),
+        **trainer.protocol.record(trainer.splits, trainer.sampler.batch_size),
+        **_in_domain_entries(trainer),
     }
-    if inside := in_domain_accuracy(*choice, trainer.modes, by):
-        size = sum(len(parts["test"]) for parts in splits.values() if "test" in parts)
-        measured |= {"in_domain": inside, "in_domain_size": size}
-    return measured
 
 # %% ../../nbs/05_training/12_run.ipynb #def-train-toy
-def _train_toy(config: RunConfig, folder: Path, device, data_dir, on_step, notify, anyway) -> dict:
-    """As `_train`, for the toy regression."""
-    path = _state_path(folder)
-    saved = _saved(path, config.run_id, device, anyway)
+def _train_toy(session: _Session) -> dict:
+    """Train the toy regression; return the measured part of the record, as `_train`."""
+    config = session.config
+    saved = session.read_state()
+    parts = saved["parts"]
     started = time.perf_counter() - saved["spent"]
 
     def on_checkpoint(trainer):
-        spent = time.perf_counter() - started
-        _save(path, trainer.state(), spent, config.run_id, saved["parts"])
-        notify("checkpoint", toy_checkpoints(trainer.history)[-1])
-        if on_step:
-            on_step(trainer.step_count, config.steps)
+        session.save_state(trainer.state(), time.perf_counter() - started, parts)
+        session.notify("checkpoint", toy_checkpoints(trainer.history)[-1])
+        session.step_done(trainer.step_count)
 
-    notify("start", toy_checkpoints((saved["trainer"] or {}).get("history", {})))
+    history = saved["trainer"].get("history", {}) if saved["trainer"] else {}
+    session.notify("start", toy_checkpoints(history))
     toy, checkpoints, arrays = run_toy(
         config.hparams, config.steps, saved["trainer"], on_checkpoint
     )
-    write_atomic(folder / "arrays.safetensors", sealed(arrays, run=config.run_id))
+    write_atomic(session.folder / "arrays.safetensors", sealed(arrays, run=config.run_id))
     return {
         "checkpoints": checkpoints,
         "toy": toy,
         "resumed": saved["trainer"] is not None,
-        "parts": saved["parts"],
+        "parts": parts,
         "wall_time_s": time.perf_counter() - started,
     }
 
 # %% ../../nbs/05_training/12_run.ipynb #def-record
 def _record(config: RunConfig, status: str, reason: str | None, measured: dict, device) -> dict:
+    """Return the record of a run that ended now on this machine.
+
+    Args:
+        config: of the run.
+        status: 'complete' or 'failed'.
+        reason: why it failed, or None.
+        measured: further entries; 'parts' says what the run was computed with.
+        device: on which it was trained.
+    """
     measured = dict(measured)
-    resumed_from = _resumed_from(measured.pop("parts", []))
-    made = environment(device) | {"determinism": determinism_in_use(device)} | resumed_from
+    parts = measured.pop("parts", [])
+    circumstances = dict(environment(device))
+    circumstances["determinism"] = determinism_in_use(device)
+    circumstances |= _resumed_from(parts)
     return {
         "run_id": config.run_id,
         "record_version": RECORD_VERSION,
@@ -231,7 +335,7 @@ def _record(config: RunConfig, status: str, reason: str | None, measured: dict, 
         "checkpoints": [],
         "selected": {},
         **measured,
-        "environment": made,
+        "environment": circumstances,
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -243,65 +347,92 @@ _PATH_ENDS = r"(?=[/\\\s'\".,;:)]|$)"
 
 
 def without_paths(text: str, **folders) -> str:
-    """`text` for other people's eyes: a path below one of the `folders` begins with that one's name
-    in brackets, and of any other absolute path '(outside)/' and the last name remain."""
+    """Remove absolute paths from a text that may be published.
+
+    Args:
+        text: such as an error message.
+        folders: name -> folder; a path below one of them begins with its name in brackets. Of any
+            other path '(outside)/' and the last name remain.
+
+    >>> without_paths("cannot read /store/runs/0123 and '/my disk/1.jpg'", runs="/store/runs")
+    "cannot read (runs)/0123 and '(outside)/1.jpg'"
+    """
     longest_first = sorted(folders.items(), key=lambda item: -len(str(item[1])))
     for name, folder in longest_first:
         if len(Path(folder).parts) > 1:  # the top of the disk is nobody's folder
             text = re.sub(re.escape(str(folder)) + _PATH_ENDS, f"({name})", text)
 
     def shortened(match):
-        quote, path = match["quote"] or "", match[0].strip("'\"")
+        quote = match["quote"] or ""
+        path = match[0].strip("'\"")
         return f"{quote}(outside)/{PureWindowsPath(path).name}{quote}"
 
     return _PATH.sub(shortened, text)
 
 # %% ../../nbs/05_training/12_run.ipynb #def-failed-record
 def _measured_so_far(folder: Path, run_id: str) -> dict:
-    """What a failed run had measured by its last checkpoint, and with what its parts before it were
-    computed."""
+    """Return the checkpoints of a failed run that its state has, and the parts before it.
+
+    The result is empty if the folder has no state of this run.
+    """
     try:
         saved = load_state(_state_path(folder))
     except (HmoeError, OSError):
         return {}
     if not _is_state(saved) or saved["run"] != run_id:
         return {}
-    trainer, parts = saved["trainer"], saved["parts"]
-    if "checkpoints" in trainer:
-        return {"checkpoints": trainer["checkpoints"], "parts": parts}
-    return {"checkpoints": toy_checkpoints(trainer.get("history", {})), "parts": parts}
+    trainer_state = saved["trainer"]
+    if "checkpoints" in trainer_state:
+        checkpoints = trainer_state["checkpoints"]
+    else:
+        checkpoints = toy_checkpoints(trainer_state.get("history", {}))
+    return {"checkpoints": checkpoints, "parts": saved["parts"]}
 
 
 def failed_record(
     config: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None
 ) -> dict:
-    """The record of a run that ended without a result: its reason without absolute paths, and what
-    it had measured."""
-    data = Path(data_dir or default_data_dir()).absolute()
-    known = {"runs": folder.parent, "data": data, "project": repo_root(), "home": Path.home()}
-    reason = without_paths(reason, **known)
-    return _record(config, "failed", reason, _measured_so_far(folder, config.run_id), device)
+    """Return the record of a run that ended without a result, with what it had measured.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        reason: why it failed; absolute paths are removed.
+        device: on which it was trained.
+        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+    """
+    public_reason = without_paths(
+        reason,
+        runs=folder.parent,
+        data=Path(data_dir or default_data_dir()).absolute(),
+        project=repo_root(),
+        home=Path.home(),
+    )
+    measured = _measured_so_far(folder, config.run_id)
+    return _record(config, "failed", public_reason, measured, device)
 
 # %% ../../nbs/05_training/12_run.ipynb #def-run
-def _attempt(
-    config: RunConfig, folder: Path, device, data_dir, on_step, notify, anyway, trust_code
-) -> dict:
-    """The record of a run, complete or failed. `OSError` if the disk is full, `OtherVersions` for
-    a state that is not resumed from."""
+def _attempt(session: _Session) -> dict:
+    """Return the record of a run, complete or failed.
+
+    Raises:
+        OSError: if the disk is full.
+        OtherVersions: for a state that is not resumed from.
+    """
+    config = session.config
     train = _train_toy if config.dataset == TOY else _train
     try:
         if config.algorithm_source:
-            restore_algorithm(config.algorithm, config.algorithm_source, trust_code)
-        measured = train(config, folder, device, data_dir, on_step, notify, anyway)
-        return _record(config, "complete", None, measured, device)
+            restore_algorithm(config.algorithm, config.algorithm_source, session.trust_code)
+        return _record(config, "complete", None, train(session), session.device)
     except (KeyboardInterrupt, BrokenPipeError, OtherVersions):
         raise
     except (Exception, SystemExit) as error:
         if getattr(error, "errno", None) in DISK_FULL:
             raise
         reason = explain_error(error, config.algorithm, config.algorithm_source)
-        write_atomic(folder / "error.txt", traceback.format_exc())
-        return failed_record(config, folder, reason, device, data_dir)
+        write_atomic(session.folder / "error.txt", traceback.format_exc())
+        return failed_record(config, session.folder, reason, session.device, session.data_dir)
 
 
 @public(device=object, data_dir=Place | None, on_step=Callable | None, on_event=Callable | None)
@@ -315,38 +446,56 @@ def run(
     resume_anyway: bool = False,
     trust_code: bool = False,
 ) -> dict | None:
-    """Train the run of `config`, or resume it, and return its record; None if another process has
-    locked it. `on_step(step, steps)` is called after each update, and `on_event(kind, spec,
-    detail)` as one more logger (`training.loggers`) next to those of `CONFIG`.
+    """Train the run of a configuration, or resume it, and return its record.
 
-    A run that fails returns a record with status 'failed' and its reason. Raises `HmoeError` for a
-    damaged record or an unusable folder or device, and `OtherVersions` for a state that was saved
-    under another PyTorch, unless `resume_anyway` (or `CONFIG.resume_anyway`). A run of an algorithm
-    that is kept with the runs, and whose file was not named in this process, fails unless
-    `trust_code`.
+    Args:
+        config: of the run.
+        store: where records, weights and states are kept; None: the usual folder of runs.
+        device: 'auto', 'cpu', 'cuda', ... or a torch.device.
+        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        on_step: function of (updates done, updates in all), called after each update.
+        on_event: function of (kind, config, detail), one more logger (`training.loggers`) next to
+            those of `CONFIG`.
+        resume_anyway: resume also from a state that was saved under other versions of PyTorch, as
+            `CONFIG.resume_anyway`.
+        trust_code: run the source of an algorithm that is kept with the runs, though its file was
+            not named in this process.
+
+    Returns:
+        The record; its status is 'failed' if the run failed, with the reason. None if another
+        process has locked the run.
+
+    Raises:
+        HmoeError: for a damaged record, and an unusable folder or device.
+        OtherVersions: for a state that was saved under other versions, unless `resume_anyway`.
     """
     store = store or RunStore()
     device = resolve_device("cpu" if config.dataset == TOY else str(device))
     folder = ensure_writable(store.path(config.run_id))
     warn_of_determinism(config.determinism, device)
     precise = device_determinism(config.precision, device)
-    with run_lock(folder) as mine, single_thread(), precise, undisturbed(device):
-        if not mine:
+    with run_lock(folder) as owned, single_thread(), precise, undisturbed(device):
+        if not owned:
             return None
-        done = store.read(config.run_id)
-        if done and done["status"] == "complete":
-            return done
-        notify, record = (
-            make_notifier(config, CONFIG.log, store.folder, on_event),
-            {"status": "interrupted"},
+        present = store.read(config.run_id)
+        if present and present["status"] == "complete":
+            return present
+        session = _Session(
+            config=config,
+            folder=folder,
+            device=device,
+            data_dir=data_dir,
+            notify=make_notifier(config, CONFIG.log, store.folder, on_event),
+            on_step=on_step,
+            resume_anyway=resume_anyway or CONFIG.resume_anyway,
+            trust_code=trust_code,
         )
+        record = {"status": "interrupted"}
         try:
-            anyway = resume_anyway or CONFIG.resume_anyway
-            how = (on_step, notify, anyway, trust_code)
-            record = _attempt(config, folder, device, data_dir, *how)
+            record = _attempt(session)
             record = store.write(record, lock_held=True)
         finally:
-            notify("done", record)
+            session.notify("done", record)
         if record["status"] == "complete":
             _state_path(folder).unlink(missing_ok=True)
             (folder / "error.txt").unlink(missing_ok=True)
