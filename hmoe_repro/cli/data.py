@@ -48,10 +48,11 @@ def data_verify_command(
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
     with Progress() as progress:
-        looking = partial(progress, f"reading the images of {name}", unit="images")
-        report = verify.verify_dataset(name, data_dir, workers, looking)
+        show_progress = partial(progress, f"reading the images of {name}", unit="images")
+        report = verify.verify_dataset(name, data_dir, workers, show_progress)
     print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
-    print(*map(printable, verify.findings(report)), *verify.terms(name), sep="\n")
+    findings = [printable(finding) for finding in verify.findings(report)]
+    print("\n".join([*findings, *verify.terms(name)]))
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
 
@@ -71,7 +72,8 @@ def data_download_command(
     from hmoe_repro.data.verify import MNIST, data_with_files, terms
 
     data_dir = configure(data_dir=data_dir)
-    name, archives = data_with_files(name), archive or []
+    name = data_with_files(name)
+    archives = archive or []
     if name == MNIST:
         print("\n".join(download_mnist(data_dir)))
         return print_written(files.data_dir())

@@ -15,29 +15,37 @@ from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def _print_skipped(unreadable: list[tuple[str, str]]):
-    """Name the images that were left out, and why, on standard error."""
+    """Print the images that were left out, and why, on standard error."""
     for file, why in unreadable:
         print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
 
 
-def _write_findings(found, folder, output: str) -> str:
-    """Write the page and the table of groups beside it, and print the verdict, notes and what was
-    left out; returns the path of the table."""
+def _write_findings(findings, folder, output: str) -> str:
+    """Write the page and the table of groups, and print the verdict, notes and skipped files.
+
+    Args:
+        findings: what `discover` returned.
+        folder: the folder of images.
+        output: file of the page; the table is written beside it.
+
+    Returns:
+        The file of the table.
+    """
     from hmoe_repro.analysis.writers import as_text
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
 
-    write_atomic(output, app.report_html(found, folder))
-    groups = os.path.join(os.path.dirname(output), "groups.csv")
-    write_atomic(groups, app.groups_csv(found))
-    print(app.findings_verdict(app.summarise(found)))
-    for note in found.notes:
+    write_atomic(output, app.report_html(findings, folder))
+    table_file = os.path.join(os.path.dirname(output), "groups.csv")
+    write_atomic(table_file, app.groups_csv(findings))
+    print(app.findings_verdict(app.summarise(findings)))
+    for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    print_frame(found.title, as_text(app.group_table(found)))
+    print_frame(findings.title, as_text(app.group_table(findings)))
     print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
-    _print_skipped(found.unreadable)
-    return groups
+    _print_skipped(findings.unreadable)
+    return table_file
 
 
 def discover_command(
@@ -71,15 +79,28 @@ def discover_command(
 
     if sort_into:
         own_images.sort_target(folder, sort_into)
-    how = dict(steps=steps, resolution=resolution, network=network, seed=seed, method=method)
-    how |= dict(test_domain=test_domain, experts=experts, restarts=restarts)
-    how |= dict(skip_unreadable=skip_unreadable)
-    how |= dict(hparams=options.parse_settings(set_), classes=not no_classes)
-    found = app.discover(folder, labels, device, names=names and names.split(","), **how)
-    groups = _write_findings(found, folder, output)
+    findings = app.discover(
+        folder,
+        labels,
+        device,
+        names=names.split(",") if names else names,
+        steps=steps,
+        resolution=resolution,
+        network=network,
+        seed=seed,
+        method=method,
+        test_domain=test_domain,
+        experts=experts,
+        restarts=restarts,
+        skip_unreadable=skip_unreadable,
+        hparams=options.parse_settings(set_),
+        classes=not no_classes,
+    )
+    table_file = _write_findings(findings, folder, output)
     if sort_into:
-        own_images.sort_into(found.images, folder, sort_into, links)
-    print_written(*filter(None, (sort_into, groups, output)))
+        own_images.sort_into(findings.images, folder, sort_into, links)
+        print_written(sort_into)
+    print_written(table_file, output)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

@@ -29,7 +29,7 @@ def configure(
     log: list[str] | None = None,
     resume_anyway: bool = False,
 ) -> str | None:
-    """Let this process, and the workers that it starts, use what the options of a command say.
+    """Apply the options of a command to this process and the workers that it starts.
 
     Args:
         data_dir: the folder of data sets; None: HMOE_DATA, or `data/`.
@@ -37,8 +37,11 @@ def configure(
         log: the names of loggers; none: no logger.
         resume_anyway: whether runs resume from a state of other versions of the packages.
 
-    Returns the folder of data sets if an option or the environment names one. Raises `HmoeError`
-    for a logger that is unknown or not installed.
+    Returns:
+        The folder of data sets if an option or the environment names one, else None.
+
+    Raises:
+        HmoeError: for a logger that is unknown or not installed.
     """
     if domainbed:
         CONFIG.domainbed = os.path.abspath(os.path.expanduser(domainbed))
@@ -51,7 +54,11 @@ def configure(
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-writable-file
 def writable_file(path: str | None) -> str | None:
-    """The absolute path of an output file. `HmoeError` if it cannot be written."""
+    """Return the absolute path of an output file; None stays None.
+
+    Raises:
+        HmoeError: if the file cannot be written.
+    """
     if path is None:
         return None
     full = os.path.abspath(os.path.expanduser(path))
@@ -62,10 +69,12 @@ def writable_file(path: str | None) -> str | None:
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-wrote
 def path_from_here(path) -> str:
-    """Return a path as it is opened from the current folder: relative if it lies below, else
-    absolute."""
-    full, here = Path(path).expanduser().absolute(), Path.cwd()
-    return printable(str(full.relative_to(here) if full.is_relative_to(here) else full))
+    """Return a path as it is opened from the current folder: relative if below, else absolute."""
+    full = Path(path).expanduser().absolute()
+    current_folder = Path.cwd()
+    if full.is_relative_to(current_folder):
+        full = full.relative_to(current_folder)
+    return printable(str(full))
 
 
 def print_written(*paths):
@@ -75,12 +84,25 @@ def print_written(*paths):
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-option
 def option(kind, help: str, *flags: str, **more):
-    """The annotation of an option of a command; `flags` and `more` as of `typer.Option`."""
+    """Return the annotation of an option of a command.
+
+    Args:
+        kind: type of the value.
+        help: what `--help` prints.
+        flags: as of `typer.Option`, if they are not the name of the parameter.
+        more: as of `typer.Option`.
+    """
     return Annotated[kind, typer.Option(*flags, help=help, **more)]
 
 
 def argument(kind, help: str, **more):
-    """The annotation of an argument of a command; `more` as of `typer.Argument`."""
+    """Return the annotation of an argument of a command.
+
+    Args:
+        kind: type of the value.
+        help: what `--help` prints.
+        more: as of `typer.Argument`.
+    """
     return Annotated[kind, typer.Argument(help=help, **more)]
 
 # %% ../../nbs/11_cli/01_options.ipynb #options
@@ -103,12 +125,28 @@ _SKIP = "--skip-unreadable/--no-skip-unreadable"
 SkipUnreadableOption = option(bool, "Leave out images that cannot be read, and list them.", _SKIP)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-parsed-settings
-def parse_settings(given: list[str] | None, skip_unreadable: bool = False) -> dict:
-    """The hyper-parameters and image options of `--set`, with that of `--skip-unreadable`."""
+def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) -> dict:
+    """Parse the hyper-parameters and image options of a command.
+
+    Args:
+        settings: texts 'name=value', of `--set`.
+        skip_unreadable: whether `--skip-unreadable` is set.
+
+    Returns:
+        name -> value.
+
+    Raises:
+        HmoeError: for a text of another form.
+    """
     from hmoe_repro.networks.search_space import parse_setting
 
-    usual = {"unreadable": "skip"} if skip_unreadable else {}
-    return usual | dict(parse_setting(text) for text in given or [])
+    parsed = {}
+    if skip_unreadable:
+        parsed["unreadable"] = "skip"
+    for text in settings or []:
+        name, value = parse_setting(text)
+        parsed[name] = value
+    return parsed
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
 ArtefactsArgument = argument(list[str], "Artefacts; default: all of the profile.")
@@ -125,22 +163,36 @@ FormatsOption = option(list[str], "Also write tables as md or tex, pictures as p
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
 def print_table(title: str, columns: list[str], rows: list[list]):
-    """Print a title on its own line, and a plain table."""
+    """Print a title on its own line, and a plain table.
+
+    Args:
+        title: printed in italics.
+        columns: names of the columns.
+        rows: lists of cells, which are printed verbatim.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    columns, *rows = ([printable(str(cell)) for cell in row] for row in (columns, *rows))
-    table, terminal = Table(*columns, box=None, pad_edge=False), sys.stdout.isatty()
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(printable(str(column)))
     for row in rows:
-        table.add_row(*row)
-    verbatim = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
-    console = Console(width=None if terminal else 160, force_terminal=terminal, **verbatim)
+        table.add_row(*[printable(str(cell)) for cell in row])
+    terminal = sys.stdout.isatty()
+    console = Console(
+        width=None if terminal else 160,
+        force_terminal=terminal,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_jupyter=False,
+    )
     console.print(title, style="italic", soft_wrap=True)
     console.print(table)
 
 
 def print_frame(title: str, frame):
-    """Print a `pandas.DataFrame`, without its index."""
+    """Print a `pandas.DataFrame` with a title, without its index."""
     print_table(title, list(frame.columns), frame.values.tolist())
 
 

@@ -17,11 +17,11 @@ from .options import argument, option, print_table, print_written, say
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-request
 @dataclass
 class Request:
-    """The studies that are asked for, a `Selection` among their runs, and both in words."""
+    """Studies and a selection among their runs, as the flags of a command request them."""
 
     studies: list[str]
-    selection: object
-    description: str
+    selection: object  # a `Selection`
+    description: str  # of both, in words
 
 
 def requested(
@@ -36,7 +36,13 @@ def requested(
     skip_unreadable: options.SkipUnreadableOption = False,
     set_: options.SettingsOption = None,
 ) -> Request:
-    """Return what these flags ask for. Raises `HmoeError` for unknown names."""
+    """Return the studies and the selection that these flags request.
+
+    The arguments are the flags that `plan` and `sweep` share.
+
+    Raises:
+        HmoeError: for unknown names.
+    """
     from hmoe_repro.studies.request import Selection, describe_request, requested_studies
 
     names = []
@@ -57,19 +63,24 @@ def requested(
 
 
 def takes_request(command):
-    """Decorator: the command has the flags of `requested` before its own, and gets them as a
-    dictionary, `flags`."""
+    """Decorate a command to take the flags of `requested` before its own.
+
+    Args:
+        command: a function whose first parameter, `flags`, receives them as a dictionary.
+    """
     shared = inspect.signature(requested).parameters
     own = inspect.signature(command).parameters
 
-    def with_flags(**given):
-        flags = {name: given.pop(name) for name in shared}
-        return command(flags, **given)
+    def with_flags(**arguments):
+        """Collect the flags of `requested`, and call the command."""
+        flags = {name: arguments.pop(name) for name in shared}
+        return command(flags, **arguments)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    every = [*shared.values(), *(own[name] for name in own if name != "flags")]
-    with_flags.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in every])
-    with_flags.__doc__, with_flags.__name__ = command.__doc__, command.__name__
+    parameters = [*shared.values(), *(own[name] for name in own if name != "flags")]
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    with_flags.__signature__ = inspect.Signature(keyword_only)
+    with_flags.__doc__ = command.__doc__
+    with_flags.__name__ = command.__name__
     with_flags.__module__ = command.__module__
     return with_flags
 
@@ -90,17 +101,21 @@ def plan_command(
     from hmoe_repro.training.store import RunStore
 
     options.configure(data_dir, domainbed)
-    device = "cpu" if device == "auto" and no_accelerator() else device
-    device = device if device == "cpu" else resolve_device(device)
-    request, store = requested(**flags), RunStore()
+    if device == "auto" and no_accelerator():
+        device = "cpu"
+    if device != "cpu":
+        device = resolve_device(device)
+    request = requested(**flags)
+    store = RunStore()
     plan = make_plan(request.studies, store, timings(store), device, request.selection)
-    shared = "(a run that two studies share is counted as missing once)"
     rows = []
     for study in plan.studies:
-        counts = ["?" if count is None else count for count in (study.runs, study.missing)]
-        rows.append([study.study, *counts, study.time()])
+        runs = "?" if study.runs is None else study.runs
+        missing = "?" if study.missing is None else study.missing
+        rows.append([study.study, runs, missing, study.time()])
+    note = "(a run that two studies share is counted as missing once)"
     columns = ["study", "runs", "missing", "sequential time"]
-    print_table(f"{request.description} {shared}", columns, rows)
+    print_table(f"{request.description} {note}", columns, rows)
     for line in plan.lines(jobs or default_jobs(device)):
         print(line)
 
@@ -133,21 +148,23 @@ def reproduce_command(
     sample = not (artefacts or profile or everything or fresh)
     if sample:
         check_rendering()
-        published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
+        published = steps.sample_runs()
+        store = RunStore(runs_dir() / "sample")
         configs = [config_of(run) for run in published.itertuples()]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
         studies = requested_studies(names, profile or "quick")
         check_rendering(names)
-        configs, store = runs_of(studies), RunStore()
-    how = SweepOptions(store, device, jobs, data_dir, engine)
+        configs = runs_of(studies)
+        store = RunStore()
+    sweep_options = SweepOptions(store, device, jobs, data_dir, engine)
     output = ensure_writable(own_figures())
     if sample or fresh:
         store.discard_all([config.run_id for config in configs])
     if sample:
-        steps.reproduce_published(published_pages(), published, how, output, say)
+        steps.reproduce_published(published_pages(), published, sweep_options, output, say)
         return print_written(output / "index.html")
-    steps.reproduce(names, profile or "quick", configs, how, output, say)
+    steps.reproduce(names, profile or "quick", configs, sweep_options, output, say)
     print_written(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
@@ -176,7 +193,7 @@ def sweep_command(
     data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
     request = requested(**flags)
     configs = runs_of(request.studies, request.selection)
-    how = SweepOptions(
+    sweep_options = SweepOptions(
         device=device,
         jobs=jobs,
         data_dir=data_dir,
@@ -184,12 +201,12 @@ def sweep_command(
         gpus_per_run=gpus_per_run,
         stop_kinds=True,
     )
-    say(f"{request.description}: {how.describe(configs)}")
+    say(f"{request.description}: {sweep_options.describe(configs)}")
     if minutes:  # since the command began
         minutes = max(0.0, minutes - (time.monotonic() - started) / 60)
-    outcomes = sweep(configs, how, minutes=minutes)
+    outcomes = sweep(configs, sweep_options, minutes=minutes)
     print(f"{outcomes.summary()}; {time.monotonic() - started:.0f} s")
-    print_written(how.store.folder)
+    print_written(sweep_options.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack

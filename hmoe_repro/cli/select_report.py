@@ -43,18 +43,28 @@ def figures_command(
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
-    """Records of the runs folder, of one study in it, or published. Names those that are damaged,
-    and the runs of a study that have none."""
+    """Return records of the runs folder, of one study in it, or of a published study.
+
+    Damaged records, and the runs of a study that have none, are printed.
+
+    Args:
+        study: a study in the runs folder, or None.
+        published: a published study, or None.
+        algorithms: names of algorithms to keep; none: all.
+        dataset: name of a data set to keep; None: all.
+        settings: texts 'name=value' that the runs must have.
+    """
     from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
     from hmoe_repro.studies.filters import filter_runs
     from hmoe_repro.training.store import RunStore
 
+    damaged = []
     if published:
-        records, damaged = load_study(published), []
+        records = load_study(published)
     elif study:
-        records, damaged = collect_study(study)[0], []
+        records, _ = collect_study(study)
     else:
         records, damaged = RunStore().scan()
     for line in damaged:
@@ -62,8 +72,8 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     if study or published:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
-    chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return filter_runs(records_of(chosen), settings or [])
+    frame = narrow_results(frame_of(records), algorithms, dataset)
+    return filter_runs(records_of(frame), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
@@ -88,7 +98,7 @@ def select_command(
     tables, refused, chosen = selected_tables(records, rule, n_hparams)
     for title, table, notes in tables:
         print_frame(f"{title} by {rule}, percent", table)
-        print(*notes, sep="\n")
+        print("\n".join(notes))
     for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
@@ -127,16 +137,17 @@ def export_domainbed_command(
     complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
-    strange = sorted({summary_of(r).config["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
-    if strange and not as_:
+    datasets = {summary_of(record).config["dataset"] for record in complete}
+    unknown_to_domainbed = sorted(datasets - {*DOMAINBED_DATASETS})
+    if unknown_to_domainbed and not as_:
         print("DomainBed's collect_results prints tables of its own data sets only;")
-        print(f"not of {', '.join(strange)} unless you add a class of that name,")
+        print(f"not of {', '.join(unknown_to_domainbed)} unless you add a class of that name,")
         print("or export under the name of a data set with as many domains, such as --as PACS")
     print_written(folder)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches() -> dict:
-    """Name -> `Bench`, of everything that `hmoe bench` measures."""
+    """Return name -> `Bench` of everything that `hmoe bench` measures."""
     from hmoe_repro.bench.costs import ALGORITHMS
     from hmoe_repro.bench.frozen_stages import FROZEN_STAGES
     from hmoe_repro.bench.grouping_trials import GROUPINGS
@@ -169,13 +180,14 @@ def bench_command(
     bench = benches[check_choice(what, benches, "bench")]
     record = bench.run(rounds, scale, say, device)
     name = bench.file_name(record["scale"])
-    written = [ensure_writable(runs_dir()) / name]
-    write_record(record, written[0])
+    file = ensure_writable(runs_dir()) / name
+    write_record(record, file)
     for title, table in bench.all_tables(record).items():
         print_frame(title, as_text(table))
-    if publish:
-        written.append(ensure_writable(results_dir()) / name)
-        write_record(record, written[-1])
-        if bench.page:
-            render_pages([("bench", bench.page)], figures_dir(), say=say)
-    print_written(*written)
+    if not publish:
+        return print_written(file)
+    published_file = ensure_writable(results_dir()) / name
+    write_record(record, published_file)
+    if bench.page:
+        render_pages([("bench", bench.page)], figures_dir(), say=say)
+    print_written(file, published_file)

@@ -34,17 +34,23 @@ _FLAGS = {"trial_seed": "--seed", "test_domains": "--test-domain"}
 
 
 def run_parameters() -> list[inspect.Parameter]:
-    """The options of a run, but its hyper-parameters, as parameters of a command."""
-    found, kinds = [], get_type_hints(RunOptions) | {"test_domains": list[str]}
+    """Return the options of a run, but its hyper-parameters, as parameters of a command."""
+    kinds = get_type_hints(RunOptions) | {"test_domains": list[str]}
+    parameters = []
     for name, field in RunOptions.model_fields.items():
         if name == "hparams":
             continue
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-        needed = field.is_required() or name == "test_domains"
-        given = {"default": inspect.Parameter.empty if needed else field.default}
-        given["annotation"] = option(kinds[name], field.description, flag)
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **given))
-    return found
+        required = field.is_required() or name == "test_domains"
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if required else field.default,
+                annotation=option(kinds[name], field.description, flag),
+            )
+        )
+    return parameters
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
@@ -77,16 +83,18 @@ def train_command(
     records = outcomes.records()
     complete = len(outcomes.ended("complete"))
     if n_hparams and complete:
-        chosen = search_table(frame_of(records), n_hparams)
-        print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
+        table = search_table(frame_of(records), n_hparams)
+        print_frame(f"selected among {complete} of {n_hparams} trials", table)
     outcomes.refuse_incomplete()
     if n_hparams:
         return print_written(outcomes.store.folder)
-    run = frame_of(records)
-    print_frame(f"{configs[0]}, run {configs[0].run_id}", selected_table(run))
-    if experts := describe_discovery(run):
-        print(experts)
-    print_written(outcomes.store.path(configs[0].run_id))
+    config = configs[0]
+    frame = frame_of(records)
+    print_frame(f"{config}, run {config.run_id}", selected_table(frame))
+    discovery = describe_discovery(frame)
+    if discovery:
+        print(discovery)
+    print_written(outcomes.store.path(config.run_id))
 
 
 _own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]

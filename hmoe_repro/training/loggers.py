@@ -219,6 +219,7 @@ def _listener(name: str, folder: Path):
     logger = None
 
     def on_event(kind: str, config, detail):
+        """Pass an event on to the logger, which the first event makes."""
         nonlocal logger
         with warnings.catch_warnings(action="ignore"):
             if kind == "start":
@@ -254,6 +255,7 @@ def make_notifier(config, names, folder: Path, on_event=None):
         listeners.append(on_event)
 
     def notify(kind: str, detail):
+        """Pass an event on to all listeners; remove those that raise."""
         before = random_state() if listeners else None
         for listener in listeners.copy():
             try:

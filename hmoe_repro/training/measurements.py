@@ -70,9 +70,11 @@ def measure_clusters(run: TrainedRun) -> tuple[dict, dict]:
         run_with_images = replace(run, data=run.data.images)
 
     def features(x):
+        """Return the features (B, F) of inputs x."""
         return {"features": network(x).float()}
 
     def all_statistics(x):
+        """Return each of the statistics (B, S) of inputs x."""
         return {name: compute(x) for name, compute in statistics.items()}
 
     values = run.collect(run.domains, "out", None, features)
@@ -142,6 +144,12 @@ def accuracy_with_noise(run: TrainedRun, algorithm, domains, split: str) -> dict
     }
 
 
+def _inputs_in_parts(batches, size: int):
+    """Yield the inputs (b, C, H, W) of `TrainedRun.batches`, at most `size` at a time."""
+    for _, _, x, _ in batches:
+        yield from x.split(size)
+
+
 def measure_spectra(run: TrainedRun) -> tuple[dict, dict]:
     """Measure the spectra of the feature maps, and accuracies with noise.
 
@@ -150,9 +158,9 @@ def measure_spectra(run: TrainedRun) -> tuple[dict, dict]:
         on validation images ('out') and on the test domains ('test'). No arrays.
     """
     batches = run.batches(run.domains, "out", SPECTRUM_IMAGES, SPECTRUM_IMAGES)
-    parts = (part for _, _, x, _ in batches for part in x.split(run.batch_size))
+    inputs = _inputs_in_parts(batches, run.batch_size)
     with run.evaluated() as algorithm:
-        measured = spectra.feature_spectra(algorithm, algorithm.predict, parts)
+        measured = spectra.feature_spectra(algorithm, algorithm.predict, inputs)
         noise = {
             "std": NOISE,
             "out": accuracy_with_noise(run, algorithm, run.domains, "out"),

@@ -218,6 +218,7 @@ def request_batch(
         pending_images.append(dataset.request(position, chosen, image_seeds))
 
     def wait_for_batch():
+        """Return the minibatches, as soon as their images are loaded."""
         minibatches = []
         labels = [dataset.labels[position][i] for position, i in zip(positions, indices)]
         for take_images, y in zip(pending_images, labels):

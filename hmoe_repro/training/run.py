@@ -174,7 +174,7 @@ def _save_state(path: Path, trainer_state: dict, spent: float, run_id: str, part
 # %% ../../nbs/05_training/12_run.ipynb #def-train
 @dataclass(frozen=True)
 class _Session:
-    """One call of `run`: what is trained, where, and who is notified."""
+    """Arguments of one call of `run`, and its access to the saved state."""
 
     config: RunConfig
     folder: Path  # of the run
@@ -292,6 +292,7 @@ def _train_toy(session: _Session) -> dict:
     started = time.perf_counter() - saved["spent"]
 
     def on_checkpoint(trainer):
+        """Write the state, and report the checkpoint."""
         session.save_state(trainer.state(), time.perf_counter() - started, parts)
         session.notify("checkpoint", toy_checkpoints(trainer.history)[-1])
         session.step_done(trainer.step_count)
@@ -363,6 +364,7 @@ def without_paths(text: str, **folders) -> str:
             text = re.sub(re.escape(str(folder)) + _PATH_ENDS, f"({name})", text)
 
     def shortened(match):
+        """Return the last name of a path, in its quotes."""
         quote = match["quote"] or ""
         path = match[0].strip("'\"")
         return f"{quote}(outside)/{PureWindowsPath(path).name}{quote}"

@@ -86,6 +86,7 @@ def check_record(record, label: str, run_id: str | None = None) -> dict:
     """
 
     def refused(fault: str) -> HmoeError:
+        """Return the error for a fault of the record."""
         return HmoeError(f"{label} {fault}.", fix=_MEND)
 
     if not isinstance(record, dict):
