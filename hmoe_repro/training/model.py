@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_version', 'selected_path', 'save_model', 'load_weights',
-           'DataShape', 'read_data_shape', 'restore_model', 'find_weights', 'load_model']
+           'DataShape', 'read_data_shape', 'restore_model', 'find_run_weights', 'load_model']
 
 # %% ../../nbs/05_training/08_model.ipynb #imports
 import json
@@ -298,7 +298,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
-def find_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
+def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
     """Find the weights of a run in a store.
 
     Args:
@@ -345,6 +345,6 @@ def load_model(
         HmoeError: for unknown runs and modes, for weights that are damaged or not here, and for
             code that is not trusted.
     """
-    record, mode, path = find_weights(run_id, mode, store or RunStore())
+    record, mode, path = find_run_weights(run_id, mode, store or RunStore())
     algorithm, _ = restore_model(record, mode, path, device, trust_code)
     return algorithm, record
