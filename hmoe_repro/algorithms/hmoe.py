@@ -16,7 +16,7 @@ from .base import Algorithm, HParam, concatenate, register
 from .tools import domain_labels
 from ..core.errors import HmoeError
 from ..method import clustering
-from ..method.gating import gate_logits
+from ..method.gating import log_gate_values
 from ..method.hmoe import HMOE, HMOE_MODES, total_loss
 from ..networks.measuring import Measurement, TrainedRun, for_disk
 from ..networks.registry import make_encoder
@@ -196,7 +196,7 @@ class DomainExperts(Algorithm):
     def codes(self, x) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes v (B, D) and gate values (B, K) of images."""
         v = self.model.encode(x)
-        return v, gate_logits(v, self.model.embeddings, self.model.eps).exp()
+        return v, log_gate_values(v, self.model.embeddings, self.model.eps).exp()
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-weights
 def with_defaults(declared: dict[str, HParam], **defaults) -> dict[str, HParam]:
