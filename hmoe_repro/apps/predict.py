@@ -36,7 +36,7 @@ from hmoe_repro.data.transforms import (
     to_levels,
     why_unreadable,
 )
-from ..training.model import kept_weights, restore_model
+from ..training.model import find_run_weights, restore_model
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
@@ -162,7 +162,7 @@ def load(
         raise HmoeError(cause, fix="the folder that `hmoe export` wrote, or the id of a run.")
     a_name = len(folder.parts) == 1 and not (folder / CONFIG_FILE).exists()
     if a_name or not folder.is_dir():
-        found = kept_weights(str(model), weights, store or RunStore())
+        found = find_run_weights(str(model), weights, store or RunStore())
         return _model(*found, device, trust_code)
     if listed_sum(folder / CONFIG_FILE):
         check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")

@@ -91,7 +91,7 @@ def _files_to_pack(
     for folder in sorted(store.folder.glob("?" * 12)):
         if not re.fullmatch(_RUN, folder.name) or runs is not None and folder.name not in runs:
             continue
-        if store.record_path(folder.name).exists() and not store.known(folder.name):
+        if store.record_path(folder.name).exists() and not store.read_or_warn(folder.name):
             continue
         try:
             check_files(folder, f"run {folder.name}")

@@ -20,7 +20,7 @@ from ..training.store import RunStore
 # %% ../../nbs/06_studies/09_plan.ipynb #def-missing-runs
 def missing_runs(configs, store: RunStore) -> list[RunConfig]:
     """Return those of `configs` that are not finished, as far as can be read (`RunStore.known`)."""
-    records = {config.run_id: store.known(config.run_id) or {} for config in configs}
+    records = {config.run_id: store.read_or_warn(config.run_id) or {} for config in configs}
     return [config for config in configs if records[config.run_id].get("status") != "complete"]
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-study-plan

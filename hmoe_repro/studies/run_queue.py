@@ -106,7 +106,7 @@ def settled(config: RunConfig, store: RunStore, reason: str) -> Outcome:
             return Outcome("failed", str(error))
         if record is None:
             record = failed_record(config, folder, reason)
-            store.write(record, mine=True)
+            store.write(record, lock_held=True)
     return Outcome("complete") if record["status"] == "complete" else Outcome("failed", reason)
 
 # %% ../../nbs/06_studies/11_run_queue.ipynb #def-run-queue

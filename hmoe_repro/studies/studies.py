@@ -94,11 +94,11 @@ def _splits_folder(study: Study, block: int) -> str | None:
     runs, file = study.runs[block], study.file
     if runs.splits is None:
         return None
-    from hmoe_repro.training.splits import own_splits
+    from hmoe_repro.training.splits import register_splits
 
     beside = file.folder / expanded(runs.splits)
     with file.at(*setting_place(file, block, "splits")):
-        return str(own_splits(beside if beside.is_dir() else data_dir() / runs.splits))
+        return str(register_splits(beside if beside.is_dir() else data_dir() / runs.splits))
 
 
 def _drawn(study: Study, run: RunOptions) -> dict:

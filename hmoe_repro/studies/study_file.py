@@ -25,7 +25,15 @@ from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import expanded, read_text
 from ..core.toml import SettingsFile, open_settings, package_toml
 from ..networks.search_space import distribution
-from ..training.run_config import TOY, Checked, Count, Names, RunOptions, Seed, explained
+from hmoe_repro.training.run_config import (
+    TOY,
+    Checked,
+    Count,
+    NameTuple,
+    RunOptions,
+    Seed,
+    option_error,
+)
 from ..training.selection import RULES
 from ..training.store import check_study_name
 
@@ -69,8 +77,8 @@ _Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_read_seeds), Several]
 
 
 class _Product(Checked):
-    algorithms: Annotated[Names, Several]
-    datasets: Annotated[Names, Several]
+    algorithms: Annotated[NameTuple, Several]
+    datasets: Annotated[NameTuple, Several]
     seeds: _Seeds = Field(description="how many, or a list of trial seeds.")
     restarts: _Seeds = Field((0,), description="how many of each trial seed, or a list.")
     test_domains: Annotated[_Domains | dict[str, _Domains], BeforeValidator(_read_domains)] = ()
@@ -186,7 +194,7 @@ class _Search(Checked):
 
 
 class _Arrays(Checked):
-    algorithms: Annotated[Names, Several] | None = None
+    algorithms: Annotated[NameTuple, Several] | None = None
     seeds: list[int] | None = None
 
 
@@ -203,7 +211,7 @@ def _read_table(file: SettingsFile, model: type[Checked], given: dict, *above, v
     try:
         return model(**given)
     except ValidationError as error:
-        wrong = explained(error, model, valid)
+        wrong = option_error(error, model, valid)
         place = (*above, wrong.setting)
         raise wrong.at(file.place(*(place if file.holds(*place) else above))) from None
 
@@ -228,7 +236,7 @@ def _read_block(file: SettingsFile, top: dict, block: int, inside: dict) -> RunG
     try:
         runs = RunGrid(**merged)
     except ValidationError as error:
-        wrong = explained(error, RunGrid)
+        wrong = option_error(error, RunGrid)
         raise wrong.at(file.place(*setting_place(file, block, wrong.setting))) from None
     if math.prod(map(len, runs.grid.values())) > MOST_RUNS:
         wrong = HmoeError("the grid is too large.", fix=f"at most {MOST_RUNS:,} combinations.")
