@@ -122,7 +122,9 @@ class DomainExperts(Algorithm):
     HPARAMS = Algorithm.HPARAMS | declared_hparams("HMOE")
     modes = HMOE_MODES
     measurements = (DISCOVERY, *Algorithm.measurements)
-    told: list[torch.Tensor] | None = None  # of each minibatch, which images have a domain label
+    has_domain_label: list[torch.Tensor] | None = (
+        None  # of each minibatch, which images have a domain label
+    )
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
@@ -175,9 +177,9 @@ class DomainExperts(Algorithm):
         if not self.hparams["lambda_d"]:
             return None
         domains = domain_labels(minibatches)
-        if self.told is None:
+        if self.has_domain_label is None:
             return domains
-        return domains.where(torch.cat(self.told).to(domains.device), -1)
+        return domains.where(torch.cat(self.has_domain_label).to(domains.device), -1)
 
     def loss(self, minibatches):
         x, y = concatenate(minibatches)

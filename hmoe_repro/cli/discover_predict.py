@@ -30,7 +30,7 @@ def _write_findings(found, folder, output: str) -> str:
     write_atomic(output, app.report_html(found, folder))
     groups = os.path.join(os.path.dirname(output), "groups.csv")
     write_atomic(groups, app.groups_csv(found))
-    print(app.findings_verdict(app.summarise(found)))
+    print(app.findings_verdict(app.summarise_findings(found)))
     for note in found.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)

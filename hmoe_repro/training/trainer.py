@@ -161,7 +161,9 @@ class Trainer:
         minibatches = self.batches.next()
         if self.labelled:
             drawn = zip(self.batches.drawn, self.labelled)
-            self.algorithm.told = [torch.isin(indices, known) for indices, known in drawn]
+            self.algorithm.has_domain_label = [
+                torch.isin(indices, known) for indices, known in drawn
+            ]
         losses = as_floats(self.algorithm.update(minibatches), self.config.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
