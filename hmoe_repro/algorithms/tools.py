@@ -19,7 +19,18 @@ from ..core.errors import HmoeError
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-domain-sizes
 def domain_sizes(minibatches, at_least: int = 1) -> list[int]:
-    """Images of each domain in the batch. `HmoeError` if a domain has fewer than `at_least`."""
+    """Count the images of each domain in the batch.
+
+    Args:
+        minibatches: (x, y) of each training domain.
+        at_least: images that each domain must have.
+
+    Raises:
+        HmoeError: if a domain has fewer.
+
+    >>> domain_sizes([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(4, 3), torch.zeros(4))])
+    [2, 4]
+    """
     sizes = [len(y) for _, y in minibatches]
     if min(sizes) < at_least:
         raise HmoeError(
@@ -31,12 +42,21 @@ def domain_sizes(minibatches, at_least: int = 1) -> list[int]:
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-by-domain
 def by_domain(values: torch.Tensor, minibatches) -> tuple[torch.Tensor, ...]:
-    """Concatenated `values` (sum of sizes, ...) as one slice (B_i, ...) per domain; no copy."""
+    """Split concatenated `values` (sum of B_i, ...) into one slice (B_i, ...) per domain, without
+    a copy."""
     return values.split(domain_sizes(minibatches))
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-domain-means
 def domain_means(values: torch.Tensor, minibatches) -> torch.Tensor:
-    """Mean of concatenated `values` (sum of sizes, ...) over each domain's images: (M, ...)."""
+    """Average concatenated `values` (sum of B_i, ...) over the images of each domain.
+
+    Returns:
+        (M, ...).
+
+    >>> batches = [(None, torch.zeros(1)), (None, torch.zeros(3))]
+    >>> domain_means(torch.tensor([5.0, 1.0, 2.0, 3.0]), batches)
+    tensor([5., 2.])
+    """
     sizes = domain_sizes(minibatches)
     if len(set(sizes)) == 1:
         return values.view(len(sizes), sizes[0], *values.shape[1:]).mean(1)
@@ -44,25 +64,40 @@ def domain_means(values: torch.Tensor, minibatches) -> torch.Tensor:
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-domain-losses
 def domain_losses(logits: torch.Tensor, minibatches) -> torch.Tensor:
-    """Mean cross entropy of each domain, (M,), from concatenated logits (sum of sizes, C)."""
+    """Compute the mean cross entropy of each domain, (M,), from concatenated logits
+    (sum of B_i, C)."""
     labels = torch.cat([y for _, y in minibatches])
     return domain_means(F.cross_entropy(logits, labels, reduction="none"), minibatches)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-domain-labels
 def domain_labels(minibatches) -> torch.Tensor:
-    """The index of its domain for each image of the concatenated batch, (sum of sizes,)."""
+    """Return the index of its domain for each image of the concatenated batch, (sum of B_i,).
+
+    >>> domain_labels([(None, torch.tensor([7, 8])), (None, torch.tensor([9]))])
+    tensor([0, 0, 1])
+    """
     return torch.cat([torch.full_like(y, i) for i, (_, y) in enumerate(minibatches)])
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-live-batch-norm
 def live_batch_norm(module: nn.Module) -> bool:
-    """Does a batch norm inside `module` normalise by batch statistics, as in training?"""
+    """Test whether a batch norm inside `module` normalises by batch statistics, as in training."""
     layers = (m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return any(layer.training or layer.running_mean is None for layer in layers)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-forward-parts
 def forward_parts(module: nn.Module, parts, run=None) -> torch.Tensor:
-    """Outputs for all `parts` (B_i, ...), concatenated: (sum of B_i, ...). `run` is called, by
-    default `module`: once for all parts, or once for each where batch norm in `module` is live."""
+    """Compute the outputs for several parts of a batch, in one pass if parts do not interact.
+
+    If a batch norm in `module` is live, each part passes by itself.
+
+    Args:
+        module: the network.
+        parts: inputs (B_i, ...).
+        run: function of inputs that is called; by default `module`.
+
+    Returns:
+        Outputs (sum of B_i, ...), parts in order.
+    """
     run = run or module
     if live_batch_norm(module):
         return torch.cat([run(part) for part in parts])
@@ -70,8 +105,14 @@ def forward_parts(module: nn.Module, parts, run=None) -> torch.Tensor:
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-cyclic-pairs
 def cyclic_pairs(num_domains: int) -> list[tuple[int, int]]:
-    """M pairs (order[k], order[k + 1]) of a random order closed to a cycle; drawn with torch's
-    global generator."""
+    """Draw M pairs of domains: neighbours in a random order that is closed to a cycle.
+
+    Drawn with torch's global generator. A single domain is paired with itself.
+
+    >>> first, second = zip(*cyclic_pairs(4))
+    >>> sorted(first) == sorted(second) == [0, 1, 2, 3]
+    True
+    """
     order = torch.randperm(num_domains).tolist()
     return list(zip(order, order[1:] + order[:1]))
 
@@ -80,8 +121,12 @@ class AnnealedPenalty:
     """Mixin for an `Algorithm`, listed before it in the bases: `penalty_weight` jumps once, and
     the optimiser is reset there.
 
-    `penalty_hparams` names the hyper-parameters of the final weight, of the step of the jump, and
-    of further steps at which the optimiser is reset; `penalty_before` is the weight until then.
+    lambda_t = `penalty_before` for t < T_a, and lambda for t >= T_a, with t the updates made.
+
+    Attributes:
+        penalty_hparams: names of the hyper-parameters of the final weight lambda, of the step T_a
+            of the jump, and of further steps at which the optimiser is reset.
+        penalty_before: the weight until then.
     """
 
     penalty_hparams = ("lambda", "penalty_anneal_iters")
@@ -89,38 +134,70 @@ class AnnealedPenalty:
 
     @property
     def penalty_weight(self) -> float:
-        """The penalty's weight at the next update."""
-        begun = self.update_count >= self.jumps()[0]
-        return self.hparams[self.penalty_hparams[0]] if begun else self.penalty_before
+        """Weight of the penalty at the next update."""
+        if self.update_count >= self.jumps()[0]:
+            return self.hparams[self.penalty_hparams[0]]
+        return self.penalty_before
 
     def jumps(self) -> list[int]:
-        """The updates, counted from 0, before which the optimiser is reset."""
+        """Return the updates, counted from 0, before which the optimiser is reset."""
         return [math.ceil(self.hparams[name]) for name in self.penalty_hparams[1:]]
 
     def update(self, minibatches, unlabeled=None):
+        """Make one update, with a new optimiser at a jump."""
         if self.update_count and self.update_count in self.jumps():
             self.optimizer = None  # made anew by the next line
         return super().update(minibatches, unlabeled)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-refusals
-def linear_classifier(algorithm, what: str):
-    """`HmoeError` that says `what` is done with a linear classifier, if it has hidden layers."""
+def linear_classifier(algorithm, claim: str):
+    """Refuse an algorithm whose classifier has hidden layers.
+
+    Args:
+        algorithm: an `Algorithm`.
+        claim: the beginning of the error: a clause that names what needs a linear classifier.
+
+    Raises:
+        HmoeError: if its classifier is not linear.
+    """
     if algorithm.hparams["nonlinear_classifier"]:
-        raise HmoeError(f"{what}, and this one has layers.", fix="nonlinear_classifier=false.")
+        raise HmoeError(f"{claim}, and this one has layers.", fix="nonlinear_classifier=false.")
 
 
-def trained_featurizer(algorithm, what: str):
-    """`HmoeError` that says `what` is done with the featurizer, if all of it is frozen."""
+def trained_featurizer(algorithm, claim: str):
+    """Refuse an algorithm whose featurizer is frozen as a whole.
+
+    Args:
+        algorithm: an `Algorithm`.
+        claim: the beginning of the error: a clause that names what trains the featurizer.
+
+    Raises:
+        HmoeError: if nothing of its featurizer is trained.
+    """
     if not any(True for _ in algorithm.featurizer.parameters()):
         raise HmoeError(
-            f"{what}, and all of this one is frozen.",
+            f"{claim}, and all of this one is frozen.",
             fix="fewer frozen_stages, or the algorithm ERM.",
         )
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-update-average
 def update_average(stored: torch.Tensor, value: torch.Tensor, keep: float) -> torch.Tensor:
-    """`keep * stored + (1 - keep) * value`, differentiable in `value`; written, without its
-    gradient, into `stored`."""
+    """Compute the running average keep * stored + (1 - keep) * value, and store it.
+
+    Args:
+        stored: the average so far; the new one is written into it, without a gradient.
+        value: the new value, of the same shape.
+        keep: weight of the average so far.
+
+    Returns:
+        The new average, differentiable in `value`.
+
+    >>> stored = torch.zeros(1)
+    >>> update_average(stored, torch.ones(1), keep=0.75)
+    tensor([0.2500])
+    >>> stored
+    tensor([0.2500])
+    """
     average = keep * stored + (1 - keep) * value
     stored.copy_(average.detach())
     return average
@@ -128,19 +205,21 @@ def update_average(stored: torch.Tensor, value: torch.Tensor, keep: float) -> to
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-average-into
 @torch.no_grad()
 def average_into(target: nn.Module, source: nn.Module, weight: float):
-    """`target += weight * (source - target)` for all parameters, in place."""
+    """Move all parameters of `target` by weight * (source - target), in place."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), weight)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-frozen-copy
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy of `model` that no optimiser updates. An algorithm that keeps one as `self.x` lists
-    'x' in `fixed`."""
+    """Copy `model` so that no optimiser updates the copy.
+
+    An algorithm that keeps a copy as `self.x` lists 'x' in `fixed`.
+    """
     return copy.deepcopy(model).requires_grad_(False)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-match-layouts
 def _laid_out(value, like: torch.Tensor):
-    """`value`, copied into the memory layout of `like` if it is a tensor of that shape in another
-    layout."""
+    """Return `value`, copied into the memory layout of `like` if it is a tensor of the shape of
+    `like` in another layout."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     if value.shape != like.shape or value.stride() == like.stride():
@@ -150,12 +229,13 @@ def _laid_out(value, like: torch.Tensor):
 
 def _match_layouts(optimizer: torch.optim.Optimizer, *_):
     """Give the gradient and the state of every parameter its memory layout."""
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        if p.grad is not None:
-            p.grad = _laid_out(p.grad, p)
-        state = optimizer.state.get(p, {})
-        for name, value in state.items():
-            state[name] = _laid_out(value, p)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad = _laid_out(p.grad, p)
+            state = optimizer.state.get(p, {})
+            for name, value in state.items():
+                state[name] = _laid_out(value, p)
 
 
 def match_layouts(value):
@@ -166,7 +246,8 @@ def match_layouts(value):
         value: an optimiser, or a list, tuple or dictionary that may hold some. Any other object is
             left alone, and so is an optimiser that has the hook already.
 
-    Returns `value`.
+    Returns:
+        `value`.
     """
     if isinstance(value, dict):
         held = value.values()
@@ -181,22 +262,35 @@ def match_layouts(value):
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-step-on
 def step_on(optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters):
-    """One step of `optimizer` on `loss` that moves only `parameters`; the others keep value,
-    moments and step count."""
+    """Make a step of `optimizer` on `loss` that moves only `parameters`.
+
+    All other parameters keep their value, their moments and their step count.
+    """
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=list(parameters))
     optimizer.step()
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-sgd
 def sgd(algorithm: nn.Module) -> torch.optim.SGD:
-    """SGD over all parameters, with the algorithm's `lr`, `momentum` and `weight_decay`."""
+    """Build SGD over all parameters, with the algorithm's `lr`, `momentum` and `weight_decay`."""
     names = ("lr", "momentum", "weight_decay")
     options = {name: algorithm.hparams[name] for name in names}
     return torch.optim.SGD(algorithm.parameters(), **options)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-to-floats
 def to_floats(losses: dict) -> dict[str, float]:
-    """Scalar tensors, or numbers, as floats, in one transfer from the device of the loss."""
-    device = next((v.device for v in losses.values() if isinstance(v, torch.Tensor)), None)
-    stacked = torch.stack([torch.as_tensor(v, device=device).detach() for v in losses.values()])
-    return dict(zip(losses, stacked.tolist()))
+    """Convert scalars to floats in one transfer from the device of the loss.
+
+    Args:
+        losses: name -> scalar tensor or number.
+
+    >>> to_floats({"loss": torch.tensor(0.5), "step": 3})
+    {'loss': 0.5, 'step': 3.0}
+    """
+    device = None
+    for value in losses.values():
+        if isinstance(value, torch.Tensor):
+            device = value.device
+            break
+    scalars = [torch.as_tensor(value, device=device).detach() for value in losses.values()]
+    return dict(zip(losses, torch.stack(scalars).tolist()))
