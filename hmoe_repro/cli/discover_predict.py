@@ -38,7 +38,7 @@ def _write_findings(findings, folder, output: str) -> str:
     write_atomic(output, app.report_html(findings, folder))
     table_file = os.path.join(os.path.dirname(output), "groups.csv")
     write_atomic(table_file, app.groups_csv(findings))
-    print(app.findings_verdict(app.summarise(findings)))
+    print(app.findings_verdict(app.summarise_findings(findings)))
     for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
