@@ -572,7 +572,7 @@ def test_a_file_with_holes_is_refused(tmp_path):
 
 
 def test_a_record_too_large_to_be_read_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_import, "MOST_OF_RECORD", 1000)
+    monkeypatch.setattr(export_import, "MAX_RECORD_BYTES", 1000)
     files = [("0" * 12 + "/record.json", b" " * 1001)]
     path = archive_of(tmp_path / "large.tar.gz", files)
     refused(RunStore(tmp_path / "store"), path, "1,001 bytes, more than 1,000")
@@ -736,14 +736,14 @@ steps = 3
 
 
 def test_a_kept_study_file_that_is_no_text_is_one_line(tmp_path):
-    from hmoe_repro.studies.study_file import kept_file, read_study
+    from hmoe_repro.studies.study_file import read_study, study_file_copy
 
     (tmp_path / "reports").mkdir()
     study = tmp_path / "mine.toml"
     study.write_text(STUDY)
     (tmp_path / "reports" / "mine.toml").write_bytes(b"\xff\xff\n")
     with pytest.raises(HmoeError, match="mine.toml is not UTF-8 text"):
-        kept_file(read_study(str(study)), tmp_path / "reports")
+        study_file_copy(read_study(str(study)), tmp_path / "reports")
 
 
 LOOPS = [

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..core.environment import environment
 from ..core.errors import HmoeError, plural
-from .config_cache import named_runs
+from .config_cache import cached_configs
 from .estimates import comparable_records, estimate, measured_kinds
 from .request import EVERYTHING, Selection, select_runs
 from .studies import count_runs
@@ -67,7 +67,7 @@ def plan_studies(
 ) -> list[StudyPlan]:
     """Return a `StudyPlan` for each study, of its runs in a selection, with times from finished
     `records`. Raises `HmoeError` for an unknown study, and as `select_runs`."""
-    found = {study: named_runs(study, store) for study in studies}
+    found = {study: cached_configs(study, store) for study in studies}
     named = {study: configs for study, (configs, _) in found.items() if configs is not None}
     selected = select_runs(named, selection)
     known, planned, rows = measured_kinds(records), set(), []

@@ -25,7 +25,7 @@ from ..core.environment import git_commit
 from ..core.errors import DISK_FULL, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir
 from .run_queue import Outcome, RunQueue
-from .worker import LOCKED, RunFileServer, lost, run_away
+from .worker import LOCKED, RunFileServer, lost_task_outcome, train_remotely
 from ..training.loggers import make_notifier
 from ..training.run import run
 from ..training.run_config import RunConfig
@@ -218,10 +218,12 @@ def connect_ray(jobs: int | None):
 
 # %% ../../nbs/06_studies/12_worker_pools.ipynb #def-ray-task
 def _away(home, *arguments):
-    """The task on Ray: `run_away`, with the actor `home` of the same job."""
+    """The task on Ray: `train_remotely`, with the actor `home` of the same job."""
     import ray
 
-    return run_away(lambda name, *what: ray.get(getattr(home, name).remote(*what)), *arguments)
+    return train_remotely(
+        lambda name, *what: ray.get(getattr(home, name).remote(*what)), *arguments
+    )
 
 
 def _start_home(ray, folder):
@@ -299,7 +301,7 @@ class RayPool:
             try:
                 result = self.ray.get(task.result)
             except self.ray.exceptions.RayError as error:
-                result = lost(error)
+                result = lost_task_outcome(error)
             task.lock.close()
             yield task.config, "done", *result
 
