@@ -304,7 +304,7 @@ def test_a_study_without_its_data_is_not_counted_if_the_request_is_narrow(tmp_pa
     store = RunStore(tmp_path / "runs")
     for narrow in (Selection(shard="1/2"), Selection(n_hparams=2), Selection(algorithms=["ERM"])):
         _, absent = plan_studies(["smoke-digits", "paper-pacs"], store, [], narrow)
-        assert (absent.runs, absent.missing) == (None, None) and "PACS" in absent.why.fix
+        assert (absent.runs, absent.missing) == (None, None) and "PACS" in absent.reason.fix
 
 
 def test_options_refuse_what_does_not_exist_before_anything_starts(tmp_path):

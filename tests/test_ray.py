@@ -88,7 +88,7 @@ class Nodes:
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (path / "cmdline").read_bytes().startswith(b"ray::_away"):
+                if (path / "cmdline").read_bytes().startswith(b"ray::_ray_task"):
                     folders = [os.readlink(fd) for fd in (path / "fd").iterdir()]
                     if any(f.startswith(str(self.folder)) for f in folders):
                         found.append(int(path.name))

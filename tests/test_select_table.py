@@ -193,7 +193,7 @@ def test_one_draw_by_the_papers_rule_is_the_study_itself():
     assert {s.run_id for s in study_configs("quick-digits")} <= {
         s.run_id for s in search_configs(study_configs("quick-digits"), 3)
     }
-    drawn = search_configs(study_configs("quick-digits"), 3, kept={"lr": 0.003})
+    drawn = search_configs(study_configs("quick-digits"), 3, fixed={"lr": 0.003})
     assert {s.hparams["lr"] for s in drawn} == {0.003} and {s.hparams_seed for s in drawn} == {
         0,
         1,
