@@ -32,11 +32,11 @@ def figures_command(
     study is published."""
     from hmoe_repro.core.files import figures_dir, repo_root
     from hmoe_repro.report.readme import README_PROFILES, update_readme
-    from hmoe_repro.report.render import KEPT
+    from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.render_many import published_artefacts, render_pages
 
     pages = [(profile, name) for name in published_artefacts(artefacts, profile)]
-    render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
+    render_pages(pages, figures_dir(), say=say, formats=[*DEFAULT_FORMATS, *(formats or [])])
     if profile in README_PROFILES and figures_dir() == repo_root() / "figures":
         print(update_readme())
     print_written(figures_dir() / profile / "README.md")
@@ -112,10 +112,10 @@ def report_command(
     formats: options.FormatsOption = None,
 ):
     """Write the page of a study from its runs: table, detectable differences, curves."""
-    from hmoe_repro.report.render import KEPT
+    from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
-    page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
+    page = report_study(study, output=output, formats=[*DEFAULT_FORMATS, *(formats or [])])
     print(f"rendered {path_from_here(page)}")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
