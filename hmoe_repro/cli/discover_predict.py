@@ -23,7 +23,7 @@ def _print_skipped(unreadable: list[tuple[str, str]]):
 def _write_findings(found, folder, output: str) -> str:
     """Write the page and the table of groups beside it, and print the verdict, notes and what was
     left out; returns the path of the table."""
-    from hmoe_repro.analysis.writers import as_text
+    from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
 
@@ -34,7 +34,7 @@ def _write_findings(found, folder, output: str) -> str:
     for note in found.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    print_frame(found.title, as_text(app.group_table(found)))
+    print_frame(found.title, text_table(app.group_table(found)))
     print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
     _print_skipped(found.unreadable)
     return groups
