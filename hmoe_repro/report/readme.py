@@ -19,7 +19,7 @@ import pandas as pd
 
 from ..analysis.results import results, runs
 from ..analysis.statistics import mean_interval, paired_values
-from ..analysis.tables import cost_table, paper_numbers
+from ..analysis.tables import paper_numbers, wall_time_table
 from ..analysis.writers import markdown_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root, write_atomic
@@ -259,7 +259,7 @@ def readme_blocks() -> dict[str, str]:
         page, _, part = place.partition(" ")
         texts = page_texts(repo_root() / "figures" / f"{page}.ipynb")
         blocks[name] = texts[f"{page.partition('/')[2]}_{part}.md"]
-    costs = cost_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
+    costs = wall_time_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
     seconds = "median seconds a run"
     times = costs.agg(runs=("runs", "sum"), quickest_s=(seconds, "min"), slowest_s=(seconds, "max"))
     return blocks | {"times": markdown_table(times.reset_index(), 1)}

@@ -240,8 +240,8 @@ def _check_kind(table: pd.DataFrame, rule: str):
     _check_equal("the runs", _kinds(table))
     texts = _texts(table.fields)
     hparams = _texts(table.hparams)
-    register_splits = ~table.domainbed_compat.astype(bool)
-    for seed, subset in texts[register_splits].groupby(table.trial_seed):
+    own_splits = ~table.domainbed_compat.astype(bool)
+    for seed, subset in texts[own_splits].groupby(table.trial_seed):
         _check_equal(f"runs with trial seed {seed}", subset[["dataset_fingerprint"]])
     for algorithm, subset in texts.groupby(table.algorithm, sort=False):
         columns = ["algorithm_source", "algorithm_version"]
