@@ -217,10 +217,10 @@ def pack_command(
     arrays: option(bool, "With codes and other arrays.") = True,
 ):
     """Export all runs of the store to one archive, to move them to another machine."""
-    from hmoe_repro.studies.export_import import pack
+    from hmoe_repro.studies.export_import import pack_runs
     from hmoe_repro.training.store import RunStore
 
-    print(pack(RunStore(), file, states, weights, arrays))
+    print(pack_runs(RunStore(), file, states, weights, arrays))
     print_written(file)
 
 
@@ -235,12 +235,12 @@ def unpack_command(
 ):
     """Import the runs of archives, and of other folders of runs such as those of shards, into the
     store; if one of them conflicts, nothing is added."""
-    from hmoe_repro.studies.export_import import unpack
+    from hmoe_repro.studies.export_import import unpack_runs
     from hmoe_repro.training.store import RunStore
 
     limit = round(limit_gib * 2**30) if limit_gib else None
     store = RunStore()
-    print(unpack(store, *files, limit=limit))
+    print(unpack_runs(store, *files, limit=limit))
     print_written(store.folder)
 
 
