@@ -7,7 +7,7 @@ import re
 import pytest
 from notebooks import ROOT
 
-PARTS = ("algorithms", "method")
+PARTS = ("algorithms", "apps", "method")
 FURTHER = (
     "core/config.py",
     "core/row_files.py",
@@ -16,9 +16,9 @@ FURTHER = (
     "networks/measuring.py",
     "networks/routing.py",
 )
-MODULES = [
-    path for part in PARTS for path in sorted((ROOT / "hmoe_repro" / part).glob("*.py"))
-] + [ROOT / "hmoe_repro" / path for path in FURTHER]
+MODULES = [path for part in PARTS for path in sorted((ROOT / "hmoe_repro" / part).glob("*.py"))] + [
+    ROOT / "hmoe_repro" / path for path in FURTHER
+]
 VAGUE = {"what", "those", "that", "how", "of", "whether", "which", "where", "all", "one", "in"}
 SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?:(?: {4}.*)?\n?)+)", re.M)
 ENTRY = re.compile(r"^ {4}\*{0,2}(\w+)(?:, \w+)*:", re.M)

@@ -7,6 +7,7 @@ __all__ = ['STEPS', 'BATCH_SIZE', 'RESOLUTION', 'MAX_SEEDS', 'as_dataset', 'Comp
 
 # %% ../../nbs/09_apps/05_compare.ipynb #imports
 import io
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +52,22 @@ from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-read-dataset
+_PAIRS = "pairs (image, label)"
+
+
 def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int]:
-    """Image and label number `i` of a `Dataset`. `HmoeError` for an error of the `Dataset`, and for
-    what is no pair of a tensor and a whole number."""
-    where, pairs = f"item {i} of the Dataset of domain {domain!r}", "pairs (image, label)"
+    """Read image and label number `i` of a `Dataset`.
+
+    Args:
+        domain: its name, for errors.
+        dataset: of one domain.
+        i: number of the item, from 0.
+
+    Raises:
+        HmoeError: for an error of the `Dataset`, and for what is no pair of a tensor and a whole
+            number.
+    """
+    where = f"item {i} of the Dataset of domain {domain!r}"
     try:
         item = dataset[i]
     except HmoeError:
@@ -64,12 +77,13 @@ def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int]:
         raise HmoeError(cause, fix="the code or the files of the Dataset.") from error
     if isinstance(item, Mapping):
         cause = f"{where} is a dictionary ({listed(item, 5)})."
-        raise HmoeError(cause, fix=f"a Dataset of {pairs}, which takes two of its values.")
+        raise HmoeError(cause, fix=f"a Dataset of {_PAIRS}, which takes two of its values.")
     if not isinstance(item, Sequence) or len(item) < 2:
-        raise HmoeError(f"{where} is {type(item).__name__}, no pair.", fix=f"a Dataset of {pairs}.")
+        cause = f"{where} is {type(item).__name__}, no pair."
+        raise HmoeError(cause, fix=f"a Dataset of {_PAIRS}.")
     if len(item) > 2:
         cause = f"{where} has {len(item)} elements, and nothing here uses those after the label."
-        raise HmoeError(cause, fix=f"a Dataset of {pairs}, without metadata.")
+        raise HmoeError(cause, fix=f"a Dataset of {_PAIRS}, without metadata.")
     image, label = item
     if not isinstance(image, torch.Tensor):
         cause = f"{where} gives {type(image).__name__} as image, not a tensor."
@@ -84,57 +98,86 @@ def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int]:
 
 
 def _read(domain: str, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images and labels of a `Dataset`. `HmoeError` for one without a length, of images of
-    several shapes, or that differ when they are read again, and as `_item`."""
+    """Read all images (N, C, H, W) and labels (N,) of a `Dataset`.
+
+    Raises:
+        HmoeError: for one without a length, with images of several shapes, or that differ when
+            they are read again, and as `_item`.
+    """
     where = f"the Dataset of domain {domain!r}"
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
         raise HmoeError(f"{where} has no length, or no images.", fix="one with len() and [i].")
     items = [_item(domain, dataset, i) for i in range(count)]
-    if any(image.shape != items[0][0].shape for image, _ in items):
+    images = [image for image, _ in items]
+    labels = [label for _, label in items]
+    if any(image.shape != images[0].shape for image in images):
         raise HmoeError(f"{where} has images of several shapes.", fix="a transform that resizes.")
-    some = range(0, count, -(-count // 32))
-    if any(not torch.equal(items[i][0], _item(domain, dataset, i)[0]) for i in some):
-        cause = f"{where} gives another image each time it is asked."
-        raise HmoeError(cause, fix="leave its random transform out.")
-    return torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+    for i in range(0, count, math.ceil(count / 32)):
+        again, _ = _item(domain, dataset, i)
+        if not torch.equal(images[i], again):
+            cause = f"{where} gives another image each time it is asked."
+            raise HmoeError(cause, fix="leave its random transform out.")
+    return torch.stack(images), torch.tensor(labels)
 
 
-def _pair(domain: str, given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of a domain, floats as float32, labels as int64. `HmoeError` for what is
-    neither a pair nor a `Dataset`."""
+def _pair(domain: str, source) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and labels of a domain: floats as float32, labels as int64.
+
+    Args:
+        domain: its name, for errors.
+        source: a pair (x, y), or a `Dataset`.
+
+    Raises:
+        HmoeError: for other sources.
+    """
     fix = "(x, y): x (N, C, H, W), y (N,); or a torch.utils.data.Dataset."
-    if isinstance(given, list | tuple) and len(given) > 2:
+    if isinstance(source, list | tuple) and len(source) > 2:
         cause = (
-            f"domain {domain!r} has {len(given)} parts, and nothing here uses those after (x, y)."
+            f"domain {domain!r} has {len(source)} parts, and nothing here uses those after (x, y)."
         )
         raise HmoeError(cause, fix=fix)
-    pair = _read(domain, given) if isinstance(given, Dataset) else given
+    pair = _read(domain, source) if isinstance(source, Dataset) else source
     try:
         x, y = (torch.as_tensor(part).detach().cpu() for part in pair)
     except (TypeError, ValueError, RuntimeError):
-        cause = f"domain {domain!r} is {type(given).__name__}, not a pair of images and labels."
+        cause = f"domain {domain!r} is {type(source).__name__}, not a pair of images and labels."
         raise HmoeError(cause, fix=fix) from None
     if y.dtype != torch.bool and not y.is_floating_point() and not y.is_complex():
         y = y.long()
-    return x.float() if x.is_floating_point() else x, y
+    if x.is_floating_point():
+        x = x.float()
+    return x, y
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-as-dataset
-def _check_same(classes: dict[str, list], what: str):
-    """`HmoeError` unless the domains have the same classes."""
-    (first, mine), *others = classes.items()
-    for domain, theirs in others:
-        if theirs != mine:
+def _check_same(classes: dict[str, list], kind: str):
+    """Check that all domains have the same classes.
+
+    Args:
+        classes: domain -> its classes.
+        kind: word for them in the error.
+
+    Raises:
+        HmoeError: if they differ.
+    """
+    first = next(iter(classes))
+    expected = classes[first]
+    for domain, others in classes.items():
+        if others != expected:
             raise HmoeError(
-                f"domains {first!r} and {domain!r} do not have the same {what}: {len(mine)} "
-                f"({mine[:9]}) and {len(theirs)} ({theirs[:9]}).",
+                f"domains {first!r} and {domain!r} do not have the same {kind}: {len(expected)} "
+                f"({expected[:9]}) and {len(others)} ({others[:9]}).",
                 fix="the same classes in each domain; leave the images of others out.",
             )
 
 
 def _numbered(labels: list[int]) -> list[str]:
-    """The numbers from 0 as names of classes. `HmoeError` if labels begin elsewhere or leave some
-    out, so that classes without images would be trained."""
+    """Return the numbers from 0 as names of classes.
+
+    Raises:
+        HmoeError: if labels begin elsewhere or leave some out, so that classes without images would
+            be trained.
+    """
     if not all(isinstance(label, int) for label in labels):
         return ["0", "1"]  # their type is refused with the images
     count = max(labels, default=0) + 1
@@ -149,14 +192,40 @@ def _numbered(labels: list[int]) -> list[str]:
     )
 
 
+def _class_names(data: Mapping, labels: dict[str, list], classes: Sequence | None) -> list[str]:
+    """Return the names of all classes.
+
+    Args:
+        data: domain -> images and labels, or a `Dataset` that may name its `classes`.
+        labels: domain -> its sorted labels.
+        classes: of the user; None: the classes of the `Dataset`s, or else the numbers.
+
+    Raises:
+        HmoeError: for domains with different classes, and for fewer than two names.
+    """
+    if classes is None:
+        _check_same(labels, "labels")
+        named = {}
+        for domain, source in data.items():
+            named[domain] = [str(name) for name in getattr(source, "classes", ())]
+        _check_same(named, "classes")
+        classes = next(iter(named.values())) or _numbered(next(iter(labels.values())))
+    names = [str(name) for name in classes]
+    if len(names) < 2 or len(set(names)) < len(names):
+        cause = f"the classes are {listed(names) or '(none)'}, not two or more different ones."
+        raise HmoeError(cause, fix="labels 0 and 1 at least, and a name for each class.")
+    return names
+
+
 def _warn_of_shared(x: Mapping[str, torch.Tensor]):
     """Warn of images that are in two domains."""
-    homes, shared = {}, []
+    domain_of = {}  # pixels -> the first domain that has them
+    shared = []
     for domain, images in x.items():
         for i, image in enumerate(images.numpy()):
-            home = homes.setdefault(image.tobytes(), domain)
-            if home != domain:
-                shared.append(f"{domain}[{i}], in {home} too")
+            first = domain_of.setdefault(image.tobytes(), domain)
+            if first != domain:
+                shared.append(f"{domain}[{i}], in {first} too")
     if shared:
         count = plural(len(shared), "image is", "images are")
         note = f"{count} in two domains, so that a test domain is not unseen: {listed(shared, 3)}"
@@ -165,50 +234,75 @@ def _warn_of_shared(x: Mapping[str, torch.Tensor]):
 
 @public
 def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDataset:
-    """Return images and labels by domain, name -> (x, y) or a `torch.utils.data.Dataset`, as a data
-    set. x: (N, C, H, W), uint8, or floats from 0 to 1; y: (N,), integers from 0 without gaps.
+    """Make a data set of images and labels by domain.
 
-    `classes` are the names of all classes, by default the `classes` of the `Dataset`s, else the
-    numbers; labels may lack classes that are named. Warns of images in two domains. `HmoeError` for
-    other types, shapes and labels, for a single class, and for domains that differ in their
-    classes."""
+    Warns of images in two domains.
+
+    Args:
+        data: name of a domain -> (x, y) or a `torch.utils.data.Dataset`. x: (N, C, H, W), uint8, or
+            floats from 0 to 1; y: (N,), integers from 0 without gaps.
+        classes: names of all classes, also of those without images; None: the `classes` of the
+            `Dataset`s, else the numbers.
+
+    Raises:
+        HmoeError: for other types, shapes and labels, for a single class, and for domains that
+            differ in their classes.
+
+    >>> x, y = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 0, 1])
+    >>> data = as_dataset({"day": (x, y), "night": (x / 2, y)}, classes=["cat", "dog"])
+    >>> data.domain_names, data.class_names
+    (['day', 'night'], ['cat', 'dog'])
+    """
     if not data:
         raise HmoeError("there is no domain.", fix="{domain: (x, y), another domain: (x, y)}.")
-    pairs = {str(domain): _pair(str(domain), given) for domain, given in data.items()}
-    found = {domain: sorted(set(y.flatten().tolist())) for domain, (_, y) in pairs.items()}
-    if classes is None:
-        _check_same(found, "labels")
-        named = {d: list(map(str, getattr(given, "classes", ()))) for d, given in data.items()}
-        _check_same(named, "classes")
-        classes = next(iter(named.values())) or _numbered(next(iter(found.values())))
-    names = [str(name) for name in classes]
-    if len(names) < 2 or len(set(names)) < len(names):
-        cause = f"the classes are {listed(names) or '(none)'}, not two or more different ones."
-        raise HmoeError(cause, fix="labels 0 and 1 at least, and a name for each class.")
-    for domain, labels in found.items():
-        if labels and isinstance(labels[-1], int) and labels[-1] >= len(names):
-            cause = f"domain {domain!r} has the label {labels[-1]}, of {len(names)} classes."
+    pairs = {str(domain): _pair(str(domain), source) for domain, source in data.items()}
+    labels = {domain: sorted(set(y.flatten().tolist())) for domain, (_, y) in pairs.items()}
+    names = _class_names(data, labels, classes)
+    for domain, values in labels.items():
+        if values and isinstance(values[-1], int) and values[-1] >= len(names):
+            cause = f"domain {domain!r} has the label {values[-1]}, of {len(names)} classes."
             raise HmoeError(cause, fix="labels from 0, and a name in classes= for each.")
-    x, y = zip(*pairs.values())
-    made = MultiDomainDataset("tensors", list(pairs), names, list(x), list(y))
+    made = MultiDomainDataset(
+        "tensors",
+        list(pairs),
+        names,
+        [x for x, _ in pairs.values()],
+        [y for _, y in pairs.values()],
+    )
     _warn_of_shared(dict(zip(made.domain_names, made.images)))
     return made
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-registered
+def _register(data: MultiDomainDataset) -> str:
+    """Register a data set of a notebook or program, and return its name."""
+    name = f"{data.name}-{data.fingerprint}"
+    register = register_dataset(
+        name,
+        domain_names=tuple(data.domain_names),
+        summary="tensors of a notebook or program",
+        kept=True,
+    )
+    register(lambda trial_seed, data_dir: data)
+    return name
+
+
 def _registered(data, classes: Sequence[str] | None = None) -> str:
-    """The registered name of data in any of the forms of `compare`. `HmoeError` for others, and
-    for a single domain."""
+    """Return the registered name of data in any of the forms of `compare`.
+
+    Args:
+        data: as in `compare`.
+        classes: names of the classes of tensors by domain.
+
+    Raises:
+        HmoeError: for data in other forms, and for a single domain.
+    """
     if isinstance(data, Mapping) and data:
         data = as_dataset(data, classes)
     elif classes is not None:
         cause = "classes= names the classes of tensors by domain, and these data name their own."
         raise HmoeError(cause, fix="leave classes= out.")
     if isinstance(data, MultiDomainDataset):
-        name, given = f"{data.name}-{data.fingerprint}", data
-        what = {"summary": "tensors of a notebook or program", "kept": True}
-        domains = tuple(data.domain_names)
-        register_dataset(name, domain_names=domains, **what)(lambda trial_seed, data_dir: given)
-        data = name
+        data = _register(data)
     if not isinstance(data, (str, Path)):
         raise HmoeError(
             f"{type(data).__name__} is no data to compare algorithms on.",
@@ -222,45 +316,78 @@ def _registered(data, classes: Sequence[str] | None = None) -> str:
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-configs
 STEPS, BATCH_SIZE, RESOLUTION = 300, 32, 48
-_SMALL = ("small_cnn", "mnist_cnn", "image_cnn")
+_SMALL_NETWORKS = ("small_cnn", "mnist_cnn", "image_cnn")
 
 
-def _config(algorithm: str, dataset: str, domain: str, seed: int, files: bool, given: dict):
-    """The configuration of one run; `files`: are the images files; `given`: options of a run."""
+def _network(algorithm: str, of_files: bool) -> str:
+    """Return the default network of an algorithm here: a small one, unless it needs another."""
     usual = get_algorithm(algorithm).HPARAMS["network"].default
-    options, hparams = dict(given), {"batch_size": BATCH_SIZE}
+    if usual != SHARED_HPARAMS["network"].default:
+        return usual
+    return "image_cnn" if of_files else "small_cnn"
+
+
+def _config(algorithm: str, dataset: str, domain: str, seed: int, of_files: bool, options: dict):
+    """Make the configuration of one run.
+
+    Args:
+        algorithm: its name.
+        dataset: its name.
+        domain: the test domain.
+        seed: trial seed.
+        of_files: whether the images are files.
+        options: of a run, as of `compare`; hyper-parameters that the algorithm does not declare
+            are left out.
+    """
+    options = dict(options)
     if not options.get("network"):
-        small = "image_cnn" if files else "small_cnn"
-        options["network"] = small if usual == SHARED_HPARAMS["network"].default else usual
-    if files:
+        options["network"] = _network(algorithm, of_files)
+    hparams = {"batch_size": BATCH_SIZE}
+    if of_files:
         hparams["source"] = "cache"
         options.setdefault("resolution", RESOLUTION)
-    if files and options["network"] in _SMALL:
+    if of_files and options["network"] in _SMALL_NETWORKS:
         hparams["lr"] = SHARED_HPARAMS["lr"].default
-    declared = {*with_network(get_algorithm(algorithm).HPARAMS, options["network"])}
-    declared |= {*IMAGE_OPTIONS} if files else set()
-    hparams |= {n: v for n, v in options.pop("hparams").items() if n in declared}
-    hparams = {n: v for n, v in hparams.items() if n in declared}
+    declared = set(with_network(get_algorithm(algorithm).HPARAMS, options["network"]))
+    if of_files:
+        declared |= set(IMAGE_OPTIONS)
+    hparams |= options.pop("hparams")
+    hparams = {name: value for name, value in hparams.items() if name in declared}
     return make_config(algorithm, dataset, [domain], seed, hparams, **options)
 
 
 MAX_SEEDS = 10_000
 
 
-def _several(given, what: str, example) -> list:
-    """One value, or several, as a list. `HmoeError` for none, and for one that occurs twice."""
-    values = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    fix = f"one {what} or several, such as {list(example)}."
-    if not values or None in values:
-        raise HmoeError(f"no {what} to train with: {given!r}.", fix=fix)
-    if twice := [value for value in values if values.count(value) > 1]:
-        raise HmoeError(f"the {what} {twice[0]!r} is there twice.", fix=fix)
-    return values
+def _as_list(values, kind: str, example) -> list:
+    """Return one value, or several, as a list.
+
+    Args:
+        values: a value, or an iterable.
+        kind: word for a value, for errors.
+        example: some values, for errors.
+
+    Raises:
+        HmoeError: for none, and for a value that occurs twice.
+    """
+    fix = f"one {kind} or several, such as {list(example)}."
+    single = isinstance(values, str) or not isinstance(values, Iterable)
+    as_list = [values] if single else list(values)
+    if not as_list or None in as_list:
+        raise HmoeError(f"no {kind} to train with: {values!r}.", fix=fix)
+    for value in as_list:
+        if as_list.count(value) > 1:
+            raise HmoeError(f"the {kind} {value!r} is there twice.", fix=fix)
+    return as_list
 
 
 def _trial_seeds(seeds) -> list[int]:
-    """The trial seeds that a number of them, or a list, stands for. `HmoeError` for others."""
-    values = _several(seeds, "trial seed", range(3))
+    """Return the trial seeds that a number of them, or a list, stands for.
+
+    Raises:
+        HmoeError: for anything but whole numbers from 0.
+    """
+    values = _as_list(seeds, "trial seed", range(3))
     whole = [isinstance(value, Integral) and not isinstance(value, bool) for value in values]
     if not all(whole) or min(values) < 0:
         raise HmoeError(f"trial seeds are whole numbers from 0, got {seeds!r}.", fix="seeds=3.")
@@ -272,28 +399,78 @@ def _trial_seeds(seeds) -> list[int]:
     return [int(value) for value in values]
 
 
-def _configs(algorithms: list[str], dataset: str, domains, seeds, given: dict) -> list[RunConfig]:
-    """The configurations of all runs. `HmoeError` for a domain that is not there, and for a
-    hyper-parameter that no algorithm has."""
-    known, data_dir = DATASETS[dataset].domain_names, given.get("data_dir")
-    domains = known if domains is None else _several(domains, "test domain", known[:1])
-    domains = [check_choice(str(domain), known, f"domain of {dataset}") for domain in domains]
-    files = hasattr(load_dataset(dataset, 0, data_dir), "options")
-    places = [(a, d, seed) for seed in seeds for a in algorithms for d in domains]
-    configs = [_config(a, dataset, d, seed, files, given) for a, d, seed in places]
-    taken = {"weights"}.union(*({*config.hparams, *(config.images or {})} for config in configs))
-    for name in given["hparams"]:
-        check_choice(name, sorted(taken), "hyper-parameter of these algorithms and this network")
+def _test_domains(dataset: str, domains) -> list[str]:
+    """Return the test domains that the user names, or all domains of a data set.
+
+    Raises:
+        HmoeError: for a domain that the data set lacks.
+    """
+    known = DATASETS[dataset].domain_names
+    if domains is None:
+        return list(known)
+    named = _as_list(domains, "test domain", known[:1])
+    return [check_choice(str(domain), known, f"domain of {dataset}") for domain in named]
+
+
+def _configs(algorithms: list[str], dataset: str, domains, seeds, options: dict) -> list[RunConfig]:
+    """Make the configurations of all runs.
+
+    Args:
+        algorithms: their names.
+        dataset: its name.
+        domains: test domains, each held out in turn; None: all.
+        seeds: trial seeds.
+        options: of all runs, as of `compare`.
+
+    Raises:
+        HmoeError: for an unknown domain, and for a hyper-parameter that no algorithm has.
+    """
+    test_domains = _test_domains(dataset, domains)
+    of_files = hasattr(load_dataset(dataset, 0, options.get("data_dir")), "options")
+    configs = []
+    for seed in seeds:
+        for algorithm in algorithms:
+            for domain in test_domains:
+                configs.append(_config(algorithm, dataset, domain, seed, of_files, options))
+    known = {"weights"}
+    for config in configs:
+        known.update(config.hparams, config.images or {})
+    for name in options["hparams"]:
+        check_choice(name, sorted(known), "hyper-parameter of these algorithms and this network")
     return configs
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-comparison
+_RUN_COLUMNS = ("run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy")
+
+
+def _forest_svg(differences: pd.DataFrame) -> str:
+    """Draw differences with their intervals, and return the picture as SVG; '' without any."""
+    if not len(differences):
+        return ""
+    svg = io.StringIO()
+    with plt.ioff(), plt.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # seaborn's layout, which is replaced
+        use_style()
+        plt.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
+        figure = forest_plot(differences).figure
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    _, _, without_declaration = svg.getvalue().partition("?>")
+    return without_declaration
+
+
 @dataclass(repr=False)
 class Comparison:
-    """The result of `compare`: the `verdict` in sentences; the `table` as text, accuracies in
-    percent ± standard error over seeds, with the difference to the baseline, its 95 % interval and
-    the p-value after Holm's correction; `contrasts`, the numbers of the differences; `frame`, a row
-    for each run and inference mode (as `analysis.results.results`); `notes`, what was trained, and
-    what failed or is missing."""
+    """Result of `compare`.
+
+    Args:
+        verdict: the result in sentences.
+        table: as text, accuracies in percent ± standard error over seeds, with the difference to
+            the baseline, its 95 % interval and the p-value after Holm's correction.
+        contrasts: the numbers of the differences.
+        frame: a row for each run and inference mode, as `analysis.results.results`.
+        notes: what was trained, and which runs failed or are missing.
+    """
 
     verdict: str
     table: pd.DataFrame
@@ -312,24 +489,21 @@ class Comparison:
 
     @public(path=Place)
     def save(self, path="comparison.html") -> Path:
-        """Write the result, with a picture of all differences and the numbers behind it, as one
-        HTML page without scripts or requests; its path."""
-        picture = io.StringIO()
-        if len(self.contrasts):
-            with plt.ioff(), plt.rc_context(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # seaborn's layout, which is replaced
-                use_style()
-                plt.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
-                figure = forest_plot(self.contrasts).figure
-                figure.savefig(picture, format="svg", metadata={"Date": None})
-                plt.close(figure)
-        runs = ["run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy"]
+        """Write the result as one HTML page, with a picture of all differences and the numbers
+        behind it, without scripts or requests.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The absolute path.
+        """
         page = template("comparison.html").render(
             title="Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm)),
             said=self._repr_html_(),
-            picture=picture.getvalue().partition("?>")[2],
+            picture=_forest_svg(self.contrasts),
             contrasts=as_text(self.contrasts),
-            runs=self.frame[[name for name in runs if name in self.frame]].round(4),
+            runs=self.frame[[name for name in _RUN_COLUMNS if name in self.frame]].round(4),
             last=self.frame.finished.dropna().max()[:10],
             version=__version__,
         )
@@ -340,52 +514,77 @@ class Comparison:
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-summarise
 def _settings_note(frame: pd.DataFrame) -> str:
-    """What was trained, in one line."""
+    """Say in one line what was trained."""
 
-    def said(column: str) -> str:
+    def values_of(column: str) -> str:
         return " or ".join(map(str, sorted(frame[column].dropna().unique())))
 
     seeds = ", ".join(map(str, sorted(frame.trial_seed.unique())))
     return (
-        f"{said('dataset')}: network {said('network')}, {said('resolution')} pixels, "
-        f"{said('steps')} updates of {said('hparams.batch_size')} images of each training domain; "
-        f"trial seeds {seeds}; checkpoints selected by training-domain validation. This is the "
-        "protocol of this comparison, not a paper's."
+        f"{values_of('dataset')}: network {values_of('network')}, {values_of('resolution')} "
+        f"pixels, {values_of('steps')} updates of {values_of('hparams.batch_size')} images of each "
+        f"training domain; trial seeds {seeds}; checkpoints selected by training-domain "
+        "validation. This is the protocol of this comparison, not a paper's."
     )
 
 
 def _with_differences(table: pd.DataFrame, differences: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The table of accuracies with the differences of averages to the baseline `name`."""
-    said = differences[differences.test_domain == "Average"][["algorithm", "mode"]].copy()
-    rows = differences.loc[said.index]
-    said[f"difference to {name} (95 % CI)"] = [contrast_text(row) for row in rows.itertuples()]
-    said["p (Holm)"] = rows.p_holm.map("{:.2g}".format, na_action="ignore").astype(object)
-    return table.merge(said, on=["algorithm", "mode"], how="left").fillna("–")
+    """Add the differences of averages to the baseline `name` to the table of accuracies."""
+    averages = differences[differences.test_domain == "Average"]
+    columns = averages[["algorithm", "mode"]].copy()
+    columns[f"difference to {name} (95 % CI)"] = [
+        contrast_text(row) for row in averages.itertuples()
+    ]
+    p_values = averages.p_holm.map("{:.2g}".format, na_action="ignore")
+    columns["p (Holm)"] = p_values.astype(object)
+    return table.merge(columns, on=["algorithm", "mode"], how="left").fillna("–")
 
 
 def compare_frame(frame: pd.DataFrame, baseline: str) -> Comparison:
-    """The `Comparison` of some `results` with the algorithm `baseline`. `HmoeError` where it has no
-    complete run, with the reason."""
+    """Compare the algorithms of some `results` with a baseline.
+
+    Args:
+        frame: a row for each run and inference mode.
+        baseline: name of an algorithm.
+
+    Raises:
+        HmoeError: if the baseline has no complete run, with the reason.
+    """
     complete = complete_rows(frame)
-    mine = frame[frame.algorithm == baseline]
     if baseline not in set(complete.algorithm):
-        reason = mine.reason.dropna().iloc[0] if mine.reason.notna().any() else "none was trained"
+        reasons = frame[frame.algorithm == baseline].reason.dropna()
+        reason = reasons.iloc[0] if len(reasons) else "none was trained"
         raise HmoeError(f"no run of the baseline {baseline} is complete: {reason}")
-    table, differences = accuracy_table(frame), pd.DataFrame()
-    first = complete[complete.algorithm == baseline]["mode"].iloc[0]
+    table = accuracy_table(frame)
+    differences = pd.DataFrame()
     if len(complete.groupby(["algorithm", "mode"])) > 1:
+        first_mode = complete[complete.algorithm == baseline]["mode"].iloc[0]
         differences = contrasts(frame, baseline)
-        table = _with_differences(table, differences, row_name(baseline, first))
+        table = _with_differences(table, differences, row_name(baseline, first_mode))
     notes = [_settings_note(frame), *table_notes(frame)]
     return Comparison(accuracy_verdict(frame, baseline), table, differences, frame, notes)
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-compare
 def _train(configs: list[RunConfig], store: RunStore, jobs, device: str, data_dir):
     """Train the runs that are not finished, with progress, in parallel if that helps."""
-    how = SweepOptions(store, device, jobs, data_dir)
+    options = SweepOptions(store, device, jobs, data_dir)
     missing = len(missing_runs(configs, store))
-    jobs = min(jobs or default_jobs(how.device), missing)
-    sweep(configs, how, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
+    jobs = min(jobs or default_jobs(options.device), missing)
+    sweep(configs, options, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
+
+
+def _records(configs: list[RunConfig], store: RunStore) -> list[dict]:
+    """Read the records of runs.
+
+    Raises:
+        HmoeError: if one does not exist.
+    """
+    records = [store.read(config.run_id) for config in configs]
+    absent = records.count(None)
+    if absent:
+        cause = f"{plural(absent, 'run')} of {len(configs)} locked by another process, or stopped."
+        raise HmoeError(cause, fix="call it again: finished runs are not trained again.")
+    return records
 
 
 @public(
@@ -415,37 +614,47 @@ def compare(
 ) -> Comparison:
     """Train algorithms on the same splits, test domains and seeds, and compare them.
 
-    `algorithms`: names, `path/file.py:Name`, or subclasses of `Algorithm`, also of a notebook; they
-    are compared with `baseline`, by default the first. `data`: the name of a data set, a folder
-    `<domain>/<class>/<image>`, domain -> (x (N, C, H, W), uint8, or floats from 0 to 1; y (N,)), or
-    domain -> `torch.utils.data.Dataset` of such (x, y), whose labels are 0, 1, ... or the positions
-    in `classes`, the names of all classes. Each domain, or each of `test_domains`, is
-    held out in turn. `seeds`: how many trial seeds, or which. `jobs`: runs side by side (default:
-    one a processor; 1: in this process).
+    The defaults are for a laptop, not a paper's protocol: a small network, `STEPS` updates of
+    `BATCH_SIZE` images of each training domain, and files at `RESOLUTION` pixels.
 
-    The defaults are for a laptop, not a paper's protocol: network small_cnn (image_cnn for files)
-    where the algorithm needs no other, `STEPS` updates of `BATCH_SIZE` images of each training
-    domain, files at `RESOLUTION` pixels and decoded once. `hparams` go to the algorithms that
-    declare them; `options` are the other fields of `RunOptions`. Finished runs in `store` (default:
-    the folder of runs) are not trained again. Raises `HmoeError` for unknown names, data that are
-    not as above or have one domain, and where no run of the baseline succeeds; other failed runs
-    are in the notes."""
-    one = isinstance(algorithms, (str, type))
-    names = list(dict.fromkeys(map(algorithm_name, [algorithms] if one else algorithms)))
+    Args:
+        algorithms: names, `path/file.py:Name`, or subclasses of `Algorithm`, also of a notebook.
+        data: the name of a data set; a folder `<domain>/<class>/<image>`; domain -> (x, y) with x
+            (N, C, H, W), uint8 or floats from 0 to 1, and y (N,); or domain -> a
+            `torch.utils.data.Dataset` of such (x, y).
+        seeds: number of trial seeds, or a list of them.
+        test_domains: domains that are held out, each in turn; None: all.
+        steps: updates.
+        network: name of the featurizer; None: small_cnn (image_cnn for files) if the algorithm
+            needs no other.
+        hparams: hyper-parameters, for the algorithms that declare them.
+        baseline: algorithm with which the others are compared; None: the first.
+        jobs: runs side by side; None: one a processor; 1: in this process.
+        device: on which runs are trained.
+        store: folder of runs; finished ones in it are not trained again.
+        data_dir: folder of data sets.
+        classes: names of all classes, for labels by domain; by default labels are 0, 1, ...
+        options: other fields of `RunOptions`.
+
+    Raises:
+        HmoeError: for unknown names, for data in other forms or with one domain, and if no run of
+            the baseline succeeds. Other failed runs are in the notes.
+    """
+    if isinstance(algorithms, (str, type)):
+        algorithms = [algorithms]
+    names = list(dict.fromkeys(algorithm_name(algorithm) for algorithm in algorithms))
     if not names:
         raise HmoeError("no algorithm to train.", fix='a list such as ["ERM", "CORAL"].')
     base = names[0] if baseline is None else algorithm_name(baseline)
     check_choice(base, names, "baseline among these algorithms")
-    seeds, store = _trial_seeds(seeds), store or RunStore()
-    given = dict(steps=steps, network=network, hparams=hparams or {}, data_dir=data_dir, **options)
-    given.setdefault("checkpoint_frequency", max(1, steps // 10))
+    seeds = _trial_seeds(seeds)
+    store = store or RunStore()
+    options |= {"steps": steps, "network": network, "hparams": hparams or {}, "data_dir": data_dir}
+    options.setdefault("checkpoint_frequency", max(1, steps // 10))
     name = _registered(data, classes)
-    configs = _configs(names, name, test_domains, seeds, given)
+    configs = _configs(names, name, test_domains, seeds, options)
     _train(configs, store, jobs, device, data_dir)
-    records = [store.read(config.run_id) for config in configs]
-    if absent := records.count(None):
-        cause = f"{plural(absent, 'run')} of {len(configs)} locked by another process, or stopped."
-        raise HmoeError(cause, fix="call it again: finished runs are not trained again.")
-    compared, found = compare_frame(frame_of(records), base), load_dataset(name, 0, data_dir)
-    compared.notes[0] += f" Chance is {100 / found.num_classes:.1f} %."
-    return compared
+    comparison = compare_frame(frame_of(_records(configs, store)), base)
+    num_classes = load_dataset(name, 0, data_dir).num_classes
+    comparison.notes[0] += f" Chance is {100 / num_classes:.1f} %."
+    return comparison

