@@ -516,7 +516,7 @@ def test_the_menus_open_where_the_bars_are_hidden(site, window, width):
         menu.wait_for(state="hidden")
 
 
-@pytest.mark.parametrize("words", ["load balance", "gate_logits"])
+@pytest.mark.parametrize("words", ["load balance", "log_gate_values"])
 def test_the_search_finds(site, window, words):
     browser.opened(window, site / "search.html", f"?q={words.replace(' ', '+')}")
     window.wait_for_selector("#search-results li a", timeout=20_000)

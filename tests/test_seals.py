@@ -21,7 +21,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.seals import metadata_of, seal_fault, sealed, sealed_for
 from hmoe_repro.studies.estimates import timings
-from hmoe_repro.studies.export_import import pack, unpack
+from hmoe_repro.studies.export_import import pack_runs, unpack_runs
 from hmoe_repro.studies.plan import missing_runs
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
@@ -146,9 +146,9 @@ def test_every_reader_names_the_run_whose_record_was_edited(store, published, tm
     with pytest.warns(UserWarning, match=bad):
         assert missing_runs(configs, store) == configs[:1]
     with pytest.warns(UserWarning, match=bad):
-        assert pack(store, tmp_path / "a.tar.gz").startswith("1 finished")
+        assert pack_runs(store, tmp_path / "a.tar.gz").startswith("1 finished")
     with pytest.warns(UserWarning, match=f"left out: .*{bad}"):
-        unpack(RunStore(tmp_path / "home"), store.folder)
+        unpack_runs(RunStore(tmp_path / "home"), store.folder)
     assert [p.name for p in (tmp_path / "home").glob("?" * 12)] == [good]
     assert file["wall_time_s"] + 1 not in [r["wall_time_s"] for r in timings(store)]
 
@@ -289,9 +289,9 @@ def test_files_of_another_run_are_not_packed_and_not_unpacked(store, published, 
     (store.path(bad) / f"{name}.safetensors").write_bytes(content)
     for shown in ("that of run", "another one"):
         with pytest.warns(UserWarning, match=f"{bad}.*{name}.safetensors is .*{shown}"):
-            assert pack(store, tmp_path / "a.tar.gz", weights=True).startswith("1 finished")
+            assert pack_runs(store, tmp_path / "a.tar.gz", weights=True).startswith("1 finished")
         with pytest.warns(UserWarning, match=f"left out: .*{bad}.*{shown}"):
-            unpack(RunStore(tmp_path / shown), store.folder)
+            unpack_runs(RunStore(tmp_path / shown), store.folder)
         assert [p.name for p in (tmp_path / shown).glob("?" * 12)] == [good]
         damaged = bytearray(content)
         damaged[-1] ^= 1

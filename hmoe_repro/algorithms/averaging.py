@@ -120,7 +120,7 @@ class SMA(Averaging):
 
     EXTRA_HPARAMS = declared_hparams("SMA")
     HPARAMS = ERM.HPARAMS | EXTRA_HPARAMS
-    average_buffers = False  # as weights; else those of the current model are taken
+    average_buffers = False  # True averages buffers, too; False copies those of the current model
 
     def average(self):
         updates = max(0, self.update_count - self.hparams["sma_start"])
@@ -214,6 +214,10 @@ def published_valley(
     """Find the segments that the released code of SWAD averages (khanrc/swad).
 
     Arguments are those of `loss_valley`. Segments are in the order in which the code adds them.
+    Its queue holds the last `n_tolerance` segments. When the valley begins, it adds those of them
+    that follow the last high loss, except the first of these, which it overwrites. Later it adds
+    the oldest one after each segment, and at the end what is left up to the last low loss. A
+    segment may thus count twice.
     """
     added = []
     begin = None
@@ -228,7 +232,8 @@ def published_valley(
                 threshold = _threshold(recent, tolerance_ratio)
                 oldest = window[: n_tolerance - n_converge + 1]
                 high = [k for k, segment in enumerate(oldest) if losses[segment] > threshold]
-                added += oldest[max(high, default=-1) + 2 :]  # not the first after the last high
+                after_last_high = max(high, default=-1) + 1
+                added += oldest[after_last_high + 1 :]  # that code overwrites the first one
         elif window[0] >= begin:
             if min(losses[i] for i in window) > threshold:
                 return Valley(settled=added or [begin], still_open=[], ended=True)
@@ -236,7 +241,8 @@ def published_valley(
     if begin is None:
         return Valley(settled=[], still_open=[len(losses) - 1], ended=False)
     low = [k for k, segment in enumerate(window) if k and losses[segment] <= threshold]
-    still_open = window[1 : max(low, default=0) + 1]  # up to the last low
+    last_low = max(low, default=0)
+    still_open = window[1 : last_low + 1]
     if not added and not still_open:
         still_open = [begin]
     return Valley(settled=added, still_open=still_open, ended=False)
@@ -365,7 +371,7 @@ class SWAD(Averaging):
     def _add(self, mean: WeightMean, segments: list[int]):
         """Add the means of some segments, weighted by updates or (`domainbed_compat`) equally."""
         for i in segments:
-            part = self.queue[i - len(self.losses)]
+            part = self.queue[i - len(self.losses)]  # the queue's last one is len(losses) - 1
             mean.add(part.tensors, 1 if self.hparams["domainbed_compat"] else part.count)
 
     def training_state(self):
@@ -378,7 +384,7 @@ class SWAD(Averaging):
         return super().training_state() | {"valley": valley}
 
     def load_training_state(self, state):
-        super().load_training_state(state)
+        super().load_training_state(state)  # numbers, such as `settled`, are restored there
         device = next(self.current.parameters()).device
 
         def restore(saved: dict) -> WeightMean:
@@ -399,7 +405,7 @@ class WarmStart(tools.AnnealedPenalty, ERM):
     phase_frozen = ("featurizer.",)  # in the first phase
 
     def jumps(self):  # DomainBed's count lets one update more be the classifier's
-        return [self.hparams["linear_steps"] + self.hparams["domainbed_compat"]]
+        return [self.hparams["linear_steps"] + int(self.hparams["domainbed_compat"])]
 
     def warm(self) -> bool:
         """Return whether the next update trains the classifier alone."""

@@ -16,7 +16,7 @@ from .base import Algorithm, HParam, concatenate, register
 from .tools import domain_labels
 from ..core.errors import HmoeError
 from ..method import clustering
-from ..method.gating import gate_logits
+from ..method.gating import log_gate_values
 from ..method.hmoe import HMOE, HMOE_MODES, total_loss
 from ..networks.measuring import Measurement, TrainedRun, for_disk
 from ..networks.registry import make_encoder
@@ -202,6 +202,7 @@ class DomainExperts(Algorithm):
     HPARAMS = Algorithm.HPARAMS | declared_hparams("HMOE")
     modes = HMOE_MODES
     measurements = (DISCOVERY, *Algorithm.measurements)
+    # of each minibatch, which images have a domain label (B,); None: all
     has_domain_label: list[torch.Tensor] | None = None
 
     @classmethod
@@ -286,7 +287,7 @@ class DomainExperts(Algorithm):
     def codes(self, x) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the codes v (B, D) and the gate values (B, K) of images x."""
         v = self.model.encode(x)
-        log_p = gate_logits(v, self.model.embeddings, self.model.eps)
+        log_p = log_gate_values(v, self.model.embeddings, self.model.eps)
         return v, log_p.exp()
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-weights

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MODE_ORDER', 'METRICS', 'Results', 'not_in_a_clone', 'study_file', 'short_path', 'load_study', 'mode_rank',
            'frame_of', 'Metric', 'margin_of', 'metric_of', 'results', 'runs', 'runs_with', 'one_protocol',
-           'validation_cap', 'has_arrays', 'arrays', 'records_of', 'settings_of', 'config_of', 'hparams_of',
+           'validation_cap', 'has_arrays', 'arrays', 'records_of', 'settings_of', 'config_of', 'run_hparams',
            'measurement', 'followed_protocol', 'selected_scores', 'loss_points', 'last_losses', 'code_points',
-           'last_codes', 'accuracies_at', 'training_domains', 'with_measurement', 'with_omitted_defaults',
+           'last_codes', 'accuracies_at', 'validated_domains', 'with_measurement', 'with_omitted_defaults',
            'selected_so_far', 'checkpoints', 'available_results', 'benchmark_file', 'read_benchmark']
 
 # %% ../../nbs/07_analysis/01_results.ipynb #imports
@@ -33,7 +33,7 @@ from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
 from ..training.protocols import parse_policy
 from ..training.run_config import TOY, RunConfig
-from ..training.selection import protocol_of, validation_accuracy
+from ..training.selection import protocol_name, validation_accuracy
 from hmoe_repro.training.store import (
     RunStore,
     check_record,
@@ -141,7 +141,7 @@ def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
         run = {"study": study, "test_domain": ",".join(config["test_domains"])}
         run |= {name: record.get(name) for name in _FIELDS}
         run |= {k: v for k, v in config.items() if k not in ("hparams", "test_domains")}
-        run |= {"protocol": protocol_of(record), "record": record}
+        run |= {"protocol": protocol_name(record), "record": record}
         nested.append({name: record.get(name) or {} for name in _NESTED})
         nested[-1]["hparams"] = config.get("hparams", {})
         for mode in _mode_rows(record):
@@ -326,7 +326,7 @@ def config_of(run) -> RunConfig:
     return RunConfig.from_dict(settings_of(run))
 
 
-def hparams_of(run) -> dict:
+def run_hparams(run) -> dict:
     """Return the hyper-parameters that are part of the name of a run, a row of `results`."""
     return settings_of(run)["hparams"]
 
@@ -380,7 +380,7 @@ def accuracies_at(run, step: int | None = None) -> dict[str, dict]:
     return point["accuracies"]
 
 
-def training_domains(run) -> set[str]:
+def validated_domains(run) -> set[str]:
     """Return the training domains of a run, a row of `results`: those that were validated."""
     points = run.record["checkpoints"]
     validated = {d for p in points for d, splits in p["accuracies"].items() if "out" in splits}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['row_name', 'complete_rows', 'in_table_order', 'run_results', 'in_domain_view', 'only_modes', 'domain_order',
            'mean_and_error', 'cell_statistics', 'cell_text', 'frame_parts', 'accuracy_block', 'accuracy_table',
-           'table_notes', 'paper_setting', 'paper_numbers', 'published_table', 'paper_table', 'cost_table',
+           'table_notes', 'paper_setting', 'paper_numbers', 'published_table', 'paper_table', 'wall_time_table',
            'narrow_results', 'selected_table', 'describe_discovery', 'search_table', 'best_hparams']
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #imports
@@ -20,16 +20,16 @@ from hmoe_repro.analysis.results import (
     METRICS,
     MODE_ORDER,
     Results,
-    hparams_of,
     mode_rank,
     one_protocol,
     records_of,
+    run_hparams,
     runs,
 )
 from .writers import template
 from ..core.errors import HmoeError, check_choice, public
 from ..data.registry import DATASETS
-from ..studies.search import choose, rank
+from ..studies.search import rank, select_by_rule
 from ..training.run_config import TOY
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-row-name
@@ -144,7 +144,7 @@ def frame_parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The text table of `results`, or of what `search.choose` chose, and the numbers behind it:
+    """The text table of `results`, or of what `select_by_rule` chose, and the numbers behind it:
     `cell_statistics` of each part (`frame_parts`), the network in front where there are several,
     and of several data sets the averages alone, as `dataset`. An average over some of the domains
     of a data set is called so. `HmoeError` without a complete run."""
@@ -249,7 +249,7 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-cost-table
 @public(frame=Results)
-def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
+def wall_time_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Wall time of finished runs by data set and algorithm: runs, updates, median seconds, total
     minutes, device. `HmoeError` without a finished run."""
     done = runs(frame[frame.status == "complete"])
@@ -314,8 +314,8 @@ def describe_discovery(frame: pd.DataFrame) -> str | None:
 @public(frame=Results)
 def search_table(frame: pd.DataFrame, draws: int) -> pd.DataFrame:
     """What training-domain validation chooses among `draws` draws of one run, a row for each mode,
-    numbers as text. Raises `HmoeError` as `choose` does."""
-    chosen, _ = choose(records_of(frame), n_hparams=draws)
+    numbers as text. Raises `HmoeError` as `select_by_rule` does."""
+    chosen, _ = select_by_rule(records_of(frame), n_hparams=draws)
     hparams = frame.drop_duplicates("run_id").set_index("run_id").filter(like="hparams.")
     hparams = hparams.loc[:, hparams.astype(str).nunique() > 1]
     table = chosen[["mode", "run_id", "hparams_seed"]].set_axis(["mode", "run", "draw"], axis=1)
@@ -338,17 +338,19 @@ def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     """The best draw of a search, a row for each algorithm and test domain: `draw` and `validation`
     (percent) of the draw that training-domain validation chooses, `default` (percent, of draw 0)
     and `changed`, a dict of the settings in which the two differ, to four digits. MIX decides
-    if there are several modes. `HmoeError` where a run of the search is missing, or as `choose`."""
+    if there are several modes. `HmoeError` where a run of the search is missing, or as
+    `select_by_rule`."""
     records = records_of(frame)
-    chosen, missing = choose(records)
+    chosen, missing = select_by_rule(records)
     if missing:
         raise HmoeError(f"the search is not finished, {missing[0]}.", fix="train its study again.")
     if chosen.trial_seed.nunique() > 1:
         raise HmoeError("the search has several trial seeds.", fix="settle on the draws of one.")
     table = chosen[chosen["mode"].isin(["mix", "default"])]
-    place, (defaults, _) = ["algorithm", "mode", "test_domain"], choose(records, n_hparams=1)
+    place = ["algorithm", "mode", "test_domain"]
+    defaults, _ = select_by_rule(records, n_hparams=1)
     table = table.merge(defaults, on=place, suffixes=("", "_first"))
-    hparams = {run.run_id: hparams_of(run) for run in runs(frame).itertuples()}
+    hparams = {run.run_id: run_hparams(run) for run in runs(frame).itertuples()}
     pairs = zip(table.run_id_first, table.run_id)
     table["changed"] = [_changed(hparams[first], hparams[best]) for first, best in pairs]
     table["validation"], table["default"] = 100 * table.validation, 100 * table.validation_first

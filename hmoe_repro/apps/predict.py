@@ -36,7 +36,7 @@ from hmoe_repro.data.transforms import (
     to_levels,
     why_unreadable,
 )
-from ..training.model import kept_weights, restore_model
+from ..training.model import find_run_weights, restore_model
 from ..training.run_config import RunConfig
 from ..training.store import RunStore
 
@@ -222,7 +222,7 @@ def load(
     """
     folder = expanded(model)
     if not _is_folder(model, folder):
-        record, weights, path = kept_weights(str(model), weights, store or RunStore())
+        record, weights, path = find_run_weights(str(model), weights, store or RunStore())
         return _model(record, weights, path, device, trust_code)
     if listed_sum(folder / CONFIG_FILE):
         check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")

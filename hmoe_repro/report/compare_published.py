@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.claims import claim_frames, evaluate_claim, read_claims
-from ..analysis.results import hparams_of, records_of, runs, settings_of
+from ..analysis.results import records_of, run_hparams, runs, settings_of
 from ..core.files import figures_dir
 from .gallery import facts_of
-from .provenance import listed
+from .provenance import value_list
 from .render import files_of
 from ..training.store import outcome, repeats
 
@@ -45,7 +45,7 @@ _NOT_SETTINGS = "algorithm dataset dataset_fingerprint test_domains trial_seed h
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
     """Run id -> its algorithm, with the settings in which that algorithm's runs differ."""
     frame, names = runs(frame), {}
-    configs = [settings_of(run) | hparams_of(run) for run in frame.itertuples()]
+    configs = [settings_of(run) | run_hparams(run) for run in frame.itertuples()]
     settings = pd.DataFrame(configs, frame.run_id, dtype=object)
     settings = settings.drop(columns=_NOT_SETTINGS, errors="ignore")
     settings = settings.where(settings.notna(), None).map(str)
@@ -125,7 +125,7 @@ def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
     parts, facts = [], ["determinism", "device_name"]
     facts += [name[12:] for name in fresh if name.startswith("environment.versions.")]
     for fact in [*facts, "library"]:
-        new, old = (listed(side, f"environment.{fact}", "") for side in (fresh, published))
+        new, old = (value_list(side, f"environment.{fact}", "") for side in (fresh, published))
         explained = fact == "library" and parts  # what nothing else explains
         if new and old and new != old and not explained:
             name = fact.removeprefix("versions.").replace("device_name", "on")
