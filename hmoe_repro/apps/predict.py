@@ -208,8 +208,8 @@ def load(
     """Return the model of a finished run, without its data, or of an exported folder.
 
     Args:
-        model: the id of a run, or the beginning of it; or the folder that `hmoe export --format
-            safetensors` wrote.
+        model: the id of a run, or the beginning of it; or the folder that `hmoe export` wrote in
+            the format safetensors.
         weights: 'last' (the default if the run kept them) or an inference mode, for the weights
             that it selected.
         store: the folder of the run; None: HMOE_RUNS, or `runs/`.
