@@ -74,10 +74,10 @@ class Findings:
     """Groups of the images of a folder.
 
     Args:
-        images: a row for each image: file, part (training, validation or held out), class, domain
-            (or 'not known'), group, confidence (features: the fraction of k-means on halves that
-            give this group; HMOE: the gate value), colour (group by k-means on colour and
-            contrast), and if HMOE was trained predicted, expert and gate_value.
+        images: a row for each image. Columns: file, part (training, validation or held out), class,
+            domain (or 'not known'), group, confidence and colour (group by k-means on colour and
+            contrast). If HMOE was trained, also predicted, expert and gate_value. The confidence is
+            the fraction of k-means on halves that give this group, or the gate value of HMOE.
         points: features or codes (N, D), for the map.
         centres: of the groups (K, D), for the map.
         record: of the run, or of what was computed without one.
@@ -570,14 +570,16 @@ def summarise_findings(findings: Findings) -> dict:
         findings: result of `discover`.
 
     Returns:
-        `groups`, those that own at least 1 % of the scored images with their fraction of all
-        images, the largest first; `agreement` of halves or restarts; nmi_class, nmi_domain and
-        ari_domain (None if fewer than two domains can be scored); of k-means on colour and contrast
-        nmi_plain with the groups and nmi_plain_domain. Of features, further: `without_groups`, the
-        agreement for numbers without groups, the confidence of the `weakest_group`, and whether
-        groups are `reliable`. Of HMOE: accuracy on the held-out part, gate_entropy, its maximum
-        most_entropy and share_of_log_K, experts_used of num_experts, `between`, the AMI of experts
-        and groups, and nmi_expert with the domains (None without).
+        `groups`, name -> fraction of all images, the largest first, of those that own at least 1 %
+        of the scored images. `agreement` of halves or restarts. nmi_class, nmi_domain and
+        ari_domain of the groups (None if fewer than two domains can be scored). nmi_plain and
+        nmi_plain_domain: k-means on colour and contrast, compared with groups and with domains.
+
+        Further for features: `without_groups`, the agreement for numbers without groups, the
+        confidence of the `weakest_group`, and whether groups are `reliable`. Further for HMOE:
+        `accuracy` on the held-out part. gate_entropy, its maximum most_entropy, and the quotient
+        share_of_log_K. experts_used of num_experts. `between`, the AMI of experts and groups, and
+        nmi_expert with the domains.
     """
     from sklearn.metrics import adjusted_rand_score
 

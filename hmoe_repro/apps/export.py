@@ -64,8 +64,8 @@ def every_expert(layer: SparseMoE, x: torch.Tensor) -> torch.Tensor:
 class ImageClassifier(nn.Module):
     """Copy of a trained model as one module, in evaluation mode and in float32.
 
-    It computes, of images (B, 3, R, R), floats from 0 to 1 or bytes, 'probability' (B, C) in an
-    inference mode and, for HMOE, 'gate' (B, K), and if images were grouped by features, their
+    Inputs are images (B, 3, R, R), floats from 0 to 1 or bytes. Outputs are 'probability'
+    (B, C) in an inference mode, for HMOE 'gate' (B, K), and if images were grouped by features
     'group' (B,).
 
     Args:
