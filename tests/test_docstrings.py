@@ -9,6 +9,7 @@ from notebooks import ROOT
 
 PARTS = (  # each in its line
     "algorithms",
+    "apps",
     "cli",
     "method",
     "training",
