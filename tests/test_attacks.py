@@ -686,12 +686,15 @@ NO_STATES = [
 @pytest.mark.parametrize("changes", NO_STATES, ids=str)
 def test_a_tree_that_is_no_state_is_set_aside(changes, tmp_path):
     path, whole = tmp_path / "state.safetensors", {"trainer": {}, "spent": 1.0, "run": "0" * 12}
-    whole |= {"library": environment.library_hash(), "parts": run_module.parts_with([], "cpu")}
+    whole |= {
+        "library": environment.library_hash(),
+        "parts": run_module.with_current_part([], "cpu"),
+    }
     save_state(path, whole)
-    assert run_module._saved(path, "0" * 12)["trainer"] == {}
+    assert run_module._read_state(path, "0" * 12)["trainer"] == {}
     save_state(path, whole | changes if isinstance(changes, dict) else changes)
     with pytest.warns(UserWarning, match="starts again"):
-        assert run_module._saved(path, "0" * 12)["trainer"] is None
+        assert run_module._read_state(path, "0" * 12)["trainer"] is None
     assert not path.exists()
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save
 
 from hmoe_repro.analysis.results import arrays, load_study, results
-from hmoe_repro.apps.feature_groups import FeatureGroups, keep_groups, kept_groups
+from hmoe_repro.apps.feature_groups import FeatureGroups, read_groups, save_groups
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.seals import metadata_of, seal_fault, sealed, sealed_for
@@ -305,25 +305,25 @@ def test_groups_are_those_of_their_run_and_whole(tmp_path):
     grouping = FeatureGroups(np.zeros((2, 3)), np.ones((2, 3)), np.full((2, 2), 0.5))
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        keep_groups(tmp_path / name, [f"{name} one", f"{name} two"], grouping)
-    names, kept = kept_groups(tmp_path / "a")
+        save_groups(tmp_path / name, [f"{name} one", f"{name} two"], grouping)
+    names, kept = read_groups(tmp_path / "a")
     assert names == ["a one", "a two"] and np.array_equal(kept.centres, grouping.centres)
     file = tmp_path / "a" / "groups.safetensors"
     whole = file.read_bytes()
     exchange(file, tmp_path / "b" / "groups.safetensors")
     with pytest.raises(HmoeError, match="that of run b.*Fix"):
-        kept_groups(tmp_path / "a")
-    assert kept_groups(tmp_path / "a", "b")[0] == ["b one", "b two"]
+        read_groups(tmp_path / "a")
+    assert read_groups(tmp_path / "a", "b")[0] == ["b one", "b two"]
     for i in range(0, len(whole), 17):
         content = bytearray(whole)
         content[i] ^= 4
         file.write_bytes(content)
         with pytest.raises(HmoeError, match="are damaged"):
-            kept_groups(tmp_path / "a")
+            read_groups(tmp_path / "a")
     for content in (b"", whole[:50], save({"a": torch.ones(1)}, {"names": '["a"]'})):
         file.write_bytes(content)
         with pytest.raises(HmoeError, match="are damaged"):
-            kept_groups(tmp_path / "a")
+            read_groups(tmp_path / "a")
 
 
 def test_the_header_of_no_safetensors_file_names_no_run():

@@ -105,7 +105,7 @@ def test_a_complete_record_is_never_replaced(tmp_path):
         with pytest.raises(HmoeError, match=f"{other.run_id} is locked by another process"):
             store.write(record(other))
         assert store.read(other.run_id) is None
-        assert store.write(record(other), mine=True) == record(other)
+        assert store.write(record(other), lock_held=True) == record(other)
 
 
 def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):

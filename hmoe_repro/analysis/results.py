@@ -33,7 +33,7 @@ from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
 from ..training.protocols import parse_policy
 from ..training.run_config import TOY, RunConfig
-from ..training.selection import protocol_of, validation_accuracy
+from ..training.selection import protocol_name, validation_accuracy
 from hmoe_repro.training.store import (
     RunStore,
     check_record,
@@ -141,7 +141,7 @@ def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
         run = {"study": study, "test_domain": ",".join(config["test_domains"])}
         run |= {name: record.get(name) for name in _FIELDS}
         run |= {k: v for k, v in config.items() if k not in ("hparams", "test_domains")}
-        run |= {"protocol": protocol_of(record), "record": record}
+        run |= {"protocol": protocol_name(record), "record": record}
         nested.append({name: record.get(name) or {} for name in _NESTED})
         nested[-1]["hparams"] = config.get("hparams", {})
         for mode in _mode_rows(record):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..apps.discover import discover, found_domains, summarise
+from ..apps.discover import discover, found_domains, summarise_findings
 from .benchmark import Bench, Measurement
 from .timing import SCALES
 from ..data.registry import load_dataset
@@ -63,7 +63,7 @@ def grouping_trial(folder: str, method: str, draw: int, size) -> dict:
         started, store = time.perf_counter(), RunStore(Path(work) / "runs")
         settings = METHODS[method] | size.trained
         found = discover(target, labels, "cpu", store, seed=draw, **settings)
-        seconds, summary = time.perf_counter() - started, summarise(found)
+        seconds, summary = time.perf_counter() - started, summarise_findings(found)
     row = {"folder": folder, "method": method, "draw": draw, "images": len(found.images)}
     row |= {"found": bool(found_domains(summary)), "groups": len(summary["groups"])}
     kept = "agreement", "nmi_domain", "nmi_class", "nmi_plain_domain", "nmi_expert", "accuracy"

@@ -307,10 +307,10 @@ def save_verdict(lines: list[str], output: Path, artefact: str) -> str:
 
 
 def verdict_facts(lines: Sequence[str]) -> dict:
-    """Return a verdict as data: its lines, and the `answer`, the first sentence of the first one.
+    """Return a verdict as data: its lines, and the `answer`, the first sentence of the first line.
 
-    >>> verdict_facts(["No: it is lower. Two runs failed."])
-    {'answer': 'No: it is lower.', 'verdict': ['No: it is lower. Two runs failed.']}
+    >>> verdict_facts(["No."])
+    {'answer': 'No.', 'verdict': ['No.']}
     """
     answer = first_sentence(lines[0]) if lines else ""
     return {"answer": answer, "verdict": list(map(str, lines))}

@@ -84,7 +84,7 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
     records = []
     missing = []
     for config in study_configs(study):
-        record = store.known(config.run_id)
+        record = store.read_or_warn(config.run_id)
         if record is None:
             missing.append(f"{config} (run {config.run_id})")
         else:

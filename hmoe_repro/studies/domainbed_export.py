@@ -14,7 +14,7 @@ from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import ensure_writable, write_atomic
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
-from ..training.selection import protocol_of
+from ..training.selection import protocol_name
 
 # %% ../../nbs/06_studies/15_domainbed_export.ipynb #def-domain-names
 DOMAINBED_SPLITS = ("in", "out")
@@ -132,7 +132,7 @@ def _refuse_alike(records: list[dict]):
     first_of: dict[tuple, dict] = {}
     for record in records:
         config = record["config"]
-        if protocol_of(record) == "dmg":
+        if protocol_name(record) == "dmg":
             raise HmoeError(
                 f"run {record['run_id']} followed DMG's protocol, and DomainBed's scripts would "
                 "take its numbers for DomainBed's.",

@@ -125,7 +125,7 @@ def _files_to_pack(
             continue
         if run_ids is not None and run_id not in run_ids:
             continue
-        if store.record_path(run_id).exists() and not store.known(run_id):
+        if store.record_path(run_id).exists() and not store.read_or_warn(run_id):
             continue
         try:
             check_files(folder, f"run {run_id}")

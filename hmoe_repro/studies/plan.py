@@ -22,7 +22,7 @@ def missing_runs(configs, store: RunStore) -> list[RunConfig]:
     """Return the runs that have no complete record in a store; a damaged record counts as none."""
     missing = []
     for config in configs:
-        record = store.known(config.run_id)
+        record = store.read_or_warn(config.run_id)
         if record is None or record.get("status") != "complete":
             missing.append(config)
     return missing

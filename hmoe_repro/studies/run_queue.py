@@ -133,7 +133,7 @@ def settle_failure(config: RunConfig, store: RunStore, reason: str) -> Outcome:
             return Outcome("failed", str(error))
         if record is None:
             record = failed_record(config, folder, reason)
-            store.write(record, mine=True)
+            store.write(record, lock_held=True)
     if record["status"] == "complete":
         return Outcome("complete")
     return Outcome("failed", reason)

@@ -134,13 +134,13 @@ def _splits_folder(study: Study, block: int) -> str | None:
     runs = study.runs[block]
     if runs.splits is None:
         return None
-    from hmoe_repro.training.splits import own_splits
+    from hmoe_repro.training.splits import register_splits
 
     folder = study.file.folder / expanded(runs.splits)
     if not folder.is_dir():
         folder = data_dir() / runs.splits
     with study.file.at(*setting_path(study.file, block, "splits")):
-        return str(own_splits(folder))
+        return str(register_splits(folder))
 
 
 def _drawn_hparams(study: Study, run: RunOptions) -> dict:

@@ -25,7 +25,15 @@ from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import expanded, read_text
 from ..core.toml import SettingsFile, open_settings, package_toml
 from ..networks.search_space import distribution
-from ..training.run_config import TOY, Checked, Count, Names, RunOptions, Seed, explained
+from hmoe_repro.training.run_config import (
+    TOY,
+    Checked,
+    Count,
+    NameTuple,
+    RunOptions,
+    Seed,
+    option_error,
+)
 from ..training.selection import RULES
 from ..training.store import check_study_name
 
@@ -78,8 +86,8 @@ _Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_read_seeds), Several]
 class _Product(Checked):
     """Keys of a block of runs that have several values, or a value for each algorithm."""
 
-    algorithms: Annotated[Names, Several]
-    datasets: Annotated[Names, Several]
+    algorithms: Annotated[NameTuple, Several]
+    datasets: Annotated[NameTuple, Several]
     seeds: _Seeds = Field(description="how many, or a list of trial seeds.")
     restarts: _Seeds = Field((0,), description="how many of each trial seed, or a list.")
     test_domains: Annotated[_Domains | dict[str, _Domains], BeforeValidator(_read_domains)] = ()
@@ -217,7 +225,7 @@ class _Search(Checked):
 class _Arrays(Checked):
     """Keys of `[arrays]`: which runs publish their arrays; None: all."""
 
-    algorithms: Annotated[Names, Several] | None = None
+    algorithms: Annotated[NameTuple, Several] | None = None
     seeds: list[int] | None = None
 
 
@@ -250,7 +258,7 @@ def _read_table(file: SettingsFile, model: type[Checked], table: dict, *keys, va
     try:
         return model(**table)
     except ValidationError as error:
-        problem = explained(error, model, valid)
+        problem = option_error(error, model, valid)
         line_of_entry = file.place(*keys)
         if file.holds(*keys, problem.setting):
             line_of_entry = file.place(*keys, problem.setting)
@@ -297,7 +305,7 @@ def _read_block(file: SettingsFile, top: dict, number: int, block: dict) -> RunG
     try:
         runs = RunGrid(**merged)
     except ValidationError as error:
-        problem = explained(error, RunGrid)
+        problem = option_error(error, RunGrid)
         raise problem.at(file.place(*setting_path(file, number, problem.setting))) from None
     if not runs.grid:
         return runs
