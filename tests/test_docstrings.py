@@ -9,7 +9,7 @@ import re
 import pytest
 from notebooks import ROOT
 
-PARTS = ("algorithms", "cli", "method", "training")
+PARTS = ("algorithms", "cli", "method", "report", "studies", "training")
 FURTHER = (
     "core/config.py",
     "core/row_files.py",

@@ -37,7 +37,7 @@ def reproduce(
     artefacts: list[str],
     profile: str,
     configs: list[RunConfig],
-    how: SweepOptions,
+    options: SweepOptions,
     output: Path,
     say=print,
 ):
@@ -47,7 +47,7 @@ def reproduce(
         artefacts: the pages.
         profile: of the pages.
         configs: the runs behind them.
-        how: the options of the training.
+        options: of the training.
         output: the folder of the pages.
         say: is called with each line of the report.
 
@@ -56,13 +56,13 @@ def reproduce(
     """
     started = time.monotonic()
     studies = requested_studies(artefacts, profile)
-    say(f"profile {profile}: {how.describe(configs)}")
-    outcomes = sweep(configs, how)
+    say(f"profile {profile}: {options.describe(configs)}")
+    outcomes = sweep(configs, options)
     outcomes.refuse_elsewhere()
     say(f"runs done after {time.monotonic() - started:.0f} s")
     for run_id, reason in outcomes.ended("failed").items():
         say(f"failed: run {run_id}: {reason}")
-    records = write_beside_runs(studies, how.store)
+    records = write_beside_runs(studies, options.store)
     frames = {}
     for study in studies:
         published, _ = available_results([study])
@@ -104,7 +104,7 @@ def sample_runs() -> pd.DataFrame:
 def reproduce_published(
     pages: list[tuple[str, str]],
     published: pd.DataFrame,
-    how: SweepOptions,
+    options: SweepOptions,
     output: Path,
     say=print,
 ):
@@ -113,7 +113,7 @@ def reproduce_published(
     Args:
         pages: (profile, artefact) of each, rendered from `results/`.
         published: the runs, rows of `results`.
-        how: the options of the training.
+        options: of the training.
         output: the folder of the pages.
         say: is called with each line of the report.
 
@@ -132,12 +132,12 @@ def reproduce_published(
 
     def train(progress):
         """Train the runs, and show them on the display of the pages."""
-        return sweep(configs, how, display=progress)
+        return sweep(configs, options, display=progress)
 
     outcomes = render_pages(pages, output, say=say, meanwhile=train)
     outcomes.refuse_elsewhere()
     outcomes.refuse_failed()
-    fresh = frame_of([how.store.read(run_id) for run_id in published.run_id])
+    fresh = frame_of([options.store.read(run_id) for run_id in published.run_id])
     compared = compare_runs(fresh, published)
     num_tables, changed = changed_tables(pages, output)
     say(f"{len(pages)} of {len(pages)} pages rendered")
