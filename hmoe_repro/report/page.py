@@ -160,7 +160,7 @@ def quoted_cost(study: str) -> dict:
             runs = count_runs(replace(study, runs=(part,)))
             cost["timed"] += runs
             cost["hours"] += runs * part.steps * sum(seconds) / len(seconds) / 3600
-            cost["memory"] = max(cost["memory"], *memory)
+            cost["memory"] = max(cost["memory"], max(memory))
     return cost
 
 # %% ../../nbs/08_report/12_page.ipynb #def-not-run
