@@ -27,9 +27,9 @@ from hmoe_repro.bench.timing import (
     write_record,
 )
 from hmoe_repro.bench.updates import (
-    PLAIN,
+    PLAIN_MODELS,
     TARGETS,
-    UPDATES,
+    UPDATE_SPEED,
     WORKLOADS,
     bench_table,
     gflop,
@@ -263,11 +263,12 @@ def same_weights(ours, plain):
     plain.load_state_dict({name: ours.state_dict()[name] for name in own}, strict=False)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", PLAIN_MODELS)
 def test_the_plain_loop_is_the_same_mathematics(name, data):
     """Same weights, same batch: same loss, and after one update of each optimiser the same
     parameters."""
-    trainer, plain = our_trainer(name, "float32", data, TINY), PLAIN[name](TINY.width, TINY.domains)
+    trainer = our_trainer(name, "float32", data, TINY)
+    plain = PLAIN_MODELS[name](TINY.width, TINY.domains)
     same_weights(trainer.algorithm, plain)
     x, y = as_input(data.images[0][:12]), data.labels[0][:12]
     theirs = plain.loss(x.contiguous(), y, 0.0)
@@ -287,7 +288,7 @@ def test_the_plain_loop_is_the_same_mathematics(name, data):
 
 def test_plain_updates_learn_and_plain_accuracy_counts(data):
     torch.manual_seed(0)
-    model = PLAIN["ERM"](TINY.width, TINY.domains)
+    model = PLAIN_MODELS["ERM"](TINY.width, TINY.domains)
     updates = plain_updates(model, data, TINY)
     losses = [next(updates) for _ in range(12)]
     assert all(isinstance(v, float) for v in losses) and len(set(losses)) == 12
@@ -351,7 +352,7 @@ def test_hardware_is_read_from_the_flags(flags, kind):
 @pytest.fixture(scope="module")
 def tiny():
     said = []
-    return UPDATES.run(3, "tiny", said.append) | {"said": said}
+    return UPDATE_SPEED.run(3, "tiny", said.append) | {"said": said}
 
 
 def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
@@ -403,7 +404,7 @@ def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
 
 def test_unknown_scales_are_refused():
     with pytest.raises(HmoeError, match="unknown scale 'huge'. Valid: full, tiny"):
-        UPDATES.run(3, "huge")
+        UPDATE_SPEED.run(3, "huge")
 
 
 def test_the_page_says_which_group_norm_is_used_and_whether_that_pays():

@@ -10,9 +10,9 @@ from notebooks import page_functions
 
 from hmoe_repro.bench import timing
 from hmoe_repro.bench.frozen_stages import (
-    CLASSES,
     COMPUTED,
     FROZEN_STAGES,
+    PACS_CLASSES,
     frozen_jobs,
     frozen_table,
     frozen_targets,
@@ -20,7 +20,7 @@ from hmoe_repro.bench.frozen_stages import (
     our_erm,
     plain_model,
     plain_update,
-    rows_of,
+    precomputed_rows,
     times_plain,
 )
 from hmoe_repro.bench.timing import Target, scale_of, target_table, write_record
@@ -62,7 +62,7 @@ def invented(**seconds):
 
 @pytest.mark.parametrize("stages", [0, 3, 5, "all"])
 def test_both_loops_train_the_same_weights_to_the_same_loss(stages):
-    x, y = torch.rand(6, 3, 64, 64), torch.randint(CLASSES, (6,))
+    x, y = torch.rand(6, 3, 64, 64), torch.randint(PACS_CLASSES, (6,))
     ours, batches = our_erm(TINY.network, stages, list(zip(x.split(2), y.split(2))))
     model, adam = plain_model(TINY.network, stages)
     state = ours.featurizer.body.state_dict()
@@ -82,12 +82,12 @@ def test_both_loops_train_the_same_weights_to_the_same_loss(stages):
 
 
 def test_an_update_with_frozen_stages_reads_rows_and_computes_none(monkeypatch):
-    x, y = torch.rand(4, 3, 64, 64), torch.randint(CLASSES, (4,))
+    x, y = torch.rand(4, 3, 64, 64), torch.randint(PACS_CLASSES, (4,))
     ours, batches = our_erm(TINY.network, 3, [(x, y)])
     frozen = ours.featurizer.frozen
     rows, _ = batches[0]
     torch.testing.assert_close(ours.featurizer(rows), ours.featurizer(x), atol=1e-2, rtol=0)
-    assert torch.equal(rows, rows_of(frozen, x)) and rows.dim() == 2
+    assert torch.equal(rows, precomputed_rows(frozen, x)) and rows.dim() == 2
     monkeypatch.setattr(frozen, "compute", lambda x: pytest.fail("computed again"))
     ours.update(batches)
 

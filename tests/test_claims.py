@@ -37,7 +37,7 @@ from hmoe_repro.analysis.claims import (
     make_rule,
     mean_measure,
     page_link,
-    pool,
+    pool_evidence,
     rate_measure,
     read_claims,
     reason,
@@ -596,7 +596,7 @@ def test_random_effects_by_hand():
     error of Hartung and Knapp, which is not below the model's."""
     y, errors = np.array([-4.0, 4.0, 1.0]), np.array([1.0, 1.0, 2.0])
     half = stats.t.isf(0.025, 9) * errors
-    found = pool([Evidence(m, m - h, m + h, freedom=9) for m, h in zip(y, half)])
+    found = pool_evidence([Evidence(m, m - h, m + h, freedom=9) for m, h in zip(y, half)])
     w = 1 / errors**2
     q = (w * (y - (w * y).sum() / w.sum()) ** 2).sum()
     w = 1 / (errors**2 + (q - 2) / (w.sum() - (w**2).sum() / w.sum()))

@@ -15,7 +15,7 @@ from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.bench import costs
 from hmoe_repro.bench.costs import (
     ALGORITHMS,
-    METHODS,
+    COST_METHODS,
     cost_rounds,
     cost_table,
     counted_size,
@@ -31,11 +31,11 @@ from hmoe_repro.bench.layers import (
     LAYER_TARGETS,
     LAYERS,
     EveryExpert,
+    forward_backward,
     layer_table,
     layers,
     mask_work,
     network_update,
-    passes,
     saved_bytes,
 )
 from hmoe_repro.bench.timing import measure, ratios, scale_of, target_table, write_record
@@ -107,7 +107,7 @@ def test_a_timed_pass_reaches_every_parameter_and_leaves_nothing(monkeypatch):
     x = torch.randn(40, 6, requires_grad=True)
     layer.router.register_full_backward_hook(lambda *args: seen.append("router"))
     layer.experts.w1.register_hook(lambda gradient: seen.append("experts"))
-    gradients = passes(layer, x, torch.ones(40, 6), "float32")
+    gradients = forward_backward(layer, x, torch.ones(40, 6), "float32")
     assert sorted(seen) == ["experts", "router"] and len(gradients) == 1 + len(
         [*layer.parameters()]
     )
@@ -237,7 +237,7 @@ def test_verdicts_on_the_layer_by_hand():
 
 
 def test_the_full_scale_is_the_papers_table():
-    assert list(METHODS) == ["ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD", "ERM-ViT", "GMoE"]
+    assert list(COST_METHODS) == ["ERM", "DANN", "IRM", "Fish", "Fishr", "SWAD", "ERM-ViT", "GMoE"]
     for scale in ("full", "gpu"):
         size = scale_of("algorithms", scale)
         assert (size.side, size.convolutional) == (224, "resnet50")
@@ -302,7 +302,7 @@ def test_experts_add_two_routers_and_no_product():
 def test_the_record_of_the_algorithms_is_whole(algorithms):
     assert algorithms["said"][-1] == "memory measured"
     for part in ("seconds", "peak_bytes"):
-        assert all(list(kinds) == list(METHODS) for kinds in algorithms[part].values())
+        assert all(list(kinds) == list(COST_METHODS) for kinds in algorithms[part].values())
     peaks = algorithms["peak_bytes"]["training"]
     assert peaks["GMoE"] > peaks["ERM-ViT"] and peaks["SWAD"] > peaks["ERM"]
     assert set(algorithms["networks"]) == {"resnet18", "deit_tiny", "gmoe_ti16"}
@@ -343,12 +343,12 @@ def test_published_numbers_are_table_16():
 def invented_costs():
     """Three rounds, each slow for others. Medians of seconds: ERM 2, ERM-ViT 2, GMoE 3, IRM 6; of
     ratios within a round: GMoE to ERM-ViT 2 (1.5, 2, 3), IRM to ERM 4 (1, 4, 6)."""
-    training = {name: [2.0, 1.0, 4.0] for name in METHODS}
+    training = {name: [2.0, 1.0, 4.0] for name in COST_METHODS}
     training |= {"ERM-ViT": [2.0, 1.0, 3.0], "GMoE": [3.0, 3.0, 6.0], "IRM": [8.0, 6.0, 4.0]}
-    sizes = {name: {"GMoE": 1.2e9}.get(name, 1e9) for name in METHODS}
+    sizes = {name: {"GMoE": 1.2e9}.get(name, 1e9) for name in COST_METHODS}
     return {
         "rounds": 3,
-        "seconds": {"training": training, "inference": {name: [1.0] * 3 for name in METHODS}},
+        "seconds": {"training": training, "inference": {name: [1.0] * 3 for name in COST_METHODS}},
         "peak_bytes": {"training": sizes, "inference": sizes},
     }
 

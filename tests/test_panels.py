@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from hmoe_repro.analysis.clusters import scored_runs
 from hmoe_repro.analysis.embeddings import (
     EMBEDDINGS,
-    as_rgb,
+    display_rgb,
     factor_maps,
     factor_style,
     heat_map,
@@ -75,15 +75,15 @@ def no_figures_left():
 def test_channels_become_colours():
     two = np.zeros((1, 2, 3, 4), np.uint8)
     two[0, 0, 0, 0], two[0, 1, 2, 3] = 200, 90
-    rgb = as_rgb(two)
+    rgb = display_rgb(two)
     assert (
         rgb.shape == (1, 3, 4, 3)
         and rgb[0, 0, 0].tolist() == [200, 0, 0]
         and rgb[0, 2, 3].tolist() == [0, 90, 0]
     )
-    assert as_rgb(two[:, :1])[0, 0, 0].tolist() == [200] * 3
+    assert display_rgb(two[:, :1])[0, 0, 0].tolist() == [200] * 3
     three = np.arange(3, dtype=np.uint8).reshape(1, 3, 1, 1)
-    assert as_rgb(three)[0, 0, 0].tolist() == [0, 1, 2]
+    assert display_rgb(three)[0, 0, 0].tolist() == [0, 1, 2]
 
 
 def test_a_sheet_puts_every_image_in_its_field():
@@ -101,7 +101,7 @@ def test_a_strip_shows_the_chosen_images_and_says_what_is_empty():
     _, axes = plt.subplots(1, 3)
     plot_strip(axes[0], images[[7, 3]], columns=2, lines=1)
     assert (
-        np.array_equal(axes[0].images[0].get_array(), tiled(as_rgb(images[[7, 3]]), 2))
+        np.array_equal(axes[0].images[0].get_array(), tiled(display_rgb(images[[7, 3]]), 2))
         and not axes[0].texts
     )
     plot_strip(axes[1], images[:0])

@@ -18,7 +18,7 @@ from hmoe_repro.analysis.results import (
     metric_of,
     results,
     runs,
-    training_domains,
+    validated_domains,
     with_omitted_defaults,
 )
 from hmoe_repro.core.errors import HmoeError
@@ -140,4 +140,4 @@ def test_parts_of_a_record_are_those_of_its_line():
     assert accuracies_at(row) == record["checkpoints"][-1]["accuracies"]
     assert config_of(row).run_id == record["run_id"]
     held_out = set(record["config"]["test_domains"])
-    assert training_domains(row) == set(accuracies_at(row)) - held_out
+    assert validated_domains(row) == set(accuracies_at(row)) - held_out

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from hmoe_repro.analysis.plotting import shared_legend
-from hmoe_repro.analysis.writers import as_text, latex_table, markdown_table, number_as_text
+from hmoe_repro.analysis.writers import latex_table, markdown_table, number_as_text, text_table
 
 FRAME = pd.DataFrame(
     {"mean_accuracy": [51.234, np.nan], "note": ["A|B", "100 %"]},
@@ -23,7 +23,7 @@ def test_a_number_is_rounded_for_reading(value, text):
 
 
 def test_a_missing_cell_is_a_dash_and_an_index_a_column():
-    text = as_text(FRAME, 1)
+    text = text_table(FRAME, 1)
     assert list(text.columns) == ["algorithm", "mean accuracy", "note"]
     assert text["mean accuracy"].tolist() == ["51.2", "–"]
 

@@ -9,13 +9,13 @@ import pandas as pd
 from hmoe_repro.analysis.plotting import save_figure
 from hmoe_repro.analysis.writers import (
     Line,
-    as_text,
     escape_markdown,
     escape_tex,
     first_sentence,
     lines_of,
     markdown_table,
     save_table,
+    text_table,
 )
 from hmoe_repro.core.style import colours, use_style
 
@@ -63,9 +63,9 @@ def test_text_of_cells():
         {"a_b": [1.0, np.inf], "n": pd.array([3, None], dtype="Int64"), "t": ["x", None]}
     )
     assert (
-        as_text(frame, 1).to_numpy().tolist() == [["1.0", "3", "x"], ["inf", "–", "–"]]
-        and as_text(pd.DataFrame({"x": [-0.001, -0.02]}), 2).x.tolist() == ["0.00", "-0.02"]
-        and list(as_text(frame)) == ["a b", "n", "t"]
+        text_table(frame, 1).to_numpy().tolist() == [["1.0", "3", "x"], ["inf", "–", "–"]]
+        and text_table(pd.DataFrame({"x": [-0.001, -0.02]}), 2).x.tolist() == ["0.00", "-0.02"]
+        and list(text_table(frame)) == ["a b", "n", "t"]
     )
     assert markdown_table(frame).splitlines()[1] == "|---|---:|---|"
 

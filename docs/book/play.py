@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hmoe_repro.analysis.embeddings import as_rgb, place_codes, runs_with_codes, subset, tiled
+from hmoe_repro.analysis.embeddings import display_rgb, place_codes, runs_with_codes, subset, tiled
 from hmoe_repro.analysis.results import arrays, results
 from hmoe_repro.data.kmeans_baseline import image_statistics, kmeans
 from hmoe_repro.data.registry import load_dataset
@@ -106,7 +106,7 @@ def maps() -> dict:
     order = {image: number for number, image in enumerate(tiles)}
     for run in runs:
         run["tile"] = [order[image] for image in run["tile"]]
-    pictures = as_rgb(torch.stack([*tiles.values()]))
+    pictures = display_rgb(torch.stack([*tiles.values()]))
     sheet, file = tiled(pictures, COLUMNS, -(-len(pictures) // COLUMNS)), io.BytesIO()
     Image.fromarray(sheet).save(file, "png", optimize=True)
     sheet = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -7,9 +7,9 @@ __all__ = ['POINTS', 'RUNS', 'CORRELATION', 'SUPPORTED', 'CONTRADICTED', 'MIXED'
            'PLANNED', 'RETROSPECTIVE', 'LOOKED', 'MEASURES', 'TOGETHER', 'Evidence', 'Rule', 'make_rule',
            'seeds_to_decide', 'Claim', 'Origin', 'Part', 'ClaimResult', 'unit_of', 'read_claims', 'run_scores',
            'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'chosen', 'contrast_measure',
-           'mean_measure', 'rate_measure', 'equivalence_measure', 'correlation_measure', 'pool', 'evaluate_claim',
-           'evaluate_claims', 'part_text', 'reason', 'page_link', 'claims_table', 'claims_markdown', 'count_line',
-           'verdicts_table', 'claims_answer']
+           'mean_measure', 'rate_measure', 'equivalence_measure', 'correlation_measure', 'pool_evidence',
+           'evaluate_claim', 'evaluate_claims', 'part_text', 'reason', 'page_link', 'claims_table', 'claims_markdown',
+           'count_line', 'verdicts_table', 'claims_answer']
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #imports
 import functools
@@ -47,7 +47,7 @@ from hmoe_repro.analysis.statistics import (
     gain_words,
     mean_interval,
     rate,
-    rows_of,
+    select_rows,
     value_grid,
 )
 from .writers import Line, escape_markdown, lines_of, number_as_text, template
@@ -486,7 +486,7 @@ def chosen(frame: pd.DataFrame, where: dict) -> pd.DataFrame:
     first of each run (of HMOE: MIX). `HmoeError` where there is none."""
     for name, wanted in where.items():
         frame = frame[meets(frame, name, wanted)]
-    rows = rows_of(frame, {"mode": [*frame["mode"].unique()]} if "mode" in where else {})
+    rows = select_rows(frame, {"mode": [*frame["mode"].unique()]} if "mode" in where else {})
     if rows.empty:
         raise HmoeError(f"no complete run with {', '.join(f'{k} {v}' for k, v in where.items())}.")
     return rows
@@ -666,7 +666,7 @@ def _levels_sentence(found: Evidence) -> str:
     return f"By {by}: {said}." if said else ""
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-pool
-def pool(found: list[Evidence]) -> Evidence | None:
+def pool_evidence(found: list[Evidence]) -> Evidence | None:
     """Random effects over studies: DerSimonian and Laird (1986), with Student's t and the standard
     error of Hartung and Knapp (2001), at least the model's own. None for fewer than two studies
     with a standard error and no problem, and for shares of runs."""
@@ -739,7 +739,7 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
         return ClaimResult(claim, Evidence(problem="no study of it"), UNDECIDED)
     tried = [_part(claim, other, frames) for other in ({}, *claim.benchmarks)]
     parts = tuple(part for part in tried if part.evidence.runs) or tuple(tried[:1])
-    first, pooled = parts[0], pool([part.evidence for part in parts])
+    first, pooled = parts[0], pool_evidence([part.evidence for part in parts])
     result = ClaimResult(claim, pooled or first.evidence, first.verdict, parts)
     if not pooled:
         alone, strongest = _counted(parts), [*result.strongest.values()]

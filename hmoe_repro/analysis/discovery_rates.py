@@ -12,8 +12,8 @@ import pandas as pd
 import seaborn as sns
 
 from ..algorithms import get_algorithm
-from .clusters import FOUND, relative_length, scored_runs
-from .results import code_points, hparams_of, measurement
+from .clusters import FOUND_NMI, relative_length, scored_runs
+from .results import code_points, measurement, run_hparams
 from .statistics import contrast, holm, rate, rate_text
 from .writers import template
 
@@ -23,7 +23,7 @@ def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> 
     not the most frequent value (of several, the declared default); 'default' where none is.
     `names`: what to call some of these."""
     found = frame.drop_duplicates("run_id")
-    configs = [{**hparams_of(run), "updates": run.steps} for run in found.itertuples()]
+    configs = [{**run_hparams(run), "updates": run.steps} for run in found.itertuples()]
     values = pd.DataFrame(configs, index=found.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
     frequent = texts.mode()
@@ -114,7 +114,7 @@ def baseline_table(frame: pd.DataFrame, alike: pd.DataFrame | None = None) -> pd
     ]
     scores = {"nmi_domain": "mean_nmi", "nmi_class": "mean_nmi_class", "purity": "mean_purity"}
     table = pd.DataFrame(rows, columns=["baseline", "test_domain", *scores]).rename(columns=scores)
-    table["found"] = table.mean_nmi >= FOUND
+    table["found"] = table.mean_nmi >= FOUND_NMI
     groups = table.groupby(["baseline", "test_domain"], sort=False)
     means = groups[[*scores.values()]].mean()
     return means.assign(runs=groups.size(), found=groups.found.sum()).reset_index()

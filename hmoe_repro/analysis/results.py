@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MODE_ORDER', 'METRICS', 'Results', 'not_in_a_clone', 'study_file', 'short_path', 'load_study', 'mode_rank',
            'frame_of', 'Metric', 'margin_of', 'metric_of', 'results', 'runs', 'runs_with', 'one_protocol',
-           'validation_cap', 'has_arrays', 'arrays', 'records_of', 'settings_of', 'config_of', 'hparams_of',
+           'validation_cap', 'has_arrays', 'arrays', 'records_of', 'settings_of', 'config_of', 'run_hparams',
            'measurement', 'followed_protocol', 'selected_scores', 'loss_points', 'last_losses', 'code_points',
-           'last_codes', 'accuracies_at', 'training_domains', 'with_measurement', 'with_omitted_defaults',
+           'last_codes', 'accuracies_at', 'validated_domains', 'with_measurement', 'with_omitted_defaults',
            'selected_so_far', 'checkpoints', 'available_results', 'benchmark_file', 'read_benchmark']
 
 # %% ../../nbs/07_analysis/01_results.ipynb #imports
@@ -326,7 +326,7 @@ def config_of(run) -> RunConfig:
     return RunConfig.from_dict(settings_of(run))
 
 
-def hparams_of(run) -> dict:
+def run_hparams(run) -> dict:
     """Return the hyper-parameters that are part of the name of a run, a row of `results`."""
     return settings_of(run)["hparams"]
 
@@ -380,7 +380,7 @@ def accuracies_at(run, step: int | None = None) -> dict[str, dict]:
     return point["accuracies"]
 
 
-def training_domains(run) -> set[str]:
+def validated_domains(run) -> set[str]:
     """Return the training domains of a run, a row of `results`: those that were validated."""
     points = run.record["checkpoints"]
     validated = {d for p in points for d, splits in p["accuracies"].items() if "out" in splits}

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .experts import PARTS, StoredChoices
+from .experts import CHOICE_PARTS, StoredChoices
 from .results import config_of, measurement, runs_with, with_measurement
 from .statistics import contrast, holm, mean_interval, value_grid
 from ..core.errors import HmoeError, check_choice
@@ -120,7 +120,7 @@ def noise_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = [
         (run.run_id, name, *ring, 100 * noise["clean"], 100 * (noise["clean"] - noisy))
         for run in found.itertuples()
-        for part, name in PARTS.items()
+        for part, name in CHOICE_PARTS.items()
         for noise in [measurement(run, "spectra")["noise"][part]]
         for ring, noisy in zip(noise["bands"], noise["noisy"])
     ]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['row_name', 'complete_rows', 'in_table_order', 'run_results', 'in_domain_view', 'only_modes', 'domain_order',
            'mean_and_error', 'cell_statistics', 'cell_text', 'frame_parts', 'accuracy_block', 'accuracy_table',
-           'table_notes', 'paper_setting', 'paper_numbers', 'published_table', 'paper_table', 'cost_table',
+           'table_notes', 'paper_setting', 'paper_numbers', 'published_table', 'paper_table', 'wall_time_table',
            'narrow_results', 'selected_table', 'describe_discovery', 'search_table', 'best_hparams']
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #imports
@@ -20,10 +20,10 @@ from hmoe_repro.analysis.results import (
     METRICS,
     MODE_ORDER,
     Results,
-    hparams_of,
     mode_rank,
     one_protocol,
     records_of,
+    run_hparams,
     runs,
 )
 from .writers import template
@@ -249,7 +249,7 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-cost-table
 @public(frame=Results)
-def cost_table(frame: pd.DataFrame) -> pd.DataFrame:
+def wall_time_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Wall time of finished runs by data set and algorithm: runs, updates, median seconds, total
     minutes, device. `HmoeError` without a finished run."""
     done = runs(frame[frame.status == "complete"])
@@ -350,7 +350,7 @@ def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     place = ["algorithm", "mode", "test_domain"]
     defaults, _ = select_by_rule(records, n_hparams=1)
     table = table.merge(defaults, on=place, suffixes=("", "_first"))
-    hparams = {run.run_id: hparams_of(run) for run in runs(frame).itertuples()}
+    hparams = {run.run_id: run_hparams(run) for run in runs(frame).itertuples()}
     pairs = zip(table.run_id_first, table.run_id)
     table["changed"] = [_changed(hparams[first], hparams[best]) for first, best in pairs]
     table["validation"], table["default"] = 100 * table.validation, 100 * table.validation_first

@@ -27,7 +27,7 @@ from ..algorithms.hparams import with_network
 from ..analysis.results import frame_of
 from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
-from ..analysis.writers import as_text, template
+from ..analysis.writers import template, text_table
 from hmoe_repro.core.errors import (
     Device,
     HmoeError,
@@ -328,7 +328,7 @@ class Comparison:
             title="Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm)),
             said=self._repr_html_(),
             picture=picture.getvalue().partition("?>")[2],
-            contrasts=as_text(self.contrasts),
+            contrasts=text_table(self.contrasts),
             runs=self.frame[[name for name in runs if name in self.frame]].round(4),
             last=self.frame.finished.dropna().max()[:10],
             version=__version__,

@@ -23,7 +23,7 @@ import torch
 
 from ..analysis.clusters import UNIFORM
 from ..analysis.embeddings import subset, tsne
-from ..analysis.writers import as_text, template
+from ..analysis.writers import template, text_table
 from hmoe_repro.apps.feature_groups import (
     ABOVE,
     SURE,
@@ -561,7 +561,7 @@ def report_html(found: Findings, root) -> str:
     if ranking is not None:
         above = ranking.stability - ranking.without_groups
         order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
-        ranking = as_text(ranking.loc[order.index])
+        ranking = text_table(ranking.loc[order.index])
     record = found.record
     facts = {"run": record["run_id"]}
     facts |= {"model": "the weights after the last update"} if record["run_id"] else {}
@@ -577,7 +577,7 @@ def report_html(found: Findings, root) -> str:
         empty=groups.group[groups.images == 0],
         colour_groups=page_groups(found, root, "colour", count=8),
         maps=code_maps(found),
-        group_table=as_text(groups),
+        group_table=text_table(groups),
         counts={title: count_table(found, column) for title, column in counts.items()},
         ranking=ranking,
         summary=summary,

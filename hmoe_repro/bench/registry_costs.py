@@ -15,9 +15,8 @@ from ..algorithms import FAMILIES, get_algorithm
 from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
 from ..analysis.results import read_benchmark
-from .benchmark import Bench, Measurement
-from .layers import CLASSES
-from .timing import ratios, value_range
+from .benchmark import Bench, BenchMeasurement
+from .timing import BENCH_CLASSES, ratios, value_range
 from ..core.files import results_dir
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-registry-jobs
@@ -40,17 +39,17 @@ def registry_jobs(size: SimpleNamespace) -> dict:
     """('update', algorithm) -> three updates with its defaults, after each of its phases has
     begun."""
     shape = (3, size.side, size.side)
-    batches = random_batches(size.domains, shape, CLASSES, seed=0, size=size.batch)
+    batches = random_batches(size.domains, shape, BENCH_CLASSES, seed=0, size=size.batch)
     jobs = {}
     for name in FAMILIES:
-        trial = Trial(get_algorithm(name), shape, CLASSES, size.domains, {})
+        trial = Trial(get_algorithm(name), shape, BENCH_CLASSES, size.domains, {})
         trial = trial._replace(hparams=phase_hparams(trial.build()))
         algorithm, _ = train_briefly(trial)
         jobs["update", name] = ThreeUpdates(algorithm, batches)
     return jobs
 
 
-def registry_entries(measured: Measurement) -> dict:
+def registry_entries(measured: BenchMeasurement) -> dict:
     """The network of each algorithm."""
     timed = {name: job.algorithm for (_, name), job in measured.jobs.items()}
     return {"networks": {name: own.hparams["network"] for name, own in timed.items()}}

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
-from .benchmark import Bench, Measurement
+from .benchmark import Bench, BenchMeasurement
 from .timing import targets_of
 from ..studies.sweep import sweep
 from ..training.model import build_dataset
@@ -59,7 +59,7 @@ def seconds_in_sweep(configs: list[RunConfig]) -> float:
     return (max(ends) - min(ends)) / (len(configs) - 1)
 
 
-def sweep_entries(measured: Measurement) -> dict:
+def sweep_entries(measured: BenchMeasurement) -> dict:
     """The seconds of the loops, and of the same runs in as many sweeps as there are rounds."""
     seconds = {kind: dict(times) for kind, times in measured.seconds.items()}
     for (kind, _), loop in measured.jobs.items():

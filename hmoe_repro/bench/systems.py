@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
-from .benchmark import Bench, Measurement
+from .benchmark import Bench, BenchMeasurement
 from .costs import tensor_peak, train
 from ..studies.studies import study_configs
 from ..training.model import build_dataset
@@ -68,7 +68,7 @@ def _two_updates(config: RunConfig, data):
         trainer.update()
 
 
-def system_entries(measured: Measurement) -> dict:
+def system_entries(measured: BenchMeasurement) -> dict:
     """The peak of tensors of each system in bytes, and its sizes."""
     timed = {name: job for (_, name), job in measured.jobs.items()}
     return {

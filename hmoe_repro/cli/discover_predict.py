@@ -31,7 +31,7 @@ def _write_findings(findings, folder, output: str) -> str:
     Returns:
         The file of the table.
     """
-    from hmoe_repro.analysis.writers import as_text
+    from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
 
@@ -42,7 +42,7 @@ def _write_findings(findings, folder, output: str) -> str:
     for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    print_frame(findings.title, as_text(app.group_table(findings)))
+    print_frame(findings.title, text_table(app.group_table(findings)))
     print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
     _print_skipped(findings.unreadable)
     return table_file

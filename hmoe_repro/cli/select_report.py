@@ -155,9 +155,18 @@ def _benches() -> dict:
     from hmoe_repro.bench.registry_costs import REGISTRY
     from hmoe_repro.bench.sweep_overhead import SWEEPS
     from hmoe_repro.bench.systems import SYSTEMS
-    from hmoe_repro.bench.updates import UPDATES
+    from hmoe_repro.bench.updates import UPDATE_SPEED
 
-    benches = (UPDATES, LAYERS, ALGORITHMS, FROZEN_STAGES, GROUPINGS, REGISTRY, SYSTEMS, SWEEPS)
+    benches = (
+        UPDATE_SPEED,
+        LAYERS,
+        ALGORITHMS,
+        FROZEN_STAGES,
+        GROUPINGS,
+        REGISTRY,
+        SYSTEMS,
+        SWEEPS,
+    )
     return {bench.what: bench for bench in benches}
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
@@ -171,7 +180,7 @@ def bench_command(
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
     """Measure updates, experts and masks, algorithms, frozen stages, discover, systems, sweeps."""
-    from hmoe_repro.analysis.writers import as_text
+    from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir
     from hmoe_repro.report.render_many import render_pages
@@ -183,7 +192,7 @@ def bench_command(
     file = ensure_writable(runs_dir()) / name
     write_record(record, file)
     for title, table in bench.all_tables(record).items():
-        print_frame(title, as_text(table))
+        print_frame(title, text_table(table))
     if not publish:
         return print_written(file)
     published_file = ensure_writable(results_dir()) / name

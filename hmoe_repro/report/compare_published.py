@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.claims import claim_frames, evaluate_claim, read_claims
-from ..analysis.results import hparams_of, records_of, runs, settings_of
+from ..analysis.results import records_of, run_hparams, runs, settings_of
 from ..core.files import figures_dir
 from .gallery import facts_of
 from .provenance import value_list
@@ -60,7 +60,7 @@ _NOT_SETTINGS = "algorithm dataset dataset_fingerprint test_domains trial_seed h
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
     """Return run id -> its algorithm, with the settings in which that algorithm's runs differ."""
     frame = runs(frame)
-    configs = [settings_of(run) | hparams_of(run) for run in frame.itertuples()]
+    configs = [settings_of(run) | run_hparams(run) for run in frame.itertuples()]
     settings = pd.DataFrame(configs, frame.run_id, dtype=object)
     settings = settings.drop(columns=_NOT_SETTINGS, errors="ignore")
     settings = settings.where(settings.notna(), None).map(str)

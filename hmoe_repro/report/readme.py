@@ -19,7 +19,7 @@ import pandas as pd
 
 from ..analysis.results import results, runs
 from ..analysis.statistics import mean_interval, paired_values
-from ..analysis.tables import cost_table, paper_numbers
+from ..analysis.tables import paper_numbers, wall_time_table
 from ..analysis.writers import markdown_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root, write_atomic
@@ -339,7 +339,7 @@ def readme_blocks() -> dict[str, str]:
         texts = page_texts(repo_root() / "figures" / f"{page}.ipynb")
         _, _, artefact = page.partition("/")
         blocks[name] = texts[f"{artefact}_{part}.md"]
-    costs = cost_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
+    costs = wall_time_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
     seconds = "median seconds a run"
     times = costs.agg(runs=("runs", "sum"), quickest_s=(seconds, "min"), slowest_s=(seconds, "max"))
     blocks["times"] = markdown_table(times.reset_index(), 1)
