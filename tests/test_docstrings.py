@@ -12,6 +12,8 @@ PARTS = (  # each in its line
     "apps",
     "cli",
     "method",
+    "report",
+    "studies",
     "training",
 )
 FURTHER = (
