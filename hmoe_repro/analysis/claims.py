@@ -6,7 +6,7 @@
 __all__ = ['POINTS', 'RUNS', 'CORRELATION', 'SUPPORTED', 'CONTRADICTED', 'MIXED', 'UNDECIDED', 'SCALE', 'UNTESTABLE', 'VERDICTS',
            'PLANNED', 'RETROSPECTIVE', 'LOOKED', 'MEASURES', 'TOGETHER', 'Evidence', 'Rule', 'make_rule',
            'seeds_to_decide', 'Claim', 'Origin', 'Part', 'ClaimResult', 'unit_of', 'read_claims', 'run_scores',
-           'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'chosen', 'contrast_measure',
+           'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'rows_where', 'contrast_measure',
            'mean_measure', 'rate_measure', 'equivalence_measure', 'correlation_measure', 'pool_evidence',
            'evaluate_claim', 'evaluate_claims', 'part_text', 'reason', 'page_link', 'claims_table', 'claims_markdown',
            'count_line', 'verdicts_table', 'claims_answer']
@@ -57,16 +57,30 @@ from ..data.registry import DATASETS
 from ..studies.study_file import STUDIES, read_study
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-evidence
-POINTS, RUNS, CORRELATION = "points", "% of runs", "correlation"
+POINTS = "points"
+RUNS = "% of runs"
+CORRELATION = "correlation"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What results say about a claim: `value` with its 95 % interval `low` to `high` in a `unit`
-    ('points' of accuracy, '% of runs', or a score), the number of runs, their `size` in words,
-    `hits` of a rate, `more` facts, `levels` (by test domain, or data set where there are several,
-    the value of each side), degrees of `freedom`, `seeds` (0: a rate) and `level` of the interval,
-    and a `problem` that makes them inconclusive ('': none)."""
+    """The evidence of published results for a claim: a number with its 95 % interval.
+
+    Args:
+        value: the number.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        unit: 'points' of accuracy, '% of runs', or a score.
+        runs: number of runs.
+        size: the size of the evidence in words.
+        hits: the number of runs that meet the condition of a rate; None: no rate.
+        more: further facts in words.
+        problem: why the evidence is inconclusive; '': it is not.
+        freedom: degrees of freedom of the interval.
+        seeds: number of trial seeds; 0: a rate.
+        level: confidence level of the interval.
+        levels: test domain, or data set if there are several -> the value of each side.
+    """
 
     value: float = math.nan
     low: float = math.nan
@@ -91,50 +105,70 @@ class Evidence:
 
     @property
     def equivalence(self) -> tuple[float, float]:
-        """The interval of two one-sided tests at 5 % each, which is that of 90 %. Without degrees
-        of freedom, or at a level for several tests together, it is `low` to `high`."""
+        """The interval of 90 %, that of two one-sided tests at 5 % each (Schuirmann, 1987).
+
+        Without degrees of freedom, or at a level for several tests together, it is `low` to `high`.
+        """
         if math.isnan(self.freedom) or self.level != 0.95:
             return self.low, self.high
         ratio = stats.t.isf(0.05, self.freedom) / stats.t.isf(0.025, self.freedom)
-        low, high = (self.value + ratio * (end - self.value) for end in (self.low, self.high))
+        low = self.value + ratio * (self.low - self.value)
+        high = self.value + ratio * (self.high - self.value)
         return low, high
 
     @property
     def measured(self) -> bool:
-        """Is there a number with an interval?"""
+        """True if there is a number with an interval."""
         return not math.isnan(self.value + self.low + self.high)
 
     def text(self, brackets: str = "()") -> str:
-        """The number as a table shows it: '-1.4 points (-3.0 to +0.2)', '4 of 12 (10 to 65 %)',
-        with its interval in `brackets`."""
+        """Return the number as a table shows it, with its interval in `brackets`.
+
+        >>> Evidence(-1.4, -3.0, 3.2).text()
+        '-1.4 points (-3.0 to +3.2)'
+        >>> Evidence(33.3, 10, 65, RUNS, runs=12, hits=4).text()
+        '4 of 12 (10 to 65 %)'
+        """
         if math.isnan(self.value):
             return "–"
         opening, closing = brackets
         if self.hits is not None:
             interval = f"{self.low:.0f} to {self.high:.0f} %"
             return f"{self.hits} of {self.runs} {opening}{interval}{closing}"
-        value, low, high = map(self.said, (self.value, self.low, self.high))
-        interval = f"{low} to {high}" if self.measured else "no interval"
-        return f"{value} {self.unit} {opening}{interval}{closing}"
+        interval = "no interval"
+        if self.measured:
+            interval = f"{self.format(self.low)} to {self.format(self.high)}"
+        return f"{self.format(self.value)} {self.unit} {opening}{interval}{closing}"
 
-    def said(self, number: float) -> str:
-        """A number; points with a sign, and a second digit where the interval is narrow."""
+    def format(self, number: float) -> str:
+        """Return a number as text: points with a sign, and two digits if the interval is narrow."""
         if self.unit != POINTS:
             return number_as_text(number)
         digits = 2 if self.high - self.low < 4 else 1
         return f"{round(number, digits) + 0.0:+.{digits}f}"
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-rules
-SUPPORTED, CONTRADICTED, MIXED = "supported", "contradicted", "mixed"
-UNDECIDED, SCALE, UNTESTABLE = "inconclusive", "needs paper scale", "not testable as put"
+SUPPORTED = "supported"
+CONTRADICTED = "contradicted"
+MIXED = "mixed"
+UNDECIDED = "inconclusive"
+SCALE = "needs paper scale"
+UNTESTABLE = "not testable as put"
 VERDICTS = (SUPPORTED, CONTRADICTED, MIXED, UNDECIDED, SCALE, UNTESTABLE)
 
 
 class Rule(NamedTuple):
-    """What supports a claim, in words; the thresholds to draw; it holds if the interval lies
-    `between` two numbers, and fails if it lies above the first or below the second of `beyond`;
-    the `margin` of a difference (NaN: none); whether it is about `equivalence`, which holds by
-    the interval of 90 %."""
+    """A rule that turns an interval into a verdict.
+
+    Args:
+        text: what supports a claim, in words.
+        marks: the thresholds to draw.
+        between: the claim is supported if the interval lies between these two numbers.
+        beyond: it is contradicted if the interval lies above the first or below the second.
+        margin: the smallest difference that matters; NaN: the rule is about no difference.
+        equivalence: whether the rule is about equivalence, which is supported by the interval
+            of 90 %.
+    """
 
     text: str
     marks: tuple[float, ...]
@@ -144,71 +178,165 @@ class Rule(NamedTuple):
     equivalence: bool = False
 
     def judge(self, evidence: Evidence) -> str:
-        """SUPPORTED, CONTRADICTED or UNDECIDED, by the interval alone."""
-        low, high = evidence.low, evidence.high
+        """Return SUPPORTED, CONTRADICTED or UNDECIDED, by the interval alone."""
         if evidence.problem or not evidence.measured:
             return UNDECIDED
-        inner = evidence.equivalence if self.equivalence else (low, high)
-        if self.between[0] < inner[0] and inner[1] < self.between[1]:
+        low = evidence.low
+        high = evidence.high
+        inner_low, inner_high = evidence.equivalence if self.equivalence else (low, high)
+        if self.between[0] < inner_low and inner_high < self.between[1]:
             return SUPPORTED
-        return CONTRADICTED if low > self.beyond[0] or high < self.beyond[1] else UNDECIDED
+        if low > self.beyond[0] or high < self.beyond[1]:
+            return CONTRADICTED
+        return UNDECIDED
 
     def is_small(self, evidence: Evidence) -> bool:
-        """Whether the interval of a difference lies within the margin."""
+        """Return whether the interval of a difference lies within the margin."""
         return evidence.measured and -self.margin < evidence.low and evidence.high < self.margin
+
+
+def _stated_size(number: float, least: float, words: str) -> str:
+    """Return what contradicts a claim that states a size, in words; '' if it implies none."""
+    if not least:
+        return ""
+    return f"; contradicted {words}, the paper's {number:g} less the margin"
+
+
+def _larger(number: float, margin: float) -> Rule:
+    """Return the rule 'larger': a difference above 0, of the size `number` in the paper."""
+    least = max(0.0, number - margin)  # what a stated size implies at least
+    return Rule(
+        text=f"above 0{_stated_size(number, least, f'below {least:g}')}",
+        marks=(0,),
+        between=(0, math.inf),
+        beyond=(math.inf, least),
+        margin=margin,
+    )
+
+
+def _smaller(number: float, margin: float) -> Rule:
+    """Return the rule 'smaller', the mirror image of 'larger'."""
+    least = max(0.0, number - margin)
+    return Rule(
+        text=f"below 0{_stated_size(number, least, f'above {-least:g}')}",
+        marks=(0,),
+        between=(-math.inf, 0),
+        beyond=(-least, -math.inf),
+        margin=margin,
+    )
+
+
+def _within(number: float, margin: float) -> Rule:
+    """Return the rule 'within': a difference within the margin."""
+    return Rule(
+        text=f"within ±{margin:g}",
+        marks=(-margin, margin),
+        between=(-margin, margin),
+        beyond=(margin, -margin),
+        margin=margin,
+        equivalence=True,
+    )
+
+
+def _not_worse(number: float, margin: float) -> Rule:
+    """Return the rule 'not_worse': a difference above minus the margin."""
+    return Rule(
+        text=f"above {-margin:g}",
+        marks=(-margin,),
+        between=(-margin, math.inf),
+        beyond=(math.inf, -margin),
+        margin=margin,
+        equivalence=True,
+    )
+
+
+def _more_than(number: float, margin: float) -> Rule:
+    """Return the rule 'more_than': a value above the threshold `number`."""
+    return Rule(
+        text=f"above {number:.3g}",
+        marks=(number,),
+        between=(number, math.inf),
+        beyond=(math.inf, number),
+    )
+
+
+def _less_than(number: float, margin: float) -> Rule:
+    """Return the rule 'less_than': a value below the threshold `number`."""
+    return Rule(
+        text=f"below {number:.3g}",
+        marks=(number,),
+        between=(-math.inf, number),
+        beyond=(number, -math.inf),
+    )
+
+
+_RULES = {
+    "larger": _larger,
+    "smaller": _smaller,
+    "within": _within,
+    "not_worse": _not_worse,
+    "more_than": _more_than,
+    "less_than": _less_than,
+}
 
 
 def make_rule(name: str, number: float = 0.0, unit: str = POINTS) -> Rule:
     """Return a rule by its name.
 
-    'larger' and 'smaller' are about a difference to 0, whose `number` is the size that the paper
-    states (0: none). 'within' and 'not_worse' have the margin of the `unit`. 'more_than' and
-    'less_than' compare with the threshold `number`. `HmoeError` for another name."""
-    inf, margin = math.inf, margin_of(unit)
-    least = max(0.0, number - margin)  # what a stated size implies at least
-    size = f"; contradicted {{}}, the paper's {number:g} less the margin" if least else ""
-    above, below = size.format(f"below {least:g}"), size.format(f"above {-least:g}")
-    rules = {
-        "larger": (f"above 0{above}", (0,), (0, inf), (inf, least), margin),
-        "smaller": (f"below 0{below}", (0,), (-inf, 0), (-least, -inf), margin),
-        "within": (
-            f"within ±{margin:g}",
-            (-margin, margin),
-            (-margin, margin),
-            (margin, -margin),
-            margin,
-            True,
-        ),
-        "not_worse": (
-            f"above {-margin:g}",
-            (-margin,),
-            (-margin, inf),
-            (inf, -margin),
-            margin,
-            True,
-        ),
-        "more_than": (f"above {number:.3g}", (number,), (number, inf), (inf, number)),
-        "less_than": (f"below {number:.3g}", (number,), (-inf, number), (number, -inf)),
-    }
-    return Rule(*rules[check_choice(name, rules, "rule")])
+    Args:
+        name: 'larger' and 'smaller' are about a difference to 0; 'within' and 'not_worse' have the
+            margin of the unit; 'more_than' and 'less_than' compare with a threshold.
+        number: the size that the paper states (0: none), or the threshold.
+        unit: unit of the evidence.
+
+    Raises:
+        HmoeError: if the name or the unit is unknown.
+
+    >>> make_rule("within").text
+    'within ±1'
+    >>> make_rule("larger", 4).judge(Evidence(0.5, 0.2, 1.2))
+    'supported'
+    """
+    margin = margin_of(unit)
+    return _RULES[check_choice(name, _RULES, "rule")](number, margin)
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-seeds-to-decide
-def seeds_to_decide(rule: Rule, found: Evidence, most: int = 1000) -> int | None:
-    """The trial seeds in all (of a rate, the runs) from which on `rule` would decide, were mean and
-    variances those `found`; None if that is more than `most`, or the seeds are not what lacks."""
-    if not found.measured or not (found.seeds > 1 or found.hits is not None):
+def _with_runs(evidence: Evidence, n: int) -> Evidence:
+    """Return the evidence of a rate as if the same rate had been found in `n` runs."""
+    _, low, high = rate(round(evidence.value * n / 100), n)
+    return replace(evidence, low=100 * low, high=100 * high, freedom=math.nan)
+
+
+def _with_seeds(evidence: Evidence, n: int) -> Evidence:
+    """Return the evidence as if mean and variance had been found with `n` seeds."""
+    tail = (1 - evidence.level) / 2
+    freedom = evidence.freedom * (n - 1) / (evidence.seeds - 1)
+    quantiles = stats.t.isf(tail, freedom) / stats.t.isf(tail, evidence.freedom)
+    half = (evidence.high - evidence.low) / 2 * quantiles * math.sqrt(evidence.seeds / n)
+    return replace(evidence, low=evidence.value - half, high=evidence.value + half, freedom=freedom)
+
+
+def seeds_to_decide(rule: Rule, evidence: Evidence, most: int = 1000) -> int | None:
+    """Return the total number of trial seeds from which on a rule would decide.
+
+    Mean and variance are taken as they are.
+
+    Args:
+        rule: a rule.
+        evidence: the evidence.
+        most: the largest number that is tried.
+
+    Returns:
+        The number of seeds (of a rate: of runs); None if it is more than `most`, or if more seeds
+        would not help.
+    """
+    is_rate = evidence.hits is not None
+    if not evidence.measured or not (evidence.seeds > 1 or is_rate):
         return None
-    quantile = lambda freedom: stats.t.isf((1 - found.level) / 2, freedom)
-    for n in range((found.seeds or found.runs) + 1, most + 1):
-        if found.hits is not None:
-            low, high = (100 * end for end in rate(round(found.value * n / 100), n)[1:])
-            freedom = math.nan
-        else:
-            freedom = found.freedom * (n - 1) / (found.seeds - 1)
-            more = quantile(freedom) / quantile(found.freedom)
-            half = (found.high - found.low) / 2 * more * math.sqrt(found.seeds / n)
-            low, high = found.value - half, found.value + half
-        if rule.judge(replace(found, low=low, high=high, freedom=freedom)) != UNDECIDED:
+    first = (evidence.seeds or evidence.runs) + 1
+    for n in range(first, most + 1):
+        larger = _with_runs(evidence, n) if is_rate else _with_seeds(evidence, n)
+        if rule.judge(larger) != UNDECIDED:
             return n
     return None
 
@@ -217,13 +345,28 @@ def seeds_to_decide(rule: Rule, found: Evidence, most: int = 1000) -> int | None
 class Claim:
     """A claim of a paper, as `claims.toml` states it.
 
-    `text`, `paper` and `section`; the `page` that shows it (as 'quick/digits_fig5'); the measure
-    with its `arguments` (and the `studies` that it reads), on the benchmark `on`; other
-    `benchmarks` and studies, each a table of arguments with its `on`; further facts by the same
-    measure (`also`, each with what it `says`); the rule; why it needs the paper's `scale`, or is
-    `untestable`; its text without the benchmark that it names (`anywhere`); what would decide it
-    (`wanted`); a `note`; whether it is a finding of `ours`; whether its seeds were added by looking
-    (`looked`), and the arguments of a fresh trial of it (`confirm`)."""
+    Args:
+        paper: the paper.
+        key: short name.
+        text: the claim in a sentence.
+        section: section of the paper.
+        page: the page that shows it (as 'quick/digits_fig5').
+        measure: name in `MEASURES`; '': it was not measured.
+        arguments: arguments of the measure, and the `studies` that it reads.
+        on: the benchmark of the arguments.
+        benchmarks: for other benchmarks and studies, the arguments that differ, each with its `on`.
+        also: for further facts by the same measure, the arguments that differ, each with what it
+            `says`.
+        rule: the rule of the verdict; None: none.
+        scale: why the paper's scale is needed; '': it is not.
+        untestable: why the claim is not testable as put; '': it is.
+        anywhere: the text without the benchmark that it names.
+        wanted: what would decide it.
+        note: a remark.
+        ours: whether it is a finding of this project.
+        looked: whether its seeds were added by looking.
+        confirm: arguments of a fresh trial that differ; {}: none.
+    """
 
     paper: str
     key: str
@@ -248,17 +391,28 @@ class Claim:
     @property
     def tables(self) -> list[dict]:
         """The arguments of every benchmark, further fact and fresh trial."""
-        return [self.arguments, *self.benchmarks, *self.also, *filter(None, [self.confirm])]
+        tables = [self.arguments, *self.benchmarks, *self.also]
+        if self.confirm:
+            tables.append(self.confirm)
+        return tables
 
 
-PLANNED, RETROSPECTIVE, LOOKED = "planned", "retrospective", "looked"
+PLANNED = "planned"
+RETROSPECTIVE = "retrospective"
+LOOKED = "looked"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """When a claim was fixed: its `kind` is PLANNED (on a `date`), RETROSPECTIVE, or LOOKED (seeds
-    were added until it was decided). Of a whole claim (`whole`) also the part that tried it `again`
-    on new seeds, and whether that one `confirmed` the verdict."""
+    """When a claim was fixed, and the outcome of a fresh trial.
+
+    Args:
+        kind: PLANNED, RETROSPECTIVE, or LOOKED (seeds were added until it was decided).
+        date: date of the plan.
+        whole: whether this is about the claim on all benchmarks.
+        again: of a whole claim, the part that tried it again on new seeds.
+        confirmed: whether that part confirmed the verdict.
+    """
 
     kind: str = RETROSPECTIVE
     date: datetime | None = None
@@ -266,21 +420,42 @@ class Origin:
     again: "Part | None" = None
     confirmed: bool = False
 
+    @property
+    def _kind_text(self) -> str:
+        """The kind in words."""
+        if self.kind == LOOKED:
+            return "decided by looking, to be confirmed"
+        if self.kind == PLANNED:
+            return f"plan of {self.date:%Y-%m-%d}" if self.date else "plan"
+        return "retrospective"
+
     def text(self) -> str:
-        """As tables show it: 'plan of 2026-11-27', 'retrospective', 'decided by looking, ...'."""
-        own = {PLANNED: f"plan of {self.date:%Y-%m-%d}" if self.date else "plan"}
-        own |= {RETROSPECTIVE: "retrospective", LOOKED: "decided by looking, to be confirmed"}
+        """Return it as tables show it: 'plan of 2026-11-27', 'retrospective', ...
+
+        >>> Origin(LOOKED).text()
+        'decided by looking, to be confirmed'
+        """
         if self.again is None:
-            return own[self.kind] + " (not tried)" * (self.whole and self.kind == LOOKED)
-        found = f"{self.again.verdict}, {self.again.evidence.text()}"
-        where = f"on new seeds ({', '.join(self.again.studies)}): {found}"
+            not_tried = self.whole and self.kind == LOOKED
+            return f"{self._kind_text} (not tried)" if not_tried else self._kind_text
+        outcome = f"{self.again.verdict}, {self.again.evidence.text()}"
+        trial = f"on new seeds ({', '.join(self.again.studies)}): {outcome}"
         if self.kind != LOOKED:
-            return f"{own[self.kind]}; {where}"
-        return f"decided by looking, {'' if self.confirmed else 'not '}confirmed {where}"
+            return f"{self._kind_text}; {trial}"
+        confirmed = "confirmed" if self.confirmed else "not confirmed"
+        return f"decided by looking, {confirmed} {trial}"
 
 
 class Part(NamedTuple):
-    """A claim on one benchmark: its studies, evidence and verdict, and when it was fixed."""
+    """A claim on one benchmark.
+
+    Args:
+        benchmark: the benchmark.
+        studies: its studies.
+        evidence: its evidence.
+        verdict: its verdict, one of `VERDICTS`.
+        origin: when it was fixed.
+    """
 
     benchmark: str
     studies: tuple[str, ...]
@@ -291,44 +466,74 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim with its evidence and verdict over all benchmarks, and its `parts` on each."""
+    """A claim with its evidence and verdict over all benchmarks.
+
+    Args:
+        claim: the claim.
+        evidence: the evidence, pooled over benchmarks if that is possible.
+        verdict: one of `VERDICTS`.
+        parts: the claim on each benchmark.
+        origin: when it was fixed; None: there is no study of it.
+    """
 
     claim: Claim
     evidence: Evidence
     verdict: str
     parts: tuple[Part, ...] = ()
-    origin: Origin | None = None  # None: there is no study of it
+    origin: Origin | None = None
 
     @property
     def strongest(self) -> dict[str, Part]:
-        """Benchmark -> the part that speaks for it: of a planned study, if there is one, and then
-        the one with most trial seeds (of a rate: runs)."""
+        """Benchmark -> the part that speaks for it.
 
-        def rank(part: Part) -> tuple[bool, int]:
+        It is one of a planned study, if there is one, and then the one with most trial seeds (of a
+        rate: runs).
+        """
+
+        def order(part: Part) -> tuple[bool, int]:
             size = part.evidence.seeds or part.evidence.runs
             return part.origin.kind != PLANNED, -size
 
-        found = {}
-        for part in sorted(self.parts, key=rank):
-            found.setdefault(part.benchmark, part)
-        return {p.benchmark: found[p.benchmark] for p in self.parts}
+        strongest = dict.fromkeys(part.benchmark for part in self.parts)
+        for benchmark in strongest:
+            parts = [part for part in self.parts if part.benchmark == benchmark]
+            strongest[benchmark] = min(parts, key=order)
+        return strongest
 
 
 def unit_of(measure: str, arguments: dict) -> str:
-    """Return the unit of a measure (of `MEASURES`): that of its metric, if it has one."""
-    own = {"rate": RUNS, "correlation": CORRELATION}
-    return own.get(measure) or metric_of(arguments.get("metric", "accuracy")).unit
+    """Return the unit of a measure: that of its metric, if it has one.
+
+    Args:
+        measure: name in `MEASURES`.
+        arguments: arguments of the measure.
+
+    >>> unit_of("rate", {}), unit_of("contrast", {})
+    ('% of runs', 'points')
+    """
+    if measure == "rate":
+        return RUNS
+    if measure == "correlation":
+        return CORRELATION
+    return metric_of(arguments.get("metric", "accuracy")).unit
 
 
 def _read_rule(row: dict) -> Rule:
-    """The rule of a row: a name, or a table of a name and its number."""
-    said = row["rule"]
-    name, number = (said, 0.0) if isinstance(said, str) else next(iter(said.items()))
-    return make_rule(name, number, unit_of(row["measure"], row["arguments"]))
+    """Return the rule of a row of `claims.toml`: a name, or a table of a name and its number."""
+    entry = row["rule"]
+    unit = unit_of(row["measure"], row["arguments"])
+    if isinstance(entry, str):
+        return make_rule(entry, unit=unit)
+    name, number = next(iter(entry.items()))
+    return make_rule(name, number, unit)
 
 
 def read_claims() -> list[Claim]:
-    """The claims of `hmoe_repro/claims.toml`. `HmoeError` for an unknown measure or rule."""
+    """Read the claims of `hmoe_repro/claims.toml`.
+
+    Raises:
+        HmoeError: if a measure or a rule is unknown.
+    """
     claims = []
     for row in package_toml("claims.toml")["claims"]:
         if "measure" in row:
@@ -338,34 +543,45 @@ def read_claims() -> list[Claim]:
     return claims
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-scores
-def _gate_scores(run, found: dict) -> dict:
-    """What the gate of a run of HMOE, measured as `found`, says about its experts."""
+def _gate_scores(run, discovery: dict) -> dict:
+    """Return the scores of the gate of a run of HMOE.
+
+    Args:
+        run: a row of `results`.
+        discovery: its measurement 'discovery'.
+    """
     domains, experts = domains_and_experts(run)
-    share = found["gate_entropy"] / math.log(experts)
-    effective = experts * math.exp(-found["load_balance"])
+    share = discovery["gate_entropy"] / math.log(experts)
+    effective = experts * math.exp(-discovery["load_balance"])
     loss = last_losses(run).get("L_d", math.nan)
     return {
         "gate_share": share,
         "experts_in_use": effective / experts,
         "experts_per_domain": effective / domains,
-        "idle_expert": share < UNIFORM and found["experts_used"] < experts,
+        "idle_expert": share < UNIFORM and discovery["experts_used"] < experts,
         "domain_loss": loss / math.log(experts),
-        "colour_less_domain": found.get("nmi_colour", math.nan) - found["nmi_domain"],
+        "colour_less_domain": discovery.get("nmi_colour", math.nan) - discovery["nmi_domain"],
     }
 
 
 def _mask_scores(run, masks: dict) -> dict:
-    """How much the masks of a run overlap."""
+    """Return the mean overlap of the masks of a run, and by how much it falls with depth."""
     overlaps = [place["mean_iou"] for place in masks["places"].values()]
     fall = overlaps[0] - overlaps[-1] if len(overlaps) > 1 else math.nan
     return {"mask_iou": masks["overall"]["mean_iou"], "mask_iou_fall": fall}
 
 
 def _spectrum_scores(run, spectra: dict) -> dict:
-    """Change of the log amplitude at pi with depth; points lost to noise above half of pi."""
+    """Return the change of the log amplitude at pi with depth, and what noise costs, in points.
+
+    The noise has frequencies above half of pi.
+    """
     ends = [curve[-1] for curve in spectra["curves"].values() if len(curve) > 1]
     noise = spectra["noise"]["out"]
-    noisy = [n for (low, _), n in zip(noise["bands"], noise["noisy"]) if low >= 0.5]
+    noisy = []
+    for (low, _), accuracy in zip(noise["bands"], noise["noisy"]):
+        if low >= 0.5:
+            noisy.append(accuracy)
     cost = 100 * (noise["clean"] - np.mean(noisy))
     return {"amplitude_rise": ends[-1] - ends[0], "noise_cost": cost}
 
@@ -374,38 +590,64 @@ _SCORES = {"discovery": _gate_scores, "masks": _mask_scores, "spectra": _spectru
 
 
 def run_scores(run) -> dict:
-    """The scores of a run, a row of `results`, that are no columns, by name; {} if it has none."""
+    """Return the scores of a run that are no columns of `results`, by name; {} if it has none.
+
+    Args:
+        run: a row of `results`.
+    """
     scores = {}
     for name, scores_of in _SCORES.items():
-        if found := measurement(run, name):
-            scores |= scores_of(run, found)
+        measured = measurement(run, name)
+        if measured:
+            scores |= scores_of(run, measured)
     return scores
 
 
-def _frame_scores(frame: pd.DataFrame):
-    """(name, score by run_id): by how many points each mask is better at home, and how much more
-    the class than the domain explains of the choice of expert, last block, validation images."""
+def _class_less_domain(frame: pd.DataFrame) -> pd.Series:
+    """Return run_id -> how much more the class explains of the choice of expert than the domain.
+
+    It is the choice of the last block on validation images.
+    """
+    rows = choice_rows(frame)
+    rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
+    last = rows[rows.block == rows.groupby("run_id").block.transform("max")]
+    explained = last.pivot(index="run_id", columns="known", values="value")
+    explained = explained.reindex(columns=["class", "domain"])
+    return explained["class"] - explained["domain"]
+
+
+def _frame_scores(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return name -> score by run_id, of the scores that are computed of all runs together."""
+    scores = {}
     if len(mask_runs(frame)):
-        yield "own_mask_gain", own_mask_gain(frame).set_index("run_id").gain
+        scores["own_mask_gain"] = own_mask_gain(frame).set_index("run_id").gain
     if len(runs_with(frame, "expert_choices")):
-        rows = choice_rows(frame)
-        rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
-        last = rows[rows.block == rows.groupby("run_id").block.transform("max")]
-        value = last.pivot(index="run_id", columns="known", values="value")
-        value = value.reindex(columns=["class", "domain"])
-        yield "class_less_domain", value["class"] - value["domain"]
+        scores["class_less_domain"] = _class_less_domain(frame)
+    return scores
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-arrays
 def nearest_domain(run, arrays: dict) -> str:
-    """The training domain whose images the gate of a run, a row of `results`, treats most like
-    those of the test domain."""
-    like = gate_similarity(mean_gates(arrays, DATASETS[run.dataset].domain_names))
-    return like.iloc[-1, :-1].idxmax()
+    """Return the training domain that the gate treats most like the test domain.
+
+    Args:
+        run: a row of `results`.
+        arrays: its arrays.
+    """
+    similarity = gate_similarity(mean_gates(arrays, DATASETS[run.dataset].domain_names))
+    return similarity.iloc[-1, :-1].idxmax()
 
 
 def toy_rows(run, arrays: dict) -> pd.DataFrame:
-    """A row for each seed of a run of the toy: intervals_found, majority_found, and `mix_best`: has
-    MIX the smallest error to sin(4 pi x) between the intervals?"""
+    """Return what each seed of a run of the toy found.
+
+    Args:
+        run: a row of `results`.
+        arrays: its arrays, with the `grid` of x and the `curves` (seeds, modes, x).
+
+    Returns:
+        A row for each seed: seed, intervals_found, majority_found, and mix_best (whether MIX has
+        the smallest error to sin(4 pi x) between the intervals).
+    """
     x = np.asarray(arrays["grid"], dtype=np.float64)
     gap = ((x > 0.5) & (x < 1)) | ((x > 1.5) & (x < 2))
     curves = np.asarray(arrays["curves"], dtype=np.float64)[..., gap]
@@ -416,191 +658,383 @@ def toy_rows(run, arrays: dict) -> pd.DataFrame:
 
 
 def _cost_rows(study: str, store: str) -> pd.DataFrame:
-    """A benchmark as a frame: `times_erm`, a training step's time over ERM's in the same round."""
-    found = read_benchmark(benchmark_file(study, store))
-    seconds = pd.DataFrame(next(iter(found["seconds"].values())))  # of training steps
+    """Return a benchmark as a frame with `times_erm`, a training step's time relative to ERM's.
+
+    The two times are of the same round; rounds are the trial seeds.
+    """
+    record = read_benchmark(benchmark_file(study, store))
+    seconds = pd.DataFrame(next(iter(record["seconds"].values())))  # of training steps
     times = seconds.div(seconds["ERM"], axis=0).rename_axis("trial_seed").reset_index()
     rows = times.melt("trial_seed", var_name="algorithm", value_name="times_erm")
-    fixed = {"study": study, "status": "complete", "mode": "default", "dataset": "a benchmark"}
-    run = rows.algorithm + rows.trial_seed.astype(str)
-    return rows.assign(**fixed, test_domain="training", steps=0, run_id=study + run)
+    return rows.assign(
+        study=study,
+        status="complete",
+        mode="default",
+        dataset="a benchmark",
+        test_domain="training",
+        steps=0,
+        run_id=study + (rows.algorithm + rows.trial_seed.astype(str)),
+    )
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-frame
+def _toy_frame(frame: pd.DataFrame, complete: pd.DataFrame, stored: dict) -> pd.DataFrame:
+    """Return a row for each seed of the runs of the toy (`toy_rows`).
+
+    Args:
+        frame: a frame of `results`.
+        complete: its complete runs.
+        stored: run id -> arrays.
+    """
+    seeds = []
+    for run in complete.itertuples():
+        seeds.append(toy_rows(run, stored[run.run_id]).assign(run_id=run.run_id))
+    frame = frame.merge(pd.concat(seeds), on="run_id")
+    run_id = frame.run_id + frame.seed.astype(str)
+    return frame.assign(mode="default", trial_seed=frame.seed, run_id=run_id)
+
+
+def _nearest_domains(complete: pd.DataFrame, stored: dict) -> pd.Series:
+    """Return run_id -> `nearest_domain`, of the runs whose gates were stored."""
+    nearest = {}
+    for run in complete.itertuples():
+        arrays = stored.get(run.run_id, {})
+        if "gate_test" in arrays:
+            nearest[run.run_id] = nearest_domain(run, arrays)
+    return pd.Series(nearest, dtype=object)
+
+
 def claim_frame(study: str, store: str = "") -> pd.DataFrame:
-    """`results` of a study with the scores that claims are about: those of `run_scores`; `gap_max`
-    and `gap_ood`, the accuracy of a mode minus that of MIX in points; `nearest_domain`, where
-    gates were stored; for the toy a row per seed (`toy_rows`). A benchmark (`benchmark_file`) has a
-    row for each of its algorithms and rounds, with `times_erm`."""
+    """Return the `results` of a study with the scores that claims are about.
+
+    Args:
+        study: name of a study, or of a benchmark (`benchmark_file`).
+        store: folder of records, as in `study_file`.
+
+    Returns:
+        The rows of `results` with the scores of `run_scores`; `gap_max` and `gap_ood`, the accuracy
+        of a mode minus that of MIX in points; and `nearest_domain`, if gates were stored. Of the
+        toy a row for each seed (`toy_rows`). Of a benchmark a row for each of its algorithms and
+        rounds, with `times_erm`.
+    """
     if benchmark_file(study, store).exists():
         return _cost_rows(study, store)
     frame = with_omitted_defaults(results(study, store))
-    done = runs(frame[frame.status == "complete"])
-    kept = [run for run in done.itertuples() if has_arrays(run, store)]
-    stored = {run.run_id: arrays(run, store) for run in kept}
+    complete = runs(frame[frame.status == "complete"])
+    stored = {}
+    for run in complete.itertuples():
+        if has_arrays(run, store):
+            stored[run.run_id] = arrays(run, store)
     if frame.dataset.eq("SineIntervals").all():
-        toys = [
-            toy_rows(run, stored[run.run_id]).assign(run_id=run.run_id) for run in done.itertuples()
-        ]
-        frame = frame.merge(pd.concat(toys), on="run_id")
-        seeds = {"trial_seed": frame.seed, "run_id": frame.run_id + frame.seed.astype(str)}
-        return frame.assign(mode="default", **seeds)
-    of_runs = {run.run_id: run_scores(run) for run in done.itertuples()}
+        return _toy_frame(frame, complete, stored)
+    of_runs = {run.run_id: run_scores(run) for run in complete.itertuples()}
     scores = pd.DataFrame(of_runs).T.infer_objects()
-    scores = scores.assign(**dict(_frame_scores(frame)))
+    scores = scores.assign(**_frame_scores(frame))
     if {"mix", "max", "ood"} <= set(frame["mode"]):
         modes = 100 * frame.pivot(index="run_id", columns="mode", values="accuracy")
-        scores = scores.assign(**{f"gap_{m}": modes[m] - modes["mix"] for m in ("max", "ood")})
-    gated = [run for run in kept if "gate_test" in stored[run.run_id]]
-    near = {run.run_id: nearest_domain(run, stored[run.run_id]) for run in gated}
-    return frame.join(scores.assign(nearest_domain=pd.Series(near, dtype=object)), on="run_id")
+        gaps = {"gap_max": modes["max"] - modes["mix"], "gap_ood": modes["ood"] - modes["mix"]}
+        scores = scores.assign(**gaps)
+    scores = scores.assign(nearest_domain=_nearest_domains(complete, stored))
+    return frame.join(scores, on="run_id")
 
 
 def claim_frames(claims: list[Claim], store: str = "") -> dict[str, pd.DataFrame]:
-    """Study -> `claim_frame` of all studies that some claims read and that have a file."""
-    parts = [part for claim in claims for part in claim.tables]
-    names = dict.fromkeys(study for part in parts for study in part.get("studies", ()))
-    files = {name: (study_file(name, store), benchmark_file(name, store)) for name in names}
-    return {
-        name: claim_frame(name, store)
-        for name, found in files.items()
-        if any(file.exists() for file in found)
-    }
+    """Return study -> `claim_frame` of all studies that some claims read and that have a file.
+
+    Args:
+        claims: the claims.
+        store: folder of records, as in `study_file`.
+    """
+    names = {}
+    for claim in claims:
+        for arguments in claim.tables:
+            names.update(dict.fromkeys(arguments.get("studies", ())))
+    frames = {}
+    for name in names:
+        if study_file(name, store).exists() or benchmark_file(name, store).exists():
+            frames[name] = claim_frame(name, store)
+    return frames
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-young
 def _undertrained(rows: pd.DataFrame, share: float) -> str:
-    """'undertrained: HMOE-DN (PACS)', where some rows have not learnt a `share`; else ''."""
-    found = undertrained(rows, share) if "validation_accuracy" in rows else []
-    names = ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in sorted(found))
+    """Return 'undertrained: HMOE-DN (PACS)' if some rows have not learnt a `share`; else ''."""
+    if "validation_accuracy" not in rows:
+        return ""
+    pairs = sorted(undertrained(rows, share))
+    names = ", ".join(f"{algorithm} ({dataset})" for dataset, algorithm in pairs)
     return f"undertrained: {names}" if names else ""
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-chosen
 def meets(frame: pd.DataFrame, name: str, wanted) -> pd.Series:
-    """In which rows a column is as `wanted`: a value, one of a list, or a comparison ('< 0.5')."""
+    """Return in which rows a column is as wanted.
+
+    Args:
+        frame: any frame.
+        name: the column.
+        wanted: a value, a list of values, or a comparison as text ('< 0.5').
+
+    >>> meets(pd.DataFrame({"x": [0.1, 0.7]}), "x", "< 0.5").tolist()
+    [True, False]
+    """
     if isinstance(wanted, str) and wanted[0] in "<>!":
         return frame[[name]].eval(f"`{name}` {wanted}") & frame[name].notna()
     return frame[name].isin(wanted if isinstance(wanted, list) else [wanted])
 
 
-def chosen(frame: pd.DataFrame, where: dict) -> pd.DataFrame:
-    """The complete rows that meet all of `where`, column -> wanted (`meets`); without a mode, the
-    first of each run (of HMOE: MIX). `HmoeError` where there is none."""
+def rows_where(frame: pd.DataFrame, where: dict) -> pd.DataFrame:
+    """Return the complete rows that meet all conditions.
+
+    Args:
+        frame: a frame of `claim_frame`.
+        where: column -> wanted (`meets`). Without 'mode', the first mode of each run counts (of
+            HMOE: MIX).
+
+    Raises:
+        HmoeError: if there is no such row.
+    """
     for name, wanted in where.items():
         frame = frame[meets(frame, name, wanted)]
-    rows = select_rows(frame, {"mode": [*frame["mode"].unique()]} if "mode" in where else {})
+    conditions = {}
+    if "mode" in where:
+        conditions["mode"] = list(frame["mode"].unique())
+    rows = select_rows(frame, conditions)
     if rows.empty:
-        raise HmoeError(f"no complete run with {', '.join(f'{k} {v}' for k, v in where.items())}.")
+        listed = ", ".join(f"{name} {wanted}" for name, wanted in where.items())
+        raise HmoeError(f"no complete run with {listed}.")
     return rows
 
 
-def _grid(frame: pd.DataFrame, where: dict, metric: str, over) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`metric` of the rows that `where` names, trial seeds by test domains, the mean over all
-    values of the columns `over` (NaN where one is missing); and these rows."""
-    rows = chosen(frame, where)
-    parts = [part for _, part in rows.groupby(list(over))] if over else [rows]
-    grids = [value_grid(part, metric) for part in parts]
-    return sum(grids[1:], grids[0]) / len(grids) * metric_of(metric).scale, rows
+def _mean_grid(rows: pd.DataFrame, metric: str, over) -> pd.DataFrame:
+    """Return a metric of some rows, trial seeds by test domains, in the unit of the metric.
+
+    Args:
+        rows: rows of `claim_frame`.
+        metric: a column.
+        over: columns over whose values the mean is taken (NaN if one is missing).
+    """
+    parts = [rows]
+    if over:
+        parts = [part for _, part in rows.groupby(list(over))]
+    total = value_grid(parts[0], metric)
+    for part in parts[1:]:
+        total = total + value_grid(part, metric)
+    return total / len(parts) * metric_of(metric).scale
 
 
-def _used(interval: Interval, rows: pd.DataFrame, unit: str, **more) -> Evidence:
-    """Evidence from an interval and the rows that it rests on, with their size in words."""
-    used, steps = runs(rows), sorted(rows.steps.unique())
+def _size_words(used: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """Return the size of evidence in words: runs, seeds, updates and data sets; or rounds."""
+    steps = sorted(rows.steps.unique())
+    if not steps[-1]:  # a benchmark
+        return plural(len(used), "round")
     updates = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
     size = [plural(len(used), "run"), plural(used.trial_seed.nunique(), "seed")]
-    size += [f"{updates} updates", *used.dataset.unique()]
-    if not steps[-1]:  # a benchmark
-        size = [plural(len(used), "round")]
-    young = _undertrained(rows, TRAINED) if unit == POINTS else ""
-    said = [more.pop("more", ""), f"{young[0].upper()}{young[1:]}." if young else ""]
-    more |= {"freedom": interval.freedom, "seeds": interval.seeds}
-    more |= {"size": ", ".join(size), "more": " ".join(filter(None, said))}
-    return Evidence(*interval[:3], unit, len(used), **more)
+    size.append(f"{updates} updates")
+    size.extend(used.dataset.unique())
+    return ", ".join(size)
+
+
+def _as_evidence(interval: Interval, rows: pd.DataFrame, unit: str, more: str = "") -> Evidence:
+    """Return evidence from an interval and the rows that it rests on.
+
+    Args:
+        interval: the mean with its interval.
+        rows: the rows; undertrained ones are named in `more` of the evidence.
+        unit: the unit.
+        more: further facts.
+    """
+    used = runs(rows)
+    facts = [more]
+    caveat = _undertrained(rows, TRAINED) if unit == POINTS else ""
+    if caveat:
+        facts.append(f"{_capitalised(caveat)}.")
+    return Evidence(
+        value=interval.mean,
+        low=interval.low,
+        high=interval.high,
+        unit=unit,
+        runs=len(used),
+        size=_size_words(used, rows),
+        more=_joined(facts),
+        freedom=interval.freedom,
+        seeds=interval.seeds,
+    )
+
+
+def _capitalised(text: str) -> str:
+    """Return a text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def _joined(parts: list[str], separator: str = " ") -> str:
+    """Return the parts that are not empty, joined."""
+    return separator.join(part for part in parts if part)
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-measures
 def contrast_measure(frame, a: dict, b: dict, metric="accuracy", metric_b="", over=()) -> Evidence:
-    """`metric` of the rows `a` minus that (or `metric_b`) of the rows `b` at equal trial seed and
-    test domain; `mean_interval`: test domains fixed, Student's t over seeds."""
-    first, mine = _grid(frame, a, metric, over)
-    second, theirs = _grid(frame, b, metric_b or metric, over)
+    """Measure the difference of two sets of rows at equal trial seed and test domain.
+
+    The interval is that of `mean_interval`: test domains are fixed, Student's t over seeds.
+
+    Args:
+        frame: a frame of `claim_frame`.
+        a: conditions of the rows, as in `rows_where`.
+        b: conditions of the rows that are subtracted.
+        metric: a column.
+        metric_b: the column of the rows `b`; '': the same.
+        over: columns over whose values the mean is taken first.
+
+    Raises:
+        HmoeError: if no runs have equal seed and test domain.
+    """
+    rows_a = rows_where(frame, a)
+    first = _mean_grid(rows_a, metric, over)
+    rows_b = rows_where(frame, b)
+    second = _mean_grid(rows_b, metric_b or metric, over)
     grid = (first - second).dropna(how="all").dropna(how="all", axis=1)
     if grid.empty:
         raise HmoeError("no runs of equal seed and test domain")
-    rows, paired = pd.concat([mine, theirs]), grid.stack().dropna().index
-    one = set(mine.algorithm) & set(theirs.algorithm)  # whose settings, masks or modes differ
-    problem = "" if one else _undertrained(rows, SLOW)
-    places = rows.dataset + " " + rows.test_domain  # as in a grid of several data sets
-    places = places if rows.dataset.nunique() > 1 else rows.test_domain
-    rows = rows[pd.MultiIndex.from_arrays([rows.trial_seed, places]).isin(paired)]
-    sides = [side.where(grid.notna()) for side in (first, second)]
-    levels = {name: tuple(side[name].mean() for side in sides) for name in grid}
-    unit = metric_of(metric).unit
-    return _used(mean_interval(grid), rows, unit, levels=levels, problem=problem)
+    rows = pd.concat([rows_a, rows_b])
+    same_algorithm = set(rows_a.algorithm) & set(rows_b.algorithm)  # other settings, masks, modes
+    problem = "" if same_algorithm else _undertrained(rows, SLOW)
+    domains = rows.test_domain
+    if rows.dataset.nunique() > 1:
+        domains = rows.dataset + " " + rows.test_domain  # as in a grid of several data sets
+    cells = pd.MultiIndex.from_arrays([rows.trial_seed, domains])
+    rows = rows[cells.isin(grid.stack().dropna().index)]
+    paired_first = first.where(grid.notna())
+    paired_second = second.where(grid.notna())
+    levels = {}
+    for name in grid:
+        levels[name] = (paired_first[name].mean(), paired_second[name].mean())
+    evidence = _as_evidence(mean_interval(grid), rows, metric_of(metric).unit)
+    return replace(evidence, levels=levels, problem=problem)
 
 
 def mean_measure(frame, where: dict, metric: str) -> Evidence:
-    """The mean of `metric`: runs of one trial seed, data set and test domain are averaged, then
-    seeds, then test domains, each with equal weight; those with one seed are left out."""
-    rows, measured = chosen(frame, where), metric_of(metric)
-    values = rows[metric].astype(float) * measured.scale
+    """Measure the mean of a metric with equal weight of seeds and of test domains.
+
+    Runs of one trial seed, data set and test domain are averaged, then seeds, then test domains
+    (`mean_interval`). Test domains with one seed are left out.
+
+    Args:
+        frame: a frame of `claim_frame`.
+        where: conditions of the rows, as in `rows_where`.
+        metric: a column.
+    """
+    rows = rows_where(frame, where)
+    unit = metric_of(metric).unit
+    values = rows[metric].astype(float) * metric_of(metric).scale
     grid = values.groupby([rows.trial_seed, rows.dataset + " " + rows.test_domain])
     grid = grid.mean().unstack()
     lone = grid.columns[grid.count() < 2]
     more = f"{plural(len(lone), 'test domain')} with one seed left out." if len(lone) else ""
-    data = values.groupby(rows.dataset, sort=False).mean() if rows.dataset.nunique() > 1 else {}
-    levels = {name: (value,) for name, value in data.items()}
-    found = mean_interval(grid.drop(columns=lone))
-    return _used(found, rows, measured.unit, more=more, levels=levels)
+    levels = {}
+    if rows.dataset.nunique() > 1:
+        for name, value in values.groupby(rows.dataset, sort=False).mean().items():
+            levels[name] = (value,)
+    interval = mean_interval(grid.drop(columns=lone))
+    return replace(_as_evidence(interval, rows, unit, more), levels=levels)
 
 
 def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
-    """The share of runs that meet a `condition`, in percent, with its exact interval."""
-    rows = chosen(frame, where)
+    """Measure the percentage of runs that meet a condition, with its exact interval (`rate`).
+
+    Args:
+        frame: a frame of `claim_frame`.
+        where: conditions of all rows, as in `rows_where`.
+        condition: column -> wanted (`meets`), of the rows that count.
+        by: a column by which the counts are also given; '': none.
+    """
+    rows = rows_where(frame, where)
     each = [meets(rows, name, wanted) for name, wanted in condition.items()]
     met = pd.concat(each, axis=1).all(axis=1)
     hits = int(met.sum())
-    numbers = Interval(*(100 * x for x in rate(hits, len(rows))), math.nan, 0, 0, 0)
-    each = met.groupby(rows[by], sort=True) if by else ()
-    more = ", ".join(f"{name} {part.sum()} of {len(part)}" for name, part in each)
-    return _used(numbers, rows, RUNS, hits=hits, more=f"By test domain: {more}." if by else "")
+    value, low, high = rate(hits, len(rows))
+    interval = Interval(
+        mean=100 * value, low=100 * low, high=100 * high, p=math.nan, freedom=0, seeds=0, pairs=0
+    )
+    more = ""
+    if by:
+        groups = met.groupby(rows[by], sort=True)
+        counts = ", ".join(f"{name} {part.sum()} of {len(part)}" for name, part in groups)
+        more = f"By test domain: {counts}."
+    return replace(_as_evidence(interval, rows, RUNS, more), hits=hits)
 
 
 def equivalence_measure(frame, baseline: str, where: dict) -> Evidence:
-    """The algorithm that differs most from `baseline`: by more than the margin for certain, else
-    the one whose interval, at a level for all together (Bonferroni), reaches furthest."""
+    """Measure the difference to a baseline of the algorithm that differs most from it.
+
+    Intervals are at a level for all algorithms together (Bonferroni). An algorithm that differs by
+    more than the margin counts first, by its mean; otherwise the one whose interval reaches
+    furthest.
+
+    Args:
+        frame: a frame of `claim_frame`.
+        baseline: name of an algorithm.
+        where: conditions of the rows of the others, as in `rows_where`.
+    """
     margin = margin_of(POINTS)
-    base, rows = value_grid(chosen(frame, {"algorithm": baseline})), chosen(frame, where)
+    base = value_grid(rows_where(frame, {"algorithm": baseline}))
+    rows = rows_where(frame, where)
     parts = {name: part for name, part in rows.groupby("algorithm") if name != baseline}
     level = 1 - 0.05 / len(parts)
-    found = {n: mean_interval(100 * (value_grid(p) - base), level) for n, p in parts.items()}
+    intervals = {}
+    for name, part in parts.items():
+        intervals[name] = mean_interval(100 * (value_grid(part) - base), level)
 
-    def far(name):
-        ends = sorted(abs(end) for end in found[name][1:3])
-        apart = found[name].low > margin or found[name].high < -margin
-        return apart, abs(found[name].mean) if apart else ends[1]
+    def distance(name: str) -> tuple[bool, float]:
+        interval = intervals[name]
+        differs = interval.low > margin or interval.high < -margin
+        if differs:
+            return True, abs(interval.mean)
+        return False, max(abs(interval.low), abs(interval.high))
 
-    worst = max(found, key=far)
-    (first, low), *_, (last, high) = sorted(found.items(), key=lambda row: row[1].mean)
-    more = f"{worst} − {baseline}; from {first} {low.mean:+.1f} to {last} {high.mean:+.1f}."
-    return _used(found[worst], rows, POINTS, more=more, level=level)
+    furthest = max(intervals, key=distance)
+    order = sorted(intervals, key=lambda name: intervals[name].mean)
+    lowest = f"{order[0]} {intervals[order[0]].mean:+.1f}"
+    highest = f"{order[-1]} {intervals[order[-1]].mean:+.1f}"
+    more = f"{furthest} − {baseline}; from {lowest} to {highest}."
+    return replace(_as_evidence(intervals[furthest], rows, POINTS, more), level=level)
 
 
 def correlation_measure(frame, where: dict, x: str, y="accuracy") -> Evidence:
-    """The correlation of two columns over the runs that `where` names, within data sets and test
-    domains: both are centred there first. The interval is Fisher's."""
-    rows = chosen(frame, where)
+    """Measure the correlation of two columns over runs, within data sets and test domains.
+
+    Both columns are centred in each test domain first. The interval is that of Fisher's z
+    transformation (Fisher, 1921), with Student's t instead of the normal quantile.
+
+    Args:
+        frame: a frame of `claim_frame`.
+        where: conditions of the rows, as in `rows_where`.
+        x: a column.
+        y: another column.
+
+    Raises:
+        HmoeError: if fewer than three degrees of freedom are left, or a column is constant.
+    """
+    rows = rows_where(frame, where)
     rows = rows[rows[x].notna() & rows[y].notna()]
-    places = rows.dataset + " " + rows.test_domain
+    domains = rows.dataset + " " + rows.test_domain
     pair = rows[[x, y]].astype(float)
-    pair = pair - pair.groupby(places).transform("mean")
-    freedom = len(rows) - places.nunique() - 1
+    pair = pair - pair.groupby(domains).transform("mean")
+    freedom = len(rows) - domains.nunique() - 1
     if freedom < 3 or not pair.std().all():
         raise HmoeError("too few runs that differ")
-    value, low, high = float(pair[x].corr(pair[y])), math.nan, math.nan
+    value = float(pair[x].corr(pair[y]))
+    low = high = math.nan
     if abs(value) < 1 - 1e-12:  # an interval of zero width is none
         half = stats.t.isf(0.025, freedom) / math.sqrt(freedom - 1)
-        low, high = (math.tanh(math.atanh(value) + side * half) for side in (-1, 1))
-    seeds = rows.trial_seed.nunique()
-    found = Interval(value, low, high, math.nan, freedom, seeds, len(rows))
-    return _used(found, rows, CORRELATION)
+        low = math.tanh(math.atanh(value) - half)
+        high = math.tanh(math.atanh(value) + half)
+    interval = Interval(
+        mean=value,
+        low=low,
+        high=high,
+        p=math.nan,
+        freedom=freedom,
+        seeds=rows.trial_seed.nunique(),
+        pairs=len(rows),
+    )
+    return _as_evidence(interval, rows, CORRELATION)
 
 
 MEASURES = {
@@ -614,20 +1048,28 @@ MEASURES = {
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-evaluate
 @functools.cache
 def _plan_of(study: str):
-    """The plan of a study of the library, or None."""
+    """Return the plan of a study of the library, or None."""
     return read_study(study).plan if study in STUDIES else None
 
 
 def _origin(studies, looked: bool, verdict: str) -> Origin:
-    """Whether the evidence of some studies was planned."""
+    """Return when the evidence of some studies was fixed.
+
+    Args:
+        studies: names of studies; it was planned if all have plans.
+        looked: whether seeds were added by looking.
+        verdict: the verdict; only a decision can be one by looking.
+    """
     plans = [_plan_of(study) for study in studies]
     if plans and all(plans):
         return Origin(PLANNED, max(plan.date for plan in plans))
-    return Origin(LOOKED if looked and verdict in (SUPPORTED, CONTRADICTED) else RETROSPECTIVE)
+    if looked and verdict in (SUPPORTED, CONTRADICTED):
+        return Origin(LOOKED)
+    return Origin(RETROSPECTIVE)
 
 
 def _planned(frame: pd.DataFrame, study: str) -> pd.DataFrame:
-    """The rows of a study; of a planned one those of its planned seeds."""
+    """Return the rows of a study; of a planned one those of its planned seeds."""
     plan = _plan_of(study)
     return frame if plan is None else frame[frame.trial_seed.isin(plan.seeds)]
 
@@ -635,93 +1077,141 @@ def _planned(frame: pd.DataFrame, study: str) -> pd.DataFrame:
 _NO_ARGUMENTS = ("says", "studies", "on", "looked")
 
 
-def _measured(claim: Claim, other: dict, frames: dict[str, pd.DataFrame]) -> Evidence:
-    """The evidence of a claim, with some `other` arguments, or the problem that there is none."""
-    given = {k: v for k, v in {**claim.arguments, **other}.items() if k not in _NO_ARGUMENTS}
-    studies = other.get("studies", claim.arguments["studies"])
-    if absent := [study for study in studies if study not in frames]:
+def _measure(claim: Claim, changes: dict, frames: dict[str, pd.DataFrame]) -> Evidence:
+    """Return the evidence of a claim, or the problem that there is none.
+
+    Args:
+        claim: the claim.
+        changes: arguments that replace its own.
+        frames: study -> `claim_frame`.
+    """
+    arguments = {}
+    for name, value in (claim.arguments | changes).items():
+        if name not in _NO_ARGUMENTS:
+            arguments[name] = value
+    studies = changes.get("studies", claim.arguments["studies"])
+    absent = [study for study in studies if study not in frames]
+    if absent:
         return Evidence(problem=f"not run: {', '.join(absent)}")
     frame = pd.concat([_planned(frames[study], study) for study in studies], ignore_index=True)
+    frame = frame.drop_duplicates(["run_id", "mode"])
     try:
-        return MEASURES[claim.measure](frame.drop_duplicates(["run_id", "mode"]), **given)
+        return MEASURES[claim.measure](frame, **arguments)
     except HmoeError as error:
         return Evidence(problem=error.cause)
 
 
-def _levels(found: Evidence) -> str:
-    """'negative +6.7, sketch -12.6', or of scores both sides of it; '' for one level, or many."""
-    if not 1 < len(found.levels) < 7:
+def _level_text(values: tuple, unit: str) -> str:
+    """Return the values of the sides of a contrast: their difference in points, or both."""
+    if unit == POINTS:
+        value, *other = values
+        return f"{value - sum(other):+.1f}"
+    return " against ".join(f"{value:.2f}" for value in values)
+
+
+def _levels(evidence: Evidence) -> str:
+    """Return 'negative +6.7, sketch -12.6', of scores both sides; '' for one level, or many."""
+    if not 1 < len(evidence.levels) < 7:
         return ""
-    said = []
-    for name, (value, *other) in found.levels.items():
-        both = " against ".join(f"{x:.2f}" for x in (value, *other))
-        said.append(f"{name} {f'{value - sum(other):+.1f}' if found.unit == POINTS else both}")
-    return ", ".join(said)
+    texts = []
+    for name, values in evidence.levels.items():
+        texts.append(f"{name} {_level_text(values, evidence.unit)}")
+    return ", ".join(texts)
 
 
-def _levels_sentence(found: Evidence) -> str:
-    """'By test domain: negative +6.7, sketch -12.6.'; '' without `_levels`."""
-    by = "data set" if set(found.levels) <= set(DATASETS) else "test domain"
-    said = _levels(found)
-    return f"By {by}: {said}." if said else ""
+def _levels_sentence(evidence: Evidence) -> str:
+    """Return 'By test domain: negative +6.7, sketch -12.6.'; '' without `_levels`."""
+    by = "data set" if set(evidence.levels) <= set(DATASETS) else "test domain"
+    levels = _levels(evidence)
+    return f"By {by}: {levels}." if levels else ""
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-pool
-def pool_evidence(found: list[Evidence]) -> Evidence | None:
-    """Random effects over studies: DerSimonian and Laird (1986), with Student's t and the standard
-    error of Hartung and Knapp (2001), at least the model's own. None for fewer than two studies
-    with a standard error and no problem, and for shares of runs."""
-    found = [e for e in found if e.measured and not e.problem and e.error > 0 and e.hits is None]
-    k = len(found)
+def pool_evidence(studies: list[Evidence]) -> Evidence | None:
+    """Pool the evidence of studies by a random-effects model.
+
+    The variance between studies is that of DerSimonian and Laird (1986). The interval is Student's
+    t with the standard error of Hartung and Knapp (2001), but at least the model's own.
+
+    Args:
+        studies: the evidence of each. Studies with a problem or without a standard error, and
+            rates, are left out.
+
+    Returns:
+        The pooled evidence; None for fewer than two studies.
+    """
+    pooled = []
+    for one in studies:
+        if one.measured and not one.problem and one.error > 0 and one.hits is None:
+            pooled.append(one)
+    k = len(pooled)
     if k < 2:
         return None
-    values = np.array([e.value for e in found])
-    variances = np.array([e.error**2 for e in found])
+    values = np.array([one.value for one in pooled])
+    variances = np.array([one.error**2 for one in pooled])
     weights = 1 / variances
-    excess = (weights * (values - np.average(values, weights=weights)) ** 2).sum() - (k - 1)
-    between = max(0.0, excess / (weights.sum() - (weights**2).sum() / weights.sum()))
+    q = (weights * (values - np.average(values, weights=weights)) ** 2).sum()
+    scale = weights.sum() - (weights**2).sum() / weights.sum()
+    between = max(0.0, (q - (k - 1)) / scale)
     weights = 1 / (variances + between)
     mean = float(np.average(values, weights=weights))
     scatter = (weights * (values - mean) ** 2).sum() / (k - 1)
     error = math.sqrt(max(1.0, scatter) / weights.sum())
-    low, high = map(float, stats.t.interval(0.95, k - 1, mean, error))
-    count = sum(e.runs for e in found)
-    size = f"{k} studies, {plural(count, 'run')}, random effects"
-    return Evidence(mean, low, high, found[0].unit, count, size, freedom=k - 1)
+    low, high = stats.t.interval(0.95, k - 1, mean, error)
+    count = sum(one.runs for one in pooled)
+    return Evidence(
+        value=mean,
+        low=float(low),
+        high=float(high),
+        unit=pooled[0].unit,
+        runs=count,
+        size=f"{k} studies, {plural(count, 'run')}, random effects",
+        freedom=k - 1,
+    )
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-evaluate-claim
-def _part(claim: Claim, other: dict, frames: dict[str, pd.DataFrame]) -> Part:
-    """A claim on one benchmark: its own arguments changed by `other`."""
-    found = _measured(claim, other, frames)
-    verdict = claim.rule.judge(found) if claim.rule else UNDECIDED
-    studies = tuple(other.get("studies", claim.arguments["studies"]))
-    looked = other.get("looked", claim.looked and not other)
-    origin = _origin(studies, looked, verdict)
-    return Part(other.get("on", claim.on), studies, found, verdict, origin)
+def _part(claim: Claim, changes: dict, frames: dict[str, pd.DataFrame]) -> Part:
+    """Evaluate a claim on one benchmark: its own arguments changed by `changes`."""
+    evidence = _measure(claim, changes, frames)
+    verdict = claim.rule.judge(evidence) if claim.rule else UNDECIDED
+    studies = tuple(changes.get("studies", claim.arguments["studies"]))
+    looked = changes.get("looked", claim.looked and not changes)
+    return Part(
+        benchmark=changes.get("on", claim.on),
+        studies=studies,
+        evidence=evidence,
+        verdict=verdict,
+        origin=_origin(studies, looked, verdict),
+    )
 
 
 def _counted(parts: tuple[Part, ...]) -> list[Part]:
-    """The parts that count for the verdict together: with an interval, and without a problem."""
-    return [p for p in parts if p.evidence.measured and not p.evidence.problem]
+    """Return the parts that count for the verdict together: with an interval and no problem."""
+    return [part for part in parts if part.evidence.measured and not part.evidence.problem]
 
 
-def _together(claim: Claim, result: ClaimResult, pooled: Evidence | None) -> str:
-    """The verdict over all benchmarks: of the only part that counts, or of all."""
-    if len(alone := _counted(result.parts)) == 1:
-        return alone[0].verdict
+def _joint_verdict(claim: Claim, result: ClaimResult, pooled: Evidence | None) -> str:
+    """Return the verdict over all benchmarks: of the only part that counts, or of all."""
+    counted = _counted(result.parts)
+    if len(counted) == 1:
+        return counted[0].verdict
     strongest = result.strongest.values()
     verdicts = {part.verdict for part in strongest}
-    if len(verdicts) == 1 and verdicts <= {SUPPORTED, CONTRADICTED}:
+    if verdicts in ({SUPPORTED}, {CONTRADICTED}):
         return verdicts.pop()
-    small = any(p.verdict == UNDECIDED and claim.rule.is_small(p.evidence) for p in strongest)
-    if SUPPORTED in verdicts and (CONTRADICTED in verdicts or small):
+    undecided = [part for part in strongest if part.verdict == UNDECIDED]
+    has_small = any(claim.rule.is_small(part.evidence) for part in undecided)
+    if SUPPORTED in verdicts and (CONTRADICTED in verdicts or has_small):
         return MIXED
     return claim.rule.judge(pooled) if pooled else UNDECIDED
 
 
 def _confirmation(result: ClaimResult, frames: dict[str, pd.DataFrame]) -> Origin:
-    """When a claim was fixed, over all its parts, and what came out of a fresh trial of it on new
-    seeds: confirmed if the verdict is that on the same benchmark before."""
-    claim, origins = result.claim, [part.origin for part in result.parts]
+    """Return when a claim was fixed, over all its parts, and the outcome of a fresh trial.
+
+    The trial on new seeds confirms the claim if its verdict is that on the same benchmark before.
+    """
+    claim = result.claim
+    origins = [part.origin for part in result.parts]
     origin = origins[0] if len(origins) == 1 else Origin(RETROSPECTIVE)
     if any(one.kind == LOOKED for one in origins):
         origin = Origin(LOOKED)
@@ -732,77 +1222,116 @@ def _confirmation(result: ClaimResult, frames: dict[str, pd.DataFrame]) -> Origi
     return replace(origin, whole=True, again=again, confirmed=again.verdict == before)
 
 
+def _further_facts(claim: Claim, parts: tuple, frames: dict[str, pd.DataFrame]) -> list[str]:
+    """Return the further facts of a claim in sentences: of its only part, and of `also`."""
+    facts = []
+    if len(parts) == 1:
+        evidence = parts[0].evidence
+        facts += [_levels_sentence(evidence), evidence.more]
+    for changes in claim.also:
+        evidence = _measure(claim, changes, frames)
+        if evidence.runs:
+            facts.append(f"{changes['says']}: {evidence.text()}.")
+    return facts
+
+
+def _shown_evidence(result: ClaimResult) -> Evidence:
+    """Return the evidence that is shown of parts that cannot be pooled."""
+    counted = _counted(result.parts)
+    if len(counted) == 1:
+        return counted[0].evidence
+    return next(iter(result.strongest.values())).evidence
+
+
 def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult:
-    """The evidence for a claim in `claim_frames` on each benchmark and together, with the verdict:
-    one of `VERDICTS`."""
+    """Evaluate a claim on each benchmark and together.
+
+    Args:
+        claim: the claim.
+        frames: study -> frame, as `claim_frames` returns them.
+
+    Returns:
+        The evidence and the verdict, one of `VERDICTS`.
+    """
     if not claim.measure:
         return ClaimResult(claim, Evidence(problem="no study of it"), UNDECIDED)
-    tried = [_part(claim, other, frames) for other in ({}, *claim.benchmarks)]
+    tried = [_part(claim, changes, frames) for changes in ({}, *claim.benchmarks)]
     parts = tuple(part for part in tried if part.evidence.runs) or tuple(tried[:1])
-    first, pooled = parts[0], pool_evidence([part.evidence for part in parts])
-    result = ClaimResult(claim, pooled or first.evidence, first.verdict, parts)
-    if not pooled:
-        alone, strongest = _counted(parts), [*result.strongest.values()]
-        shown = alone[0] if len(alone) == 1 else strongest[0]
-        result = replace(result, evidence=shown.evidence)
+    pooled = pool_evidence([part.evidence for part in parts])
+    result = ClaimResult(claim, parts[0].evidence, parts[0].verdict, parts)
+    result = replace(result, evidence=pooled or _shown_evidence(result))
     if claim.rule and len(parts) > 1:
-        result = replace(result, verdict=_together(claim, result, pooled))
+        result = replace(result, verdict=_joint_verdict(claim, result, pooled))
     origin = _confirmation(result, frames)
-    others = [(part["says"], _measured(claim, part, frames)) for part in claim.also]
-    said = [f"{says}: {e.text()}." for says, e in others if e.runs]
-    alone = [_levels_sentence(first.evidence), first.evidence.more] if len(parts) == 1 else []
-    found = replace(result.evidence, more=" ".join(filter(None, [*alone, *said])))
-    if claim.scale or claim.untestable:
-        result = replace(result, verdict=SCALE if claim.scale else UNTESTABLE)
-    return replace(result, evidence=found, origin=origin)
+    more = _joined(_further_facts(claim, parts, frames))
+    if claim.scale:
+        result = replace(result, verdict=SCALE)
+    elif claim.untestable:
+        result = replace(result, verdict=UNTESTABLE)
+    return replace(result, evidence=replace(result.evidence, more=more), origin=origin)
 
 
 def evaluate_claims(claims: list[Claim], frames: dict[str, pd.DataFrame]) -> list[ClaimResult]:
-    """`evaluate_claim` of all claims, sorted by verdict."""
+    """Return `evaluate_claim` of all claims, sorted by verdict in the order of `VERDICTS`."""
     results = [evaluate_claim(claim, frames) for claim in claims]
     return sorted(results, key=lambda result: VERDICTS.index(result.verdict))
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-table
 def _wanted(result: ClaimResult) -> str:
-    """What would decide a claim, in words, and the number of seeds or runs."""
-    claim, found = result.claim, result.evidence
-    if result.verdict in (SCALE, UNTESTABLE) or found.problem or len(result.parts) > 1:
+    """Return what would decide a claim, in words, with the number of seeds or runs."""
+    claim = result.claim
+    evidence = result.evidence
+    if result.verdict in (SCALE, UNTESTABLE) or evidence.problem or len(result.parts) > 1:
         return claim.wanted
-    if not (claim.rule and found.measured):
+    if not (claim.rule and evidence.measured):
         return claim.wanted
-    number, what = seeds_to_decide(claim.rule, found), "runs" if found.hits is not None else "seeds"
-    said = f"{number or 'more than 1,000'} {what} in all, if mean and variance stay"
-    return said if claim.wanted == Claim.wanted else f"{said}; {claim.wanted}"
+    number = seeds_to_decide(claim.rule, evidence) or "more than 1,000"
+    kind = "seeds" if evidence.hits is None else "runs"
+    text = f"{number} {kind} in all, if mean and variance stay"
+    return text if claim.wanted == Claim.wanted else f"{text}; {claim.wanted}"
 
 
-def _ends_of_90(found: Evidence, rule: Rule | None) -> tuple[float, float]:
-    """The interval of 90 % by which a rule about equivalence judges; NaN for other rules, and if it
-    judges by another interval."""
-    if rule and rule.equivalence and found.equivalence != (found.low, found.high):
-        return found.equivalence
+def _ends_of_90(evidence: Evidence, rule: Rule | None) -> tuple[float, float]:
+    """Return the interval of 90 % by which a rule about equivalence judges; else NaN.
+
+    It is NaN, too, if the rule judges by another interval.
+    """
+    if rule and rule.equivalence and evidence.equivalence != (evidence.low, evidence.high):
+        return evidence.equivalence
     return math.nan, math.nan
 
 
-def _equivalence_text(found: Evidence, rule: Rule | None) -> str:
-    """', 90 % CI -0.9 to +0.2'; '' if the rule is not about equivalence."""
-    low, high = _ends_of_90(found, rule)
-    return "" if math.isnan(low) else f", 90 % CI {found.said(low)} to {found.said(high)}"
+def _equivalence_text(evidence: Evidence, rule: Rule | None) -> str:
+    """Return ', 90 % CI -0.9 to +0.2'; '' if the rule is not about equivalence."""
+    low, high = _ends_of_90(evidence, rule)
+    if math.isnan(low):
+        return ""
+    return f", 90 % CI {evidence.format(low)} to {evidence.format(high)}"
 
 
 def part_text(part: Part, rule: Rule | None) -> str:
-    """'digits: supported, +2.5 points (+0.4 to +4.6), 16 seeds (quick-dmg)'."""
-    found, words = part.evidence, part.verdict if rule else "no rule"
-    if rule and part.verdict != SUPPORTED and rule.is_small(found):
-        words += ", too small to matter here"
-    size = plural(found.seeds, "seed") if found.seeds else plural(found.runs, "run")
-    problem = f", {found.problem}" if found.problem else ""
+    """Return a claim on one benchmark as text.
+
+    Args:
+        part: the claim on a benchmark.
+        rule: its rule; None: none.
+
+    Returns:
+        'digits: supported, +2.5 points (+0.4 to +4.6), 16 seeds (quick-dmg)'.
+    """
+    evidence = part.evidence
+    verdict = part.verdict if rule else "no rule"
+    if rule and part.verdict != SUPPORTED and rule.is_small(evidence):
+        verdict += ", too small to matter here"
+    size = plural(evidence.seeds, "seed") if evidence.seeds else plural(evidence.runs, "run")
+    problem = f", {evidence.problem}" if evidence.problem else ""
     studies = ", ".join(part.studies)
-    number = f"{found.text()}{_equivalence_text(found, rule)}"
-    return f"{part.benchmark}: {words}, {number}, {size} ({studies}){problem}"
+    number = f"{evidence.text()}{_equivalence_text(evidence, rule)}"
+    return f"{part.benchmark}: {verdict}, {number}, {size} ({studies}){problem}"
 
 
 def _limits(result: ClaimResult) -> str:
-    """Why the paper's scale, or another question, is needed; else the problem of the evidence."""
+    """Return why the paper's scale, or another question, is needed; else the evidence's problem."""
     claim = result.claim
     if claim.scale or claim.untestable:
         return f"because {claim.scale or claim.untestable}"
@@ -810,155 +1339,228 @@ def _limits(result: ClaimResult) -> str:
 
 
 def reason(result: ClaimResult) -> str:
-    """Why a claim has its verdict: what was measured on which runs, and what limits it."""
-    claim, found, several = result.claim, result.evidence, len(result.parts) > 1
-    judged = claim.rule and found.measured and result.verdict not in (SCALE, UNTESTABLE)
-    rule = f"rule: {claim.rule.text}{_equivalence_text(found, claim.rule)}" if judged else ""
-    parts = [f"{'; '.join(filter(None, [_limits(result), found.size, rule]))}."]
-    parts += [f"{part_text(part, claim.rule)}." for part in result.parts if several]
-    if judged and several and result.verdict not in (MIXED, claim.rule.judge(found)):
-        parts.append("The benchmarks decide alike, which the wide interval together does not.")
-    parts.append(found.more)
-    if judged and result.verdict == UNDECIDED and claim.rule.is_small(found):
-        parts.append("Too small to matter here.")
-    parts.append(claim.note)
+    """Return why a claim has its verdict: what was measured on which runs, and what limits it."""
+    claim = result.claim
+    evidence = result.evidence
+    several = len(result.parts) > 1
+    judged = claim.rule and evidence.measured and result.verdict not in (SCALE, UNTESTABLE)
+    rule = f"rule: {claim.rule.text}{_equivalence_text(evidence, claim.rule)}" if judged else ""
+    sentences = [f"{_joined([_limits(result), evidence.size, rule], '; ')}."]
+    if several:
+        sentences += [f"{part_text(part, claim.rule)}." for part in result.parts]
+    if judged and several and result.verdict not in (MIXED, claim.rule.judge(evidence)):
+        sentences.append("The benchmarks decide alike, which the wide interval together does not.")
+    sentences.append(evidence.more)
+    if judged and result.verdict == UNDECIDED and claim.rule.is_small(evidence):
+        sentences.append("Too small to matter here.")
+    sentences.append(claim.note)
     origin = result.origin
     if origin and (origin.kind != RETROSPECTIVE or origin.again):
-        said = origin.text()
-        parts.append(f"{said[:1].upper()}{said[1:]}.")
+        sentences.append(f"{_capitalised(origin.text())}.")
     if result.verdict in (UNDECIDED, SCALE):
-        parts.append(f"Wanted: {_wanted(result)}.")
-    text = " ".join(filter(None, parts))
-    return text[:1].upper() + text[1:]
+        sentences.append(f"Wanted: {_wanted(result)}.")
+    return _capitalised(_joined(sentences))
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-claims-table
 def page_link(result: ClaimResult) -> str:
-    """The Markdown link to a claim's page, or to its source where nothing was run; else ''."""
+    """Return the Markdown link to a claim's page, or to its source if nothing was run; else ''."""
     profile, _, page = result.claim.page.rpartition("/")
     folder = f"figures/{profile}" if result.evidence.runs else "nbs/paper"
     return f"[{page}](../../{folder}/{page}.ipynb)" if page else ""
 
 
+def _claim_texts(result: ClaimResult) -> list[str]:
+    """Return the row of a claim in the table for reading."""
+    claim = result.claim
+    source = f"{claim.paper} {claim.section}".strip()
+    text = f"{_capitalised(claim.text)} ({source})"
+    return [result.verdict, text, result.evidence.text(), reason(result), page_link(result)]
+
+
+def _claim_numbers(result: ClaimResult) -> dict:
+    """Return the row of a claim in the table of numbers."""
+    claim = result.claim
+    evidence = result.evidence
+    is_open = result.verdict == UNDECIDED and claim.rule and not evidence.problem
+    to_decide = None
+    if is_open and len(result.parts) == 1:
+        to_decide = seeds_to_decide(claim.rule, evidence)
+    return {
+        "paper": claim.paper,
+        "section": claim.section,
+        "claim": claim.key,
+        "value": evidence.value,
+        "low": evidence.low,
+        "high": evidence.high,
+        "unit": evidence.unit,
+        "runs": evidence.runs,
+        "verdict": result.verdict,
+        "rule": claim.rule.text if claim.rule else "",
+        "to_decide": to_decide,
+        "problem": evidence.problem,
+        "ours": claim.ours,
+        "plan": result.origin.text() if result.origin else "",
+    }
+
+
 def claims_table(results: list[ClaimResult]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A text table of claims, and the numbers behind it, each with a row for each claim."""
-    texts, numbers = [], []
-    for result in results:
-        claim, found, verdict = result.claim, result.evidence, result.verdict
-        said = f"{claim.text[:1].upper()}{claim.text[1:]} "
-        said += f"({f'{claim.paper} {claim.section}'.strip()})"
-        texts.append([verdict, said, found.text(), reason(result), page_link(result)])
-        row = {"paper": claim.paper, "section": claim.section, "claim": claim.key}
-        row |= {name: getattr(found, name) for name in ("value", "low", "high", "unit", "runs")}
-        row |= {"verdict": verdict, "rule": claim.rule.text if claim.rule else ""}
-        decide = verdict == UNDECIDED and claim.rule and not found.problem
-        decide = decide and len(result.parts) == 1
-        row["to_decide"] = seeds_to_decide(claim.rule, found) if decide else None
-        plan = result.origin.text() if result.origin else ""
-        numbers.append(row | {"problem": found.problem, "ours": claim.ours, "plan": plan})
+    """Return a text table of claims, and the numbers behind it, a row for each claim.
+
+    Args:
+        results: evaluated claims.
+
+    Returns:
+        verdict, claim, 'number (95 % CI)', reason and page; and paper, section, claim (its key),
+        value, low, high, unit, runs, verdict, rule, to_decide (seeds), problem, ours and plan.
+    """
     columns = ["verdict", "claim", "number (95 % CI)", "reason", "page"]
-    return pd.DataFrame(texts, columns=columns), pd.DataFrame(numbers)
+    texts = pd.DataFrame([_claim_texts(result) for result in results], columns=columns)
+    return texts, pd.DataFrame([_claim_numbers(result) for result in results])
 
 
 def claims_markdown(results: list[ClaimResult]) -> str:
-    """The table for reading, the findings of ours in one of their own."""
-    kinds = {"Claims of the papers": False, "Findings of ours": True}
-    tables = {
-        title: claims_table([r for r in results if r.claim.ours == ours])[0]
-        for title, ours in kinds.items()
-    }
+    """Return the claims of the papers and the findings of ours as two Markdown tables."""
+    tables = {}
+    for title, ours in (("Claims of the papers", False), ("Findings of ours", True)):
+        shown = [result for result in results if result.claim.ours == ours]
+        tables[title], _ = claims_table(shown)
     return template("claims.md").render(tables=tables, escape=escape_markdown)
 
 
+def _verdict_counts(results: list[ClaimResult], ours: bool) -> str:
+    """Return the number of claims with each verdict, as text; '0' if there are none."""
+    counts = Counter(result.verdict for result in results if result.claim.ours == ours)
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) or "0"
+
+
 def count_line(results: list[ClaimResult]) -> str:
-    """How many claims have each verdict, and how many intervals would miss by chance."""
-    counts = Counter((r.claim.ours, r.verdict) for r in results)
-    theirs, ours = (
-        ", ".join(f"{counts[mine, v]} {v}" for v in VERDICTS if counts[mine, v])
-        for mine in (False, True)
+    """Count the claims with each verdict, and the intervals that would miss by chance."""
+    tested = 0
+    for result in results:
+        if result.evidence.measured and result.verdict not in (SCALE, UNTESTABLE):
+            tested += 1
+    return (
+        f"Claims of the papers: {_verdict_counts(results, ours=False)}. "
+        f"Findings of ours: {_verdict_counts(results, ours=True)}. "
+        f"Of {tested} intervals of 95 % about {0.05 * tested:.0f} would miss the true value by "
+        "chance; multiple comparisons are not corrected for."
     )
-    tested = sum(r.evidence.measured and r.verdict not in (SCALE, UNTESTABLE) for r in results)
-    said = f"Claims of the papers: {theirs or 0}. Findings of ours: {ours or 0}. Of {tested}"
-    said += f" intervals of 95 % about {0.05 * tested:.0f} would miss the true value by chance"
-    return f"{said}; multiple comparisons are not corrected for."
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-verdicts
 TOGETHER = "together"
 
 
+def _shown_parts(result: ClaimResult) -> list[Part]:
+    """Return the parts of a claim in `verdicts_table`: the only one, or all and together."""
+    if len(result.parts) == 1:
+        part = result.parts[0]
+        return [part._replace(verdict=result.verdict, origin=result.origin)]
+    studies = {}
+    for part in _counted(result.parts) or result.parts:
+        studies.update(dict.fromkeys(part.studies))
+    is_rate = result.evidence.hits is not None
+    together = Part(
+        benchmark=TOGETHER,
+        studies=tuple(studies),
+        evidence=Evidence(unit=RUNS) if is_rate else result.evidence,
+        verdict=result.verdict,
+        origin=result.origin,
+    )
+    return [*result.parts, together]
+
+
+def _verdict_row(claim: Claim, part: Part) -> dict:
+    """Return a row of `verdicts_table`."""
+    evidence = part.evidence
+    low_90, high_90 = _ends_of_90(evidence, claim.rule)
+    return {
+        "claim": claim.key,
+        "benchmark": part.benchmark,
+        "studies": " ".join(part.studies),
+        "seeds": evidence.seeds,
+        "runs": evidence.runs,
+        "unit": evidence.unit,
+        "estimate": evidence.value,
+        "low": evidence.low,
+        "high": evidence.high,
+        "low_90": low_90,
+        "high_90": high_90,
+        "rule": claim.rule.text if claim.rule else "",
+        "margin": claim.rule.margin if claim.rule else math.nan,
+        "verdict": part.verdict,
+        "plan": part.origin.text() if part.origin else "",
+    }
+
+
 def verdicts_table(results: list[ClaimResult]) -> pd.DataFrame:
-    """Every verdict as a row: claim, benchmark ('together': over all studies, if there are
-    several), studies that count, seeds (of a share, runs), unit, estimate, low, high (95 %), low_90
-    and high_90 (of rules about equivalence), rule, margin, verdict, and plan (`Origin.text`)."""
+    """Return every verdict as a row, of each claim on each benchmark and together.
+
+    Args:
+        results: evaluated claims.
+
+    Returns:
+        claim, benchmark ('together': over all studies, if there are several), studies that count,
+        seeds, runs, unit, estimate, low and high (95 %), low_90 and high_90 (of rules about
+        equivalence), rule, margin, verdict, and plan (`Origin.text`).
+    """
     rows = []
     for result in results:
-        claim, alone = result.claim, len(result.parts) == 1
-        shown = [
-            p._replace(verdict=result.verdict, origin=result.origin) if alone else p
-            for p in result.parts
-        ]
-        if not alone:
-            counted = _counted(result.parts) or result.parts
-            studies = tuple(dict.fromkeys(name for p in counted for name in p.studies))
-            pooled = result.evidence if result.evidence.hits is None else Evidence(unit=RUNS)
-            shown.append(Part(TOGETHER, studies, pooled, result.verdict, result.origin))
-        for benchmark, studies, found, verdict, origin in shown:
-            row = {"claim": claim.key, "benchmark": benchmark, "studies": " ".join(studies)}
-            row |= {"seeds": found.seeds, "runs": found.runs, "unit": found.unit}
-            row |= {"estimate": found.value, "low": found.low, "high": found.high}
-            row |= dict(zip(("low_90", "high_90"), _ends_of_90(found, claim.rule)))
-            row |= {"rule": claim.rule.text if claim.rule else ""}
-            row |= {"margin": claim.rule.margin if claim.rule else math.nan}
-            rows.append(row | {"verdict": verdict, "plan": origin.text() if origin else ""})
+        for part in _shown_parts(result):
+            rows.append(_verdict_row(result.claim, part))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-answer
-def _bracketed(found: Evidence) -> str:
-    """The number of evidence in parentheses, with its interval in square brackets."""
-    return f"({found.text('[]')})"
+def _bracketed(evidence: Evidence) -> str:
+    """Return the number of evidence in parentheses, with its interval in square brackets."""
+    return f"({evidence.text('[]')})"
+
+
+def _gain(evidence: Evidence, margin: float, location: str = "") -> str:
+    """Return the sign of a difference in words, where it was found, and the number."""
+    return _joined([gain_words(evidence, margin), location, _bracketed(evidence)])
 
 
 def _gains(result: ClaimResult) -> str:
-    """The sign of a difference with its number, on each benchmark by its strongest study."""
-    margin, parts = margin_of(result.evidence.unit), result.strongest
-    if len(parts) == 1:
-        found = next(iter(parts.values())).evidence
-        return f"{gain_words(found, margin)} {_bracketed(found)}"
-    pooled = result.evidence
-    together = f"{gain_words(pooled, margin)} together {_bracketed(pooled)}"
-    said = [
-        f"{gain_words(part.evidence, margin)} on {name} {_bracketed(part.evidence)}"
-        for name, part in parts.items()
-    ]
-    return f"{together}: {', '.join(said)}"
-
-
-def _capitalised(text: str) -> str:
-    """`text` as the beginning of a sentence."""
-    return text[:1].upper() + text[1:]
+    """Return the sign of a difference with its number, on each benchmark by its strongest study."""
+    margin = margin_of(result.evidence.unit)
+    strongest = result.strongest
+    if len(strongest) == 1:
+        (part,) = strongest.values()
+        return _gain(part.evidence, margin)
+    together = _gain(result.evidence, margin, "together")
+    each = [_gain(part.evidence, margin, f"on {name}") for name, part in strongest.items()]
+    return f"{together}: {', '.join(each)}"
 
 
 def claims_answer(results: list[ClaimResult]) -> list[Line]:
-    """The answer of the template `claims_answer.md`, a line for each of its questions. In it
-    `verdict(key)` is the verdict and the number of a claim, `gain(key)` the sign of a difference
-    and the number on each benchmark and together, and `levels(key)` both sides of it by test
-    domain; 'not run' without a run."""
-    found = {r.claim.key: r for r in results}
+    """Fill the template `claims_answer.md`: the answer to its questions, a line each.
+
+    In the template `verdict(key)` is the verdict and the number of a claim, `gain(key)` the sign of
+    a difference and the number on each benchmark and together, and `levels(key)` both sides of it
+    by test domain; all are 'not run' without a run.
+
+    Args:
+        results: evaluated claims.
+    """
+    result_of = {result.claim.key: result for result in results}
     words = {SUPPORTED: "yes", CONTRADICTED: "no", MIXED: "partly"}
 
-    def filled(words_of):
-        def words_of_key(key: str) -> str:
-            result = found[check_choice(key, found, "claim in the answer")]
-            return words_of(result) if result.evidence.runs else "not run"
+    def by_key(text_of):
+        """Return a function of the key of a claim: `text_of` its result, or 'not run'."""
 
-        return words_of_key
+        def text(key: str) -> str:
+            result = result_of[check_choice(key, result_of, "claim in the answer")]
+            return text_of(result) if result.evidence.runs else "not run"
 
-    def verdict(result):
+        return text
+
+    def verdict(result: ClaimResult) -> str:
         return f"{words.get(result.verdict, result.verdict)} {_bracketed(result.evidence)}"
 
-    said = template("claims_answer.md").render(
-        verdict=filled(verdict),
-        gain=filled(_gains),
-        levels=filled(lambda result: _levels(result.parts[0].evidence)),
-        start=_capitalised,
+    def levels(result: ClaimResult) -> str:
+        return _levels(result.parts[0].evidence)
+
+    answer = template("claims_answer.md").render(
+        verdict=by_key(verdict), gain=by_key(_gains), levels=by_key(levels), start=_capitalised
     )
-    return lines_of(said)
+    return lines_of(answer)

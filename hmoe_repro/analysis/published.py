@@ -31,12 +31,20 @@ from ..studies.search import rank
 from ..studies.study_file import read_study
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-trained-from
-TRAINED, SLOW = 7 / 9, 1 / 6  # shares of the way from guessing to no error
+TRAINED = 7 / 9  # fractions of the way from guessing to no error
+SLOW = 1 / 6
 
 
 def min_validation_accuracy(dataset: str, share: float = TRAINED) -> float:
-    """Percent of the validation images from which a row of a table counts as trained: at a share of
-    the way from guessing to no error on the true labels; 0 for unknown classes."""
+    """Return the validation accuracy, in percent, from which a row of a table counts as trained.
+
+    Args:
+        dataset: name of a data set.
+        share: fraction of the way from guessing to no error on the true labels.
+
+    Returns:
+        The accuracy; 0 if the classes are unknown.
+    """
     known = DATASETS.get(dataset)
     if known is None or not known.num_classes:
         return 0.0
@@ -45,13 +53,16 @@ def min_validation_accuracy(dataset: str, share: float = TRAINED) -> float:
 
 
 def _validated(frame: pd.DataFrame, share: float = TRAINED) -> pd.DataFrame:
-    """(dataset, algorithm, mode) -> `accuracy` on validation images, percent, and the `floor` below
-    which the row is undertrained."""
-    done = frame[frame.status == "complete"] if len(frame) else frame
-    if done.empty:
+    """Return the validation accuracy of each row, and the one below which it is undertrained.
+
+    Returns:
+        (dataset, algorithm, mode) -> `accuracy` and `floor`, in percent.
+    """
+    complete = frame[frame.status == "complete"] if len(frame) else frame
+    if complete.empty:
         raise HmoeError("no run is complete, so none was validated.", fix="train the study.")
-    done = done[done.accuracy.notna() | done.accuracy_in_domain.isna()]
-    rows = done.groupby(["dataset", "algorithm", "mode"], sort=False).validation_accuracy
+    complete = complete[complete.accuracy.notna() | complete.accuracy_in_domain.isna()]
+    rows = complete.groupby(["dataset", "algorithm", "mode"], sort=False).validation_accuracy
     accuracy = 100 * rows.mean()
     half = accuracy.groupby("dataset").transform("max") / 2
     least = [min_validation_accuracy(dataset, share) for dataset, *_ in accuracy.index]
@@ -59,60 +70,110 @@ def _validated(frame: pd.DataFrame, share: float = TRAINED) -> pd.DataFrame:
 
 
 def undertrained(frame: pd.DataFrame, share: float = SLOW) -> list[tuple[str, str]]:
-    """(dataset, algorithm) of the rows that reach, in their best mode, less than half of the best
-    row of their data set on validation images, or less than a `share` of the way from guessing to
-    no error. `HmoeError` where no run is complete."""
-    found = _validated(frame, share).groupby(["dataset", "algorithm"], sort=False).max()
-    return list(found.index[found.accuracy < found.floor])
+    """Return (dataset, algorithm) of the undertrained algorithms, each by its best mode.
+
+    An algorithm is undertrained if its validation accuracy is less than half of the best one on
+    the data set, or less than a fraction of the way from guessing to no error.
+
+    Args:
+        frame: a frame of `results`.
+        share: that fraction.
+
+    Raises:
+        HmoeError: if no run is complete.
+    """
+    best = _validated(frame, share).groupby(["dataset", "algorithm"], sort=False).max()
+    return list(best.index[best.accuracy < best.floor])
 
 
 def undertrained_rows(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """(algorithm, mode) of the rows that are not trained (`min_validation_accuracy`), each
-    inference mode by itself. `HmoeError` where no run is complete."""
-    found = _validated(frame)
-    return [row[1:] for row in found.index[found.accuracy < found.floor]]
+    """Return (algorithm, mode) of the rows that are not trained (`min_validation_accuracy`).
+
+    Args:
+        frame: a frame of `results`; each inference mode counts by itself.
+
+    Raises:
+        HmoeError: if no run is complete.
+    """
+    rows = _validated(frame)
+    low = rows.index[rows.accuracy < rows.floor]
+    return [(algorithm, mode) for _, algorithm, mode in low]
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-undertrained-line
 def undertrained_line(frame: pd.DataFrame) -> str:
-    """A sentence for each data set that names its undertrained rows with their accuracy on
-    validation images; '' where there are none. An algorithm stands for its modes if all are."""
-    found, said = _validated(frame).reset_index(), sentences("published.md")
-    found["low"], several = found.accuracy < found.floor, found.dataset.nunique() > 1
-    whole = found.groupby(["dataset", "algorithm"]).low.transform("all")
-    found["name"] = found.algorithm.where(
-        whole, list(map(row_name, found.algorithm, found["mode"]))
-    )
-    low = found[found.low].drop_duplicates(["dataset", "name"], keep="last")
-    parts = low.groupby("dataset", sort=False)
-    return " ".join(said.undertrained_line(several and name, part) for name, part in parts)
+    """Name the undertrained rows of each data set with their validation accuracy, in sentences.
+
+    Args:
+        frame: a frame of `results`.
+
+    Returns:
+        A sentence for each data set; '' if no row is undertrained. An algorithm stands for its
+        modes if all are.
+
+    Raises:
+        HmoeError: if no run is complete.
+    """
+    rows = _validated(frame).reset_index()
+    macros = sentences("published.md")
+    several = rows.dataset.nunique() > 1
+    rows["low"] = rows.accuracy < rows.floor
+    all_low = rows.groupby(["dataset", "algorithm"]).low.transform("all")
+    names = [row_name(algorithm, mode) for algorithm, mode in zip(rows.algorithm, rows["mode"])]
+    rows["name"] = rows.algorithm.where(all_low, names)
+    low = rows[rows.low].drop_duplicates(["dataset", "name"], keep="last")
+    lines = []
+    for dataset, part in low.groupby("dataset", sort=False):
+        lines.append(macros.undertrained_line(dataset if several else "", part))
+    return " ".join(lines)
 
 
 def learned_line(frame: pd.DataFrame) -> str:
-    """The mean accuracy of each algorithm on the validation images of its training domains, at the
-    chosen checkpoint, percent (of several modes the best), and `undertrained_line`. `HmoeError`
-    where no run is complete."""
+    """Return the validation accuracy of each algorithm on its training domains, as a line.
+
+    Args:
+        frame: a frame of `results`. Accuracies are means over runs at the selected checkpoint, of
+            several modes the best.
+
+    Returns:
+        'Accuracy on validation images of the training domains: ERM 92 %.', and
+        `undertrained_line`.
+
+    Raises:
+        HmoeError: if no run is complete.
+    """
     best = _validated(frame).accuracy.groupby(["dataset", "algorithm"], sort=False).max()
     several = best.index.get_level_values("dataset").nunique() > 1
-    said = [f"{', '.join(r) if several else r[1]} {value:.0f} %" for r, value in best.items()]
-    line = f"Accuracy on validation images of the training domains: {'; '.join(said)}."
+    accuracies = []
+    for (dataset, algorithm), value in best.items():
+        name = f"{dataset}, {algorithm}" if several else algorithm
+        accuracies.append(f"{name} {value:.0f} %")
+    line = f"Accuracy on validation images of the training domains: {'; '.join(accuracies)}."
     return f"{line} {undertrained_line(frame)}".rstrip()
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-study-verdict
 def compared_parts(frame: pd.DataFrame, baseline: str) -> dict[str, pd.DataFrame]:
-    """The `frame_parts` in which a baseline and another row are complete."""
+    """Return the `frame_parts` in which a baseline and another algorithm are complete."""
     parts = frame_parts(complete_rows(frame))
     return {name: part for name, part in parts.items() if {baseline} < set(part.algorithm)}
 
 
 def comparison(frame: pd.DataFrame, *baselines: str) -> pd.DataFrame:
-    """`contrasts` with each of the baselines, with its name and that of the part
-    (`compared_parts`); no rows where none was run."""
-    found = [
-        statistics.contrasts(part, baseline).assign(baseline=baseline, part=name)
-        for baseline in baselines
-        for name, part in compared_parts(frame, baseline).items()
-    ]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    """Return the `contrasts` with each of some baselines.
+
+    Args:
+        frame: a frame of `results`.
+        baselines: names of algorithms.
+
+    Returns:
+        The rows of `contrasts` with `baseline` and `part` (`compared_parts`); an empty frame if no
+        baseline was run.
+    """
+    tables = []
+    for baseline in baselines:
+        for name, part in compared_parts(frame, baseline).items():
+            table = statistics.contrasts(part, baseline)
+            tables.append(table.assign(baseline=baseline, part=name))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 PRIMARY = {  # baseline -> methods; the difference of the first that was run is the stated one
@@ -124,63 +185,100 @@ PRIMARY = {  # baseline -> methods; the difference of the first that was run is 
 
 
 def stated_contrast(frame: pd.DataFrame, baseline: str) -> str:
-    """A sentence about the one contrast of a table that the papers' claims fix in advance: their
-    own method minus the baseline, uncorrected, with how its interval is made and, from eight seeds
-    on, the interquartile mean. '' if the table lacks the method."""
+    """Return a sentence on the contrast that the papers' claims fix in advance, uncorrected.
+
+    It is that of their method (`PRIMARY`) minus the baseline.
+
+    Args:
+        frame: a frame of `results`.
+        baseline: name of an algorithm.
+
+    Returns:
+        The difference with its interval, how the interval is made and, from eight seeds on, the
+        interquartile mean; '' if the table lacks the method.
+    """
     rows = run_results(frame)
-    method = next((name for name in PRIMARY.get(baseline, ()) if name in set(rows.algorithm)), "")
-    if not method:
+    methods = [name for name in PRIMARY.get(baseline, ()) if name in set(rows.algorithm)]
+    if not methods:
         return ""
+    method = methods[0]
     mode = statistics.select_rows(rows, method)["mode"].iloc[0]
     try:
         grid = statistics.paired_values(rows, (method, mode), baseline)
     except HmoeError:  # no pair of runs
         return ""
-    found = mean_interval(grid)
-    number = statistics.interval_text(found)
-    row = f"{row_name(method, mode)} − {baseline}"
-    said = f"The stated contrast of this table, uncorrected: {row} {number} points"
-    said = f"{said}, {statistics.gain_words(found)}."
-    how = statistics.interval_note(found.seeds), statistics.sensitivity_line(grid)
-    return " ".join(filter(None, (said, *how)))
+    interval = mean_interval(grid)
+    number = statistics.interval_text(interval)
+    difference = f"{row_name(method, mode)} − {baseline} {number} points"
+    parts = [
+        f"The stated contrast of this table, uncorrected: {difference}, "
+        f"{statistics.gain_words(interval)}.",
+        statistics.interval_note(interval.seeds),
+        statistics.sensitivity_line(grid),
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def verdict_lines(frame: pd.DataFrame, *baselines: str) -> list[Line]:
-    """`accuracy_verdict` and `stated_contrast` against each of the baselines that were run, for
-    each part (`compared_parts`), and `undertrained_line`; a line says so where none was run."""
-    lines = [
-        said.after(f"{name}: " if name else "")
-        for baseline in baselines
-        for name, part in compared_parts(frame, baseline).items()
-        for found in (statistics.accuracy_verdict(part, baseline), stated_contrast(part, baseline))
-        for said in [found if isinstance(found, Line) else Line(found)]
-        if said
-    ]
+    """Return the verdict of a table of accuracies against each of some baselines.
+
+    Args:
+        frame: a frame of `results`.
+        baselines: names of algorithms.
+
+    Returns:
+        `accuracy_verdict` and `stated_contrast` for each baseline that was run and each part
+        (`compared_parts`), and `undertrained_line`. A line says so if no baseline was run.
+    """
+    lines = []
+    for baseline in baselines:
+        for name, part in compared_parts(frame, baseline).items():
+            start = f"{name}: " if name else ""
+            verdict = statistics.accuracy_verdict(part, baseline)
+            stated = Line(stated_contrast(part, baseline))
+            for line in (verdict, stated):
+                if line:
+                    lines.append(line.after(start))
     if not lines:
         names = " or ".join(baselines)
-        lines = [Line(f"No verdict: no complete run of {names} and another row.")]
-    caveat = undertrained_line(frame) if len(complete_rows(frame)) else ""
-    return [*lines, Line(caveat)] if caveat else lines
+        lines.append(Line(f"No verdict: no complete run of {names} and another row."))
+    if len(complete_rows(frame)):
+        caveat = undertrained_line(frame)
+        if caveat:
+            lines.append(Line(caveat))
+    return lines
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-ensemble-lines
-def mode_lines(frame: pd.DataFrame, mode: str, *places: str) -> list[str]:
-    """A sentence for each place ('on the target', else on the training domains) and network: by how
-    many points `mode` of DMG differs from averaged predictions in the same model. Nothing where no
-    run has both."""
-    lines, said = [], sentences("published.md")
-    for place, (network, part) in product(places, frame.groupby("network")):
-        metric = "accuracy" if place == "on the target" else "accuracy_in_domain"
-        mine = part[(part.algorithm == "DMG") & part[metric].notna()]
-        if {mode, "pred-ens"} <= set(mine["mode"]):
-            row = statistics.contrast(mine, ("DMG", mode), ("DMG", "pred-ens"), metric).iloc[-1]
-            line = said.mode_line(mode, place, network, row)
-            lines.append(f"{line} {undertrained_line(mine)}".rstrip())
+def mode_lines(frame: pd.DataFrame, mode: str, *locations: str) -> list[str]:
+    """Compare an inference mode of DMG with averaged predictions of the same models.
+
+    Args:
+        frame: a frame of `results`.
+        mode: an inference mode of DMG.
+        locations: 'on the target', or other words for the training domains.
+
+    Returns:
+        A sentence for each location and network; nothing if no run has both modes.
+    """
+    macros = sentences("published.md")
+    lines = []
+    for location, (network, part) in product(locations, frame.groupby("network")):
+        metric = "accuracy" if location == "on the target" else "accuracy_in_domain"
+        rows = part[(part.algorithm == "DMG") & part[metric].notna()]
+        if {mode, "pred-ens"} <= set(rows["mode"]):
+            table = statistics.contrast(rows, ("DMG", mode), ("DMG", "pred-ens"), metric)
+            line = macros.mode_line(mode, location, network, table.iloc[-1])
+            lines.append(f"{line} {undertrained_line(rows)}".rstrip())
     return lines
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-against-paper
 def paper_block(dataset: str) -> pd.DataFrame:
-    """HMOE's accuracies on a data set of `TABLES`: a row per algorithm and mode, a column per test
-    domain (HMOE only) and the average."""
+    """Return HMOE's published accuracies on a data set of `TABLES`, in percent.
+
+    Returns:
+        A row for each algorithm and mode, a column for each test domain (of HMOE alone) and the
+        average.
+    """
     by_domain = paper_numbers(dataset=dataset, artefact=TABLES[dataset])
     averages = paper_numbers(dataset=dataset, artefact="HMOE Table 1").assign(test_domain="Average")
     numbers = pd.concat([by_domain, averages])
@@ -190,28 +288,58 @@ def paper_block(dataset: str) -> pd.DataFrame:
     return wide.reset_index().rename_axis(columns=None)
 
 
+def _our_means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return mean, low and high of the accuracies of complete cells, in percent.
+
+    A cell is complete with `PAPER_SEEDS` seeds, or as many as there are.
+
+    Returns:
+        A row for each combination of `keys`, test domain and, if there are runs on all domains,
+        'Average'.
+    """
+    complete = complete_rows(frame)
+    seeds = min(PAPER_SEEDS, complete.trial_seed.nunique())
+    rows = []
+    for key, part in complete.groupby(keys, sort=False):
+        dataset = key[0]
+        grid = 100 * statistics.value_grid(part)
+        grid = grid.loc[:, grid.count() >= seeds]
+        parts = {domain: grid[[domain]] for domain in grid}
+        if grid.shape[1] == len(DATASETS[dataset].domain_names):
+            parts["Average"] = grid
+        for domain, values in parts.items():
+            interval = mean_interval(values)
+            rows.append((*key, domain, interval.mean, interval.low, interval.high))
+    return pd.DataFrame(rows, columns=[*keys, "test_domain", "mean", "low", "high"])
+
+
 def against_paper(frame: pd.DataFrame, numbers: pd.DataFrame, study=None) -> pd.DataFrame:
-    """Our means beside published ones (rows of `paper_numbers`, matched by data set, network where
-    it is a column, algorithm, mode and test domain), percent: mean, low, high (95 %, over trial
-    seeds), paper, difference, outside (whether the paper's mean lies outside). Cells without all
-    seeds are left out, and one seed has no interval. `HmoeError` if a setting differs from the
-    paper's (`setting_diff`), which a number of seeds does not."""
-    if differing := setting_diff(frame, study):
+    """Return our means and published ones side by side, in percent.
+
+    Args:
+        frame: a frame of `results`.
+        numbers: rows of `paper_numbers`, matched by data set, network (if it is a column),
+            algorithm, mode and test domain.
+        study: the study of the paper's protocol, as in `differing_settings`.
+
+    Returns:
+        dataset, network, algorithm, mode, test_domain, mean, low and high (95 %, over trial seeds;
+        NaN with one seed), paper, difference, and outside (whether the paper's mean is outside of
+        the interval). Cells without all seeds are left out.
+
+    Raises:
+        HmoeError: if a setting differs from the paper's (`setting_diff`); a number of seeds is no
+            such setting.
+    """
+    differing = setting_diff(frame, study)
+    if differing:
         raise HmoeError(
             f"these runs are not the paper's protocol ({differing[0]}), so no difference to it is "
             "formed.",
             fix="show the paper's numbers in a table of their own.",
         )
-    keys, rows, complete = (["dataset", "network", "algorithm", "mode"], [], complete_rows(frame))
-    seeds = min(PAPER_SEEDS, complete.trial_seed.nunique())
-    for key, part in complete.groupby(keys, sort=False):
-        grid = 100 * statistics.value_grid(part)
-        grid = grid.loc[:, grid.count() >= seeds]
-        parts = {domain: grid[[domain]] for domain in grid}
-        if grid.shape[1] == len(DATASETS[key[0]].domain_names):
-            parts["Average"] = grid
-        rows += [(*key, domain, *mean_interval(part)[:3]) for domain, part in parts.items()]
-    ours = pd.DataFrame(rows, columns=[*keys, "test_domain", "mean", "low", "high"])
+    keys = ["dataset", "network", "algorithm", "mode"]
+    ours = _our_means(frame, keys)
     theirs = numbers.replace({"test_domain": {"average": "Average"}})
     on = [name for name in (*keys, "test_domain") if name in numbers]
     table = ours.merge(theirs.rename(columns={"value": "paper"})[[*on, "paper"]], on=on)
@@ -221,8 +349,11 @@ def against_paper(frame: pd.DataFrame, numbers: pd.DataFrame, study=None) -> pd.
 
 
 def paper_line(table: pd.DataFrame) -> str:
-    """How many cells of `against_paper` have the paper's mean outside their interval, and the
-    largest difference."""
+    """Count the cells with the paper's mean outside of our interval; name the largest difference.
+
+    Args:
+        table: rows of `against_paper`.
+    """
     if table.empty:
         return "No cell can be compared with the paper."
     largest = table.loc[table.difference.abs().round(9).idxmax()]
@@ -230,25 +361,37 @@ def paper_line(table: pd.DataFrame) -> str:
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """A table of DMG as text: what was measured, if several things were, network, method, mode, its
-    status here (`here`), and its cells in percent. `study`: that of the paper's protocol; `frame`:
-    results comparable with it, which may be none."""
-    numbers = paper_numbers(artefact=artefact).replace({"test_domain": {"average": "Overall"}})
-    planned = {name for block in read_study(study).runs for name in block.algorithms}
-    rows = complete_rows(frame)
-    run = set(zip(rows.network, rows.algorithm))
+    """Return a published table of DMG as text, with the status of each row here.
 
-    def here(row):
+    Args:
+        artefact: the table, as in `paper_numbers`.
+        study: the study of the paper's protocol.
+        frame: `results` that are comparable with it, which may be none.
+
+    Returns:
+        The quantity (if there are several), network, algorithm, mode, `here` ('run, see above',
+        'not run' or 'quoted, not run'), and the cells in percent.
+    """
+    numbers = paper_numbers(artefact=artefact).replace({"test_domain": {"average": "Overall"}})
+    planned = set()
+    for block in read_study(study).runs:
+        planned.update(block.algorithms)
+    rows = complete_rows(frame)
+    trained = set(zip(rows.network, rows.algorithm))
+
+    def status(row) -> str:
         if row.quoted:
             return f"quoted in the paper {row.quoted}, not run"
         if row.algorithm not in planned:
             return "quoted, not run"
-        return "run, see above" if (row.network, row.algorithm) in run else "not run"
+        return "run, see above" if (row.network, row.algorithm) in trained else "not run"
 
-    index = ["quantity"] if numbers.quantity.nunique() > 1 else []
-    index += ["network", "algorithm", "mode", "quoted"]
+    index = ["network", "algorithm", "mode", "quoted"]
+    if numbers.quantity.nunique() > 1:
+        index.insert(0, "quantity")
     table = tables.paper_table(numbers, index, "test_domain", decimals=2)
-    table.insert(table.columns.get_loc("quoted"), "here", [here(row) for row in table.itertuples()])
+    here = [status(row) for row in table.itertuples()]
+    table.insert(table.columns.get_loc("quoted"), "here", here)
     return table.drop(columns="quoted")
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-label-blocks
@@ -256,8 +399,15 @@ LABEL_BLOCKS = {True: "with domain labels", False: "without domain labels", None
 
 
 def label_block(algorithm: str) -> str:
-    """Which block of a table an algorithm belongs to; 'not known here' for one that is not
-    registered, such as your own from a file."""
+    """Return the block of a table that an algorithm belongs to, by its need of domain labels.
+
+    Returns:
+        One of `LABEL_BLOCKS`: 'not known here' for an algorithm that is not registered, such as
+        your own from a file.
+
+    >>> label_block("ERM")
+    'without domain labels'
+    """
     try:
         return LABEL_BLOCKS[get_algorithm(algorithm).needs_domain_labels]
     except HmoeError:
@@ -265,7 +415,8 @@ def label_block(algorithm: str) -> str:
 
 
 def label_blocks(algorithms) -> dict[str, list[str]]:
-    """Block -> its algorithms in the order of tables; empty blocks are left out."""
-    names = sorted(dict.fromkeys(algorithms), key=rank)
-    blocks = {b: [name for name in names if label_block(name) == b] for b in LABEL_BLOCKS.values()}
+    """Return block -> its algorithms, in the order of tables; empty blocks are left out."""
+    blocks = {block: [] for block in LABEL_BLOCKS.values()}
+    for name in sorted(dict.fromkeys(algorithms), key=rank):
+        blocks[label_block(name)].append(name)
     return {block: members for block, members in blocks.items() if members}

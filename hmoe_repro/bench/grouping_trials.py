@@ -27,58 +27,126 @@ from ..training.store import RunStore
 FOLDERS = SCALES["folders"]  # name -> data set, and the only domain
 
 
+def _write_image(data, domain: int, index: int, stem: Path) -> Path:
+    """Write an image of a data set as a file and return its path.
+
+    Images from files are copied; others are written as PNG, enlarged to 64 x 64.
+
+    Args:
+        data: the data set.
+        domain: number of the domain.
+        index: number of the image in the domain.
+        stem: path without suffix.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    if hasattr(data, "tree"):
+        file = stem.with_suffix(".jpg")
+        shutil.copy(data.tree.root / data.tree.files[domain][index], file)
+        return file
+    file = stem.with_suffix(".png")
+    pixels = Image.fromarray(data.images[domain][index].permute(1, 2, 0).numpy())
+    pixels.resize((64, 64), Image.NEAREST).save(file)
+    return file
+
+
 def write_folder(name: str, target: Path, count: int, seed: int, data_dir=None) -> Path:
-    """Draw about `count` images for one of `FOLDERS` and write them as `target`/<class>/<image>;
-    the CSV file with the style of each, beside it. `HmoeError` where the data are not here."""
+    """Draw images for one of `FOLDERS` and write them as `target`/<class>/<image>.
+
+    Args:
+        name: name of the folder.
+        target: folder to write to.
+        count: about how many images; classes and domains have the same number.
+        seed: of the draw.
+        data_dir: folder of the data sets; None: the default.
+
+    Returns:
+        The CSV file with the style of each image, next to the folder.
+
+    Raises:
+        HmoeError: if the data are not available.
+    """
     source, *only = FOLDERS[name]
-    data, draw, rows = load_dataset(source, 0, data_dir), np.random.default_rng(seed), []
-    domains = [d for d in range(data.num_domains) if not only or data.domain_names[d] in only]
+    data = load_dataset(source, 0, data_dir)
+    generator = np.random.default_rng(seed)
+    domains = range(data.num_domains)
+    if only:
+        domains = [d for d in domains if data.domain_names[d] in only]
+    size = count // (len(domains) * data.num_classes)
+    rows = []
     for d, c in product(domains, range(data.num_classes)):
-        own = np.flatnonzero(data.labels[d].numpy() == c)
-        for i in draw.permutation(own)[: count // (len(domains) * data.num_classes)]:
-            file = f"{data.class_names[c]}/{len(rows):05d}"
-            (target / file).parent.mkdir(parents=True, exist_ok=True)
-            if hasattr(data, "tree"):
-                file += ".jpg"
-                shutil.copy(data.tree.root / data.tree.files[d][i], target / file)
-            else:
-                file += ".png"
-                pixels = Image.fromarray(data.images[d][i].permute(1, 2, 0).numpy())
-                pixels.resize((64, 64), Image.NEAREST).save(target / file)
-            rows.append((file, data.domain_names[d]))
+        of_class = np.flatnonzero(data.labels[d].numpy() == c)
+        for i in generator.permutation(of_class)[:size]:
+            stem = target / data.class_names[c] / f"{len(rows):05d}"
+            file = _write_image(data, d, i, stem)
+            rows.append((file.relative_to(target).as_posix(), data.domain_names[d]))
     labels = target.with_suffix(".csv")
     pd.DataFrame(rows, columns=["file", "domain"]).to_csv(labels, index=False)
     return labels
 
 # %% ../../nbs/10_bench/10_grouping_trials.ipynb #def-run-groupings
 GROUPING_METHODS = {"features": {}, "pixels": {"method": "hmoe", "network": "image_cnn"}}
+_SUMMARY = ("agreement", "nmi_domain", "nmi_class", "nmi_plain_domain", "nmi_expert", "accuracy")
 
 
 def grouping_trial(folder: str, method: str, draw: int, size) -> dict:
-    """What one of `GROUPING_METHODS` finds in one of `FOLDERS`, drawn anew: a row of numbers, with the
-    seconds that it took. `size`: `count` of images, `trained` settings of the training."""
+    """Group a folder that is drawn anew, and compare the groups with the true styles.
+
+    Args:
+        folder: one of `FOLDERS`.
+        method: one of `GROUPING_METHODS`.
+        draw: number of the draw.
+        size: `count` of images, and `trained`, the settings of the training.
+
+    Returns:
+        A row: folder, method, draw, images, found (whether reliable groups were found), groups,
+        scores, and the seconds that it took.
+    """
     with tempfile.TemporaryDirectory() as work:
         target = Path(work) / "images"
         labels = write_folder(folder, target, size.count, draw)
-        started, store = time.perf_counter(), RunStore(Path(work) / "runs")
+        store = RunStore(Path(work) / "runs")
         settings = GROUPING_METHODS[method] | size.trained
-        found = discover(target, labels, "cpu", store, seed=draw, **settings)
-        seconds, summary = time.perf_counter() - started, summarise(found)
-    row = {"folder": folder, "method": method, "draw": draw, "images": len(found.images)}
-    row |= {"found": bool(found_domains(summary)), "groups": len(summary["groups"])}
-    kept = "agreement", "nmi_domain", "nmi_class", "nmi_plain_domain", "nmi_expert", "accuracy"
-    return row | {name: summary[name] for name in kept} | {"seconds": seconds}
+        started = time.perf_counter()
+        discovery = discover(target, labels, "cpu", store, seed=draw, **settings)
+        seconds = time.perf_counter() - started
+        summary = summarise(discovery)
+    row = {
+        "folder": folder,
+        "method": method,
+        "draw": draw,
+        "images": len(discovery.images),
+        "found": bool(found_domains(summary)),
+        "groups": len(summary["groups"]),
+    }
+    for name in _SUMMARY:
+        row[name] = summary[name]
+    row["seconds"] = seconds
+    return row
 
 
 def grouping_trials(measured: BenchMeasurement) -> dict:
-    """The trials: the default method on a draw of every folder in each round, and the other method,
-    which is slow, on the first draw of some. `HmoeError` without data."""
-    size, trials = measured.size, []
+    """Return the trials of both methods.
+
+    The default method groups a draw of every folder in each round. The other method, which is slow,
+    groups the first draw of some.
+
+    Args:
+        measured: sizes and number of rounds.
+
+    Returns:
+        `trials`, rows of `grouping_trial`.
+
+    Raises:
+        HmoeError: if the data are not available.
+    """
+    size = measured.size
+    trials = []
     for method, draw, folder in product(GROUPING_METHODS, range(measured.rounds), size.folders):
         if method != "features" and (draw or folder not in size.slow):
             continue
-        trials.append(grouping_trial(folder, method, draw, size))
-        measured.say(f"{folder}, {method}, draw {draw}: {trials[-1]['groups']} groups")
+        trial = grouping_trial(folder, method, draw, size)
+        trials.append(trial)
+        measured.say(f"{folder}, {method}, draw {draw}: {trial['groups']} groups")
     return {"trials": trials}
 
 # %% ../../nbs/10_bench/10_grouping_trials.ipynb #def-groupings-table
@@ -87,9 +155,16 @@ BESIDE = {"HMOE, on pretrained features": "nmi_expert", "colour and contrast": "
 
 
 def groupings_frame(record: dict) -> pd.DataFrame:
-    """The trials of a record, one row each, with the columns 'by', what the images were grouped by,
-    and 'nmi', with the styles. Further rows are from the trials of the default method: HMOE on
-    these features, and k-means on colour and contrast."""
+    """Return the trials of a record with the way of grouping, one row each.
+
+    Args:
+        record: record of `GROUPINGS`.
+
+    Returns:
+        The columns of `grouping_trial`, by (what the images were grouped by) and nmi (with the
+        styles). Further rows are from the trials of the default method: HMOE on these features, and
+        k-means on colour and contrast.
+    """
     trials = pd.DataFrame(record["trials"])
     frame = trials.assign(by=trials.method.map(METHOD_LABELS), nmi=trials.nmi_domain)
     default = frame[frame.method == "features"]
@@ -100,16 +175,25 @@ def groupings_frame(record: dict) -> pd.DataFrame:
 
 
 def groupings_table(record: dict) -> pd.DataFrame:
-    """A row for each kind of folder and way to group: in how many draws reliable groups were found,
-    how many groups, and means over draws of the NMI with styles and classes and of the seconds."""
+    """Return how well each kind of folder was grouped, by the way of grouping.
+
+    Args:
+        record: record of `GROUPINGS`.
+
+    Returns:
+        folder, 'grouped by', reliable (in how many draws reliable groups were found), groups, and
+        means over draws: 'NMI with styles', 'NMI with classes' and seconds.
+    """
     rows = []
-    for (folder, by), mine in groupings_frame(record).groupby(["folder", "by"], sort=False):
+    for (folder, by), part in groupings_frame(record).groupby(["folder", "by"], sort=False):
         row = {"folder": folder, "grouped by": by, "reliable": "–", "groups": "–"}
-        if mine.found.notna().all():
-            row["reliable"] = f"{int(mine.found.sum())} of {len(mine)}"
-            row["groups"] = ", ".join(map("{:.0f}".format, mine["groups"]))
-        row |= {"NMI with styles": mine.nmi.mean(), "NMI with classes": mine.nmi_class.mean()}
-        rows.append(row | {"seconds": mine.seconds.mean()})
+        if part.found.notna().all():
+            row["reliable"] = f"{int(part.found.sum())} of {len(part)}"
+            row["groups"] = ", ".join(f"{count:.0f}" for count in part["groups"])
+        row["NMI with styles"] = part.nmi.mean()
+        row["NMI with classes"] = part.nmi_class.mean()
+        row["seconds"] = part.seconds.mean()
+        rows.append(row)
     return pd.DataFrame(rows).sort_values("folder", kind="stable", ignore_index=True)
 
 # %% ../../nbs/10_bench/10_grouping_trials.ipynb #def-bench
