@@ -130,13 +130,13 @@ def set_environment(work, home=False):
 def pack_parts(store, folder, name, runs, limit, **options):
     """Pack runs as `<folder>/<name>-1.tar.gz`, `-2` and so on, each of at most `limit` bytes where
     it holds more than one run: an archive that is too large is packed again as two halves.
-    `options`: as for `pack`. Returns the paths."""
-    from hmoe_repro.studies.export_import import pack
+    `options`: as for `pack_runs`. Returns the paths."""
+    from hmoe_repro.studies.export_import import pack_runs
 
     parts, waiting = [], [list(runs)]
     while waiting:
         ids, path = waiting.pop(0), Path(folder) / f"{name}-{len(parts) + 1}.tar.gz"
-        pack(store, path, runs=ids, **options)
+        pack_runs(store, path, runs=ids, **options)
         if len(ids) > 1 and path.stat().st_size > limit:
             path.unlink()
             half = len(ids) // 2
@@ -322,14 +322,14 @@ def unpack_data(work):
 
 def unpack_in(work):
     "Unpack the files of `prepare`, each once, so that a run resumed since is not overwritten."
-    from hmoe_repro.studies.export_import import unpack
+    from hmoe_repro.studies.export_import import unpack_runs
     from hmoe_repro.training.store import RunStore
 
     unpack_data(work)
     lines, store = [], RunStore()
     before = {path.parent.name for path in store.folder.glob("*/record.json")}
     for path, mark in new_inputs(work):
-        lines.append(f"{path.name}: {unpack(store, path)}")
+        lines.append(f"{path.name}: {unpack_runs(store, path)}")
         mark.touch()
     came = {path.parent.name for path in store.folder.glob("*/record.json")} - before
     with open(work / "came", "a") as file:

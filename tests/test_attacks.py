@@ -23,7 +23,7 @@ from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import download
 from hmoe_repro.studies import export_import
-from hmoe_repro.studies.export_import import pack, unpack
+from hmoe_repro.studies.export_import import pack_runs, unpack_runs
 from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training import run as run_module
 from hmoe_repro.training.checkpoint_io import load_state, save_state, sealed
@@ -489,7 +489,7 @@ def archive_of(path, members, mode="w:gz"):
 def refused(store, path, said, **options):
     "Unpacking fails with `said`, in one line, and leaves nothing in the store."
     with pytest.raises(HmoeError, match=said) as caught:
-        unpack(store, path, **options)
+        unpack_runs(store, path, **options)
     assert "\n" not in str(caught.value)
     assert not list(store.folder.iterdir())
 
@@ -505,7 +505,7 @@ def test_an_archive_unpacks_to_no_more_than_its_limit(tmp_path, monkeypatch):
     refused(store, path, "more than 2,097,152 bytes.*--limit-gib", limit=2 * 2**20)
     monkeypatch.setattr(download, "LEAST_LIMIT", 3 * 2**20)
     refused(store, path, "more than 3,145,728 bytes")
-    assert unpack(store, path, limit=5 * 2**20) == "4 runs added, 0 here already"
+    assert unpack_runs(store, path, limit=5 * 2**20) == "4 runs added, 0 here already"
 
 
 def test_a_large_archive_may_unpack_to_twenty_times_its_size(tmp_path, monkeypatch):
@@ -514,7 +514,7 @@ def test_a_large_archive_may_unpack_to_twenty_times_its_size(tmp_path, monkeypat
     files = [("0" * 12 + "/state.safetensors", noise)]
     files += [(f"{i:012x}/state.safetensors", ZEROS) for i in range(1, 12)]
     path = archive_of(tmp_path / "store.tar.gz", files)
-    assert unpack(RunStore(tmp_path / "store"), path).startswith("12 runs added")
+    assert unpack_runs(RunStore(tmp_path / "store"), path).startswith("12 runs added")
     files += [(f"{i:012x}/state.safetensors", ZEROS) for i in range(12, 30)]
     refused(RunStore(tmp_path / "other"), archive_of(path, files), "unpacks to more than")
 
@@ -535,9 +535,9 @@ def test_an_archive_is_not_held_in_memory(tmp_path):
     path, store = archive_of(tmp_path / "one.tar.gz", files), RunStore(tmp_path / "store")
     peaks = []
     for work in (
-        lambda: unpack(store, path),
-        lambda: pack(store, tmp_path / "again.tar.gz"),
-        lambda: unpack(RunStore(tmp_path / "third"), store.folder),
+        lambda: unpack_runs(store, path),
+        lambda: pack_runs(store, tmp_path / "again.tar.gz"),
+        lambda: unpack_runs(RunStore(tmp_path / "third"), store.folder),
     ):
         tracemalloc.start()
         work()
@@ -572,7 +572,7 @@ def test_a_file_with_holes_is_refused(tmp_path):
 
 
 def test_a_record_too_large_to_be_read_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_import, "MOST_OF_RECORD", 1000)
+    monkeypatch.setattr(export_import, "MAX_RECORD_BYTES", 1000)
     files = [("0" * 12 + "/record.json", b" " * 1001)]
     path = archive_of(tmp_path / "large.tar.gz", files)
     refused(RunStore(tmp_path / "store"), path, "1,001 bytes, more than 1,000")
@@ -595,12 +595,14 @@ def test_archives_of_data_sets_have_a_limit_too(kind, tmp_path, monkeypatch):
 def test_a_packed_store_is_the_same_archive_byte_by_byte(tmp_path):
     files = [(f"{i:012x}/state.safetensors", bytes([i]) * 3000) for i in range(3)]
     store = RunStore(tmp_path / "store")
-    unpack(store, archive_of(tmp_path / "first.tar.gz", files))
+    unpack_runs(store, archive_of(tmp_path / "first.tar.gz", files))
     for name in ("one.tar.gz", "two.tar.gz"):
-        assert pack(store, tmp_path / name).startswith("0 finished or failed and 3 half-done runs")
+        assert pack_runs(store, tmp_path / name).startswith(
+            "0 finished or failed and 3 half-done runs"
+        )
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
     with pytest.raises(HmoeError, match="no run to pack"):
-        pack(RunStore(tmp_path / "empty"), tmp_path / "none.tar.gz")
+        pack_runs(RunStore(tmp_path / "empty"), tmp_path / "none.tar.gz")
     assert not (tmp_path / "none.tar.gz").exists()
 
 
@@ -684,12 +686,15 @@ NO_STATES = [
 @pytest.mark.parametrize("changes", NO_STATES, ids=str)
 def test_a_tree_that_is_no_state_is_set_aside(changes, tmp_path):
     path, whole = tmp_path / "state.safetensors", {"trainer": {}, "spent": 1.0, "run": "0" * 12}
-    whole |= {"library": environment.library_hash(), "parts": run_module.parts_with([], "cpu")}
+    whole |= {
+        "library": environment.library_hash(),
+        "parts": run_module.with_current_part([], "cpu"),
+    }
     save_state(path, whole)
-    assert run_module._saved(path, "0" * 12)["trainer"] == {}
+    assert run_module._read_state(path, "0" * 12)["trainer"] == {}
     save_state(path, whole | changes if isinstance(changes, dict) else changes)
     with pytest.warns(UserWarning, match="starts again"):
-        assert run_module._saved(path, "0" * 12)["trainer"] is None
+        assert run_module._read_state(path, "0" * 12)["trainer"] is None
     assert not path.exists()
 
 
@@ -736,14 +741,14 @@ steps = 3
 
 
 def test_a_kept_study_file_that_is_no_text_is_one_line(tmp_path):
-    from hmoe_repro.studies.study_file import kept_file, read_study
+    from hmoe_repro.studies.study_file import read_study, study_file_copy
 
     (tmp_path / "reports").mkdir()
     study = tmp_path / "mine.toml"
     study.write_text(STUDY)
     (tmp_path / "reports" / "mine.toml").write_bytes(b"\xff\xff\n")
     with pytest.raises(HmoeError, match="mine.toml is not UTF-8 text"):
-        kept_file(read_study(str(study)), tmp_path / "reports")
+        study_file_copy(read_study(str(study)), tmp_path / "reports")
 
 
 LOOPS = [

@@ -42,7 +42,7 @@ def picture(path, shade):
 def tree(tmp_path, monkeypatch):
     "A folder of 3 domains and 2 classes, 4 images of each, with a cache folder of its own."
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(precomputed, "BLOCK", 4)
+    monkeypatch.setattr(precomputed, "BLOCK_SIZE", 4)
     monkeypatch.setattr(precomputed, "SYNC_SECONDS", 0)
     for i in range(24):
         picture(tmp_path / "im" / "abc"[i // 8] / "xy"[i % 8 // 4] / f"{i}.bmp", 3 * i)
@@ -123,7 +123,7 @@ def test_each_wrong_bit_of_a_cache_is_refused_or_changes_nothing(tree):
 
 
 def test_a_block_is_checked_when_it_is_first_read_and_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, "_BLOCK", 100)
+    monkeypatch.setattr(row_files, "_BLOCK_BYTES", 100)
     values, path = np.arange(1000, dtype=np.uint16).reshape(50, 20), tmp_path / "rows"
     writer = RowWriter(path, 40, 50, tmp_path / "part")  # blocks of two rows
     writer.begin()

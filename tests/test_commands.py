@@ -13,7 +13,7 @@ from commands import hmoe
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.studies.estimates import JOBS_ON_GPU, default_jobs
-from hmoe_repro.studies.export_import import pack, unpack
+from hmoe_repro.studies.export_import import pack_runs, unpack_runs
 from hmoe_repro.studies.sweep import SweepOptions, sweep
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -72,9 +72,9 @@ def test_default_jobs():
 
 
 def test_half_done_runs_travel_and_go_on(store, tmp_path):
-    assert "1 finished or failed and 1 half-done" in pack(store, tmp_path / "p.tar.gz")
+    assert "1 finished or failed and 1 half-done" in pack_runs(store, tmp_path / "p.tar.gz")
     home = RunStore(tmp_path / "home")
-    assert unpack(home, tmp_path / "p.tar.gz") == "2 runs added, 0 here already"
+    assert unpack_runs(home, tmp_path / "p.tar.gz") == "2 runs added, 0 here already"
     assert outcome(home.read(short_config().run_id)) == outcome(store.read(short_config().run_id))
     resumed = run(short_config("photo"), home)
     assert resumed["resumed"] and outcome(resumed) == outcome(
@@ -83,10 +83,10 @@ def test_half_done_runs_travel_and_go_on(store, tmp_path):
 
 
 def test_without_states_only_finished_runs_travel(store, tmp_path):
-    pack(store, tmp_path / "p.tar.gz", states=False)
+    pack_runs(store, tmp_path / "p.tar.gz", states=False)
     with tarfile.open(tmp_path / "p.tar.gz") as archive:
         assert archive.getnames() == [f"{short_config().run_id}/record.json"]
-    pack(store, tmp_path / "w.tar.gz", states=False, weights=True)
+    pack_runs(store, tmp_path / "w.tar.gz", states=False, weights=True)
     with tarfile.open(tmp_path / "w.tar.gz") as archive:
         assert sorted(n.split("/")[1] for n in archive.getnames()) == [
             "record.json",
@@ -116,20 +116,20 @@ def rewritten(source, target, change, sealed=True):
     ],
 )
 def test_records_that_do_not_fit_are_left_out_and_nothing_is_written(store, tmp_path, change, said):
-    pack(store, tmp_path / "p.tar.gz")
+    pack_runs(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "bad.tar.gz", change)
     home = RunStore(tmp_path / "home")
     with pytest.warns(UserWarning, match=said):
-        unpack(home, tmp_path / "bad.tar.gz")
+        unpack_runs(home, tmp_path / "bad.tar.gz")
     assert not home.record_path(short_config().run_id).exists()
 
 
 def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
-    pack(store, tmp_path / "p.tar.gz")
+    pack_runs(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "other.tar.gz", lambda r: r | {"test_size": 1})
     before = store.record_path(short_config().run_id).read_bytes()
     with pytest.raises(HmoeError, match="finished here and there with different outcomes"):
-        unpack(store, tmp_path / "other.tar.gz")
+        unpack_runs(store, tmp_path / "other.tar.gz")
     assert store.record_path(short_config().run_id).read_bytes() == before
 
 
@@ -140,7 +140,7 @@ def test_foreign_members_are_refused(tmp_path, name):
     with tarfile.open(tmp_path / "f.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     with pytest.raises(HmoeError, match="not an archive of runs"):
-        unpack(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
+        unpack_runs(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
 
 
 def test_links_cut_files_and_empty_stores(store, tmp_path):
@@ -148,7 +148,7 @@ def test_links_cut_files_and_empty_stores(store, tmp_path):
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     with tarfile.open(tmp_path / "l.tar.gz", "w:gz") as archive:
         archive.addfile(link)
-    pack(store, tmp_path / "p.tar.gz")
+    pack_runs(store, tmp_path / "p.tar.gz")
     (tmp_path / "c.tar.gz").write_bytes((tmp_path / "p.tar.gz").read_bytes()[:3000])
     for name, said in (
         ("l", "not an archive"),
@@ -156,9 +156,9 @@ def test_links_cut_files_and_empty_stores(store, tmp_path):
         ("none", "does not exist"),
     ):
         with pytest.raises(HmoeError, match=said):
-            unpack(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
+            unpack_runs(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
     with pytest.raises(HmoeError, match="no run to pack"):
-        pack(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
+        pack_runs(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
 
 
 def contents(folder):
@@ -171,11 +171,11 @@ def contents(folder):
 def home(store, tmp_path):
     """Another store, with one run half-done that comes finished in `q.tar.gz`; `p.tar.gz` brings
     a new one."""
-    pack(store, tmp_path / "p.tar.gz", runs=[short_config().run_id], weights=True)
+    pack_runs(store, tmp_path / "p.tar.gz", runs=[short_config().run_id], weights=True)
     home = RunStore(tmp_path / "home")
     half_done(home, short_config("photo"))
     run(short_config("photo"), store)
-    pack(store, tmp_path / "q.tar.gz", runs=[short_config("photo").run_id], weights=True)
+    pack_runs(store, tmp_path / "q.tar.gz", runs=[short_config("photo").run_id], weights=True)
     return home
 
 
@@ -234,7 +234,7 @@ def test_a_kill_in_unpacking_leaves_whole_runs(home, store, tmp_path):
         shutil.copytree(home.folder, started.folder, dirs_exist_ok=True)
         if not (child := os.fork()):
             os.replace, os.rename = moves(lambda: os._exit(9), at)
-            unpack(started, tmp_path / "p.tar.gz", tmp_path / "q.tar.gz")
+            unpack_runs(started, tmp_path / "p.tar.gz", tmp_path / "q.tar.gz")
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         records, damaged = started.scan()
@@ -242,7 +242,7 @@ def test_a_kill_in_unpacking_leaves_whole_runs(home, store, tmp_path):
         for record in records:
             names = [name for name in whole if name.startswith(record["run_id"])]
             assert all(contents(started.folder)[name] == whole[name] for name in names)
-        unpack(started, tmp_path / "p.tar.gz", tmp_path / "q.tar.gz")
+        unpack_runs(started, tmp_path / "p.tar.gz", tmp_path / "q.tar.gz")
         kept = contents(started.folder).items()
         assert {n: c for n, c in kept if not n.startswith(".unpack-")} == whole
         if ended == 0:
@@ -251,9 +251,9 @@ def test_a_kill_in_unpacking_leaves_whole_runs(home, store, tmp_path):
 
 
 def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_path):
-    pack(store, tmp_path / "p.tar.gz", weights=True)
+    pack_runs(store, tmp_path / "p.tar.gz", weights=True)
     whole, home = (tmp_path / "p.tar.gz").read_bytes(), tmp_path / "home"
-    unpack(RunStore(tmp_path / "good"), tmp_path / "p.tar.gz")
+    unpack_runs(RunStore(tmp_path / "good"), tmp_path / "p.tar.gz")
     good, end = contents(tmp_path / "good"), 8 * len(whole)
     bits = {*range(80), *range(end - 64, end), *random.Random(0).sample(range(end), 150)}
     for bit in sorted(bits):
@@ -262,7 +262,7 @@ def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_pa
         (tmp_path / "x.tar.gz").write_bytes(changed)
         shutil.rmtree(home, ignore_errors=True)
         try:
-            unpack(RunStore(home), tmp_path / "x.tar.gz")
+            unpack_runs(RunStore(home), tmp_path / "x.tar.gz")
         except HmoeError:
             assert not list(home.iterdir()), bit
         else:
@@ -271,7 +271,7 @@ def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_pa
 
 def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
     """Also where somebody wrote the archive anew, so that gzip's checksum fits."""
-    pack(store, tmp_path / "p.tar.gz")
+    pack_runs(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "bare.tar.gz", dict, sealed=False)
     other = tmp_path / "other.tar.gz"
     with tarfile.open(tmp_path / "p.tar.gz") as old, tarfile.open(other, "w:gz") as new:
@@ -285,13 +285,13 @@ def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
     ):
         home = RunStore(tmp_path / "home")
         with pytest.raises(HmoeError, match=said):
-            unpack(home, tmp_path / f"{name}.tar.gz")
+            unpack_runs(home, tmp_path / f"{name}.tar.gz")
         assert not list(home.folder.iterdir())
 
 
 def test_a_parcel_says_nothing_of_who_packed_it_and_when(store, tmp_path):
     for name in ("p", "again"):
-        pack(store, tmp_path / f"{name}.tar.gz", weights=True)
+        pack_runs(store, tmp_path / f"{name}.tar.gz", weights=True)
     with tarfile.open(tmp_path / "p.tar.gz") as archive:
         said = {(m.uname, m.gname, m.uid, m.gid, m.mtime, m.mode) for m in archive}
     assert said == {("", "", 0, 0, 0, 0o644)}

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from hmoe_repro.analysis.clusters import (
-    agreement,
     agreement_summary,
     closest_factors,
     collapse_scores,
@@ -27,6 +26,7 @@ from hmoe_repro.analysis.clusters import (
     gate_table,
     gate_verdict,
     mean_gates,
+    nmi_table,
     partitions,
     scored_runs,
     similarity_lines,
@@ -224,14 +224,14 @@ def test_partitions_begin_with_the_expert_and_hold_every_factor_of_one_split():
 
 
 def test_agreement_is_symmetric_and_sees_the_colour():
-    table = agreement(partitions(STORED))
+    table = nmi_table(partitions(STORED))
     assert (
         np.allclose(table, table.T)
         and table.loc["expert", "colour"] == pytest.approx(1)
         and table.loc["expert", "domain"] == pytest.approx(0, abs=1e-9)
     )
     assert (
-        agreement({"expert": np.zeros(4, int), "domain": np.array([0, 0, 1, 1])}).loc[
+        nmi_table({"expert": np.zeros(4, int), "domain": np.array([0, 0, 1, 1])}).loc[
             "expert", "expert"
         ]
         == 1

@@ -529,12 +529,14 @@ def test_only_told_images_enter_the_domain_loss():
     batches = trainer.batches.next()
     drawn = trainer.batches.drawn
     algorithm = trainer.algorithm
-    algorithm.told = [torch.isin(d, k) for d, k in zip(drawn, trainer.labelled)]
-    assert 0 < sum(int(t.sum()) for t in algorithm.told) < sum(map(len, drawn))
+    algorithm.has_domain_label = [torch.isin(d, k) for d, k in zip(drawn, trainer.labelled)]
+    assert 0 < sum(int(t.sum()) for t in algorithm.has_domain_label) < sum(map(len, drawn))
     with torch.no_grad():
         found = algorithm.loss(batches)["L_d"]
         terms = []
-        for domain, ((x, _), told, indices) in enumerate(zip(batches, algorithm.told, drawn)):
+        for domain, ((x, _), told, indices) in enumerate(
+            zip(batches, algorithm.has_domain_label, drawn)
+        ):
             log_p = algorithm.codes(x)[1].log()
             for row, image in enumerate(indices.tolist()):
                 known = image in trainer.labelled[domain].tolist()

@@ -25,7 +25,7 @@ from hmoe_repro.studies.study_file import check_study, read_study
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import (
-    DMG,
+    DMGProtocol,
     EpochSampler,
     dmg_splits,
     epoch_length,
@@ -41,7 +41,12 @@ from hmoe_repro.training.selection import (
     select_model,
     training_domain_validation,
 )
-from hmoe_repro.training.splits import find_splits, lists_in, own_splits, read_split_lists
+from hmoe_repro.training.splits import (
+    cached_split_lists,
+    find_splits,
+    read_split_lists,
+    register_splits,
+)
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Batches, Trainer
 
@@ -187,7 +192,7 @@ def test_epochs_become_updates():
     )
     assert of_64.hparams["batch_size"] == 64 and of_64.steps == 3  # the whole batch, not a domain's
     for steps, frequency, points in ((27, 9, [8, 17, 26]), (10, 4, [3, 7, 9])):
-        by = DMG(SimpleNamespace(steps=steps, checkpoint_frequency=frequency))
+        by = DMGProtocol(SimpleNamespace(steps=steps, checkpoint_frequency=frequency))
         assert [step for step in range(steps) if by.is_checkpoint(step)] == points
 
 
@@ -271,7 +276,7 @@ def test_evaluate_counts_modes_of_domains_where_a_domain_is_known(domains_known)
     known = DomainsKnown(data.input_shape, data.num_classes, 3, {"network": "small_cnn"}).eval()
     indices = torch.arange(20)
     assert list(evaluate(known, data, "plain", indices)) == ["default"]
-    found = evaluate(known, data, "plain", indices, own=2)
+    found = evaluate(known, data, "plain", indices, known_domain=2)
     logits = known.predict(data.inputs(2, indices))
     shifted = (logits.roll(2, dims=1).argmax(1) == data.labels[2][indices]).float().mean()
     assert list(found) == ["default", "kd", "greedy"]
@@ -316,7 +321,7 @@ def test_only_a_better_epoch_and_the_last_are_tested():
 
     def parts(policy, improved):
         run = SimpleNamespace(test_domains=["t"], evaluate=policy)
-        return DMG(run).parts(cut, improved, last=False)
+        return DMGProtocol(run).parts(cut, improved, last=False)
 
     assert parts("selection", False) == []
     assert parts("selection:5", True) == [("a", "test"), ("t", "in")]
@@ -423,24 +428,24 @@ def test_a_folder_without_lists_and_data_without_files_are_refused(lists, tmp_pa
     data, folder = lists
     (tmp_path / "empty").mkdir()
     with pytest.raises(HmoeError, match="holds no list of a split. Fix: files DOMAIN_train.txt"):
-        own_splits(tmp_path / "empty")
+        register_splits(tmp_path / "empty")
     with pytest.raises(HmoeError, match="cannot be read .*Fix: a folder with DOMAIN_train.txt"):
-        own_splits(tmp_path / "none")
+        register_splits(tmp_path / "none")
     with pytest.raises(HmoeError, match="made of tensors.*leave --splits out"):
         read_split_lists(folder, load_dataset("DigitDomainsTiny"))
 
 
 def test_the_content_of_lists_is_their_name(lists, tmp_path, own_names):
     data, folder = lists
-    before = lists_in(own_splits(folder), data).digest
+    before = cached_split_lists(register_splits(folder), data).digest
     assert find_splits(before, data).digest == before
     moved = folder.rename(tmp_path / "elsewhere")
     with pytest.raises(HmoeError, match=f"the lists {before} .* Fix: --splits FOLDER"):
         find_splits(before, data)
-    own_splits(moved)
+    register_splits(moved)
     assert find_splits(before, data).digest == before
     write(moved, "photo", "train", data.tree.files[2][:7])
-    assert lists_in(moved, data).digest != before
+    assert cached_split_lists(moved, data).digest != before
 
 
 def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
@@ -606,7 +611,7 @@ def test_a_repeated_run_has_the_same_record(two, tmp_path):
 def test_description_counts_epochs():
     cut = {"a": {"in": range(70), "out": range(5)}, "t": {"in": range(9)}}
     run = SimpleNamespace(steps=3, test_domains=["t"], splits="abc")
-    said = DMG(run).record(cut, 64)["protocol"]
+    said = DMGProtocol(run).record(cut, 64)["protocol"]
     assert (said["updates_per_epoch"], said["epochs"], said["splits"]) == (2, 1.5, "lists abc")
     assert said["images"] == {"a": {"in": 70, "out": 5}, "t": {"in": 9}}
 

@@ -1,20 +1,25 @@
-"""Docstrings of the algorithms and of the method: a first line that stands alone, and sections that
-agree with the code."""
+"""Docstrings of the parts below: a first line that stands alone, sections that agree with the code,
+and examples that are true."""
 
 import ast
+import doctest
+import importlib
 import re
 
 import pytest
 from notebooks import ROOT
 
-PARTS = ("algorithms", "method")
-ELSEWHERE = {"tools.py", "gmoe.py", "dmg.py", "domainbed_adapter.py", "masks.py"}
-MODULES = [
-    path
-    for part in PARTS
-    for path in sorted((ROOT / "hmoe_repro" / part).glob("*.py"))
-    if path.name not in ELSEWHERE
-    and path.parent / path.name != ROOT / "hmoe_repro/algorithms/hmoe.py"
+PARTS = ("algorithms", "analysis", "bench", "cli", "method", "training")
+FURTHER = (
+    "core/config.py",
+    "core/row_files.py",
+    "data/cache.py",
+    "data/precomputed.py",
+    "networks/measuring.py",
+    "networks/routing.py",
+)
+MODULES = [path for part in PARTS for path in sorted((ROOT / "hmoe_repro" / part).glob("*.py"))] + [
+    ROOT / "hmoe_repro" / path for path in FURTHER
 ]
 VAGUE = {"what", "those", "that", "how", "of", "whether", "which", "where", "all", "one", "in"}
 SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?:(?: {4}.*)?\n?)+)", re.M)
@@ -94,3 +99,21 @@ def test_an_algorithm_says_its_loss_and_its_source(path):
             prose = SECTION.sub("", text)
             assert paper in " ".join(text.split()), f"{name} does not name {paper}"
             assert sum(bool(line.strip()) for line in prose.splitlines()) <= 8, name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: f"{p.parent.name}.{p.stem}")
+def test_examples_are_true(path):
+    if ">>>" not in path.read_text(encoding="utf-8"):
+        pytest.skip("no examples")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted and not results.failed
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: f"{p.parent.name}.{p.stem}")
+def test_no_code_span_is_broken_over_two_lines(path):
+    for name, _, text in documented(path):
+        for paragraph in text.split("\n\n"):
+            lines = paragraph.splitlines()
+            odd = [line for line in lines if line.count("`") % 2]
+            assert not odd, f"{name}: {odd[0]}"

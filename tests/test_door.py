@@ -14,7 +14,7 @@ import hmoe_repro
 import hmoe_repro.core.files
 from hmoe_repro.cli import data, discover_predict, plan_sweep, select_report, train
 from hmoe_repro.cli.app import app
-from hmoe_repro.cli.options import opened
+from hmoe_repro.cli.options import path_from_here
 
 TINY = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain photo --network small_cnn"
 TRAIN = [*TINY.split(), "--steps", "2", "--set", "batch_size=4", "--device", "cpu"]
@@ -50,9 +50,9 @@ def test_a_path_is_shown_as_it_is_opened_from_here(tmp_path, monkeypatch):
     below = tmp_path / "here"
     below.mkdir()
     monkeypatch.chdir(below)
-    assert opened(below / "runs" / "a.csv") == os.path.join("runs", "a.csv")
-    assert opened("a.csv") == "a.csv"
-    assert opened(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
+    assert path_from_here(below / "runs" / "a.csv") == os.path.join("runs", "a.csv")
+    assert path_from_here("a.csv") == "a.csv"
+    assert path_from_here(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -115,4 +115,4 @@ def test_a_sweep_ends_with_how_it_ended_and_the_folder_of_the_runs(tmp_path, mon
 def test_other_commands_that_write_name_what_they_wrote(module, names):
     for name in names:
         source = inspect.getsource(getattr(module, f"{name}_command"))
-        assert "wrote(" in source or "opened(" in source, name
+        assert "print_written(" in source or "path_from_here(" in source, name

@@ -9,7 +9,7 @@ import pytest
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 NUMBERED = {  # anchor -> what the cell below it must define
     "hmoe-eq-1": "mix_outputs",
-    "hmoe-eq-2": "gate_logits",
+    "hmoe-eq-2": "log_gate_values",
     "hmoe-eq-3": "entropy_loss",
     "hmoe-eq-4": "load_balance_loss",
     "hmoe-eq-5": "hmoe_losses",

@@ -30,9 +30,9 @@ from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.routing_analysis import (
     against_chance,
-    agreement,
-    entropy,
-    explained,
+    choice_agreement,
+    choice_entropy,
+    explained_fraction,
     follows_label,
     follows_position,
     guessed,
@@ -101,8 +101,10 @@ def test_explained_is_mutual_information_over_entropy():
     shared = mutual_info_score(repeated, flat)
     share = np.bincount(flat) / flat.size
     table = label_table(experts, label, 4)
-    assert math.isclose(entropy(table.sum(0)), -(share * np.log(share)).sum())
-    assert math.isclose(explained(table), shared / -(share * np.log(share)).sum(), rel_tol=1e-9)
+    assert math.isclose(choice_entropy(table.sum(0)), -(share * np.log(share)).sum())
+    assert math.isclose(
+        explained_fraction(table), shared / -(share * np.log(share)).sum(), rel_tol=1e-9
+    )
 
 
 def test_guessed_is_what_the_best_guesser_gets():
@@ -124,7 +126,7 @@ def test_guessed_is_what_the_best_guesser_gets():
     ],
 )
 def test_the_ends_of_explained(table, value):
-    assert math.isclose(explained(table), value, abs_tol=1e-12)
+    assert math.isclose(explained_fraction(table), value, abs_tol=1e-12)
 
 
 def test_agreement_is_that_of_all_pairs():
@@ -134,14 +136,14 @@ def test_agreement_is_that_of_all_pairs():
         for i, j in itertools.combinations(range(30), 2)
         if label[i] == label[j]
     ]
-    assert math.isclose(agreement(experts, label, 4), np.mean(same))
-    assert math.isnan(agreement(experts[:2], np.array([0, 1]), 4))
+    assert math.isclose(choice_agreement(experts, label, 4), np.mean(same))
+    assert math.isnan(choice_agreement(experts[:2], np.array([0, 1]), 4))
 
 
 def test_three_domains_settle_a_part_of_six_experts():
     domain = np.repeat([0, 1, 2], 100)
     experts = (2 * domain + np.arange(300) % 2)[:, None]  # two experts for each domain
-    found = explained(label_table(experts, domain, 6))
+    found = explained_fraction(label_table(experts, domain, 6))
     assert math.isclose(found, math.log(3) / math.log(6))
 
 
@@ -183,7 +185,9 @@ def test_chance_keeps_the_patches_of_an_image_together():
     experts = random.integers(0, 4, (100, 1)).repeat(20, 1)
     score = follows_label(experts, label, np.zeros(100, int), 4)["explained"]
     by_patches = [
-        explained(label_table(random.permutation(experts.ravel()).reshape(100, 20), label, 4))
+        explained_fraction(
+            label_table(random.permutation(experts.ravel()).reshape(100, 20), label, 4)
+        )
         for _ in range(20)
     ]
     assert score["low"] < score["value"] < score["high"]
@@ -240,7 +244,7 @@ def test_scores_are_json_the_same_again_and_say_what_was_dealt():
     (between,) = scores["between"]
     pairs = np.zeros((5, 5), int)
     np.add.at(pairs, tuple(experts.reshape(2, -1)), 1)
-    assert between["explained"]["value"] == round(explained(pairs), 6)
+    assert between["explained"]["value"] == round(explained_fraction(pairs), 6)
     alone = score_choices(experts[:1], (3, 3), 5, label, np.zeros(80, int), shuffles=5)
     assert alone["layers"][0]["domain"] is None and alone["between"] == []
 

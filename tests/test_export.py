@@ -91,10 +91,10 @@ def pictures(count, resolution):
 
 
 def check(model, path, mode=None, as_bytes=False):
-    "A graph gives what `TrainedModel.look` gives, for one image and for several."
+    "A graph gives what `TrainedModel.forward_images` gives, for one image and for several."
     for count in (1, 6):
         given = pictures(count, model.record["config"]["resolution"])
-        images, expected = given.permute(0, 3, 1, 2), model.look(given, mode)
+        images, expected = given.permute(0, 3, 1, 2), model.forward_images(given, mode)
         found = run_graph(path, images.contiguous() if as_bytes else images.float() / 255)
         assert found.keys() == {"probability", "gate"} & expected.keys()
         for name, values in found.items():
@@ -127,7 +127,7 @@ def test_a_graph_is_of_the_mode_that_was_asked_for(place, tmp_path):
     path, _ = export_model(model, tmp_path / "a", "torch-export", mode="ood")
     check(model, path, "ood")
     found = run_graph(path, given.permute(0, 3, 1, 2).float() / 255)["probability"]
-    assert np.abs(found - model.look(given, "mix")["probability"]).max() > TOLERANCE
+    assert np.abs(found - model.forward_images(given, "mix")["probability"]).max() > TOLERANCE
     assert load_config(tmp_path / "a")["mode"] == "ood"
     with pytest.raises(HmoeError, match="Valid: mix, max, ood"):
         export_model(model, tmp_path / "b", "torch-export", mode="best")

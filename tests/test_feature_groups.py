@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 
 from hmoe_repro.apps import feature_groups
-from hmoe_repro.apps.discover import discover, found_domains, report_html, summarise
+from hmoe_repro.apps.discover import discover, found_domains, report_html, summarise_findings
 from hmoe_repro.apps.export import export_model, run_graph
 from hmoe_repro.apps.feature_groups import (
     FeatureGroups,
     feature_space,
     group_confidence,
-    keep_groups,
-    kept_groups,
     number_of_groups,
+    read_groups,
+    save_groups,
     stability_table,
 )
 from hmoe_repro.apps.own_images import image_files, sort_into
@@ -55,10 +55,10 @@ def blobs(count=120, groups=3, apart=6.0):
 def test_groups_are_those_beside_the_class():
     features, classes, group = blobs()
     space = feature_space(features, classes)
-    found = space.divided(3, classes, features).assign(features, classes)
+    found = space.with_clusters(3, classes, features).assign(features, classes)
     assert (pd.crosstab(found, group) > 0).sum().tolist() == [1, 1, 1]
     alone = feature_space(features, 0 * classes)
-    two = alone.divided(2, 0 * classes, features).assign(features, 0 * classes)
+    two = alone.with_clusters(2, 0 * classes, features).assign(features, 0 * classes)
     assert (pd.crosstab(two, classes) > 0).sum().tolist() == [1, 1]
 
 
@@ -70,7 +70,7 @@ def test_points_by_hand():
     assert np.allclose(space.means, means)
     axis = np.array([1, -1]) / np.sqrt(2)  # nearly; the residuals are (0.3, -0.1), (0.5, -0.5), ...
     residual = np.array([[0.3, -0.1], [-0.3, 0.1], [0.5, -0.5], [-0.5, 0.5]])
-    assert np.allclose(space.place(features, classes) @ space.components, residual)
+    assert np.allclose(space.project(features, classes) @ space.components, residual)
     assert abs(space.components[0] @ axis) > 0.97
     more = feature_space(features, 2 * classes, 4)  # classes 1 and 3 have no image
     assert np.allclose(more.means[[0, 2]], means) and np.allclose(more.means[1], more.means[3])
@@ -80,7 +80,7 @@ def test_points_by_hand():
 
 def test_a_number_of_groups_is_found_again_or_none_is():
     features, classes, group = blobs()
-    table = stability_table(feature_space(features, classes).place(features, classes), 5)
+    table = stability_table(feature_space(features, classes).project(features, classes), 5)
     assert number_of_groups(table) == 3 and table.reliable.tolist()[1]
     assert table.stability[1] > 0.95 > table.stability[2:].max()
     noise = np.random.default_rng(1).normal(size=(120, 6))
@@ -100,13 +100,13 @@ def test_an_image_between_two_groups_is_less_sure():
 
 def test_a_grouping_is_kept_with_its_names(tmp_path):
     features, classes, _ = blobs()
-    grouping = feature_space(features, classes).divided(3, classes, features)
-    keep_groups(tmp_path, ["a", "b", "c"], grouping)
-    names, again = kept_groups(tmp_path)
+    grouping = feature_space(features, classes).with_clusters(3, classes, features)
+    save_groups(tmp_path, ["a", "b", "c"], grouping)
+    names, again = read_groups(tmp_path)
     assert names == ["a", "b", "c"] and isinstance(again, FeatureGroups)
     assert np.array_equal(again.assign(features, classes), grouping.assign(features, classes))
-    keep_groups(tmp_path / "none", [])
-    assert kept_groups(tmp_path / "none") == (None, None)
+    save_groups(tmp_path / "none", [])
+    assert read_groups(tmp_path / "none") == (None, None)
 
 
 # A folder of images
@@ -135,7 +135,7 @@ def styles(tmp_path_factory, own_names_of_file, few_starts):
 
 def test_pretrained_features_find_styles_and_a_model_learns_beside(styles):
     folder, _, seen = styles
-    said = summarise(seen)
+    said = summarise_findings(seen)
     assert seen.method == "features" and found_domains(said) and said["nmi_domain"] == 1
     assert said["nmi_class"] < 0.1 and len(seen.held_out) == 12 and 0 <= said["accuracy"] <= 1
     assert set(said["groups"]) == {"dull", "lines"} and said["num_experts"] == len(seen.centres)
@@ -173,7 +173,7 @@ def test_names_are_kept_with_the_groups_until_others_are_given(styles):
     again = discover(folder, **how)
     assert list(again.images.group) == list(seen.images.group)
     run_id, store = seen.record["run_id"], RunStore(folder.parent / "runs")
-    names, grouping = kept_groups(store.path(run_id))
+    names, grouping = read_groups(store.path(run_id))
     assert names == ["lines", "dull"] and len(grouping.centres) == 2
 
 
@@ -203,7 +203,7 @@ def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_p
     for seen in (alone, unsorted):
         groups = seen.images.set_index("file").group
         striped = groups.index.str.contains("striped")
-        assert seen.model is None and found_domains(summarise(seen))
+        assert seen.model is None and found_domains(summarise_findings(seen))
         assert pd.crosstab(striped, groups.to_numpy()).min(axis=1).tolist() == [0, 0]
         assert "hmoe predict" not in report_html(seen, flat if seen is alone else folder)
     assert set((folder.parent / "runs").glob("*/record.json")) == runs
@@ -238,6 +238,6 @@ def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeyp
         target.mkdir(parents=True)
         for file in draw.choice(sorted(folder.iterdir()), 25, replace=False):
             shutil.copy(file, target)
-    said = summarise(discover(tmp_path / "photos", device="cpu", restarts=1))
+    said = summarise_findings(discover(tmp_path / "photos", device="cpu", restarts=1))
     assert said["nmi_domain"] >= 0.7 and found_domains(said) and len(said["groups"]) == 4
     assert said["nmi_domain"] > said["nmi_plain_domain"] + 0.2 and said["nmi_class"] < 0.1

@@ -140,10 +140,10 @@ def test_no_value_in_a_record_ends_in_a_traceback(case, trained, tmp_path):  # n
 
 @pytest.mark.parametrize("case", range(CASES // 8))
 def test_no_range_of_bytes_of_an_archive_ends_in_a_traceback(case, trained, tmp_path):  # noqa: F811
-    from hmoe_repro.studies.export_import import pack
+    from hmoe_repro.studies.export_import import pack_runs
 
     draw = random.Random(f"{SEED} archive {case}")
-    pack(trained, tmp_path / "a.tar.gz")
+    pack_runs(trained, tmp_path / "a.tar.gz")
     content = bytearray((tmp_path / "a.tar.gz").read_bytes())
     start = draw.randrange(len(content))
     end = min(len(content), start + draw.choice([1, 8, 512, len(content)]))

@@ -13,7 +13,7 @@ from test_imports import BLOCKED
 
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.studies.export_import import unpack
+from hmoe_repro.studies.export_import import unpack_runs
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
@@ -84,7 +84,7 @@ def test_a_second_call_trains_nothing_and_packs_the_same(first, bare):
 @pytest.mark.slow
 def test_records_that_came_home_need_not_be_trained_on_another_machine(first, bare, tmp_path):
     work, _ = first
-    unpack(RunStore(tmp_path / "runs"), work / "out" / "colored-1.tar.gz")
+    unpack_runs(RunStore(tmp_path / "runs"), work / "out" / "colored-1.tar.gz")
     second = tmp_path / "second"
     made = gpu(bare, "prepare", "--work", second, HMOE_RUNS=str(tmp_path / "runs"))
     assert made.returncode == 0 and "12 finished and 0 unfinished" in made.stdout, made.stderr
@@ -172,7 +172,7 @@ def test_what_goes_home_is_whole_and_without_weights(script, tmp_path, monkeypat
     assert told["runs"] == told["complete"] == told["packed"] == len(records) == 36
     (parcel,) = (tmp_path / "out").iterdir()
     assert parcel.name == "colored-1.tar.gz"
-    assert unpack(home, parcel).startswith("36 runs added")
+    assert unpack_runs(home, parcel).startswith("36 runs added")
     assert all(home.read(r["run_id"]) == r for r in records)
     assert not list(home.folder.glob("*/selected-*"))
 
@@ -187,7 +187,7 @@ def test_states_travel_as_far_as_files_are_left(script, begun, tmp_path, monkeyp
     assert len(parcels) == told["state_parcels"] == 2
     away = RunStore(tmp_path / "elsewhere")
     for path in parcels:
-        unpack(away, path)
+        unpack_runs(away, path)
     going_on = [s for s in begun if (away.path(s.run_id) / "state.safetensors").exists()]
     assert going_on == begun[1:] and run(going_on[0], away)["resumed"]  # the furthest along
 

@@ -299,3 +299,10 @@ def test_independent_experts_begin_as_generated_ones_and_share_nothing(batch):
                 parameter -= 0.1 * parameter.grad
     changed = [(m(x).experts - b).abs().amax((0, 2)) > 0 for m, b in zip(built.values(), before)]
     assert changed[0].all() and changed[1].tolist() == [False, True, False, False, False]
+
+
+def test_the_entropy_alone_is_a_tensor_before_its_weight_rises():
+    losses = {"L_en": torch.tensor(0.7, requires_grad=True)}
+    total = total_loss(losses, {"lambda_en": 1.0}, progress=0.0)
+    total.backward()
+    assert total.item() == 0 and losses["L_en"].grad.item() == 0

@@ -134,7 +134,7 @@ def test_a_damaged_record_is_named_and_left_out_by_every_command(one_damaged, tm
     assert done.returncode == 0 and bad in done.stderr, done.stderr
     before = store.record_path(bad).read_bytes()
     with pytest.warns(UserWarning, match=bad):
-        assert store.known(bad) is None
+        assert store.read_or_warn(bad) is None
     assert store.record_path(bad).read_bytes() == before, "what is damaged is never overwritten"
 
 

@@ -76,7 +76,7 @@ def test_one_chosen_expert_per_sample(case, pattern):
 def test_own_classifier_per_sample(case):
     sizes, hyper, z, _, v = case
     expected = torch.stack([brute_force(hyper(code), row, sizes) for code, row in zip(v, z)])
-    assert torch.allclose(hyper.own_outputs(z, v), expected)
+    assert torch.allclose(hyper.outputs_from_codes(z, v), expected)
 
 
 def largest_tensor(function):
@@ -100,7 +100,7 @@ def largest_tensor(function):
 def test_ood_builds_no_classifier_per_sample():
     hyper, z, v = HyperNetwork(8, (512, 20), (16, 8)), torch.randn(64, 512), torch.randn(64, 8)
     assert (
-        largest_tensor(lambda: hyper.own_outputs(z, v)) <= 64 * 512
+        largest_tensor(lambda: hyper.outputs_from_codes(z, v)) <= 64 * 512
     )  # (B, P) would be 64 * 10,260
 
 

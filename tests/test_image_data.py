@@ -253,7 +253,7 @@ def test_files_are_read_once_for_all_uses(root, monkeypatch):
     made.fingerprint, made.inputs(0, torch.tensor([0]))
     import hmoe_repro.data.cache as cache
 
-    monkeypatch.setattr(cache, "_look_at", lambda *a: pytest.fail("read again"))
+    monkeypatch.setattr(cache, "_examine_file", lambda *a: pytest.fail("read again"))
     again = ImageDataset(scan_tree(root), 24, CACHE)
     assert (
         again.fingerprint == made.fingerprint

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.method.masks import applied
+from hmoe_repro.method.masks import mask_factors
 from hmoe_repro.networks.masked import (
     NetworkMasks,
     choose_places,
@@ -143,7 +143,7 @@ def test_masks_multiply_what_enters_their_places_and_nothing_without_a_factor(na
 def test_many_masks_in_one_pass_are_passes_of_their_own(name):
     model = Masked(name).eval()
     m = model.masks.probabilities().detach()
-    rows = torch.cat([m, applied(model.masks.real.detach(), "average")])
+    rows = torch.cat([m, mask_factors(model.masks.real.detach(), "average")])
     with torch.no_grad():
         together = passes(model.masks, model, model.x, rows)
         for logits, row in zip(together, rows, strict=True):

@@ -9,9 +9,9 @@ from hmoe_repro.algorithms.dmg import overlaps
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.masks import (
     MASK_MODES,
-    applied,
     hard_iou,
     initial_masks,
+    mask_factors,
     mask_sum,
     neuron_users,
     straight_through_bernoulli,
@@ -48,10 +48,10 @@ def test_masks_begin_between_a_half_and_three_quarters():
 def test_every_mode_is_what_the_table_says():
     real, which = torch.randn(3, 7), torch.tensor([2, 0, 2, 1])
     m = real.sigmoid()
-    assert torch.equal(applied(real, "softscale", which), m[which])
-    assert torch.equal(applied(real, "greedy", which), (m[which] > 0.5).float())
-    assert torch.equal(applied(real, "average"), m.mean(0, keepdim=True))
-    sample = applied(real, "sample", which)
+    assert torch.equal(mask_factors(real, "softscale", which), m[which])
+    assert torch.equal(mask_factors(real, "greedy", which), (m[which] > 0.5).float())
+    assert torch.equal(mask_factors(real, "average"), m.mean(0, keepdim=True))
+    sample = mask_factors(real, "sample", which)
     assert sample.shape == (4, 7) and torch.allclose(sample, sample.round(), atol=1e-6)
 
 
@@ -59,19 +59,19 @@ def test_every_mode_is_what_the_table_says():
 def test_a_mask_needs_a_domain_that_was_trained_on(mode):
     real = torch.randn(3, 7)
     with pytest.raises(HmoeError, match="none was given"):
-        applied(real, mode)
+        mask_factors(real, mode)
     for domain in (3, -1):
         with pytest.raises(HmoeError, match="domains 0 to 2"):
-            applied(real, mode, torch.tensor([0, domain]))
+            mask_factors(real, mode, torch.tensor([0, domain]))
     with pytest.raises(HmoeError, match="sample, greedy, softscale, average"):
-        applied(real, "soft", torch.tensor([0]))
+        mask_factors(real, "soft", torch.tensor([0]))
 
 
 def test_the_straight_through_gradient_is_its_definition_image_by_image():
     real, z = initial_masks(3, 4).requires_grad_(), torch.randn(6, 4, requires_grad=True)
     which, slopes = torch.tensor([0, 2, 2, 1, 0, 2]), torch.randn(6, 4)
     torch.manual_seed(3)
-    y = applied(real, "sample", which) * z
+    y = mask_factors(real, "sample", which) * z
     (y.square() * slopes).sum().backward()
     b, m = (y / z).detach().round(), real.detach().sigmoid()
     assert set(b.flatten().tolist()) == {0.0, 1.0}
@@ -95,9 +95,9 @@ def test_the_mean_of_sampled_passes_is_the_scaled_pass_of_a_linear_layer():
     real, after = initial_masks(2, 30), torch.nn.Linear(30, 5)
     x, which, passes = torch.randn(3, 30), torch.tensor([0, 1, 1]), 5000
     with torch.no_grad():
-        tosses = [applied(real, "sample", which) for _ in range(passes)]
+        tosses = [mask_factors(real, "sample", which) for _ in range(passes)]
         sampled = torch.stack([after(toss * x) for toss in tosses])
-        scaled = after(applied(real, "softscale", which) * x)
+        scaled = after(mask_factors(real, "softscale", which) * x)
     error = sampled.std(0) / passes**0.5
     assert ((sampled.mean(0) - scaled).abs() < 4.5 * error).all() and error.max() < 0.02
 

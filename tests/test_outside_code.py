@@ -29,7 +29,7 @@ from hmoe_repro.apps.predict import load
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import ensure_writable
-from hmoe_repro.studies.worker import RunFileServer, run_away
+from hmoe_repro.studies.worker import RunFileServer, train_remotely
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
@@ -484,7 +484,7 @@ def test_code_and_files_travel_to_a_machine_that_shares_no_folder(place, monkeyp
     forget()
     monkeypatch.setenv("HMOE_RUNS", str(place / "node"))
     told = lambda name, *what: getattr(home, name)(*what)  # noqa: E731
-    ended = run_away(told, config.to_dict(), "cpu", None, CONFIG.to_json())
+    ended = train_remotely(told, config.to_dict(), "cpu", None, CONFIG.to_json())
     assert ended == ("complete", None)
     assert outcome(RunStore(place / "runs").read(config.run_id)) == outcome(expected)
 

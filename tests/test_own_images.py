@@ -27,7 +27,7 @@ from hmoe_repro.apps.discover import (
     findings_verdict,
     found_domains,
     page_groups,
-    summarise,
+    summarise_findings,
 )
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
@@ -37,7 +37,7 @@ from hmoe_repro.apps.own_images import (
     image_files,
     read_pool,
 )
-from hmoe_repro.apps.predict import load, look_at_files
+from hmoe_repro.apps.predict import forward_files, load
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import load_dataset
@@ -479,7 +479,7 @@ def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path)
 
 def test_an_image_is_seen_alike_alone_and_among_others(place):
     model, files = load(place["run"]), image_files(place["folder"])[:9]
-    together, alone = (look_at_files(model, place["folder"], files, at_once=n)[1] for n in (256, 1))
+    together, alone = (forward_files(model, place["folder"], files, at_once=n)[1] for n in (256, 1))
     assert all(np.allclose(together[n], alone[n], atol=1e-5) for n in together)
 
 
@@ -634,5 +634,5 @@ def test_groups_are_reliable_only_where_there_are_domains(
     digits_in(tmp_path / "digits", kind)
     pixels = {"steps": 500, "resolution": 32} if network == "image_cnn" else {"resolution": 160}
     seen = discover(tmp_path / "digits", device="cpu", network=network, **pixels)
-    assert found_domains(summarise(seen)) == found
-    assert ("No reliable groups" in findings_verdict(summarise(seen))) == (not found)
+    assert found_domains(summarise_findings(seen)) == found
+    assert ("No reliable groups" in findings_verdict(summarise_findings(seen))) == (not found)

@@ -22,13 +22,13 @@ from hmoe_repro.core.progress import Progress
 from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.studies import config_cache
 from hmoe_repro.studies import sweep as sweeping
-from hmoe_repro.studies.config_cache import named_runs
+from hmoe_repro.studies.config_cache import cached_configs
 from hmoe_repro.studies.estimates import measured_kinds, timings
 from hmoe_repro.studies.filters import filter_runs
 from hmoe_repro.studies.plan import Plan, StudyPlan, as_time, make_plan, missing_runs, plan_studies
 from hmoe_repro.studies.request import Selection, describe_request, requested_studies, runs_of
 from hmoe_repro.studies.run_queue import Outcomes
-from hmoe_repro.studies.studies import count_runs, specs_or_reason, study_configs
+from hmoe_repro.studies.studies import configs_or_reason, count_runs, study_configs
 from hmoe_repro.studies.sweep import RunDisplay, SweepOptions, drawn_configs
 from hmoe_repro.training.run_config import RunOptions
 from hmoe_repro.training.store import RunStore, write_study
@@ -166,23 +166,23 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
     store, asked = RunStore(tmp_path / "runs"), []
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(
-        config_cache, "specs_or_reason", lambda study: asked.append(1) or specs_or_reason(study)
+        config_cache, "configs_or_reason", lambda study: asked.append(1) or configs_or_reason(study)
     )
 
     def count(study="smoke-digits"):
         before = len(asked)
-        named_runs(str(study), store)
+        cached_configs(str(study), store)
         return len(asked) - before
 
     assert [count(), count()] == [1, 0]
-    assert named_runs("smoke-digits", store) == specs_or_reason("smoke-digits")
+    assert cached_configs("smoke-digits", store) == configs_or_reason("smoke-digits")
     monkeypatch.setattr(config_cache, "library_hash", lambda: "another")
     assert [count(), count()] == [1, 0]
     (store.folder / "plans" / "smoke-digits.json").write_text("{")
     assert [count(), count()] == [1, 0]
     # Data from files: kept as long as there are none at all.
     assert [count("paper-pacs"), count("paper-pacs")] == [1, 0]
-    assert named_runs("paper-pacs", store)[0] is None
+    assert cached_configs("paper-pacs", store)[0] is None
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "PACS").touch()
     assert [count("paper-pacs"), count("paper-pacs"), count()] == [1, 1, 0]
@@ -304,7 +304,7 @@ def test_a_study_without_its_data_is_not_counted_if_the_request_is_narrow(tmp_pa
     store = RunStore(tmp_path / "runs")
     for narrow in (Selection(shard="1/2"), Selection(n_hparams=2), Selection(algorithms=["ERM"])):
         _, absent = plan_studies(["smoke-digits", "paper-pacs"], store, [], narrow)
-        assert (absent.runs, absent.missing) == (None, None) and "PACS" in absent.why.fix
+        assert (absent.runs, absent.missing) == (None, None) and "PACS" in absent.reason.fix
 
 
 def test_options_refuse_what_does_not_exist_before_anything_starts(tmp_path):

@@ -70,7 +70,7 @@ def whole(tmp_path_factory):
 def images(whole, tmp_path, monkeypatch):
     "The data set, with a cache of its own and blocks of four images."
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr(module, "BLOCK_SIZE", 4)
     monkeypatch.setattr(module, "SYNC_SECONDS", 0)
     return ImageDataset(scan_tree(whole, "samples"), 32, workers=0)
 
@@ -320,7 +320,7 @@ from test_precomputed import ImageDataset, Part, PrecomputedDataset, module, sca
 def slow(part):
     print("block", flush=True)
     time.sleep(float(sys.argv[2]) if part.calls > 3 else 0)
-module.BLOCK, module.SYNC_SECONDS = 4, 0
+module.BLOCK_SIZE, module.SYNC_SECONDS = 4, 0
 images = ImageDataset(scan_tree(sys.argv[1], "samples"), 32, workers=0)
 PrecomputedDataset(images, [Part(on_call=slow)], views=1).open()
 """

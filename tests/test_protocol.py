@@ -11,14 +11,14 @@ from hmoe_repro.core.seeds import seed_everything, seed_hash
 from hmoe_repro.data.base import MultiDomainDataset, as_input
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.training.protocols import (
-    DomainBed,
+    DomainBedProtocol,
     Sampler,
     evaluate,
     make_batch,
     make_splits,
     run_seed,
+    select_training_domains,
     split_indices,
-    training_domains,
 )
 
 
@@ -108,7 +108,7 @@ def test_a_domain_that_was_not_drawn_keeps_its_place():
 def test_checkpoints_of_the_papers_schedule():
     def points(steps, frequency):
         run = SimpleNamespace(steps=steps, checkpoint_frequency=frequency)
-        return [step for step in range(steps) if DomainBed(run).is_checkpoint(step)]
+        return [step for step in range(steps) if DomainBedProtocol(run).is_checkpoint(step)]
 
     steps = points(5001, 300)
     assert steps[:2] == [0, 300] and steps[-2:] == [4800, 5000] and len(steps) == 18
@@ -137,9 +137,9 @@ def test_accuracy_against_counting():
 
 def test_policies():
     run = SimpleNamespace(test_domains=["b"], evaluate="selection")
-    assert DomainBed(run).parts(["a", "b"], False, True) == [("b", "in")]
+    assert DomainBedProtocol(run).parts(["a", "b"], False, True) == [("b", "in")]
     run.evaluate = "all"
-    assert DomainBed(run).parts(["a", "b"], False, False) == [
+    assert DomainBedProtocol(run).parts(["a", "b"], False, False) == [
         ("a", "in"),
         ("b", "in"),
         ("b", "out"),
@@ -155,7 +155,7 @@ def test_bad_requests():
         (list(data.domain_names), "leave a training domain"),
     ]:
         with pytest.raises(HmoeError, match=message):
-            training_domains(data, wrong)
+            select_training_domains(data, wrong)
     tiny = MultiDomainDataset(
         "t",
         ["a"],

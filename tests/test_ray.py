@@ -19,7 +19,7 @@ import pytest
 from hmoe_repro.core.environment import library_hash
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.studies.sweep import SweepOptions, sweep
-from hmoe_repro.studies.worker import lost
+from hmoe_repro.studies.worker import lost_task_outcome
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
@@ -88,7 +88,7 @@ class Nodes:
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (path / "cmdline").read_bytes().startswith(b"ray::_away"):
+                if (path / "cmdline").read_bytes().startswith(b"ray::_ray_task"):
                     folders = [os.readlink(fd) for fd in (path / "fd").iterdir()]
                     if any(f.startswith(str(self.folder)) for f in folders):
                         found.append(int(path.name))
@@ -153,10 +153,10 @@ def test_a_cluster_that_does_not_answer_is_named_soon(tmp_path, monkeypatch, kin
 def test_a_full_disk_behind_errors_of_ray_stops_the_sweep():
     outer, inner = RuntimeError("of the task"), RuntimeError("of the actor")
     outer.cause, inner.cause = inner, OSError(errno.ENOSPC, "No space left on device", "a/b")
-    status, reason = lost(outer)
+    status, reason = lost_task_outcome(outer)
     assert status == "no room" and reason.startswith("No space left on device: a/b. Fix: make room")
     inner.cause = OSError(errno.EACCES, "Permission denied", "a/b")
-    status, reason = lost(outer)
+    status, reason = lost_task_outcome(outer)
     assert status == "failed" and "PermissionError" in reason and "resumes" in reason
 
 
@@ -168,7 +168,7 @@ def test_shares_of_a_gpu_need_ray(tmp_path):
 SWEEP = """
 import json, sys
 from hmoe_repro.studies.sweep import sweep
-from hmoe_repro.studies.worker import lost
+from hmoe_repro.studies.worker import lost_task_outcome
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
 specs = [RunConfig.from_dict(each) for each in json.load(open(sys.argv[1]))]

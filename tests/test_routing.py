@@ -10,9 +10,9 @@ from hmoe_repro.method.gating import (
     domain_loss,
     entropy_loss,
     entropy_weight,
-    gate_logits,
     gate_values,
     load_balance_loss,
+    log_gate_values,
     reversal_weight,
     reverse_gradient,
 )
@@ -42,14 +42,14 @@ def closed_form(v, e, eps):
 def test_gate_values_have_the_closed_form(codes, eps):
     v, e = codes
     assert torch.allclose(gate_values(v, e, eps), closed_form(v, e, eps), atol=1e-6)
-    assert torch.allclose(gate_logits(v, e, eps).exp(), gate_values(v, e, eps))
+    assert torch.allclose(log_gate_values(v, e, eps).exp(), gate_values(v, e, eps))
 
 
 def test_gate_is_one_hot_at_an_embedding(codes):
     _, e = codes
     p = gate_values(e, e)
     assert torch.allclose(p, torch.eye(4), atol=1e-5)
-    assert torch.isfinite(gate_logits(e, e)).all()
+    assert torch.isfinite(log_gate_values(e, e)).all()
 
 
 def test_gate_takes_leading_dimensions(codes):
@@ -63,7 +63,7 @@ def test_gate_takes_leading_dimensions(codes):
 def test_gradients_are_finite_at_distance_zero(codes):
     _, e = codes
     v, e = e.clone().requires_grad_(), e.clone().requires_grad_()
-    log_p = gate_logits(v, e)
+    log_p = log_gate_values(v, e)
     (
         entropy_loss(log_p.exp())
         + load_balance_loss(log_p.exp())
@@ -78,7 +78,7 @@ def test_the_gates_gradient_is_largest_at_the_square_root_of_eps(codes, eps):
     root, slopes = math.sqrt(eps), {}
     for d in (0.0, 0.1 * root, root, 10 * root):
         v = (e[:1] + d / math.sqrt(8)).requires_grad_()
-        log_p = gate_logits(v, e, eps)[0]
+        log_p = log_gate_values(v, e, eps)[0]
         (log_p[0] - log_p[1]).backward()  # s_1 - s_2; e_2 is far away and adds at most 2 / d_2
         slopes[d] = v.grad.norm().item()
     far = 2 / (e[0] - e[1]).norm().item()
@@ -161,7 +161,7 @@ def test_reversal_is_the_identity_forward_and_scales_the_gradient():
 
 
 def test_domain_loss_averages_over_labelled_samples_only(codes):
-    log_p = gate_logits(*codes)
+    log_p = log_gate_values(*codes)
     labels = torch.full((64,), -1)
     labels[3], labels[9] = 0, 1
     assert torch.isclose(domain_loss(log_p, labels), -(log_p[3, 0] + log_p[9, 1]) / 2)
@@ -169,7 +169,7 @@ def test_domain_loss_averages_over_labelled_samples_only(codes):
 
 def test_domain_loss_without_labels_is_zero_and_has_a_gradient(codes):
     v = codes[0].clone().requires_grad_()
-    loss = domain_loss(gate_logits(v, codes[1]), torch.full((64,), -1))
+    loss = domain_loss(log_gate_values(v, codes[1]), torch.full((64,), -1))
     loss.backward()
     assert loss == 0 and not v.grad.any()
 
@@ -179,4 +179,4 @@ def test_domain_loss_refuses_foreign_labels(codes, bad):
     labels = torch.zeros(64, dtype=torch.long)
     labels[5] = bad
     with pytest.raises(HmoeError, match="-1 ... 3"):
-        domain_loss(gate_logits(*codes), labels)
+        domain_loss(log_gate_values(*codes), labels)

@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 from safetensors.torch import save
 
 from hmoe_repro.analysis.results import arrays, load_study, results
-from hmoe_repro.apps.feature_groups import FeatureGroups, keep_groups, kept_groups
+from hmoe_repro.apps.feature_groups import FeatureGroups, read_groups, save_groups
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.seals import metadata_of, seal_fault, sealed, sealed_for
 from hmoe_repro.studies.estimates import timings
-from hmoe_repro.studies.export_import import pack, unpack
+from hmoe_repro.studies.export_import import pack_runs, unpack_runs
 from hmoe_repro.studies.plan import missing_runs
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
@@ -146,9 +146,9 @@ def test_every_reader_names_the_run_whose_record_was_edited(store, published, tm
     with pytest.warns(UserWarning, match=bad):
         assert missing_runs(configs, store) == configs[:1]
     with pytest.warns(UserWarning, match=bad):
-        assert pack(store, tmp_path / "a.tar.gz").startswith("1 finished")
+        assert pack_runs(store, tmp_path / "a.tar.gz").startswith("1 finished")
     with pytest.warns(UserWarning, match=f"left out: .*{bad}"):
-        unpack(RunStore(tmp_path / "home"), store.folder)
+        unpack_runs(RunStore(tmp_path / "home"), store.folder)
     assert [p.name for p in (tmp_path / "home").glob("?" * 12)] == [good]
     assert file["wall_time_s"] + 1 not in [r["wall_time_s"] for r in timings(store)]
 
@@ -289,9 +289,9 @@ def test_files_of_another_run_are_not_packed_and_not_unpacked(store, published, 
     (store.path(bad) / f"{name}.safetensors").write_bytes(content)
     for shown in ("that of run", "another one"):
         with pytest.warns(UserWarning, match=f"{bad}.*{name}.safetensors is .*{shown}"):
-            assert pack(store, tmp_path / "a.tar.gz", weights=True).startswith("1 finished")
+            assert pack_runs(store, tmp_path / "a.tar.gz", weights=True).startswith("1 finished")
         with pytest.warns(UserWarning, match=f"left out: .*{bad}.*{shown}"):
-            unpack(RunStore(tmp_path / shown), store.folder)
+            unpack_runs(RunStore(tmp_path / shown), store.folder)
         assert [p.name for p in (tmp_path / shown).glob("?" * 12)] == [good]
         damaged = bytearray(content)
         damaged[-1] ^= 1
@@ -305,25 +305,25 @@ def test_groups_are_those_of_their_run_and_whole(tmp_path):
     grouping = FeatureGroups(np.zeros((2, 3)), np.ones((2, 3)), np.full((2, 2), 0.5))
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        keep_groups(tmp_path / name, [f"{name} one", f"{name} two"], grouping)
-    names, kept = kept_groups(tmp_path / "a")
+        save_groups(tmp_path / name, [f"{name} one", f"{name} two"], grouping)
+    names, kept = read_groups(tmp_path / "a")
     assert names == ["a one", "a two"] and np.array_equal(kept.centres, grouping.centres)
     file = tmp_path / "a" / "groups.safetensors"
     whole = file.read_bytes()
     exchange(file, tmp_path / "b" / "groups.safetensors")
     with pytest.raises(HmoeError, match="that of run b.*Fix"):
-        kept_groups(tmp_path / "a")
-    assert kept_groups(tmp_path / "a", "b")[0] == ["b one", "b two"]
+        read_groups(tmp_path / "a")
+    assert read_groups(tmp_path / "a", "b")[0] == ["b one", "b two"]
     for i in range(0, len(whole), 17):
         content = bytearray(whole)
         content[i] ^= 4
         file.write_bytes(content)
         with pytest.raises(HmoeError, match="are damaged"):
-            kept_groups(tmp_path / "a")
+            read_groups(tmp_path / "a")
     for content in (b"", whole[:50], save({"a": torch.ones(1)}, {"names": '["a"]'})):
         file.write_bytes(content)
         with pytest.raises(HmoeError, match="are damaged"):
-            kept_groups(tmp_path / "a")
+            read_groups(tmp_path / "a")
 
 
 def test_the_header_of_no_safetensors_file_names_no_run():

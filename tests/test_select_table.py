@@ -24,11 +24,11 @@ from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.registry import DATASETS
 from hmoe_repro.studies.filters import filter_runs
 from hmoe_repro.studies.search import (
-    choose,
     hparams_note,
     only_algorithms,
     search_configs,
-    tables_of,
+    select_by_rule,
+    split_into_tables,
 )
 from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.training.model import load_model
@@ -73,7 +73,7 @@ def searched():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_each_cell_is_the_rules_choice_within_one_trial_seed(searched, rule):
-    rows, missing = choose(searched, rule)
+    rows, missing = select_by_rule(searched, rule)
     assert missing == [] and len(rows) == 4
     for row in rows.itertuples():
         assert (
@@ -84,7 +84,7 @@ def test_each_cell_is_the_rules_choice_within_one_trial_seed(searched, rule):
                 rule,
             )["test_accuracy"]
         )
-    first, _ = choose(searched, rule, n_hparams=1)
+    first, _ = select_by_rule(searched, rule, n_hparams=1)
     assert set(first.hparams_seed) == {0} and (first.validation <= rows.validation).all()
 
 
@@ -96,7 +96,7 @@ def test_what_is_missing_has_a_name(searched):
         if gone.get(tuple(r["config"]["test_domains"]))
         != (r["config"]["trial_seed"], r["config"].get("hparams_seed", 0))
     ]
-    rows, missing = choose(kept, "leave-one-domain-out")
+    rows, missing = select_by_rule(kept, "leave-one-domain-out")
     assert len(rows) == 4 and len(missing) == 2
     assert (
         "ERM on photo, seed 1, draw 2 of 3: no run held out photo alone" in missing[0]
@@ -104,7 +104,7 @@ def test_what_is_missing_has_a_name(searched):
         and "missing: sketch+plain" in missing[1]
     )
     dead = copy.deepcopy(searched[0]) | {"status": "failed", "reason": "NaN loss at step 40"}
-    notes = choose([dead, *searched[1:]])[1]
+    notes = select_by_rule([dead, *searched[1:]])[1]
     assert (
         len(notes) == 2
         and "NaN loss at step 40" in notes[0]
@@ -112,11 +112,11 @@ def test_what_is_missing_has_a_name(searched):
         and "draw 0 of 3" in notes[1]
     )
     with pytest.raises(HmoeError, match="no run to choose from.*NaN loss"):
-        choose([dead])
+        select_by_rule([dead])
     with pytest.raises(HmoeError, match="hmoe runs"):
-        choose([])
+        select_by_rule([])
     with pytest.raises(HmoeError, match="^unknown selection rule 'best'. Valid: training-domain"):
-        choose(searched, "best")
+        select_by_rule(searched, "best")
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_what_is_missing_has_a_name(searched):
 def test_runs_of_two_kinds_are_refused_and_one_can_be_chosen(changed, name):
     mixed = [full(["sketch"]), full(["photo"]), full(["photo"], **changed)]
     with pytest.raises(HmoeError, match=f"differ in {name} .*--where {name}=") as caught:
-        choose(mixed)
+        select_by_rule(mixed)
     advice = re.search("--where (.*).$", str(caught.value))[1]
-    assert len(choose(filter_runs(mixed, [advice]))[0]) in (1, 2)
+    assert len(select_by_rule(filter_runs(mixed, [advice]))[0]) in (1, 2)
     with pytest.raises(HmoeError, match="Valid: .*steps"):
         filter_runs(mixed, ["stepz=1"])
 
@@ -164,7 +164,7 @@ def test_every_published_study_has_its_tables(hmoe, tmp_path):
     hmoe("select", "--study", "quick-balance", "--output", "both.csv")
     both, records = pd.read_csv("both.csv").set_index("table"), load_study("quick-balance")
     for value in ("1.0", "3.0"):
-        alone, _ = choose(filter_runs(records, [f"lambda_kl={value}"]))
+        alone, _ = select_by_rule(filter_runs(records, [f"lambda_kl={value}"]))
         rows = both.loc[f"DigitDomains (lambda_kl={value})"]
         assert rows.run_id.tolist() == alone.run_id.tolist()
         assert rows.accuracy.tolist() == pytest.approx(alone.accuracy.tolist())
@@ -172,11 +172,11 @@ def test_every_published_study_has_its_tables(hmoe, tmp_path):
 
 def test_settings_of_a_test_domain_make_no_variant_and_are_named():
     settled = [full(["sketch"]), full(["photo"], hparams={"lr": 0.5})]
-    assert [title for title, _ in tables_of(settled)] == ["DigitDomains"]
+    assert [title for title, _ in split_into_tables(settled)] == ["DigitDomains"]
     assert hparams_note(settled) == ["settings differ between test domains: ERM (lr)"]
     pairs = [full(pair, hparams={"lr": 0.5}) for pair in PAIRS]
     with pytest.raises(HmoeError, match="differ in lr"):  # that rule compares them
-        choose([full(["sketch"]), *pairs], "leave-one-domain-out")
+        select_by_rule([full(["sketch"]), *pairs], "leave-one-domain-out")
 
 
 def test_a_run_evaluated_twice_is_one_run_and_the_full_record_counts():
@@ -184,7 +184,7 @@ def test_a_run_evaluated_twice_is_one_run_and_the_full_record_counts():
     for point in cheap["checkpoints"]:
         point["accuracies"]["sketch"].pop("out")
     for order in ([cheap, whole], [whole, cheap]):
-        assert choose(order, "oracle")[0].run_id.tolist() == [whole["run_id"]]
+        assert select_by_rule(order, "oracle")[0].run_id.tolist() == [whole["run_id"]]
 
 
 def test_one_draw_by_the_papers_rule_is_the_study_itself():
@@ -193,7 +193,7 @@ def test_one_draw_by_the_papers_rule_is_the_study_itself():
     assert {s.run_id for s in study_configs("quick-digits")} <= {
         s.run_id for s in search_configs(study_configs("quick-digits"), 3)
     }
-    drawn = search_configs(study_configs("quick-digits"), 3, kept={"lr": 0.003})
+    drawn = search_configs(study_configs("quick-digits"), 3, fixed={"lr": 0.003})
     assert {s.hparams["lr"] for s in drawn} == {0.003} and {s.hparams_seed for s in drawn} == {
         0,
         1,

@@ -109,10 +109,10 @@ def test_traffic_sends_each_kept_choice_once():
     choice = choose(torch.randn(50, E), 2)
     kept = torch.rand(50, 2) < 0.6
     traffic = plan_traffic(choice, E, kept)
-    assert sum(traffic.loads) == len(traffic.rows) == int(kept.sum())
-    owners = choice.experts.flatten()[traffic.choices]
+    assert sum(traffic.rows_per_expert) == len(traffic.token_of_row) == int(kept.sum())
+    owners = choice.experts.flatten()[traffic.choice_of_row]
     assert owners.tolist() == sorted(owners.tolist())
-    assert (traffic.places < len(traffic.rows)).equal(kept)
+    assert (traffic.row_of_choice < len(traffic.token_of_row)).equal(kept)
 
 
 @pytest.mark.parametrize("n, expected", [(197 * 32, 1576), (6, 1), (7, 3), (1, 1)])

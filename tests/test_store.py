@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save
 from hmoe_repro.analysis.results import load_study
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256, write_atomic
-from hmoe_repro.studies.export_import import pack
+from hmoe_repro.studies.export_import import pack_runs
 from hmoe_repro.training.checkpoint_io import sealed
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import (
@@ -105,7 +105,7 @@ def test_a_complete_record_is_never_replaced(tmp_path):
         with pytest.raises(HmoeError, match=f"{other.run_id} is locked by another process"):
             store.write(record(other))
         assert store.read(other.run_id) is None
-        assert store.write(record(other), mine=True) == record(other)
+        assert store.write(record(other), lock_held=True) == record(other)
 
 
 def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
@@ -120,7 +120,7 @@ def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
     records, damaged = store.scan()
     assert [r["run_id"] for r in records] == [SPEC.run_id] and other in damaged[0]
     with pytest.warns(UserWarning, match=f"not of run {other}"):
-        assert pack(store, tmp_path / "p.tar.gz").startswith("1 finished")
+        assert pack_runs(store, tmp_path / "p.tar.gz").startswith("1 finished")
 
 
 def better(record, entry, field, value):

@@ -22,9 +22,9 @@ from hmoe_repro.data.registry import find_dataset
 from hmoe_repro.report.study_report import report_study
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies
 from hmoe_repro.studies.studies import (
+    configs_or_reason,
     count_runs,
     runs_with_arrays,
-    specs_or_reason,
     study_configs,
     with_settings,
 )
@@ -95,7 +95,7 @@ def test_published_runs_are_those_of_the_file(alike):
         published = {i: RunConfig.from_dict(config).to_dict() for i, config in recorded.items()}
         part = study in PARTLY
         assert len(published) < count_runs(study) if part else count_runs(study) == len(published)
-        configs, reason = specs_or_reason(study)
+        configs, reason = configs_or_reason(study)
         if configs is None:
             assert not study.startswith(EMBEDDED) and reason.fix, study
             missing.append(study)
@@ -227,7 +227,7 @@ SAME_FILE = {
 
 @pytest.mark.parametrize("planned", SAME_SETTINGS)
 def test_a_planned_study_repeats_a_published_one_on_new_seeds(planned):
-    configs, reason = specs_or_reason(planned)
+    configs, reason = configs_or_reason(planned)
     if configs is None:
         pytest.skip(str(reason))
     lines = (results_dir() / f"{SAME_SETTINGS[planned]}.jsonl").read_text().splitlines()
@@ -275,7 +275,7 @@ print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))  # what is kept is kept for each folder
-    configs, reason = specs_or_reason("mnist-rotated")
+    configs, reason = configs_or_reason("mnist-rotated")
     assert configs is None and "hmoe data download MNIST" in reason.fix
     assert "mnist-rotated.toml, line" in str(reason) and count_runs("mnist-rotated") == 54
 

@@ -13,7 +13,7 @@ from hmoe_repro.core.files import ensure_writable
 from hmoe_repro.studies import sweep as sweeping
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.estimates import comparable_records, estimate, measured_kinds
-from hmoe_repro.studies.run_queue import settled
+from hmoe_repro.studies.run_queue import settle_failure
 from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.study_file import PROFILES, STUDIES, read_study
 from hmoe_repro.studies.sweep import SweepOptions, sweep
@@ -307,7 +307,7 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
         return failed_record(config, *given)
 
     monkeypatch.setattr("hmoe_repro.studies.run_queue.failed_record", finish_meanwhile)
-    results = [settled(config, store, "its worker died") for config in (first, second)]
+    results = [settle_failure(config, store, "its worker died") for config in (first, second)]
     assert results == [("complete", None), ("failed", "its worker died")]
     assert store.read(first.run_id) == finished[0] and finished[1:] == [None]
     assert run(second, store)["status"] == "complete"

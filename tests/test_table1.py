@@ -258,7 +258,7 @@ def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(
 ):
     import nbformat
 
-    from hmoe_repro.studies.search import choose, only_algorithms
+    from hmoe_repro.studies.search import only_algorithms, select_by_rule
     from hmoe_repro.training.run import run
     from hmoe_repro.training.store import RunStore
 
@@ -279,5 +279,5 @@ def test_the_file_shown_in_the_notebook_is_short_and_becomes_a_row(
         (s.test_domains, s.trial_seed, s.steps, s.network) for s in erm
     ]
     assert mine[0].hparams == erm[0].hparams | {"hardness": 0.5} and mine[0].algorithm_source
-    table, missing = choose([run(configs, RunStore()) for configs in (mine[0], erm[0])])
+    table, missing = select_by_rule([run(configs, RunStore()) for configs in (mine[0], erm[0])])
     assert list(table.algorithm) == ["ERM", "Mine (mine.py)"] and not missing

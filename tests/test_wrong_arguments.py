@@ -63,7 +63,7 @@ def given(trained):  # noqa: F811
         "load_model": dict(run_id=records[0]["run_id"], store=trained),
         "RunStore.find": dict(self=trained, prefix=records[0]["run_id"]),
         "RunStore.__init__": dict(self=RunStore.__new__(RunStore)),
-        "Comparison.save": dict(self=comparing.summarise(frame, "ERM")),
+        "Comparison.save": dict(self=comparing.compare_frame(frame, "ERM")),
         "drawn_configs": dict(run=run.replace(network="small_cnn"), n_hparams=2),
         "predict_images": dict(model=model, images=np.zeros((16, 16, 3), np.uint8)),
         "predict_folder": dict(model=model, folder="."),

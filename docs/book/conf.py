@@ -13,6 +13,7 @@ from sphinx.util.nodes import make_refnode
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 import names  # noqa: E402
+from docstrings import as_rst  # noqa: E402
 
 project = "hmoe_repro"
 author = "hmoe_repro contributors"
@@ -75,18 +76,6 @@ if tags.has("slides"):  # noqa: F821  (Sphinx's name for the tags of a build)
     revealjs_script_conf |= {"width": 1280, "height": 800, "margin": 0.03, "center": False}
     kinds = ("text/html", "image/svg+xml", "image/png", "text/markdown", "text/plain")
     nb_mime_priority_overrides = [("revealjs", kind, 10 * i) for i, kind in enumerate(kinds, 1)]
-
-
-def as_rst(text: str) -> list[str]:
-    """A docstring, whose only marks are `code`, as lines of reStructuredText. What it indents, or
-    draws as a list, keeps its lines."""
-    parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [re.sub(r"([*|_\\])", r"\\\1", part) for part in parts[::2]]
-    lines = []
-    for block in re.split(r"\n\s*\n", "".join(parts).strip()):
-        drawn = re.search(r"^(\s+\S|- |\d\. )", block, re.M)
-        lines += [("| " if drawn else "") + line.strip() for line in block.splitlines()] + [""]
-    return lines
 
 
 def describe(app, what, full, thing, options, lines):

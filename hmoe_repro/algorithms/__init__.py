@@ -43,6 +43,9 @@ def list_algorithms(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str
     Args:
         pattern: a shell pattern, or several, of which one must match; case is ignored.
         exclude: a pattern, or several, of which none may match.
+
+    >>> list_algorithms("HMOE*", exclude="*-N?")
+    ['HMOE-DL', 'HMOE-DN']
     """
     registered = getattr(sys.modules.get("hmoe_repro.algorithms.base"), "ALGORITHMS", ())
     return matching_names([*FAMILIES, *registered], pattern, exclude)
@@ -85,6 +88,9 @@ def get_algorithm(name: str):
 
     Raises:
         HmoeError: listing the valid names, if there is no such algorithm.
+
+    >>> get_algorithm("HMOE-DN").paper
+    'Qu et al., 2022'
     """
     name = SPELLINGS.get(name, name)
     registered = _module("base").ALGORITHMS

@@ -120,6 +120,12 @@ class Algorithm(Resumable):
     Raises:
         HmoeError: for an unknown hyper-parameter, a value that is not allowed, or a number of
             domains with which the algorithm cannot train.
+
+    >>> class Constant(Algorithm):
+    ...     def predict(self, x, mode="default"):
+    ...         return x.new_zeros(len(x), self.num_classes)
+    >>> Constant((3, 16, 16), num_classes=10, num_domains=3).num_domains
+    3
     """
 
     version = 1  # of the class's mathematics
@@ -250,6 +256,12 @@ def register(name: str, paper: str, needs_domain_labels: bool, family: str = "ow
 
     Raises:
         HmoeError: by the decorator, if another class has the name.
+
+    >>> @register("Mine", paper="-", needs_domain_labels=False)
+    ... class Mine(ERM):
+    ...     "My algorithm."
+    >>> ALGORITHMS.pop("Mine").family
+    'own'
     """
 
     def enter(cls):

@@ -108,7 +108,7 @@ def _check_movement(trained: Algorithm, initial: dict, phase_frozen=(), when: st
     Args:
         trained: the algorithm after training.
         initial: state dictionary before it.
-        resting: prefixes of parameters that may have stayed.
+        phase_frozen: prefixes of parameters that may have stayed.
         when: words for the message, such as ' after the change of phase'.
     """
     fixed = tuple(trained.fixed)

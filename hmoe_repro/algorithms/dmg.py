@@ -18,68 +18,105 @@ from .base import ERM, concatenate, register
 from .meta import MetaReg
 from .tools import domain_labels, sgd
 from ..core.errors import check_choice
-from ..method.masks import applied, hard_iou, known_domains, mask_sum, neuron_users
+from ..method.masks import domain_indices, hard_iou, mask_factors, mask_sum, neuron_users
 from ..networks.masked import NetworkMasks, choose_places, passes, sampled, trained_places
 from ..networks.measuring import Measurement, TrainedRun, for_disk
 from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-overlaps
 class _Overlaps(torch.autograd.Function):
-    """What `overlaps` returns, with its gradient."""
+    """`overlaps` with a gradient that is written down."""
 
     @staticmethod
     def forward(ctx, m, columns):
+        """Compute the soft and the thresholded overlap (2, L) of masks m (M, N)."""
         masks = torch.stack([m, (m > 0.5).to(m.dtype)])  # (2, M, N)
-        there = masks[:, None] * columns[:, None]  # (2, L, M, N)
-        both = there.flatten(1, 2) @ masks.mT
-        both = both.unflatten(1, (len(columns), len(m))) + 1e-6  # (2, L, M, M)
-        size = there.sum(-1)
-        either = size[..., None] + size[..., None, :] - both + 2e-6
-        ctx.save_for_backward(m, columns, both[0], either[0])
-        return (both / either).triu(1).sum((-2, -1)) / (len(m) * (len(m) - 1) / 2)
+        masks_at = masks[:, None] * columns[:, None]  # (2, L, M, N)
+        intersection = masks_at.flatten(1, 2) @ masks.mT
+        intersection = intersection.unflatten(1, (len(columns), len(m))) + 1e-6  # (2, L, M, M)
+        size = masks_at.sum(-1)
+        union = size[..., None] + size[..., None, :] - intersection + 2e-6
+        ctx.save_for_backward(m, columns, intersection[0], union[0])
+        num_pairs = len(m) * (len(m) - 1) / 2
+        return (intersection / union).triu(1).sum((-2, -1)) / num_pairs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        m, columns, both, either = ctx.saved_tensors
+        """Compute the gradient (M, N) of the soft overlap; the thresholded one has none."""
+        m, columns, intersection, union = ctx.saved_tensors
         others = 1 - torch.eye(len(m), device=m.device, dtype=m.dtype)
-        outside = both / either.square() * others  # (L, M, M)
-        inside = outside + others / either
-        slopes = (inside @ m - outside.sum(-1, keepdim=True)) * columns[:, None]  # (L, M, N)
+        of_size = intersection / union.square() * others  # (L, M, M)
+        of_intersection = of_size + others / union
+        slopes = of_intersection @ m - of_size.sum(-1, keepdim=True)
+        slopes = slopes * columns[:, None]  # (L, M, N)
         weights = grad[0] / (len(m) * (len(m) - 1) / 2)
         return (slopes * weights[:, None, None]).sum(0), None
 
 
 def overlaps(m: Tensor, columns: Tensor) -> Tensor:
-    """Intersection over union of masks m (M, N) at each of L places, mean over the unordered pairs
-    of domains (DMG, eq. 1): (2, L), soft, which has a gradient, and thresholded at 0.5. `columns`
-    (L, N) is 1 where a neuron is at a place."""
+    """Compute the mean overlap of the domains' masks at each of L places (DMG, eq. 1).
+
+    The overlap of domains d and e is sum(m_d m_e) / sum(m_d + m_e - m_d m_e), both sums over the
+    neurons of a place.
+
+    Args:
+        m: masks (M, N), values from 0 to 1.
+        columns: (L, N), 1 where a neuron is at a place.
+
+    Returns:
+        (2, L), means over the unordered pairs of domains: of the masks as they are, which has a
+        gradient, and of the masks thresholded at 0.5.
+
+    >>> m = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> overlaps(m, torch.ones(1, 3)).round(decimals=4)
+    tensor([[0.5000],
+            [0.5000]])
+    """
     return _Overlaps.apply(m, columns)
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-pair-overlaps
-PAIRS_EVERY = 10
+PAIRS_EVERY = 10  # updates
 
 
 @torch.no_grad()
 def pair_overlaps(m: Tensor) -> dict[str, Tensor]:
-    """Intersection over union of masks m (M, N) thresholded at 0.5: 'iou_<d>_<e>' -> () for the
-    unordered pairs of domains."""
+    """Compute the intersection over union of every pair of thresholded masks.
+
+    Args:
+        m: masks (M, N); a neuron is kept above 0.5.
+
+    Returns:
+        'iou_<d>_<e>' -> a scalar, for the unordered pairs of domains.
+
+    >>> pair_overlaps(torch.tensor([[0.9, 0.9, 0.1], [0.8, 0.2, 0.1]]))
+    {'iou_0_1': tensor(0.5000)}
+    """
     kept = (m > 0.5).to(m.dtype)
-    both, size = kept @ kept.T, kept.sum(1)
-    iou = (both + 1e-6) / (size[:, None] + size - both + 1e-6)
+    intersection = kept @ kept.T
+    size = kept.sum(1)
+    iou = (intersection + 1e-6) / (size[:, None] + size - intersection + 1e-6)
     return {f"iou_{d}_{e}": iou[d, e] for d, e in combinations(range(len(m)), 2)}
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-describe-masks
 def _kept_neurons(m: torch.Tensor) -> dict:
-    """Count what masks m (M, N) keep: the fraction of each domain, the overlap of each pair and the
-    mean overlap, and how many neurons have 0, 1, ..., M `users`. In `kinds`, which older records
-    have alone, 'specific' means one user and 'shared' at least two."""
-    pairs, users = list(hard_iou(m).values()), neuron_users(m)
+    """Count the neurons that masks keep: those above 0.5.
+
+    Args:
+        m: masks (M, N).
+
+    Returns:
+        The fraction `kept` by each domain, the overlap `iou` of each pair and their `mean_iou`, and
+        how many neurons have 0, 1, ..., M `users`. In `kinds`, which older records have alone,
+        'specific' means one user and 'shared' at least two.
+    """
+    overlaps_of_pairs = list(hard_iou(m).values())
+    users = neuron_users(m)
     return {
         "neurons": m.shape[1],
-        "kept": [round(share, 4) for share in (m > 0.5).float().mean(1).tolist()],
-        "iou": [round(value, 4) for value in pairs],
-        "mean_iou": round(sum(pairs) / len(pairs), 4),
+        "kept": [round(fraction, 4) for fraction in (m > 0.5).float().mean(1).tolist()],
+        "iou": [round(value, 4) for value in overlaps_of_pairs],
+        "mean_iou": round(sum(overlaps_of_pairs) / len(overlaps_of_pairs), 4),
         "kinds": {"useless": users[0], "specific": users[1], "shared": sum(users[2:])},
         "users": users,
     }
@@ -89,27 +126,35 @@ def _kept_neurons(m: torch.Tensor) -> dict:
 def accuracy_of_masks(run: TrainedRun) -> dict[str, dict]:
     """Measure the accuracy of every single mask on every domain.
 
+    Training domains are measured on their test split, or without one on their validation split;
+    test domains on their whole 'in' split.
+
     Returns:
         domain -> its `split`, how many `images` that has, and the accuracy there (0 to 1) under the
         mask of each training domain (`by_mask`).
     """
-    algorithm, tests, found = run.algorithm.eval(), run.test_domains, {}
-    for domain in (*run.domains, *tests):
+    algorithm = run.algorithm.eval()
+    accuracies = {}
+    for domain in (*run.domains, *run.test_domains):
         parts = run.splits[domain]
-        split = "in" if domain in tests else "test" if "test" in parts else "out"
-        right, size = torch.zeros(len(run.domains), dtype=torch.long), len(parts[split])
+        if domain in run.test_domains:
+            split = "in"
+        else:
+            split = "test" if "test" in parts else "out"
+        correct = torch.zeros(len(run.domains), dtype=torch.long)
         for _, _, x, y in run.batches([domain], split, size=run.batch_size):
-            right += (algorithm.each_mask(x).argmax(-1) == y).sum(1).cpu()
-        by_mask = [round(count / size, 4) for count in right.tolist()]
-        found[domain] = {"split": split, "images": size, "by_mask": by_mask}
-    return found
+            correct += (algorithm.each_mask(x).argmax(-1) == y).sum(1).cpu()
+        size = len(parts[split])
+        by_mask = [round(count / size, 4) for count in correct.tolist()]
+        accuracies[domain] = {"split": split, "images": size, "by_mask": by_mask}
+    return accuracies
 
 
 def measure_masks(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Measure what the masks of a run keep.
+    """Measure which neurons the masks of a run keep.
 
     Returns:
-        The scores: what is kept by place and overall, and the accuracies of `accuracy_of_masks`;
+        The scores: neurons kept by place and overall, and the accuracies of `accuracy_of_masks`;
         and the arrays: the real masks `masks` (M, N), and how many neurons each place has,
         `mask_sizes` (L,).
     """
@@ -123,19 +168,26 @@ def measure_masks(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
         "overall": _kept_neurons(m),
         "accuracy": accuracy_of_masks(run),
     }
-    kept = {"masks": masks.real.detach().cpu(), "mask_sizes": torch.tensor(masks.sizes)}
-    return scores, for_disk(kept)
+    arrays = {"masks": masks.real.detach().cpu(), "mask_sizes": torch.tensor(masks.sizes)}
+    return scores, for_disk(arrays)
 
 
 MASKS = Measurement("masks", measure_masks)
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-masked-erm
-_OWN_MASK = {"kd": "softscale", "greedy": "greedy"}  # inference mode -> mode of `masks.applied`
+_OWN_MASK = {"kd": "softscale", "greedy": "greedy"}  # inference mode -> mode of `mask_factors`
 
 
 class MaskedERM(Scheduled, ERM):
-    """A network with the masks of its training domains, and the inference modes they give.
-    `HmoeError` for one training domain and for places that the network lacks."""
+    """A network with one mask for each training domain, and the inference modes they give.
+
+    `HmoeError` for one training domain, and for places that the network lacks.
+
+    Attributes:
+        masks: the `NetworkMasks`, with real masks (M, N).
+        modes: inference modes for any image.
+        domain_modes: inference modes for images whose training domain is known.
+    """
 
     HPARAMS = Aggregate.HPARAMS | declared_hparams("DMG") | of_large_networks("DMG-large")
     modes = ("pred-ens", "mask-ens")
@@ -145,6 +197,7 @@ class MaskedERM(Scheduled, ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
+        """Refuse places that the network lacks, and what `Algorithm.check_domains` refuses."""
         super().check_domains(num_domains, hparams)
         choose_places(hparams["network"], hparams["places"], hparams["reading"])
 
@@ -156,78 +209,125 @@ class MaskedERM(Scheduled, ERM):
         places = choose_places(h["network"], h["places"], h["reading"])
         if not h["places"]:
             places = trained_places(h["network"], self.featurizer, places)
-        network = h["network"], self.featurizer, self.classifier
-        self.masks = NetworkMasks(*network, num_domains, places)
+        self.masks = NetworkMasks(
+            network=h["network"],
+            featurizer=self.featurizer,
+            classifier=self.classifier,
+            num_domains=num_domains,
+            places=places,
+        )
 
     def logits(self, x) -> Tensor:
-        """Logits (B, C) under the masks that are applied just then; without any, the plain
-        network's."""
+        """Compute logits (B, C) under the masks that are applied at the moment, or without any."""
         return self.classifier(self.featurizer(x))
 
     def predict(self, x, mode: str = "pred-ens", domain=None):
-        """Logits (B, C). 'kd' and 'greedy' need `domain`, the index of a training domain or of one
-        for each image (B,). `HmoeError` for an unknown mode, and where those two have no domain,
-        one that was not trained on, or something that is no index."""
+        """Compute logits (B, C) in one inference mode (DMG, section 3.2).
+
+        Args:
+            x: images (B, C, H, W).
+            mode: 'pred-ens', 'mask-ens', 'kd' or 'greedy'.
+            domain: for 'kd' and 'greedy', the index of a training domain, or of one for each image
+                (B,).
+
+        Raises:
+            HmoeError: for an unknown mode, and if 'kd' or 'greedy' have no domain, one that was
+                not trained on, or something that is no index.
+        """
         check_choice(mode, (*self.modes, *self.domain_modes), "mode of DMG")
         real = self.masks.real
         if mode in _OWN_MASK:
-            with self.masks.applied(applied(real, _OWN_MASK[mode], domain, len(x))):
+            factors = mask_factors(real, _OWN_MASK[mode], domain, len(x))
+            with self.masks.applied(factors):
                 return self.logits(x)
-        rows = applied(real, "average") if mode == "mask-ens" else self.masks.probabilities()
+        if mode == "mask-ens":
+            rows = mask_factors(real, "average")
+        else:
+            rows = self.masks.probabilities()
         return passes(self.masks, self.logits, x, rows).mean(0)
 
     def each_mask(self, x) -> Tensor:
-        """Logits (M, B, C) under the mask of each training domain in turn."""
+        """Compute logits (M, B, C) under the mask of each training domain in turn."""
         return passes(self.masks, self.logits, x, self.masks.probabilities())
 
     def predict_modes(self, x, domain: int | None = None, greedy: bool = True):
-        """Logits of `modes`, and of `domain_modes` where the index of the images' training domain
-        is given; `HmoeError` for one that was not trained on. Without `greedy` the mode of that
-        name is left out: it alone needs a pass that no other mode shares, and only the choice of
-        an epoch asks for it."""
+        """Compute logits (B, C) of all inference modes, with one pass below the first place.
+
+        Args:
+            x: images (B, C, H, W).
+            domain: index of their training domain; None leaves `domain_modes` out.
+            greedy: whether 'greedy' is computed with a domain. It alone needs a pass that no other
+                mode shares, and only the choice of an epoch uses it.
+
+        Returns:
+            mode -> logits.
+
+        Raises:
+            HmoeError: for a domain that was not trained on.
+        """
         m = self.masks.probabilities()
         rows = [m, m.mean(0, keepdim=True)]
         if domain is not None:
-            domain = int(known_domains(domain, len(m), 1))
-            rows += [(m[[domain]] > 0.5).to(m.dtype)] if greedy else []
+            domain = int(domain_indices(domain, len(m), 1))
+            if greedy:
+                rows.append((m[[domain]] > 0.5).to(m.dtype))
         z = passes(self.masks, self.logits, x, torch.cat(rows))
-        found = {"pred-ens": z[: len(m)].mean(0), "mask-ens": z[len(m)]}
+        logits = {"pred-ens": z[: len(m)].mean(0), "mask-ens": z[len(m)]}
         if domain is not None:
-            found |= {"kd": z[domain]} | ({"greedy": z[-1]} if greedy else {})
-        return found
+            logits["kd"] = z[domain]
+            if greedy:
+                logits["greedy"] = z[-1]
+        return logits
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-dmg
 @register("DMG", paper="Chattopadhyay et al., 2020", needs_domain_labels=True, family="masks")
 class DMG(MaskedERM):
-    """Domain-specific masks for generalization: masks and network trained together (eq. 2)."""
+    """Domain-specific masks for generalization (Chattopadhyay et al., 2020): each image passes
+    through the neurons that its domain's mask keeps, and overlap of masks is penalised.
+
+    Loss (eq. 2): L_ce(masks b ~ Bernoulli(m)) + lambda_o sum over places of sIoU(m_d, m_e) +
+    lambda_s ||m||_1, with m the sigmoid of the real masks. Deviation: `reading` 'released', the
+    default, takes the mean of sIoU over pairs of domains; 'paper' takes the sum.
+    """
 
     def make_optimizer(self):
+        """Build Adam with one rate for the network and one for the masks."""
         groups = [{"params": self.network_parameters()}, {"params": [self.masks.real]}]
         for group, rate in zip(groups, self.rates(), strict=True):
             group["lr"] = rate
         return torch.optim.Adam(groups, weight_decay=self.hparams["weight_decay"], fused=True)
 
     def rates(self):
-        h, paper = self.hparams, self.hparams["reading"] == "paper"
+        """Return the present learning rates of network and masks, as their schedule says."""
+        h = self.hparams
+        paper = h["reading"] == "paper"
         factor = self.rate_factor(epochs=paper)
-        both = paper or h["schedule"] == "inverse"
-        return [h["lr"] * factor, h["mask_lr"] * (factor if both else 1)]
+        masks_follow = paper or h["schedule"] == "inverse"
+        return [h["lr"] * factor, h["mask_lr"] * (factor if masks_follow else 1)]
 
     def loss(self, minibatches):
+        """Compute 'loss', 'nll' and the overlaps of the masks, soft and thresholded, by place.
+
+        Once in `PAIRS_EVERY` updates, the thresholded overlap of every pair is reported, too.
+        """
+        h = self.hparams
         x, y = concatenate(minibatches)
-        h, m = self.hparams, self.masks.probabilities()
+        m = self.masks.probabilities()
         with self.masks.applied(sampled(m, domain_labels(minibatches))):
             nll = F.cross_entropy(self.logits(x), y)
         soft, hard = overlaps(m, self.masks.columns)
-        pairs = self.num_domains * (self.num_domains - 1) // 2
-        overlap = soft.sum() * (pairs if h["reading"] == "paper" else 1)
+        num_pairs = self.num_domains * (self.num_domains - 1) // 2
+        overlap = soft.sum() * (num_pairs if h["reading"] == "paper" else 1)
         loss = nll + h["lambda_o"] * overlap
         if h["lambda_s"]:
             loss = loss + h["lambda_s"] * mask_sum(m)
         reported = {"loss": loss, "nll": nll}
-        for place, s, t in zip(self.masks.places, soft.unbind(), hard.unbind()):
-            reported |= {f"overlap_{place}": s, f"iou_{place}": t}
-        return reported if self.update_count % PAIRS_EVERY else reported | pair_overlaps(m)
+        for place, soft_value, hard_value in zip(self.masks.places, soft.unbind(), hard.unbind()):
+            reported[f"overlap_{place}"] = soft_value
+            reported[f"iou_{place}"] = hard_value
+        if self.update_count % PAIRS_EVERY == 0:
+            reported |= pair_overlaps(m)
+        return reported
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-aggregate-sgd
 @register(
@@ -237,9 +337,14 @@ class DMG(MaskedERM):
     family="averaging",
 )
 class AggregateSGD(Aggregate):
-    """Aggregate trained with SGD, with MetaReg's learning rate and momentum."""
+    """Aggregate (Chattopadhyay et al., 2020) trained with SGD, with MetaReg's learning rate and
+    momentum.
+
+    Loss: the mean cross entropy of all images.
+    """
 
     HPARAMS = Aggregate.HPARAMS | {name: MetaReg.HPARAMS[name] for name in ("lr", "momentum")}
 
     def make_optimizer(self):
+        """Build SGD over all parameters."""
         return sgd(self)

@@ -43,9 +43,17 @@ _CHECKOUT = "the checkout of DomainBed"
 
 
 def _hash_of_code(package: Path, imported: set[str]) -> str:
-    """Twelve hexadecimal digits of the Python of a checkout's package, without what training does
-    not use, and of all other modules among the `imported` that are no installed ones."""
-    code, unused = hashlib.sha256(), {"scripts", "test", "datasets.py", "command_launchers.py"}
+    """Hash the code that training uses: of a checkout's package, and of other imported modules.
+
+    Args:
+        package: folder of the package `domainbed`; scripts, tests and data sets are not counted.
+        imported: names of modules; those of installed packages are not counted.
+
+    Returns:
+        Twelve hexadecimal digits of SHA-256.
+    """
+    code = hashlib.sha256()
+    unused = {"scripts", "test", "datasets.py", "command_launchers.py"}
     counted = set()
     for path in sorted(package.rglob("*.py")):
         if not unused & set(path.relative_to(package).parts):
@@ -58,14 +66,31 @@ def _hash_of_code(package: Path, imported: set[str]) -> str:
     return code.hexdigest()[:12]
 
 
+def _forget_checkout():
+    """Remove the modules of DomainBed from those that are imported."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "domainbed":
+            del sys.modules[name]
+
+
 @functools.cache
 def _import_checkout(folder: Path) -> SimpleNamespace:
-    """The modules `algorithms` and `hparams_registry` of the checkout `folder`, whose `networks`
-    make our featurizers, and the `hash` of its code. `HmoeError` if it cannot be imported
-    within `time_limit`."""
-    package, loaded = folder / "domainbed", sys.modules.get("domainbed")
+    """Import a checkout of DomainBed, whose `networks` then make the featurizers of this library.
+
+    Args:
+        folder: of the checkout.
+
+    Returns:
+        Its modules `algorithms`, `hparams_registry` and `networks`, the `hash` of its code, and
+        `folder`.
+
+    Raises:
+        HmoeError: if it cannot be imported within `time_limit`.
+    """
+    package = folder / "domainbed"
     if not (package / "algorithms.py").is_file():
         raise HmoeError(f"{folder} has no domainbed/algorithms.py.", fix="the checkout's folder.")
+    loaded = sys.modules.get("domainbed")
     if loaded and str(package) not in map(str, loaded.__path__):
         raise HmoeError("this process uses another DomainBed already.", fix="start it again.")
     sys.path.insert(0, str(folder))
@@ -77,8 +102,7 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
             modules = {name: importlib.import_module(f"domainbed.{name}") for name in names}
         check_reads(package)
     except (Exception, TimeLimit) as error:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "domainbed"]:
-            del sys.modules[name]
+        _forget_checkout()
         if isinstance(error, HmoeError):
             raise
         missing = getattr(error, "name", None)
@@ -90,21 +114,34 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
         sys.path.remove(str(folder))
     watch(package, _CHECKOUT, {}, folder)
     code = _hash_of_code(package, {*sys.modules} - before)
-    modules["networks"].Featurizer = _our_featurizer
+    modules["networks"].Featurizer = _library_featurizer
     return SimpleNamespace(hash=code, folder=folder, **modules)
 
 
-def _our_featurizer(input_shape, hparams) -> nn.Module:
-    """What DomainBed's classes get for `networks.Featurizer`: ours, with `n_outputs`."""
-    ours = hparams["hmoe"]
-    featurizer = make_featurizer(ours["network"], input_shape, **network_options(ours))
+def _library_featurizer(input_shape, hparams) -> nn.Module:
+    """Build this library's featurizer for a class that calls `networks.Featurizer` of DomainBed.
+
+    Args:
+        input_shape: (C, H, W) of an image.
+        hparams: those of DomainBed, and under 'hmoe' those of this library.
+
+    Returns:
+        The featurizer, whose width is also its `n_outputs`.
+    """
+    hparams = hparams["hmoe"]
+    featurizer = make_featurizer(hparams["network"], input_shape, **network_options(hparams))
     featurizer.n_outputs = featurizer.num_features
     return featurizer
 
 
 def _checkout() -> SimpleNamespace:
-    """The checkout that `CONFIG` or HMOE_DOMAINBED names. `HmoeError` if neither does."""
-    if not (path := CONFIG.domainbed or os.environ.get("HMOE_DOMAINBED")):
+    """Import the checkout that `CONFIG` or HMOE_DOMAINBED names.
+
+    Raises:
+        HmoeError: if neither names one, and as `_import_checkout`.
+    """
+    path = CONFIG.domainbed or os.environ.get("HMOE_DOMAINBED")
+    if not path:
         raise HmoeError(
             "an algorithm domainbed:NAME comes from your checkout of DomainBed, and none is named.",
             fix="--domainbed PATH, or HMOE_DOMAINBED=PATH.",
@@ -114,12 +151,20 @@ def _checkout() -> SimpleNamespace:
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-hparams
 _UNREAD = {"data_augmentation", "class_balanced", "resnet18", "resnet50_augmix", "resnet_dropout"}
 _UNREAD |= {"freeze_bn", "dinov2", "vit", "vit_dropout", "vit_attn_tune"}
-_KINDS = ("RotatedMNIST", "PACS", "DomainNet")  # small images, large ones, an exception
+_SMALL, _LARGE, _EXCEPTION = "RotatedMNIST", "PACS", "DomainNet"  # data sets that differ in hparams
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """The value of one hyper-parameter in DomainBed's random trials."""
+    """Distribution of one hyper-parameter in DomainBed's random trials.
+
+    Attributes:
+        registry: its module `hparams_registry`.
+        algorithm: name of a class of DomainBed.
+        dataset: one of DomainBed's data sets.
+        name: of the hyper-parameter.
+        kind: type of its values.
+    """
 
     registry: ModuleType
     algorithm: str
@@ -128,6 +173,7 @@ class _Trial:
     kind: type
 
     def of_seed(self, seed: int):
+        """Return the value that DomainBed draws with a seed."""
         drawn = self.registry.random_hparams(self.algorithm, self.dataset, seed)[self.name]
         return self.kind(drawn)
 
@@ -136,24 +182,36 @@ class _Trial:
 
 
 def _declare(registry, algorithm: str) -> dict[str, HParam]:
-    """The hyper-parameters of an algorithm in DomainBed's registry, and our `network`."""
-    small, large, huge = (registry.default_hparams(algorithm, kind) for kind in _KINDS)
-    trials = [registry.random_hparams(algorithm, kind, s) for kind in _KINDS for s in range(5)]
+    """Declare the hyper-parameters of an algorithm in DomainBed's registry, and `network`.
+
+    Args:
+        registry: the module `hparams_registry` of a checkout.
+        algorithm: name of a class.
+    """
+    small = registry.default_hparams(algorithm, _SMALL)
+    large = registry.default_hparams(algorithm, _LARGE)
+    exception = registry.default_hparams(algorithm, _EXCEPTION)
+    examples = [small, large, exception]
+    for dataset in (_SMALL, _LARGE, _EXCEPTION):
+        for seed in range(5):
+            examples.append(registry.random_hparams(algorithm, dataset, seed))
     declared = {"network": SHARED_HPARAMS["network"]}
     for name in sorted(small.keys() - _UNREAD):
-        values = [values[name] for values in (small, large, huge, *trials)]
+        values = [example[name] for example in examples]
         kind = type(small[name])
         if kind is int and any(isinstance(value, (float, np.floating)) for value in values):
             kind = float  # its registry says 1 and draws 0.7
-        few, many, most = (_Trial(registry, algorithm, each, name, kind) for each in _KINDS)
+        defaults = {}
+        if exception[name] != large[name]:
+            defaults[_EXCEPTION] = kind(exception[name])
         declared[name] = HParam(
             kind(small[name]),
             f"DomainBed's {name} of {algorithm}",
             large_image_default=kind(large[name]),
-            default_in=(("DomainNet", kind(huge[name])),) if huge[name] != large[name] else (),
-            search=few,
-            search_large=many,
-            search_in=(("DomainNet", most),),
+            default_in=tuple(defaults.items()),
+            search=_Trial(registry, algorithm, _SMALL, name, kind),
+            search_large=_Trial(registry, algorithm, _LARGE, name, kind),
+            search_in=((_EXCEPTION, _Trial(registry, algorithm, _EXCEPTION, name, kind)),),
         )
     return declared
 
@@ -161,15 +219,28 @@ def _declare(registry, algorithm: str) -> dict[str, HParam]:
 _OF_MODULES = set(vars(nn.Module()))  # what any module has, and `state_dict` knows
 
 
+def _state_of_module(module: nn.Module) -> dict:
+    """Describe a module: its weights, the further attributes of its parts, and which parameters
+    are trained."""
+    attributes = {}
+    for path, part in module.named_modules():
+        own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
+        attributes[path] = {name: _state(value) for name, value in own.items()}
+    trained = {name: p.requires_grad for name, p in module.named_parameters()}
+    return {"module": [module.state_dict(), attributes, trained]}
+
+
 def _state(value):
-    """What training may have changed in `value`, as a tree of plain data; None for a constant."""
+    """Describe, as a tree of plain data, all that training may have changed in `value`.
+
+    Returns:
+        {kind: content} with a kind that `_restore` knows; None for a constant.
+
+    Raises:
+        HmoeError: for a type that a checkpoint cannot hold.
+    """
     if isinstance(value, nn.Module):
-        of_parts = {
-            path: {n: _state(v) for n, v in vars(part).items() if n not in _OF_MODULES}
-            for path, part in value.named_modules()
-        }
-        trained = {n: p.requires_grad for n, p in value.named_parameters()}
-        return {"module": [value.state_dict(), of_parts, trained]}
+        return _state_of_module(value)
     if hasattr(value, "load_state_dict"):
         return {"loads": value.state_dict()}
     constant = inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
@@ -189,54 +260,96 @@ def _state(value):
     )
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-restore
-def _not_resumed(why: str) -> HmoeError:
+def _not_resumed(reason: str) -> HmoeError:
+    """Return the error for a run that cannot be resumed."""
     fix = "remove the run's folder; it starts again."
-    return HmoeError(f"the run cannot be resumed: {why}.", fix)
+    return HmoeError(f"the run cannot be resumed: {reason}.", fix)
 
 
-def _restore(saved: dict | None, now):
-    """`now` with the state `saved`, or what takes its place."""
+def _restore_list(content: list, current):
+    """Return a list or tuple of the type of `current`, with the elements of a saved `content`."""
+    old = list(current or ())
+    restored = []
+    for i, element in enumerate(content):
+        restored.append(_restore(element, old[i] if i < len(old) else None))
+    return type(current or [])(restored)
+
+
+def _restore_dict(content: list, current):
+    """Return the dictionary `current` with the items of a saved `content`, or a new one."""
+    restored = {}
+    for key, element in content:
+        restored[key] = _restore(element, (current or {}).get(key))
+    if not current:
+        return restored
+    current.clear()  # and not replaced: it may be of a class of its own
+    current.update(restored)
+    return current
+
+
+def _restore(saved: dict | None, current):
+    """Return `current` with the state `saved`, or the value that takes its place.
+
+    Args:
+        saved: result of `_state`.
+        current: the object that has the state's place in an algorithm that was built anew.
+
+    Raises:
+        HmoeError: for a part that does not exist, or an optimiser of other weights.
+    """
     if saved is None:
-        return now
+        return current
     ((kind, content),) = saved.items()
-    if kind in ("module", "loads", "object") and now is None:
+    if kind in ("module", "loads", "object") and current is None:
         raise _not_resumed("its algorithm makes a part later than in its first update")
     if kind == "loads":
         try:
-            now.load_state_dict(copy.deepcopy(content))
+            current.load_state_dict(copy.deepcopy(content))
         except ValueError as error:
             raise _not_resumed(f"a later optimiser is of other weights ({error})") from None
     elif kind == "object":
-        for name, each in content.items():
-            setattr(now, name, _restore(each, getattr(now, name, None)))
+        for name, value in content.items():
+            setattr(current, name, _restore(value, getattr(current, name, None)))
     elif kind == "module":
-        weights, of_parts, trained = content
-        now.load_state_dict(weights)
-        for name, parameter in now.named_parameters():  # a class may freeze its first updates
+        weights, attributes_of_parts, trained = content
+        current.load_state_dict(weights)
+        for name, parameter in current.named_parameters():  # a class may freeze its first updates
             parameter.requires_grad_(trained[name])
-        for path, attributes in of_parts.items():
-            _restore({"object": attributes}, now.get_submodule(path))
+        for path, attributes in attributes_of_parts.items():
+            _restore({"object": attributes}, current.get_submodule(path))
     elif kind == "list":
-        old = [*(now or ()), *[None] * len(content)]
-        return type(now or [])(_restore(each, old[i]) for i, each in enumerate(content))
+        return _restore_list(content, current)
     elif kind == "dict":
-        new = {key: _restore(each, (now or {}).get(key)) for key, each in content}
-        if not now:
-            return new
-        now.clear()  # and not replaced: it may be of a class of its own
-        now.update(new)
-    elif isinstance(content, torch.Tensor) and isinstance(now, torch.Tensor):
-        if not now.requires_grad:
-            return content.to(now.device)
-        now.data.copy_(content)  # an optimiser may hold it
+        return _restore_dict(content, current)
+    elif isinstance(content, torch.Tensor) and isinstance(current, torch.Tensor):
+        if not current.requires_grad:
+            return content.to(current.device)
+        current.data.copy_(content)  # an optimiser may hold it
     else:
         return content
-    return now
+    return current
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-explained
+def _line_of_checkout(error: Exception) -> str:
+    """Return ' in line N of FILE (`its text`)' for the last line of DomainBed that an error passed
+    through; '' if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if "domainbed" in Path(frame.filename).parts]
+    if not frames:
+        return ""
+    file = frames[-1].filename
+    line = frames[-1].lineno
+    text = linecache.getline(file, line).strip()
+    return f" in line {line} of {Path(file).name} (`{text}`)"
+
+
 @contextlib.contextmanager
-def _explained(name: str):
-    """Errors of the checkout's code as `HmoeError`s with their line."""
+def _with_line(name: str):
+    """Context manager: raise errors of the checkout's code as `HmoeError`s with their line.
+
+    Args:
+        name: of the algorithm.
+    """
     try:
         yield
     except HmoeError:
@@ -246,28 +359,24 @@ def _explained(name: str):
         absent = isinstance(error, ImportError) or "install" in str(error).lower()
         if torch.get_default_device().type == "meta" and not (cuda or absent):
             raise  # built without numbers, to try its options
-        frames = traceback.extract_tb(error.__traceback__)
-        frames = [f for f in frames if "domainbed" in Path(f.filename).parts]
-        where, fix = "", "that line of your checkout; the changed code makes a new run."
-        if frames:
-            file, line = frames[-1].filename, frames[-1].lineno
-            text = linecache.getline(file, line).strip()
-            where = f" in line {line} of {Path(file).name} (`{text}`)"
         if cuda:
             fix = "--device cuda, on a machine that has one: this class calls CUDA itself."
         elif absent:
             fix = "install the package."
-        what = type(error).__name__ + (f": {error}" if str(error) else "")
-        said = f"{name} failed{where}: {what}."
-        raise HmoeError(said, fix=fix) from error
+        else:
+            fix = "that line of your checkout; the changed code makes a new run."
+        reason = type(error).__name__ + (f": {error}" if str(error) else "")
+        cause = f"{name} failed{_line_of_checkout(error)}: {reason}."
+        raise HmoeError(cause, fix=fix) from error
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-loader
 class _Loader:
-    """The validation batches (x, y) of one domain, as DomainBed's classes expect a loader: they
+    """Validation batches (x, y) of one domain, as DomainBed's classes expect a loader: they
     iterate over it once, and then ask for its length."""
 
     def __init__(self, batches):
-        self.batches, self.count = batches, None
+        self.batches = batches
+        self.count = None
 
     def __iter__(self):
         for count, batch in enumerate(self.batches, 1):
@@ -282,26 +391,41 @@ class _Loader:
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-adapter
 class DomainBedAlgorithm(Algorithm):
-    """An algorithm of the user's checkout of DomainBed, `source`, as one of ours. Raises
-    `HmoeError` where its code fails, with the line."""
+    """Base of the classes of a user's checkout of DomainBed, under this library's interface.
+
+    Raises `HmoeError` with the line if their code fails.
+
+    Attributes:
+        source: the class of DomainBed.
+        package: folder of its code.
+        unread: hyper-parameters of DomainBed that are passed on unchanged: for small images, and
+            for large ones.
+        inner: the instance of `source` that is trained.
+        ended: whether a schedule of the class has ended the updates.
+        reported: the last losses.
+    """
 
     source: type = nn.Module
-    package = Path()  # the folder of its code
-    unread: tuple[dict, dict] = {}, {}  # what is passed on as it is: small images, large ones
+    package = Path()
+    unread: tuple[dict, dict] = {}, {}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
-        self.takes = num_domains, self.input_shape, num_classes
-        self.ended, self.reported = False, {}  # by a schedule of the class; the last losses
+        self.ended = False
+        self.reported = {}
         theirs = self.unread[input_shape[-1] >= LARGE_IMAGE] | {"hmoe": self.hparams}
-        theirs |= {n: value for n, value in self.hparams.items() if n in self.HPARAMS}
-        with _explained(self.name):
+        theirs |= {name: value for name, value in self.hparams.items() if name in self.HPARAMS}
+        with _with_line(self.name):
             self.inner = self.source(self.input_shape, num_classes, num_domains, theirs)
         check_reads(self.package)
 
     def train(self, mode: bool = True):
+        """Set training or evaluation mode by the class's own methods."""
         self.training = mode
-        self.inner.train() if mode else self.inner.eval()
+        if mode:
+            self.inner.train()
+        else:
+            self.inner.eval()
         return self
 
     def _match_layouts(self):
@@ -311,9 +435,10 @@ class DomainBedAlgorithm(Algorithm):
                 match_layouts(value)
 
     def update(self, minibatches, unlabeled=None):
+        """Make one update of the class; none after its schedule has ended."""
         if not self.ended:
             self._match_layouts()
-            with _explained(self.name):
+            with _with_line(self.name):
                 reported = self.inner.update(minibatches)
             check_reads(self.package)
             self.reported = as_floats(reported, self.name)
@@ -321,43 +446,54 @@ class DomainBedAlgorithm(Algorithm):
         return self.reported
 
     def on_checkpoint(self, validation):
-        """Call the method `set_lr` of a class that has one, as DomainBed's train_autolr.py does;
-        `validation` has the batches (x, y) of each training domain. A last rate of 0 ends the
-        updates."""
+        """Call the method `set_lr` of a class that has one, as DomainBed's train_autolr.py does.
+
+        A last rate of 0 ends the updates.
+
+        Args:
+            validation: the batches (x, y) of each training domain.
+        """
         if self.ended or not hasattr(self.inner, "set_lr"):
             return
-        device, loaders = next(self.parameters()).device, [_Loader(b) for b in validation]
-        with _explained(self.name):
+        device = next(self.parameters()).device
+        loaders = [_Loader(batches) for batches in validation]
+        with _with_line(self.name):
             schedule = self.inner.set_lr(eval_loaders_iid=loaders, device=device)
         self.ended = bool(schedule) and schedule[-1] == [0.0]
 
     def predict(self, x):
-        with _explained(self.name):
+        """Compute logits (B, C) of images x (B, C, H, W)."""
+        with _with_line(self.name):
             logits = self.inner.predict(x)
         check_reads(self.package)
         return logits
 
     def _first_update(self):
-        """One update on noise, for the parts that it makes; the generators are put back."""
+        """Make one update on noise, for the parts that it creates, and restore the generators."""
         device = next(self.parameters()).device
-        noise, before = random_batches(*self.takes, seed=0), random_state(device)
+        noise = random_batches(self.num_domains, self.input_shape, self.num_classes, seed=0)
+        before = random_state(device)
         self.update([(x.to(device), y.to(device)) for x, y in noise])
-        self.update_count, self.reported = 0, {}
+        self.update_count = 0
+        self.reported = {}
         self.zero_grad()
         restore_random_state(before, device)
 
     def load_state_dict(self, state_dict, *arguments, **options):
+        """Load weights, after a first update if it creates some of them."""
         shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
         if shapes != {name: tensor.shape for name, tensor in state_dict.items()}:
             self._first_update()
         return super().load_state_dict(state_dict, *arguments, **options)
 
     def training_state(self):
+        """Return all that training has changed, as a tree of plain data."""
         return _state(self)
 
     def load_training_state(self, state):
+        """Restore a `state` that `training_state` returned."""
         self._first_update()
-        with _explained(self.name):
+        with _with_line(self.name):
             _restore(state, self)
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-domainbed-algorithm
@@ -365,8 +501,18 @@ _OWN_FEATURIZER = {"URM"}  # it asserts that its featurizer is of one of DomainB
 
 
 def _with_files(checkout: SimpleNamespace, source: type) -> str:
-    """Hash of the code of a checkout and of the contents of the `files` that its class `source`
-    declares, whose paths become absolute. `HmoeError` for one that is not there."""
+    """Make the `files` that a class of a checkout declares absolute, and hash them with its code.
+
+    Args:
+        checkout: result of `_checkout`.
+        source: the class.
+
+    Returns:
+        The hash of the code, or with files twelve hexadecimal digits of SHA-256 of code and files.
+
+    Raises:
+        HmoeError: for a file that does not exist.
+    """
     declared = vars(source).get("declared_files", getattr(source, "files", None))
     if not (declared and isinstance(declared, dict)):
         return checkout.hash
@@ -375,35 +521,53 @@ def _with_files(checkout: SimpleNamespace, source: type) -> str:
         if not Path(path).is_file():
             cause = f"files of {source.__name__} declares {name!r}, and {path} is no file."
             raise HmoeError(cause, fix="its path, from the folder of the checkout.")
-    source.declared_files, source.files = declared, paths
+    source.declared_files = declared
+    source.files = paths
     digests = {name: digest_of(Path(path)) for name, path in paths.items()}
     readable = {paths[name]: digest for name, digest in digests.items()}
     watch(checkout.folder / "domainbed", _CHECKOUT, readable)
-    named = json.dumps([checkout.hash, digests], sort_keys=True)
-    return hashlib.sha256(named.encode()).hexdigest()[:12]
+    code_and_files = json.dumps([checkout.hash, digests], sort_keys=True)
+    return hashlib.sha256(code_and_files.encode()).hexdigest()[:12]
+
+
+def _unread_hparams(registry, algorithm: str, dataset: str) -> dict:
+    """Return the defaults of the hyper-parameters that are passed on unchanged."""
+    defaults = registry.default_hparams(algorithm, dataset)
+    return {name: value for name, value in defaults.items() if name in _UNREAD}
 
 
 def domainbed_algorithm(name: str) -> type[Algorithm]:
     """Register and return the algorithm 'domainbed:<class>' of the user's checkout of DomainBed.
 
-    Raises `HmoeError` if neither `CONFIG` nor HMOE_DOMAINBED names a checkout, and for a checkout
-    that cannot be imported, has no such class, or has one that accepts no featurizer of ours.
+    Args:
+        name: 'domainbed:' and the name of a class.
+
+    Raises:
+        HmoeError: if neither `CONFIG` nor HMOE_DOMAINBED names a checkout, and for a checkout that
+            cannot be imported, has no such class, or has one that accepts no other featurizer than
+            DomainBed's.
     """
-    own = name.removeprefix(DOMAINBED)
-    if own in _OWN_FEATURIZER:
+    own_name = name.removeprefix(DOMAINBED)
+    if own_name in _OWN_FEATURIZER:
         cause = f"{name} accepts no featurizer but DomainBed's own, and a class gets ours here."
-        raise HmoeError(cause, fix=f"--algorithm {own}, which is this library's.")
+        raise HmoeError(cause, fix=f"--algorithm {own_name}, which is this library's.")
     checkout = _checkout()
-    source = getattr(checkout.algorithms, own, None)
+    source = getattr(checkout.algorithms, own_name, None)
     if not (inspect.isclass(source) and hasattr(source, "update")):
-        check_choice(own, getattr(checkout.algorithms, "ALGORITHMS", ()), "algorithm of DomainBed")
-    with _explained(name):
-        default, registry = checkout.hparams_registry.default_hparams, checkout.hparams_registry
-        unread = tuple(
-            {n: v for n, v in default(own, kind).items() if n in _UNREAD} for kind in _KINDS[:2]
-        )
-        given = {"HPARAMS": _declare(registry, own), "source": source, "unread": unread}
-    given |= {"source_hash": _with_files(checkout, source), "__module__": source.__module__}
-    given["package"] = checkout.folder / "domainbed"
-    cls = type(own, (DomainBedAlgorithm,), given)
+        known = getattr(checkout.algorithms, "ALGORITHMS", ())
+        check_choice(own_name, known, "algorithm of DomainBed")
+    registry = checkout.hparams_registry
+    with _with_line(name):
+        attributes = {
+            "HPARAMS": _declare(registry, own_name),
+            "source": source,
+            "unread": (
+                _unread_hparams(registry, own_name, _SMALL),
+                _unread_hparams(registry, own_name, _LARGE),
+            ),
+        }
+    attributes["source_hash"] = _with_files(checkout, source)
+    attributes["__module__"] = source.__module__
+    attributes["package"] = checkout.folder / "domainbed"
+    cls = type(own_name, (DomainBedAlgorithm,), attributes)
     return register(name, paper="DomainBed", needs_domain_labels=True, family="domainbed")(cls)

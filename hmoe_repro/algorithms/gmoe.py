@@ -16,11 +16,19 @@ from ..networks.sparse_vit import SPARSE_NETWORKS, draw_linear, expert_layers
 
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #def-transformererm
 class TransformerERM(ERM):
-    """ERM on a vision transformer in the settings of GMoE's authors; a subclass names its
-    `networks`, and in `otherwise` what trains the others."""
+    """ERM on a vision transformer in the settings of GMoE's authors (Li et al., 2023).
+
+    The classifier is drawn from a truncated normal of standard deviation 0.02. `HmoeError` for
+    networks that are not among `networks`.
+
+    Attributes:
+        networks: name -> network that the class trains.
+        otherwise: algorithms for all other networks, for the error.
+    """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("transformers")
-    networks, otherwise = PrefixDict(TRANSFORMERS | SPARSE_NETWORKS), "ERM"
+    networks = PrefixDict(TRANSFORMERS | SPARSE_NETWORKS)
+    otherwise = "ERM"
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -28,6 +36,7 @@ class TransformerERM(ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
+        """Refuse networks of other kinds, and what `Algorithm.check_domains` refuses."""
         if hparams["network"] not in cls.networks:
             raise HmoeError(
                 f"{cls.name} does not train the network {hparams['network']!r}.",
@@ -38,21 +47,33 @@ class TransformerERM(ERM):
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #def-gmoe
 @register("GMoE", paper="Li et al., 2023", needs_domain_labels=False, family="sparse experts")
 class GMoE(TransformerERM):
-    """Generalizable mixture of experts (Li et al., 2023, section 4): ERM on a transformer with
-    experts; 'auxiliary' is the sum of their balance losses. `HmoeError` for other networks."""
+    """Generalizable mixture of experts (Li et al., 2023, section 4): ERM on a vision transformer
+    whose late blocks route each patch to k of N experts.
+
+    Loss: L_ce + 0.01 sum over layers of L_balance (`method.sparse_moe`). The layers add the
+    gradient of the second term in the backward pass, so the 'loss' that is reported is L_ce alone
+    and 'auxiliary' is the sum before its weight. Deviation: evaluation has no capacity, unless
+    `domainbed_compat`. `HmoeError` for networks without experts.
+    """
 
     HPARAMS = TransformerERM.HPARAMS | declared_hparams("GMoE")
-    networks, otherwise = SPARSE_NETWORKS, "ERM-ViT (transformers) or ERM"
+    networks = SPARSE_NETWORKS
+    otherwise = "ERM-ViT (transformers) or ERM"
 
     def loss(self, minibatches):
+        """Compute the cross entropy 'loss', and 'auxiliary', the sum of the balance losses."""
         losses = super().loss(minibatches)
-        layers = expert_layers(self.featurizer)
-        return losses | {"auxiliary": torch.stack([layer.auxiliary_loss for layer in layers]).sum()}
+        auxiliary = [layer.auxiliary_loss for layer in expert_layers(self.featurizer)]
+        return losses | {"auxiliary": torch.stack(auxiliary).sum()}
 
 
 @register("ERM-ViT", paper="Li et al., 2023", needs_domain_labels=False, family="sparse experts")
 class ERMViT(TransformerERM):
-    """GMoE without its experts, its dense twin. `HmoeError` for other networks."""
+    """Dense control of GMoE (Li et al., 2023): the same transformer and settings, without experts.
+
+    Loss: L_ce. The released code no longer has this baseline. `HmoeError` for other networks.
+    """
 
     HPARAMS = TransformerERM.HPARAMS | declared_hparams("ERM-ViT")
-    networks, otherwise = TRANSFORMERS, "GMoE (networks with experts) or ERM"
+    networks = TRANSFORMERS
+    otherwise = "GMoE (networks with experts) or ERM"

@@ -8,7 +8,7 @@ __all__ = ['with_network', 'merge_hparams', 'named_hparams', 'omitted_defaults',
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #imports
 import numpy as np
 
-from ..core.errors import HmoeError, about, check_choice, public
+from ..core.errors import HmoeError, blame_setting, check_choice, public
 from ..core.seeds import seed_hash
 from ..networks.registry import NETWORKS, network_hparams
 from ..networks.search_space import LARGE_IMAGE, HParam, checked_value
@@ -104,7 +104,7 @@ def merge_hparams(
     merged = {name: default_of(hparam) for name, hparam in declared.items()}
     for name, value in given.items():
         _refuse_other_network(name, declared, network)
-        with about(name):
+        with blame_setting(name):
             check_choice(name, declared, "hyper-parameter")
             merged[name] = checked_value(name, value, declared[name])
     for name, hparam in declared.items():

@@ -33,7 +33,7 @@ from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
 from ..training.protocols import parse_policy
 from ..training.run_config import TOY, RunConfig
-from ..training.selection import protocol_of, validation_accuracy
+from ..training.selection import protocol_name, validation_accuracy
 from hmoe_repro.training.store import (
     RunStore,
     check_record,
@@ -179,7 +179,7 @@ def _run_columns(record: dict, study: str) -> dict:
     for name, value in config.items():
         if name not in ("hparams", "test_domains"):
             columns[name] = value
-    columns["protocol"] = protocol_of(record)
+    columns["protocol"] = protocol_name(record)
     columns["record"] = record
     return columns
 

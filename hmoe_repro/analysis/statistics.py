@@ -590,7 +590,7 @@ def resolution_note(selection: pd.DataFrame) -> str:
     """Return a line on the minimum detectable difference of averages, with seeds and test images.
 
     Args:
-        selection: what `search.choose` chose.
+        selection: what `search.select_by_rule` chose.
     """
     limits = minimum_detectable_difference(selection.assign(status="complete"))
     average = limits.iloc[-1]

@@ -29,7 +29,7 @@ from hmoe_repro.analysis.results import (
 from .writers import template
 from ..core.errors import HmoeError, check_choice, public
 from ..data.registry import DATASETS
-from ..studies.search import choose, rank
+from ..studies.search import rank, select_by_rule
 from ..training.run_config import TOY
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-row-name
@@ -229,7 +229,7 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a table of accuracies as text, and the numbers behind it.
 
     Args:
-        frame: a frame of `results`, or of what `search.choose` chose.
+        frame: a frame of `results`, or of what `search.select_by_rule` chose.
 
     Returns:
         The table, a row for each algorithm and mode (and network, if there are several) and a
@@ -546,9 +546,9 @@ def search_table(frame: pd.DataFrame, draws: int) -> pd.DataFrame:
         between draws, 'selected step', 'validation accuracy' and 'test accuracy'.
 
     Raises:
-        HmoeError: as `choose`.
+        HmoeError: as `select_by_rule`.
     """
-    choices, _ = choose(records_of(frame), n_hparams=draws)
+    choices, _ = select_by_rule(records_of(frame), n_hparams=draws)
     hparams = frame.drop_duplicates("run_id").set_index("run_id").filter(like="hparams.")
     hparams = hparams.loc[:, hparams.astype(str).nunique() > 1]
     table = choices[["mode", "run_id", "hparams_seed"]].set_axis(["mode", "run", "draw"], axis=1)
@@ -583,15 +583,15 @@ def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
 
     Raises:
         HmoeError: if a run of the search is missing, if there are several trial seeds, and as
-            `choose`.
+            `select_by_rule`.
     """
     records = records_of(frame)
-    choices, missing = choose(records)
+    choices, missing = select_by_rule(records)
     if missing:
         raise HmoeError(f"the search is not finished, {missing[0]}.", fix="train its study again.")
     if choices.trial_seed.nunique() > 1:
         raise HmoeError("the search has several trial seeds.", fix="settle on the draws of one.")
-    defaults, _ = choose(records, n_hparams=1)
+    defaults, _ = select_by_rule(records, n_hparams=1)
     table = choices[choices["mode"].isin(["mix", "default"])]
     keys = ["algorithm", "mode", "test_domain"]
     table = table.merge(defaults, on=keys, suffixes=("", "_first"))

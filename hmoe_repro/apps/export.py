@@ -24,7 +24,7 @@ from torch import nn
 
 from .. import __version__
 from ..analysis.writers import template
-from .feature_groups import keep_groups
+from .feature_groups import save_groups
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
 from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import ensure_writable, expanded, sha256, write_atomic
@@ -96,7 +96,7 @@ def _noise(resolution: int) -> torch.Tensor:
 
 
 def _look(model: TrainedModel, pictures: torch.Tensor, mode: str) -> dict[str, np.ndarray]:
-    outputs = model.look(pictures, mode)
+    outputs = model.forward_images(pictures, mode)
     return {name: outputs[name] for name in ("probability", "gate", "group") if name in outputs}
 
 
@@ -297,7 +297,7 @@ def _write_weights(model: TrainedModel, path: Path, text: str):
     names["input_shape"] = list(model.algorithm.input_shape)
     whose = {"run": model.record["run_id"], "mode": model.weights}
     save_model(path, model.algorithm, names, **whose, config=text)
-    keep_groups(path.parent, model.group_names, model.grouping, model.record["run_id"])
+    save_groups(path.parent, model.group_names, model.grouping, model.record["run_id"])
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-export-model
 def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text: str) -> dict:
@@ -320,7 +320,7 @@ def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
     """Write what lies beside a model: `config`, which is `text` as JSON, its groups, its card, and
     the digests of all files."""
     write_atomic(folder / CONFIG_FILE, text)
-    keep_groups(folder, model.group_names, model.grouping, model.record["run_id"])
+    save_groups(folder, model.group_names, model.grouping, model.record["run_id"])
     card = model_card(config, folder.name)
     write_atomic(folder / "README.md", card.encode("utf-8", "replace"))
     write_sums(folder, [*FORMATS.values(), CONFIG_FILE, "groups.safetensors"])

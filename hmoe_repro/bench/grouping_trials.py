@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..apps.discover import discover, found_domains, summarise
+from ..apps.discover import discover, found_domains, summarise_findings
 from .benchmark import Bench, BenchMeasurement
 from .timing import SCALES
 from ..data.registry import load_dataset
@@ -109,7 +109,7 @@ def grouping_trial(folder: str, method: str, draw: int, size) -> dict:
         started = time.perf_counter()
         discovery = discover(target, labels, "cpu", store, seed=draw, **settings)
         seconds = time.perf_counter() - started
-        summary = summarise(discovery)
+        summary = summarise_findings(discovery)
     row = {
         "folder": folder,
         "method": method,

@@ -27,23 +27,32 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-COMMANDS = {  # each function `<name>_command` of these modules
-    name.removesuffix("_command").replace("_", "-"): command
-    for module in (listings, plan_sweep, train, select_report, discover_predict)
-    for name, command in vars(module).items()
-    if name.endswith("_command")
-}
+
+
+def _commands_of(module) -> dict:
+    """Return the commands of a module, its functions `<name>_command`, by their name."""
+    commands = {}
+    for name, command in vars(module).items():
+        if name.endswith("_command"):
+            commands[name.removesuffix("_command").replace("_", "-")] = command
+    return commands
+
+
+COMMANDS = {}
+for _module in (listings, plan_sweep, train, select_report, discover_predict):
+    COMMANDS |= _commands_of(_module)
 for _name, _command in COMMANDS.items():
     app.command(_name, help=" ".join(_command.__doc__.split()))(_command)
 data_app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_help=True)
-for _name in ("list", "verify", "download"):
-    data_app.command(_name)(vars(data)[f"data_{_name}_command"])
+data_app.command("list")(data.data_list_command)
+data_app.command("verify")(data.data_verify_command)
+data_app.command("download")(data.data_download_command)
 app.add_typer(data_app, name="data")
 
 
-def _show_version(asked: bool):
-    """Print the version and end, if `--version` is given."""
-    if asked:
+def _show_version(requested: bool):
+    """Print the version and exit if `--version` is set."""
+    if requested:
         print(f"hmoe_repro {__version__}")
         raise typer.Exit
 
@@ -54,31 +63,38 @@ def _shared_options(
         bool, "Show the version and exit.", "--version", is_eager=True, callback=_show_version
     ) = False,
 ):
-    """The options of `hmoe` itself, which stand before a command."""
+    """Declare the options of `hmoe` itself, which stand before a command."""
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
 def _show_warning(message, category, filename, lineno, file=None, line=None):
-    """`warnings.showwarning` while a command runs: one line, without the place in the code."""
+    """Print a warning as one line, without the place in the code (`warnings.showwarning`)."""
     print(f"hmoe: note: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-output
 _ASCII = {"±": "+/-", "×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "≥": ">=", "≤": "<="}
 
 
-def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """What an encoding lacks in characters that it has, for `codecs.register_error`."""
-    lacking = error.object[error.start : error.end]
-    said = "".join(_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking)
-    return said, error.end
+def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return the characters that an encoding lacks in ASCII (`codecs.register_error`).
+
+    Returns:
+        The text, and the position after the characters.
+    """
+    text = ""
+    for character in error.object[error.start : error.end]:
+        escaped = character.encode("ascii", "backslashreplace").decode()
+        text += _ASCII.get(character, escaped)
+    return text, error.end
 
 
 def _prepare_output():
-    """Let the standard streams encode every character, and exist where the caller closed them."""
-    codecs.register_error("hmoe", _spelled)
+    """Let the standard streams encode every character, and open those that the caller closed."""
+    codecs.register_error("hmoe", _spell_in_ascii)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-        elif hasattr(stream := getattr(sys, name), "reconfigure"):
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="hmoe")
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-main
@@ -87,10 +103,29 @@ _HELP = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
 _STOPPED = "stopped; finished work is kept, and the same command resumes from there."
 
 
+def _close_output():
+    """Send the rest of the output to nowhere, because its reader has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _usage_message(error) -> str:
+    """Return the message for an invalid command line, an error of typer.
+
+    A command line without arguments gets the help instead, which is printed here.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return ""
+    message = f"{error.format_message().rstrip('.')}. Fix: {_HELP}"
+    return message.replace("?.", "?")
+
+
 def _run_command() -> int:
-    """Run the command that the arguments of this process name; an error is one line on standard
-    error. Returns the exit status."""
-    said = ""
+    """Run the command that the arguments of this process name; return the exit status.
+
+    An error is printed as one line on standard error.
+    """
+    message = ""
     try:
         if CONFIG.workers < 0:
             raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="HMOE_WORKERS=2.")
@@ -98,26 +133,28 @@ def _run_command() -> int:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except HmoeError as error:
-        status, said = 1, str(error)
-    except BrokenPipeError:  # whoever read the output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+        message = str(error)
+    except BrokenPipeError:
+        _close_output()
         status = 1
     except OSError as error:
-        status, said = 1, str(system_error(error))
+        status = 1
+        message = str(system_error(error))
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        status, said = 2, f"{error.format_message().rstrip('.')}. Fix: {_HELP}".replace("?.", "?")
-        if type(error).__name__ == "NoArgsIsHelpError":
-            print(error.format_message())
-            return status
-    if said or status == INTERRUPTED:
-        print(f"hmoe: {printable(said or _STOPPED)}", file=sys.stderr)
+        status = 2
+        message = _usage_message(error)
+    if status == INTERRUPTED:
+        message = _STOPPED
+    if message:
+        print(f"hmoe: {printable(message)}", file=sys.stderr)
     return status
 
 
 def main():
-    """Entry point of `hmoe`: run a command, with warnings as notes of one line, and exit."""
+    """Run the command `hmoe`, with warnings as notes of one line, and exit."""
     _prepare_output()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning

@@ -8,11 +8,18 @@ __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 # %% ../../nbs/11_cli/05_data.ipynb #imports
 from functools import partial
 
-from .options import DataDir, argument, configure, option, print_frame, wrote
+from hmoe_repro.cli.options import (
+    DataDirOption,
+    argument,
+    configure,
+    option,
+    print_frame,
+    print_written,
+)
 from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
-def data_list_command(folder: DataDir = None):
+def data_list_command(folder: DataDirOption = None):
     """List every data set, whether its files are available, and its terms of use."""
     from hmoe_repro.core.files import data_dir
     from hmoe_repro.data.registry import KNOWN
@@ -28,7 +35,7 @@ def data_list_command(folder: DataDir = None):
 # %% ../../nbs/11_cli/05_data.ipynb #def-verify
 def data_verify_command(
     name: argument(str, "A data set of `hmoe data list`, or a folder <domain>/<class>/<image>."),
-    data_dir: DataDir = None,
+    data_dir: DataDirOption = None,
     workers: option(int, "Threads; default: one per core.", min=1, max=256) = None,
 ):
     """Open and count every file of a data set; for MNIST, compare checksums."""
@@ -41,17 +48,18 @@ def data_verify_command(
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
     with Progress() as progress:
-        looking = partial(progress, f"reading the images of {name}", unit="images")
-        report = verify.verify_dataset(name, data_dir, workers, looking)
+        show_progress = partial(progress, f"reading the images of {name}", unit="images")
+        report = verify.verify_dataset(name, data_dir, workers, show_progress)
     print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
-    print(*map(printable, verify.findings(report)), *verify.terms(name), sep="\n")
+    findings = [printable(finding) for finding in verify.findings(report)]
+    print("\n".join([*findings, *verify.terms(name)]))
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-download
 def data_download_command(
     name: argument(str, "A data set of `hmoe data list`."),
-    data_dir: DataDir = None,
+    data_dir: DataDirOption = None,
     archive: option(list[str], "Zip or tar file or its URL instead of known ones; several.") = None,
     sha256: option(list[str], "SHA-256 of each --archive, in the same order.") = None,
 ):
@@ -64,10 +72,11 @@ def data_download_command(
     from hmoe_repro.data.verify import MNIST, data_with_files, terms
 
     data_dir = configure(data_dir=data_dir)
-    name, archives = data_with_files(name), archive or []
+    name = data_with_files(name)
+    archives = archive or []
     if name == MNIST:
         print("\n".join(download_mnist(data_dir)))
-        return wrote(files.data_dir())
+        return print_written(files.data_dir())
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         cause = f"{len(sha256)} checksums for {len(archives)} archives."
@@ -80,4 +89,4 @@ def data_download_command(
             lines = download_dataset(name, data_dir, on_progress=progress)
     print("\n".join(lines))
     print(f"next: `hmoe data verify {name}` opens every image")
-    wrote(files.data_dir() / KNOWN[name].folder)
+    print_written(files.data_dir() / KNOWN[name].folder)

@@ -10,34 +10,42 @@ import os
 import sys
 
 from . import options
-from .options import argument, opened, option, print_frame, wrote
+from .options import argument, option, path_from_here, print_frame, print_written
 from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def _print_skipped(unreadable: list[tuple[str, str]]):
-    """Name the images that were left out, and why, on standard error."""
+    """Print the images that were left out, and why, on standard error."""
     for file, why in unreadable:
         print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
 
 
-def _write_findings(found, folder, output: str) -> str:
-    """Write the page and the table of groups beside it, and print the verdict, notes and what was
-    left out; returns the path of the table."""
+def _write_findings(findings, folder, output: str) -> str:
+    """Write the page and the table of groups, and print the verdict, notes and skipped files.
+
+    Args:
+        findings: what `discover` returned.
+        folder: the folder of images.
+        output: file of the page; the table is written beside it.
+
+    Returns:
+        The file of the table.
+    """
     from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
 
-    write_atomic(output, app.report_html(found, folder))
-    groups = os.path.join(os.path.dirname(output), "groups.csv")
-    write_atomic(groups, app.groups_csv(found))
-    print(app.findings_verdict(app.summarise(found)))
-    for note in found.notes:
+    write_atomic(output, app.report_html(findings, folder))
+    table_file = os.path.join(os.path.dirname(output), "groups.csv")
+    write_atomic(table_file, app.groups_csv(findings))
+    print(app.findings_verdict(app.summarise_findings(findings)))
+    for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    print_frame(found.title, text_table(app.group_table(found)))
+    print_frame(findings.title, text_table(app.group_table(findings)))
     print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
-    _print_skipped(found.unreadable)
-    return groups
+    _print_skipped(findings.unreadable)
+    return table_file
 
 
 def discover_command(
@@ -57,12 +65,12 @@ def discover_command(
     test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
     steps: option(int, "Updates.", min=1) = None,
     restarts: option(int, "Trainings, of which the most decided is kept.", min=1, max=99) = 3,
-    seed: options.Seed = 0,
+    seed: options.SeedOption = 0,
     network: option(str, "Featurizer.") = None,
     resolution: option(int, "Pixels a side.", min=8) = None,
-    skip_unreadable: options.SkipUnreadable = True,
-    set_: options.Settings = None,
-    device: options.Device = "auto",
+    skip_unreadable: options.SkipUnreadableOption = True,
+    set_: options.SettingsOption = None,
+    device: options.DeviceOption = "auto",
 ):
     """Find domains in a folder of your own images; writes one HTML page and a table of groups."""
     print(f"reading {folder} ...", file=sys.stderr, flush=True)
@@ -71,15 +79,28 @@ def discover_command(
 
     if sort_into:
         own_images.sort_target(folder, sort_into)
-    how = dict(steps=steps, resolution=resolution, network=network, seed=seed, method=method)
-    how |= dict(test_domain=test_domain, experts=experts, restarts=restarts)
-    how |= dict(skip_unreadable=skip_unreadable)
-    how |= dict(hparams=options.parsed_settings(set_), classes=not no_classes)
-    found = app.discover(folder, labels, device, names=names and names.split(","), **how)
-    groups = _write_findings(found, folder, output)
+    findings = app.discover(
+        folder,
+        labels,
+        device,
+        names=names.split(",") if names else names,
+        steps=steps,
+        resolution=resolution,
+        network=network,
+        seed=seed,
+        method=method,
+        test_domain=test_domain,
+        experts=experts,
+        restarts=restarts,
+        skip_unreadable=skip_unreadable,
+        hparams=options.parse_settings(set_),
+        classes=not no_classes,
+    )
+    table_file = _write_findings(findings, folder, output)
     if sort_into:
-        own_images.sort_into(found.images, folder, sort_into, links)
-    wrote(*filter(None, (sort_into, groups, output)))
+        own_images.sort_into(findings.images, folder, sort_into, links)
+        print_written(sort_into)
+    print_written(table_file, output)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
@@ -88,8 +109,8 @@ def predict_command(
     output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
     weights: option(str, "last, or the inference mode that selected them; default: last.") = None,
     mode: option(str, "Inference mode; default: the algorithm's first.") = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    device: options.Device = "auto",
+    skip_unreadable: options.SkipUnreadableOption = False,
+    device: options.DeviceOption = "auto",
     trust_code: option(bool, "Run the source kept with the run; read it.", "--trust-code") = False,
 ):
     """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
@@ -105,7 +126,7 @@ def predict_command(
     write_atomic(output, predictions_csv(table))
     _print_skipped(skipped)
     left_out = f", {len(skipped)} skipped" if skipped else ""
-    print(f"{plural(len(table), 'image')} in {opened(output)}{left_out}")
+    print(f"{plural(len(table), 'image')} in {path_from_here(output)}{left_out}")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-export
 def export_command(
@@ -127,4 +148,4 @@ def export_command(
     size = f"{path.stat().st_size / 1e6:.1f} MB"
     print(f"{path}: {size}, differs from the library by at most {difference:.0e}")
     print("with config.json and README.md, the model card: the folder can be uploaded as it is")
-    wrote(path.parent)
+    print_written(path.parent)

@@ -10,27 +10,54 @@ from .options import option, print_frame, print_table
 from ..core.errors import HmoeError, plural, printable
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
-def _list_artefacts():
-    """Where each artefact is published, and what each profile has."""
-    from hmoe_repro.core.files import results_dir
+def _artefact_rows() -> list[list]:
+    """Return a row for each artefact: name, title, and for each profile whether it is published."""
     from hmoe_repro.studies.artefacts import ARTEFACTS
+    from hmoe_repro.studies.study_file import PROFILES
+
+    rows = []
+    for name, page in ARTEFACTS.items():
+        row = [name, page.title]
+        for profile in (*PROFILES, "bench"):
+            if profile not in page.profiles:
+                row.append("-")
+            elif page.results_file(profile).exists():
+                row.append("published")
+            else:
+                row.append("not published")
+        rows.append(row)
+    return rows
+
+
+def _profile_rows() -> list[list]:
+    """Return a row for each profile: name, number of runs, of published ones, and its summary."""
+    from hmoe_repro.core.files import results_dir
     from hmoe_repro.studies.studies import count_runs
+    from hmoe_repro.studies.study_file import PROFILES
+
+    rows = []
+    for name, profile in PROFILES.items():
+        runs = 0
+        published = 0
+        for short_name in profile.studies:
+            study = f"{name}-{short_name}"
+            runs += count_runs(study)
+            file = results_dir() / f"{study}.jsonl"
+            if file.exists():
+                published += file.read_bytes().count(b"\n")
+        rows.append([name, runs, published, profile.summary])
+    return rows
+
+
+def _list_artefacts():
+    """Print for which profiles each artefact is published, and the runs of each profile."""
+    from hmoe_repro.core.files import results_dir
     from hmoe_repro.studies.study_file import PROFILES
     from hmoe_repro.training.store import verify_studies
 
     verify_studies(results_dir())
-    words, kinds = {True: "published", False: "not published"}, [*PROFILES, "bench"]
-    artefacts, profiles = [], []
-    for name, page in ARTEFACTS.items():
-        published = {kind: page.results_file(kind).exists() for kind in page.profiles}
-        places = [words.get(published.get(kind), "-") for kind in kinds]
-        artefacts.append([name, page.title, *places])
-    for name, profile in PROFILES.items():
-        studies = [f"{name}-{study}" for study in profile.studies]
-        files = [results_dir() / f"{study}.jsonl" for study in studies]
-        published = sum(file.read_bytes().count(b"\n") for file in files if file.exists())
-        profiles.append([name, sum(map(count_runs, studies)), published, profile.summary])
-    print_table("Artefacts", ["name", "what", *kinds], artefacts)
+    profiles = _profile_rows()
+    print_table("Artefacts", ["name", "what", *PROFILES, "bench"], _artefact_rows())
     print()
     print_table("Profiles", ["name", "runs", "published", "what"], profiles)
 
@@ -49,29 +76,30 @@ def list_command(
 
 
 def _list_algorithms():
-    """Every algorithm by family, with what an update costs; this one needs PyTorch."""
+    """Print every algorithm by family, with the cost of an update; this imports PyTorch."""
     import pandas as pd
 
     from hmoe_repro import algorithms
     from hmoe_repro.algorithms.base import SHARED_HPARAMS
     from hmoe_repro.bench.registry_costs import registry_costs
 
-    costs, names = registry_costs(), algorithms.algorithm_names()
-    frame = pd.DataFrame(map(algorithms.describe_algorithm, names))
+    costs = registry_costs()
+    names = algorithms.algorithm_names()
+    frame = pd.DataFrame([algorithms.describe_algorithm(name) for name in names])
     frame["family"] = frame.family.mask(frame.family.duplicated(), "")
     frame.insert(4, "times ERM", [costs.get(name, "not measured") for name in names])
     print_frame("Algorithms by family", frame)
     print()
     rows = [list(row.values()) for row in algorithms.describe_networks()]
     print_table("Networks", ["networks", "hyper-parameters of their own"], rows)
-    shared = "; ".join(algorithms.describe_hparam(*item) for item in SHARED_HPARAMS.items())
+    shared = [algorithms.describe_hparam(name, h) for name, h in SHARED_HPARAMS.items()]
     print("\nHyper-parameters as name=default [random search], small images / large images.")
-    print(f"All have {shared}.")
+    print(f"All have {'; '.join(shared)}.")
     print("Times ERM: of an update (`hmoe bench --what registry`); the network, if not ERM's.")
 
 
 def _list_datasets():
-    """Every data set with its domains; this one needs PyTorch, too."""
+    """Print every data set with its domains; this imports PyTorch."""
     from hmoe_repro.data.registry import DATASETS, own_datasets
 
     own_datasets()
@@ -80,16 +108,23 @@ def _list_datasets():
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-runs
 def _run_row(record: dict) -> list:
-    """A row of `hmoe runs`: the run with its accuracies, or the reason why it failed."""
+    """Return a row of `hmoe runs`: the run with its accuracies, or the reason why it failed."""
     from hmoe_repro.training.store import summary_of
 
     run = summary_of(record)
     config = run.config
     accuracies = [f"{mode} {accuracy:.3f}" for mode, accuracy in run.accuracies.items()]
-    said = "  ".join(accuracies) or run.reason
-    what = [config["algorithm"], config["dataset"], "+".join(config["test_domains"])]
-    how = [config["trial_seed"], config["steps"], run.status]
-    return [run.run_id, *what, *how, said, f"{run.seconds:.0f}"]
+    return [
+        run.run_id,
+        config["algorithm"],
+        config["dataset"],
+        "+".join(config["test_domains"]),
+        config["trial_seed"],
+        config["steps"],
+        run.status,
+        "  ".join(accuracies) or run.reason,
+        f"{run.seconds:.0f}",
+    ]
 
 
 def runs_command():

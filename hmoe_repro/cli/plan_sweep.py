@@ -12,31 +12,37 @@ import time
 from dataclasses import dataclass
 
 from . import options
-from .options import argument, option, print_table, say, wrote
+from .options import argument, option, print_table, print_written, say
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-request
 @dataclass
 class Request:
-    """The studies that are asked for, a `Selection` among their runs, and both in words."""
+    """Studies and a selection among their runs, as the flags of a command request them."""
 
     studies: list[str]
-    selection: object
-    description: str
+    selection: object  # a `Selection`
+    description: str  # of both, in words
 
 
 def requested(
-    artefacts: options.ArtefactsOrStudies = None,
-    profile: options.ProfileName = "quick",
-    everything: options.OnRequest = False,
+    artefacts: options.ArtefactsOrStudiesArgument = None,
+    profile: options.ProfileOption = "quick",
+    everything: options.OnRequestOption = False,
     part: option(str, "I/N: only part I of N, the same on every machine.", "--shard") = "1/1",
     algorithm: option(list[str], "Only this, or file.py:Name, trained as ERM; repeatable.") = None,
     n_hparams: option(int, "Train each run with trials 0 to N-1.", min=1, max=10_000) = 1,
     rule: option(str, "training-domain, leave-one-domain-out or oracle.") = "training-domain",
-    where: options.Where = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    set_: options.Settings = None,
+    where: options.WhereOption = None,
+    skip_unreadable: options.SkipUnreadableOption = False,
+    set_: options.SettingsOption = None,
 ) -> Request:
-    """Return what these flags ask for. Raises `HmoeError` for unknown names."""
+    """Return the studies and the selection that these flags request.
+
+    The arguments are the flags that `plan` and `sweep` share.
+
+    Raises:
+        HmoeError: for unknown names.
+    """
     from hmoe_repro.studies.request import Selection, describe_request, requested_studies
 
     names = []
@@ -46,7 +52,7 @@ def requested(
         names = [algorithm_name(name) for name in algorithm]
     selection = Selection(
         where=where or (),
-        settings=options.parsed_settings(set_, skip_unreadable),
+        settings=options.parse_settings(set_, skip_unreadable),
         algorithms=names,
         n_hparams=n_hparams,
         rule=rule,
@@ -57,19 +63,24 @@ def requested(
 
 
 def takes_request(command):
-    """Decorator: the command has the flags of `requested` before its own, and gets them as a
-    dictionary, `flags`."""
+    """Decorate a command to take the flags of `requested` before its own.
+
+    Args:
+        command: a function whose first parameter, `flags`, receives them as a dictionary.
+    """
     shared = inspect.signature(requested).parameters
     own = inspect.signature(command).parameters
 
-    def with_flags(**given):
-        flags = {name: given.pop(name) for name in shared}
-        return command(flags, **given)
+    def with_flags(**arguments):
+        """Collect the flags of `requested`, and call the command."""
+        flags = {name: arguments.pop(name) for name in shared}
+        return command(flags, **arguments)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    every = [*shared.values(), *(own[name] for name in own if name != "flags")]
-    with_flags.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in every])
-    with_flags.__doc__, with_flags.__name__ = command.__doc__, command.__name__
+    parameters = [*shared.values(), *(own[name] for name in own if name != "flags")]
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    with_flags.__signature__ = inspect.Signature(keyword_only)
+    with_flags.__doc__ = command.__doc__
+    with_flags.__name__ = command.__name__
     with_flags.__module__ = command.__module__
     return with_flags
 
@@ -78,10 +89,10 @@ def takes_request(command):
 def plan_command(
     flags: dict,
     *,
-    jobs: options.Jobs = None,
-    device: options.Device = "auto",
-    data_dir: options.DataDir = None,
-    domainbed: options.DomainBed = None,
+    jobs: options.JobsOption = None,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    domainbed: options.DomainBedOption = None,
 ):
     """Show which runs are missing, and an estimate of their time on this device."""
     from hmoe_repro.core.devices import no_accelerator, resolve_device
@@ -90,32 +101,36 @@ def plan_command(
     from hmoe_repro.training.store import RunStore
 
     options.configure(data_dir, domainbed)
-    device = "cpu" if device == "auto" and no_accelerator() else device
-    device = device if device == "cpu" else resolve_device(device)
-    request, store = requested(**flags), RunStore()
+    if device == "auto" and no_accelerator():
+        device = "cpu"
+    if device != "cpu":
+        device = resolve_device(device)
+    request = requested(**flags)
+    store = RunStore()
     plan = make_plan(request.studies, store, timings(store), device, request.selection)
-    shared = "(a run that two studies share is counted as missing once)"
     rows = []
     for study in plan.studies:
-        counts = ["?" if count is None else count for count in (study.runs, study.missing)]
-        rows.append([study.study, *counts, study.time()])
+        runs = "?" if study.runs is None else study.runs
+        missing = "?" if study.missing is None else study.missing
+        rows.append([study.study, runs, missing, study.time()])
+    note = "(a run that two studies share is counted as missing once)"
     columns = ["study", "runs", "missing", "sequential time"]
-    print_table(f"{request.description} {shared}", columns, rows)
+    print_table(f"{request.description} {note}", columns, rows)
     for line in plan.lines(jobs or default_jobs(device)):
         print(line)
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-reproduce
 def reproduce_command(
-    artefacts: options.Artefacts = None,
-    profile: options.ProfileName = None,
-    everything: options.OnRequest = False,
-    jobs: options.Jobs = None,
-    device: options.Device = "cpu",
-    engine: options.Engine = "local",
+    artefacts: options.ArtefactsArgument = None,
+    profile: options.ProfileOption = None,
+    everything: options.OnRequestOption = False,
+    jobs: options.JobsOption = None,
+    device: options.DeviceOption = "cpu",
+    engine: options.EngineOption = "local",
     fresh: option(bool, "Discard these runs, and train all of them again.", "--fresh") = False,
-    data_dir: options.DataDir = None,
-    log: options.Log = None,
-    resume_anyway: options.ResumeAnyway = False,
+    data_dir: options.DataDirOption = None,
+    log: options.LogOption = None,
+    resume_anyway: options.ResumeAnywayOption = False,
 ):
     """Train a sample of the published runs afresh, render all published pages, and compare both;
     of named artefacts or a profile, train what is missing."""
@@ -133,39 +148,41 @@ def reproduce_command(
     sample = not (artefacts or profile or everything or fresh)
     if sample:
         check_rendering()
-        published, store = steps.sample_runs(), RunStore(runs_dir() / "sample")
+        published = steps.sample_runs()
+        store = RunStore(runs_dir() / "sample")
         configs = [config_of(run) for run in published.itertuples()]
     else:
         names = requested_artefacts(artefacts, profile or "quick", everything)
         studies = requested_studies(names, profile or "quick")
         check_rendering(names)
-        configs, store = runs_of(studies), RunStore()
-    how = SweepOptions(store, device, jobs, data_dir, engine)
+        configs = runs_of(studies)
+        store = RunStore()
+    sweep_options = SweepOptions(store, device, jobs, data_dir, engine)
     output = ensure_writable(own_figures())
     if sample or fresh:
         store.discard_all([config.run_id for config in configs])
     if sample:
-        steps.reproduce_published(published_pages(), published, how, output, say)
-        return wrote(output / "index.html")
-    steps.reproduce(names, profile or "quick", configs, how, output, say)
-    wrote(output / (profile or "quick") / "README.md")
+        steps.reproduce_published(published_pages(), published, sweep_options, output, say)
+        return print_written(output / "index.html")
+    steps.reproduce(names, profile or "quick", configs, sweep_options, output, say)
+    print_written(output / (profile or "quick") / "README.md")
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 @takes_request
 def sweep_command(
     flags: dict,
     *,
-    jobs: options.Jobs = None,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
+    jobs: options.JobsOption = None,
+    device: options.DeviceOption = "auto",
+    engine: options.EngineOption = "local",
     gpus_per_run: option(float, "With ray: the share of a GPU for a run.", min=0.01, max=1) = None,
     minutes: option(
         float, "Stop after this many minutes; the next call resumes.", min=0.01, max=1e6
     ) = None,
-    data_dir: options.DataDir = None,
-    domainbed: options.DomainBed = None,
-    log: options.Log = None,
-    resume_anyway: options.ResumeAnyway = False,
+    data_dir: options.DataDirOption = None,
+    domainbed: options.DomainBedOption = None,
+    log: options.LogOption = None,
+    resume_anyway: options.ResumeAnywayOption = False,
 ):
     """Train the missing runs of some artefacts and render nothing; the same command resumes a
     stopped sweep."""
@@ -176,7 +193,7 @@ def sweep_command(
     data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
     request = requested(**flags)
     configs = runs_of(request.studies, request.selection)
-    how = SweepOptions(
+    sweep_options = SweepOptions(
         device=device,
         jobs=jobs,
         data_dir=data_dir,
@@ -184,12 +201,12 @@ def sweep_command(
         gpus_per_run=gpus_per_run,
         stop_kinds=True,
     )
-    say(f"{request.description}: {how.describe(configs)}")
+    say(f"{request.description}: {sweep_options.describe(configs)}")
     if minutes:  # since the command began
         minutes = max(0.0, minutes - (time.monotonic() - started) / 60)
-    outcomes = sweep(configs, how, minutes=minutes)
+    outcomes = sweep(configs, sweep_options, minutes=minutes)
     print(f"{outcomes.summary()}; {time.monotonic() - started:.0f} s")
-    wrote(how.store.folder)
+    print_written(sweep_options.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
@@ -200,11 +217,11 @@ def pack_command(
     arrays: option(bool, "With codes and other arrays.") = True,
 ):
     """Export all runs of the store to one archive, to move them to another machine."""
-    from hmoe_repro.studies.export_import import pack
+    from hmoe_repro.studies.export_import import pack_runs
     from hmoe_repro.training.store import RunStore
 
-    print(pack(RunStore(), file, states, weights, arrays))
-    wrote(file)
+    print(pack_runs(RunStore(), file, states, weights, arrays))
+    print_written(file)
 
 
 def unpack_command(
@@ -218,13 +235,13 @@ def unpack_command(
 ):
     """Import the runs of archives, and of other folders of runs such as those of shards, into the
     store; if one of them conflicts, nothing is added."""
-    from hmoe_repro.studies.export_import import unpack
+    from hmoe_repro.studies.export_import import unpack_runs
     from hmoe_repro.training.store import RunStore
 
     limit = round(limit_gib * 2**30) if limit_gib else None
     store = RunStore()
-    print(unpack(store, *files, limit=limit))
-    wrote(store.folder)
+    print(unpack_runs(store, *files, limit=limit))
+    print_written(store.folder)
 
 
 merge_command = unpack_command

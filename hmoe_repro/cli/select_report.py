@@ -7,7 +7,7 @@ __all__ = ['publish_command', 'figures_command', 'select_command', 'report_comma
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
 from . import options
-from .options import argument, opened, option, print_frame, say, wrote
+from .options import argument, option, path_from_here, print_frame, print_written, say
 from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
@@ -20,41 +20,51 @@ def publish_command(
     from hmoe_repro.training.store import RunStore
 
     for path, count in publish_studies(studies, RunStore(), partial).items():
-        print(f"{count} records in {opened(path)}")
+        print(f"{count} records in {path_from_here(path)}")
 
 
 def figures_command(
-    artefacts: options.Artefacts = None,
-    profile: options.ProfileName = "quick",
-    formats: options.Formats = None,
+    artefacts: options.ArtefactsArgument = None,
+    profile: options.ProfileOption = "quick",
+    formats: options.FormatsOption = None,
 ):
     """Render figures and tables from the published records; without names, every artefact whose
     study is published."""
     from hmoe_repro.core.files import figures_dir, repo_root
     from hmoe_repro.report.readme import README_PROFILES, update_readme
-    from hmoe_repro.report.render import KEPT
+    from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.render_many import published_artefacts, render_pages
 
     pages = [(profile, name) for name in published_artefacts(artefacts, profile)]
-    render_pages(pages, figures_dir(), say=say, formats=[*KEPT, *(formats or [])])
+    render_pages(pages, figures_dir(), say=say, formats=[*DEFAULT_FORMATS, *(formats or [])])
     if profile in README_PROFILES and figures_dir() == repo_root() / "figures":
         print(update_readme())
-    wrote(figures_dir() / profile / "README.md")
+    print_written(figures_dir() / profile / "README.md")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
-    """Records of the runs folder, of one study in it, or published. Names those that are damaged,
-    and the runs of a study that have none."""
+    """Return records of the runs folder, of one study in it, or of a published study.
+
+    Damaged records, and the runs of a study that have none, are printed.
+
+    Args:
+        study: a study in the runs folder, or None.
+        published: a published study, or None.
+        algorithms: names of algorithms to keep; none: all.
+        dataset: name of a data set to keep; None: all.
+        settings: texts 'name=value' that the runs must have.
+    """
     from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
     from hmoe_repro.studies.filters import filter_runs
     from hmoe_repro.training.store import RunStore
 
+    damaged = []
     if published:
-        records, damaged = load_study(published), []
+        records = load_study(published)
     elif study:
-        records, damaged = collect_study(study)[0], []
+        records, _ = collect_study(study)
     else:
         records, damaged = RunStore().scan()
     for line in damaged:
@@ -62,18 +72,18 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     if study or published:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
-    chosen = narrow_results(frame_of(records), algorithms, dataset)
-    return filter_runs(records_of(chosen), settings or [])
+    frame = narrow_results(frame_of(records), algorithms, dataset)
+    return filter_runs(records_of(frame), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
     study_in_store: argument(str, "Only this study, a name or file.", metavar="[STUDY]") = None,
-    algorithm: options.OnlyAlgorithms = None,
-    dataset: options.OnlyDataset = None,
+    algorithm: options.AlgorithmsOption = None,
+    dataset: options.DatasetOption = None,
     rule: option(str, "training-domain, leave-one-domain-out, oracle; or the study's.") = None,
     n_hparams: option(int, "Only the trials 0 to N-1; default: all.", min=1, max=10_000) = None,
-    study: options.PublishedStudy = None,
-    where: options.Where = None,
+    study: options.PublishedStudyOption = None,
+    where: options.WhereOption = None,
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
     """Print the tables of the runs by a selection rule, and name the missing runs."""
@@ -88,33 +98,33 @@ def select_command(
     tables, refused, chosen = selected_tables(records, rule, n_hparams)
     for title, table, notes in tables:
         print_frame(f"{title} by {rule}, percent", table)
-        print(*notes, sep="\n")
+        print("\n".join(notes))
     for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
         write_atomic(output, csv_text(chosen).encode("utf-8", "surrogateescape"))
-        wrote(output)
+        print_written(output)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(
     study: argument(str, "A study, or its file: my_study.toml."),
     output: option(str, "Folder of the page.") = "reports",
-    formats: options.Formats = None,
+    formats: options.FormatsOption = None,
 ):
     """Write the page of a study from its runs: table, detectable differences, curves."""
-    from hmoe_repro.report.render import KEPT
+    from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
-    page = report_study(study, output=output, formats=[*KEPT, *(formats or [])])
-    print(f"rendered {opened(page)}")
+    page = report_study(study, output=output, formats=[*DEFAULT_FORMATS, *(formats or [])])
+    print(f"rendered {path_from_here(page)}")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
 def export_domainbed_command(
     folder: argument(str, "Folder to write; new, empty, or an earlier export of these runs."),
-    algorithm: options.OnlyAlgorithms = None,
-    dataset: options.OnlyDataset = None,
-    study: options.PublishedStudy = None,
-    where: options.Where = None,
+    algorithm: options.AlgorithmsOption = None,
+    dataset: options.DatasetOption = None,
+    study: options.PublishedStudyOption = None,
+    where: options.WhereOption = None,
     as_: option(
         str, "A data set of DomainBed under whose name its scripts read ours.", "--as"
     ) = None,
@@ -127,16 +137,17 @@ def export_domainbed_command(
     complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")
-    strange = sorted({summary_of(r).config["dataset"] for r in complete} - {*DOMAINBED_DATASETS})
-    if strange and not as_:
+    datasets = {summary_of(record).config["dataset"] for record in complete}
+    unknown_to_domainbed = sorted(datasets - {*DOMAINBED_DATASETS})
+    if unknown_to_domainbed and not as_:
         print("DomainBed's collect_results prints tables of its own data sets only;")
-        print(f"not of {', '.join(strange)} unless you add a class of that name,")
+        print(f"not of {', '.join(unknown_to_domainbed)} unless you add a class of that name,")
         print("or export under the name of a data set with as many domains, such as --as PACS")
-    wrote(folder)
+    print_written(folder)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches() -> dict:
-    """Name -> `Bench`, of everything that `hmoe bench` measures."""
+    """Return name -> `Bench` of everything that `hmoe bench` measures."""
     from hmoe_repro.bench.costs import ALGORITHMS
     from hmoe_repro.bench.frozen_stages import FROZEN_STAGES
     from hmoe_repro.bench.grouping_trials import GROUPINGS
@@ -178,13 +189,14 @@ def bench_command(
     bench = benches[check_choice(what, benches, "bench")]
     record = bench.run(rounds, scale, say, device)
     name = bench.file_name(record["scale"])
-    written = [ensure_writable(runs_dir()) / name]
-    write_record(record, written[0])
+    file = ensure_writable(runs_dir()) / name
+    write_record(record, file)
     for title, table in bench.all_tables(record).items():
         print_frame(title, text_table(table))
-    if publish:
-        written.append(ensure_writable(results_dir()) / name)
-        write_record(record, written[-1])
-        if bench.page:
-            render_pages([("bench", bench.page)], figures_dir(), say=say)
-    wrote(*written)
+    if not publish:
+        return print_written(file)
+    published_file = ensure_writable(results_dir()) / name
+    write_record(record, published_file)
+    if bench.page:
+        render_pages([("bench", bench.page)], figures_dir(), say=say)
+    print_written(file, published_file)

@@ -10,20 +10,20 @@ import inspect
 from typing import get_type_hints
 
 from hmoe_repro.cli.options import (
-    DataDir,
-    Device,
-    DomainBed,
-    Log,
-    ResumeAnyway,
-    Settings,
-    SkipUnreadable,
+    DataDirOption,
+    DeviceOption,
+    DomainBedOption,
+    LogOption,
+    ResumeAnywayOption,
+    SettingsOption,
+    SkipUnreadableOption,
     argument,
     configure,
-    opened,
     option,
-    parsed_settings,
+    parse_settings,
+    path_from_here,
     print_frame,
-    wrote,
+    print_written,
 )
 from ..core.config import CONFIG
 from ..core.determinism import set_determinism
@@ -34,17 +34,23 @@ _FLAGS = {"trial_seed": "--seed", "test_domains": "--test-domain"}
 
 
 def run_parameters() -> list[inspect.Parameter]:
-    """The options of a run, but its hyper-parameters, as parameters of a command."""
-    found, kinds = [], get_type_hints(RunOptions) | {"test_domains": list[str]}
+    """Return the options of a run, but its hyper-parameters, as parameters of a command."""
+    kinds = get_type_hints(RunOptions) | {"test_domains": list[str]}
+    parameters = []
     for name, field in RunOptions.model_fields.items():
         if name == "hparams":
             continue
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-        needed = field.is_required() or name == "test_domains"
-        given = {"default": inspect.Parameter.empty if needed else field.default}
-        given["annotation"] = option(kinds[name], field.description, flag)
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **given))
-    return found
+        required = field.is_required() or name == "test_domains"
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if required else field.default,
+                annotation=option(kinds[name], field.description, flag),
+            )
+        )
+    return parameters
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
@@ -52,14 +58,14 @@ def train_command(
     n_hparams: option(
         int, "Train the trials 0 to N-1 and select among them.", min=1, max=10_000
     ) = None,
-    set_: Settings = None,
-    skip_unreadable: SkipUnreadable = False,
+    set_: SettingsOption = None,
+    skip_unreadable: SkipUnreadableOption = False,
     workers: option(int, "Processes that decode image files ahead.", min=0, max=256) = 0,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    domainbed: DomainBed = None,
-    log: Log = None,
-    resume_anyway: ResumeAnyway = False,
+    device: DeviceOption = "auto",
+    data_dir: DataDirOption = None,
+    domainbed: DomainBedOption = None,
+    log: LogOption = None,
+    resume_anyway: ResumeAnywayOption = False,
     **options,
 ):
     """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
@@ -71,22 +77,24 @@ def train_command(
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_configs, sweep
 
-    hparams = parsed_settings(set_, skip_unreadable)
+    hparams = parse_settings(set_, skip_unreadable)
     configs = drawn_configs(RunOptions.of(**options, hparams=hparams), n_hparams, folder)
     outcomes = sweep(configs, device=device, data_dir=folder, jobs=0)
     records = outcomes.records()
     complete = len(outcomes.ended("complete"))
     if n_hparams and complete:
-        chosen = search_table(frame_of(records), n_hparams)
-        print_frame(f"selected among {complete} of {n_hparams} trials", chosen)
+        table = search_table(frame_of(records), n_hparams)
+        print_frame(f"selected among {complete} of {n_hparams} trials", table)
     outcomes.refuse_incomplete()
     if n_hparams:
-        return wrote(outcomes.store.folder)
-    run = frame_of(records)
-    print_frame(f"{configs[0]}, run {configs[0].run_id}", selected_table(run))
-    if experts := describe_discovery(run):
-        print(experts)
-    wrote(outcomes.store.path(configs[0].run_id))
+        return print_written(outcomes.store.folder)
+    config = configs[0]
+    frame = frame_of(records)
+    print_frame(f"{config}, run {config.run_id}", selected_table(frame))
+    discovery = describe_discovery(frame)
+    if discovery:
+        print(discovery)
+    print_written(outcomes.store.path(config.run_id))
 
 
 _own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]
@@ -103,6 +111,6 @@ def new_algorithm_command(
     path = output or f"{name}.py"
     new_algorithm(name, path)
     print(
-        f"{opened(path)} trains as it is; its remarks say what to change, and the next three "
-        "commands."
+        f"{path_from_here(path)} trains as it is; its remarks say what to change, and the next "
+        "three commands."
     )

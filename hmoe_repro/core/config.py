@@ -14,25 +14,41 @@ from dataclasses import asdict, dataclass
 # %% ../../nbs/00_core/10_config.ipynb #def-config
 @dataclass
 class Config:
-    """What a process was told, and tells those that train runs for it."""
+    """Settings of a process that it passes on to the processes that train runs for it.
 
-    datasets: tuple[str, ...] = ()  # folders of images and `file.py:Name`, absolute
-    splits: tuple[str, ...] = ()  # folders of lists of images, absolute
-    workers: int = 0  # helpers that decode images
-    log: tuple[str, ...] = ()  # loggers by name
-    resume_anyway: bool = False  # also from a state of other versions of the packages
-    domainbed: str = ""  # the user's checkout of DomainBed, absolute; empty: HMOE_DOMAINBED
+    Args:
+        datasets: folders of images, absolute, and `file.py:Name`.
+        splits: folders of lists of images, absolute.
+        workers: helper processes that decode images.
+        log: loggers by name.
+        resume_anyway: whether runs also resume from a state of other versions of the packages.
+        domainbed: the user's checkout of DomainBed, absolute; empty: HMOE_DOMAINBED.
+    """
+
+    datasets: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    workers: int = 0
+    log: tuple[str, ...] = ()
+    resume_anyway: bool = False
+    domainbed: str = ""
 
     def to_json(self) -> str:
+        """Return the settings as JSON, for `restore` in another process.
+
+        >>> Config(workers=2).to_json()[:42]
+        '{"datasets": [], "splits": [], "workers": '
+        """
         return json.dumps(asdict(self))
 
     def restore(self, text: str):
-        """Take over what another process wrote with `to_json`."""
-        told = json.loads(text)
-        self.datasets, self.splits = tuple(told["datasets"]), tuple(told["splits"])
-        self.workers, self.log = told["workers"], tuple(told["log"])
-        self.resume_anyway = told["resume_anyway"]
-        self.domainbed = told["domainbed"]
+        """Replace all settings by those that another process wrote with `to_json`."""
+        settings = json.loads(text)
+        self.datasets = tuple(settings["datasets"])
+        self.splits = tuple(settings["splits"])
+        self.workers = settings["workers"]
+        self.log = tuple(settings["log"])
+        self.resume_anyway = settings["resume_anyway"]
+        self.domainbed = settings["domainbed"]
 
 
 _FOLDERS = tuple(filter(None, os.environ.get("HMOE_FOLDERS", "").split(os.pathsep)))

@@ -31,11 +31,11 @@ from .transforms import decode, image_bytes, in_threads, square
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-cache-root
 def cache_root(tree: ImageTree) -> Path:
-    """The folder of caches and ledgers of a data set: HMOE_CACHE, or the tree's own, or
+    """Return the folder of caches and ledgers of a data set: HMOE_CACHE, or the tree's own, or
     `.hmoe-cache` next to the data set."""
-    given = os.environ.get("HMOE_CACHE")
-    if given:
-        return expanded(given).absolute()
+    folder = os.environ.get("HMOE_CACHE")
+    if folder:
+        return expanded(folder).absolute()
     return tree.cache or tree.root.parent / ".hmoe-cache"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-digest
@@ -44,13 +44,17 @@ _REFUSES = 5  # increased when `decode` refuses other files than before
 
 
 def short_digest(*parts) -> str:
-    """Twelve hexadecimal digits of SHA-256 over `parts`, which JSON can hold."""
+    """Hash values that JSON can hold to twelve hexadecimal digits of SHA-256.
+
+    >>> short_digest("PACS", 224)
+    '595454fd5188'
+    """
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 @functools.cache
 def code_digest(module: str) -> str:
-    """Return twelve hexadecimal digits of the code of an imported module, without its comments and
+    """Hash the code of an imported module to twelve hexadecimal digits, without its comments and
     docstrings; '' for a module without a file."""
     file = getattr(sys.modules[module], "__file__", None)
     if file is None:
@@ -64,13 +68,15 @@ def code_digest(module: str) -> str:
 
 
 def cache_stem(tree: ImageTree) -> str:
-    """What the names of all caches and ledgers of an image folder begin with."""
+    """Return the beginning of the names of all caches and ledgers of an image folder."""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', tree.name)[:40]}-{short_digest(str(tree.root))}"
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-file-facts
 def file_facts(tree: ImageTree) -> list[list[int]]:
-    """[size, modification time, change time] of every file, times in ns, in flat order;
-    [-1, -1, -1] for a missing one."""
+    """Return [size, modification time, change time] of every file, in flat order.
+
+    Sizes are in bytes and times in ns; a missing file has [-1, -1, -1].
+    """
     root = os.path.join(tree.root, "")  # text: making 10,000 Path objects takes ten times as long
 
     def facts(file):
@@ -83,8 +89,16 @@ def file_facts(tree: ImageTree) -> list[list[int]]:
     return [facts(file) for file in tree.flat]
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-look-at
-def _look_at(path: Path, visit=None) -> list:
-    """[digest, reason] of a file as in `examine`; `visit(image)` gets the decoded image."""
+def _examine_file(path: Path, visit=None) -> list:
+    """Read and decode a file.
+
+    Args:
+        path: of the file.
+        visit: function of the decoded image that is called if the file can be decoded.
+
+    Returns:
+        [digest, reason] as in `examine`.
+    """
     try:
         content = image_bytes(path)
     except (OSError, ValueError, HmoeError) as error:
@@ -112,9 +126,21 @@ def _content_digest(path: Path) -> str | None:
 
 
 def _other_contents(tree: ImageTree, entries: list, facts: list, rows: list, workers) -> list[int]:
-    """Return those of `rows` whose content is not that of the ledger's `entries`, although size and
-    modification time are. Compares the files with another change time and a sample of the
-    others."""
+    """Find files with another content than the ledger says, at the same size and modification time.
+
+    Compared are the files with another change time and a sample of the others; if the sample has
+    such a file, all of them.
+
+    Args:
+        tree: the image folder.
+        entries: of the ledger, in flat order.
+        facts: result of `file_facts`.
+        rows: files whose size and modification time are those of the ledger.
+        workers: threads that read.
+
+    Returns:
+        A sorted selection of `rows`.
+    """
 
     def differs(row):
         return _content_digest(tree.root / tree.flat[row]) != entries[row][2]
@@ -125,10 +151,10 @@ def _other_contents(tree: ImageTree, entries: list, facts: list, rows: list, wor
     doubtful = [row for row in rows if entries[row][4:] != facts[row][2:]]
     others = sorted(set(rows) - set(doubtful))
     sample = random.SystemRandom().sample(others, min(SAMPLE, len(others)))
-    found = differing(sample)
-    if found:
-        found += differing(sorted(set(others) - set(sample)))
-    return sorted(found + differing(doubtful))
+    changed = differing(sample)
+    if changed:
+        changed += differing(sorted(set(others) - set(sample)))
+    return sorted(changed + differing(doubtful))
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-examine
 _OF_ALL = ""  # no file has this name: the entry of a ledger with the digest of all others
@@ -138,19 +164,35 @@ def _ledger_file(tree: ImageTree) -> Path:
     return cache_root(tree) / f"{cache_stem(tree)}-files-{_REFUSES}.json"
 
 
-def _known_entries(tree: ImageTree) -> tuple[dict, list]:
-    """Return the ledger of an image folder, and its entries in flat order, None for new files. The
-    entries of a ledger without a digest, which an earlier version wrote, have no change time."""
+def _read_ledger(tree: ImageTree) -> dict:
+    """Read the ledger of an image folder: file -> [size, modification time, digest, reason, change
+    time].
+
+    The entries of a ledger without a digest, which an earlier version wrote, have no change time.
+    A damaged ledger is read as empty.
+    """
     try:
-        known = dict(json.loads(_ledger_file(tree).read_text(encoding="utf-8")))
+        ledger = dict(json.loads(_ledger_file(tree).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
-        known = {}
-    digest = known.pop(_OF_ALL, None)
+        ledger = {}
+    digest = ledger.pop(_OF_ALL, None)
     if digest is None:
-        known = {file: entry[:4] for file, entry in known.items() if isinstance(entry, list)}
-    elif digest != short_digest(known):
-        known = {}
-    return known, [known.get(file) for file in tree.flat]
+        return {file: entry[:4] for file, entry in ledger.items() if isinstance(entry, list)}
+    return ledger if digest == short_digest(ledger) else {}
+
+
+def _write_ledger(tree: ImageTree, ledger: dict):
+    """Write the ledger of an image folder, with a digest; warn if it cannot be written."""
+    path = _ledger_file(tree)
+    text = json.dumps(ledger | {_OF_ALL: short_digest(ledger)})
+    try:
+        write_atomic(ensure_writable(path.parent) / path.name, text)
+    except (HmoeError, OSError):
+        warnings.warn(
+            f"what was found in the files of {tree.name} cannot be kept and will be found out "
+            "again: set HMOE_CACHE to a folder that can be written",
+            stacklevel=3,
+        )
 
 
 def _warn_of_other_contents(tree: ImageTree, rows: list[int]):
@@ -166,63 +208,91 @@ def _warn_of_other_contents(tree: ImageTree, rows: list[int]):
 def examine(
     tree: ImageTree, workers: int | None = None, on_progress=None, visit=None
 ) -> tuple[list[str | None], list[str | None]]:
-    """SHA-256 of each file, in flat order (None for a missing one), and why it cannot be decoded,
-    or None. Reads the files that are new or changed since the last call, and the digests of a
-    sample of the others; with `visit(row, image)`, every file. `on_progress(done, total)`. Warns
-    of files that changed at the same size and time, and if the ledger cannot be kept."""
-    facts, (known, entries) = file_facts(tree), _known_entries(tree)
+    """Find out which files of an image folder can be decoded, and hash their contents.
+
+    Read are the files that are new or changed since the last call, and a sample of the others;
+    with `visit`, all files. Warns of files that changed at the same size and time, and if the
+    ledger cannot be kept.
+
+    Args:
+        tree: the image folder.
+        workers: threads that read; None: as many as processors.
+        on_progress: function of (done, total).
+        visit: function of (row, image) that is called with each decoded image.
+
+    Returns:
+        SHA-256 of each file, in flat order (None for a missing one); and the reason why it cannot
+        be decoded, or None.
+    """
+    facts = file_facts(tree)
+    ledger = _read_ledger(tree)
+    entries = [ledger.get(file) for file in tree.flat]
 
     def is_known(row):
         entry = entries[row]
         return entry is not None and entry[:2] == facts[row][:2] and entry[0] >= 0
 
-    def look(row):
-        return _look_at(tree.root / tree.flat[row], visit and (lambda image: visit(row, image)))
+    def examine_row(row):
+        visit_image = None
+        if visit:
+            visit_image = lambda image: visit(row, image)
+        return _examine_file(tree.root / tree.flat[row], visit_image)
 
     same = [row for row in range(len(facts)) if is_known(row)]
-    before = {row: entries[row][2] for row in same}
-    other = [] if visit else _other_contents(tree, entries, facts, same, workers)
-    kept = set() if visit else set(same) - set(other)
-    fresh = [row for row in range(len(facts)) if row not in kept]
-    looked = dict(zip(fresh, in_threads(look, fresh, workers, on_progress)))
-    found = [looked[row] if row in looked else entries[row][2:4] for row in range(len(facts))]
-    _warn_of_other_contents(tree, [row for row in same if found[row][0] != before[row]])
-    now = {file: f[:2] + one + f[2:] for file, f, one in zip(tree.flat, facts, found)}
-    if now != known:
-        ledger, text = _ledger_file(tree), json.dumps(now | {_OF_ALL: short_digest(now)})
-        try:
-            write_atomic(ensure_writable(ledger.parent) / ledger.name, text)
-        except (HmoeError, OSError):
-            what = f"what was found in the files of {tree.name} cannot be kept and will be found"
-            fix = "set HMOE_CACHE to a folder that can be written"
-            warnings.warn(f"{what} out again: {fix}", stacklevel=2)
-    return [digest for digest, _ in found], [reason for _, reason in found]
+    digest_before = {row: entries[row][2] for row in same}
+    unread = set()
+    if not visit:
+        changed = _other_contents(tree, entries, facts, same, workers)
+        unread = set(same) - set(changed)
+    to_read = [row for row in range(len(facts)) if row not in unread]
+    results = dict(zip(to_read, in_threads(examine_row, to_read, workers, on_progress)))
+    for row in unread:
+        results[row] = entries[row][2:4]
+    _warn_of_other_contents(tree, [row for row in same if results[row][0] != digest_before[row]])
+    new_ledger = {}
+    for row, file in enumerate(tree.flat):
+        size_and_time = facts[row][:2]
+        change_time = facts[row][2:]
+        new_ledger[file] = size_and_time + results[row] + change_time
+    if new_ledger != ledger:
+        _write_ledger(tree, new_ledger)
+    digests = [results[row][0] for row in range(len(facts))]
+    reasons = [results[row][1] for row in range(len(facts))]
+    return digests, reasons
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-contents-digest
 def contents_digest(digests: list[str | None]) -> bytes:
-    """Return the SHA-256 (32 bytes) over the digests of all files of an image folder."""
+    """Hash the digests of all files of an image folder to 32 bytes of SHA-256."""
     return hashlib.sha256(json.dumps(digests).encode()).digest()
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-cache-key
 def tree_state(tree: ImageTree) -> str:
-    """Digest of all paths, sizes and modification times of an image folder, and of the versions of
-    what decodes and resizes."""
+    """Hash all paths, sizes and modification times of an image folder, and the versions of the code
+    that decodes and resizes."""
     facts = [facts[:2] for facts in file_facts(tree)]  # `chmod` makes no other image
     return short_digest(_DECODER, PIL.__version__, tree.flat, facts)
 
 
 def pixel_maker() -> str:
-    """Return a digest of the code that makes the pixels of a cache from an image."""
+    """Hash the code that makes the pixels of a cache from an image."""
     return short_digest(PIL.__version__, code_digest(decode.__module__))
 
 
-def _of_size(tree: ImageTree, resolution: int, how: str) -> str:
-    """What the names of caches at a resolution, resized with an interpolation, begin with."""
-    return f"{cache_stem(tree)}-{resolution}{how if how != 'bilinear' else ''}"
+def _of_size(tree: ImageTree, resolution: int, interpolation: str) -> str:
+    """Return the beginning of the names of caches at a resolution, resized with an
+    interpolation."""
+    suffix = "" if interpolation == "bilinear" else interpolation
+    return f"{cache_stem(tree)}-{resolution}{suffix}"
 
 
 def cache_file(tree: ImageTree, resolution: int, how: str = "bilinear") -> Path:
-    """The path of the cache for an image folder in its present state."""
+    """Return the path of the cache for an image folder in its present state.
+
+    Args:
+        tree: the image folder.
+        resolution: pixels a side.
+        how: interpolation.
+    """
     name = f"{_of_size(tree, resolution, how)}-{tree_state(tree)}-{pixel_maker()}.u8"
     return cache_root(tree) / name
 
@@ -231,7 +301,7 @@ _ELSEWHERE = "HMOE_CACHE=<a folder with free space>, or source=files, which need
 
 
 def changed_meanwhile(name: str, during: str) -> HmoeError:
-    """The error for files of the data set `name` that changed `during` something."""
+    """Return the error for files of the data set `name` that changed `during` something."""
     cause = f"{name}: its files changed while {during}."
     return HmoeError(cause, fix="try again when nothing writes there.")
 
@@ -243,15 +313,16 @@ def _changed(tree: ImageTree) -> HmoeError:
 def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
     """Decode and resize every image into the file `target`; unreadable ones are black."""
     part = target.with_name(f".{cache_stem(tree)}.part")
-    writer = RowWriter(target, math.prod(shape[1:]), shape[0], part)
+    writer = RowWriter(target, row_size=math.prod(shape[1:]), rows=shape[0], part=part)
+    resolution = shape[1]
 
-    def keep(row, image):
-        writer.write(row, np.asarray(square(image, shape[1], how)).tobytes())
+    def write_image(row, image):
+        writer.write(row, np.asarray(square(image, resolution, how)).tobytes())
 
     try:
         writer.begin()
-        digests, _ = examine(tree, None, on_progress, keep)
-        if cache_file(tree, shape[1], how) != target:
+        digests, _ = examine(tree, on_progress=on_progress, visit=write_image)
+        if cache_file(tree, resolution, how) != target:
             raise _changed(tree)
         writer.finish(contents_digest(digests))
     except OSError as error:
@@ -267,21 +338,34 @@ def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
 def _make_room(tree: ImageTree, of_tree: str, need: int):
     """Remove caches of earlier states of an image folder, and if less than `need` bytes are free,
     all at this resolution."""
-    folder, state = cache_root(tree), tree_state(tree)
+    folder = cache_root(tree)
+    state = tree_state(tree)
     for old in folder.glob(f"{of_tree}-*.u8"):
         if f"-{state}" not in old.name or shutil.disk_usage(folder).free < need:
             remove_if_unused(old)
 
 
 def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "bilinear") -> Rows:
-    """Images of a folder at `resolution`, resized as `how` says, as bytes (N, R, R, 3) in flat
-    order, mapped from a file, which is built if it does not exist, or is of other contents; images
-    that cannot be decoded are black. `HmoeError` for a full disk or a folder that is not
-    writable."""
-    path, shape = cache_file(tree, resolution, how), (len(tree), resolution, resolution, 3)
+    """Open the resized images of a folder, mapped from a file that is built if it does not exist,
+    or is of other contents.
+
+    Args:
+        tree: the image folder.
+        resolution: R, pixels a side.
+        on_progress: function of (done, total).
+        how: interpolation.
+
+    Returns:
+        Bytes (N, R, R, 3) in flat order; images that cannot be decoded are black.
+
+    Raises:
+        HmoeError: for a full disk or a folder that is not writable.
+    """
+    path = cache_file(tree, resolution, how)
+    shape = (len(tree), resolution, resolution, 3)
     of_tree = _of_size(tree, resolution, how)
 
-    def finished():
+    def open_file():
         if open_rows(path, np.uint8, shape) is None:
             return None
         contents = contents_digest(examine(tree, on_progress=on_progress)[0])
@@ -291,7 +375,7 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "b
         _make_room(tree, of_tree, math.prod(shape))
         _build(tree, path, shape, how, on_progress)
 
-    rows = build_once(path.parent / f".{of_tree}.lock", _ELSEWHERE, finished, build)
+    rows = build_once(path.parent / f".{of_tree}.lock", _ELSEWHERE, open_file, build)
     if rows is None:
         raise _changed(tree)
     return rows

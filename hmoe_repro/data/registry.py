@@ -112,6 +112,10 @@ def load_dataset(name: str, trial_seed: int = 0, data_dir=None):
 
     Raises:
         HmoeError: for an unknown name; it lists the valid ones.
+
+    >>> data = load_dataset("DigitDomains")
+    >>> data.domain_names
+    ['negative', 'photo', 'plain', 'sketch']
     """
     check_choice(name, DATASETS, "data set")
     seed = trial_seed if DATASETS[name].seeded else 0
@@ -468,6 +472,9 @@ def list_datasets(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
     Args:
         pattern: a shell pattern, or several, of which one must match; case is ignored.
         exclude: a pattern, or several, of which none may match.
+
+    >>> list_datasets("Colored*")
+    ['ColoredDigits', 'ColoredMNIST']
     """
     own_datasets()
     return matching_names(DATASETS, pattern, exclude)

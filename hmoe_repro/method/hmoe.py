@@ -77,6 +77,7 @@ def hmoe_losses(
     }
     if model.adversary is not None:
         reversed_codes = gating.reverse_gradient(output.v, gating.reversal_weight(progress))
+        # It predicts classes, so that codes do not tell them.
         losses["L_ad"] = F.cross_entropy(model.adversary(reversed_codes), targets)
     if domain_labels is not None:
         losses["L_d"] = gating.domain_loss(output.log_p, domain_labels)
@@ -145,7 +146,7 @@ class HMOE(nn.Module):
         (B, K)."""
         z = self.featurizer(x)
         v = self.encode(x)
-        return z, v, gating.gate_logits(v, self.embeddings, self.eps)
+        return z, v, gating.log_gate_values(v, self.embeddings, self.eps)
 
     def forward(self, x: Tensor) -> HMOEOutput:
         """Compute all quantities of the mixture, MIX included (HMOE, eq. 1)."""
@@ -165,7 +166,9 @@ class HMOE(nn.Module):
 
         Args:
             x: images.
-            mode: one of `modes`: 'mix' all experts, 'max' the best one, 'ood' the sample's own.
+            mode: one of `modes`: 'mix' all experts, 'max' the expert of the largest gate value,
+                'ood' the classifier that is generated from the sample's own code. With
+                `mix='prob'` the outputs of 'mix' are log-probabilities, the others are logits.
 
         Raises:
             HmoeError: for any other mode.
@@ -175,7 +178,7 @@ class HMOE(nn.Module):
         z, v, log_p = self.route(x)
         if mode == "max":
             return self.hypernetwork.selected_outputs(z, self.embeddings, log_p.argmax(-1))
-        return self.hypernetwork.own_outputs(z, v)
+        return self.hypernetwork.outputs_from_codes(z, v)
 
     def predict_modes(self, x: Tensor) -> dict[str, Tensor]:
         """Compute outputs (B, C) of all modes from one forward pass."""
@@ -183,7 +186,7 @@ class HMOE(nn.Module):
         top = out.experts[torch.arange(len(out.p), device=out.p.device), out.log_p.argmax(-1)]
         modes = {"mix": out.y, "max": top}
         if "ood" in self.modes:
-            modes["ood"] = self.hypernetwork.own_outputs(out.z, out.v)
+            modes["ood"] = self.hypernetwork.outputs_from_codes(out.z, out.v)
         return modes
 
     losses = hmoe_losses
@@ -202,21 +205,24 @@ def total_loss(losses: dict, weights: dict, progress: float = 1.0, ramp: float =
     Raises:
         HmoeError: if a weight other than 0 has no loss, or all are 0.
     """
-    given = {}
+    weight_of = {}
     for name, weight in weights.items():
         if name.startswith("lambda_") and weight != 0:
-            given[name.replace("lambda_", "L_")] = weight
-    missing = sorted(given.keys() - losses.keys())
+            weight_of[name.replace("lambda_", "L_")] = weight
+    missing = sorted(weight_of.keys() - losses.keys())
     if missing:
         raise HmoeError(
             f"a weight is set for {', '.join(missing)}, but the losses are {', '.join(losses)}.",
             fix="set that weight to 0, or give the model what the loss needs "
             "(domain labels for L_d, adversarial_classes for L_ad).",
         )
-    if not given:
+    if not weight_of:
         raise HmoeError(
             "all loss weights are 0, so nothing would be learnt.", fix="set lambda_y=1."
         )
-    if "L_en" in given:
-        given["L_en"] *= gating.entropy_weight(progress, ramp)
-    return sum(weight * losses[name] for name, weight in given.items() if weight)
+    if "L_en" in weight_of:
+        weight_of["L_en"] *= gating.entropy_weight(progress, ramp)
+    terms = [weight * losses[name] for name, weight in weight_of.items() if weight != 0]
+    if not terms:  # the entropy alone, before its weight rises
+        return 0 * losses["L_en"]
+    return sum(terms)

@@ -206,7 +206,7 @@ class HyperNetwork(nn.Module):
         groups, position = group_by_expert(z, index, len(e))
         return classify(self(e), groups, self.slices)[index, position]
 
-    def own_outputs(self, z: Tensor, v: Tensor) -> Tensor:
+    def outputs_from_codes(self, z: Tensor, v: Tensor) -> Tensor:
         """Compute the output of each sample's own classifier f_h(v): z (B, F), v (B, D) ->
         (B, C)."""
         return classify_own(self.head, self.body(v), z, self.slices)
@@ -215,7 +215,7 @@ class HyperNetwork(nn.Module):
 class IndependentExperts(HyperNetwork):
     """K classifiers with separate weights, which begin as those that a hypernetwork generates.
 
-    There are no `own_outputs`.
+    There are no `outputs_from_codes`.
 
     Args:
         hypernetwork: generates the first weights.

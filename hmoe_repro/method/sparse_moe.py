@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROUTERS', 'LinearRouter', 'CosineRouter', 'Choice', 'choose', 'capacity_of', 'apply_capacity', 'squared_variation',
            'importance_loss', 'load_loss', 'balance_loss', 'product_loss', 'Experts', 'Traffic', 'plan_traffic',
-           'Scatter', 'Gather', 'dispatch', 'AddAuxLoss', 'SparseMoE', 'check_settings']
+           'TokensToRows', 'RowsToTokens', 'dispatch', 'AddAuxLoss', 'SparseMoE', 'check_settings']
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #imports-export
 import math
@@ -39,21 +39,21 @@ class CosineRouter(nn.Module):
     """
 
     temperature = 0.5  # at the start; it is learned
-    lowest = 0.01  # temperature that learning cannot go below
+    lowest_temperature = 0.01  # temperature that learning cannot go below
 
     def __init__(self, dim: int, num_experts: int, projection: int = 256):
         super().__init__()
         self.projector = nn.Linear(dim, projection)
         self.directions = nn.Parameter(torch.randn(projection, num_experts) * 0.01)
         self.log_scale = nn.Parameter(torch.tensor([math.log(1 / self.temperature)]))
-        self.highest = math.log(1 / self.lowest)
+        self.highest_log_scale = math.log(1 / self.lowest_temperature)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits (n, E) of tokens x (n, D)."""
         a = F.linear(x, self.projector.weight.to(x.dtype), self.projector.bias.to(x.dtype))
         lengths = a.norm(dim=1, keepdim=True).clamp(min=1e-12)
         cosines = a @ F.normalize(self.directions.to(x.dtype), dim=0) / lengths
-        return cosines * self.log_scale.to(x.dtype).clamp(max=self.highest).exp()
+        return cosines * self.log_scale.to(x.dtype).clamp(max=self.highest_log_scale).exp()
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-choose
 class Choice(NamedTuple):
@@ -62,7 +62,7 @@ class Choice(NamedTuple):
     experts: Tensor  # (n, k) integers
     weights: Tensor  # (n, k), differentiable
     logits: Tensor  # (n, k): the chosen experts' logits, noise included
-    best: Tensor | None = None  # (n,): the largest score, not normalised: the token's priority
+    priority: Tensor | None = None  # (n,): the token's largest softmax score, before rescaling
 
 
 def choose(logits: Tensor, k: int = 1) -> Choice:
@@ -72,10 +72,10 @@ def choose(logits: Tensor, k: int = 1) -> Choice:
     """
     scores = logits.softmax(-1)
     weights, experts = scores.topk(k, dim=-1)
-    best = weights[:, 0].detach()
-    if k > 1:
+    priority = weights[:, 0].detach()
+    if k > 1:  # a single weight would become 1, without a gradient to the router
         weights = weights / weights.sum(-1, keepdim=True)
-    return Choice(experts, weights, logits.gather(-1, experts), best)
+    return Choice(experts, weights, logits.gather(-1, experts), priority)
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-capacity
 def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
@@ -119,13 +119,14 @@ def apply_capacity(
         A boolean mask (n, k).
     """
     n, k = choice.experts.shape
-    rank = torch.arange(n, device=choice.experts.device)
+    order = torch.arange(n, device=choice.experts.device)
     if by_score:
-        rank = choice.best.argsort(descending=True, stable=True)
-    queue = choice.experts[rank].T.flatten()  # first choices in their order, then second ones
-    before = F.one_hot(queue, num_experts).cumsum(0).gather(1, queue[:, None])[:, 0] - 1
+        order = choice.priority.argsort(descending=True, stable=True)
+    queue = choice.experts[order].T.flatten()  # first choices in this order, then second ones
+    wanted_so_far = F.one_hot(queue, num_experts).cumsum(0)  # by each expert, this choice included
+    num_earlier = wanted_so_far.gather(1, queue[:, None])[:, 0] - 1
     kept = torch.empty(k, n, dtype=torch.bool, device=queue.device)
-    kept[:, rank] = (before < capacity).view(k, n)
+    kept[:, order] = (num_earlier < capacity).view(k, n)  # back in the order of the batch
     return kept.T
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-variation
@@ -152,7 +153,8 @@ def load_loss(logits: Tensor, choice: Choice, noise: float = 1.0) -> Tensor:
         noise: standard deviation of the noise, times E.
     """
     spread = noise / logits.shape[-1]
-    margin = logits.softmax(-1) - choice.logits[:, -1:]
+    threshold = choice.logits[:, -1:]  # a logit that a probability is compared with, as in Tutel
+    margin = logits.softmax(-1) - threshold
     chance = torch.special.ndtr(margin / spread)
     return squared_variation(chance.sum(0))
 
@@ -229,12 +231,12 @@ class Experts(nn.Module):
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-traffic
 class Traffic(NamedTuple):
-    """Order in which the choices are sorted by expert, and how to undo it."""
+    """Order of the m rows that experts compute: the choices that are kept, sorted by expert."""
 
-    choices: Tensor  # (m,): which of the n * k choices each sorted row is; m are kept
-    rows: Tensor  # (m,): its token
-    places: Tensor  # (n, k): sorted row of each choice; m where it was dropped
-    loads: list[int]  # rows of each expert, in order
+    choice_of_row: Tensor  # (m,): index among the n * k choices
+    token_of_row: Tensor  # (m,): index among the n tokens
+    row_of_choice: Tensor  # (n, k): index among the rows; m for a dropped choice
+    rows_per_expert: list[int]  # E numbers, of sum m
 
 
 def plan_traffic(choice: Choice, num_experts: int, kept: Tensor | None = None) -> Traffic:
@@ -250,48 +252,56 @@ def plan_traffic(choice: Choice, num_experts: int, kept: Tensor | None = None) -
     if kept is not None:
         wanted = wanted.masked_fill(~kept.flatten(), num_experts)  # sorted behind all others
     order = wanted.argsort(stable=True)
-    loads = torch.bincount(wanted, minlength=num_experts)[:num_experts].tolist()
-    places = torch.empty_like(order)
-    places[order] = torch.arange(n * k, device=order.device)
-    m = sum(loads)
-    return Traffic(order[:m], order[:m] // k, places.clamp(max=m).view(n, k), loads)
+    rows_per_expert = torch.bincount(wanted, minlength=num_experts)[:num_experts].tolist()
+    row_of_choice = torch.empty_like(order)
+    row_of_choice[order] = torch.arange(n * k, device=order.device)
+    m = sum(rows_per_expert)
+    return Traffic(
+        choice_of_row=order[:m],
+        token_of_row=order[:m] // k,
+        row_of_choice=row_of_choice.clamp(max=m).view(n, k),
+        rows_per_expert=rows_per_expert,
+    )
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-send-collect
-def _gathered(sorted_rows: Tensor, places: Tensor) -> Tensor:
-    """Sum over each token's k places of the sorted rows (m, D); a place m counts as zero."""
-    n, k = places.shape
-    if len(sorted_rows) < n * k:  # tokens were dropped
-        sorted_rows = torch.cat([sorted_rows, sorted_rows.new_zeros(1, sorted_rows.shape[1])])
-    rows = sorted_rows.index_select(0, places.flatten())
-    return rows if k == 1 else rows.view(n, k, -1).sum(1)
+def _sum_per_token(rows: Tensor, row_of_choice: Tensor) -> Tensor:
+    """Sum the rows (m, D) of each token's k choices, (n, D); a dropped choice adds zero."""
+    n, k = row_of_choice.shape
+    if len(rows) < n * k:  # choices were dropped: index m is a row of zeros
+        rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+    chosen = rows.index_select(0, row_of_choice.flatten())
+    return chosen if k == 1 else chosen.view(n, k, -1).sum(1)
 
 
-class Scatter(torch.autograd.Function):
-    """Copy of tokens (n, D) into sorted rows (m, D)."""
+class TokensToRows(torch.autograd.Function):
+    """Copy of tokens (n, D) into the rows (m, D) of their experts.
 
-    @staticmethod
-    def forward(ctx, x, rows, places):
-        ctx.save_for_backward(places)
-        return x.index_select(0, rows)
+    Its gradient is `_sum_per_token`, which needs no atomic additions, unlike PyTorch's own.
+    """
 
     @staticmethod
-    def backward(ctx, grad):
-        (places,) = ctx.saved_tensors
-        return _gathered(grad, places), None, None
-
-
-class Gather(torch.autograd.Function):
-    """Sum of sorted rows (m, D) per token, (n, D)."""
-
-    @staticmethod
-    def forward(ctx, sorted_rows, rows, places):
-        ctx.save_for_backward(rows)
-        return _gathered(sorted_rows, places)
+    def forward(ctx, x, token_of_row, row_of_choice):
+        ctx.save_for_backward(row_of_choice)
+        return x.index_select(0, token_of_row)
 
     @staticmethod
     def backward(ctx, grad):
-        (rows,) = ctx.saved_tensors
-        return grad.index_select(0, rows), None, None
+        (row_of_choice,) = ctx.saved_tensors
+        return _sum_per_token(grad, row_of_choice), None, None
+
+
+class RowsToTokens(torch.autograd.Function):
+    """Sum of the rows (m, D) of each token, (n, D)."""
+
+    @staticmethod
+    def forward(ctx, rows, token_of_row, row_of_choice):
+        ctx.save_for_backward(token_of_row)
+        return _sum_per_token(rows, row_of_choice)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (token_of_row,) = ctx.saved_tensors
+        return grad.index_select(0, token_of_row), None, None
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-dispatch
 def dispatch(x: Tensor, experts: Experts, choice: Choice, kept: Tensor | None = None) -> Tensor:
@@ -307,17 +317,21 @@ def dispatch(x: Tensor, experts: Experts, choice: Choice, kept: Tensor | None = 
         Outputs (n, D).
     """
     traffic = plan_traffic(choice, len(experts), kept)
-    arrived = Scatter.apply(x, traffic.rows, traffic.places).split(traffic.loads)
-    outputs = experts.each(arrived)
+    rows = TokensToRows.apply(x, traffic.token_of_row, traffic.row_of_choice)
+    outputs = experts.each(rows.split(traffic.rows_per_expert))
     if not outputs:
         return torch.zeros_like(x)
-    weights = choice.weights.flatten()[traffic.choices].to(outputs[0].dtype)
+    weights = choice.weights.flatten()[traffic.choice_of_row].to(outputs[0].dtype)
     weighted = torch.cat(outputs) * weights[:, None]
-    return Gather.apply(weighted, traffic.rows, traffic.places)
+    return RowsToTokens.apply(weighted, traffic.token_of_row, traffic.row_of_choice)
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-carry
 class AddAuxLoss(torch.autograd.Function):
-    """Copy of y whose backward pass adds the gradient of weight * loss."""
+    """Copy of y whose backward pass adds the gradient of weight * loss.
+
+    That gradient does not depend on the gradient of y: a factor on the total loss, as a gradient
+    scaler's, does not change it.
+    """
 
     @staticmethod
     def forward(ctx, y, loss, weight):
@@ -349,7 +363,7 @@ class SparseMoE(nn.Module):
         k: int = 1,
         router: str = "cosine",
         capacity_factor: float = 1.5,  # while training; 0: dropless
-        evaluation: str = "dropless",  # or 'capacity': the same limit in evaluation, as released
+        evaluation: str = "dropless",  # or 'capacity': the limit of training, as in GMoE's code
         gate_noise: float = 1.0,  # standard deviation, divided by the number of experts
         by_score: bool = True,  # batch-prioritised routing
         dropout: float = 0.1,

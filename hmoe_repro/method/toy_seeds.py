@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import HmoeError, plural
-from .gating import entropy_loss, gate_logits, load_balance_loss
+from .gating import entropy_loss, load_balance_loss, log_gate_values
 from .hmoe import HMOE, HMOE_MODES, HMOEOutput, mix_outputs, total_loss
 from .hypernetwork import classify
 from .toy import sine_intervals
@@ -84,7 +84,7 @@ def stacked_forward(views: dict[str, Tensor], x: Tensor, model: HMOE) -> HMOEOut
     z = stacked_mlp(views, "featurizer", x)
     v = stacked_mlp(views, "encoder", x)
     theta = stacked_mlp(views, "hypernetwork", e)
-    log_p = gate_logits(v, e, model.eps)
+    log_p = log_gate_values(v, e, model.eps)
     experts = classify(theta, z.unsqueeze(1), model.hypernetwork.slices).transpose(1, 2)
     return HMOEOutput(
         z=z, v=v, log_p=log_p, p=log_p.exp(), experts=experts, y=mix_outputs(experts, log_p)

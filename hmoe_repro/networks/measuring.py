@@ -23,7 +23,7 @@ THUMBNAIL = 64  # pixels a side, at most
 
 
 def _thumbnails(pictures: torch.Tensor) -> torch.Tensor:
-    """Pictures (n, C, H, W) as bytes, at most `THUMBNAIL` pixels wide."""
+    """Shrink pictures (n, C, H, W) to at most `THUMBNAIL` pixels a side, as bytes."""
     if pictures.shape[-1] > THUMBNAIL:
         small = F.interpolate(pictures.float(), THUMBNAIL, mode="bilinear", antialias=True)
         pictures = small.round().clamp(0, 255).to(torch.uint8)
@@ -31,8 +31,21 @@ def _thumbnails(pictures: torch.Tensor) -> torch.Tensor:
 
 
 def in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of at most `count` images, taken from the classes (n,) in turn."""
-    seen, turns, labels = Counter(), [], classes.tolist()
+    """Choose at most `count` images, from the classes in turn.
+
+    Args:
+        classes: class of each image (n,).
+        count: images to choose.
+
+    Returns:
+        Positions of the chosen images (min(n, count),), sorted.
+
+    >>> in_turns(torch.tensor([0, 0, 0, 1, 2]), 3)
+    tensor([0, 3, 4])
+    """
+    seen = Counter()
+    turns = []
+    labels = classes.tolist()
     for label in labels:
         turns.append(seen[label])
         seen[label] += 1
@@ -41,11 +54,20 @@ def in_turns(classes: torch.Tensor, count: int) -> torch.Tensor:
 # %% ../../nbs/03_networks/13_measuring.ipynb #def-trained-run
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained algorithm and the images of its run: what a `Measurement` is given.
+    """A trained algorithm and the images of its run, the argument of a `Measurement`.
 
-    `splits`: domain -> name of a split ('in', 'out', 'test') -> indices of its images. `step`: the
-    last update, from 0. `checkpoints`: those of the record. `measure`: what the run was asked to
-    measure, '' for nothing. `batch_size`: images of a batch at evaluation.
+    Args:
+        algorithm: the algorithm, with the weights after the last update.
+        data: the data set of the run.
+        splits: domain -> name of a split ('in', 'out', 'test') -> indices of its images.
+        domains: training domains.
+        test_domains: held-out domains.
+        step: the last update, from 0.
+        checkpoints: those of the record.
+        measure: option of the run that names a further measurement; '' for none.
+        precision: in which the algorithm computes.
+        device: on which it computes.
+        batch_size: images of a batch at evaluation.
     """
 
     algorithm: torch.nn.Module
@@ -61,48 +83,81 @@ class TrainedRun:
     batch_size: int = 64
 
     def batches(self, domains, split: str, limit: int | None = None, size: int = 512):
-        """Yield the images of a split of some domains, in order: the domain's position, indices
-        (b,), inputs (b, C, H, W) and labels (b,) of at most `size` images. With `limit`, at most
-        so many images in all, evenly from each domain."""
+        """Yield the images of a split of some domains, in order.
+
+        Args:
+            domains: names of domains.
+            split: 'in', 'out' or 'test'.
+            limit: images in all, at most, evenly from each domain; None: all.
+            size: images of a batch, at most.
+
+        Yields:
+            The domain's position in the data set, indices (b,), inputs (b, C, H, W) and labels
+            (b,).
+        """
         each = None if limit is None else limit // len(domains)
         for domain in domains:
             position = self.data.domain_index(domain)
-            for chosen in self.splits[domain][split][:each].split(size):
-                x = self.data.inputs(position, chosen, self.device)
-                yield position, chosen, x, self.data.labels[position][chosen].to(self.device)
+            for indices in self.splits[domain][split][:each].split(size):
+                x = self.data.inputs(position, indices, self.device)
+                y = self.data.labels[position][indices].to(self.device)
+                yield position, indices, x, y
 
     @torch.no_grad()
     def collect(self, domains, split: str, limit: int | None, compute) -> dict[str, torch.Tensor]:
-        """Gather what `compute(x)` returns of images, name -> (N, ...), and their `domain` indices,
-        `class` and known factors (N,); images as in `batches`."""
+        """Compute quantities of the images of a split of some domains.
+
+        Args:
+            domains: names of domains.
+            split: 'in', 'out' or 'test'.
+            limit: as in `batches`.
+            compute: function of inputs (b, C, H, W) that returns name -> (b, ...).
+
+        Returns:
+            Name -> (N, ...) of the computed quantities, and for each image (N,) its `domain` index,
+            its `class` and its known factors.
+        """
         parts = defaultdict(list)
-        for position, chosen, x, y in self.batches(domains, split, limit):
-            known = {"domain": torch.full((len(chosen),), position), "class": y}
-            known |= {name: values[position][chosen] for name, values in self.data.factors.items()}
+        for position, indices, x, y in self.batches(domains, split, limit):
+            known = {"domain": torch.full((len(indices),), position), "class": y}
+            for name, values in self.data.factors.items():
+                known[name] = values[position][indices]
             for name, values in (compute(x) | known).items():
                 parts[name].append(values.cpu())
         return {name: torch.cat(values) for name, values in parts.items()}
 
     def panel(self, split_of: dict[str, str], count: int, domain, classes=None) -> tuple:
-        """Pictures (n, C, H, W) of at most `count` images, evenly from the domains of `split_of`,
-        as bytes and at most `THUMBNAIL` wide; and their rows (n,) among images of these splits
-        whose domain indices (N,) are given: the first of each domain, or those of its `classes` in
-        turn."""
-        images, rows, each = [], [], count // len(split_of)
+        """Choose small pictures of images whose domain indices are given.
+
+        Args:
+            split_of: domain -> name of the split whose images are given.
+            count: pictures, at most, evenly from the domains.
+            domain: domain indices (N,) of the given images, in the order of the splits.
+            classes: their classes (N,), from which pictures are chosen in turn; None: the first
+                pictures of each domain.
+
+        Returns:
+            The pictures (n, C, H, W), bytes of at most `THUMBNAIL` pixels a side, and their rows
+            (n,) among the N images.
+        """
+        images = []
+        rows = []
+        each = count // len(split_of)
         for name, split in split_of.items():
             position = self.data.domain_index(name)
-            mine = (domain == position).nonzero().flatten()
-            chosen = torch.arange(len(mine))[:each]
+            rows_of_domain = (domain == position).nonzero().flatten()
+            chosen = torch.arange(len(rows_of_domain))[:each]
             if classes is not None:
-                chosen = in_turns(classes[mine], each)
-            found = self.splits[name][split][chosen]
-            images.append(_thumbnails(self.data.pictures(position, found)))
-            rows.append(mine[chosen])
+                chosen = in_turns(classes[rows_of_domain], each)
+            indices = self.splits[name][split][chosen]
+            images.append(_thumbnails(self.data.pictures(position, indices)))
+            rows.append(rows_of_domain[chosen])
         return torch.cat(images), torch.cat(rows)
 
     @contextlib.contextmanager
     def evaluated(self):
-        """The algorithm in evaluation mode and not compiled, so that hooks are called."""
+        """Context manager: the algorithm in evaluation mode and not compiled, so that hooks are
+        called."""
         algorithm = self.algorithm.eval()
         set_precision(algorithm, self.precision.removesuffix("-compile"))
         try:
@@ -117,12 +172,14 @@ def _always(algorithm) -> bool:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run records of its trained algorithm besides accuracies.
+    """A field of the record that is measured after training, besides accuracies.
 
-    `name`: its field in the record, a Python identifier that no other measurement of the algorithm
-    has. `measure(run: TrainedRun)` returns scores for that field (a dictionary that JSON can hold)
-    and arrays (name -> tensor) for the file next to the record. `applies(algorithm)`: can it be
-    taken of this instance? `keeps_weights`: the run keeps its last weights, too.
+    Args:
+        name: of the field, a Python identifier that no other measurement of the algorithm has.
+        measure: function of a `TrainedRun` that returns scores for that field (a dictionary that
+            JSON can hold) and arrays (name -> tensor) for the file next to the record.
+        applies: function of an algorithm: whether it can be measured.
+        keeps_weights: whether the run also keeps its last weights.
     """
 
     name: str
@@ -134,13 +191,23 @@ class Measurement:
 def for_disk(
     arrays: dict[str, torch.Tensor], integers: torch.dtype = torch.int16
 ) -> dict[str, torch.Tensor]:
-    """Arrays in half precision, and those of whole numbers as `integers`, or in 16 bits if
-    `integers` is too short for them."""
-    kept = {}
+    """Convert arrays to the types in which they are stored.
+
+    Args:
+        arrays: name -> tensor.
+        integers: type of whole numbers; those that do not fit are stored as int16.
+
+    Returns:
+        name -> contiguous tensor, floats in half precision.
+
+    >>> for_disk({"codes": torch.ones(2), "domain": torch.tensor([0, 1])})
+    {'codes': tensor([1., 1.], dtype=torch.float16), 'domain': tensor([0, 1], dtype=torch.int16)}
+    """
+    stored = {}
     for name, array in arrays.items():
-        kind = torch.float16
+        dtype = torch.float16
         if not array.is_floating_point():
             fits = int(array.max()) <= torch.iinfo(integers).max
-            kind = integers if fits else torch.int16
-        kept[name] = array.to(kind).contiguous()
-    return kept
+            dtype = integers if fits else torch.int16
+        stored[name] = array.to(dtype).contiguous()
+    return stored

@@ -112,6 +112,9 @@ def list_networks(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
     Args:
         pattern: a shell pattern, or several, of which one must match; case is ignored.
         exclude: a pattern, or several, of which none may match.
+
+    >>> list_networks("resnet*")
+    ['resnet18', 'resnet50']
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     names = [name for name in NETWORKS if not name.endswith(backbones.IN_TIMM)]

@@ -18,7 +18,7 @@ from ..analysis.claims import claim_frames, evaluate_claim, read_claims
 from ..analysis.results import records_of, run_hparams, runs, settings_of
 from ..core.files import figures_dir
 from .gallery import facts_of
-from .provenance import listed
+from .provenance import value_list
 from .render import files_of
 from ..training.store import outcome, repeats
 
@@ -125,7 +125,7 @@ def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
     parts, facts = [], ["determinism", "device_name"]
     facts += [name[12:] for name in fresh if name.startswith("environment.versions.")]
     for fact in [*facts, "library"]:
-        new, old = (listed(side, f"environment.{fact}", "") for side in (fresh, published))
+        new, old = (value_list(side, f"environment.{fact}", "") for side in (fresh, published))
         explained = fact == "library" and parts  # what nothing else explains
         if new and old and new != old and not explained:
             name = fact.removeprefix("versions.").replace("device_name", "on")

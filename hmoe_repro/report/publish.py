@@ -12,7 +12,7 @@ from ..analysis.results import results
 from ..core.errors import HmoeError, plural, public
 from ..core.files import results_dir, write_atomic
 from ..studies.studies import runs_with_arrays, study_configs
-from ..studies.study_file import WITHOUT_IMAGES, kept_file, read_study
+from ..studies.study_file import WITHOUT_IMAGES, read_study, study_file_copy
 from ..training.store import RunStore, publish_study
 
 # %% ../../nbs/08_report/06_publish.ipynb #def-write-studies
@@ -48,7 +48,7 @@ def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[
             run_ids[named] = _complete(study.name, run_ids[named], store)
         arrays = runs_with_arrays(named)
         without = "panel_" if study.name in WITHOUT_IMAGES else None
-        kept, given = kept_file(study, results_dir()), (study.name, run_ids[named])
+        kept, given = study_file_copy(study, results_dir()), (study.name, run_ids[named])
         path = publish_study(*given, store, results_dir(), arrays, without=without)
         written[path] = len(run_ids[named])
         for path, text in kept.items():

@@ -18,7 +18,7 @@ from ..core.errors import HmoeError, check_choice, public
 from ..core.files import figures_dir, results_dir, runs_dir
 from ..core.progress import Progress
 from .gallery import gallery
-from .render import KEPT, render
+from .render import DEFAULT_FORMATS, render
 from .warm_kernels import warm_kernels
 from ..studies.artefacts import ARTEFACTS
 from ..studies.study_file import PROFILES
@@ -65,7 +65,7 @@ def render_pages(
     output,
     store: str = "",
     say=print,
-    formats=KEPT,
+    formats=DEFAULT_FORMATS,
     meanwhile=lambda progress: None,
 ):
     """Render pages, (profile, artefact), into `output` in the `formats` of `render`, and the

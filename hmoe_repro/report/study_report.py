@@ -17,11 +17,11 @@ from ..analysis.tables import accuracy_table
 from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..data.image_folder import listed
-from .render import KEPT, render
+from .render import DEFAULT_FORMATS, render
 from ..studies.filters import filter_runs
-from ..studies.search import choose, hparams_note, not_held_out, tables_of
+from ..studies.search import hparams_note, not_held_out, select_by_rule, split_into_tables
 from ..studies.studies import study_configs
-from ..studies.study_file import STUDIES, Study, kept_file, read_study
+from ..studies.study_file import STUDIES, Study, read_study, study_file_copy
 from ..training.run_config import TOY
 from ..training.store import RunStore, summary_of, write_study
 
@@ -34,9 +34,9 @@ def selected_tables(
     each, title -> why there is none, and the chosen runs and checkpoints of all tables. `HmoeError`
     where there is none."""
     tables, refused, parts = [], {}, []
-    for title, mine in tables_of(records) or [("", [])]:
+    for title, mine in split_into_tables(records) or [("", [])]:
         try:
-            chosen, missing = choose(mine, rule, n_hparams)
+            chosen, missing = select_by_rule(mine, rule, n_hparams)
         except HmoeError as error:
             refused[title] = error
             continue
@@ -63,7 +63,7 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
     study, store = read_study(study), store or RunStore()
     records, missing = [], []
     for config in study_configs(study):
-        record = store.known(config.run_id)
+        record = store.read_or_warn(config.run_id)
         if record is None:
             missing.append(f"{config} (run {config.run_id})")
         else:
@@ -121,17 +121,19 @@ def absent_notes(
 
 # %% ../../nbs/08_report/11_study_report.ipynb #def-report-study
 @public(study=Place | Study, output=Place, formats=Sequence[str])
-def report_study(study, store: RunStore | None = None, output="reports", formats=KEPT) -> Path:
-    """Write the page of a study, given by name or path, from the runs in `store` (the runs folder):
+def report_study(
+    study, store: RunStore | None = None, output="reports", formats=DEFAULT_FORMATS
+) -> Path:
+    """Write the page of a study, given by name or path, from the runs in `store`:
     `<output>/<study>/study.ipynb` with its tables and pictures, and the records next to that
-    folder. Returns the page. Raises `HmoeError` as `collect_study` and `kept_file` do, and for the
+    folder. Returns the page. `HmoeError` as `collect_study` and `study_file_copy`, and for the
     toy."""
     study = read_study(study)
     if any(TOY in runs.datasets for runs in study.runs):
         raise HmoeError("the toy has a page of its own.", fix="hmoe reproduce hmoe_fig3.")
     records, missing = collect_study(study, store)
     folder = ensure_writable(expanded(output).absolute())
-    kept = kept_file(study, folder)
+    kept = study_file_copy(study, folder)
     write_study(folder / f"{study.name}.jsonl", records)
     for path, text in kept.items():
         write_atomic(path, text)

@@ -20,12 +20,51 @@ _DEEPEST = 100  # levels of a tree
 _NODES = {dict: "dict", OrderedDict: "dict", list: "list", tuple: "tuple"}
 
 
-def take_apart(state, tensors: "dict[str, torch.Tensor]", place: str = "state", level: int = 0):
-    """The tree of `state` as plain JSON; its tensors are added to `tensors`, by number.
+def _node_kind(state, location: str, level: int) -> str:
+    """Return 'dict', 'list' or 'tuple' for a value that has others inside.
 
-    A dictionary is `{"dict": [[key, value], ...]}`, a list `{"list": [...]}`, a tuple
+    Raises:
+        HmoeError: naming the location, for any other type, for keys that are no plain values, and
+            for too many levels.
+    """
+    import torch
+
+    kind = "tuple" if type(state) is torch.Size else _NODES.get(type(state))
+    has_plain_keys = kind != "dict" or all(isinstance(key, _PLAIN) for key in state)
+    problem = ""
+    if kind is None:
+        problem = type(state).__name__
+    elif level > _DEEPEST or not has_plain_keys:
+        problem = f"{kind} of other keys, or too deep,"
+    if problem:
+        raise HmoeError(
+            f"{location} is a {problem} which a checkpoint cannot hold.",
+            fix="keep tensors, numbers and texts in dictionaries, lists and tuples.",
+        )
+    return kind
+
+
+def take_apart(state, tensors: "dict[str, torch.Tensor]", location: str = "state", level: int = 0):
+    """Convert a tree of values to plain JSON, and collect its tensors.
+
+    A dictionary becomes `{"dict": [[key, value], ...]}`, a list `{"list": [...]}`, a tuple
     `{"tuple": [...]}`, and a tensor `{"tensor": number}`; other values stand for themselves.
-    Raises `HmoeError`, naming the place, for any other type and for more than 100 levels."""
+
+    Args:
+        state: dictionaries, lists, tuples, numbers, texts, None and tensors.
+        tensors: name -> tensor, which receives the tensors of the tree.
+        location: name of the value in error messages.
+        level: number of values around this one.
+
+    Returns:
+        The plain JSON.
+
+    Raises:
+        HmoeError: naming the location, for any other type and for more than 100 levels.
+
+    >>> take_apart({"step": 3, "betas": (0.9, 0.999)}, tensors={})
+    {'dict': [['step', 3], ['betas', {'tuple': [0.9, 0.999]}]]}
+    """
     import torch
 
     if isinstance(state, _PLAIN):
@@ -34,30 +73,32 @@ def take_apart(state, tensors: "dict[str, torch.Tensor]", place: str = "state", 
         name = str(len(tensors))
         tensors[name] = state
         return {"tensor": name}
-    kind = "tuple" if type(state) is torch.Size else _NODES.get(type(state))
-    keys = state if kind == "dict" else ()
-    if kind is None or level > _DEEPEST or not all(isinstance(key, _PLAIN) for key in keys):
-        what = type(state).__name__ if kind is None else f"{kind} of other keys, or too deep,"
-        raise HmoeError(
-            f"{place} is a {what} which a checkpoint cannot hold.",
-            fix="keep tensors, numbers and texts in dictionaries, lists and tuples.",
-        )
+    kind = _node_kind(state, location, level)
+    children = []
     if kind == "dict":
-        inside = [
-            [key, take_apart(value, tensors, f"{place}[{key!r}]", level + 1)]
-            for key, value in state.items()
-        ]
+        for key, value in state.items():
+            child = take_apart(value, tensors, f"{location}[{key!r}]", level + 1)
+            children.append([key, child])
     else:
-        inside = [
-            take_apart(value, tensors, f"{place}[{i}]", level + 1) for i, value in enumerate(state)
-        ]
-    return {kind: inside}
+        for i, value in enumerate(state):
+            children.append(take_apart(value, tensors, f"{location}[{i}]", level + 1))
+    return {kind: children}
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-put-together
 def put_together(tree, tensors: "dict[str, torch.Tensor]", level: int = 0):
-    """The state that `take_apart` made the plain JSON `tree` of; nothing is imported or called.
+    """Rebuild the state that `take_apart` converted; nothing is imported or called.
 
-    Raises `ValueError` for a tree that `take_apart` does not write."""
+    Args:
+        tree: plain JSON.
+        tensors: name -> tensor.
+        level: number of nodes around this one.
+
+    Raises:
+        ValueError: for a tree that `take_apart` does not write.
+
+    >>> put_together({"dict": [["betas", {"tuple": [0.9, 0.999]}]]}, tensors={})
+    {'betas': (0.9, 0.999)}
+    """
     if isinstance(tree, _PLAIN):
         return tree
     if not isinstance(tree, dict) or len(tree) != 1 or level > _DEEPEST:
@@ -78,21 +119,32 @@ def put_together(tree, tensors: "dict[str, torch.Tensor]", level: int = 0):
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-save-state
 def save_state(path: Path, state):
-    """Write a tree of dictionaries, lists, tuples, numbers, strings and tensors to one sealed
-    safetensors file, atomically. `HmoeError` for a tree of anything else (`take_apart`)."""
+    """Write a state to one sealed safetensors file, atomically.
+
+    Args:
+        path: the file.
+        state: dictionaries, lists, tuples, numbers, texts, None and tensors.
+
+    Raises:
+        HmoeError: for a state of anything else (`take_apart`).
+    """
     import torch
 
-    found = {}
-    tree = json.dumps(take_apart(state, found))
-    tensors = {
+    tensors = {}
+    tree = json.dumps(take_apart(state, tensors))
+    copies = {
         name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }
-    write_atomic(path, sealed(tensors, tree=tree))
+    write_atomic(path, sealed(copies, tree=tree))
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-load-state
 def load_state(path: Path):
-    """What `save_state` wrote; `HmoeError` if a single bit of the file has changed."""
+    """Read a state that `save_state` wrote.
+
+    Raises:
+        HmoeError: if a single bit of the file has changed.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
