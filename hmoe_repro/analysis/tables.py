@@ -476,11 +476,11 @@ def narrow_results(
     return rows
 
 
-def _with_values(rows: pd.DataFrame, column: str, values: list, what: str) -> pd.DataFrame:
+def _with_values(rows: pd.DataFrame, column: str, values: list, label: str) -> pd.DataFrame:
     """Return the rows with one of `values` in a column; `HmoeError` for one that does not occur."""
     if len(rows):
         for value in values:
-            check_choice(value, sorted(set(rows[column])), what)
+            check_choice(value, sorted(set(rows[column])), label)
     return rows[rows[column].isin(values)]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-selected-table

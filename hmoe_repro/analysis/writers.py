@@ -224,9 +224,9 @@ class Line(str):
 
     def __new__(cls, *sentences: str):
         """Join the sentences that are not empty."""
-        kept = tuple(sentence for sentence in sentences if sentence)
-        line = super().__new__(cls, " ".join(kept))
-        line.sentences = kept
+        present = tuple(sentence for sentence in sentences if sentence)
+        line = super().__new__(cls, " ".join(present))
+        line.sentences = present
         return line
 
     @classmethod
