@@ -9,7 +9,9 @@ from notebooks import ROOT
 
 PARTS = (  # each in its line
     "algorithms",
+    "analysis",
     "apps",
+    "bench",
     "cli",
     "method",
     "report",
