@@ -16,7 +16,6 @@ from .results import arrays, has_arrays, measurement, runs_with, settings_of
 from .statistics import contrast, contrast_text
 from .writers import lines_of, template
 from ..core.errors import HmoeError
-from ..data.registry import load_dataset
 from ..networks.model_size import network_size
 
 # %% ../../nbs/07_analysis/12_experts.ipynb #def-size-columns

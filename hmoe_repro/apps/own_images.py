@@ -44,10 +44,9 @@ from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
 from ..networks.timm_models import FrozenStages
-from ..training.model import build_algorithm, build_dataset, with_precomputed
+from ..training.model import build_algorithm, with_precomputed
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
-from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-image-files
 @public(folder=Place)

@@ -9,7 +9,6 @@ __all__ = ['count_runs', 'study_configs', 'configs_or_reason', 'runs_with_arrays
 import functools
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import HmoeError
