@@ -131,7 +131,7 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
         store.path(config.run_id).mkdir()
         (store.path(config.run_id) / "state.safetensors").write_bytes(b"cut")
     heard = []
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="starts again") as said:
         tell = lambda *event: heard.append(event[0])
         results = sweep([first, *others], store=store, device="cpu", jobs=2, on_event=tell)
     assert set(results.values()) == {("complete", None)} and set(heard) <= {"start", "step", "done"}

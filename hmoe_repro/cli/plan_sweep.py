@@ -166,6 +166,7 @@ def reproduce_command(
         return print_written(output / "index.html")
     steps.reproduce(names, profile or "quick", configs, sweep_options, output, say)
     print_written(output / (profile or "quick") / "README.md")
+    return None
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 @takes_request

@@ -156,7 +156,7 @@ def load_state(path: Path):
             raise ValueError("cut, damaged, or of an earlier version")
         with safe_open(path, framework="pt") as file:
             tree = json.loads(file.metadata()["tree"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return put_together(tree, tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise HmoeError(
