@@ -200,7 +200,7 @@ def sweep_command(
         data_dir=data_dir,
         engine=engine,
         gpus_per_run=gpus_per_run,
-        stop_kinds=True,
+        stop_kind_after_failure=True,
     )
     say(f"{request.description}: {sweep_options.describe(configs)}")
     if minutes:  # since the command began
