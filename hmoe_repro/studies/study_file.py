@@ -128,7 +128,7 @@ _SHARED_OPTIONS = [
     name for name in _OPTIONS if name not in (*GRID_KEYS, *_Product.model_fields, "hparams_seed")
 ]
 RunGrid = create_model(
-    "Runs",
+    "RunGrid",
     __base__=_Product,
     __doc__="""Product of runs: every seed with every restart, algorithm, variant, precision, data
     set and test domain, in this order.""",
