@@ -16,9 +16,9 @@ from hmoe_repro.analysis.claims import (
     CONTRADICTED,
     LOOKED,
     MIXED,
+    NEEDS_SCALE,
     PLANNED,
     RETROSPECTIVE,
-    SCALE,
     SUPPORTED,
     UNDECIDED,
     UNTESTABLE,
@@ -336,7 +336,7 @@ def test_missing_studies_decide_nothing_and_say_so():
     for claim in CLAIMS:
         result = evaluate_claim(claim, {})
         found, without = result.evidence, UNTESTABLE if claim.untestable else UNDECIDED
-        assert result.verdict == (SCALE if claim.scale else without), claim.key
+        assert result.verdict == (NEEDS_SCALE if claim.scale else without), claim.key
         assert not found.measured and not found.runs
         if claim.measure:
             assert found.problem == f"not run: {', '.join(claim.arguments['studies'])}"
