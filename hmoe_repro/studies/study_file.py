@@ -772,7 +772,8 @@ def check_study(study) -> dict[str, str]:
     study = read_study(study)
     file = study.file
     names = {}
-    algorithms = tuple(dict.fromkeys(name for runs in study.runs for name in runs.algorithms))
+    every_name = itertools.chain.from_iterable(runs.algorithms for runs in study.runs)
+    algorithms = tuple(dict.fromkeys(every_name))
     for block, runs in enumerate(study.runs):
         if TOY in runs.datasets:
             _check_toy(file, block, runs)
