@@ -128,7 +128,7 @@ _SHARED_OPTIONS = [
     name for name in _OPTIONS if name not in (*GRID_KEYS, *_Product.model_fields, "hparams_seed")
 ]
 RunGrid = create_model(
-    "Runs",
+    "RunGrid",
     __base__=_Product,
     __doc__="""Product of runs: every seed with every restart, algorithm, variant, precision, data
     set and test domain, in this order.""",
@@ -772,7 +772,8 @@ def check_study(study) -> dict[str, str]:
     study = read_study(study)
     file = study.file
     names = {}
-    algorithms = tuple(dict.fromkeys(name for runs in study.runs for name in runs.algorithms))
+    every_name = itertools.chain.from_iterable(runs.algorithms for runs in study.runs)
+    algorithms = tuple(dict.fromkeys(every_name))
     for block, runs in enumerate(study.runs):
         if TOY in runs.datasets:
             _check_toy(file, block, runs)
