@@ -38,3 +38,62 @@ def test_no_line_of_the_library_is_wide():
             if len(line) > WIDTH and i not in of_nbdev and i > 1
         ]
     assert not wide
+
+
+ONE_IDEA = (  # parts whose statements hold one idea each
+    "cli",
+    "method",
+    "training",
+)
+
+
+def is_computed(node) -> bool:
+    "Is an expression more than a name, an attribute or a number?"
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    return not isinstance(node, (ast.Name, ast.Attribute, ast.Constant))
+
+
+def joins_ideas(node) -> str:
+    "What a node does besides its one idea; '' if nothing."
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+        unpacked = isinstance(node.targets[0], ast.Tuple)
+        if unpacked and sum(map(is_computed, node.value.elts)) > 1:
+            return "assigns several computations"
+    if isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, ast.IfExp):
+        return "chooses what it goes through"
+    if isinstance(node, ast.NamedExpr):
+        return "assigns inside an expression"
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    if isinstance(node, comprehensions):
+        inner = [n for n in ast.walk(node) if n is not node and isinstance(n, comprehensions[:3])]
+        if inner or len(node.generators) > 1:
+            return "nests comprehensions"
+    return ""
+
+
+@pytest.mark.parametrize(
+    "code, joined",
+    [
+        ("a, b = f(x), g(y)", True),
+        ("a, b = b, a", False),
+        ("a, b = f(x), -1", False),
+        ("for x in y if z else (): pass", True),
+        ("if (n := f()): pass", True),
+        ("[x for y in z for x in y]", True),
+        ("[[x] for x in y]", False),
+    ],
+)
+def test_ideas_are_told_apart(code, joined):
+    assert any(map(joins_ideas, ast.walk(ast.parse(code)))) == joined
+
+
+@pytest.mark.parametrize("part", ONE_IDEA)
+def test_a_statement_holds_one_idea(part):
+    joined = []
+    for path in (ROOT / "hmoe_repro" / part).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if joins_ideas(node):
+                line = getattr(node, "lineno", 0)
+                joined.append(f"{path.relative_to(ROOT)}:{line} {joins_ideas(node)}")
+    assert not joined

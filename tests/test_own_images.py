@@ -33,7 +33,7 @@ from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
     deal_pool,
-    discover_spec,
+    discover_config,
     image_files,
     read_pool,
 )
@@ -186,7 +186,9 @@ def test_where_a_folder_lies_is_no_part_of_a_run(place, tmp_path):
     shutil.copytree(place["folder"], tmp_path / ROOT_NAME)
 
     def run_ids():
-        return {discover_spec(tmp_path / ROOT_NAME, **options, restart=r).run_id for r in range(3)}
+        return {
+            discover_config(tmp_path / ROOT_NAME, **options, restart=r).run_id for r in range(3)
+        }
 
     assert place["run"] in run_ids()
     next((tmp_path / ROOT_NAME).rglob("*.png")).unlink()

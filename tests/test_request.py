@@ -269,7 +269,7 @@ def test_any_value_is_refused_in_planning_or_can_be_built(name):
 def test_what_was_built_in_planning_is_not_built_again(monkeypatch):
     built = []
     erm = get_algorithm("ERM")
-    monkeypatch.setattr(planning, "_BUILT", set())
+    monkeypatch.setattr(planning, "_CONSTRUCTIBLE", set())
     monkeypatch.setattr(erm, "__init__", lambda self, *given: built.append(given))
     for lr in (0.1, 0.2):
         for seed in (0, 1):

@@ -283,7 +283,7 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
 def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "hmoe_repro.studies.studies._configs", lambda study: made.append(study) or ()
+        "hmoe_repro.studies.studies._distinct_configs", lambda study: made.append(study) or ()
     )
     for folder in ("a", "b", "a"):
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))

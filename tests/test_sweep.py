@@ -247,7 +247,7 @@ def test_a_sweep_in_this_process_ends_as_one_of_workers(tmp_path, monkeypatch, k
     how = SweepOptions(store, "cpu", jobs=0, display=False)
     ran = []
 
-    def run_instead(config, *_):
+    def run_instead(config, *_, **__):
         ran.append(config)
         if kind == "interrupted":
             raise KeyboardInterrupt

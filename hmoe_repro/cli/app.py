@@ -99,8 +99,8 @@ def _prepare_output():
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-main
 INTERRUPTED = 130  # exit status of a process interrupted by its user
-_HELP = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
-_STOPPED = "stopped; finished work is kept, and the same command resumes from there."
+_HELP_FIX = "`hmoe --help` lists the commands, `hmoe COMMAND --help` its options."
+_STOPPED_MESSAGE = "stopped; finished work is kept, and the same command resumes from there."
 
 
 def _close_output():
@@ -116,7 +116,7 @@ def _usage_message(error) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return ""
-    message = f"{error.format_message().rstrip('.')}. Fix: {_HELP}"
+    message = f"{error.format_message().rstrip('.')}. Fix: {_HELP_FIX}"
     return message.replace("?.", "?")
 
 
@@ -147,7 +147,7 @@ def _run_command() -> int:
         status = 2
         message = _usage_message(error)
     if status == INTERRUPTED:
-        message = _STOPPED
+        message = _STOPPED_MESSAGE
     if message:
         print(f"hmoe: {printable(message)}", file=sys.stderr)
     return status

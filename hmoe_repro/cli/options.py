@@ -121,8 +121,10 @@ ResumeAnywayOption = option(
 )
 SeedOption = option(int, "Trial seed.", min=0, max=2**32 - 1)
 SettingsOption = option(list[str], "name=value of a hyper-parameter or image option.", "--set")
-_SKIP = "--skip-unreadable/--no-skip-unreadable"
-SkipUnreadableOption = option(bool, "Leave out images that cannot be read, and list them.", _SKIP)
+_SKIP_FLAGS = "--skip-unreadable/--no-skip-unreadable"
+SkipUnreadableOption = option(
+    bool, "Leave out images that cannot be read, and list them.", _SKIP_FLAGS
+)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-parsed-settings
 def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) -> dict:

@@ -97,8 +97,10 @@ def train_command(
     print_written(outcomes.store.path(config.run_id))
 
 
-_own = [p for p in inspect.signature(train_command).parameters.values() if p.name != "options"]
-train_command.__signature__ = inspect.Signature([*run_parameters(), *_own])
+_own_parameters = [
+    p for p in inspect.signature(train_command).parameters.values() if p.name != "options"
+]
+train_command.__signature__ = inspect.Signature([*run_parameters(), *_own_parameters])
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-new-algorithm-command
 def new_algorithm_command(

@@ -124,8 +124,8 @@ def settle_failure(config: RunConfig, store: RunStore, reason: str) -> Outcome:
         reason: of the failure, by the worker.
     """
     folder = ensure_writable(store.path(config.run_id))
-    with run_lock(folder) as mine:
-        if not mine:
+    with run_lock(folder) as locked:
+        if not locked:
             return LOCKED_OUTCOME
         try:
             record = store.read(config.run_id)

@@ -16,7 +16,7 @@ from ..core.seals import is_sealed, sealed
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-take-apart
 _PLAIN = (bool, int, float, str, type(None))
-_DEEPEST = 100  # levels of a tree
+_MAX_LEVELS = 100  # levels of a tree
 _NODES = {dict: "dict", OrderedDict: "dict", list: "list", tuple: "tuple"}
 
 
@@ -34,7 +34,7 @@ def _node_kind(state, location: str, level: int) -> str:
     problem = ""
     if kind is None:
         problem = type(state).__name__
-    elif level > _DEEPEST or not has_plain_keys:
+    elif level > _MAX_LEVELS or not has_plain_keys:
         problem = f"{kind} of other keys, or too deep,"
     if problem:
         raise HmoeError(
@@ -101,7 +101,7 @@ def put_together(tree, tensors: "dict[str, torch.Tensor]", level: int = 0):
     """
     if isinstance(tree, _PLAIN):
         return tree
-    if not isinstance(tree, dict) or len(tree) != 1 or level > _DEEPEST:
+    if not isinstance(tree, dict) or len(tree) != 1 or level > _MAX_LEVELS:
         raise ValueError("its tree is not one of dictionaries, lists and tuples")
     ((kind, inside),) = tree.items()
     if kind == "tensor" and isinstance(inside, str) and inside in tensors:

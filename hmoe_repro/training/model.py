@@ -204,7 +204,7 @@ class DataShape(Domains):
     input_shape: tuple
 
 
-_MOST_PIXELS = 2**16  # a side of an image
+_MAX_PIXELS = 2**16  # a side of an image
 
 
 def _check_names(names: dict):
@@ -216,7 +216,7 @@ def _check_names(names: dict):
     shape = names["input_shape"]
     if not (isinstance(shape, list) and len(shape) == 3):
         raise ValueError("no shape of images")
-    if not all(type(size) is int and 0 < size <= _MOST_PIXELS for size in shape):
+    if not all(type(size) is int and 0 < size <= _MAX_PIXELS for size in shape):
         raise ValueError("no shape of images")
     for kind in ("classes", "domains"):
         texts = isinstance(names[kind], list) and all(isinstance(n, str) for n in names[kind])

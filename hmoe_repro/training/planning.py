@@ -136,7 +136,7 @@ def _resolved_hparams(run: RunOptions, data) -> dict:
     return resolved
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-weights
-_BUILT = set()  # what was found to be constructible
+_CONSTRUCTIBLE = set()  # what was found to be constructible
 
 
 def _build_once(run: RunOptions, data, hparams: dict):
@@ -153,7 +153,7 @@ def _build_once(run: RunOptions, data, hparams: dict):
     tried = sorted((n, v) for n, v in hparams.items() if type(v) is not float)
     shape = (data.input_shape, data.num_classes, num_domains)
     key = repr((run.algorithm, source_hash(algorithm), shape, tried))
-    if key in _BUILT:
+    if key in _CONSTRUCTIBLE:
         return
     if "weights" in hparams:
         hparams = hparams | {"weights": RANDOM}
@@ -167,7 +167,7 @@ def _build_once(run: RunOptions, data, hparams: dict):
         pass  # it needs values; other errors are reported by the run, with their line
     finally:
         restore_random_state(before)
-    _BUILT.add(key)
+    _CONSTRUCTIBLE.add(key)
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def _registered_names(run: RunOptions) -> RunOptions:

@@ -37,7 +37,12 @@ from .store import RECORD_VERSION, RunStore, run_lock
 from .trainer import Trainer
 
 # %% ../../nbs/05_training/12_run.ipynb #def-parts
-_COMPUTE = ("torch", "torchvision", "timm", "numpy")  # packages whose versions change numbers
+_COMPUTING_PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "numpy",
+)  # packages whose versions change numbers
 
 
 class OtherVersions(HmoeError):
@@ -70,12 +75,12 @@ def with_current_part(
         OtherVersions: for other versions, unless `resume_anyway`; it names both.
     """
     installed = versions()
-    current = {name: installed[name] for name in _COMPUTE}
+    current = {name: installed[name] for name in _COMPUTING_PACKAGES}
     current["device"] = str(device).partition(":")[0]
     if not parts:
         return [current]
     last = parts[-1]
-    changed = [name for name in _COMPUTE if last[name] != current[name]]
+    changed = [name for name in _COMPUTING_PACKAGES if last[name] != current[name]]
     if changed and not resume_anyway:
         raise OtherVersions(
             f"the state {label} was saved with {_in_words(last, changed)}, and here is "
@@ -117,7 +122,7 @@ def _is_state(saved) -> bool:
     parts = saved["parts"]
     if not parts:
         return False
-    if not all(isinstance(part, dict) and part.keys() >= {*_COMPUTE} for part in parts):
+    if not all(isinstance(part, dict) and part.keys() >= {*_COMPUTING_PACKAGES} for part in parts):
         return False
     return 0 <= saved["spent"] < math.inf
 

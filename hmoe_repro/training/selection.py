@@ -285,7 +285,7 @@ def _score_by_pairs(run: dict, runs: list[dict], test: str, mode: str):
     return shared, scores
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-select
-_SCORES = {
+_SCORERS = {
     "training-domain": _score_by_training_domains,
     "leave-one-domain-out": _score_by_pairs,
     "oracle": _score_by_oracle,
@@ -326,7 +326,7 @@ def _known_modes(records: list[dict]) -> set[str]:
 
 def _offer(run: dict, runs: list[dict], test_domain: str, rule: str, mode: str) -> dict:
     """Return the best checkpoint of a run by a rule, in the form of `select_model`."""
-    checkpoints, scores = _SCORES[rule](run, runs, test_domain, mode)
+    checkpoints, scores = _SCORERS[rule](run, runs, test_domain, mode)
     best_score = max(scores)
     best = checkpoints[scores.index(best_score)]
     return {

@@ -211,7 +211,9 @@ def read_split_lists(folder, data) -> SplitLists:
     return SplitLists(digest.hexdigest()[:12], parts, unlisted)
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-own-splits
-_READ: dict[tuple, SplitLists] = {}  # by the data, and path, size and last change of the files
+_SPLIT_LISTS: dict[
+    tuple, SplitLists
+] = {}  # by the data, and path, size and last change of the files
 
 
 def cached_split_lists(folder, data) -> SplitLists:
@@ -225,9 +227,9 @@ def cached_split_lists(folder, data) -> SplitLists:
         state = path.stat()
         files.append((str(path), state.st_size, state.st_mtime_ns))
     key = (data.fingerprint, *files)
-    if key not in _READ:
-        _READ[key] = read_split_lists(folder, data)
-    return _READ[key]
+    if key not in _SPLIT_LISTS:
+        _SPLIT_LISTS[key] = read_split_lists(folder, data)
+    return _SPLIT_LISTS[key]
 
 
 def register_splits(folder) -> Path:

@@ -37,9 +37,9 @@ from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
 RECORD_VERSION = 2
-_MOST_BYTES = 4 * 2**30  # of a file of a run
+_MAX_BYTES = 4 * 2**30  # of a file of a run
 _Scores = dict[str, Any]
-_MEND = "move it away and train the run again, or restore it from a copy."
+_RESTORE_FIX = "move it away and train the run again, or restore it from a copy."
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-record
 class _Record(BaseModel):
@@ -87,7 +87,7 @@ def check_record(record, label: str, run_id: str | None = None) -> dict:
 
     def refused(fault: str) -> HmoeError:
         """Return the error for a fault of the record."""
-        return HmoeError(f"{label} {fault}.", fix=_MEND)
+        return HmoeError(f"{label} {fault}.", fix=_RESTORE_FIX)
 
     if not isinstance(record, dict):
         raise refused("is not a run record")
@@ -103,7 +103,7 @@ def check_record(record, label: str, run_id: str | None = None) -> dict:
     try:
         expected = RunConfig.from_dict(record["config"]).run_id
     except HmoeError as error:
-        raise HmoeError(f"{label}: {error}", fix=_MEND) from None
+        raise HmoeError(f"{label}: {error}", fix=_RESTORE_FIX) from None
     if record["run_id"] != expected:
         raise refused(
             f"calls itself {record['run_id']}, but its configuration is that of run {expected}: "
@@ -114,12 +114,12 @@ def check_record(record, label: str, run_id: str | None = None) -> dict:
     entry = differing_selection(record)
     if entry:
         fault = f"its entry {entry!r} is not what its checkpoints say: it was edited."
-        raise HmoeError(f"{label}, run {expected}: {fault}", fix=_MEND)
+        raise HmoeError(f"{label}, run {expected}: {fault}", fix=_RESTORE_FIX)
     return record
 
 # %% ../../nbs/05_training/06_store.ipynb #def-read-record
-_ENTRY = '"sha256": "'  # what precedes the digest
-_ZEROS = "0" * 64  # what stands in the place of the digest while it is computed
+_DIGEST_ENTRY = '"sha256": "'  # what precedes the digest
+_DIGEST_ZEROS = "0" * 64  # what stands in the place of the digest while it is computed
 
 
 def sealed_record(record: dict) -> str:
@@ -127,8 +127,8 @@ def sealed_record(record: dict) -> str:
 
     The digest is taken while zeros stand in its place.
     """
-    text = to_json(record | {"sha256": _ZEROS}, indent=1)
-    before, after = text.rsplit(_ZEROS, 1)
+    text = to_json(record | {"sha256": _DIGEST_ZEROS}, indent=1)
+    before, after = text.rsplit(_DIGEST_ZEROS, 1)
     return before + hashlib.sha256(text.encode("ascii")).hexdigest() + after
 
 
@@ -149,10 +149,10 @@ def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
         is_digest = isinstance(last, str) and re.fullmatch("[0-9a-fA-F]{64}", last)
         return record, False if is_digest else None
     record.pop("sha256")
-    position = content.rfind(_ENTRY.encode())
-    start = position + len(_ENTRY)
-    end = start + len(_ZEROS)
-    digest = hashlib.sha256(content[:start] + _ZEROS.encode() + content[end:]).hexdigest()
+    position = content.rfind(_DIGEST_ENTRY.encode())
+    start = position + len(_DIGEST_ENTRY)
+    end = start + len(_DIGEST_ZEROS)
+    digest = hashlib.sha256(content[:start] + _DIGEST_ZEROS.encode() + content[end:]).hexdigest()
     return record, position >= 0 and content[start:end] == digest.encode()
 
 
@@ -172,15 +172,17 @@ def read_record(path: Path, label: str = "") -> dict:
     except FileNotFoundError:
         raise HmoeError(f"no record at {path}.", fix="`hmoe runs` lists what there is.") from None
     except (ValueError, RecursionError, OSError) as error:
-        raise HmoeError(f"{label} is cut or not JSON ({error}).", fix=_MEND) from None
+        raise HmoeError(f"{label} is cut or not JSON ({error}).", fix=_RESTORE_FIX) from None
     run_id = Path(path).parent.name
     check_record(record, label, run_id)
     if intact is None:
         cause = f"{label} has no SHA-256, so an edit of it cannot be noticed."
-        raise HmoeError(cause, fix=f"if you trust it, `.ci/seal.py` seals its store; else {_MEND}")
+        raise HmoeError(
+            cause, fix=f"if you trust it, `.ci/seal.py` seals its store; else {_RESTORE_FIX}"
+        )
     if not intact:
         cause = f"{label}: its content does not fit its SHA-256: it was edited or damaged."
-        raise HmoeError(cause, fix=_MEND)
+        raise HmoeError(cause, fix=_RESTORE_FIX)
     return record
 
 # %% ../../nbs/05_training/06_store.ipynb #def-outcome
@@ -403,7 +405,7 @@ def check_files(folder: Path, label: str):
         except FileNotFoundError:  # of a run that just ended
             continue
         if fault:
-            raise HmoeError(f"{label}: {path.name} {fault}.", fix=_MEND)
+            raise HmoeError(f"{label}: {path.name} {fault}.", fix=_RESTORE_FIX)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-write-study
 DIGESTS = "SHA256SUMS"  # next to published studies: a line for each, as `sha256sum` writes it
@@ -563,7 +565,7 @@ def _array_fault(file: Path, run_id: str) -> str | None:
     """Return why a file of arrays cannot be published for a run, or None."""
     if not file.exists():
         return "left no arrays.safetensors"
-    fault = seal_fault(read_bytes(file, _MOST_BYTES), run_id)
+    fault = seal_fault(read_bytes(file, _MAX_BYTES), run_id)
     if fault:
         return f"has damaged arrays (their file {fault})"
     return None

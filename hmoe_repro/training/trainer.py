@@ -161,6 +161,18 @@ class Evaluation:
             known_domain=self.domains.index(domain) if domain in self.domains else None,
         )
 
+    def validate(self, algorithm, step: int) -> dict[str, dict[str, dict[str, float]]]:
+        """Measure the accuracies on the validation parts at the checkpoint after update `step`.
+
+        Returns:
+            training domain -> {'out': mode -> accuracy}.
+        """
+        accuracies = {}
+        for domain in self.domains:
+            seeds = self.validation_seeds(domain, step)
+            accuracies[domain] = {"out": self.accuracy(algorithm, domain, "out", seeds)}
+        return accuracies
+
     @torch.no_grad()
     def codes(self, algorithm) -> dict:
         """Describe the codes of at most `MAX_CODE_IMAGES` validation images.
@@ -239,10 +251,8 @@ class Trainer:
         """
         minibatches = self.batches.next()
         if self.labelled:
-            self.algorithm.has_domain_label = [
-                torch.isin(indices, labelled)
-                for indices, labelled in zip(self.batches.drawn, self.labelled)
-            ]
+            pairs = zip(self.batches.drawn, self.labelled)
+            self.algorithm.has_domain_label = [torch.isin(i, labelled) for i, labelled in pairs]
         losses = as_floats(self.algorithm.update(minibatches), self.config.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
@@ -257,22 +267,18 @@ class Trainer:
     def evaluate(self) -> list[str]:
         """Add a checkpoint; return the modes whose validation accuracy improved."""
         step = self.step - 1
-        evaluation = self.evaluation
         algorithm = self.algorithm
         if hasattr(algorithm, "on_checkpoint"):
-            algorithm.on_checkpoint(map(evaluation.validation_batches, self.domains))
-        accuracies = {}
-        for domain in self.domains:
-            seeds = evaluation.validation_seeds(domain, step)
-            accuracies[domain] = {"out": evaluation.accuracy(algorithm, domain, "out", seeds)}
+            algorithm.on_checkpoint(map(self.evaluation.validation_batches, self.domains))
+        accuracies = self.evaluation.validate(algorithm, step)
         improved = self._note_best(accuracies)
         is_last = self.step == self.config.steps
         for domain, split in self.protocol.parts(self.splits, bool(improved), is_last):
-            accuracies_of_domain = accuracies.setdefault(domain, {})
-            accuracies_of_domain[split] = evaluation.accuracy(algorithm, domain, split)
+            measured = self.evaluation.accuracy(algorithm, domain, split)
+            accuracies.setdefault(domain, {})[split] = measured
         checkpoint = {"step": step, "losses": self.losses.take(), "accuracies": accuracies}
         if hasattr(algorithm, "codes"):
-            checkpoint["codes"] = evaluation.codes(algorithm)
+            checkpoint["codes"] = self.evaluation.codes(algorithm)
         self.checkpoints.append(checkpoint)
         return improved
 
@@ -280,9 +286,8 @@ class Trainer:
         """Update `best`; return the modes whose validation accuracy is the best so far."""
         improved = []
         for mode in self.modes:
-            score = validation_accuracy(
-                accuracies, self.config.test_domains, self.selection_mode or mode
-            )
+            scored_mode = self.selection_mode or mode
+            score = validation_accuracy(accuracies, self.config.test_domains, scored_mode)
             if score > self.best.get(mode, -1):
                 self.best[mode] = score
                 improved.append(mode)
