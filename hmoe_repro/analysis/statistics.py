@@ -298,7 +298,8 @@ def holm(p) -> np.ndarray:
     return adjusted
 
 
-_FACTS = "run_id status dataset algorithm mode test_domain trial_seed accuracy".split()
+_FACTS = ["run_id", "status", "dataset", "algorithm", "mode", "test_domain", "trial_seed"]
+_FACTS += ["accuracy"]
 
 
 def _baseline_row(frame: pd.DataFrame, baseline) -> tuple[str, str]:
