@@ -298,7 +298,8 @@ def holm(p) -> np.ndarray:
     return adjusted
 
 
-_FACTS = "run_id status dataset algorithm mode test_domain trial_seed accuracy".split()
+_FACTS = ["run_id", "status", "dataset", "algorithm", "mode", "test_domain", "trial_seed"]
+_FACTS += ["accuracy"]
 
 
 def _baseline_row(frame: pd.DataFrame, baseline) -> tuple[str, str]:
@@ -311,22 +312,19 @@ def _baseline_row(frame: pd.DataFrame, baseline) -> tuple[str, str]:
     return rows.algorithm.iloc[0], rows["mode"].iloc[0]
 
 
-def _shown_rows(frame: pd.DataFrame, without) -> list[tuple[str, str]]:
-    """Return (algorithm, mode) of the rows with an accuracy, in the order of tables.
+def _compared_rows(frame: pd.DataFrame, baseline_row, without) -> list[tuple[str, str]]:
+    """Return (algorithm, mode) of the rows to compare with a baseline, in the order of tables.
 
     Args:
-        frame: a frame of `results`.
+        frame: a frame of `results`; rows without an accuracy are left out.
+        baseline_row: (algorithm, mode) of the baseline.
         without: algorithms, or (algorithm, mode), to leave out.
     """
     columns = ["algorithm", "mode"]
-    rows = frame[frame.accuracy.notna()].drop_duplicates(columns)
-    rows = in_table_order(rows, columns)
-    excluded = set(without)
-    shown = []
-    for algorithm, mode in zip(rows.algorithm, rows["mode"]):
-        if algorithm not in excluded and (algorithm, mode) not in excluded:
-            shown.append((algorithm, mode))
-    return shown
+    table = frame[frame.accuracy.notna()].drop_duplicates(columns)
+    table = in_table_order(table, columns)
+    rows = [row for row in zip(table.algorithm, table["mode"]) if row != baseline_row]
+    return [row for row in rows if {row, row[0]}.isdisjoint(without)]
 
 
 @public(frame=Results, baseline=str | Sequence[str] | dict, without=Sequence)
@@ -352,9 +350,8 @@ def contrasts(
     baseline_row = _baseline_row(frame, baseline)
     frame = frame.filter(items=list(dict.fromkeys([*_FACTS, metric])))  # of some hundred
     parts = {}
-    for row in _shown_rows(frame, without):
-        if row != baseline_row:
-            parts[row] = contrast(frame, row, baseline_row, metric)
+    for row in _compared_rows(frame, baseline_row, without):
+        parts[row] = contrast(frame, row, baseline_row, metric)
     if not parts:
         raise HmoeError(
             f"nothing to compare {_row_text(baseline)} with: no other row is complete.",
@@ -741,7 +738,7 @@ def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
     _draw_values_beyond(axis, data, limit, color)
     _draw_arrows(axis, data, limit, color)
 
-
+# %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-figure
 def _forest_limit(table: pd.DataFrame) -> float:
     """Return the half width of the panels of `forest_plot`, in points."""
     averages = table[table.test_domain == "Average"]
