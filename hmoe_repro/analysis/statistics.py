@@ -141,7 +141,7 @@ class Interval(NamedTuple):
         low: lower end of the interval.
         high: upper end of the interval.
         p: p-value of a mean of 0, two-sided.
-        freedom: degrees of freedom of Student's t.
+        freedom: degrees of freedom of Student's t; 0 for one seed, which has no interval.
         seeds: number of trial seeds.
         pairs: number of values (of a contrast: pairs of runs).
     """
@@ -167,8 +167,9 @@ def _error_of_means(values: np.ndarray) -> tuple[float, float]:
     n = np.isfinite(values).sum(axis=0)
     seeds, domains = values.shape
     shares = (values - np.nanmean(values, axis=0)) / n / domains
-    moved = np.nansum(shares, axis=1)  # how much each seed moves the mean
-    error = math.sqrt((moved**2).sum() * seeds / (seeds - 1))
+    influence = np.nansum(shares, axis=1)  # how much each seed moves the mean
+    # Without gaps this is the standard deviation of the seed means / sqrt(seeds).
+    error = math.sqrt((influence**2).sum() * seeds / (seeds - 1))
     return error, float(n.min() - 1)
 
 
@@ -348,7 +349,8 @@ def contrasts(
             complete.
     """
     baseline_row = _baseline_row(frame, baseline)
-    frame = frame.filter(items=list(dict.fromkeys([*_FACTS, metric])))  # of some hundred
+    needed = list(dict.fromkeys([*_FACTS, metric]))  # a frame has some hundred columns
+    frame = frame.filter(items=needed)
     parts = {}
     for row in _compared_rows(frame, baseline_row, without):
         parts[row] = contrast(frame, row, baseline_row, metric)
@@ -359,8 +361,10 @@ def contrasts(
         )
     columns = ["algorithm", "mode"]
     table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
-    average = table.test_domain == "Average"
-    adjusted = np.where(average, holm(table.p.where(average)), holm(table.p.mask(average)))
+    is_average = table.test_domain == "Average"
+    p_of_averages = holm(table.p.where(is_average))
+    p_of_domains = holm(table.p.mask(is_average))
+    adjusted = np.where(is_average, p_of_averages, p_of_domains)
     return table.assign(p_holm=adjusted, significant=adjusted < 0.05)
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-interquartile-mean
@@ -487,7 +491,7 @@ def interval_words(interval, form: str = "+.1f") -> str:
     '95 % CI +9.2 to +16.8'
     """
     if math.isnan(interval.low):
-        return "equal in all seeds" if getattr(interval, "freedom", 0) else "one seed"
+        return "equal in all seeds" if interval.freedom > 0 else "one seed"
     return f"95 % CI {interval.low:{form}} to {interval.high:{form}}"
 
 
@@ -534,12 +538,12 @@ def _noncentrality(freedom: float) -> float:
     return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - _POWER, 1, 2 * limit)
 
 
-def _contrasts_or_none(rows: pd.DataFrame, baseline, without) -> pd.DataFrame:
+def _contrasts_or_empty(rows: pd.DataFrame, baseline, without) -> pd.DataFrame:
     """Return `contrasts` with intervals; no rows if there is one algorithm alone."""
-    is_known = baseline in set(rows.algorithm) or isinstance(baseline, tuple)
+    is_known = not isinstance(baseline, str) or baseline in set(rows.algorithm)
     try:
-        base = baseline if is_known else rows.algorithm[0]
-        return contrasts(rows, base, without=without).dropna()
+        known_baseline = baseline if is_known else rows.algorithm.iloc[0]
+        return contrasts(rows, known_baseline, without=without).dropna()
     except HmoeError:  # one algorithm alone
         return pd.DataFrame(columns=["test_domain"])
 
@@ -567,13 +571,14 @@ def minimum_detectable_difference(frame: pd.DataFrame, without=(), baseline="ERM
     variance = facts.accuracy * (1 - facts.accuracy) / size
     variance["Average"] = variance.sum() / len(facts) ** 2
     size["Average"] = size.sum()
-    table = _contrasts_or_none(rows, baseline, without)
+    table = _contrasts_or_empty(rows, baseline, without)
     limits = []
     for domain in variance.index:
         compared = table[table.test_domain == domain]
         if len(compared):
-            errors = (compared.high - compared.difference) / stats.t.isf(0.025, compared.freedom)
-            limit = errors.median() * _noncentrality(compared.freedom.median())
+            half_width = compared.high - compared.difference
+            standard_errors = half_width / stats.t.isf(0.025, compared.freedom)
+            limit = standard_errors.median() * _noncentrality(compared.freedom.median())
             rests_on = "seeds, in pairs"
         else:
             limit = 100 * math.sqrt(2 * variance[domain]) * _noncentrality(math.inf)
@@ -835,9 +840,9 @@ def main_effects(frame: pd.DataFrame, factors: dict[str, str]) -> pd.DataFrame:
         for value in wide.columns[1:]:
             differences = (wide[value] - wide[first]).dropna()
             effect = mean_interval(differences.groupby(cell).mean().unstack())
-            numbers = (effect.mean, effect.low, effect.high, len(differences))
+            numbers = (effect.mean, effect.low, effect.high, effect.freedom, len(differences))
             rows.append((name, value, first, *numbers))
-    columns = ["setting", "value", "against", "difference", "low", "high", "pairs"]
+    columns = ["setting", "value", "against", "difference", "low", "high", "freedom", "pairs"]
     return pd.DataFrame(rows, columns=columns)
 
 

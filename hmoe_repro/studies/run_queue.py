@@ -150,7 +150,8 @@ class RunQueue:
         configs: the runs.
         store: the folder of runs; complete ones do not wait.
         minutes: the time of the sweep; None: no limit.
-        stop_kind_after_failure: whether a failure before a run of its kind is complete stops its kind. Then runs
+        stop_kind_after_failure: whether a failure before a run of its kind is complete stops its
+            kind. Then runs
             that failed before come last.
     """
 
