@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from datetime import UTC
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,9 @@ from hmoe_repro.analysis.claims import (
     CONTRADICTED,
     LOOKED,
     MIXED,
+    NEEDS_SCALE,
     PLANNED,
     RETROSPECTIVE,
-    SCALE,
     SUPPORTED,
     UNDECIDED,
     UNTESTABLE,
@@ -336,7 +337,7 @@ def test_missing_studies_decide_nothing_and_say_so():
     for claim in CLAIMS:
         result = evaluate_claim(claim, {})
         found, without = result.evidence, UNTESTABLE if claim.untestable else UNDECIDED
-        assert result.verdict == (SCALE if claim.scale else without), claim.key
+        assert result.verdict == (NEEDS_SCALE if claim.scale else without), claim.key
         assert not found.measured and not found.runs
         if claim.measure:
             assert found.problem == f"not run: {', '.join(claim.arguments['studies'])}"
@@ -652,10 +653,10 @@ def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():
 
 
 def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):
-    from datetime import datetime, timezone
+    from datetime import datetime
     from types import SimpleNamespace
 
-    plan = SimpleNamespace(date=datetime(2026, 11, 27, tzinfo=timezone.utc), seeds=(2, 3))
+    plan = SimpleNamespace(date=datetime(2026, 11, 27, tzinfo=UTC), seeds=(2, 3))
     monkeypatch.setattr("hmoe_repro.analysis.claims._plan_of", {"0": plan}.get)
     (part,) = on_benchmarks((3, 1)).parts
     assert (part.origin.kind, part.origin.date) == (PLANNED, plan.date)

@@ -9,8 +9,13 @@ from notebooks import ROOT
 
 PARTS = (  # each in its line
     "algorithms",
+    "analysis",
+    "apps",
+    "bench",
     "cli",
     "method",
+    "report",
+    "studies",
     "training",
 )
 FURTHER = (

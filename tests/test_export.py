@@ -19,7 +19,7 @@ import hmoe_repro
 from hmoe_repro.algorithms import algorithm_names
 from hmoe_repro.algorithms.from_file import algorithm_from_file
 from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
-from hmoe_repro.apps.own_images import discover_spec
+from hmoe_repro.apps.own_images import discover_config
 from hmoe_repro.apps.predict import load
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
@@ -66,7 +66,7 @@ def place(tmp_path_factory, own_names_of_file):
         patch.setenv("HMOE_CACHE", str(place / "cache"))
         store, photos = RunStore(), place / "photos"
         sample_tree(photos, per_class=10, size=30)
-        config = discover_spec(
+        config = discover_config(
             photos,
             network="image_cnn",
             experts=3,

@@ -13,7 +13,7 @@ from invented import record
 from hmoe_repro.algorithms import algorithm_names
 from hmoe_repro.analysis.claims import read_claims
 from hmoe_repro.analysis.pretraining import (
-    FROM_SCRATCH,
+    SCRATCH_STUDIES,
     pretraining_lines,
     pretraining_table,
     two_forms,
@@ -65,14 +65,14 @@ def test_differences_name_frozen_stages_and_views():
 
 
 def test_claims_have_both_forms_and_say_which_verdicts_change(tmp_path):
-    for name, twin in FROM_SCRATCH.items():  # the records from scratch in both places
+    for name, twin in SCRATCH_STUDIES.items():  # the records from scratch in both places
         for study in (name, twin):
             shutil.copy(results_dir() / f"{twin}.jsonl", tmp_path / f"{study}.jsonl")
     digests = (results_dir() / "SHA256SUMS").read_text().splitlines()
     by_name = dict(line.split("  ")[::-1] for line in digests)
     sums = {
         f"{n}.jsonl": by_name[f"{t}.jsonl"]
-        for p in FROM_SCRATCH.items()
+        for p in SCRATCH_STUDIES.items()
         for n, t in (p, (p[1],) * 2)
     }
     (tmp_path / "SHA256SUMS").write_text("".join(f"{d}  {n}\n" for n, d in sums.items()))
@@ -98,8 +98,8 @@ def test_the_linear_probe_has_every_algorithm_or_a_reason(root):
     assert set(block.algorithms) <= set(algorithm_names())
 
 
-@pytest.mark.parametrize("name", FROM_SCRATCH)
+@pytest.mark.parametrize("name", SCRATCH_STUDIES)
 def test_a_study_from_scratch_has_the_runs_of_its_twin(name):
-    ours, theirs = read_study(name).runs, read_study(FROM_SCRATCH[name]).runs
+    ours, theirs = read_study(name).runs, read_study(SCRATCH_STUDIES[name]).runs
     assert {a for b in theirs for a in b.algorithms} <= {a for b in ours for a in b.algorithms}
     assert theirs[0].test_domains == ours[0].test_domains

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.sparse_moe import (
     AddAuxLoss,
-    Choice,
     CosineRouter,
+    ExpertChoice,
     Experts,
     SparseMoE,
     apply_capacity,
@@ -243,7 +243,7 @@ def exact_case(n, k, case):
     if case == "empty expert":
         chosen = (torch.randn(n, E - 1).argsort(-1) + 1)[:, :k]
     weights = torch.tensor([0.5, 1.0])[torch.randint(2, (n, k))]
-    choice = Choice(chosen, weights, torch.zeros(n, k))
+    choice = ExpertChoice(chosen, weights, torch.zeros(n, k))
     kept = torch.rand(n, k) < 0.6 if case == "drops" else None
     return experts, torch.randint(-1, 2, (n, D)).float(), choice, kept
 
@@ -382,4 +382,4 @@ def test_a_capacity_without_a_place_for_any_token_is_refused():
 def test_ties_are_resolved_alike_every_time():
     logits = torch.zeros(30, E)
     assert torch.equal(choose(logits, 2).experts, choose(logits, 2).experts)
-    assert isinstance(choose(logits), Choice) and choose(logits).weights.eq(1 / E).all()
+    assert isinstance(choose(logits), ExpertChoice) and choose(logits).weights.eq(1 / E).all()

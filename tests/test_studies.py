@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import invented
 import pytest
@@ -283,7 +283,7 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
 def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "hmoe_repro.studies.studies._configs", lambda study: made.append(study) or ()
+        "hmoe_repro.studies.studies._distinct_configs", lambda study: made.append(study) or ()
     )
     for folder in ("a", "b", "a"):
         monkeypatch.setenv("HMOE_DATA", str(tmp_path / folder))
@@ -345,7 +345,7 @@ def test_a_plan_is_read_and_renames_no_run(small):
     before = [config.run_id for config in study_configs(small())]
     path = small(("[hparams.all]", PLAN))
     plan = read_study(path).plan
-    assert plan.date == datetime(2026, 11, 27, 18, tzinfo=timezone.utc)
+    assert plan.date == datetime(2026, 11, 27, 18, tzinfo=UTC)
     assert (plan.seeds, plan.margin, plan.measure) == ((3,), 1.0, "accuracy")
     assert plan.contrast == "HMOE-DN - ERM" and plan.question.endswith("ERM?")
     assert plan.outcomes.model_dump() == {

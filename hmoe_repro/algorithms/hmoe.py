@@ -207,6 +207,7 @@ class DomainExperts(Algorithm):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
+        """Refuse settings that contradict each other, and what `Algorithm.check_domains` does."""
         super().check_domains(num_domains, hparams)
         if hparams["lambda_d"] and 0 < hparams["num_experts"] < num_domains:
             raise HmoeError(

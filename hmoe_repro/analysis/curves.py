@@ -14,32 +14,61 @@ from ..core.style import colours
 
 # %% ../../nbs/07_analysis/09_curves.ipynb #def-average-curve
 def seed_curves(frame: pd.DataFrame, quantity: str, mode: str | None = None) -> pd.DataFrame:
-    """Rows of `checkpoints` averaged over test domains: algorithm, trial_seed, step, value, at the
-    steps where every run of an algorithm has one. `mode=None` takes the first of an algorithm."""
-    part = frame[frame.quantity == quantity]
-    first = part.groupby("algorithm")["mode"].transform("first") if mode is None else mode
-    part = part[part["mode"] == first].dropna(subset="value")
-    runs = part.groupby("algorithm")[["trial_seed", "test_domain"]].value_counts()
-    whole = part.groupby(["algorithm", "step"]).value.transform("size")
-    part = part[whole == part.algorithm.map(runs.groupby("algorithm").size())]
+    """Average a quantity of `checkpoints` over test domains, for each algorithm, seed and step.
+
+    Args:
+        frame: rows of `checkpoints`.
+        quantity: a loss, 'validation_accuracy' or 'test_accuracy'.
+        mode: an inference mode; None: the first one of each algorithm.
+
+    Returns:
+        Columns algorithm, trial_seed, step and value, at the steps at which every run of an
+        algorithm has a value.
+    """
+    rows = frame[frame.quantity == quantity]
+    shown_mode = mode
+    if mode is None:
+        shown_mode = rows.groupby("algorithm")["mode"].transform("first")
+    rows = rows[rows["mode"] == shown_mode].dropna(subset="value")
+    runs = rows.groupby("algorithm")[["trial_seed", "test_domain"]].value_counts()
+    runs_of_algorithm = runs.groupby("algorithm").size()
+    runs_at_step = rows.groupby(["algorithm", "step"]).value.transform("size")
+    rows = rows[runs_at_step == rows.algorithm.map(runs_of_algorithm)]
     keys = ["algorithm", "trial_seed", "step"]
-    return part.groupby(keys, sort=False, as_index=False).value.mean()
+    return rows.groupby(keys, sort=False, as_index=False).value.mean()
 
 # %% ../../nbs/07_analysis/09_curves.ipynb #def-plot-curves
 def plot_curves(axis, frame: pd.DataFrame, quantity: str, algorithms=None, scale: float = 1.0):
-    """Draw `seed_curves`: for each algorithm that has the quantity a line, the mean over seeds, and
-    a band, one standard deviation to each side; `scale=100` for percent."""
+    """Draw `seed_curves`: a line for the mean over seeds, and a band of one standard deviation.
+
+    Args:
+        axis: axes of matplotlib.
+        frame: rows of `checkpoints`.
+        quantity: a loss, 'validation_accuracy' or 'test_accuracy'.
+        algorithms: the algorithms in the order of colours; None: all. Those without the quantity
+            are left out.
+        scale: factor of the values, 100 for percent.
+    """
     import seaborn as sns
 
-    algorithms = list(dict.fromkeys(frame.algorithm.unique() if algorithms is None else algorithms))
+    names = frame.algorithm.unique() if algorithms is None else algorithms
+    algorithms = list(dict.fromkeys(names))
     seeds = seed_curves(frame, quantity)
-    order = [name for name in algorithms if name in set(seeds.algorithm)]
+    order = [escape_math(name) for name in algorithms if name in set(seeds.algorithm)]
     if order:
         palette = {escape_math(name): colour for name, colour in colours(algorithms).items()}
-        seeds = seeds.assign(algorithm=seeds.algorithm.map(escape_math))
-        look = {"hue": "algorithm", "hue_order": [*map(escape_math, order)], "palette": palette}
-        look |= {"errorbar": "sd", "err_kws": {"linewidth": 0}, "ax": axis}
-        sns.lineplot(seeds.assign(value=scale * seeds.value), x="step", y="value", **look)
+        seeds = seeds.assign(algorithm=seeds.algorithm.map(escape_math), value=scale * seeds.value)
+        sns.lineplot(
+            seeds,
+            x="step",
+            y="value",
+            hue="algorithm",
+            hue_order=order,
+            palette=palette,
+            errorbar="sd",
+            err_kws={"linewidth": 0},
+            ax=axis,
+        )
         axis.legend().remove()
     axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axis.set(xlabel="update", ylabel="")

@@ -9,7 +9,6 @@ __all__ = ['BASELINES', 'named_settings', 'setting_runs', 'discovery_rates', 'be
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #imports
 import numpy as np
 import pandas as pd
-import seaborn as sns
 
 from ..algorithms import get_algorithm
 from .clusters import FOUND_NMI, relative_length, scored_runs
@@ -19,38 +18,65 @@ from .writers import template
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-setting-runs
 def named_settings(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.Series:
-    """Run id -> its setting in words: the hyper-parameters in which the runs differ, where they are
-    not the most frequent value (of several, the declared default); 'default' where none is.
-    `names`: what to call some of these."""
-    found = frame.drop_duplicates("run_id")
-    configs = [{**run_hparams(run), "updates": run.steps} for run in found.itertuples()]
-    values = pd.DataFrame(configs, index=found.run_id, dtype=object)
+    """Describe the setting of each run by the hyper-parameters in which it differs from the rest.
+
+    Args:
+        frame: rows of `results` of one algorithm.
+        names: description -> what to call it instead.
+
+    Returns:
+        Run id -> its setting, such as 'lambda 0.5, updates 701': the hyper-parameters that do not
+        have the most frequent value (of several, the declared default); 'default' if all have.
+    """
+    runs = frame.drop_duplicates("run_id")
+    configs = [run_hparams(run) | {"updates": run.steps} for run in runs.itertuples()]
+    values = pd.DataFrame(configs, index=runs.run_id, dtype=object)
     texts = values.where(values.notna(), "None").map(str)
     frequent = texts.mode()
-    for name, declared in get_algorithm(found.algorithm.iloc[0]).HPARAMS.items():
+    for name, declared in get_algorithm(runs.algorithm.iloc[0]).HPARAMS.items():
         if name in frequent and str(declared.default) in set(frequent[name]):
             frequent.loc[0, name] = str(declared.default)
-    said = (values.columns + " " + texts).where(texts.ne(frequent.iloc[0]) & values.notna())
-    said = said.apply(lambda row: ", ".join(row.dropna()) or "default", axis=1)
-    return said.replace(names or {})
+    is_special = texts.ne(frequent.iloc[0]) & values.notna()
+    described = (values.columns + " " + texts).where(is_special)
+    described = described.apply(lambda row: ", ".join(row.dropna()) or "default", axis=1)
+    return described.replace(names or {})
 
 
 def setting_runs(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.DataFrame:
-    """`scored_runs` with their `setting` (`named_settings`) and whether the gate is `decided`;
-    'default' comes first, then those of `names` in their order. `HmoeError` without a scored
-    run."""
-    found, order = scored_runs(frame, required=True), ["default", *(names or {}).values()]
-    found["setting"] = found.run_id.map(named_settings(found, names))
-    found["decided"] = found.share_of_log_K < 0.5
+    """Return the `scored_runs` with their `setting` and whether their gate is `decided`.
+
+    Args:
+        frame: rows of `results` of one algorithm.
+        names: as in `named_settings`.
+
+    Returns:
+        The runs with setting (`named_settings`) and decided (gate entropy below half of log K):
+        'default' first, then the settings of `names` in their order.
+
+    Raises:
+        HmoeError: if there is no scored run.
+    """
+    table = scored_runs(frame, required=True)
+    table["setting"] = table.run_id.map(named_settings(table, names))
+    table["decided"] = table.share_of_log_K < 0.5
+    order = ["default", *(names or {}).values()]
     ranks = {setting: i for i, setting in enumerate(order)}
-    return found.sort_values(
+    return table.sort_values(
         "setting", key=lambda s: s.map(ranks).fillna(len(order)), kind="stable"
     )
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-rates
 def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `setting_runs` by setting and test domain, and over 'all' of them: runs, found with
-    its exact interval in percent (low, high), decided, diverged, mean NMI and mean purity."""
+    """Return how often the domains were found, by setting and test domain, and over all of them.
+
+    Args:
+        table: rows of `setting_runs`.
+
+    Returns:
+        setting, test_domain ('all' for all of them), runs, found with its exact interval in
+        percent (low, high; Clopper and Pearson, 1934), decided, diverged, mean_nmi and
+        mean_purity.
+    """
     parts = pd.concat([table, table.assign(test_domain="all")])
     parts["diverged"] = parts.diverged.eq(True)
     rates = parts.groupby(["setting", "test_domain"], sort=False, as_index=False).agg(
@@ -61,34 +87,50 @@ def discovery_rates(table: pd.DataFrame) -> pd.DataFrame:
         mean_nmi=("nmi_domain", pd.Series.mean),
         mean_purity=("purity", pd.Series.mean),
     )
-    ends = 100 * np.array([rate(*pair)[1:] for pair in zip(rates.found, rates.runs)])
-    rates.insert(4, "low", ends[:, 0])
-    rates.insert(5, "high", ends[:, 1])
+    intervals = [rate(found, runs) for found, runs in zip(rates.found, rates.runs)]
+    rates.insert(4, "low", [100 * low for _, low, _ in intervals])
+    rates.insert(5, "high", [100 * high for _, _, high in intervals])
     settings = list(dict.fromkeys(table.setting))
     return rates.sort_values(
         "setting", key=lambda s: s.map(settings.index), kind="stable", ignore_index=True
     )
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-best-restarts
-def best_restarts(table: pd.DataFrame) -> pd.DataFrame:
-    """Of the restarts of each setting, test domain and trial seed, rows of `setting_runs`, the one
-    with the lowest gate entropy: its row, with the number of `restarts`, their wall time in all,
-    and the `agreement` of its groups with those of the next lowest, as adjusted mutual information
-    (AMI), NaN where runs kept no groups."""
+def _agreement_of_groups(runs: pd.DataFrame) -> float:
+    """Return the adjusted mutual information (AMI) of the groups of two runs; NaN if unknown."""
     from sklearn.metrics import adjusted_mutual_info_score
 
-    def best(group: pd.DataFrame) -> pd.Series:
-        ordered = group.sort_values("share_of_log_K", kind="stable")
-        first = ordered.iloc[0].copy()
-        pair = [measurement(run, "discovery") for run in ordered[:2].itertuples()]
-        groups = [list(found.get("groups", "")) for found in pair]
-        first["restarts"], first["wall_time_s"] = len(group), group.wall_time_s.sum()
-        two = len(groups) == 2 and all(groups)
-        first["agreement"] = adjusted_mutual_info_score(*groups) if two else np.nan
-        return first
+    groups = [list(measurement(run, "discovery").get("groups", "")) for run in runs.itertuples()]
+    if len(groups) != 2 or not all(groups):
+        return np.nan
+    first, second = groups
+    return adjusted_mutual_info_score(first, second)
 
+
+def _best_restart(restarts: pd.DataFrame) -> pd.Series:
+    """Return the row of some restarts with the lowest gate entropy, with facts about all."""
+    ordered = restarts.sort_values("share_of_log_K", kind="stable")
+    best = ordered.iloc[0].copy()
+    best["restarts"] = len(restarts)
+    best["wall_time_s"] = restarts.wall_time_s.sum()
+    best["agreement"] = _agreement_of_groups(ordered[:2])
+    return best
+
+
+def best_restarts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the restart with the lowest gate entropy, for each setting, test domain and seed.
+
+    Args:
+        table: rows of `setting_runs`.
+
+    Returns:
+        Its row, with the number of `restarts`, their total wall_time_s, and the `agreement` of its
+        groups with those of the next lowest, as adjusted mutual information (AMI), NaN if the runs
+        kept no groups.
+    """
     keys = ["setting", "test_domain", "trial_seed"]
-    return pd.DataFrame([best(group) for _, group in table.groupby(keys, sort=False)])
+    groups = table.groupby(keys, sort=False)
+    return pd.DataFrame([_best_restart(restarts) for _, restarts in groups])
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-baseline
 BASELINES = {
@@ -96,36 +138,55 @@ BASELINES = {
     "style": "k-means, style of first stages",
     "features": "k-means, ERM's features",
 }
+_BASELINE_SCORES = {
+    "nmi_domain": "mean_nmi",
+    "nmi_class": "mean_nmi_class",
+    "purity": "mean_purity",
+}
 
 
 def baseline_table(frame: pd.DataFrame, alike: pd.DataFrame | None = None) -> pd.DataFrame:
-    """By baseline and test domain, of the complete runs that measured clusters (`alike`: on the
-    data set and test domains of these runs): runs, mean NMI with domains and with classes, mean
-    purity, and in how many the domains were found."""
-    found = frame[frame.status == "complete"].drop_duplicates("run_id")
+    """Return the mean scores of k-means in the complete runs that measured clusters.
+
+    Args:
+        frame: a frame of `results`.
+        alike: runs whose data set and test domains are used; None: all.
+
+    Returns:
+        By baseline (`BASELINES`) and test_domain: mean_nmi with domains, mean_nmi_class,
+        mean_purity, runs, and found, the number of runs in which the domains were found.
+    """
+    runs = frame[frame.status == "complete"].drop_duplicates("run_id")
     if alike is not None:
-        found = found[found.dataset.isin(alike.dataset) & found.test_domain.isin(alike.test_domain)]
-    rows = [
-        {"baseline": name, "test_domain": run.test_domain} | measured[key]
-        for run in found.itertuples()
-        for measured in [measurement(run, "clusters")]
-        for key, name in BASELINES.items()
-        if key in measured
-    ]
-    scores = {"nmi_domain": "mean_nmi", "nmi_class": "mean_nmi_class", "purity": "mean_purity"}
-    table = pd.DataFrame(rows, columns=["baseline", "test_domain", *scores]).rename(columns=scores)
+        runs = runs[runs.dataset.isin(alike.dataset) & runs.test_domain.isin(alike.test_domain)]
+    rows = []
+    for run in runs.itertuples():
+        clusters = measurement(run, "clusters")
+        for key, name in BASELINES.items():
+            if key in clusters:
+                rows.append({"baseline": name, "test_domain": run.test_domain} | clusters[key])
+    table = pd.DataFrame(rows, columns=["baseline", "test_domain", *_BASELINE_SCORES])
+    table = table.rename(columns=_BASELINE_SCORES)
     table["found"] = table.mean_nmi >= FOUND_NMI
     groups = table.groupby(["baseline", "test_domain"], sort=False)
-    means = groups[[*scores.values()]].mean()
+    means = groups[list(_BASELINE_SCORES.values())].mean()
     return means.assign(runs=groups.size(), found=groups.found.sum()).reset_index()
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-beside
 def kmeans_comparison(
     table: pd.DataFrame, baselines: pd.DataFrame, by: str = "algorithm"
 ) -> pd.DataFrame:
-    """By the column `by` and test domain: runs (rows with test_domain and nmi_domain), their mean
-    NMI with the domains, that of each baseline, and `above`, in how many runs it is higher than
-    that of the best baseline there."""
+    """Compare the NMI of runs with that of k-means, by test domain.
+
+    Args:
+        table: runs with test_domain, nmi_domain and the column `by`.
+        baselines: rows of `baseline_table`.
+        by: the column to group by.
+
+    Returns:
+        `by`, test_domain, runs, their mean_nmi with the domains, above (the number of runs with a
+        higher NMI than the best baseline there), and the NMI of each baseline.
+    """
     wide = baselines.pivot(index="test_domain", columns="baseline", values="mean_nmi")
     table = table[table.test_domain.isin(wide.index)]
     table = table.assign(above=table.nmi_domain > table.test_domain.map(wide.max(axis=1)))
@@ -136,32 +197,63 @@ def kmeans_comparison(
 
 
 def kmeans_lines(compared: pd.DataFrame) -> list[str]:
-    """A sentence for each first cell of `kmeans_comparison`, with the rate of runs above the best
-    baseline and the mean NMI by held-out domain, and one with that of each baseline."""
-    found = {"parts": compared.groupby(compared.columns[0], sort=False), "rate_text": rate_text}
-    found["known"] = [n for n in BASELINES.values() if n in compared and len(compared)]
-    found["domains"] = compared.drop_duplicates("test_domain")
-    return template("kmeans.md").render(found).splitlines()
+    """Return sentences on `kmeans_comparison`.
+
+    Args:
+        compared: rows of `kmeans_comparison`; they are grouped by their first column.
+
+    Returns:
+        A sentence for each group with the rate of runs above the best baseline and the mean NMI by
+        held-out domain, and one with the NMI of each baseline.
+    """
+    known = [name for name in BASELINES.values() if name in compared and len(compared)]
+    text = template("kmeans.md").render(
+        parts=compared.groupby(compared.columns[0], sort=False),
+        known=known,
+        domains=compared.drop_duplicates("test_domain"),
+        rate_text=rate_text,
+    )
+    return text.splitlines()
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-trace
 def code_trace(frame: pd.DataFrame, names: dict[str, str] | None = None) -> pd.DataFrame:
-    """A row for each checkpoint of `setting_runs` that looked at codes: setting, run_id,
-    test_domain, trial_seed, step, the entries of `code_statistics`, and `relative_length`."""
-    columns = ["setting", "run_id", "test_domain", "trial_seed"]
-    rows = [
-        dict(zip(columns, run[:4]))
-        | {"step": step, "relative_length": relative_length(codes)}
-        | codes
-        for run in setting_runs(frame, names)[[*columns, "record"]].itertuples(index=False)
-        for step, codes in code_points(run)
-    ]
+    """Return the statistics of the codes through training.
+
+    Args:
+        frame: rows of `results` of one algorithm.
+        names: as in `named_settings`.
+
+    Returns:
+        A row for each checkpoint of `setting_runs` with statistics: setting, run_id, test_domain,
+        trial_seed, step, `relative_length`, and the entries of `code_statistics`.
+    """
+    rows = []
+    for run in setting_runs(frame, names).itertuples():
+        of_run = {
+            "setting": run.setting,
+            "run_id": run.run_id,
+            "test_domain": run.test_domain,
+            "trial_seed": run.trial_seed,
+        }
+        for step, codes in code_points(run):
+            length = relative_length(codes)
+            rows.append(of_run | {"step": step, "relative_length": length} | codes)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #def-lines
 def sign_tests(table: pd.DataFrame, score: str = "found") -> pd.DataFrame:
-    """Each further setting of `setting_runs` against the first, over pairs of equal seed and test
-    domain: setting, against, score, pairs, in how many its score is higher and lower, and p of the
-    exact two-sided sign test (NaN where no pair differs), and p_holm over these."""
+    """Compare each setting with the first by the exact two-sided sign test (Dixon and Mood, 1946).
+
+    Pairs of runs have equal trial seed and test domain. Ties do not count.
+
+    Args:
+        table: rows of `setting_runs`.
+        score: the column that is compared.
+
+    Returns:
+        A row for each further setting: setting, against, score, pairs, higher and lower (the
+        number of pairs in which its score is), p (NaN if no pair differs) and p_holm (`holm`).
+    """
     from scipy.stats import binomtest
 
     wide = table.pivot(index=["test_domain", "trial_seed"], columns="setting", values=score)
@@ -169,32 +261,43 @@ def sign_tests(table: pd.DataFrame, score: str = "found") -> pd.DataFrame:
     rows = []
     for name in others:
         gap = (wide[name].astype(float) - wide[first].astype(float)).dropna()
-        up, down = int((gap > 0).sum()), int((gap < 0).sum())
-        p = binomtest(up, up + down).pvalue if up + down else np.nan
-        rows.append((name, first, score, len(gap), up, down, p))
+        higher = int((gap > 0).sum())
+        lower = int((gap < 0).sum())
+        untied = higher + lower
+        p = binomtest(higher, untied).pvalue if untied else np.nan
+        rows.append((name, first, score, len(gap), higher, lower, p))
     columns = ["setting", "against", "score", "pairs", "higher", "lower", "p"]
     tests = pd.DataFrame(rows, columns=columns)
     return tests.assign(p_holm=holm(tests.p))
 
 
 def accuracy_by_found(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """For each setting of `setting_runs` and test domain, and on average: MIX minus ERM
-    (`contrast`), and by test domain the runs that found the domains and the mean accuracy, in
-    percent, of those that did and did not; averages of these two would compare test domains.
-    `p_holm`: over the averages, and over all single test domains."""
-    known, parts = table[["run_id", "setting", "found"]], []
-    frame = frame.merge(known, how="left", on="run_id")
+    """Compare the accuracy of MIX with ERM's, by setting, and by whether the domains were found.
+
+    Args:
+        frame: `results` with runs of HMOE-DN and ERM.
+        table: rows of `setting_runs`.
+
+    Returns:
+        For each setting and test domain, and their 'Average': setting, the columns of `contrast`
+        (MIX minus ERM), found (the number of runs that found the domains), if_found and if_not
+        (the mean accuracy, in percent, of those that did and did not), and p_holm (over the
+        averages, and over all single test domains). The last three but p_holm are given by test
+        domain alone, because their averages would compare test domains.
+    """
+    frame = frame.merge(table[["run_id", "setting", "found"]], how="left", on="run_id")
+    parts = []
     for name in dict.fromkeys(table.setting):
         row = {"algorithm": "HMOE-DN", "mode": "mix", "setting": name}
         part = contrast(frame, row, "ERM").set_index("test_domain")
-        mine = frame[(frame.setting == name) & (frame["mode"] == "mix")].astype({"found": bool})
-        part["found"] = mine.groupby("test_domain").found.sum().astype("Int64")
-        means = mine.assign(accuracy=100 * mine.accuracy)
+        runs = frame[(frame.setting == name) & (frame["mode"] == "mix")].astype({"found": bool})
+        part["found"] = runs.groupby("test_domain").found.sum().astype("Int64")
+        means = runs.assign(accuracy=100 * runs.accuracy)
         means = means.pivot_table(index="test_domain", columns="found", values="accuracy")
         part[["if_found", "if_not"]] = means.reindex(part.index, columns=[True, False])
         parts.append(part.reset_index().assign(setting=name))
-    found = pd.concat(parts, ignore_index=True)
-    average = found.test_domain == "Average"
+    compared = pd.concat(parts, ignore_index=True)
+    average = compared.test_domain == "Average"
     for family in (average, ~average):
-        found.loc[family, "p_holm"] = holm(found.p[family])
-    return found[["setting", *found.columns.drop("setting")]]
+        compared.loc[family, "p_holm"] = holm(compared.p[family])
+    return compared[["setting", *compared.columns.drop("setting")]]

@@ -9,6 +9,8 @@ __all__ = ['EMBEDDINGS', 'COLOUR_NAMES', 'UNSEEN', 'EQUAL_USE', 'tsne', 'subset'
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #imports
 import itertools
+import math
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,8 +26,19 @@ from ..data.registry import DATASETS
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-tsne
 def tsne(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Joint two-dimensional t-SNE of named groups of codes (n_i, D), repeatable: the same names
-    with arrays (n_i, 2). `HmoeError` for fewer than 4 or more than 1500 points."""
+    """Place named groups of codes in two dimensions by one t-SNE (van der Maaten and Hinton, 2008).
+
+    The placement is repeatable: fixed seed, one thread.
+
+    Args:
+        parts: name -> codes (n_i, D).
+
+    Returns:
+        Name -> places (n_i, 2).
+
+    Raises:
+        HmoeError: for fewer than 4 or more than 1500 points.
+    """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
@@ -44,12 +57,16 @@ def tsne(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-subset
 def subset(count: int, limit: int, seed: int = 0) -> np.ndarray:
-    """Sorted indices of at most `limit` of `count` samples, drawn without replacement by `seed`."""
+    """Draw the sorted indices of at most `limit` of `count` samples, without replacement.
+
+    >>> len(subset(10, 3)), subset(2, 3).tolist()
+    (3, [0, 1])
+    """
     return np.sort(np.random.RandomState(seed).permutation(count)[:limit])
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-frame-only
 def frame_only(axis, framed: bool = True):
-    """Leave of an axis a grey frame, or nothing: no ticks, no grid."""
+    """Remove ticks and grid from axes of matplotlib, and the frame unless it is `framed`."""
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
     axis.spines[:].set(visible=framed, color="#BBBBBB")
@@ -58,28 +75,78 @@ def frame_only(axis, framed: bool = True):
 EMBEDDINGS = "embeddings (2 ×: two in one place)"
 
 
-def _draw_embeddings(axis, places: np.ndarray, extent: np.ndarray):
-    """Red squares, and a number next to each that covers others: those that are closer than a
-    fiftieth of the picture in both directions."""
-    look = {"marker": "s", "color": EMBEDDING_COLOUR, "edgecolors": "white", "linewidths": 0.6}
-    axis.scatter(*places.T, s=34, label=EMBEDDINGS, zorder=4, **look)
-    words = {"textcoords": "offset points", "fontsize": 7, "color": EMBEDDING_COLOUR, "zorder": 5}
-    near = (np.abs(places[:, None] - places) <= 0.02 * extent).all(-1)
-    for first, count in zip(*np.unique(near.argmax(1), return_counts=True)):
+def _draw_embeddings(axis, points: np.ndarray, extent: np.ndarray):
+    """Draw embeddings as red squares, and a number next to each that covers others.
+
+    Embeddings overlap if they are closer than a fiftieth of the picture in both directions.
+
+    Args:
+        axis: axes of matplotlib.
+        points: (K, 2).
+        extent: (2,), width and height of the picture.
+    """
+    axis.scatter(
+        points[:, 0],
+        points[:, 1],
+        s=34,
+        label=EMBEDDINGS,
+        zorder=4,
+        marker="s",
+        color=EMBEDDING_COLOUR,
+        edgecolors="white",
+        linewidths=0.6,
+    )
+    is_near = (np.abs(points[:, None] - points) <= 0.02 * extent).all(-1)
+    covering, counts = np.unique(is_near.argmax(1), return_counts=True)
+    for index, count in zip(covering, counts):
         if count > 1:
-            axis.annotate(f"{count} ×", places[first], (6, -7), **words)
+            axis.annotate(
+                f"{count} ×",
+                points[index],
+                (6, -7),
+                textcoords="offset points",
+                fontsize=7,
+                color=EMBEDDING_COLOUR,
+                zorder=5,
+            )
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-codes
 def plot_codes(axis, placed: dict[str, np.ndarray], labels, names, palette: dict | None = None):
-    """Draw what `tsne` placed under 'train' (with `labels`), 'test' and 'embeddings', the last
-    two optional. `names[d]` names the value d of the labels."""
-    palette, labels = palette or colours(names), np.asarray(labels).astype(int)
-    for d, name in enumerate(names):
-        dots = {"s": 9, "alpha": 0.75, "linewidths": 0, "color": palette[name]}
-        axis.scatter(*placed["train"][labels == d].T, label=name, **dots)
+    """Draw codes in two dimensions, coloured by a factor, with test samples and embeddings.
+
+    Args:
+        axis: axes of matplotlib.
+        placed: output of `tsne` under 'train', 'test' and 'embeddings', the last two optional.
+        labels: values (n,) of the factor for 'train'.
+        names: `names[v]` is the name of the value v.
+        palette: name -> colour; None: those of the style.
+    """
+    palette = palette or colours(names)
+    labels = np.asarray(labels).astype(int)
+    for value, name in enumerate(names):
+        points = placed["train"][labels == value]
+        axis.scatter(
+            points[:, 0],
+            points[:, 1],
+            label=name,
+            s=9,
+            alpha=0.75,
+            linewidths=0,
+            color=palette[name],
+        )
     if "test" in placed:
-        look = {"marker": "^", "color": TEST_COLOUR, "edgecolors": "white", "linewidths": 0.5}
-        axis.scatter(*placed["test"].T, s=26, label="test samples", zorder=3, **look)
+        points = placed["test"]
+        axis.scatter(
+            points[:, 0],
+            points[:, 1],
+            s=26,
+            label="test samples",
+            zorder=3,
+            marker="^",
+            color=TEST_COLOUR,
+            edgecolors="white",
+            linewidths=0.5,
+        )
     if "embeddings" in placed:
         extent = np.ptp(np.concatenate(list(placed.values())), axis=0)
         _draw_embeddings(axis, placed["embeddings"], extent)
@@ -88,63 +155,142 @@ def plot_codes(axis, placed: dict[str, np.ndarray], labels, names, palette: dict
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-as-rgb
 def display_rgb(images) -> np.ndarray:
-    """Bytes (n, C, H, W) with 1, 2 or 3 channels as (n, H, W, 3) for a picture; of 2 channels, 0
-    is red and 1 is green."""
+    """Convert bytes with 1, 2 or 3 channels to RGB for pictures.
+
+    Args:
+        images: (n, C, H, W). Of 2 channels, 0 is red and 1 is green.
+
+    Returns:
+        (n, H, W, 3).
+    """
     x = np.asarray(images)
-    x = np.repeat(x, 3, axis=1) if x.shape[1] == 1 else x
-    return np.pad(x, ((0, 0), (0, 3 - x.shape[1]), (0, 0), (0, 0))).transpose(0, 2, 3, 1)
+    if x.shape[1] == 1:
+        x = np.repeat(x, 3, axis=1)
+    missing = 3 - x.shape[1]
+    return np.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))).transpose(0, 2, 3, 1)
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-tiled
 def tiled(images, columns: int, lines: int = 1) -> np.ndarray:
-    """One image made of RGB images (n, H, W, 3) in `lines` x `columns` fields with white gaps of
-    one pixel; fields without an image stay white."""
-    h, w, fields = *images.shape[1:3], lines * columns
-    sheet = np.full((fields, h + 1, w + 1, 3), 255, np.uint8)
-    sheet[: len(images), :h, :w] = images[:fields]
-    grid = sheet.reshape(lines, columns, h + 1, w + 1, 3).swapaxes(1, 2)
-    return grid.reshape(lines * (h + 1), columns * (w + 1), 3)[:-1, :-1]
+    """Arrange RGB images in a grid, with white gaps of one pixel, as one image.
+
+    Args:
+        images: (n, H, W, 3), bytes. Images beyond `lines * columns` are left out.
+        columns: number of columns.
+        lines: number of lines.
+
+    Returns:
+        (lines * (H + 1) - 1, columns * (W + 1) - 1, 3); fields without an image are white.
+    """
+    height, width = images.shape[1:3]
+    fields = lines * columns
+    sheet = np.full((fields, height + 1, width + 1, 3), 255, np.uint8)
+    sheet[: len(images), :height, :width] = images[:fields]
+    grid = sheet.reshape(lines, columns, height + 1, width + 1, 3).swapaxes(1, 2)
+    return grid.reshape(lines * (height + 1), columns * (width + 1), 3)[:-1, :-1]
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-strip
 def plot_strip(axis, images, columns: int = 8, lines: int = 2, empty: str = "empty"):
-    """Draw at most `lines * columns` of some images (n, C, H, W), at even steps; the word `empty`
-    where there are none."""
+    """Draw some images, picked at even steps, in a grid.
+
+    Args:
+        axis: axes of matplotlib.
+        images: (n, C, H, W), bytes.
+        columns: number of columns.
+        lines: number of lines.
+        empty: the word that is shown if there are no images.
+    """
     frame_only(axis, framed=not len(images))
     steps = np.linspace(0, len(images) - 1, min(len(images), lines * columns))
     picked = display_rgb(images[steps.round().astype(int)])
     axis.imshow(tiled(picked, columns, lines), interpolation="nearest")
     if not len(images):
-        look = {"ha": "center", "va": "center", "color": "#777777", "fontsize": 8}
-        axis.text(0.5, 0.5, empty, transform=axis.transAxes, **look)
+        axis.text(
+            0.5,
+            0.5,
+            empty,
+            transform=axis.transAxes,
+            ha="center",
+            va="center",
+            color="#777777",
+            fontsize=8,
+        )
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-panels
-def plot_panels(figure, arrays: dict, names, columns: int = 8, lines: int = 2):
-    """Fig. 6, three columns: samples of each training domain, samples of each expert, test images
-    by the expert they are sent to; shares are of all stored images."""
-    parts, index = partitions(arrays), np.asarray(arrays["panel_index"]).astype(int)
-    test, unseen = arrays["panel_test"], np.asarray(arrays["gate_test"]).argmax(1)
+class _PanelColumn(NamedTuple):
+    """A column of `plot_panels`.
+
+    Args:
+        title: the title above it.
+        images: (n, C, H, W), the images to show.
+        shown_labels: (n,), their labels.
+        labels: the labels of all stored images, for the percentages.
+        names: label -> name, a panel each.
+    """
+
+    title: str
+    images: np.ndarray
+    shown_labels: np.ndarray
+    labels: np.ndarray
+    names: dict[int, str]
+
+
+def _panel_columns(arrays: dict, names) -> list[_PanelColumn]:
+    """Return the three columns of `plot_panels`."""
+    parts = partitions(arrays)
+    index = np.asarray(arrays["panel_index"]).astype(int)
+    images = arrays["panel_images"]
+    test_experts = np.asarray(arrays["gate_test"]).argmax(1)
+    test_images = arrays["panel_test"]
     experts = {k: f"expert {k}" for k in range(arrays["gate_out"].shape[1])}
     domains = {d: names[d] for d in np.unique(parts["domain"])}
     held_out = " and ".join(names[d] for d in np.unique(arrays["domain_test"]))
-    blocks = {  # images with their labels, the labels of all images, and what these are called
-        "by domain label": (arrays["panel_images"], index, parts["domain"], domains),
-        "by expert": (arrays["panel_images"], index, parts["expert"], experts),
-        f"test domain {held_out}, by expert": (test, np.arange(len(test)), unseen, experts),
-    }
-    grid = figure.subplots(max(len(domains), len(experts)), 3, squeeze=False)
-    for column, (title, (images, shown, labels, called)) in zip(grid.T, blocks.items()):
-        for axis in column[len(called) :]:
+    return [
+        _PanelColumn("by domain label", images, parts["domain"][index], parts["domain"], domains),
+        _PanelColumn("by expert", images, parts["expert"][index], parts["expert"], experts),
+        _PanelColumn(
+            f"test domain {held_out}, by expert",
+            test_images,
+            test_experts[: len(test_images)],
+            test_experts,
+            experts,
+        ),
+    ]
+
+
+def plot_panels(figure, arrays: dict, names, columns: int = 8, lines: int = 2):
+    """Draw HMOE's Fig. 6: samples of each domain and of each expert, and test images by expert.
+
+    Args:
+        figure: a figure of matplotlib.
+        arrays: the arrays of a run. Percentages are of all stored images.
+        names: `names[d]` is the name of domain d.
+        columns: images in a line of a panel.
+        lines: lines of images in a panel.
+    """
+    panel_columns = _panel_columns(arrays, names)
+    rows = max(len(column.names) for column in panel_columns)
+    grid = figure.subplots(rows, 3, squeeze=False)
+    for axes, column in zip(grid.T, panel_columns):
+        for axis in axes[len(column.names) :]:
             axis.set_visible(False)
-        for axis, (value, name) in zip(column, called.items()):
-            share = (labels == value).mean()
+        for axis, (value, name) in zip(axes, column.names.items()):
+            share = (column.labels == value).mean()
             empty = "empty" if share == 0 else "none among the stored images"
-            plot_strip(axis, images[labels[shown] == value], columns, lines, empty)
+            images = column.images[column.shown_labels == value]
+            plot_strip(axis, images, columns, lines, empty)
             axis.set_ylabel(f"{name}\n{100 * share:.0f} %", rotation=0, ha="right", va="center")
-        column[0].set_title(title)
+        axes[0].set_title(column.title)
 
 
 def panels_figure(run, arrays: dict, names, scale: str):
-    """`plot_panels` of a run of `scored_runs` as a figure; its title says how decided the gate
-    is."""
+    """Return `plot_panels` of a run as a figure whose title says how decided the gate is.
+
+    Args:
+        run: a row of `scored_runs`.
+        arrays: its arrays.
+        names: `names[d]` is the name of domain d.
+        scale: first line of the title, such as the scale of the study.
+    """
     figure = plt.figure(figsize=(8.2, 0.62 * max(run.K, len(names) - 1) + 0.7))
     plot_panels(figure, arrays, names)
     share = 100 * run.share_of_log_K
@@ -162,37 +308,69 @@ COLOUR_NAMES = {"colour": {"red": "#E34A33", "green": "#2CA25F"}}
 def factor_style(
     factor: str, labels, domain_names, value_names: dict | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """(names, palette) to draw the values of a factor: `names[value]`, and a colour for each name;
-    up to ten values differ. `value_names` may hold the names of a factor's values."""
+    """Return the names and colours in which the values of a factor are drawn.
+
+    Args:
+        factor: 'domain', 'class' or another factor.
+        labels: its values (n,).
+        domain_names: names of the domains.
+        value_names: factor -> names of its values; those of others are numbers.
+
+    Returns:
+        `names[value]`, and name -> colour; up to ten colours differ.
+    """
     if factor in COLOUR_NAMES:
         return list(COLOUR_NAMES[factor]), COLOUR_NAMES[factor]
     known = {"domain": domain_names} | (value_names or {})
-    names = [str(value) for value in known.get(factor, range(int(np.max(labels)) + 1))]
-    return names, dict(zip(names, itertools.cycle([*PALETTE, "#332288", "#882255"])))
+    values = known.get(factor, range(int(np.max(labels)) + 1))
+    names = [str(value) for value in values]
+    palette = dict(zip(names, itertools.cycle([*PALETTE, "#332288", "#882255"])))
+    return names, palette
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-place-codes
 UNSEEN = 20  # codes of the test domain on a map, at most
 
 
 def place_codes(arrays: dict) -> dict[str, np.ndarray]:
-    """Joint t-SNE of a run's validation codes, at most `UNSEEN` random codes of its test domain,
-    and its embeddings."""
-    test = arrays["code_test"][subset(len(arrays["code_test"]), UNSEEN)]
-    parts = {"train": arrays["code_out"], "test": test, "embeddings": arrays["embeddings"]}
-    return tsne(parts)
+    """Place the codes and embeddings of a run by a joint t-SNE.
+
+    Args:
+        arrays: the arrays of a run.
+
+    Returns:
+        'train' (all validation codes), 'test' (at most `UNSEEN` random codes of the test domain)
+        and 'embeddings' -> places (n, 2).
+    """
+    codes = arrays["code_test"]
+    test = codes[subset(len(codes), UNSEEN)]
+    return tsne({"train": arrays["code_out"], "test": test, "embeddings": arrays["embeddings"]})
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-codes-figure
 def codes_figure(
     rows: list[list[tuple]], domain_names, title_of, width: float = 2.15, value_names=None
 ):
-    """A figure with a row of pictures of codes for each list of (run, arrays, factor), coloured by
-    the factor, with its legend on the right, or one below where all have the same factor;
-    `title_of(run, arrays, factor)` is the title of one.
-    `value_names` as in `factor_style`."""
-    placed, columns = {}, max(map(len, rows))
-    shared = len({factor for row in rows for *_, factor in row}) == 1
-    size = (width * columns + (0 if shared else 2.4), (width + 0.25) * len(rows) + 0.3)
+    """Return a figure of codes by t-SNE, each picture coloured by a factor.
+
+    Args:
+        rows: (run, arrays, factor) of the pictures of each row.
+        domain_names: names of the domains.
+        title_of: `title_of(run, arrays, factor)` is the title of a picture.
+        width: width of a picture in inches.
+        value_names: as in `factor_style`.
+
+    Returns:
+        A figure of matplotlib. The legend of a row is on its right, or one is below all rows if
+        they have the same factor.
+    """
+    factors = set()
+    for row in rows:
+        factors.update(factor for _, _, factor in row)
+    shared = len(factors) == 1
+    columns = max(map(len, rows))
+    legend_width = 0 if shared else 2.4
+    size = (width * columns + legend_width, (width + 0.25) * len(rows) + 0.3)
     figure, grid = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
+    placed = {}
     for axes, row in zip(grid, rows):
         for axis in axes[len(row) :]:
             axis.set_visible(False)
@@ -200,70 +378,125 @@ def codes_figure(
             if run.run_id not in placed:
                 placed[run.run_id] = place_codes(arrays)
             labels = arrays[f"{factor}_out"]
-            style = factor_style(factor, labels, domain_names, value_names)
-            plot_codes(axis, placed[run.run_id], labels, *style)
+            names, palette = factor_style(factor, labels, domain_names, value_names)
+            plot_codes(axis, placed[run.run_id], labels, names, palette)
             axis.set_title(title_of(run, arrays, factor), fontsize=8)
-        look = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "fontsize": 7.5}
         if not shared:
-            axes[len(row) - 1].legend(markerscale=1.5, labelspacing=0.3, **look)
+            axes[len(row) - 1].legend(
+                markerscale=1.5,
+                labelspacing=0.3,
+                loc="center left",
+                bbox_to_anchor=(1.02, 0.5),
+                fontsize=7.5,
+            )
     if shared:
-        order = grid[0, 0].get_legend_handles_labels()[1]
+        _, order = grid[0, 0].get_legend_handles_labels()
         shared_legend(figure, grid.flat, order, ncols=3, markerscale=1.5)
     return figure
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-runs-with-codes
+def _by_algorithm_and_domain(run) -> tuple[str, int]:
+    """Return the sort key of a run: its algorithm, and the position of its test domain."""
+    known = [run.test_domain]
+    if run.dataset in DATASETS:
+        known = list(DATASETS[run.dataset].domain_names)
+    return run.algorithm, known.index(run.test_domain)
+
+
 def runs_with_codes(frame: pd.DataFrame, store: str = "") -> list[tuple[pd.Series, dict]]:
-    """(run, arrays) of the complete runs of `results` with stored codes, by algorithm and test
-    domain in the order of the data set."""
-    found = [run for _, run in scored_runs(frame).iterrows() if has_arrays(run, store)]
+    """Return the complete runs of `results` with stored codes.
 
-    def place(run):
-        known = DATASETS[run.dataset].domain_names if run.dataset in DATASETS else [run.test_domain]
-        return run.algorithm, list(known).index(run.test_domain)
+    Args:
+        frame: a frame of `results`.
+        store: folder of records, as in `study_file`.
 
-    return [(run, stored_arrays(run, store)) for run in sorted(found, key=place)]
+    Returns:
+        (row of `scored_runs`, arrays) by algorithm and test domain, in the order of the data set.
+    """
+    runs = [run for _, run in scored_runs(frame).iterrows() if has_arrays(run, store)]
+    runs.sort(key=_by_algorithm_and_domain)
+    return [(run, stored_arrays(run, store)) for run in runs]
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-factor-grid
 def plot_factor_grid(
     stored: list[tuple], domain_names, factor_names=None, width: float = 1.6, value_names=None
 ):
-    """A figure with a column for each (run, arrays) and a row for each factor, the same codes
-    coloured by it, with the NMI of the experts with it. `factor_names` renames factors,
-    `value_names` holds names of their values, for example {"class": ("dog", "elephant")}.
-    `HmoeError` without runs."""
+    """Return a figure with the codes of each run (columns), coloured by each factor (rows).
+
+    Titles give the NMI of the experts with the factor.
+
+    Args:
+        stored: (run, arrays), as `runs_with_codes` returns them.
+        domain_names: names of the domains.
+        factor_names: factor -> its name in titles.
+        width: width of a picture in inches.
+        value_names: factor -> names of its values, such as {"class": ("dog", "elephant")}.
+
+    Raises:
+        HmoeError: if there are no runs.
+    """
     if not stored:
         raise HmoeError("no run has stored codes to draw.", fix="publish the arrays of a run.")
-    factors = [name for name in partitions(stored[0][1]) if name != "expert"]
+    _, first_arrays = stored[0]
+    factors = [name for name in partitions(first_arrays) if name != "expert"]
 
     def title_of(run, arrays, factor):
         head = f"test: {run.test_domain}\n" if factor == factors[0] else ""
         return f"{head}{(factor_names or {}).get(factor, factor)}: NMI {run[f'nmi_{factor}']:.2f}"
 
-    rows = [[(*run, factor) for run in stored] for factor in factors]
+    rows = []
+    for factor in factors:
+        rows.append([(run, arrays, factor) for run, arrays in stored])
     return codes_figure(rows, domain_names, title_of, width, value_names)
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-heat-map
 def heat_map(axis, table: pd.DataFrame):
-    """Draw a table of values from 0 to 1, or of counts (shade is the share of the row), with its
-    numbers in the cells."""
+    """Draw a table as shades of blue with its numbers in the cells.
+
+    Args:
+        axis: axes of matplotlib.
+        table: values from 0 to 1, or counts, whose shade is their fraction of the row.
+    """
     import seaborn as sns
 
-    counts = table.dtypes.map(pd.api.types.is_integer_dtype).all()
-    shade = table.div(table.sum(axis=1).clip(lower=1), axis=0) if counts else table
-    style = {"vmin": 0, "vmax": 1, "cmap": "Blues", "cbar": False, "annot_kws": {"fontsize": 7.5}}
-    sns.heatmap(shade, annot=table, fmt=".0f" if counts else ".2f", ax=axis, **style)
-    long = max(len(str(name)) for name in table.columns) > 4
-    axis.set_xticklabels(table.columns, rotation=45 * long, ha="right" if long else "center")
+    is_counts = table.dtypes.map(pd.api.types.is_integer_dtype).all()
+    shade = table
+    if is_counts:
+        shade = table.div(table.sum(axis=1).clip(lower=1), axis=0)
+    sns.heatmap(
+        shade,
+        annot=table,
+        fmt=".0f" if is_counts else ".2f",
+        ax=axis,
+        vmin=0,
+        vmax=1,
+        cmap="Blues",
+        cbar=False,
+        annot_kws={"fontsize": 7.5},
+    )
+    is_long = max(len(str(name)) for name in table.columns) > 4
+    if is_long:
+        axis.set_xticklabels(table.columns, rotation=45, ha="right")
+    else:
+        axis.set_xticklabels(table.columns, rotation=0, ha="center")
     axis.set_yticklabels(table.index, rotation=0)
     axis.set_ylabel("" if table.index.name == "partition" else table.index.name)
     axis.tick_params(length=0)
 
 
 def heat_maps(tables: list[tuple[str, pd.DataFrame]], columns: int, size):
-    """A figure with a `heat_map` for each (title, table), in rows of `columns`; `size` of one."""
-    rows = -(-len(tables) // columns)
-    size = (size[0] * columns, size[1] * rows)
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    """Return a figure with a `heat_map` for each table.
+
+    Args:
+        tables: (title, table) of each.
+        columns: number of maps in a row.
+        size: (width, height) of a map in inches.
+    """
+    rows = math.ceil(len(tables) / columns)
+    width, height = size
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False
+    )
     for axis in grid.flat[len(tables) :]:
         axis.set_visible(False)
     for axis, (title, table) in zip(grid.flat, tables):
@@ -275,48 +508,103 @@ def heat_maps(tables: list[tuple[str, pd.DataFrame]], columns: int, size):
 def factor_maps(
     stored: list[tuple], scores: pd.DataFrame, domain_names, factor_names=None, value_names=None
 ):
-    """A figure with a row for each (run, arrays): agreement of all partitions of its stored images,
-    and these by expert and domain, and by expert and the other factor with the largest share in
-    `scores` (`factor_scores`); names as in `plot_factor_grid`."""
-    words, tables = factor_names or {}, []
+    """Return a figure of how the stored images of each run (rows) are divided, as heat maps.
+
+    The maps are the NMI of all partitions, the images by domain and expert, and the images by the
+    other factor with the largest `share` and expert.
+
+    Args:
+        stored: (run, arrays), as `runs_with_codes` returns them.
+        scores: rows of `factor_scores`.
+        domain_names: names of the domains.
+        factor_names: factor -> its name in titles.
+        value_names: factor -> names of its values.
+    """
+    words = factor_names or {}
+    tables = []
     for run, arrays in stored:
         parts = partitions(arrays)
         title = f"{run.algorithm}, test: {run.test_domain}\nNMI over {len(parts['expert'])} images"
         tables.append((title, nmi_table(parts).rename(index=words, columns=words)))
         others = scores[(scores.run_id == run.run_id) & (scores.factor != "domain")]
-        for factor in ("domain", others.factor[others.share.idxmax()]):
+        closest = others.factor[others.share.idxmax()]
+        for factor in ("domain", closest):
             names, _ = factor_style(factor, parts[factor], domain_names, value_names)
             title = words.get(factor, factor)
             table = confusion(arrays, names, factor).rename_axis(title)
             tables.append((f"images by {title} and expert", table))
-    return heat_maps(tables, 3, (2.9, 2.7))
+    return heat_maps(tables, columns=3, size=(2.9, 2.7))
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-settings
 EQUAL_USE = ("experts_used", "effective_experts")  # columns that are K if all experts are used
 
 
+def _finish_setting_panel(axis, column: str, title: str, experts: pd.Series):
+    """Title a panel of `plot_settings`, set its limits, and draw K if it counts experts.
+
+    Args:
+        axis: axes of matplotlib.
+        column: the column that is shown.
+        title: title of the panel.
+        experts: K of each setting.
+    """
+    if column in EQUAL_USE:
+        positions = np.arange(len(experts))
+        axis.hlines(experts, positions - 0.3, positions + 0.3, "#888888", ":")
+    top = 1 if column.startswith(("nmi", "share")) else axis.dataLim.y1
+    axis.set(title=title, xlabel="", ylabel="", ylim=(-0.03 * top, 1.07 * top))
+    axis.grid(axis="x", visible=False)
+
+
 def plot_settings(rows: pd.DataFrame, panels: dict[str, str]):
-    """A grid of seaborn with a panel per column in `panels` (column -> title): a dot for each row
-    at its 'setting', a bar for the mean, and K as a dotted line in the columns named in
-    `EQUAL_USE`. Columns nmi_* and share_* run from 0 to 1."""
+    """Draw scores of runs by their setting: a dot for each run and a bar for the mean.
+
+    Args:
+        rows: rows of `setting_runs`.
+        panels: column -> title, a panel each. The number of experts K is a dotted line in the
+            columns of `EQUAL_USE`. Columns nmi_* and share_* run from 0 to 1.
+
+    Returns:
+        A grid of seaborn.
+    """
     import seaborn as sns
 
     rows = rows.assign(setting=rows.setting.str.replace(", ", "\n"))
-    equal = rows.groupby("setting", sort=False).K.first()
-    look = {"x": "setting", "hue": "setting", "legend": False, "errorbar": None}
-    look |= {"palette": sns.color_palette(PALETTE, len(equal)), "marker": "_", "markersize": 22}
-    long = rows.astype(dict.fromkeys(panels, float)).melt("setting", list(panels), "panel", "score")
-    size = {"height": 2.75, "aspect": max(2.0, 0.74 * len(equal)) / 2.75, "sharey": False}
-    grid = sns.catplot(long, y="score", col="panel", kind="point", linestyle="none", **look, **size)
+    experts = rows.groupby("setting", sort=False).K.first()
+    palette = sns.color_palette(PALETTE, len(experts))
+    scores = rows.astype(dict.fromkeys(panels, float))
+    scores = scores.melt("setting", list(panels), "panel", "score")
+    grid = sns.catplot(
+        scores,
+        y="score",
+        col="panel",
+        kind="point",
+        linestyle="none",
+        x="setting",
+        hue="setting",
+        legend=False,
+        errorbar=None,
+        palette=palette,
+        marker="_",
+        markersize=22,
+        height=2.75,
+        aspect=max(2.0, 0.74 * len(experts)) / 2.75,
+        sharey=False,
+    )
     for column, axis in grid.axes_dict.items():
-        dots = {"size": 3.5, "alpha": 0.6, "warn_thresh": 1, "palette": look["palette"]}
-        sns.swarmplot(rows, x="setting", y=column, hue="setting", legend=False, ax=axis, **dots)
-        if column in EQUAL_USE:
-            places = np.arange(len(equal))
-            axis.hlines(equal, places - 0.3, places + 0.3, "#888888", ":")
-        top = 1 if column.startswith(("nmi", "share")) else axis.dataLim.y1
-        axis.set(title=panels[column], xlabel="", ylabel="", ylim=(-0.03 * top, 1.07 * top))
-        axis.grid(axis="x", visible=False)
+        sns.swarmplot(
+            rows,
+            x="setting",
+            y=column,
+            hue="setting",
+            legend=False,
+            ax=axis,
+            size=3.5,
+            alpha=0.6,
+            warn_thresh=1,
+            palette=palette,
+        )
+        _finish_setting_panel(axis, column, panels[column], experts)
     words = "dot: a run; bar: mean of runs; dotted: all K experts in equal use"
     grid.figure.supxlabel(words, fontsize=8)
     return grid

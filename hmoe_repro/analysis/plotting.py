@@ -17,28 +17,53 @@ _UNDATED = {
 
 
 def save_figure(figure, output: Path, stem: str) -> list[str]:
-    """Write `<stem>.png` (150 dpi), and `<stem>.pdf` where the variable HMOE_FORMATS has the word
-    'pdf', both without dates. Returns the names of the files."""
+    """Write `<stem>.png` at 150 dpi, without a date, so that equal content gives equal bytes.
+
+    Args:
+        figure: a figure of matplotlib. Its layout is computed once and then kept.
+        output: folder to write to.
+        stem: name of the files without suffix.
+
+    Returns:
+        The names of the files: also `<stem>.pdf` if the environment variable HMOE_FORMATS has
+        the word 'pdf'.
+    """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    wanted = ("png", *os.environ.get("HMOE_FORMATS", "").split())
-    names = {f"{stem}.{kind}": undated for kind, undated in _UNDATED.items() if kind in wanted}
-    for name, undated in names.items():
-        figure.savefig(Path(output) / name, metadata=undated)
-    return list(names)
+    formats = ["png", *os.environ.get("HMOE_FORMATS", "").split()]
+    names = []
+    for suffix, metadata in _UNDATED.items():
+        if suffix in formats:
+            name = f"{stem}.{suffix}"
+            figure.savefig(Path(output) / name, metadata=metadata)
+            names.append(name)
+    return names
 
 # %% ../../nbs/07_analysis/02_plotting.ipynb #def-shared-legend
 def shared_legend(figure, axes, order, ncols: int | None = None, **options):
-    """One legend below `figure` for all `axes`: each label once, those of `order` that occur."""
-    handles = {}
+    """Draw one legend below a figure for all panels.
+
+    Args:
+        figure: a figure of matplotlib.
+        axes: its panels; each label is shown once.
+        order: the labels in the order of the legend; those that no panel has are left out.
+        ncols: number of columns; None: one for each label.
+        options: keyword arguments of `Figure.legend`.
+    """
+    handle_of = {}
     for axis in axes:
-        handles.update(zip(*axis.get_legend_handles_labels()[::-1]))
-    labels = [label for label in order if label in handles]
-    options |= {"loc": "outside lower center", "ncols": ncols or len(labels)}
-    figure.legend([handles[label] for label in labels], labels, **options)
+        handles, labels = axis.get_legend_handles_labels()
+        handle_of.update(zip(labels, handles))
+    shown = [label for label in order if label in handle_of]
+    handles = [handle_of[label] for label in shown]
+    options |= {"loc": "outside lower center", "ncols": ncols or len(shown)}
+    figure.legend(handles, shown, **options)
 
 # %% ../../nbs/07_analysis/02_plotting.ipynb #def-escape-math
 def escape_math(text: str) -> str:
-    """`text` for a picture: matplotlib prints each `$` of a name, and takes nothing for a
-    formula."""
+    r"""Escape `$` in a text for a picture, so that matplotlib reads no formula.
+
+    >>> print(escape_math("$5"))
+    \$5
+    """
     return str(text).replace("$", r"\$")

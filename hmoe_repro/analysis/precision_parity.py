@@ -22,135 +22,212 @@ from ..studies.search import rank
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-without-precision
 def _twins(frame: pd.DataFrame, *precisions: str) -> pd.DataFrame:
-    """The runs in two precisions, a row each, with `shared`, their specification without it, and
-    whether both runs of that specification are complete (`paired`)."""
-    found = runs(frame[frame.precision.isin(precisions)])
-    configs = [{**settings_of(run), "precision": ""} for run in found.itertuples()]
-    found["shared"] = [json.dumps(config, sort_keys=True) for config in configs]
-    complete = (found.status == "complete").groupby(found.shared).transform("sum")
-    return found.assign(paired=complete == 2)
+    """Return the runs in two precisions, with whether both runs of a configuration are complete.
+
+    Returns:
+        A row for each run, with `shared` (its configuration without the precision, as JSON) and
+        `paired`.
+    """
+    twins = runs(frame[frame.precision.isin(precisions)])
+    configs = [settings_of(run) | {"precision": ""} for run in twins.itertuples()]
+    twins["shared"] = [json.dumps(config, sort_keys=True) for config in configs]
+    complete = (twins.status == "complete").groupby(twins.shared).transform("sum")
+    return twins.assign(paired=complete == 2)
+
+
+def _pair_order(pair: tuple) -> tuple:
+    """Return the sort key of a pair of runs: algorithm, test domain, seed, id."""
+    run, _ = pair
+    return rank(run.algorithm), settings_of(run)["test_domains"], run.trial_seed, run.run_id
 
 
 def precision_pairs(frame: pd.DataFrame, base: str = "float32", other: str = "bf16") -> list[tuple]:
-    """The rows of twins (base, other): complete runs of `results` whose specifications differ
-    in the precision only, ordered by algorithm, test domain and seed. `HmoeError` if there are
-    none."""
+    """Return the pairs of complete runs whose configurations differ in the precision only.
+
+    Args:
+        frame: a frame of `results`.
+        base: one precision.
+        other: the other precision.
+
+    Returns:
+        (row of `base`, row of `other`), ordered by algorithm, test domain and seed.
+
+    Raises:
+        HmoeError: if there is no pair.
+    """
     twins = _twins(frame, base, other).query("paired")
     if twins.empty:
         raise HmoeError(
             f"no run is complete in both {base} and {other}.",
             fix="train the same specifications in both precisions.",
         )
-    by_spec = {}
+    by_config = {}
     for run in twins.itertuples():
-        by_spec.setdefault(run.shared, {})[run.precision] = run
-
-    def place(pair):
-        run = pair[0]
-        return rank(run.algorithm), settings_of(run)["test_domains"], run.trial_seed, run.run_id
-
-    return sorted([(pair[base], pair[other]) for pair in by_spec.values()], key=place)
+        by_config.setdefault(run.shared, {})[run.precision] = run
+    pairs = [(pair[base], pair[other]) for pair in by_config.values()]
+    return sorted(pairs, key=_pair_order)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-unpaired-notes
 def unpaired_notes(frame: pd.DataFrame) -> list[str]:
-    """One line for each run in float32 or bf16 that failed or has no complete twin."""
-    twin, notes = {"float32": "bf16", "bf16": "float32"}, []
+    """Return a line for each run in float32 or bf16 that failed or has no complete partner.
+
+    Args:
+        frame: a frame of `results`.
+    """
+    partner = {"float32": "bf16", "bf16": "float32"}
+    notes = []
     for run in _twins(frame, "float32", "bf16").query("not paired").itertuples():
         name = f"{run.algorithm} on {run.test_domain}, seed {run.trial_seed} (run {run.run_id})"
         if run.status == "complete":
-            notes.append(f"no complete twin in {twin[run.precision]}: {name}, {run.precision}")
+            notes.append(f"no complete twin in {partner[run.precision]}: {name}, {run.precision}")
         else:
             notes.append(f"failed in {run.precision}: {name}: {run.reason}")
     return sorted(notes)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-measured
-ACCURACY, VALIDATION = "accuracy, %", "validation accuracy, %"
-NMI, LOSS = "NMI of experts", "final loss"
+ACCURACY = "accuracy, %"
+VALIDATION = "validation accuracy, %"
+NMI = "NMI of experts"
+LOSS = "final loss"
 PARITY_MEASURES = (ACCURACY, VALIDATION, NMI, LOSS)
 
 
 def _compared_values(run) -> dict[tuple[str, str], float]:
-    """(measure, row) -> value of everything that is compared of a run."""
-    algorithm, selected, found = run.algorithm, selected_scores(run), {}
+    """Return (measure, name of the row) -> value, for all that is compared of a run."""
+    algorithm = run.algorithm
+    selected = selected_scores(run)
+    values = {}
     for measure, key in ((ACCURACY, "test_accuracy"), (VALIDATION, "validation_accuracy")):
         for mode in sorted(selected, key=MODE_ORDER.index):
             if key in selected[mode]:
-                found[measure, row_name(algorithm, mode)] = 100 * selected[mode][key]
+                values[measure, row_name(algorithm, mode)] = 100 * selected[mode][key]
     for name, value in measurement(run, "discovery").items():
         if name.startswith("nmi_") and value is not None:
-            found[NMI, f"{algorithm}, {name.removeprefix('nmi_')}"] = value
+            values[NMI, f"{algorithm}, {name.removeprefix('nmi_')}"] = value
     losses = last_losses(run)
     for name, row in (("loss", algorithm), ("L_y", f"{algorithm}, L_y")):
         if name in losses:
-            found[LOSS, row] = losses[name]
-    return found
+            values[LOSS, row] = losses[name]
+    return values
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-paired-runs
 _PLACE = ["measure", "row", "dataset", "test_domain", "trial_seed"]
 
 
 def paired_runs(pairs: list[tuple]) -> pd.DataFrame:
-    """One row per measure, row of that measure and pair: measure, row, dataset, test_domain,
-    trial_seed, base, other, difference (other minus base)."""
+    """Return the measures of pairs of runs side by side.
+
+    Args:
+        pairs: pairs of rows, as `precision_pairs` returns them.
+
+    Returns:
+        A row for each measure, row of that measure and pair: measure, row, dataset, test_domain,
+        trial_seed, base, other, and difference (other minus base).
+    """
     rows = []
     for first, second in pairs:
-        a, b = _compared_values(first), _compared_values(second)
-        place = first.dataset, first.test_domain, first.trial_seed
-        rows += [(*key, *place, a[key], b[key], b[key] - a[key]) for key in a if key in b]
+        base = _compared_values(first)
+        other = _compared_values(second)
+        of_pair = (first.dataset, first.test_domain, first.trial_seed)
+        for key in base:
+            if key in other:
+                values = (base[key], other[key], other[key] - base[key])
+                rows.append(key + of_pair + values)
     frame = pd.DataFrame(rows, columns=[*_PLACE, "base", "other", "difference"])
-    domains, names = domain_order(frame), list(dict.fromkeys(frame["row"]))
-    order = {"measure": PARITY_MEASURES.index, "row": names.index, "test_domain": domains.index}
+    positions = {
+        "measure": PARITY_MEASURES.index,
+        "row": list(dict.fromkeys(frame["row"])).index,
+        "test_domain": domain_order(frame).index,
+    }
     return frame.sort_values(
-        [*order, "trial_seed"],
-        key=lambda column: column.map(order[column.name]) if column.name in order else column,
+        [*positions, "trial_seed"],
+        key=lambda column: column.map(positions.get(column.name, lambda value: value)),
         kind="stable",
         ignore_index=True,
     )
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-parity-summary
+def _seed_noise(group: pd.DataFrame, domain: list[str]) -> float:
+    """Return the standard deviation of the base values over seeds within each test domain."""
+    by_domain = group.groupby(domain)
+    residual = group.base - by_domain.base.transform("mean")
+    freedom = len(group) - by_domain.ngroups
+    return math.sqrt((residual**2).sum() / freedom) if freedom else math.nan
+
+
 def parity_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """Per measure and row of `paired_runs`: pairs, mean in the base precision, mean paired
-    difference with its interval (low, high) and p (`mean_interval`: trial seeds by test domains),
-    seed_noise, rms."""
-    rows, domain = [], ["dataset", "test_domain"]
-    for place, group in frame.groupby(["measure", "row"], sort=False):
-        found = mean_interval(group.pivot(index="trial_seed", columns=domain, values="difference"))
-        residual = group.base - group.groupby(domain).base.transform("mean")
-        freedom = len(group) - group.groupby(domain).ngroups
-        noise = math.sqrt((residual**2).sum() / freedom) if freedom else math.nan
-        rms = math.sqrt((group.difference**2).mean())
-        rows.append((*place, len(group), group.base.mean(), *found[:4], noise, rms))
+    """Summarise the differences between two precisions, by measure and row.
+
+    Args:
+        frame: rows of `paired_runs`.
+
+    Returns:
+        measure, row, pairs, base (mean in the base precision), difference (mean paired difference)
+        with its interval (low, high) and p (`mean_interval`), seed_noise (standard deviation over
+        seeds within test domains) and rms (root mean square of the differences).
+    """
+    domain = ["dataset", "test_domain"]
+    rows = []
+    for (measure, name), group in frame.groupby(["measure", "row"], sort=False):
+        grid = group.pivot(index="trial_seed", columns=domain, values="difference")
+        interval = mean_interval(grid)
+        row = {"measure": measure, "row": name, "pairs": len(group), "base": group.base.mean()}
+        row |= {"difference": interval.mean, "low": interval.low, "high": interval.high}
+        row |= {"p": interval.p, "seed_noise": _seed_noise(group, domain)}
+        row["rms"] = math.sqrt((group.difference**2).mean())
+        rows.append(row)
     columns = ["measure", "row", "pairs", "base", "difference", "low", "high", "p"]
     return pd.DataFrame(rows, columns=[*columns, "seed_noise", "rms"])
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-judged
-EQUAL, UNKNOWN, UNRESOLVED = "equal", "unknown", "not significant"
-BEYOND, SHIFTED = "beyond seed noise", "shifted"
+EQUAL = "equal"
+UNKNOWN = "unknown"
+UNRESOLVED = "not significant"
+BEYOND = "beyond seed noise"
+SHIFTED = "shifted"
 
 
 def outcomes(summary: pd.DataFrame) -> pd.Series:
-    """For each row of `parity_summary`: 'beyond seed noise', 'shifted', 'not significant',
-    'equal' (all pairs agree in every digit) or 'unknown' (one seed, or the same difference in
-    all seeds, so that there is no interval).
-    Significance is at 5 % with Holm's correction over all rows."""
+    """Return the outcome of each row of `parity_summary`.
+
+    Returns:
+        'beyond seed noise' or 'shifted' if the difference is significant at 5 %, with Holm's
+        correction over all rows, and above or below the noise; otherwise 'not significant'.
+        'equal': all pairs agree in every digit. 'unknown': there is no interval, because of one
+        seed or the same difference in all.
+    """
     cases = {
         EQUAL: summary.rms == 0,
         UNKNOWN: summary.low.isna(),
         UNRESOLVED: ~(holm(summary.p.where(summary.rms > 0)) < 0.05),
         BEYOND: summary.difference.abs() > summary.seed_noise,
     }
-    found = np.select(list(cases.values()), list(cases), SHIFTED)
-    return pd.Series(found, index=summary.index)
+    outcome = np.select(list(cases.values()), list(cases), SHIFTED)
+    return pd.Series(outcome, index=summary.index)
 
 # %% ../../nbs/07_analysis/18_precision_parity.ipynb #def-parity-verdict
 def parity_verdict(summary: pd.DataFrame, other: str = "bf16") -> list[Line]:
-    """Lines: whether `other` changes results, and the final loss, beyond seed noise; and which
-    rows are no evidence."""
-    outcome, loss = outcomes(summary), summary.measure == LOSS
-    wide = (summary.high - summary.difference > summary.seed_noise) & (outcome == UNRESOLVED)
-    short = summary.measure.str.partition(",")[0]
-    rows = summary.assign(outcome=outcome, short=short, wide=wide, equal=outcome == EQUAL)
-    rows["alone"], rows["unsure"] = (outcome == UNRESOLVED) & (rows.p < 0.05), wide | rows.equal
-    parts = {"": rows[~loss], "Of the final loss of training: ": rows[loss]}
+    """Say whether a precision changes results and the final loss beyond seed noise.
+
+    Args:
+        summary: rows of `parity_summary`.
+        other: the precision.
+
+    Returns:
+        The lines of the template `parity_verdict.md`, also on the rows that are no evidence.
+    """
+    outcome = outcomes(summary)
+    unresolved = outcome == UNRESOLVED
+    is_wide = (summary.high - summary.difference > summary.seed_noise) & unresolved
+    rows = summary.assign(
+        outcome=outcome,
+        short=summary.measure.str.partition(",")[0],
+        wide=is_wide,
+        equal=outcome == EQUAL,
+    )
+    rows["alone"] = unresolved & (rows.p < 0.05)
+    rows["unsure"] = is_wide | rows.equal
+    is_loss = summary.measure == LOSS
+    parts = {"": rows[~is_loss], "Of the final loss of training: ": rows[is_loss]}
     verdict = template("parity_verdict.md").render(parts=parts, rows=rows, other=other)
     return lines_of(verdict)

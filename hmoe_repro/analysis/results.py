@@ -31,7 +31,7 @@ from ..core.toml import package_toml
 from ..method.hmoe import HMOE_MODES
 from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
-from ..training.protocols import parse_policy
+from ..training.protocols import parse_evaluate_option
 from ..training.run_config import TOY, RunConfig
 from ..training.selection import protocol_name, validation_accuracy
 from hmoe_repro.training.store import (
@@ -44,7 +44,7 @@ from hmoe_repro.training.store import (
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-study-file
 def not_in_a_clone() -> str:
-    """A sentence for errors, where there is no folder of published records at all."""
+    """Return a hint for error messages if there is no folder of published records; '' otherwise."""
     if results_dir().is_dir():
         return ""
     return " The published records are in a clone of the project, not in the installed package."
@@ -52,34 +52,36 @@ def not_in_a_clone() -> str:
 
 @public(store=Place)
 def study_file(study: str, store: str = "") -> Path:
-    """Where the records of `study` are: `<store>/<study>.jsonl`. An empty store is the committed
-    one; a relative one starts at the project's root. `HmoeError` for what is no study's name."""
+    """Return the path of the records of a study, `<store>/<study>.jsonl`.
+
+    Args:
+        study: name of a study, such as 'quick-digits'.
+        store: folder of records. A relative one starts at the project's root; '' is the folder
+            of the published records.
+
+    Raises:
+        HmoeError: if `study` is no valid name of a study.
+    """
     check_study_name(study)
     folder = repo_root() / store if str(store) else results_dir()
     return folder / f"{study}.jsonl"
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-short-path
 def short_path(path: Path) -> str:
-    """`path` as a reader should see it: from the project's root where it lies inside it."""
-    path, root = Path(path), repo_root()
+    """Return a path as text, relative to the project's root if it lies inside it."""
+    path = Path(path)
+    root = repo_root()
     if path.is_relative_to(root):
         return path.relative_to(root).as_posix()
     return str(path)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-load-study
-@public(store=Place)
-def load_study(study: str, store: str = "") -> list[dict]:
-    """All records of a study, complete and failed ones, in the file's order. `HmoeError` names
-    file, line and fix: no such file, a published one that was changed (`verify_studies`), a line
-    that is cut, is no whole record (`check_record`) or repeats a run."""
-    path = study_file(study, store)
-    file, publish = short_path(path), f"`hmoe publish {study}` writes it from the runs"
-    if os.path.realpath(path.parent) == os.path.realpath(results_dir()):
-        verify_studies(path.parent)
-    else:
-        verify_listed(path)
+def _read_lines(study: str, path: Path) -> list[str]:
+    """Read the lines of a study's file; raise `HmoeError` if it is absent or cannot be read."""
+    file = short_path(path)
+    publish = f"`hmoe publish {study}` writes it from the runs"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         train = f"`hmoe sweep {study}` trains them"
         if study in PROFILE_OF:
@@ -88,18 +90,46 @@ def load_study(study: str, store: str = "") -> list[dict]:
         raise HmoeError(absent, fix=f"{train}, {publish}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HmoeError(f"cannot read {file}: {error}.", fix=f"{publish}.") from None
+
+
+@public(store=Place)
+def load_study(study: str, store: str = "") -> list[dict]:
+    """Read and check all records of a study, complete and failed ones.
+
+    Args:
+        study: name of a study.
+        store: folder of records, as in `study_file`.
+
+    Returns:
+        The records in the order of the file.
+
+    Raises:
+        HmoeError: if the file is missing, unreadable or empty; if it is a published one that was
+            changed (`verify_studies`); if a line is truncated, is no complete record
+            (`check_record`) or repeats a run. The message names file, line and fix.
+    """
+    path = study_file(study, store)
+    file = short_path(path)
+    publish = f"`hmoe publish {study}` writes it from the runs"
+    if os.path.realpath(path.parent) == os.path.realpath(results_dir()):
+        verify_studies(path.parent)
+    else:
+        verify_listed(path)
     records = {}
-    for number, line in ((n, line) for n, line in enumerate(lines, 1) if line.strip()):
-        place = f"{file}, line {number}"
+    for number, line in enumerate(_read_lines(study, path), 1):
+        if not line.strip():
+            continue
+        location = f"{file}, line {number}"
         try:
-            record = check_record(json.loads(line), place)
+            record = check_record(json.loads(line), location)
         except (ValueError, RecursionError, HmoeError) as error:
-            problem = getattr(error, "cause", f"{place}: cut off or not JSON.")
+            problem = getattr(error, "cause", f"{location}: cut off or not JSON.")
             fix = f"{publish}, or restore the file from git."
             raise HmoeError(problem, fix=fix) from None
-        if records.setdefault(record["run_id"], record) is not record:
-            again = f"{place}: run {record['run_id']} again."
+        if record["run_id"] in records:
+            again = f"{location}: run {record['run_id']} again."
             raise HmoeError(again, fix=f"{publish}.")
+        records[record["run_id"]] = record
     if not records:
         raise HmoeError(f"{file} holds no record.", fix=f"{publish}.")
     return list(records.values())
@@ -115,53 +145,91 @@ MODE_ORDER = ("default", *HMOE_MODES)
 
 
 def mode_rank(mode) -> int:
-    """The place of an inference mode in a table; others follow those of HMOE."""
+    """Return the position of an inference mode in tables; unknown modes follow those of HMOE.
+
+    >>> mode_rank("default")
+    0
+    """
     return MODE_ORDER.index(mode) if mode in MODE_ORDER else len(MODE_ORDER)
 
 
 def _mode_rows(record: dict) -> list[dict]:
-    """What a run selected, a row for each inference mode; one row without a mode where it
-    selected nothing (it failed, or is a toy's)."""
-    selected, inside = record.get("selected") or {}, record.get("in_domain") or {}
+    """Return the selected step and accuracies of a record, a row for each inference mode.
+
+    A run that selected nothing, because it failed or is one of the toy, has one row without a mode.
+    """
+    selected = record.get("selected") or {}
+    in_domain = record.get("in_domain") or {}
     rows = []
-    for mode, chosen in (inside | selected).items():
-        row = {"mode": mode, "step": chosen["step"]}
-        row["validation_accuracy"] = chosen["validation_accuracy"]
+    for mode, checkpoint in (in_domain | selected).items():
+        row = {"mode": mode, "step": checkpoint["step"]}
+        row["validation_accuracy"] = checkpoint["validation_accuracy"]
         row["accuracy"] = selected.get(mode, {}).get("test_accuracy")
-        row["accuracy_in_domain"] = inside.get(mode, {}).get("accuracy")
+        row["accuracy_in_domain"] = in_domain.get(mode, {}).get("accuracy")
         rows.append(row)
     return rows or [{"mode": None}]
 
 
+def _run_columns(record: dict, study: str) -> dict:
+    """Return the columns that all rows of a record share: those of the run, not of a mode."""
+    config = record["config"]
+    columns = {"study": study, "test_domain": ",".join(config["test_domains"])}
+    for name in _FIELDS:
+        columns[name] = record.get(name)
+    for name, value in config.items():
+        if name not in ("hparams", "test_domains"):
+            columns[name] = value
+    columns["protocol"] = protocol_name(record)
+    columns["record"] = record
+    return columns
+
+
+def _nested_columns(record: dict) -> dict[str, dict]:
+    """Return the parts of a record that become columns named by their paths."""
+    nested = {name: record.get(name) or {} for name in _NESTED}
+    nested["hparams"] = record["config"].get("hparams", {})
+    return nested
+
+
 def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
-    """`results` of records that are already read."""
-    rows, nested, places = [], [], []
-    for place, record in enumerate(records):
-        config = record["config"]
-        run = {"study": study, "test_domain": ",".join(config["test_domains"])}
-        run |= {name: record.get(name) for name in _FIELDS}
-        run |= {k: v for k, v in config.items() if k not in ("hparams", "test_domains")}
-        run |= {"protocol": protocol_name(record), "record": record}
-        nested.append({name: record.get(name) or {} for name in _NESTED})
-        nested[-1]["hparams"] = config.get("hparams", {})
+    """Return the frame of `results` for records that are already read.
+
+    Args:
+        records: records of runs.
+        study: value of the column `study`.
+    """
+    rows = []
+    nested = []
+    record_of_row = []  # positions in `records`
+    for position, record in enumerate(records):
+        run = _run_columns(record, study)
+        nested.append(_nested_columns(record))
         for mode in _mode_rows(record):
             rows.append(run | mode)
-            places.append(place)
+            record_of_row.append(position)
     if not rows:
         return pd.DataFrame(columns=[*_FIRST, "record"])
     frame = pd.DataFrame(rows)
-    frame = frame.reindex(columns=list(dict.fromkeys([*_FIRST, *frame, *_MEASURED])))
+    columns = dict.fromkeys([*_FIRST, *frame, *_MEASURED])
+    frame = frame.reindex(columns=list(columns))
     frame = frame.astype(dict.fromkeys(_MEASURED, float))
-    parts = pd.json_normalize(nested, max_level=2).iloc[places].reset_index(drop=True)
-    return pd.concat([frame, parts], axis=1)
+    paths = pd.json_normalize(nested, max_level=2)
+    paths = paths.iloc[record_of_row].reset_index(drop=True)
+    return pd.concat([frame, paths], axis=1)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-metrics
 _TABLE = package_toml("metrics.toml")
 
 
 class Metric(NamedTuple):
-    """A column of `results` as it is compared: its unit, what a stored value is multiplied by to be
-    in that unit, and the smallest difference that matters (NaN: none)."""
+    """A column of `results` with the unit in which it is compared.
+
+    Args:
+        name: the column.
+        unit: 'points', 'score' or another unit of `metrics.toml`.
+        scale: factor from the stored value to the unit.
+        margin: the smallest difference that matters, in the unit; NaN: none.
+    """
 
     name: str
     unit: str
@@ -170,15 +238,26 @@ class Metric(NamedTuple):
 
 
 def margin_of(unit: str) -> float:
-    """Return the smallest difference that matters in a unit: 1 point of accuracy, 0.05 of a score;
-    NaN for shares of runs. `HmoeError` for a unit that `metrics.toml` lacks."""
+    """Return the smallest difference that matters in a unit; NaN for fractions of runs.
+
+    Raises:
+        HmoeError: if `metrics.toml` has no such unit.
+
+    >>> margin_of("points"), margin_of("NMI")
+    (1.0, 0.05)
+    """
     return _TABLE["margins"][check_choice(unit, _TABLE["margins"], "unit")]
 
 
 def metric_of(column: str) -> Metric:
-    """Return the metric of a column, from `metrics.toml`; one that is not listed is a score."""
-    said = _TABLE["metrics"].get(column, {"unit": "score"})
-    return Metric(column, said["unit"], said.get("scale", 1.0), margin_of(said["unit"]))
+    """Return the metric of a column, from `metrics.toml`; a column that is not listed is a score.
+
+    >>> metric_of("accuracy")
+    Metric(name='accuracy', unit='points', scale=100.0, margin=1.0)
+    """
+    entry = _TABLE["metrics"].get(column, {"unit": "score"})
+    scale = entry.get("scale", 1.0)
+    return Metric(name=column, unit=entry["unit"], scale=scale, margin=margin_of(entry["unit"]))
 
 
 METRICS = {column: metric_of(column) for column in _TABLE["metrics"]}
@@ -193,17 +272,17 @@ Results = Annotated[pd.DataFrame, _of_results]  # what functions of results take
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-read-results
 def _is_folder(source: Place, store: str) -> bool:
-    """Whether `source` is a folder of runs; a text that names a study with records is that
-    study."""
+    """Return whether `source` is a folder of runs; the name of a study with records is none."""
     if not expanded(source).is_dir():
         return False
     with contextlib.suppress(HmoeError):  # no name of a study
-        return not (isinstance(source, str) and study_file(source, store).exists())
+        is_study = isinstance(source, str) and study_file(source, store).exists()
+        return not is_study
     return True
 
 
 def _results_of_folder(folder: Path) -> pd.DataFrame:
-    """`results` of a folder of runs. `HmoeError` if it has none, or one of them is damaged."""
+    """Read the `results` of a folder of runs; `HmoeError` if it has none or a damaged one."""
     records, damaged = RunStore(folder).scan()
     if damaged:
         raise HmoeError(damaged[0], fix="delete the folder of that run, or restore it.")
@@ -216,27 +295,38 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
 
 @public(source=Place | Sequence[str], store=Place)
 def results(source, store: str = "") -> pd.DataFrame:
-    """A row for each run and inference mode of `source`: a study ('quick-digits'), several, a
-    `.jsonl` file, or a folder of runs ('runs'). Runs that failed, and those of the toy, have one
-    row without a mode.
+    """Read published records, or your own runs, into a frame with a row for each run and mode.
 
-    Columns: study, run_id, status, reason, algorithm, mode, dataset, network, test_domain,
-    trial_seed and the other fields of the run's configuration; accuracy (on the test domain,
-    0 to 1), validation_accuracy and step (of the selected checkpoint), accuracy_in_domain; and by
-    their paths `hparams.*`, `discovery.*`, `clusters.*`, `environment.*`; `record` has all of the
-    record. `HmoeError` names file, line and fix where one is damaged, and the study where there is
-    none."""
+    Args:
+        source: a study ('quick-digits'), several of them, a `.jsonl` file, or a folder of
+            runs ('runs').
+        store: folder of the studies, as in `study_file`.
+
+    Returns:
+        A frame with the columns study, run_id, status, reason, algorithm, mode, dataset, network,
+        test_domain, trial_seed and the other fields of the configuration; accuracy (on the test
+        domain, 0 to 1), validation_accuracy and step (of the selected checkpoint),
+        accuracy_in_domain; columns named by their paths (`hparams.*`, `discovery.*`,
+        `clusters.*`, `environment.*`); and `record`, the complete record. Failed runs, and those
+        of the toy, have one row without a mode. A run that is in two studies is listed once.
+
+    Raises:
+        HmoeError: if no study is named, a study has no records, or a file is damaged. The message
+            names file, line and fix.
+    """
     if isinstance(source, Place) and _is_folder(source, store):
         return _results_of_folder(expanded(source))
     if isinstance(source, Path) or str(source).endswith(".jsonl"):
-        source, store = Path(source).stem, str(expanded(source).absolute().parent)
+        store = str(expanded(source).absolute().parent)
+        source = Path(source).stem
     studies = [source] if isinstance(source, str) else list(source)
     if not studies:
         raise HmoeError("no study is named.", fix="a study such as 'quick-digits', or a folder.")
-    for study in (study for study in studies if study.endswith(".toml")):
-        cause = f"{study} says what to train, and has no results."
-        fix = f"`hmoe sweep {study}` trains it; results('runs') reads the folder of runs."
-        raise HmoeError(cause, fix=fix)
+    for study in studies:
+        if study.endswith(".toml"):
+            cause = f"{study} says what to train, and has no results."
+            fix = f"`hmoe sweep {study}` trains it; results('runs') reads the folder of runs."
+            raise HmoeError(cause, fix=fix)
     frames = [frame_of(load_study(name, store), name) for name in studies]
     frame = pd.concat(frames, ignore_index=True)
     return frame.drop_duplicates(["run_id", "mode"], ignore_index=True)
@@ -244,64 +334,83 @@ def results(source, store: str = "") -> pd.DataFrame:
 # %% ../../nbs/07_analysis/01_results.ipynb #def-runs
 @public(frame=Results)
 def runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run of `results`: that of its first mode."""
+    """Return one row for each run of `results`, that of its first mode."""
     return frame.drop_duplicates("run_id", ignore_index=True)
 
 
 @public(frame=Results)
 def runs_with(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """A row for each complete run of `results` whose record has `name`, such as 'masks'."""
-    found = runs(frame[frame.status == "complete"])
-    return found[np.array([bool(record.get(name)) for record in found.record], dtype=bool)]
+    """Return one row for each complete run of `results` whose record has a field, as 'masks'."""
+    complete = runs(frame[frame.status == "complete"])
+    has_field = [bool(record.get(name)) for record in complete.record]
+    return complete[np.array(has_field, dtype=bool)]
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-one-protocol
 def one_protocol(frame: pd.DataFrame) -> str:
-    """The protocol that all runs of a frame followed, 'domainbed' or 'dmg'. `HmoeError` where they
-    followed two."""
-    followed = dict(zip(frame.protocol, frame.run_id)) if len(frame) else {}
-    if len(followed) > 1:
-        named = " and ".join(f"{run} ({protocol})" for protocol, run in followed.items())
+    """Return the protocol that all runs of a frame followed, 'domainbed' or 'dmg'.
+
+    Raises:
+        HmoeError: if the runs followed two protocols.
+    """
+    run_of_protocol = dict(zip(frame.protocol, frame.run_id)) if len(frame) else {}
+    if len(run_of_protocol) > 1:
+        named = " and ".join(f"{run} ({protocol})" for protocol, run in run_of_protocol.items())
         raise HmoeError(
             f"runs {named} followed two protocols: their accuracies are of different images, and "
             "one table would compare the protocols.",
             fix="a table for each.",
         )
-    return next(iter(followed), "domainbed")
+    return next(iter(run_of_protocol), "domainbed")
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-validation-cap
 def validation_cap(frame: pd.DataFrame) -> str:
-    """How many validation images of each training domain were used, if any run has a cap;
-    otherwise an empty text."""
-    used = frame.evaluate.dropna().unique() if "evaluate" in frame else []
-    caps = {parse_policy(policy)[1] for policy in used}
-    if not caps - {None}:
+    """Return the largest number of validation images of a training domain, as text; '' if uncapped.
+
+    Args:
+        frame: a frame of `results`; its column `evaluate` holds the policies of evaluation.
+    """
+    policies = frame.evaluate.dropna().unique() if "evaluate" in frame else []
+    caps = {parse_evaluate_option(policy)[1] for policy in policies}
+    numbers = sorted(caps - {None})
+    if not numbers:
         return ""
-    capped = " or ".join(f"{cap:,}" for cap in sorted(caps - {None}))
+    capped = " or ".join(f"{cap:,}" for cap in numbers)
     some = " (all in some runs)" if None in caps else ""
     return f"at most {capped} images of each training domain{some}"
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-arrays
 def _arrays_file(run, store: str = "") -> Path:
-    """Where the arrays of a run, a row of `results`, are."""
+    """Return the path of the arrays of a run, a row of `results`."""
     return study_file(run.study, store).with_suffix("") / f"{run.run_id}.safetensors"
 
 
 def has_arrays(run, store: str = "") -> bool:
-    """Did this run, a row of `results`, store arrays?"""
+    """Return whether a run, a row of `results`, has stored arrays."""
     return _arrays_file(run, store).is_file()
 
 
 def arrays(run, store: str = "") -> dict[str, np.ndarray]:
-    """The arrays stored with a run, a row of `results`, by name, from
-    `<store>/<study>/<run_id>.safetensors`. `HmoeError` if there are none, or the file is damaged,
-    has no digest, or is that of another run."""
+    """Read the arrays stored with a run from `<store>/<study>/<run_id>.safetensors`.
+
+    Args:
+        run: a row of `results`.
+        store: folder of records, as in `study_file`.
+
+    Returns:
+        Name -> array.
+
+    Raises:
+        HmoeError: if there is no file, or it is damaged, has no digest, or belongs to another run.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    path, fix = _arrays_file(run, store), f"`hmoe publish {run.study}` copies what the runs stored."
+    path = _arrays_file(run, store)
+    fix = f"`hmoe publish {run.study}` copies what the runs stored."
     try:
         content = path.read_bytes()
-        if fault := seal_fault(content, run.run_id):
+        fault = seal_fault(content, run.run_id)
+        if fault:
             raise OSError(f"it {fault}")
         return load(content)
     except FileNotFoundError:
@@ -312,12 +421,12 @@ def arrays(run, store: str = "") -> dict[str, np.ndarray]:
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-parts
 def records_of(frame: pd.DataFrame) -> list[dict]:
-    """Return the records of the runs of `results`, each once, for functions of whole records."""
+    """Return the records of the runs of `results`, each once."""
     return runs(frame).record.tolist() if len(frame) else []
 
 
 def settings_of(run) -> dict:
-    """Return the configuration of a run, a row of `results`, as its record has it."""
+    """Return the configuration in the record of a run, a row of `results`, as a dictionary."""
     return run.record["config"]
 
 
@@ -327,19 +436,25 @@ def config_of(run) -> RunConfig:
 
 
 def run_hparams(run) -> dict:
-    """Return the hyper-parameters that are part of the name of a run, a row of `results`."""
+    """Return the hyper-parameters that are part of the id of a run, a row of `results`."""
     return settings_of(run)["hparams"]
 
 
 def measurement(run, name: str) -> dict:
-    """Return what a run, a row of `results`, measured as `name` ('discovery', 'clusters', 'masks',
-    'spectra', 'expert_choices', 'toy'); {} if it measured nothing of that name."""
+    """Return a measurement of a run, a row of `results`; {} if it was not made.
+
+    Args:
+        run: a row of `results`.
+        name: 'discovery', 'clusters', 'masks', 'spectra', 'expert_choices' or 'toy'.
+    """
     return run.record.get(name) or {}
 
 
 def followed_protocol(run) -> dict:
-    """Return what a run, a row of `results`, noted of DMG's protocol (its splits, epochs and
-    `updates_per_epoch`); {} for a run of DomainBed's."""
+    """Return the settings of DMG's protocol in the record of a run; {} for DomainBed's protocol.
+
+    They are its splits, epochs and `updates_per_epoch`.
+    """
     return run.record.get("protocol") or {}
 
 
@@ -349,8 +464,10 @@ def selected_scores(run) -> dict[str, dict]:
 
 
 def loss_points(run) -> list[tuple[int, dict]]:
-    """Return (step, losses) for each checkpoint of a run, a row of `results`: means over the
-    updates since the checkpoint before."""
+    """Return (step, losses) for each checkpoint of a run, a row of `results`.
+
+    Losses are means over the updates since the checkpoint before.
+    """
     return [(point["step"], point["losses"]) for point in run.record["checkpoints"]]
 
 
@@ -361,7 +478,7 @@ def last_losses(run) -> dict:
 
 
 def code_points(run) -> list[tuple[int, dict]]:
-    """Return (step, statistics of the codes) for each checkpoint of a run that looked at codes."""
+    """Return (step, statistics of the codes) for each checkpoint of a run that has statistics."""
     points = run.record["checkpoints"]
     return [(point["step"], point["codes"]) for point in points if point.get("codes")]
 
@@ -373,102 +490,191 @@ def last_codes(run) -> dict | None:
 
 
 def accuracies_at(run, step: int | None = None) -> dict[str, dict]:
-    """Return domain -> split ('in', 'out') -> mode -> accuracy at a checkpoint of a run, a row of
-    `results`; by default at the last one."""
+    """Return the accuracies at a checkpoint of a run, a row of `results`.
+
+    Args:
+        run: a row of `results`.
+        step: update of the checkpoint; None: the last one.
+
+    Returns:
+        Domain -> split ('in', 'out') -> mode -> accuracy.
+    """
     points = run.record["checkpoints"]
-    point = points[-1] if step is None else next(p for p in points if p["step"] == step)
+    if step is None:
+        return points[-1]["accuracies"]
+    point = next(point for point in points if point["step"] == step)
     return point["accuracies"]
 
 
 def validated_domains(run) -> set[str]:
     """Return the training domains of a run, a row of `results`: those that were validated."""
-    points = run.record["checkpoints"]
-    validated = {d for p in points for d, splits in p["accuracies"].items() if "out" in splits}
+    validated = set()
+    for point in run.record["checkpoints"]:
+        for domain, splits in point["accuracies"].items():
+            if "out" in splits:
+                validated.add(domain)
     return validated - set(settings_of(run)["test_domains"])
 
 
 def with_measurement(frame: pd.DataFrame, name: str, values: list) -> pd.DataFrame:
-    """Return a frame whose runs measured `values`, one for each row, as `name`."""
+    """Return a copy of a frame whose records have the measurement `name`, a value for each row."""
     records = [record | {name: value} for record, value in zip(frame.record, values)]
     return frame.assign(record=records)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-omitted-defaults
 def with_omitted_defaults(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `results` with the hyper-parameters that a run's name omits at their default
-    (`omitted_defaults`), as columns `hparams.*`. Those of unknown algorithms stay as they are."""
-    frame, filled = frame.copy(), {}
+    """Fill in the hyper-parameters that run ids omit at their default, as columns `hparams.*`.
+
+    Args:
+        frame: a frame of `results`.
+
+    Returns:
+        A copy with the defaults of `omitted_defaults`, and of `TOY_OMITS` for runs of the toy.
+        Rows of unknown algorithms are unchanged.
+    """
+    frame = frame.copy()
+    defaults = {}
     for algorithm in frame.algorithm.unique():
         if algorithm in algorithm_names():
-            filled[algorithm] = omitted_defaults(get_algorithm(algorithm).HPARAMS)
-    toy = frame.dataset == TOY
-    for name in sorted({name for values in filled.values() for name in values} | TOY_OMITS.keys()):
-        default = frame.algorithm.map({a: values.get(name) for a, values in filled.items()})
-        default = default.mask(toy, TOY_OMITS.get(name)).astype(object)
-        said = frame.get(f"hparams.{name}", pd.Series(None, frame.index, dtype=object))
-        frame[f"hparams.{name}"] = said.astype(object).where(said.notna(), default)
+            defaults[algorithm] = omitted_defaults(get_algorithm(algorithm).HPARAMS)
+    names = set(TOY_OMITS)
+    for values in defaults.values():
+        names |= values.keys()
+    is_toy = frame.dataset == TOY
+    absent = pd.Series(None, frame.index, dtype=object)
+    for name in sorted(names):
+        of_algorithm = {algorithm: values.get(name) for algorithm, values in defaults.items()}
+        default = frame.algorithm.map(of_algorithm)
+        default = default.mask(is_toy, TOY_OMITS.get(name)).astype(object)
+        recorded = frame.get(f"hparams.{name}", absent).astype(object)
+        frame[f"hparams.{name}"] = recorded.where(recorded.notna(), default)
     return frame
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-checkpoints
 def selected_so_far(points: list[dict], test_domain: str, mode: str) -> list[float]:
-    """For each checkpoint, the test accuracy (in split) of the best one by validation up to it;
-    NaN if that one was not tested."""
-    best, tested, curve = -math.inf, math.nan, []
+    """Return, for each checkpoint, the test accuracy of the best one by validation up to it.
+
+    Args:
+        points: checkpoints of a record, in order.
+        test_domain: the domain held out.
+        mode: an inference mode.
+
+    Returns:
+        Accuracies on the 'in' split; NaN if the best checkpoint was not tested.
+    """
+    best = -math.inf
+    tested = math.nan
+    curve = []
     for point in points:
         validated = validation_accuracy(point["accuracies"], [test_domain], mode)
         if validated > best:
-            best, splits = validated, point["accuracies"].get(test_domain, {})
+            best = validated
+            splits = point["accuracies"].get(test_domain, {})
             tested = splits.get("in", {}).get(mode, math.nan)
         curve.append(tested)
     return curve
 
 
-def _checkpoint_rows(record: dict, domain: str) -> list[tuple]:
-    """(step, quantity, mode, value) of a run: losses, and for each mode that was evaluated and
-    selected for, validation accuracy and `selected_so_far`."""
+def _loss_rows(points: list[dict]) -> list[tuple]:
+    """Return (step, name of the loss, '', value) for each checkpoint and loss."""
+    rows = []
+    for point in points:
+        for name, value in (point.get("losses") or {}).items():
+            rows.append((point["step"], name, "", value))
+    return rows
+
+
+def _evaluated_modes(points: list[dict]) -> list[str]:
+    """Return the inference modes that some checkpoint evaluated, in the order of the record."""
+    modes = {}
+    for point in points:
+        for splits in point["accuracies"].values():
+            for by_mode in splits.values():
+                modes.update(dict.fromkeys(by_mode))
+    return list(modes)
+
+
+def _accuracy_rows(points: list[dict], test_domain: str, mode: str) -> list[tuple]:
+    """Return (step, quantity, mode, value): validation accuracy and `selected_so_far`."""
+    rows = []
+    for point, tested in zip(points, selected_so_far(points, test_domain, mode)):
+        validated = validation_accuracy(point["accuracies"], [test_domain], mode)
+        rows.append((point["step"], "validation_accuracy", mode, validated))
+        rows.append((point["step"], "test_accuracy", mode, tested))
+    return rows
+
+
+def _checkpoint_rows(record: dict, test_domain: str) -> list[tuple]:
+    """Return (step, quantity, mode, value) of a record: losses, and accuracies by selected mode."""
     points = record["checkpoints"]
-    rows = [(p["step"], n, "", v) for p in points for n, v in (p.get("losses") or {}).items()]
-    splits = [s for p in points for domains in p["accuracies"].values() for s in domains.values()]
-    for mode in dict.fromkeys(mode for split in splits for mode in split):
+    rows = _loss_rows(points)
+    for mode in _evaluated_modes(points):
         if mode in record["selected"]:
-            for point, tested in zip(points, selected_so_far(points, domain, mode)):
-                right = validation_accuracy(point["accuracies"], [domain], mode)
-                rows.append((point["step"], "validation_accuracy", mode, right))
-                rows.append((point["step"], "test_accuracy", mode, tested))
+            rows += _accuracy_rows(points, test_domain, mode)
     return rows
 
 
 @public(frame=Results)
 def checkpoints(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run of `results`, checkpoint, quantity and mode: algorithm, test_domain,
-    trial_seed, step, quantity (a loss, 'validation_accuracy', 'test_accuracy': `selected_so_far`),
-    mode ('' for losses), value. Complete runs with one test domain only."""
-    found, columns = runs(frame), ["algorithm", "test_domain", "trial_seed"]
-    found = found[(found.status == "complete") & ~found.test_domain.str.contains(",")]
-    rows = [
-        (run.algorithm, run.test_domain, run.trial_seed, *row)
-        for run in found.itertuples()
-        for row in _checkpoint_rows(run.record, run.test_domain)
-    ]
-    return pd.DataFrame(rows, columns=[*columns, "step", "quantity", "mode", "value"])
+    """Return losses and accuracies through training, in long form.
+
+    Args:
+        frame: a frame of `results`. Complete runs with one test domain are used.
+
+    Returns:
+        A row for each run, checkpoint, quantity and mode: algorithm, test_domain, trial_seed,
+        step, quantity (a loss, 'validation_accuracy', or 'test_accuracy' by `selected_so_far`),
+        mode ('' for losses) and value.
+    """
+    complete = runs(frame)
+    complete = complete[complete.status == "complete"]
+    complete = complete[~complete.test_domain.str.contains(",")]
+    rows = []
+    for run in complete.itertuples():
+        of_run = (run.algorithm, run.test_domain, run.trial_seed)
+        for row in _checkpoint_rows(run.record, run.test_domain):
+            rows.append(of_run + row)
+    columns = ["algorithm", "test_domain", "trial_seed", "step", "quantity", "mode", "value"]
+    return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-available
 @public(studies=Sequence[str], store=Place)
 def available_results(studies, store: str = "") -> tuple[pd.DataFrame, list[str]]:
-    """`results` of those studies that have a file in `store`, and the names of the others."""
-    absent = [study for study in studies if not study_file(study, store).exists()]
-    found = [study for study in studies if study not in absent]
-    return results(found, store) if found else frame_of([]), absent
+    """Read the `results` of those studies that have a file.
+
+    Args:
+        studies: names of studies.
+        store: folder of records, as in `study_file`.
+
+    Returns:
+        The frame, which may be empty, and the names of the studies without a file.
+    """
+    available = []
+    absent = []
+    for study in studies:
+        if study_file(study, store).exists():
+            available.append(study)
+        else:
+            absent.append(study)
+    frame = results(available, store) if available else frame_of([])
+    return frame, absent
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-benchmark
 def benchmark_file(study: str, store: str = "") -> Path:
-    """Return where the record of a benchmark is: `<store>/<study>.json`, with `store` as in
-    `study_file`."""
+    """Return the path of the record of a benchmark, `<store>/<study>.json` (see `study_file`)."""
     return study_file(study, store).with_suffix(".json")
 
 
 def read_benchmark(path: Path, what: str = "") -> dict:
-    """Return the record of a benchmark; `HmoeError` if its file is missing, truncated, or not of
-    `what`, an option of `hmoe bench` (empty: of any)."""
+    """Read the record of a benchmark.
+
+    Args:
+        path: a JSON file that `hmoe bench` wrote.
+        what: the option of `hmoe bench` that it must be of; '': any.
+
+    Raises:
+        HmoeError: if the file is missing, truncated, or the record of another benchmark.
+    """
     fix = f"`hmoe bench --what {what} --publish` measures again, or restore the file from git."
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -29,140 +29,232 @@ _RUN = ["status", "run_id", "algorithm", "mode", "dataset", "test_domain", "tria
 
 
 def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The complete runs of `results` that measured spectra, a row each, with `model` ('ERM,
-    resnet18') and what their `maps` are. `HmoeError` if there are none."""
-    found = runs_with(frame, "spectra")
-    if found.empty:
+    """Return the complete runs of `results` that measured spectra, a row each.
+
+    Args:
+        frame: a frame of `results`.
+
+    Returns:
+        The rows with `model` ('ERM, resnet18') and `maps`, the kind of their feature maps.
+
+    Raises:
+        HmoeError: if there is no such run.
+    """
+    table = runs_with(frame, "spectra")
+    if table.empty:
         raise HmoeError(
             "no complete run measured spectra.",
             fix='measure = "spectra" in the study, and train its runs.',
         )
-    maps = [measurement(run, "spectra")["maps"] for run in found.itertuples()]
-    return found.assign(model=found.algorithm + ", " + found.network, maps=maps)
+    maps = [measurement(run, "spectra")["maps"] for run in table.itertuples()]
+    return table.assign(model=table.algorithm + ", " + table.network, maps=maps)
 
 
 def spectrum_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run, part of its network and frequency (units of pi): columns of the run,
-    `depth` from 0 to 1 and `amplitude`, the log amplitude relative to frequency 0; parts whose map
-    is one pixel are left out."""
-    found, rows = measured_runs(frame), []
-    for run in found.itertuples():
+    """Return the log amplitudes of feature maps by depth and frequency, in long form.
+
+    Args:
+        frame: a frame of `results`.
+
+    Returns:
+        A row for each run, part of its network and frequency: columns of the run, part, depth (0
+        to 1), frequency (in units of pi), and amplitude, the log amplitude relative to frequency
+        0. Parts with a map of one pixel are left out.
+
+    Raises:
+        HmoeError: as `measured_runs`.
+    """
+    runs = measured_runs(frame)
+    rows = []
+    for run in runs.itertuples():
         curves = measurement(run, "spectra")["curves"]
+        last_part = max(1, len(curves) - 1)
         for i, (name, curve) in enumerate(curves.items()):
             last = len(curve) - 1
-            place = (run.run_id, name, i / max(1, len(curves) - 1))
-            rows += [(*place, k / last, value) for k, value in enumerate(curve) if last]
+            if last == 0:
+                continue
+            for k, value in enumerate(curve):
+                rows.append((run.run_id, name, i / last_part, k / last, value))
     columns = ["run_id", "part", "depth", "frequency", "amplitude"]
-    return found[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
+    return runs[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
+
+
+def _amplitude_ends(rows: pd.DataFrame):
+    """Group by model the log amplitudes at pi of each run in its first and last part.
+
+    Args:
+        rows: rows of `spectrum_rows`.
+
+    Returns:
+        Columns of the run, first, last and change, grouped by model.
+    """
+    at_pi = rows[rows.frequency == 1].sort_values("depth")
+    ends = at_pi.groupby(_RUN, dropna=False, sort=False).amplitude.agg(["first", "last"])
+    ends = ends.assign(change=ends["last"] - ends["first"]).reset_index()
+    return ends.groupby("model", sort=False)
 
 
 def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> pd.DataFrame:
-    """For each model of `spectrum_rows`: the log amplitude at pi in its `first` and `last` part
-    (mean over runs), the `change` between them with its interval (low, high) and runs, and that of
-    the same networks `untrained` (rows of the same form)."""
+    """Return how the log amplitude at pi changes from the first to the last part of a network.
 
-    def ends(rows):
-        at_pi = rows[rows.frequency == 1].sort_values("depth")
-        both = at_pi.groupby(_RUN, dropna=False, sort=False).amplitude.agg(["first", "last"])
-        both = both.assign(change=both["last"] - both["first"]).reset_index()
-        return both.groupby("model", sort=False)
+    Args:
+        rows: rows of `spectrum_rows`.
+        untrained: rows of the same networks before training; None: none.
 
-    after = ends(rows)
-    found = {model: mean_interval(value_grid(part, "change")) for model, part in after}
-    table = after[["first", "last"]].agg(pd.Series.mean).join(pd.DataFrame(found.values(), found))
+    Returns:
+        For each model: model, first and last (means over runs), change with its interval (low,
+        high; `mean_interval`), runs, and untrained, the change before training.
+    """
+    trained = _amplitude_ends(rows)
+    intervals = {}
+    for model, part in trained:
+        intervals[model] = mean_interval(value_grid(part, "change"))
+    changes = pd.DataFrame(intervals.values(), intervals)
+    table = trained[["first", "last"]].agg(pd.Series.mean).join(changes)
     table = table.rename(columns={"mean": "change", "pairs": "runs"})
-    table["untrained"] = math.nan if untrained is None else ends(untrained).change.mean()
+    table["untrained"] = math.nan
+    if untrained is not None:
+        table["untrained"] = _amplitude_ends(untrained).change.mean()
     columns = ["first", "last", "change", "low", "high", "runs", "untrained"]
     return table[columns].rename_axis("model").reset_index()
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-untrained-runs
-@torch.no_grad()
-def _before_training(run, kept: StoredChoices) -> dict:
-    """`spectra` of the network that a run began with, on pictures of its training domains."""
-    config = config_of(run).replace(precision="float32")
-    tested = [kept.domain_names.index(domain) for domain in config.test_domains]
-    x = as_input(torch.from_numpy(kept.images[~np.isin(kept.domain[kept.shown], tested)]))
+def _training_pictures(config, stored: StoredChoices, test_domains: list[int]) -> torch.Tensor:
+    """Return the stored images of the training domains as input of a network, (n, C, H, W)."""
+    is_training = ~np.isin(stored.domain[stored.shown], test_domains)
+    x = as_input(torch.from_numpy(stored.images[is_training]))
     if config.images is not None:  # images from files are normalised
-        mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+        mean = torch.tensor(MEAN)[:, None, None]
+        std = torch.tensor(STD)[:, None, None]
         x = (x - mean) / std
+    return x
+
+
+@torch.no_grad()
+def _before_training(run, stored: StoredChoices) -> dict:
+    """Return the `spectra` of the network that a run began with, on its training domains."""
+    config = config_of(run).replace(precision="float32")
+    test_domains = [stored.domain_names.index(domain) for domain in config.test_domains]
+    x = _training_pictures(config, stored, test_domains)
     facts = SimpleNamespace(
         input_shape=tuple(x.shape[1:]),
-        num_classes=len(kept.class_names),
-        domain_names=kept.domain_names,
-        domain_index=kept.domain_names.index,
+        num_classes=len(stored.class_names),
+        domain_names=stored.domain_names,
+        domain_index=stored.domain_names.index,
     )
-    seed = run_seed_of(config, tested)
+    seed = run_seed_of(config, test_domains)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         algorithm = build_algorithm(config, facts).eval()
     return feature_spectra(algorithm, algorithm.predict, [x])
 
 
-def untrained_runs(frame: pd.DataFrame, kept_runs: list[StoredChoices]) -> pd.DataFrame:
-    """The runs that measured spectra and began with random weights, with the `spectra` (without
-    noise) of their networks before the first update: for `spectrum_rows`; of every model the first
-    seed of each test domain. Pictures come from `kept_runs` (`runs_with_choices`) of the same test
-    domains and resolution; runs for which there are none are left out."""
-    pictures = {",".join(kept.test_domains): kept for kept in reversed(kept_runs)}
-    found = measured_runs(frame)
-    random = found.weights.isna() | (found.weights == "random")
-    found = found[found.test_domain.isin(list(pictures)) & random]
-    sides = found.test_domain.map(lambda domain: pictures[domain].images.shape[-1])
-    found = found[sides == found.resolution].drop_duplicates(["model", "test_domain"])
-    spectra = [_before_training(run, pictures[run.test_domain]) for run in found.itertuples()]
-    return with_measurement(found, "spectra", spectra)
+def untrained_runs(frame: pd.DataFrame, stored_runs: list[StoredChoices]) -> pd.DataFrame:
+    """Return runs that began with random weights, with the spectra before the first update.
+
+    Args:
+        frame: a frame of `results`.
+        stored_runs: runs with pictures (`runs_with_choices`). Each run is measured on those of
+            the same test domains and resolution; runs without any are left out.
+
+    Returns:
+        Rows for `spectrum_rows`, without noise: of each model the first seed of each test domain.
+
+    Raises:
+        HmoeError: as `measured_runs`.
+    """
+    pictures = {}
+    for stored in stored_runs:
+        pictures.setdefault(",".join(stored.test_domains), stored)
+    runs = measured_runs(frame)
+    is_random = runs.weights.isna() | (runs.weights == "random")
+    runs = runs[runs.test_domain.isin(list(pictures)) & is_random]
+    sides = runs.test_domain.map(lambda domain: pictures[domain].images.shape[-1])
+    runs = runs[sides == runs.resolution].drop_duplicates(["model", "test_domain"])
+    spectra = [_before_training(run, pictures[run.test_domain]) for run in runs.itertuples()]
+    return with_measurement(runs, "spectra", spectra)
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-noise-rows
 def noise_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run, part and ring of frequencies (`ring` to `ring_end` in units of pi):
-    columns of the run, `clean` accuracy and `drop`, in points."""
-    found = measured_runs(frame)
-    rows = [
-        (run.run_id, name, *ring, 100 * noise["clean"], 100 * (noise["clean"] - noisy))
-        for run in found.itertuples()
-        for part, name in CHOICE_PARTS.items()
-        for noise in [measurement(run, "spectra")["noise"][part]]
-        for ring, noisy in zip(noise["bands"], noise["noisy"])
-    ]
+    """Return the accuracy that noise of each ring of frequencies costs, in points.
+
+    Args:
+        frame: a frame of `results`.
+
+    Returns:
+        A row for each run, part of the images and ring: columns of the run, part, ring and
+        ring_end (in units of pi), clean (accuracy without noise, percent) and drop (points).
+
+    Raises:
+        HmoeError: as `measured_runs`.
+    """
+    runs = measured_runs(frame)
+    rows = []
+    for run in runs.itertuples():
+        for part, name in CHOICE_PARTS.items():
+            noise = measurement(run, "spectra")["noise"][part]
+            clean = noise["clean"]
+            for (begin, end), noisy in zip(noise["bands"], noise["noisy"]):
+                rows.append((run.run_id, name, begin, end, 100 * clean, 100 * (clean - noisy)))
     columns = ["run_id", "part", "ring", "ring_end", "clean", "drop"]
-    return found[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
+    return runs[_RUN].merge(pd.DataFrame(rows, columns=columns), on="run_id")
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-noise-drops
 _RING = ["model", "part", "ring", "ring_end"]
 
 
 def noise_drops(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean drop of each model, part and ring with its interval (`mean`, `low`, `high`), its mean
-    clean accuracy, and runs."""
-    table = [
-        dict(zip(_RING, place))
-        | mean_interval(value_grid(mine, "drop"))._asdict()
-        | {"clean": mine.clean.mean(), "runs": len(mine)}
-        for place, mine in rows.groupby(_RING, sort=False)
-    ]
-    return pd.DataFrame(table)[[*_RING, "mean", "low", "high", "clean", "runs"]]
+    """Return the mean drop of each model, part and ring with its interval (`mean_interval`).
+
+    Args:
+        rows: rows of `noise_rows`.
+
+    Returns:
+        model, part, ring, ring_end, mean, low, high (points), clean (mean accuracy, percent) and
+        runs.
+    """
+    drops = []
+    for key, part in rows.groupby(_RING, sort=False):
+        row = dict(zip(_RING, key))
+        row |= mean_interval(value_grid(part, "drop"))._asdict()
+        row |= {"clean": part.clean.mean(), "runs": len(part)}
+        drops.append(row)
+    return pd.DataFrame(drops)[[*_RING, "mean", "low", "high", "clean", "runs"]]
 
 
 def noise_differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """`contrast` of the drop of each other model and that of the `baseline`, in points, for each
-    part and ring; below 0: less sensitive. `significant`: p under 0.05 after Holm's correction for
-    the rings. `HmoeError` for an unknown baseline and without pairs."""
+    """Compare the drop of each model with that of a baseline, for each part and ring.
+
+    Args:
+        rows: rows of `noise_rows`.
+        baseline: a model.
+
+    Returns:
+        model, part, ring, ring_end, the columns of `contrast` in points (below 0: less sensitive),
+        and `significant`: p below 0.05 after Holm's correction for the rings.
+
+    Raises:
+        HmoeError: if the baseline is unknown, or there are no pairs of runs.
+    """
     models = list(dict.fromkeys(rows.model))
     models.remove(check_choice(baseline, models, "model"))
-    table = [
-        {"model": model}
-        | dict(zip(_RING[1:], place))
-        | contrast(mine, {"model": model}, {"model": baseline}, "drop").iloc[-1].to_dict()
-        for model in models
-        for place, mine in rows.groupby(_RING[1:], sort=False)
-    ]
-    table = pd.DataFrame(table).drop(columns="test_domain")
+    differences = []
+    for model in models:
+        for key, part in rows.groupby(_RING[1:], sort=False):
+            row = {"model": model} | dict(zip(_RING[1:], key))
+            table = contrast(part, {"model": model}, {"model": baseline}, "drop")
+            differences.append(row | table.iloc[-1].to_dict())
+    table = pd.DataFrame(differences).drop(columns="test_domain")
     adjusted = table.groupby(["model", "part"]).p.transform(holm)
     return table.assign(significant=adjusted < 0.05)
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-upper-half
 def upper_half(rows: pd.DataFrame) -> pd.DataFrame:
-    """`noise_rows` with one ring, the frequencies from half of pi up: means over their rings."""
+    """Return `noise_rows` with one ring, the frequencies from half of pi up: means over rings.
+
+    Args:
+        rows: rows of `noise_rows`.
+    """
     keys = [*_RUN, "part"]
     means = rows[rows.ring >= 0.5].groupby(keys, dropna=False, sort=False)[["clean", "drop"]].mean()
     return means.reset_index().assign(ring=0.5, ring_end=1.0)

@@ -28,88 +28,154 @@ _TEX = str.maketrans(
 
 
 def escape_tex(text: str) -> str:
-    """`text` for LaTeX: every character that means something to it is written out."""
+    r"""Escape the characters of a text that LaTeX would interpret; white space becomes one space.
+
+    >>> print(escape_tex("50 % of x_1"))
+    50 \% of x\_1
+    """
     return " ".join(str(text).split()).translate(_TEX)
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-escape-markdown
 def escape_markdown(text: str) -> str:
-    """`text` for a cell of a Markdown table:
-    no character of it splits the cell or changes the type."""
-    return re.sub(r"([\\`*_|<>\[\]$])", r"\\\1", " ".join(str(text).split()))
+    r"""Escape a text for a cell of a Markdown table: nothing in it splits the cell or is markup.
+
+    >>> print(escape_markdown("A|B"))
+    A\|B
+    """
+    one_line = " ".join(str(text).split())
+    return re.sub(r"([\\`*_|<>\[\]$])", r"\\\1", one_line)
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-escape-page
 def escape_page(text: str) -> str:
-    """`escape_markdown`, and no address in `text` becomes a link."""
-    return re.sub(r"(?<=www)\.|:(?=//)", lambda m: f"&#{ord(m[0])};", escape_markdown(text))
+    """Escape a text as `escape_markdown` does; also keep web addresses from becoming links."""
+
+    def as_entity(match: re.Match) -> str:
+        return f"&#{ord(match[0])};"
+
+    return re.sub(r"(?<=www)\.|:(?=//)", as_entity, escape_markdown(text))
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-number-as-text
 def number_as_text(value: float, decimals: int = 2) -> str:
-    """A number rounded for reading: '–' where it is missing, and never '-0.00'."""
+    """Round a number for reading; a missing one is '–', and there is no '-0.00'.
+
+    >>> number_as_text(-0.001), number_as_text(51.239, decimals=1), number_as_text(np.nan)
+    ('0.00', '51.2', '–')
+    """
     return "–" if np.isnan(value) else f"{value:z.{decimals}f}"
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-as-text
 def text_table(frame: pd.DataFrame, decimals: int = 2) -> pd.DataFrame:
-    """The frame with its index as columns and every cell as text: floats rounded, missing ones '–';
-    names of columns with spaces."""
+    """Return a frame as texts for reading: floats rounded, missing values as '–'.
 
-    def text(value):
+    Args:
+        frame: any frame. A named index becomes a column.
+        decimals: digits of floats after the point.
+
+    Returns:
+        A frame of strings; underscores in the names of columns become spaces.
+    """
+
+    def text(value) -> str:
         if isinstance(value, (float, np.floating)):
             return number_as_text(value, decimals)
         return "–" if value is None or value is pd.NA else str(value)
 
-    frame = frame.reset_index() if any(frame.index.names) else frame
-    return frame.astype(object).map(text).rename(columns=lambda name: str(name).replace("_", " "))
+    def heading(name) -> str:
+        return str(name).replace("_", " ")
+
+    if any(frame.index.names):
+        frame = frame.reset_index()
+    return frame.astype(object).map(text).rename(columns=heading)
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-markdown-table
 _NUMBER = re.compile(r"[+−–-]?[\d.]*( ± .*)?( \(.*\))?")
 
 
+def _markdown_line(cells) -> str:
+    """Return a line of a Markdown table."""
+    escaped = [escape_markdown(cell) for cell in cells]
+    return "| " + " | ".join(escaped) + " |"
+
+
 @public
 def markdown_table(frame: pd.DataFrame, decimals: int = 2) -> str:
-    """The frame as a Markdown table; columns of numbers are right-aligned."""
+    """Return a frame as a Markdown table; columns of numbers are right-aligned.
 
-    def line(cells):
-        return "| " + " | ".join(escape_markdown(cell) for cell in cells) + " |"
-
+    Args:
+        frame: any frame, shown as `text_table` does.
+        decimals: digits of floats after the point.
+    """
     cells = text_table(frame, decimals)
-    marks = ["---:" if cells[name].str.fullmatch(_NUMBER).all() else "---" for name in cells]
-    rows = [line(row) for row in cells.itertuples(index=False)]
-    return "\n".join([line(cells.columns), "|" + "|".join(marks) + "|", *rows]) + "\n"
+    alignments = []
+    for name in cells:
+        is_number = cells[name].str.fullmatch(_NUMBER).all()
+        alignments.append("---:" if is_number else "---")
+    lines = [_markdown_line(cells.columns)]
+    lines.append("|" + "|".join(alignments) + "|")
+    for row in cells.itertuples(index=False):
+        lines.append(_markdown_line(row))
+    return "\n".join(lines) + "\n"
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-latex-table
 @public
 def latex_table(frame: pd.DataFrame, title: str, stem: str, decimals: int = 2) -> str:
-    """The frame as a LaTeX table with booktabs rules, a caption and a label."""
+    """Return a frame as a LaTeX table with booktabs rules.
+
+    Args:
+        frame: any frame, shown as `text_table` does.
+        title: the caption.
+        stem: the label is `tab:<stem>`.
+        decimals: digits of floats after the point.
+    """
     cells = text_table(frame, decimals).map(escape_tex).rename(columns=escape_tex)
-    named = {"caption": escape_tex(title), "label": f"tab:{stem}"}
-    return cells.to_latex(index=False, escape=False, **named)
+    return cells.to_latex(index=False, escape=False, caption=escape_tex(title), label=f"tab:{stem}")
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-save-table
 @public(output=Place, numbers=pd.DataFrame | None)
 def save_table(
     frame: pd.DataFrame, output: Path, stem: str, title: str, numbers=None, decimals: int = 2
 ) -> list[str]:
-    """Write `<stem>.csv` (all digits; of the frame `numbers` where the table itself is text),
-    `<stem>.md` and `<stem>.tex`. Returns the names of the files."""
+    """Write a table as `<stem>.csv`, `<stem>.md` and `<stem>.tex`.
+
+    Args:
+        frame: the table for readers.
+        output: folder to write to.
+        stem: name of the files without suffix.
+        title: title in Markdown, caption in LaTeX.
+        numbers: the frame of the CSV, with all digits, if `frame` is text; None: `frame`.
+        decimals: digits of floats in Markdown and LaTeX.
+
+    Returns:
+        The names of the files.
+    """
     numbers = frame if numbers is None else numbers
     texts = {
         "csv": numbers.to_csv(index=any(numbers.index.names), lineterminator="\n"),
         "md": f"**{escape_markdown(title)}**\n\n{markdown_table(frame, decimals)}",
         "tex": latex_table(frame, title, stem, decimals),
     }
-    for kind, text in texts.items():
-        write_atomic(Path(output) / f"{stem}.{kind}", text)
-    return [f"{stem}.{kind}" for kind in texts]
+    names = []
+    for suffix, text in texts.items():
+        name = f"{stem}.{suffix}"
+        write_atomic(Path(output) / name, text)
+        names.append(name)
+    return names
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-csv-text
 @public
 def csv_text(table: pd.DataFrame, float_format: str | None = None) -> str:
-    """A table as CSV without its index, floats by `float_format` ('%.4f') or with all digits. A
-    text that a spreadsheet would compute (`=1+1`) begins with an apostrophe."""
+    """Return a table as CSV, without its index.
+
+    A text that a spreadsheet would compute, such as `=1+1`, begins with an apostrophe.
+
+    Args:
+        table: any frame.
+        float_format: format of floats, such as '%.4f'; None: all digits.
+    """
 
     def safe(value):
-        begins = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        return f"'{value}" if begins else value
+        is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{value}" if is_formula else value
 
     texts = table.select_dtypes(["object", "string", "category"])
     table = table.assign(**texts.astype(object).map(safe)).rename(columns=safe)
@@ -117,7 +183,7 @@ def csv_text(table: pd.DataFrame, float_format: str | None = None) -> str:
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-template
 def _printable(value):
-    """A value as a template prints it: characters that UTF-8 cannot encode become '?'."""
+    """Return a value as a template prints it: '?' for characters that UTF-8 cannot encode."""
     if type(value) is str:  # and not markup, which is text that a template has made
         return value.encode("utf-8", "replace").decode("utf-8")
     return value
@@ -125,8 +191,12 @@ def _printable(value):
 
 @functools.cache
 def template(name: str) -> Template:
-    """The Jinja2 template `name` of the folder `hmoe_repro/templates`; `template(name).render(...)`
-    is its text."""
+    """Return a Jinja2 template of the folder `hmoe_repro/templates`; `.render(...)` fills it.
+
+    Args:
+        name: name of the file. Values in `.html` templates are escaped, and undefined ones raise
+            an error. The filter `md` is `escape_page`.
+    """
     environment = Environment(
         loader=PackageLoader("hmoe_repro"),
         autoescape=select_autoescape(["html"]),
@@ -140,14 +210,23 @@ def template(name: str) -> Template:
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-lines
 class Line(str):
-    """A text of several `sentences`, joined by spaces."""
+    """Text that remembers its sentences; they are joined by spaces.
+
+    Args:
+        sentences: the sentences; empty ones are left out.
+
+    >>> line = Line("No.", "", "Two runs failed.")
+    >>> str(line), line.sentences
+    ('No. Two runs failed.', ('No.', 'Two runs failed.'))
+    """
 
     sentences: tuple[str, ...]
 
     def __new__(cls, *sentences: str):
-        kept = tuple(filter(None, sentences))
-        line = super().__new__(cls, " ".join(kept))
-        line.sentences = kept
+        """Join the sentences that are not empty."""
+        present = tuple(sentence for sentence in sentences if sentence)
+        line = super().__new__(cls, " ".join(present))
+        line.sentences = present
         return line
 
     @classmethod
@@ -157,13 +236,18 @@ class Line(str):
 
     def after(self, start: str) -> "Line":
         """Return this line with `start` before its first sentence."""
-        first, *others = self.sentences or ("",)
-        return Line(start + first, *others)
+        if not self.sentences:
+            return Line(start)
+        first = start + self.sentences[0]
+        return Line(first, *self.sentences[1:])
 
 
 def lines_of(text: str) -> list[Line]:
-    """Return the lines of what a template made: a blank line is between two of them, and a sentence
-    is on each line of the text."""
+    """Split the output of a template into lines.
+
+    Args:
+        text: sentences, each on a line of the text; a blank line separates two `Line`s.
+    """
     return [Line.of(block) for block in text.split("\n\n") if block.strip()]
 
 

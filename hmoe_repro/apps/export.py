@@ -10,6 +10,7 @@ __all__ = ['TOLERANCE', 'ANY_BATCH', 'FORMATS', 'every_expert', 'ImageClassifier
 import copy
 import functools
 import json
+import math
 import os
 import re
 import tempfile
@@ -25,7 +26,7 @@ from torch import nn
 from .. import __version__
 from ..analysis.writers import template
 from .feature_groups import save_groups
-from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, load
+from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, join_outputs, load
 from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.files import ensure_writable, expanded, sha256, write_atomic
 from ..core.seals import check_sum, listed_sum, write_sums
@@ -38,45 +39,70 @@ from ..training.store import to_json
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-classifier
 def every_expert(layer: SparseMoE, x: torch.Tensor) -> torch.Tensor:
-    """What a dropless layer computes in evaluation, x (..., D) -> (..., D), without sorting tokens
-    by expert."""
+    """Compute the output of a dropless layer in evaluation, without sorting tokens by expert.
+
+    Every expert computes all tokens: sum over e of w_e(x) expert_e(x), with the weight 0 for
+    experts that are not chosen.
+
+    Args:
+        layer: the sparse layer.
+        x: tokens (..., D).
+
+    Returns:
+        (..., D).
+    """
     tokens = x.reshape(-1, x.shape[-1])
     choice = choose(layer.router(tokens), layer.k)
     weights = tokens.new_zeros(tokens.shape[0], len(layer.experts))
     weights = weights.scatter(1, choice.experts, choice.weights)
-    outputs = [
-        weights[:, e, None] * layer.experts.expert(e, tokens) for e in range(weights.shape[1])
-    ]
+    outputs = []
+    for e in range(weights.shape[1]):
+        outputs.append(weights[:, e, None] * layer.experts.expert(e, tokens))
     return torch.stack(outputs).sum(0).view(x.shape)
 
 
 class ImageClassifier(nn.Module):
-    """A copy of a trained model as one module: images (B, 3, R, R), floats from 0 to 1 or bytes ->
-    'probability' (B, C) in an inference mode and, for HMOE, 'gate' (B, K), and where its images
-    were grouped by features the 'group' (B,). It is in evaluation mode and computes in float32."""
+    """Copy of a trained model as one module, in evaluation mode and in float32.
+
+    Inputs are images (B, 3, R, R), floats from 0 to 1 or bytes. Outputs are 'probability'
+    (B, C) in an inference mode, for HMOE 'gate' (B, K), and if images were grouped by features
+    'group' (B,).
+
+    Args:
+        model: the trained model.
+        mode: of inference.
+    """
 
     def __init__(self, model: TrainedModel, mode: str):
         super().__init__()
-        self.algorithm, self.mode = copy.deepcopy(model.algorithm).cpu(), mode
+        self.algorithm = copy.deepcopy(model.algorithm).cpu()
+        self.mode = mode
         set_precision(self.algorithm, "float32")
         for layer in self.algorithm.modules():
             if isinstance(layer, SparseMoE) and layer.evaluation == "dropless":
                 layer.forward = functools.partial(every_expert, layer)
-        of_files = model.record["config"].get("images")
-        mean, std = (MEAN, STD) if of_files else ((0.0,) * 3, (1.0,) * 3)
-        self.register_buffer("image_mean", torch.tensor(mean).view(3, 1, 1))
-        self.register_buffer("image_std", torch.tensor(std).view(3, 1, 1))
+        if model.record["config"].get("images"):  # trained on files
+            mean = torch.tensor(MEAN)
+            std = torch.tensor(STD)
+        else:
+            mean = torch.zeros(3)
+            std = torch.ones(3)
+        self.register_buffer("image_mean", mean.view(3, 1, 1))
+        self.register_buffer("image_std", std.view(3, 1, 1))
         self.grouped = model.grouping is not None
-        for name, values in vars(model.grouping).items() if self.grouped else ():
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
+        if self.grouped:
+            for name, values in vars(model.grouping).items():
+                self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
         self.eval()
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Compute the outputs of the model for images (B, 3, R, R)."""
         x = images.float() / 255 if images.dtype == torch.uint8 else images
         x = (x - self.image_mean) / self.image_std
         outputs = {"probability": self.algorithm.predict_modes(x)[self.mode].softmax(1)}
         if hasattr(self.algorithm, "codes"):
-            outputs["gate"] = self.algorithm.codes(x)[1]
+            _, gate = self.algorithm.codes(x)
+            outputs["gate"] = gate
         if self.grouped:  # as `FeatureGroups.assign`
             features = F.normalize(self.algorithm.model.featurizer(x), dim=1)
             means = self.means[outputs["probability"].argmax(1)]
@@ -89,33 +115,43 @@ TOLERANCE = 1e-5  # of probabilities and gate values
 
 
 def _noise(resolution: int) -> torch.Tensor:
-    """Four pictures of noise of different contrast: bytes (4, R, R, 3), always the same."""
+    """Draw four pictures of noise of different contrast: bytes (4, R, R, 3), always the same."""
     shades = np.linspace(64, 255, 4)[:, None, None, None]
     noise = np.random.default_rng(0).random((4, resolution, resolution, 3))
     return torch.from_numpy((shades * noise).astype(np.uint8))
 
 
-def _look(model: TrainedModel, pictures: torch.Tensor, mode: str) -> dict[str, np.ndarray]:
+def _exported_outputs(
+    model: TrainedModel, pictures: torch.Tensor, mode: str
+) -> dict[str, np.ndarray]:
+    """Compute those outputs of a model that an exported graph has, too."""
     outputs = model.forward_images(pictures, mode)
     return {name: outputs[name] for name in ("probability", "gate", "group") if name in outputs}
 
 
 def _difference(outputs: dict, others: dict) -> float:
-    """The largest one of outputs of two models; infinite where one of them is not a number."""
+    """Compute the largest difference of two models' outputs; infinite if one is not a number."""
     worst = max(float(np.abs(outputs[name] - others[name]).max()) for name in others)
-    return worst if worst == worst else float("inf")
+    return float("inf") if math.isnan(worst) else worst
 
 
 def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
-    """What a model computes of four pictures of noise in float32. `HmoeError` where this depends on
-    the other images of a batch, or on earlier ones."""
+    """Compute the outputs of a model for four pictures of noise in float32, and check that they do
+    not depend on other images.
+
+    Args:
+        model: the trained model.
+        mode: of inference.
+
+    Raises:
+        HmoeError: if outputs depend on the other images of a batch, or on earlier ones.
+    """
     model = replace(model, algorithm=copy.deepcopy(model.algorithm).cpu())
     set_precision(model.algorithm, "float32")
     pictures = _noise(model.record["config"]["resolution"])
-    together = _look(model, pictures, mode)
-    each = [_look(model, picture[None], mode) for picture in pictures]
-    alone = {name: np.concatenate([one[name] for one in each]) for name in together}
-    again = _look(model, pictures, mode)
+    together = _exported_outputs(model, pictures, mode)
+    alone = join_outputs([_exported_outputs(model, picture[None], mode) for picture in pictures])
+    again = _exported_outputs(model, pictures, mode)
     if max(_difference(alone, together), _difference(again, together)) > TOLERANCE:
         name = model.record["config"]["algorithm"]
         cause = f"{name} adapts at test time: its output for an image depends on the other images "
@@ -125,7 +161,12 @@ def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-config
 def _checkpoint(record: dict, weights: str) -> dict:
-    """The checkpoint that weights are from."""
+    """Return the checkpoint of a record from which weights are.
+
+    Args:
+        record: of a run.
+        weights: 'last', or the inference mode that selected them.
+    """
     if weights not in record["selected"]:
         return record["checkpoints"][-1]
     step = record["selected"][weights]["step"]
@@ -133,26 +174,34 @@ def _checkpoint(record: dict, weights: str) -> dict:
 
 
 def export_config(model: TrainedModel, mode: str) -> dict:
-    """What a user of an exported model must know, as plain JSON: classes, groups, input, outputs,
-    algorithm, hyper-parameters, and the record of the run."""
-    record, normalised = model.record, model.record["config"].get("images")
-    run = record["config"]
+    """Describe an exported model for its user, as plain JSON.
+
+    Args:
+        model: the trained model.
+        mode: of inference.
+
+    Returns:
+        Classes, groups, input, outputs, algorithm, hyper-parameters, and the record of the run.
+    """
+    record = model.record
+    config = record["config"]
+    normalised = config.get("images")
     return {
         "library": __version__,
-        "algorithm": run["algorithm"],
+        "algorithm": config["algorithm"],
         "hyper_parameters": dict(model.algorithm.hparams),
-        "network": run["network"],
-        "data": run["dataset"],
+        "network": config["network"],
+        "data": config["dataset"],
         "domains": model.domain_names,
-        "test_domains": run["test_domains"],
+        "test_domains": config["test_domains"],
         "classes": model.class_names,
         "experts": model.expert_names,
         "groups": model.group_names or model.expert_names,
         "weights": model.weights,
         "mode": mode,
         "input": {
-            "shape": ["batch", 3, run["resolution"], run["resolution"]],
-            "resolution": run["resolution"],
+            "shape": ["batch", 3, config["resolution"], config["resolution"]],
+            "resolution": config["resolution"],
             "orientation": "upright (EXIF applied)",
             "interpolation": (normalised or {}).get("interpolation", "bilinear"),
             "mean": list(MEAN) if normalised else None,
@@ -166,17 +215,31 @@ def export_config(model: TrainedModel, mode: str) -> dict:
 ANY_BATCH = {"images": {0: torch.export.Dim("batch")}}
 
 
+def _noise_images(model: TrainedModel, dtype: torch.dtype) -> torch.Tensor:
+    """Return `_noise` as images (4, 3, R, R) of a type: bytes, or floats from 0 to 1."""
+    images = _noise(model.record["config"]["resolution"]).permute(0, 3, 1, 2).contiguous()
+    return images if dtype == torch.uint8 else images.float() / 255
+
+
 def trace(model: TrainedModel, mode: str, dtype: torch.dtype) -> torch.export.ExportedProgram:
-    """The graph of an `ImageClassifier` for any number of images of a type. Raises what
-    `torch.export` raises where its operations depend on the values of the images."""
+    """Trace the graph of an `ImageClassifier` for any number of images.
+
+    Args:
+        model: the trained model.
+        mode: of inference.
+        dtype: of the images: uint8 or float32.
+
+    Raises:
+        Exception: of `torch.export`, if operations depend on the values of the images.
+    """
     classifier = ImageClassifier(model, mode)
-    images = _noise(model.record["config"]["resolution"]).permute(0, 3, 1, 2)[:2].contiguous()
-    images = images if dtype == torch.uint8 else images.float() / 255
+    images = _noise_images(model, dtype)[:2]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(classifier, (images,), dynamic_shapes=ANY_BATCH, strict=True)
-    for node in (n for part in program.graph_module.modules() for n in part.graph.nodes):
-        node.meta.pop("stack_trace", None)
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes:
+            node.meta.pop("stack_trace", None)
     return program
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-formats
@@ -184,7 +247,11 @@ FORMATS = {"safetensors": WEIGHTS_FILE, "torch-export": "model.pt2", "onnx": "mo
 
 
 def _onnxruntime():
-    """The package onnxruntime; `HmoeError` where it, or what writes its files, is missing."""
+    """Import the package onnxruntime.
+
+    Raises:
+        HmoeError: if it, or the package that writes its files, is missing.
+    """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 (torch.onnx needs it)
@@ -194,26 +261,39 @@ def _onnxruntime():
     return onnxruntime
 
 
+_WRITTEN_HERE = set()  # SHA-256 of the graphs that this process wrote
+
+
 def _write_graph(program, path: Path, names: list[str], text: str):
-    """Write a graph with outputs of some names, and `text` as its metadata, by the ending of
-    `path`."""
+    """Write a graph in the format that the ending of `path` names.
+
+    Args:
+        program: the traced graph.
+        path: of the file.
+        names: of its outputs.
+        text: metadata, written into the file.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if path.suffix == ".pt2":
             torch.export.save(program, path, extra_files={CONFIG_FILE: text})
             _WRITTEN_HERE.add(sha256(path))
             return
-        how = {"input_names": ["images"], "output_names": names, "dynamic_shapes": ANY_BATCH}
-        graph = torch.onnx.export(program, dynamo=True, verbose=False, **how)
+        graph = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=names,
+            dynamic_shapes=ANY_BATCH,
+        )
     graph.model.metadata_props[CONFIG_FILE] = text
     graph.save(path)
 
 
-_WRITTEN_HERE = set()  # SHA-256 of the graphs that this process wrote
-
-
 def _refuse_foreign_graph(path: Path):
-    """`HmoeError` for a .pt2 file that this process did not write: to load it is to run it."""
+    """Raise `HmoeError` for a .pt2 file that this process did not write: to load it is to run
+    it."""
     if sha256(path) in _WRITTEN_HERE:
         return
     raise HmoeError(
@@ -223,7 +303,7 @@ def _refuse_foreign_graph(path: Path):
 
 
 def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
-    """Return what a graph computes of images; the file is not checked."""
+    """Compute the outputs of a graph for images; the file is not checked."""
     if path.suffix == ".pt2":
         with torch.no_grad():
             outputs = torch.export.load(path).module()(images)
@@ -234,10 +314,22 @@ def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
 
 
 def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
-    """'probability' (B, C) and, for HMOE, 'gate' (B, K) of images (B, 3, R, R) by a file that
-    `export_model` wrote as a graph. `HmoeError` if the file does not have the SHA-256 that is
-    listed beside it or does not run on these images, without ONNX Runtime, if it is needed, and,
-    unless `trust_code`, for a .pt2 file that another process wrote: PyTorch unpickles it."""
+    """Compute the outputs of a graph that `export_model` wrote.
+
+    Args:
+        path: of the file.
+        images: (B, 3, R, R), as `config.json` says.
+        trust_code: whether a .pt2 file that another process wrote is loaded, which can run any
+            code.
+
+    Returns:
+        'probability' (B, C) and, for HMOE, 'gate' (B, K).
+
+    Raises:
+        HmoeError: if the file does not have the SHA-256 that is listed beside it or does not run on
+            these images, if ONNX Runtime is missing, and without `trust_code` for a .pt2 file that
+            another process wrote.
+    """
     fix = "copy the file and SHA256SUMS from the exported folder again, or export the model again."
     path = Path(path)
     if listed_sum(path):
@@ -256,69 +348,128 @@ def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str,
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-card
 def _slug(text: str) -> str:
+    """Write a text in lower case, with hyphens for all but letters, digits, dots and _."""
     return re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.").lower() or "model"
 
 
 def folder_name(model: TrainedModel) -> str:
-    """The name of the folder of a model: its algorithm and its run."""
+    """Return the name of the folder of a model: its algorithm and its run."""
     return f"{_slug(model.record['config']['algorithm'])}-{model.record['run_id']}"
 
 
 def model_card(config: dict, name: str) -> str:
-    """The text of `README.md` for a model called `name`, from `export_config`."""
+    """Write the text of `README.md` of an exported model.
+
+    Args:
+        config: result of `export_config`.
+        name: of the model.
+    """
     point = config["record"]["checkpoints"][0]
-    where = point["accuracies"], config["test_domains"], config["mode"]
-    facts = {"step": point["step"], "data_slug": _slug(config["data"])}
-    facts |= {"test": test_accuracy(*where), "validation": validation_accuracy(*where)}
-    return template("model_card.md").render(config=config, name=name, **facts)
+    accuracies = point["accuracies"]
+    test_domains = config["test_domains"]
+    return template("model_card.md").render(
+        config=config,
+        name=name,
+        step=point["step"],
+        data_slug=_slug(config["data"]),
+        test=test_accuracy(accuracies, test_domains, config["mode"]),
+        validation=validation_accuracy(accuracies, test_domains, config["mode"]),
+    )
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-export
-def _files_there(folder: Path, config: dict) -> dict[str, str]:
-    """The files of earlier exports of this model in a folder. `HmoeError` for another content."""
+def _identity(config: dict) -> tuple[str, str, str]:
+    """Return run, weights and mode of an exported model."""
+    return config["record"]["run_id"], config["weights"], config["mode"]
+
+
+def _exported_files(folder: Path, config: dict) -> dict[str, str]:
+    """Return the files of earlier exports of a model in a folder.
+
+    Args:
+        folder: its path; it need not exist.
+        config: of the model.
+
+    Raises:
+        HmoeError: for a folder with other content.
+    """
     if not folder.exists() or not any(folder.iterdir()):
         return {}
-    which = lambda config: (config["record"]["run_id"], config["weights"], config["mode"])
     try:
-        there = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        if which(there) == which(config):
-            return there["files"]
-        cause = f"{folder} has the model of run {', '.join(which(there))}."
+        existing = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if _identity(existing) == _identity(config):
+            return existing["files"]
+        cause = f"{folder} has the model of run {', '.join(_identity(existing))}."
     except (OSError, ValueError, KeyError, TypeError):
         cause = f"{folder} is not empty, and not a folder that `hmoe export` wrote."
     raise HmoeError(cause, fix="another --output.")
 
 
 def _write_weights(model: TrainedModel, path: Path, text: str):
-    """Write the weights for `load`. `HmoeError` for an algorithm that is not the library's."""
+    """Write the weights and the groups of a model for `load`.
+
+    Args:
+        model: the trained model.
+        path: of the file.
+        text: its configuration as JSON.
+
+    Raises:
+        HmoeError: for an algorithm that is not the library's.
+    """
     if model.record["config"]["algorithm_source"]:
         cause = f"{model.record['config']['algorithm']} is code of yours, which weights lack."
         raise HmoeError(cause, fix="--format torch-export, which needs no code.")
-    names = {"classes": model.class_names, "domains": model.domain_names}
-    names["input_shape"] = list(model.algorithm.input_shape)
-    whose = {"run": model.record["run_id"], "mode": model.weights}
-    save_model(path, model.algorithm, names, **whose, config=text)
-    save_groups(path.parent, model.group_names, model.grouping, model.record["run_id"])
+    names = {
+        "classes": model.class_names,
+        "domains": model.domain_names,
+        "input_shape": list(model.algorithm.input_shape),
+    }
+    run_id = model.record["run_id"]
+    save_model(path, model.algorithm, names, run=run_id, mode=model.weights, config=text)
+    save_groups(path.parent, model.group_names, model.grouping, run_id)
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-export-model
-def _graph_outputs(model, path: Path, mode: str, dtype: torch.dtype, names, text: str) -> dict:
-    """Write the graph of a model, and what it computes of the pictures of noise: one, then three.
-    `HmoeError` where it cannot be written or does not run."""
-    images = _noise(model.record["config"]["resolution"]).permute(0, 3, 1, 2).contiguous()
-    images = images if dtype == torch.uint8 else images.float() / 255
+def _write_and_run_graph(
+    model, path: Path, mode: str, dtype: torch.dtype, names: list[str], text: str
+) -> dict[str, np.ndarray]:
+    """Write the graph of a model, and compute its outputs for the pictures of noise.
+
+    Args:
+        model: the trained model.
+        path: of the file.
+        mode: of inference.
+        dtype: of images.
+        names: of the outputs.
+        text: metadata, written into the file.
+
+    Returns:
+        Outputs of four pictures, computed from batches of one and of three.
+
+    Raises:
+        HmoeError: if the graph cannot be written or does not run.
+    """
+    images = _noise_images(model, dtype)
     try:
         _write_graph(trace(model, mode, dtype), path, names, text)
-        parts = [_run_graph(path, some) for some in (images[:1], images[1:])]
+        one = _run_graph(path, images[:1])
+        three = _run_graph(path, images[1:])
     except Exception as error:
-        name, reason = model.record["config"]["algorithm"], first_line(error)
-        cause = f"{name} cannot be written as a graph in {path.name} ({reason})."
-        also = "" if model.record["config"]["algorithm_source"] else "; safetensors always works"
+        config = model.record["config"]
+        cause = f"{config['algorithm']} cannot be written as a graph in {path.name} "
+        cause += f"({first_line(error)})."
+        also = "" if config["algorithm_source"] else "; safetensors always works"
         raise HmoeError(cause, fix=f"another format{also}.") from None
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return join_outputs([one, three])
 
 
 def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
-    """Write what lies beside a model: `config`, which is `text` as JSON, its groups, its card, and
-    the digests of all files."""
+    """Write the further files of an exported model: configuration, groups, card and digests.
+
+    Args:
+        folder: of the model.
+        model: the trained model.
+        config: result of `export_config`.
+        text: `config` as JSON.
+    """
     write_atomic(folder / CONFIG_FILE, text)
     save_groups(folder, model.group_names, model.grouping, model.record["run_id"])
     card = model_card(config, folder.name)
@@ -334,39 +485,54 @@ def export_model(
     mode: str | None = None,
     as_bytes: bool = False,
 ) -> tuple[Path, float]:
-    """Write a trained model into a folder (default: `folder_name`, here) in one of `FORMATS`, with
-    `config.json` and a model card. A graph computes the inference mode `mode` (default: the first)
-    of images that are floats from 0 to 1, or bytes. Returns the path of the file and the largest
-    difference of its outputs from the library's. `HmoeError` for an algorithm that has no graph or
-    whose graph differs by more than `TOLERANCE`, for other content in the folder, and for missing
-    packages."""
+    """Write a trained model into a folder, with `config.json` and a model card.
+
+    Args:
+        model: the trained model.
+        folder: its path; None: `folder_name`, in the current folder.
+        format: one of `FORMATS`.
+        mode: inference mode that a graph computes; None: the first one of the algorithm.
+        as_bytes: whether the images of a graph are bytes, and not floats from 0 to 1.
+
+    Returns:
+        The path of the file, and the largest difference of its outputs from the library's.
+
+    Raises:
+        HmoeError: for an algorithm that has no graph or whose graph differs by more than
+            `TOLERANCE`, for other content in the folder, and for missing packages.
+    """
     check_choice(format, FORMATS, "format")
-    modes, run, graph = model.algorithm.modes, model.record["config"], format != "safetensors"
-    mode = check_choice(mode or modes[0], modes, f"mode of {run['algorithm']}")
-    if as_bytes and not graph:
+    is_graph = format != "safetensors"
+    algorithm = model.record["config"]["algorithm"]
+    modes = model.algorithm.modes
+    mode = check_choice(mode or modes[0], modes, f"mode of {algorithm}")
+    if as_bytes and not is_graph:
         raise HmoeError("weights do not say what images are.", fix="--bytes with a graph.")
     if format == "onnx":
         _onnxruntime()
-    if graph:
+    if is_graph:
         expected = check_independent(model, mode)
     folder = expanded(folder or folder_name(model)).absolute()
-    dtype, name = torch.uint8 if as_bytes else torch.float32, FORMATS[format]
+    dtype = torch.uint8 if as_bytes else torch.float32
+    file_name = FORMATS[format]
     config = export_config(model, mode)
-    config["files"] = _files_there(folder, config) | {name: str(dtype).removeprefix("torch.")}
+    config["files"] = _exported_files(folder, config)
+    config["files"] |= {file_name: str(dtype).removeprefix("torch.")}
     text = to_json(config, indent=1)
-    with tempfile.TemporaryDirectory(dir=ensure_writable(folder.parent), prefix=".") as place:
-        path = Path(place) / name
+    with tempfile.TemporaryDirectory(dir=ensure_writable(folder.parent), prefix=".") as temporary:
+        path = Path(temporary) / file_name
         write_atomic(path.with_name(CONFIG_FILE), text)
-        if graph:
-            outputs = _graph_outputs(model, path, mode, dtype, list(expected), text)
+        if is_graph:
+            outputs = _write_and_run_graph(model, path, mode, dtype, list(expected), text)
         else:
             _write_weights(model, path, text)
-            pictures = _noise(run["resolution"])
-            outputs, expected = (_look(one, pictures, mode) for one in (load(place), model))
+            pictures = _noise(model.record["config"]["resolution"])
+            outputs = _exported_outputs(load(temporary), pictures, mode)
+            expected = _exported_outputs(model, pictures, mode)
         difference = _difference(outputs, expected)
         if difference > TOLERANCE:
-            cause = f"{name} of {run['algorithm']} differs from the library by {difference:.1g}."
+            cause = f"{file_name} of {algorithm} differs from the library by {difference:.1g}."
             raise HmoeError(cause, fix="another format.")
-        os.replace(path, ensure_writable(folder) / name)
+        os.replace(path, ensure_writable(folder) / file_name)
     _describe(folder, model, config, text)
-    return folder / name, difference
+    return folder / file_name, difference

@@ -27,6 +27,7 @@ STARTS = 20  # of k-means, of which the best counts
 
 
 def _kmeans(points: np.ndarray, k: int, seed: int = 0):
+    """Fit scikit-learn's k-means with `STARTS` starts, in one thread."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
@@ -35,50 +36,71 @@ def _kmeans(points: np.ndarray, k: int, seed: int = 0):
 
 
 def _of_length_1(features) -> np.ndarray:
+    """Scale features (n, F) to Euclidean length 1."""
     x = np.asarray(features, dtype=np.float64)
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
 @dataclass(frozen=True)
 class FeatureGroups:
-    """Groups of features (n, F): means of the classes (C, F), principal components (P, F) and
-    centres (K, P)."""
+    """Groups of images by their features, beside their class.
+
+    Features of length 1 minus the mean of their class are projected on principal components, and
+    belong to the nearest centre.
+
+    Args:
+        means: of the classes (C, F).
+        components: principal components (P, F).
+        centres: of the groups (K, P).
+    """
 
     means: np.ndarray
     components: np.ndarray
     centres: np.ndarray
 
     def project(self, features, classes) -> np.ndarray:
-        """Points (n, P) of features (n, F) of images with these classes (n,)."""
+        """Compute the points (n, P) of features (n, F) of images with these classes (n,)."""
         return (_of_length_1(features) - self.means[classes]) @ self.components.T
 
     def assign(self, features, classes) -> np.ndarray:
-        """The group (n,), 0 to K-1, of features (n, F) of images with these classes (n,)."""
+        """Return the group (n,), 0 to K-1, of features (n, F) of images with these classes (n,)."""
         points = self.project(features, classes)
         return ((points[:, None] - self.centres) ** 2).sum(-1).argmin(1)
 
     def with_clusters(self, k: int, classes, features) -> "FeatureGroups":
-        """The same with `k` centres, by k-means on features (n, F), the largest group first."""
+        """Return the same space with `k` groups, by k-means on features (n, F), the largest group
+        first."""
         fit = _kmeans(self.project(features, classes), k)
         order = np.argsort(-np.bincount(fit.labels_, minlength=k), kind="stable")
         return FeatureGroups(self.means, self.components, fit.cluster_centers_[order])
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-fit
 def feature_space(features, classes, num_classes: int | None = None) -> FeatureGroups:
-    """Class means and principal components of features (n, F) of images with classes (n,), 0 to
-    `num_classes` - 1 (default: the largest), as one group; a class without images has the mean of
-    all. `HmoeError` for features that are not finite."""
+    """Fit class means and principal components of features, as one group.
+
+    Args:
+        features: (n, F).
+        classes: of the images (n,).
+        num_classes: C; None: the largest class + 1. A class without images has the mean of all.
+
+    Raises:
+        HmoeError: for features that are not finite.
+    """
     from sklearn.decomposition import PCA
 
-    x, classes = _of_length_1(features), np.asarray(classes)
+    x = _of_length_1(features)
+    classes = np.asarray(classes)
     if not np.isfinite(x).all():
         raise HmoeError("features are not finite.", fix="other weights of the network.")
-    own = [classes == c for c in range(num_classes or classes.max() + 1)]
-    means = np.stack([x[mine].mean(0) if mine.any() else x.mean(0) for mine in own])
+    means = []
+    for c in range(num_classes or classes.max() + 1):
+        in_class = classes == c
+        means.append(x[in_class].mean(0) if in_class.any() else x.mean(0))
+    means = np.stack(means)
     residual = x - means[classes]
     amount = min(COMPONENTS, x.shape[1], len(x) - 1)
-    found = PCA(amount, svd_solver="covariance_eigh").fit(residual)
-    return FeatureGroups(means, found.components_, np.zeros((1, amount)))
+    pca = PCA(amount, svd_solver="covariance_eigh").fit(residual)
+    return FeatureGroups(means, pca.components_, np.zeros((1, amount)))
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-stability
 SURE, ABOVE = 0.85, 0.15  # AMI of halves, and how far above that of numbers without groups
@@ -87,50 +109,96 @@ HALVINGS, MAX_IMAGES = 10, 2000  # random halvings, of so many images at most
 
 
 def _halvings(points: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each halving of points (n, P) the groups (n,) that k-means on either half gives all."""
+    """Group all points by k-means on either half, for `HALVINGS` random halvings.
+
+    Args:
+        points: (n, P).
+        k: number of groups.
+
+    Returns:
+        For each halving the groups (n,) by its first half and by its second.
+    """
     pairs = []
     for seed in range(HALVINGS):
         drawn = np.random.default_rng(seed).permutation(len(points))[:MAX_IMAGES]
-        halves = np.array_split(drawn, 2)
-        pairs.append(tuple(_kmeans(points[half], k, seed).predict(points) for half in halves))
+        first, second = np.array_split(drawn, 2)
+        by_first = _kmeans(points[first], k, seed).predict(points)
+        by_second = _kmeans(points[second], k, seed).predict(points)
+        pairs.append((by_first, by_second))
     return pairs
 
 
 def _stability(pairs: list) -> float:
+    """Average the adjusted mutual information (AMI) of the two halves of halvings."""
     from sklearn.metrics import adjusted_mutual_info_score
 
-    return float(np.mean([adjusted_mutual_info_score(*pair) for pair in pairs]))
+    return float(np.mean([adjusted_mutual_info_score(one, other) for one, other in pairs]))
 
 
 def _confidence(pairs: list, groups: np.ndarray, k: int) -> np.ndarray:
+    """Compute the fraction (n,) of the groupings of halves that give an image its group.
+
+    Args:
+        pairs: result of `_halvings`.
+        groups: of the images (n,), 0 to k - 1.
+        k: number of groups. Those of a half are matched to them by their common images.
+    """
     from scipy.optimize import linear_sum_assignment
 
     hits = np.zeros(len(groups))
-    for found in (one for pair in pairs for one in pair):
-        common = np.zeros((k, k))
-        np.add.at(common, (found, groups), 1)
-        hits += linear_sum_assignment(-common)[1][found] == groups
+    for pair in pairs:
+        for groups_of_half in pair:
+            common = np.zeros((k, k))
+            np.add.at(common, (groups_of_half, groups), 1)
+            matched = linear_sum_assignment(-common)[1]
+            hits += matched[groups_of_half] == groups
     return hits / (2 * len(pairs))
 
 
 def group_confidence(points: np.ndarray, groups: np.ndarray, k: int) -> np.ndarray:
-    """Share (n,) of the k-means on random halves that give points (n, P) their group (n,)."""
+    """Compute the fraction of the k-means on random halves that give each point its group.
+
+    Args:
+        points: (n, P).
+        groups: of the points (n,), 0 to k - 1.
+        k: number of groups.
+
+    Returns:
+        Fractions (n,) from 0 to 1.
+    """
     return _confidence(_halvings(points, k), groups, k)
 
 
 def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
-    """Of 2 to `most` groups of points (n, P): the stability, that of normal numbers with the same
-    variances, the mean confidence of the weakest group, and whether these suffice (`reliable`). At
-    least ten points a group are needed; `HmoeError` for fewer than 20."""
+    """Measure, for each number of groups, whether the groups of points would be found again.
+
+    Args:
+        points: (n, P).
+        most: the largest number of groups; at least ten points a group are needed.
+
+    Returns:
+        A row for each number of `groups` from 2 on: its `stability`, the AMI of groups by random
+        halves; `without_groups`, that of normal numbers with the same variances; the mean
+        confidence of the `weakest_group`; and whether these suffice (`reliable`).
+
+    Raises:
+        HmoeError: for fewer than 20 points.
+    """
     if len(points) < 20:
         raise HmoeError(f"{len(points)} images are too few to group.", fix="at least 20.")
-    chance, rows = np.random.default_rng(0).normal(size=points.shape) * points.std(0), []
+    without_groups = np.random.default_rng(0).normal(size=points.shape) * points.std(0)
+    rows = []
     for k in range(2, min(most, len(points) // 10) + 1):
-        pairs, groups = _halvings(points, k), _kmeans(points, k).labels_
+        pairs = _halvings(points, k)
+        groups = _kmeans(points, k).labels_
         confidence = pd.Series(_confidence(pairs, groups, k)).groupby(groups).mean()
-        row = {"groups": k, "stability": _stability(pairs)}
-        row["without_groups"] = _stability(_halvings(chance, k))
-        rows.append(row | {"weakest_group": confidence.min()})
+        row = {
+            "groups": k,
+            "stability": _stability(pairs),
+            "without_groups": _stability(_halvings(without_groups, k)),
+            "weakest_group": confidence.min(),
+        }
+        rows.append(row)
     table = pd.DataFrame(rows)
     above = table.stability - table.without_groups
     enough = (table.stability >= SURE) & (above >= ABOVE) & (table.weakest_group >= EACH)
@@ -138,8 +206,11 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
 
 
 def number_of_groups(table: pd.DataFrame) -> int:
-    """The largest reliable number of groups of `stability_table`; without one, that whose stability
-    is farthest above that of numbers without groups."""
+    """Choose the number of groups from a `stability_table`.
+
+    It is the largest reliable one; if none is, the one whose stability is farthest above that of
+    numbers without groups.
+    """
     if table.reliable.any():
         return int(table.groups[table.reliable].max())
     return int(table.groups[(table.stability - table.without_groups).idxmax()])
@@ -148,27 +219,48 @@ def number_of_groups(table: pd.DataFrame) -> int:
 def save_groups(
     folder, names: list[str], grouping: FeatureGroups | None = None, run: str | None = None
 ):
-    """Write the names of groups, if there are any, and the grouping into the folder of a run, as a
-    sealed file that names the run: `run`, or the folder."""
+    """Write the names of groups and the grouping into the folder of a run, as a sealed file.
+
+    Args:
+        folder: of the run.
+        names: of the groups; without names nothing is written.
+        grouping: by features; None: the groups are HMOE's experts.
+        run: id of the run that the file names; None: the name of the folder.
+    """
     if not names:
         return
-    folder, arrays = Path(folder), vars(grouping) if grouping else {}
-    tensors = {n: torch.from_numpy(np.ascontiguousarray(values)) for n, values in arrays.items()}
+    folder = Path(folder)
+    tensors = {}
+    if grouping:
+        for name, values in vars(grouping).items():
+            tensors[name] = torch.from_numpy(np.ascontiguousarray(values))
     content = sealed(tensors, names=json.dumps(names), run=run or folder.name)
     write_atomic(folder / "groups.safetensors", content)
 
 
 def read_groups(folder, run: str | None = None) -> tuple[list[str] | None, FeatureGroups | None]:
-    """Read what `save_groups` wrote; (None, None) if it wrote nothing. `HmoeError` if the file is
-    damaged or another run's."""
+    """Read the names of groups and the grouping that `save_groups` wrote.
+
+    Args:
+        folder: of the run.
+        run: id of the run that the file must name; None: the name of the folder.
+
+    Returns:
+        Names and grouping; (None, None) if there is no file.
+
+    Raises:
+        HmoeError: if the file is damaged or another run's.
+    """
     path = Path(folder) / "groups.safetensors"
     if not path.exists():
         return None, None
     content = path.read_bytes()
     try:
-        if fault := seal_fault(content, run or path.parent.name):
+        fault = seal_fault(content, run or path.parent.name)
+        if fault:
             raise ValueError(f"it {fault}")
-        names, tensors = json.loads(metadata_of(content)["names"]), load(content)
+        names = json.loads(metadata_of(content)["names"])
+        tensors = load(content)
         return names, FeatureGroups(**tensors) if tensors else None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         cause = f"the groups in {path} are damaged ({error})."

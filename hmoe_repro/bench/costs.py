@@ -35,38 +35,58 @@ COST_METHODS = SCALES["methods"]  # row of the table -> algorithm, kind of netwo
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-make-method
 def make_method(name: str, scale: SimpleNamespace, device="cpu") -> Algorithm:
-    "The algorithm of a row of `COST_METHODS`, ready to be trained."
+    """Return the algorithm of a row of `COST_METHODS`, ready to be trained.
+
+    Args:
+        name: name of the row.
+        scale: sizes of the benchmark.
+        device: device of the algorithm.
+    """
     algorithm, kind = COST_METHODS[name]
     network = getattr(scale, kind)
     hparams = {"network": network, "weights": "random", "batch_size": scale.batch}
     if kind == "convolutional":
         hparams["freeze_bn"] = "yes"
     shape = (3, scale.side, scale.side)
-    return get_algorithm(algorithm)(shape, BENCH_CLASSES, scale.domains, hparams).to(device).train()
+    made = get_algorithm(algorithm)(shape, BENCH_CLASSES, scale.domains, hparams)
+    return made.to(device).train()
 
 
 def random_minibatches(scale: SimpleNamespace, device="cpu") -> list:
-    "A list of (x (batch, 3, H, W), y (batch,)), one for each domain, channels last."
+    """Return random (x (batch, 3, H, W), y (batch,)) for each domain, channels last."""
     shape = (3, scale.side, scale.side)
     batches = random_batches(scale.domains, shape, BENCH_CLASSES, seed=0, size=scale.batch)
-    last = {"device": device, "memory_format": torch.channels_last}
-    return [(x.to(**last), y.to(device)) for x, y in batches]
+    minibatches = []
+    for x, y in batches:
+        x = x.to(device=device, memory_format=torch.channels_last)
+        minibatches.append((x, y.to(device)))
+    return minibatches
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-time-jobs
 def train(algorithm: Algorithm, minibatches):
-    "One update, in training mode."
+    """Update an algorithm once, in training mode."""
     algorithm.train().update(minibatches)
 
 
 @torch.no_grad()
 def infer(algorithm: Algorithm, minibatches):
-    "One prediction for all images of the minibatches, in evaluation mode."
+    """Predict all images of the minibatches at once, in evaluation mode."""
     algorithm.eval().predict(torch.cat([x for x, _ in minibatches]))
 
 
 def time_jobs(scale: SimpleNamespace, device="cpu", methods=tuple(COST_METHODS)) -> dict:
-    "(kind, method) -> a job, on one set of minibatches."
-    minibatches, jobs = random_minibatches(scale, device), {}
+    """Return (kind, method) -> a job, all on one set of minibatches.
+
+    Args:
+        scale: sizes of the benchmark.
+        device: device of the algorithms.
+        methods: rows of `COST_METHODS`.
+
+    Returns:
+        The jobs; kinds are 'training' and 'inference'.
+    """
+    minibatches = random_minibatches(scale, device)
+    jobs = {}
     for name in methods:
         algorithm = make_method(name, scale, device)
         jobs["training", name] = partial(train, algorithm, minibatches)
@@ -75,7 +95,12 @@ def time_jobs(scale: SimpleNamespace, device="cpu", methods=tuple(COST_METHODS))
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-tensor-peak
 def tensor_peak(work: Callable, device="cpu") -> int:
-    "Largest number of bytes in tensors that `work()` holds on a device at one time."
+    """Return the largest number of bytes in tensors that `work()` holds at one time.
+
+    Args:
+        work: a function without arguments.
+        device: the device whose memory counts.
+    """
     device = torch.device(device)
     gc.collect()
     if device.type == "cuda":
@@ -92,13 +117,23 @@ def tensor_peak(work: Callable, device="cpu") -> int:
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-method-peaks
 def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, int]:
-    "Peak of allocated tensors in bytes, of training and of inference, model and data included."
+    """Return the peak of allocated tensors in bytes, of 'training' and of 'inference'.
 
-    def work(*calls):  # two updates: from the second on the optimiser's state is there
-        algorithm, minibatches = make_method(name, scale, device), random_minibatches(scale, device)
+    Model and data are included.
+
+    Args:
+        name: a row of `COST_METHODS`.
+        scale: sizes of the benchmark.
+        device: device of the algorithm.
+    """
+
+    def work(*calls):
+        algorithm = make_method(name, scale, device)
+        minibatches = random_minibatches(scale, device)
         for call in calls:
             call(algorithm, minibatches)
 
+    # two updates: from the second on the optimiser's state is there
     return {
         "training": tensor_peak(partial(work, train, train), device),
         "inference": tensor_peak(partial(work, infer), device),
@@ -106,8 +141,17 @@ def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, i
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-network-size
 def counted_size(name: str, side: int = 224) -> dict[str, int]:
-    """Multiply-accumulates of one image (side x side), and parameters, without the classifier;
-    torchvision's ResNet-101, which the library does not train."""
+    """Return the parameters of a network, and its multiply-accumulates for one image.
+
+    The classifier does not count.
+
+    Args:
+        name: name of a network; 'resnet101' is torchvision's, which the library does not train.
+        side: side of the image in pixels.
+
+    Returns:
+        `macs` and `parameters`.
+    """
     if name != "resnet101":
         weights, macs, _ = network_size(name, side)
         return {"macs": macs, "parameters": weights}
@@ -118,15 +162,24 @@ def counted_size(name: str, side: int = 224) -> dict[str, int]:
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-algorithm-entries
 def algorithm_entries(measured: BenchMeasurement) -> dict:
-    """The peak of memory of each method that was timed, by kind, and the sizes of the networks."""
+    """Return the peak of memory of each method that was timed, and the sizes of the networks.
+
+    Args:
+        measured: the jobs with their times.
+
+    Returns:
+        `peak_bytes` (kind -> method -> bytes) and `networks` (name -> `counted_size`).
+    """
     gc.collect()
-    size, seconds = measured.size, measured.seconds
-    peaks = {name: method_peaks(name, size, measured.device) for name in seconds["training"]}
+    size = measured.size
+    methods = measured.seconds["training"]
+    peaks = {name: method_peaks(name, size, measured.device) for name in methods}
     measured.say("memory measured")
-    return {
-        "peak_bytes": {kind: {n: peak[kind] for n, peak in peaks.items()} for kind in seconds},
-        "networks": {name: counted_size(name, size.side) for name in size.counted},
-    }
+    by_kind = {}
+    for kind in measured.seconds:
+        by_kind[kind] = {name: peak[kind] for name, peak in peaks.items()}
+    networks = {name: counted_size(name, size.side) for name in size.counted}
+    return {"peak_bytes": by_kind, "networks": networks}
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-cost-table
 COSTS = {  # kind, quantity -> the paper's name, head of the column, its unit
@@ -138,32 +191,50 @@ COSTS = {  # kind, quantity -> the paper's name, head of the column, its unit
 
 
 def cost_rounds(record: dict | None = None) -> dict[str, pd.DataFrame]:
-    """Column of the table -> rounds (one of memory) by methods: seconds and bytes of a record, or
-    s and GB of the paper without one (GMoE, Table 16: one V100, 160 images of 224 pixels)."""
+    """Return the costs of each method in each round (one of memory).
+
+    Args:
+        record: record of `ALGORITHMS`; None: the costs that the paper publishes (GMoE, Table 16:
+            one V100, 160 images of 224 pixels).
+
+    Returns:
+        Head of a column in `COSTS` -> rounds by methods: seconds and bytes; of the paper s and GB.
+    """
+    rounds = {}
     if record is None:
         numbers = paper_numbers(artefact="GMoE Table 16")
-        wide = numbers.pivot(index="quantity", columns="algorithm", values="value")[
-            list(COST_METHODS)
-        ]
-        return {head: wide.loc[[quantity]] for quantity, head, _ in COSTS.values()}
-    return {
-        head: pd.DataFrame({name: np.atleast_1d(v) for name, v in record[part][kind].items()})
-        for (kind, part), (_, head, _) in COSTS.items()
-    }
+        wide = numbers.pivot(index="quantity", columns="algorithm", values="value")
+        wide = wide[list(COST_METHODS)]
+        for quantity, head, _ in COSTS.values():
+            rounds[head] = wide.loc[[quantity]]
+        return rounds
+    for (kind, quantity), (_, head, _) in COSTS.items():
+        values = record[quantity][kind]
+        rounds[head] = pd.DataFrame({name: np.atleast_1d(v) for name, v in values.items()})
+    return rounds
 
 
 def cost_ratios(record: dict | None = None) -> dict[str, pd.DataFrame]:
-    """`cost_rounds` relative to ERM, each round by itself."""
+    """Return `cost_rounds` relative to ERM, each round by itself."""
     return {head: rows.div(rows["ERM"], axis=0) for head, rows in cost_rounds(record).items()}
 
 
 def cost_table(record: dict | None = None) -> pd.DataFrame:
-    """The costs of a record, or those published (None), as they are shown: each quantity, and the
-    same relative to ERM; of measured times the median of the ratios of all rounds, and their
-    range."""
-    rounds, relative = cost_rounds(record), cost_ratios(record)
+    """Return the costs of each method, and the same relative to ERM.
+
+    Args:
+        record: record of `ALGORITHMS`; None: the published costs.
+
+    Returns:
+        algorithm, and for each quantity of `COSTS` its median over rounds, '..., times ERM' (the
+        median of the ratios of all rounds) and '..., range' (of the ratios, if there are several
+        rounds).
+    """
+    rounds = cost_rounds(record)
+    relative = cost_ratios(record)
     table = pd.DataFrame(index=next(iter(rounds.values())).columns)
-    for (_, head, unit), rows in zip(COSTS.values(), rounds.values()):
+    for _, head, unit in COSTS.values():
+        rows = rounds[head]
         table[head] = rows.median() / (unit if record else 1)
         table[f"{head}, times ERM"] = relative[head].median()
         if len(rows) > 1:

@@ -31,21 +31,35 @@ PACS_CLASSES = 7
 
 
 def plain_model(network: str, stages: int | str) -> tuple[nn.Module, torch.optim.Adam]:
-    """timm's own `network` with a classifier, random weights and batch norm in evaluation mode, and
-    Adam; no gradients for the first `stages`, or, with "all", for all before the classifier."""
-    model = import_timm().create_model(timm_config(network).architecture, num_classes=PACS_CLASSES)
+    """Return timm's own network, in evaluation mode, with frozen stages, and an Adam for the rest.
+
+    Args:
+        network: name of the network; its weights are random.
+        stages: number of first stages without gradients; 'all': all before the classifier.
+    """
+    architecture = timm_config(network).architecture
+    model = import_timm().create_model(architecture, num_classes=PACS_CLASSES)
     features = tuple(name for name, _ in model.named_children() if name != "classifier")
-    ends = {0: (), "all": features} | {n: f"{e}." for n, e in enumerate(stage_names(model), 1)}
+    last_frozen = {0: (), "all": features}  # prefixes of the names of the last frozen parameters
+    for number, stage in enumerate(stage_names(model), 1):
+        last_frozen[number] = f"{stage}."
     frozen = False
     for name, parameter in reversed(list(model.named_parameters())):
-        frozen = frozen or name.startswith(ends[stages])
+        frozen = frozen or name.startswith(last_frozen[stages])
         parameter.requires_grad_(not frozen)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return model.eval(), torch.optim.Adam(trained, lr=5e-5)
 
 
 def plain_update(model: nn.Module, optimizer, x, y) -> float:
-    """One update on images x (B, 3, R, R) with labels y (B,); the loss before it."""
+    """Update a model once and return the loss before it.
+
+    Args:
+        model: the model.
+        optimizer: its optimiser.
+        x: images (B, 3, R, R).
+        y: labels (B,).
+    """
     loss = F.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()
@@ -54,19 +68,41 @@ def plain_update(model: nn.Module, optimizer, x, y) -> float:
 
 # %% ../../nbs/10_bench/09_frozen_stages.ipynb #def-our-erm
 def precomputed_rows(frozen: FrozenPart, x) -> torch.Tensor:
-    """Rows (B, P) of images, as a `PrecomputedDataset` with this part alone gives them."""
+    """Return the rows (B, P) of images, as a `PrecomputedDataset` of this part gives them.
+
+    Args:
+        frozen: the frozen first stages of a network.
+        x: images (B, 3, R, R).
+    """
     return torch.from_numpy(as_rows(frozen(x), frozen.key)).float()
 
 
 def our_erm(network: str, stages: int | str, batches: list, precision: str = "float32") -> tuple:
-    """(ERM, what it is trained on) for `batches`, (images, labels) of each domain: these, or rows
-    of its first `stages`, which are frozen."""
-    shape, size = tuple(batches[0][0].shape[1:]), len(batches[0][1])
-    hparams = {"network": network, "weights": "random", "freeze_bn": "yes", "batch_size": size}
-    hparams["frozen_stages"] = stages
+    """Return ERM with frozen stages, and what it is trained on.
+
+    Args:
+        network: name of the network; its weights are random.
+        stages: its first stages that are frozen.
+        batches: (images, labels) of each domain.
+        precision: precision of the updates.
+
+    Returns:
+        The algorithm, and `batches`, with `precomputed_rows` instead of images if stages are
+        frozen.
+    """
+    images, labels = batches[0]
+    hparams = {
+        "network": network,
+        "weights": "random",
+        "freeze_bn": "yes",
+        "batch_size": len(labels),
+        "frozen_stages": stages,
+    }
+    shape = tuple(images.shape[1:])
     algorithm = get_algorithm("ERM")(shape, PACS_CLASSES, len(batches), hparams).train()
     set_precision(algorithm, precision)
-    if frozen := algorithm.featurizer.frozen:
+    frozen = algorithm.featurizer.frozen
+    if frozen:
         batches = [(precomputed_rows(frozen, x), y) for x, y in batches]
         frozen.columns = slice(0, batches[0][0].shape[1])
     return algorithm, batches
@@ -76,65 +112,125 @@ COMPUTED = "frozen stages, computed once"
 
 
 def kind_of(side: int, stages: int | str) -> str:
-    """The kind, in a record, of updates on images of side x side with frozen `stages`."""
+    """Return the kind, in a record, of updates with frozen stages.
+
+    Args:
+        side: side of the images in pixels.
+        stages: the frozen stages.
+
+    >>> kind_of(64, 3)
+    '64 pixels, 3 frozen'
+    """
     return f"{side} pixels, {stages} frozen"
 
 
 def frozen_jobs(scale: SimpleNamespace) -> dict:
-    """(kind, 'plain', 'float32' or 'bf16') -> a job, an update; (`COMPUTED`, kind) -> the rows of
-    one domain's images."""
-    jobs, amx = {}, timing.bf16_hardware() == "amx"
+    """Return the updates with frozen stages of the plain loop and of ours.
+
+    Args:
+        scale: sizes of the benchmark.
+
+    Returns:
+        (kind, 'plain', 'float32' or 'bf16') -> a job, an update; (`COMPUTED`, kind) -> the rows of
+        the images of one domain.
+    """
+    has_amx = timing.bf16_hardware() == "amx"
+    jobs = {}
     for side, stages in product(scale.sides, scale.stages):
+        kind = kind_of(side, stages)
         x = torch.rand(scale.domains * scale.batch, 3, side, side)
-        y, kind = torch.randint(PACS_CLASSES, (len(x),)), kind_of(side, stages)
-        last = x.contiguous(memory_format=torch.channels_last)
-        batches = list(zip(last.split(scale.batch), y.split(scale.batch)))
-        jobs[kind, "plain"] = partial(plain_update, *plain_model(scale.network, stages), x, y)
-        for precision in ("float32", "bf16") if amx and side in scale.bf16_sides else ("float32",):
-            algorithm, given = our_erm(scale.network, stages, batches, precision)
-            jobs[kind, precision] = partial(algorithm.update, given)
+        y = torch.randint(PACS_CLASSES, (len(x),))
+        channels_last = x.contiguous(memory_format=torch.channels_last)
+        batches = list(zip(channels_last.split(scale.batch), y.split(scale.batch)))
+        model, optimizer = plain_model(scale.network, stages)
+        jobs[kind, "plain"] = partial(plain_update, model, optimizer, x, y)
+        precisions = ["float32"]
+        if has_amx and side in scale.bf16_sides:
+            precisions.append("bf16")
+        for precision in precisions:
+            algorithm, minibatches = our_erm(scale.network, stages, batches, precision)
+            jobs[kind, precision] = partial(algorithm.update, minibatches)
         if stages:
-            jobs[COMPUTED, kind] = partial(
-                precomputed_rows, algorithm.featurizer.frozen, batches[0][0]
-            )
+            images, _ = batches[0]
+            jobs[COMPUTED, kind] = partial(precomputed_rows, algorithm.featurizer.frozen, images)
     return jobs
 
 # %% ../../nbs/10_bench/09_frozen_stages.ipynb #def-frozen-table
 def times_plain(record: dict, side: int) -> pd.DataFrame:
-    """Frozen stages -> how many times as fast as the plain loop ours is, in each round."""
-    each = lambda stages: ratios(record, kind_of(side, stages), "float32")["plain"]
-    return pd.DataFrame({stages: each(stages) for stages in record["sizes"]["stages"]})
+    """Return the speed of our updates relative to the plain loop with the same stages frozen.
+
+    Args:
+        record: record of `FROZEN_STAGES`.
+        side: side of the images in pixels.
+
+    Returns:
+        A column for each number of frozen stages, a row for each round.
+    """
+    speeds = {}
+    for stages in record["sizes"]["stages"]:
+        speeds[stages] = ratios(record, kind_of(side, stages), "float32")["plain"]
+    return pd.DataFrame(speeds)
+
+
+def _frozen_row(record: dict, side: int, stages: int | str) -> dict:
+    """Return a row of `frozen_table`."""
+    sizes = record["sizes"]
+    kind = kind_of(side, stages)
+    images = sizes["domains"] * sizes["batch"]
+    seconds = pd.DataFrame(record["seconds"][kind]).median() / images  # of an image
+    row = {"pixels": side, "frozen stages": str(stages)}
+    for name in ("plain", "float32"):
+        row[f"images/s, {name}"] = f"{1 / seconds[name]:,.1f}"
+    row |= summary(times_plain(record, side), "times plain").loc[stages]
+    bf16 = seconds.get("bf16")
+    row["bf16, times float32"] = f"{seconds['float32'] / bf16:.2f}" if bf16 else "–"
+    row["once, ms an image"] = "–"
+    row["paid after passes"] = "–"
+    if kind in record["seconds"][COMPUTED]:
+        price = np.median(record["seconds"][COMPUTED][kind]) / sizes["batch"]
+        saved = seconds["plain"] - seconds["float32"]
+        row["once, ms an image"] = f"{1e3 * price:.1f}"
+        if saved > 0:
+            row["paid after passes"] = f"{price / saved:.2f}"
+    return row
 
 
 def frozen_table(record: dict) -> pd.DataFrame:
-    """Per resolution and number of frozen stages: images a second of the plain loop, of ours and of
-    ours in bf16; times the plain loop (median, quartiles); bf16 times float32; milliseconds to
-    compute an image's frozen stages, and the passes over the images after which that is paid."""
-    sizes, rows = record["sizes"], []
-    images = sizes["domains"] * sizes["batch"]
-    once = {k: np.median(s) / sizes["batch"] for k, s in record["seconds"][COMPUTED].items()}
+    """Return the speed of updates with frozen stages, by resolution and number of stages.
+
+    Args:
+        record: record of `FROZEN_STAGES`.
+
+    Returns:
+        pixels, 'frozen stages', images a second of the plain loop and of ours, 'times plain'
+        (median) with its quartiles, bf16 relative to float32, 'once, ms an image' (to compute its
+        frozen stages), and 'paid after passes' over the images.
+    """
+    sizes = record["sizes"]
+    rows = []
     for side, stages in product(sizes["sides"], sizes["stages"]):
-        kind = kind_of(side, stages)
-        each = pd.DataFrame(record["seconds"][kind]).median() / images  # seconds of an image
-        row = {"pixels": side, "frozen stages": str(stages)}
-        row |= {f"images/s, {name}": f"{1 / each[name]:,.1f}" for name in ("plain", "float32")}
-        row |= summary(times_plain(record, side), "times plain").loc[stages]
-        price, saved, bf16 = once.get(kind), each["plain"] - each["float32"], each.get("bf16")
-        row["bf16, times float32"] = f"{each['float32'] / bf16:.2f}" if bf16 else "–"
-        row["once, ms an image"] = f"{1e3 * price:.1f}" if price else "–"
-        row["paid after passes"] = f"{price / saved:.2f}" if price and saved > 0 else "–"
-        rows.append(row)
+        rows.append(_frozen_row(record, side, stages))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/10_bench/09_frozen_stages.ipynb #def-frozen-targets
+def _speed_by_round(record: dict, side: int, stages: int | str) -> pd.Series:
+    """Return the speed of our updates relative to the plain loop, by round."""
+    return times_plain(record, side)[stages]
+
+
 def frozen_targets(record: dict) -> list[Target]:
-    """For each resolution and number of frozen stages of a record: as fast as the plain loop."""
-    values = lambda side, stages: lambda record: times_plain(record, side)[stages]
-    text = "{} pixels, {} stages frozen: times the plain loop"
-    return [
-        Target(text.format(side, stages or "no"), "≥", 1.0, values(side, stages))
-        for side, stages in product(record["sizes"]["sides"], record["sizes"]["stages"])
-    ]
+    """Return a target for each resolution and number of frozen stages: as fast as the plain loop.
+
+    Args:
+        record: record of `FROZEN_STAGES`.
+    """
+    sizes = record["sizes"]
+    targets = []
+    for side, stages in product(sizes["sides"], sizes["stages"]):
+        text = f"{side} pixels, {stages or 'no'} stages frozen: times the plain loop"
+        values = partial(_speed_by_round, side=side, stages=stages)
+        targets.append(Target(text, "≥", 1.0, values))
+    return targets
 
 # %% ../../nbs/10_bench/09_frozen_stages.ipynb #def-bench
 FROZEN_STAGES = Bench(

@@ -26,113 +26,180 @@ from ..method.sparse_moe import SparseMoE
 LAYER_PRECISIONS = ("float32", "bf16")
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-layers
-DENSE, EVERY = "dense MLP", "every expert"
+DENSE = "dense MLP"
+EVERY = "every expert"
 
 
 class EveryExpert(nn.Module):
-    "All experts on all tokens, x (..., D) -> (..., D), summed with the router's scores."
+    """Run all experts on all tokens, x (..., D) -> (..., D), weighted by the router's scores.
+
+    Args:
+        layer: the sparse layer whose router and experts are used.
+    """
 
     def __init__(self, layer: SparseMoE):
         super().__init__()
-        self.router, self.experts = layer.router, layer.experts
+        self.router = layer.router
+        self.experts = layer.experts
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the weighted sum of the experts' outputs, of the shape of x."""
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             scores = self.router(tokens.float()).softmax(-1)
         outputs = self.experts.each([tokens] * len(self.experts))
-        return sum(s[:, None] * y for s, y in zip(scores.unbind(1), outputs)).view(x.shape)
+        total = 0
+        for score, output in zip(scores.unbind(1), outputs):
+            total = total + score[:, None] * output
+        return total.view(x.shape)
 
 
 def layers(scale: SimpleNamespace) -> dict[str, nn.Module]:
-    "Name -> layer, in training mode; each keeps its first weights."
-    dim, hidden = scale.dim, scale.hidden
+    """Return name -> layer, in training mode; each keeps its first weights.
+
+    Args:
+        scale: sizes of the benchmark, with the width `dim` of tokens, the `hidden` width and the
+            number of `experts`.
+    """
     dense = nn.Sequential(
-        nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(0.1), nn.Linear(hidden, dim)
+        nn.Linear(scale.dim, scale.hidden),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(scale.hidden, scale.dim),
     )
-    make = partial(SparseMoE, dim, hidden, scale.experts)
-    found = {DENSE: dense}
+    make = partial(SparseMoE, scale.dim, scale.hidden, scale.experts)
+    by_name = {DENSE: dense}
     for router in ("linear", "cosine"):
-        found[router] = make(router=router, capacity_factor=0.0)
-        found[f"{router}, capacity 1.5"] = make(router=router)
-    return found | {EVERY: EveryExpert(make(router="linear"))}
+        by_name[router] = make(router=router, capacity_factor=0.0)
+        by_name[f"{router}, capacity 1.5"] = make(router=router)
+    by_name[EVERY] = EveryExpert(make(router="linear"))
+    return by_name
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-passes
 def autocast_to(precision: str):
-    "Context in which products run in a precision of `LAYER_PRECISIONS`."
+    """Return a context in which products run in a precision of `LAYER_PRECISIONS`."""
     return nullcontext() if precision == "float32" else torch.autocast("cpu", torch.bfloat16)
 
 
 def forward_backward(layer: nn.Module, x: Tensor, upstream: Tensor, precision: str) -> tuple:
-    "One forward and backward pass of a layer on x (..., D): all gradients."
+    """Run a layer forward and backward on x (..., D) and return all gradients.
+
+    Args:
+        layer: the layer.
+        x: its input, which requires gradients.
+        upstream: the gradient of the output.
+        precision: one of `LAYER_PRECISIONS`.
+
+    Returns:
+        The gradients of x and of the parameters.
+    """
     with autocast_to(precision):
         y = layer(x)
     return torch.autograd.grad(y, [x, *layer.parameters()], upstream)
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-saved-bytes
 def saved_bytes(layer: nn.Module, x: Tensor, precision: str = "float32") -> int:
-    "Bytes that a forward pass of a layer keeps for its backward pass, parameters left out."
+    """Return the bytes that a forward pass keeps for the backward pass, without parameters.
+
+    Args:
+        layer: the layer.
+        x: its input.
+        precision: one of `LAYER_PRECISIONS`.
+    """
     own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    kept = {}
+    saved = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()  # held, so that no address is used twice
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
+            saved[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        with autocast_to(precision):
-            y = layer(x)
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, autocast_to(precision):
+        y = layer(x)
     del y
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-update-jobs
 def image_shape(scale: SimpleNamespace) -> tuple[int, int, int]:
-    "(C, H, W): grey images where they are small."
-    return (3 if scale.side >= 32 else 1, scale.side, scale.side)
+    """Return (C, H, W) of the images of a scale: grey if they are smaller than 32 pixels."""
+    channels = 3 if scale.side >= 32 else 1
+    return (channels, scale.side, scale.side)
+
+
+def _random_batch(shape: tuple[int, int, int], size: int) -> tuple[Tensor, Tensor]:
+    """Return random images (size, C, H, W) and labels (size,)."""
+    x = torch.rand((size, *shape))
+    y = torch.randint(BENCH_CLASSES, (size,))
+    return x, y
 
 
 def network_update(network: str, scale: SimpleNamespace):
-    "A function: one update of ERM, random weights, as many images as the layer gets."
+    """Return a function that updates a network once by ERM, on as many images as the layer gets.
+
+    Args:
+        network: name of the network; its weights are random.
+        scale: sizes of the benchmark.
+    """
     shape = image_shape(scale)
     hparams = {"network": network, "weights": "random", "batch_size": scale.images}
     algorithm = get_algorithm("ERM")(shape, BENCH_CLASSES, 1, hparams)
-    x, y = torch.rand(scale.images, *shape), torch.randint(BENCH_CLASSES, (scale.images,))
-    return partial(algorithm.update, [(x, y)])
+    return partial(algorithm.update, [_random_batch(shape, scale.images)])
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-mask-jobs
 def mask_work(scale: SimpleNamespace, domains: int = 3) -> dict:
-    """(kind, what) -> a function: an update of Aggregate and of DMG, and DMG's prediction by the
-    average of predictions alone and in all its modes, on the images of all domains."""
-    shape, hparams = image_shape(scale), {"network": scale.masked, "batch_size": scale.batch}
+    """Return the jobs that show the overhead of DMG's masks, on the images of all domains.
+
+    Args:
+        scale: sizes of the benchmark, with the `masked` network.
+        domains: number of domains.
+
+    Returns:
+        (kind, name) -> a function: an update of Aggregate and of DMG; and of `PREDICTIONS`, DMG's
+        prediction by the average of predictions alone, in all its modes, and in all its modes with
+        the greedy search.
+    """
+    shape = image_shape(scale)
+    hparams = {"network": scale.masked, "batch_size": scale.batch}
     if scale.masked == "resnet18":
         hparams |= {"weights": "random", "freeze_bn": "yes"}
-    batches = [
-        (torch.rand(scale.batch, *shape), torch.randint(BENCH_CLASSES, (scale.batch,)))
-        for _ in range(domains)
-    ]
+    batches = [_random_batch(shape, scale.batch) for _ in range(domains)]
 
-    def made(name):
+    def build(name):
         return get_algorithm(name)(shape, BENCH_CLASSES, domains, hparams)
 
-    work = {
-        ("masks, update", name): partial(made(name).update, batches)
-        for name in ("Aggregate", "DMG")
-    }
-    fixed, x, quietly = made("DMG").eval(), torch.cat([x for x, _ in batches]), torch.no_grad()
-    modes = partial(quietly(fixed.predict_modes), x, 0)
-    alone = partial(quietly(fixed.predict), x, "pred-ens")
-    found = (alone, partial(modes, greedy=False), modes)
-    return work | {("masks, prediction", name): f for name, f in zip(PREDICTIONS, found)}
+    work = {}
+    for name in ("Aggregate", "DMG"):
+        work["masks, update", name] = partial(build(name).update, batches)
+    dmg = build("DMG").eval()
+    x = torch.cat([images for images, _ in batches])
+    without_gradients = torch.no_grad()
+    predict_modes = without_gradients(dmg.predict_modes)
+    predict = without_gradients(dmg.predict)
+    predictions = (
+        partial(predict, x, "pred-ens"),
+        partial(predict_modes, x, 0, greedy=False),
+        partial(predict_modes, x, 0),
+    )
+    for name, prediction in zip(PREDICTIONS, predictions):
+        work["masks, prediction", name] = prediction
+    return work
 
 
-PREDICTIONS = SCALES["predictions"]  # what is measured -> in words, and its purpose
+PREDICTIONS = SCALES["predictions"]  # name of the prediction -> in words, and its purpose
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-layer-jobs
 @dataclass(frozen=True)
 class LayerPass:
-    """One forward and backward pass of a layer on fixed tokens, as a job."""
+    """A job: a forward and backward pass of a layer on fixed tokens.
+
+    Args:
+        layer: the layer.
+        x: its input, which requires gradients.
+        upstream: the gradient of the output.
+        precision: one of `LAYER_PRECISIONS`.
+    """
 
     layer: nn.Module
     x: Tensor
@@ -140,56 +207,79 @@ class LayerPass:
     precision: str
 
     def __call__(self) -> tuple:
+        """Return the gradients of the input and of the parameters."""
         return forward_backward(self.layer, self.x, self.upstream, self.precision)
 
 
 def layer_jobs(size: SimpleNamespace) -> dict:
-    """(kind, name) -> a job: the layers in each precision, updates of both networks, and masks."""
+    """Return (kind, name) -> a job: layers in each precision, updates of networks, and masks.
+
+    Args:
+        size: sizes of the scale.
+    """
     x = torch.randn(size.images, size.tokens, size.dim, requires_grad=True)
-    upstream, found = torch.randn_like(x), layers(size)
-    jobs = {
-        (precision, name): LayerPass(layer, x, upstream, precision)
-        for precision in LAYER_PRECISIONS
-        for name, layer in found.items()
-        if name != EVERY or precision == "float32"
-    }
-    jobs |= {("update", name): network_update(name, size) for name in (size.dense, size.sparse)}
+    upstream = torch.randn_like(x)
+    by_name = layers(size)
+    jobs = {}
+    for precision in LAYER_PRECISIONS:
+        for name, layer in by_name.items():
+            if name != EVERY or precision == "float32":
+                jobs[precision, name] = LayerPass(layer, x, upstream, precision)
+    for network in (size.dense, size.sparse):
+        jobs["update", network] = network_update(network, size)
     return jobs | mask_work(size)
 
 
 def layer_entries(measured: BenchMeasurement) -> dict:
-    """The bytes that each layer keeps for its backward pass, by precision."""
+    """Return the bytes that each layer keeps for its backward pass, by precision.
+
+    Args:
+        measured: the jobs with their times.
+    """
     timed = {name: job for (kind, name), job in measured.jobs.items() if kind == "float32"}
-    kept = {
-        precision: {name: saved_bytes(job.layer, job.x, precision) for name, job in timed.items()}
-        for precision in LAYER_PRECISIONS
-    }
-    return {"saved_bytes": kept}
+    by_precision = {}
+    for precision in LAYER_PRECISIONS:
+        saved = {name: saved_bytes(job.layer, job.x, precision) for name, job in timed.items()}
+        by_precision[precision] = saved
+    return {"saved_bytes": by_precision}
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-layer-table
 def layer_table(record: dict) -> pd.DataFrame:
-    """Per layer: seconds and time against the dense MLP (median, quartiles) in float32, seconds and
-    the same ratio in bf16, and bytes kept for the backward pass against the dense MLP's."""
+    """Return time and memory of each layer as a table.
+
+    Args:
+        record: record of `LAYERS`.
+
+    Returns:
+        layer, seconds, 'times dense' (relative to the dense MLP, median) with its quartiles, both
+        in bf16, 'MB kept' for the backward pass, and 'kept, times dense'.
+    """
     seconds = {p: pd.DataFrame(record["seconds"][p]).median() for p in LAYER_PRECISIONS}
     table = seconds["float32"].to_frame("seconds")
     table = table.join(summary(ratios(record, "float32", DENSE), "times dense"))
     in_bf16 = {"seconds, bf16": seconds["bf16"]}
     in_bf16["times dense, bf16"] = ratios(record, "bf16", DENSE).median()
-    for head, values in in_bf16.items():
-        table[head] = values.map("{:.2f}".format).reindex(table.index, fill_value="–")
-    kept = pd.Series(record["saved_bytes"]["float32"])
-    table["MB kept"], table["kept, times dense"] = kept / 1e6, kept / kept[DENSE]
+    for title, values in in_bf16.items():
+        table[title] = values.map("{:.2f}".format).reindex(table.index, fill_value="–")
+    saved = pd.Series(record["saved_bytes"]["float32"])
+    table["MB kept"] = saved / 1e6
+    table["kept, times dense"] = saved / saved[DENSE]
     return table.rename_axis("layer").reset_index()
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-layer-targets
 def _relative(target: dict, record: dict):
-    """A measurement of a target relative to another, by round: `of` their names, of seconds of a
-    `kind` or of the bytes kept; 'sparse' and 'dense' are the networks of the scale."""
-    mine, theirs = (record["sizes"].get(name, name) for name in target["of"])
+    """Return the values of a target: a measurement relative to another, by round.
+
+    Args:
+        target: a table of `bench.toml`: `of` are the names of both ('sparse' and 'dense' are the
+            networks of the scale), of seconds of a `kind`, or of the 'bytes kept'.
+        record: record of `LAYERS`.
+    """
+    name, base = (record["sizes"].get(name, name) for name in target["of"])
     if target["kind"] == "bytes kept":
-        kept = record["saved_bytes"]["float32"]
-        return kept[mine] / kept[theirs]
-    return ratios(record, target["kind"], theirs)[mine]
+        saved = record["saved_bytes"]["float32"]
+        return saved[name] / saved[base]
+    return ratios(record, target["kind"], base)[name]
 
 
 LAYER_TARGETS = targets_of("moe", _relative)

@@ -22,28 +22,45 @@ from ..training.trainer import Trainer
 
 # %% ../../nbs/10_bench/07_systems.ipynb #def-one-of-each
 def one_of_each(study: str) -> dict[str, RunConfig]:
-    """Algorithm -> its first run in a study. Raises `HmoeError` as `study_configs` does."""
-    found = {}
+    """Return algorithm -> its first run in a study.
+
+    Raises:
+        HmoeError: as `study_configs`.
+    """
+    first = {}
     for config in study_configs(study):
-        found.setdefault(config.algorithm, config)
-    return found
+        first.setdefault(config.algorithm, config)
+    return first
 
 # %% ../../nbs/10_bench/07_systems.ipynb #def-measured-systems
 @dataclass(frozen=True)
 class SystemUpdate:
-    """One update of a system on a batch that is already drawn, as a job."""
+    """A job: an update of a system on a batch that is already drawn.
+
+    Args:
+        trainer: the trainer of the system.
+        data: its data set.
+        minibatches: (x, y) of each domain.
+    """
 
     trainer: Trainer
     data: object
     minibatches: list
 
     def __call__(self):
+        """Update once."""
         train(self.trainer.algorithm, self.minibatches)
 
 
 def system_jobs(size: SimpleNamespace) -> dict:
-    """('update', algorithm) -> an update of the first run of each system of the study of a scale.
-    `HmoeError` for data that are not available."""
+    """Return ('update', algorithm) -> an update of each system of the study of a scale.
+
+    Args:
+        size: sizes of the scale, with the `study`.
+
+    Raises:
+        HmoeError: if data are not available.
+    """
     jobs = {}
     for name, config in one_of_each(size.study).items():
         data = build_dataset(config)
@@ -53,7 +70,7 @@ def system_jobs(size: SimpleNamespace) -> dict:
 
 
 def _sizes(trainer: Trainer) -> dict:
-    """The network of a run, its trained parameters and the images of an update."""
+    """Return the network of a run, its trained parameters and the images of an update."""
     algorithm = trainer.algorithm
     trained = sum(p.numel() for p in algorithm.parameters() if p.requires_grad)
     images = algorithm.hparams["batch_size"] * len(trainer.domains)
@@ -61,28 +78,39 @@ def _sizes(trainer: Trainer) -> dict:
 
 
 def _two_updates(config: RunConfig, data):
-    """Build a system and update it twice: from the second update on the optimiser's state is
-    there."""
+    """Build a system and update it twice: from the second update on optimisers have a state."""
     trainer = Trainer(config, data, torch.device("cpu"))
     for _ in range(2):
         trainer.update()
 
 
 def system_entries(measured: BenchMeasurement) -> dict:
-    """The peak of tensors of each system in bytes, and its sizes."""
-    timed = {name: job for (_, name), job in measured.jobs.items()}
-    return {
-        "peak_bytes": {
-            name: tensor_peak(partial(_two_updates, job.trainer.config, job.data))
-            for name, job in timed.items()
-        },
-        "sizes": {name: _sizes(job.trainer) for name, job in timed.items()},
-    }
+    """Return the peak of tensors of each system in bytes, and its sizes.
+
+    Args:
+        measured: the jobs with their times.
+
+    Returns:
+        `peak_bytes` and `sizes`, by algorithm.
+    """
+    peaks = {}
+    sizes = {}
+    for (_, name), job in measured.jobs.items():
+        peaks[name] = tensor_peak(partial(_two_updates, job.trainer.config, job.data))
+        sizes[name] = _sizes(job.trainer)
+    return {"peak_bytes": peaks, "sizes": sizes}
 
 # %% ../../nbs/10_bench/07_systems.ipynb #def-systems-costs
 def systems_costs(record: dict) -> pd.DataFrame:
-    """Per algorithm of a record of `SYSTEMS` (index): parameters, images and median ms of an
-    update, and MB at the peak."""
+    """Return parameters, time and memory of each system.
+
+    Args:
+        record: record of `SYSTEMS`.
+
+    Returns:
+        Index algorithm; parameters, images of an update, 'ms per update' (median) and 'MB at the
+        peak'.
+    """
     sizes = pd.DataFrame(record["sizes"]).T
     costs = sizes[["parameters", "images"]].astype(int)
     costs["ms per update"] = 1000 * pd.DataFrame(record["seconds"]["update"]).median()

@@ -124,10 +124,10 @@ def _union(by_study: Mapping[str, Sequence[RunConfig]]) -> list[RunConfig]:
 
 def _only(by_study: Mapping[str, Sequence[RunConfig]], run_ids) -> dict[str, list[RunConfig]]:
     """Return study -> its runs with these ids."""
-    return {
-        study: [config for config in configs if config.run_id in run_ids]
-        for study, configs in by_study.items()
-    }
+    subsets = {}
+    for study, configs in by_study.items():
+        subsets[study] = [config for config in configs if config.run_id in run_ids]
+    return subsets
 
 
 def _with_searches(by_study: dict, selection: Selection) -> dict[str, list[RunConfig]]:

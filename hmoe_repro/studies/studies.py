@@ -9,7 +9,6 @@ __all__ = ['count_runs', 'study_configs', 'configs_or_reason', 'runs_with_arrays
 import functools
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import HmoeError
@@ -82,12 +81,22 @@ def _grid_points(study: Study) -> Iterator[_GridPoint]:
             runs.precisions,
             runs.datasets,
         )
-        for *values, dataset in combinations:
+        for trial_seed, restart, algorithm, variant, precision, dataset in combinations:
             name = functools.partial(resolve_dataset, dataset, study.file.folder)
             draws = 1 if dataset == TOY else study.trials
             for test_domains in _held_out(study, runs, dataset, name):
                 for draw in range(draws):
-                    yield _GridPoint(block, *values, dataset, test_domains, draw)
+                    yield _GridPoint(
+                        block=block,
+                        trial_seed=trial_seed,
+                        restart=restart,
+                        algorithm=algorithm,
+                        variant=variant,
+                        precision=precision,
+                        dataset=dataset,
+                        test_domains=test_domains,
+                        draw=draw,
+                    )
 
 
 def _bounded_points(study: Study) -> list[_GridPoint]:
@@ -219,7 +228,7 @@ def _distinct_configs(study: Study) -> tuple[RunConfig, ...]:
     return tuple({config.run_id: config for config, _ in _resolved(study)}.values())
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-study-specs
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _configs_by_name(name: str, folder: str) -> tuple[RunConfig, ...]:
     """Return the runs of a study of the library, for the data in `folder`."""
     return _distinct_configs(read_study(name))
@@ -235,7 +244,7 @@ def study_configs(study) -> tuple[RunConfig, ...]:
         HmoeError: as `check_study`, and if data are not here: a run id holds their content.
 
     >>> len(study_configs("smoke-balance"))
-    6
+    2
     """
     if isinstance(study, str) and study in STUDIES:
         return _configs_by_name(study, str(data_dir()))

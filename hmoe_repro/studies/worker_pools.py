@@ -153,8 +153,8 @@ def start_worker(settings: RunSettings, determinism: str) -> Worker:
         determinism: 'portable' or 'native', the arithmetic.
     """
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    arguments = (theirs, settings.folder, settings.device, settings.data_dir, settings.config)
+    own_end, worker_end = context.Pipe()
+    arguments = (worker_end, settings.folder, settings.device, settings.data_dir, settings.config)
     variables = process_variables(determinism)
     process = context.Process(
         target=begin_process,
@@ -163,8 +163,8 @@ def start_worker(settings: RunSettings, determinism: str) -> Worker:
     )
     with _without_main():
         process.start()
-    theirs.close()
-    return Worker(process, ours)
+    worker_end.close()
+    return Worker(process, own_end)
 
 # %% ../../nbs/06_studies/12_worker_pools.ipynb #def-worker-pool
 class WorkerPool:
