@@ -313,6 +313,10 @@ def results(source, store: str = "") -> pd.DataFrame:
     Raises:
         HmoeError: if no study is named, a study has no records, or a file is damaged. The message
             names file, line and fix.
+
+    >>> frame = results("quick-styles")
+    >>> len(frame), sorted(frame["mode"].unique())
+    (120, ['max', 'mix', 'ood'])
     """
     if isinstance(source, Place) and _is_folder(source, store):
         return _results_of_folder(expanded(source))
@@ -625,6 +629,10 @@ def checkpoints(frame: pd.DataFrame) -> pd.DataFrame:
         A row for each run, checkpoint, quantity and mode: algorithm, test_domain, trial_seed,
         step, quantity (a loss, 'validation_accuracy', or 'test_accuracy' by `selected_so_far`),
         mode ('' for losses) and value.
+
+    >>> curves = checkpoints(results("quick-styles"))
+    >>> int(curves.loc[curves.quantity == "L_kl", "step"].max())
+    700
     """
     complete = runs(frame)
     complete = complete[complete.status == "complete"]

@@ -639,6 +639,9 @@ def compare(
     Raises:
         HmoeError: for unknown names, for data in other forms or with one domain, and if no run of
             the baseline succeeds. Other failed runs are in the notes.
+
+    >>> compared = compare(["ERM", "DANN"], "path/to/my_images", seeds=3)  # doctest: +SKIP
+    >>> compared.verdict  # doctest: +SKIP
     """
     if isinstance(algorithms, (str, type)):
         algorithms = [algorithms]

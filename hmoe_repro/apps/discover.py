@@ -472,6 +472,9 @@ def discover(
     Raises:
         HmoeError: for a folder that cannot be read, for settings that do not go together, and if a
             run fails.
+
+    >>> findings = discover("path/to/my_images", experts=4)  # doctest: +SKIP
+    >>> findings.images.groupby("group").size()  # doctest: +SKIP
     """
     pool = read_pool(folder, labels, classes)
     store = store or RunStore()

@@ -219,6 +219,13 @@ def load(
     Raises:
         HmoeError: as `load_model`, for a model of images that are not RGB, and for a folder
             without a model, or whose `config.json` was edited.
+
+    >>> from hmoe_repro.training.planning import make_config
+    >>> from hmoe_repro.training.run import run
+    >>> config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=2)
+    >>> record = run(config)
+    >>> load(config.run_id).class_names[:3]
+    ['0', '1', '2']
     """
     folder = expanded(model)
     if not _is_folder(model, folder):

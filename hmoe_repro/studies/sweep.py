@@ -244,6 +244,14 @@ def sweep(configs, options: SweepOptions | None = None, **changes) -> Outcomes:
     Raises:
         HmoeError: for unknown names, if no cluster answers or the disk is full, and for an
             algorithm that is code which was not named in this process.
+
+    >>> from hmoe_repro.training.planning import make_config
+    >>> names = ["ERM", "DANN"]
+    >>> options = {"network": "small_cnn", "steps": 2}
+    >>> configs = [make_config(name, "DigitDomainsTiny", ["sketch"], **options) for name in names]
+    >>> outcomes = sweep(configs, jobs=0, display=False)
+    >>> [outcome.status for outcome in outcomes.values()]
+    ['complete', 'complete']
     """
     for name in changes:
         check_choice(name, [field.name for field in fields(SweepOptions)], "option of a sweep")

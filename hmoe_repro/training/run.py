@@ -475,6 +475,11 @@ def run(
     Raises:
         HmoeError: for a damaged record, and an unusable folder or device.
         OtherVersions: for a state that was saved under other versions, unless `resume_anyway`.
+
+    >>> from hmoe_repro.training.planning import make_config
+    >>> config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=2)
+    >>> run(config)["status"]
+    'complete'
     """
     store = store or RunStore()
     device = resolve_device("cpu" if config.dataset == TOY else str(device))
