@@ -20,6 +20,7 @@ from ..core.errors import HmoeError, public
 from ..networks.measuring import Measurement
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
 from ..networks.routing import EXPERT_CHOICES
+
 # HParam is for the files of users, which import it from here.
 from ..networks.search_space import HParam, declared_hparams  # noqa: F401
 
