@@ -10,13 +10,9 @@ __all__ = ['SUMS', 'sealed', 'is_sealed', 'metadata_of', 'sealed_for', 'seal_fau
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import HmoeError
 from .files import plain_file, sha256, write_atomic
-
-if TYPE_CHECKING:
-    import torch
 
 # %% ../../nbs/00_core/11_seals.ipynb #def-sealed
 _SEAL = b'"sha256":"'  # what precedes the digest in a file's header
@@ -24,7 +20,7 @@ _NO_DIGEST = b"0" * 64
 _MOST_HEADER = 10**8  # bytes, as safetensors has it
 
 
-def sealed(tensors: "dict[str, torch.Tensor]", **metadata: str) -> bytes:
+def sealed(tensors: dict, **metadata: str) -> bytes:
     """Return the bytes of a safetensors file that holds its own SHA-256.
 
     Equal content gives equal bytes.

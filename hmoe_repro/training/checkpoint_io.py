@@ -9,14 +9,10 @@ __all__ = ['take_apart', 'put_together', 'save_state', 'load_state']
 import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..core.errors import HmoeError, first_line
 from ..core.files import write_atomic
 from ..core.seals import is_sealed, sealed
-
-if TYPE_CHECKING:
-    import torch
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-take-apart
 _PLAIN = (bool, int, float, str, type(None))
@@ -48,7 +44,7 @@ def _node_kind(state, location: str, level: int) -> str:
     return kind
 
 
-def take_apart(state, tensors: "dict[str, torch.Tensor]", location: str = "state", level: int = 0):
+def take_apart(state, tensors: dict, location: str = "state", level: int = 0):
     """Convert a tree of values to plain JSON, and collect its tensors.
 
     A dictionary becomes `{"dict": [[key, value], ...]}`, a list `{"list": [...]}`, a tuple
@@ -89,7 +85,7 @@ def take_apart(state, tensors: "dict[str, torch.Tensor]", location: str = "state
     return {kind: children}
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-put-together
-def put_together(tree, tensors: "dict[str, torch.Tensor]", level: int = 0):
+def put_together(tree, tensors: dict, level: int = 0):
     """Rebuild the state that `take_apart` converted; nothing is imported or called.
 
     Args:

@@ -231,12 +231,11 @@ class Trainer:
         self.splits = self.evaluation.splits
         self.protocol = self.evaluation.protocol
         self.modes, self.selection_mode = self.protocol.modes(self.algorithm)
-        hparams = self.algorithm.hparams
         inside = [self.splits[domain]["in"] for domain in self.domains]
-        self.sampler = self.protocol.sampler(inside, hparams["batch_size"], seed)
+        self.sampler = self.protocol.sampler(inside, self.algorithm.hparams["batch_size"], seed)
         self.batches = Batches(self.data, self.domains, self.sampler, device)
         self.labelled = protocols.draw_domain_labelled(
-            hparams, self.domains, inside, config.trial_seed
+            self.algorithm.hparams, self.domains, inside, config.trial_seed
         )
         self.step = 0  # number of updates so far
         self.checkpoints = []
