@@ -194,7 +194,7 @@ def write_parts(folder: Path, name: str, files: list[tuple[Path, str]], limit: i
             if archive is not None:
                 archive.close()
             number, size = number + 1, 0
-            archive = tarfile.open(folder / f"{name}-{number}.tar", "w")
+            archive = tarfile.open(folder / f"{name}-{number}.tar", "w")  # noqa: SIM115
         archive.add(path, inside)
         size += path.stat().st_size
     if archive is not None:

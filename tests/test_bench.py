@@ -329,7 +329,7 @@ def test_an_error_that_is_not_the_compilers_is_not_skipped():
     def broken():
         raise ValueError("a bug")
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="a bug"):
         measure({("kind", "a"): broken}, 1)
 
 

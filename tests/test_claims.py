@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from datetime import UTC
 
 import numpy as np
 import pandas as pd
@@ -652,10 +653,10 @@ def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():
 
 
 def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):
-    from datetime import datetime, timezone
+    from datetime import datetime
     from types import SimpleNamespace
 
-    plan = SimpleNamespace(date=datetime(2026, 11, 27, tzinfo=timezone.utc), seeds=(2, 3))
+    plan = SimpleNamespace(date=datetime(2026, 11, 27, tzinfo=UTC), seeds=(2, 3))
     monkeypatch.setattr("hmoe_repro.analysis.claims._plan_of", {"0": plan}.get)
     (part,) = on_benchmarks((3, 1)).parts
     assert (part.origin.kind, part.origin.date) == (PLANNED, plan.date)

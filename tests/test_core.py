@@ -51,7 +51,7 @@ def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatc
         raise OSError("disk full")
 
     monkeypatch.setattr(files.os, "fsync", broken)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="disk full"):
         files.write_atomic(target, "new")
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["record.json"]
 

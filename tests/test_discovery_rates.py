@@ -38,7 +38,7 @@ from hmoe_repro.report.compare_published import compare_runs
 from hmoe_repro.training.measurements import check_measure, measure_run
 from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config
-from hmoe_repro.training.protocols import labelled_images
+from hmoe_repro.training.protocols import draw_domain_labelled
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import RunStore
@@ -511,16 +511,16 @@ def test_the_encoder_takes_steps_at_a_rate_of_its_own():
 def test_labels_are_of_the_asked_share_nested_and_by_seed():
     inside = [torch.arange(0, 100, 2), torch.arange(31)]
     shares = [
-        labelled_images({"labelled_fraction": f}, ["ink", "oil"], inside, 0)
+        draw_domain_labelled({"labelled_fraction": f}, ["ink", "oil"], inside, 0)
         for f in (0.0, 0.1, 0.5)
     ]
     assert [[len(p) for p in parts] for parts in shares] == [[0, 0], [5, 3], [25, 16]]
     for few, more, every in zip(shares[1], shares[2], inside):
         assert set(few.tolist()) < set(more.tolist()) < set(every.tolist())
-    other = labelled_images({"labelled_fraction": 0.1}, ["ink", "oil"], inside, 1)
+    other = draw_domain_labelled({"labelled_fraction": 0.1}, ["ink", "oil"], inside, 1)
     assert set(other[0].tolist()) != set(shares[1][0].tolist())
-    assert labelled_images({}, ["ink", "oil"], inside, 0) is None
-    one = labelled_images({"labelled_domains": " oil "}, ["ink", "oil"], inside, 0)
+    assert draw_domain_labelled({}, ["ink", "oil"], inside, 0) is None
+    one = draw_domain_labelled({"labelled_domains": " oil "}, ["ink", "oil"], inside, 0)
     assert len(one[0]) == 0 and set(one[1].tolist()) == set(range(31))
 
 

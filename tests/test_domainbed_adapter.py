@@ -180,8 +180,7 @@ def test_set_lr_is_called_at_checkpoints_and_may_end_training(checkout):
 def test_a_loader_knows_its_length_before_and_after():
     "It reads ahead only if it is asked before."
     seen, loader = [], _Loader(iter("abc"))
-    for batch in loader:
-        seen.append(batch)
+    seen.extend(loader)
     assert seen == [*"abc"] and len(loader) == 3
     loader = _Loader(iter("abc"))
     assert len(loader) == 3 and list(loader) == [*"abc"]

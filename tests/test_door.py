@@ -108,7 +108,7 @@ def test_a_sweep_ends_with_how_it_ended_and_the_folder_of_the_runs(tmp_path, mon
     first, *_, summary, last = done.output.splitlines()
     assert done.exit_code == 0 and first == "smoke-toy: 9 runs, 9 to train on cpu"
     assert summary.startswith("0 of 9 runs complete, 9 unfinished (0 begun)")
-    assert last == "wrote runs" and 4 < left[0].minutes < 5 and left[0].stop_kinds
+    assert last == "wrote runs" and 4 < left[0].minutes < 5 and left[0].stop_kind_after_failure
 
 
 @pytest.mark.parametrize("module, names", WRITERS.items(), ids=lambda value: str(value)[-40:-20])

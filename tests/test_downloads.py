@@ -67,6 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 **headers,
             )
         self.reply(content, 200, send=send, **headers)
+        return None
 
     def log_message(self, *_):
         pass
@@ -136,6 +137,7 @@ def test_a_killed_download_goes_on(server, tmp_path):
         h.wfile.write(CONTENT[: 1 << 20])
         h.wfile.flush()
         time.sleep(30)
+        return None
 
     server.behave = slowly
     code = (
@@ -181,6 +183,7 @@ def test_a_continuation_of_something_else_is_not_believed(ranged, server, tmp_pa
         if not h.start:
             return h.file(send=(1 << 20) if len(server.asked) == 1 else None)
         h.reply(b"wrong bytes", 206, Content_Range=ranged.format(n=len(CONTENT), s=h.start))
+        return None
 
     server.behave = lying
     download(server.url, tmp_path / "f", **QUICK)

@@ -175,7 +175,7 @@ def test_names_with_spaces_unicode_and_markup(tmp_path):
     fill(tmp_path, domains, classes, each=1)
     tree = scan_tree(tmp_path)
     assert tree.domain_names == sorted(domains) and tree.class_names == sorted(classes)
-    assert [read_image((tree.root / tree.files[0][i])).size for i in range(5)] == [(12, 9)] * 5
+    assert [read_image(tree.root / tree.files[0][i]).size for i in range(5)] == [(12, 9)] * 5
 
 
 def test_two_spellings_of_one_letter_are_one_class(tmp_path):

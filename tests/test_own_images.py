@@ -32,10 +32,10 @@ from hmoe_repro.apps.discover import (
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
-    deal_pool,
     discover_config,
     image_files,
     read_pool,
+    split_pool,
 )
 from hmoe_repro.apps.predict import forward_files, load
 from hmoe_repro.cli.app import app
@@ -165,7 +165,7 @@ def test_labels_of_some_are_only_for_those(tmp_path):
 
 def test_training_never_sees_an_origin(place):
     pool = read_pool(place["folder"])
-    dealt, unseen = deal_pool(pool), deal_pool(pool, test_domain=DOMAINS[0])
+    dealt, unseen = split_pool(pool), split_pool(pool, test_domain=DOMAINS[0])
     assert dealt.domain_names == [POOLED, HELD_OUT] and [len(f) for f in dealt.files] == [32, 8]
     assert all(f.startswith(DOMAINS[0]) for f in unseen.files[1]) and not any(
         f.startswith(DOMAINS[0]) for f in unseen.files[0]
@@ -177,7 +177,7 @@ def test_training_never_sees_an_origin(place):
         and record["config"]["test_domains"] == [HELD_OUT]
     )
     with pytest.raises(HmoeError, match="unknown domain of"):
-        deal_pool(pool, test_domain="moon")
+        split_pool(pool, test_domain="moon")
 
 
 def test_where_a_folder_lies_is_no_part_of_a_run(place, tmp_path):

@@ -188,7 +188,7 @@ def averages_of(artefact) -> pd.DataFrame:
     return pd.DataFrame({"mean": domains.mean(axis=1, skipna=False), "printed": wide.average})
 
 
-@pytest.mark.parametrize("n", (1, 2, 3, 5, 6))
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 6])
 def test_dmgs_overall_is_the_mean_of_its_domains(n):
     "What it quotes is rounded to one decimal, but for MASF; one row lacks cells (see below)."
     table = averages_of(f"DMG Table {n}").reset_index()

@@ -73,6 +73,7 @@ class Nodes:
                 if left:
                     stack.enter_context(contextlib.suppress(Exception))
                 return self.cluster.add_node(**given)
+        return None
 
     def add(self):
         own, self.count = self.folder / f"node-{self.count}", self.count + 1

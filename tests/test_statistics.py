@@ -389,3 +389,11 @@ def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds(
     assert lines[1].endswith("undecided.")
     single = main_effects(frame[frame.trial_seed == 0], {"wide": "wide"})
     assert pd.isna(single.low[0]) and "(one seed)" in effect_lines(single)[0]
+
+
+def test_an_effect_that_is_equal_in_all_seeds_is_not_called_one_seed():
+    points = itertools.product((0, 1), range(3))
+    runs = [run("net", "ink", s, 0.5 + 0.1 * wide + 0.01 * s, wide=wide) for wide, s in points]
+    effects = main_effects(frame_of(runs), {"wide": "wide"})
+    assert effects.freedom.tolist() == [math.inf]
+    assert "(equal in all seeds)" in effect_lines(effects)[0]

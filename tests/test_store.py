@@ -163,16 +163,14 @@ def test_nan_is_null():
 
 
 def test_one_owner_at_a_time(tmp_path):
-    with run_lock(tmp_path) as first:
-        with run_lock(tmp_path) as second:
-            assert first and not second
+    with run_lock(tmp_path) as first, run_lock(tmp_path) as second:
+        assert first and not second
     with run_lock(tmp_path) as again:
         assert again
     store = RunStore(tmp_path)
     store.write(record())
-    with run_lock(store.path(SPEC.run_id)):
-        with pytest.raises(HmoeError, match="another process"):
-            store.discard_all([SPEC.run_id])
+    with run_lock(store.path(SPEC.run_id)), pytest.raises(HmoeError, match="another process"):
+        store.discard_all([SPEC.run_id])
     assert store.read(SPEC.run_id)
 
 
@@ -230,7 +228,7 @@ def test_a_published_study_has_a_digest_that_sha256sum_knows(tmp_path, monkeypat
             return write_atomic(*given)
 
         monkeypatch.setattr("hmoe_repro.training.store.write_atomic", full)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="No space left"):
             publish_study("b", changed, store, results)
         assert {p.name: p.read_bytes() for p in results.iterdir()} == written
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import invented
 import pytest
@@ -345,7 +345,7 @@ def test_a_plan_is_read_and_renames_no_run(small):
     before = [config.run_id for config in study_configs(small())]
     path = small(("[hparams.all]", PLAN))
     plan = read_study(path).plan
-    assert plan.date == datetime(2026, 11, 27, 18, tzinfo=timezone.utc)
+    assert plan.date == datetime(2026, 11, 27, 18, tzinfo=UTC)
     assert (plan.seeds, plan.margin, plan.measure) == ((3,), 1.0, "accuracy")
     assert plan.contrast == "HMOE-DN - ERM" and plan.question.endswith("ERM?")
     assert plan.outcomes.model_dump() == {

@@ -131,7 +131,7 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
         store.path(config.run_id).mkdir()
         (store.path(config.run_id) / "state.safetensors").write_bytes(b"cut")
     heard = []
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="starts again") as said:
         tell = lambda *event: heard.append(event[0])
         results = sweep([first, *others], store=store, device="cpu", jobs=2, on_event=tell)
     assert set(results.values()) == {("complete", None)} and set(heard) <= {"start", "step", "done"}
@@ -157,7 +157,9 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
             queue.on_message(config, "done", *ended)
 
     monkeypatch.setattr("hmoe_repro.studies.sweep._train", train)
-    given = dict(store=store, on_event=lambda *event: heard.append(event), stop_kinds=True)
+    given = dict(
+        store=store, on_event=lambda *event: heard.append(event), stop_kind_after_failure=True
+    )
     mixed = [config for pair in zip(alike, others) for config in pair]
     ended = sweep(mixed, **given)
     assert ran == [alike[0], *others]  # the others' second failure is one run's alone
@@ -175,7 +177,7 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
     assert ran == [alike[1], alike[2], alike[3], alike[0]]
     assert [again[s.run_id][0] for s in alike] == ["failed", "complete", "failed", "failed"]
     ran.clear()
-    sweep(configs(lr=0.2), **(given | {"stop_kinds": False}))
+    sweep(configs(lr=0.2), **(given | {"stop_kind_after_failure": False}))
     assert len(ran) == 4
     # Trials of a search go with their trial 0, which alone stops them.
     trials = [
@@ -187,7 +189,7 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
         fails.clear()
         fails.add(trials[bad].run_id)
         ran.clear()
-        sweep(trials, store=RunStore(tmp_path / str(bad)), stop_kinds=True)
+        sweep(trials, store=RunStore(tmp_path / str(bad)), stop_kind_after_failure=True)
         assert len(ran) == count
 
 

@@ -110,7 +110,7 @@ def test_both_train_alike(tutel, fixed_noise, router, k, by_score, loss, noise):
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("k", KS)
-@pytest.mark.parametrize("evaluation", ("dropless", "capacity"))
+@pytest.mark.parametrize("evaluation", ["dropless", "capacity"])
 def test_both_evaluate_alike(tutel, router, k, evaluation):
     ours, theirs = pair(router=router, k=k, evaluation=evaluation, capacity_factor=0.5)
     y, _, _, _ = compared(ours.eval(), theirs.eval())
@@ -121,7 +121,7 @@ def test_both_evaluate_alike(tutel, router, k, evaluation):
 
 
 @pytest.mark.parametrize("by_score", ORDERS)
-@pytest.mark.parametrize("n", (1, 5, 40))
+@pytest.mark.parametrize("n", [1, 5, 40])
 def test_both_drop_nothing_when_asked(tutel, fixed_noise, by_score, n):
     ours, theirs = pair(capacity_factor=0.0, by_score=by_score)
     y, _, _, _ = compared(ours, theirs, n)

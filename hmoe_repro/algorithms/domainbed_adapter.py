@@ -287,6 +287,24 @@ def _restore_dict(content: list, current):
     return current
 
 
+def _load_optimizer(state: dict, current):
+    """Load the state of an object that has `load_state_dict`, such as an optimiser."""
+    try:
+        current.load_state_dict(copy.deepcopy(state))
+    except ValueError as error:
+        raise _not_resumed(f"a later optimiser is of other weights ({error})") from None
+
+
+def _load_module(content: tuple, current: torch.nn.Module):
+    """Load weights, the attributes of the parts, and which parameters are trained."""
+    weights, attributes_of_parts, trained = content
+    current.load_state_dict(weights)
+    for name, parameter in current.named_parameters():  # a class may freeze its first updates
+        parameter.requires_grad_(trained[name])
+    for path, attributes in attributes_of_parts.items():
+        _restore({"object": attributes}, current.get_submodule(path))
+
+
 def _restore(saved: dict | None, current):
     """Return `current` with the state `saved`, or the value that takes its place.
 
@@ -303,20 +321,12 @@ def _restore(saved: dict | None, current):
     if kind in ("module", "loads", "object") and current is None:
         raise _not_resumed("its algorithm makes a part later than in its first update")
     if kind == "loads":
-        try:
-            current.load_state_dict(copy.deepcopy(content))
-        except ValueError as error:
-            raise _not_resumed(f"a later optimiser is of other weights ({error})") from None
+        _load_optimizer(content, current)
     elif kind == "object":
         for name, value in content.items():
             setattr(current, name, _restore(value, getattr(current, name, None)))
     elif kind == "module":
-        weights, attributes_of_parts, trained = content
-        current.load_state_dict(weights)
-        for name, parameter in current.named_parameters():  # a class may freeze its first updates
-            parameter.requires_grad_(trained[name])
-        for path, attributes in attributes_of_parts.items():
-            _restore({"object": attributes}, current.get_submodule(path))
+        _load_module(content, current)
     elif kind == "list":
         return _restore_list(content, current)
     elif kind == "dict":

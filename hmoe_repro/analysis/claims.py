@@ -194,7 +194,7 @@ class Rule(NamedTuple):
         """Return whether the interval of a difference lies within the margin."""
         return evidence.measured and -self.margin < evidence.low and evidence.high < self.margin
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-make-rule
 def _stated_size(number: float, least: float, words: str) -> str:
     """Return what contradicts a claim that states a size, in words; '' if it implies none."""
     if not least:
@@ -396,7 +396,7 @@ class Claim:
             tables.append(self.confirm)
         return tables
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-origin
 PLANNED = "planned"
 RETROSPECTIVE = "retrospective"
 LOOKED = "looked"
@@ -500,7 +500,7 @@ class ClaimResult:
             strongest[benchmark] = min(parts, key=order)
         return strongest
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-read-claims
 def unit_of(measure: str, arguments: dict) -> str:
     """Return the unit of a measure: that of its metric, if it has one.
 
@@ -934,7 +934,7 @@ def mean_measure(frame, where: dict, metric: str) -> Evidence:
     interval = mean_interval(grid.drop(columns=lone))
     return replace(_as_evidence(interval, rows, unit, more), levels=levels)
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-rate-measures
 def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
     """Measure the percentage of runs that meet a condition, with its exact interval (`rate`).
 

@@ -9,7 +9,6 @@ __all__ = ['BASELINES', 'named_settings', 'setting_runs', 'discovery_rates', 'be
 # %% ../../nbs/07_analysis/08_discovery_rates.ipynb #imports
 import numpy as np
 import pandas as pd
-import seaborn as sns
 
 from ..algorithms import get_algorithm
 from .clusters import FOUND_NMI, relative_length, scored_runs

@@ -16,7 +16,6 @@ from .results import arrays, has_arrays, measurement, runs_with, settings_of
 from .statistics import contrast, contrast_text
 from .writers import lines_of, template
 from ..core.errors import HmoeError
-from ..data.registry import load_dataset
 from ..networks.model_size import network_size
 
 # %% ../../nbs/07_analysis/12_experts.ipynb #def-size-columns
@@ -106,8 +105,8 @@ def runs_with_choices(frame: pd.DataFrame, store: str = "") -> list[StoredChoice
 
 # %% ../../nbs/07_analysis/12_experts.ipynb #def-tinted
 # six that remain distinct when mixed with a light grey, then further ones
-_COLOURS = "#2B50D8 #FFC20A #D41159 #1B9E4B #40D0E8 #8A4B1F".split()
-_COLOURS += "#CC79A7 #7F7F7F #332288 #882255 #DDCC77 #000000".split()
+_COLOURS = ["#2B50D8", "#FFC20A", "#D41159", "#1B9E4B", "#40D0E8", "#8A4B1F"]
+_COLOURS += ["#CC79A7", "#7F7F7F", "#332288", "#882255", "#DDCC77", "#000000"]
 TINT = 0.5
 BLACK_BECOMES = 0.6
 

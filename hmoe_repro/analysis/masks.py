@@ -11,7 +11,6 @@ __all__ = ['NEURON_KINDS', 'OVERALL', 'LAMBDA', 'mask_runs', 'mask_rows', 'own_m
 import itertools
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns

@@ -24,7 +24,7 @@ from ..data.registry import DATASETS
 from ..networks.search_space import as_text
 from ..studies.search import rank
 from ..studies.studies import read_study
-from ..training.protocols import PROTOCOLS, parse_policy
+from ..training.protocols import PROTOCOLS, parse_evaluate_option
 
 # %% ../../nbs/07_analysis/10_protocol_diff.ipynb #paper-protocol
 PROTOCOL = package_toml("paper_protocol.toml")
@@ -102,7 +102,7 @@ def _weights(value) -> str:
 
 def _validation(policy: str) -> str:
     """Return the number of validation images of a policy of evaluation, in words."""
-    _, cap = parse_policy(policy)
+    _, cap = parse_evaluate_option(policy)
     return f"at most {cap:,} images of each training domain" if cap else "all"
 
 

@@ -31,7 +31,7 @@ from ..core.toml import package_toml
 from ..method.hmoe import HMOE_MODES
 from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
-from ..training.protocols import parse_policy
+from ..training.protocols import parse_evaluate_option
 from ..training.run_config import TOY, RunConfig
 from ..training.selection import protocol_name, validation_accuracy
 from hmoe_repro.training.store import (
@@ -370,7 +370,7 @@ def validation_cap(frame: pd.DataFrame) -> str:
         frame: a frame of `results`; its column `evaluate` holds the policies of evaluation.
     """
     policies = frame.evaluate.dropna().unique() if "evaluate" in frame else []
-    caps = {parse_policy(policy)[1] for policy in policies}
+    caps = {parse_evaluate_option(policy)[1] for policy in policies}
     numbers = sorted(caps - {None})
     if not numbers:
         return ""

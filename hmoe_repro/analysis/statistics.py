@@ -141,7 +141,7 @@ class Interval(NamedTuple):
         low: lower end of the interval.
         high: upper end of the interval.
         p: p-value of a mean of 0, two-sided.
-        freedom: degrees of freedom of Student's t.
+        freedom: degrees of freedom of Student's t; 0 for one seed, which has no interval.
         seeds: number of trial seeds.
         pairs: number of values (of a contrast: pairs of runs).
     """
@@ -167,8 +167,9 @@ def _error_of_means(values: np.ndarray) -> tuple[float, float]:
     n = np.isfinite(values).sum(axis=0)
     seeds, domains = values.shape
     shares = (values - np.nanmean(values, axis=0)) / n / domains
-    moved = np.nansum(shares, axis=1)  # how much each seed moves the mean
-    error = math.sqrt((moved**2).sum() * seeds / (seeds - 1))
+    influence = np.nansum(shares, axis=1)  # how much each seed moves the mean
+    # Without gaps this is the standard deviation of the seed means / sqrt(seeds).
+    error = math.sqrt((influence**2).sum() * seeds / (seeds - 1))
     return error, float(n.min() - 1)
 
 
@@ -298,7 +299,8 @@ def holm(p) -> np.ndarray:
     return adjusted
 
 
-_FACTS = "run_id status dataset algorithm mode test_domain trial_seed accuracy".split()
+_FACTS = ["run_id", "status", "dataset", "algorithm", "mode", "test_domain", "trial_seed"]
+_FACTS += ["accuracy"]
 
 
 def _baseline_row(frame: pd.DataFrame, baseline) -> tuple[str, str]:
@@ -311,22 +313,19 @@ def _baseline_row(frame: pd.DataFrame, baseline) -> tuple[str, str]:
     return rows.algorithm.iloc[0], rows["mode"].iloc[0]
 
 
-def _shown_rows(frame: pd.DataFrame, without) -> list[tuple[str, str]]:
-    """Return (algorithm, mode) of the rows with an accuracy, in the order of tables.
+def _compared_rows(frame: pd.DataFrame, baseline_row, without) -> list[tuple[str, str]]:
+    """Return (algorithm, mode) of the rows to compare with a baseline, in the order of tables.
 
     Args:
-        frame: a frame of `results`.
+        frame: a frame of `results`; rows without an accuracy are left out.
+        baseline_row: (algorithm, mode) of the baseline.
         without: algorithms, or (algorithm, mode), to leave out.
     """
     columns = ["algorithm", "mode"]
-    rows = frame[frame.accuracy.notna()].drop_duplicates(columns)
-    rows = in_table_order(rows, columns)
-    excluded = set(without)
-    shown = []
-    for algorithm, mode in zip(rows.algorithm, rows["mode"]):
-        if algorithm not in excluded and (algorithm, mode) not in excluded:
-            shown.append((algorithm, mode))
-    return shown
+    table = frame[frame.accuracy.notna()].drop_duplicates(columns)
+    table = in_table_order(table, columns)
+    rows = [row for row in zip(table.algorithm, table["mode"]) if row != baseline_row]
+    return [row for row in rows if {row, row[0]}.isdisjoint(without)]
 
 
 @public(frame=Results, baseline=str | Sequence[str] | dict, without=Sequence)
@@ -350,11 +349,11 @@ def contrasts(
             complete.
     """
     baseline_row = _baseline_row(frame, baseline)
-    frame = frame.filter(items=list(dict.fromkeys([*_FACTS, metric])))  # of some hundred
+    needed = list(dict.fromkeys([*_FACTS, metric]))  # a frame has some hundred columns
+    frame = frame.filter(items=needed)
     parts = {}
-    for row in _shown_rows(frame, without):
-        if row != baseline_row:
-            parts[row] = contrast(frame, row, baseline_row, metric)
+    for row in _compared_rows(frame, baseline_row, without):
+        parts[row] = contrast(frame, row, baseline_row, metric)
     if not parts:
         raise HmoeError(
             f"nothing to compare {_row_text(baseline)} with: no other row is complete.",
@@ -362,8 +361,10 @@ def contrasts(
         )
     columns = ["algorithm", "mode"]
     table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
-    average = table.test_domain == "Average"
-    adjusted = np.where(average, holm(table.p.where(average)), holm(table.p.mask(average)))
+    is_average = table.test_domain == "Average"
+    p_of_averages = holm(table.p.where(is_average))
+    p_of_domains = holm(table.p.mask(is_average))
+    adjusted = np.where(is_average, p_of_averages, p_of_domains)
     return table.assign(p_holm=adjusted, significant=adjusted < 0.05)
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-interquartile-mean
@@ -490,7 +491,7 @@ def interval_words(interval, form: str = "+.1f") -> str:
     '95 % CI +9.2 to +16.8'
     """
     if math.isnan(interval.low):
-        return "equal in all seeds" if getattr(interval, "freedom", 0) else "one seed"
+        return "equal in all seeds" if interval.freedom > 0 else "one seed"
     return f"95 % CI {interval.low:{form}} to {interval.high:{form}}"
 
 
@@ -537,12 +538,12 @@ def _noncentrality(freedom: float) -> float:
     return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - _POWER, 1, 2 * limit)
 
 
-def _contrasts_or_none(rows: pd.DataFrame, baseline, without) -> pd.DataFrame:
+def _contrasts_or_empty(rows: pd.DataFrame, baseline, without) -> pd.DataFrame:
     """Return `contrasts` with intervals; no rows if there is one algorithm alone."""
-    is_known = baseline in set(rows.algorithm) or isinstance(baseline, tuple)
+    is_known = not isinstance(baseline, str) or baseline in set(rows.algorithm)
     try:
-        base = baseline if is_known else rows.algorithm[0]
-        return contrasts(rows, base, without=without).dropna()
+        known_baseline = baseline if is_known else rows.algorithm.iloc[0]
+        return contrasts(rows, known_baseline, without=without).dropna()
     except HmoeError:  # one algorithm alone
         return pd.DataFrame(columns=["test_domain"])
 
@@ -570,13 +571,14 @@ def minimum_detectable_difference(frame: pd.DataFrame, without=(), baseline="ERM
     variance = facts.accuracy * (1 - facts.accuracy) / size
     variance["Average"] = variance.sum() / len(facts) ** 2
     size["Average"] = size.sum()
-    table = _contrasts_or_none(rows, baseline, without)
+    table = _contrasts_or_empty(rows, baseline, without)
     limits = []
     for domain in variance.index:
         compared = table[table.test_domain == domain]
         if len(compared):
-            errors = (compared.high - compared.difference) / stats.t.isf(0.025, compared.freedom)
-            limit = errors.median() * _noncentrality(compared.freedom.median())
+            half_width = compared.high - compared.difference
+            standard_errors = half_width / stats.t.isf(0.025, compared.freedom)
+            limit = standard_errors.median() * _noncentrality(compared.freedom.median())
             rests_on = "seeds, in pairs"
         else:
             limit = 100 * math.sqrt(2 * variance[domain]) * _noncentrality(math.inf)
@@ -741,7 +743,7 @@ def _draw_intervals(data: pd.DataFrame, limit: float, color, **ignored):
     _draw_values_beyond(axis, data, limit, color)
     _draw_arrows(axis, data, limit, color)
 
-
+# %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-figure
 def _forest_limit(table: pd.DataFrame) -> float:
     """Return the half width of the panels of `forest_plot`, in points."""
     averages = table[table.test_domain == "Average"]
@@ -838,9 +840,9 @@ def main_effects(frame: pd.DataFrame, factors: dict[str, str]) -> pd.DataFrame:
         for value in wide.columns[1:]:
             differences = (wide[value] - wide[first]).dropna()
             effect = mean_interval(differences.groupby(cell).mean().unstack())
-            numbers = (effect.mean, effect.low, effect.high, len(differences))
+            numbers = (effect.mean, effect.low, effect.high, effect.freedom, len(differences))
             rows.append((name, value, first, *numbers))
-    columns = ["setting", "value", "against", "difference", "low", "high", "pairs"]
+    columns = ["setting", "value", "against", "difference", "low", "high", "freedom", "pairs"]
     return pd.DataFrame(rows, columns=columns)
 
 

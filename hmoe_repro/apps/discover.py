@@ -39,12 +39,12 @@ from hmoe_repro.apps.own_images import (
     POOLED,
     Pool,
     all_inputs,
-    deal_pool,
     default_network,
     discover_config,
     is_frozen,
     pretrained_features,
     read_pool,
+    split_pool,
 )
 from .predict import TrainedModel, load, predictions_csv
 from ..core.devices import resolve_device
@@ -229,7 +229,7 @@ def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
     Raises:
         HmoeError: if fewer than 30 others are left.
     """
-    tree = deal_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
+    tree = split_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
     with progress_bar(f"looking at {tree.name}") as on_progress:
         _, reasons = examine(tree, on_progress=on_progress)
     unreadable = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNSORTED', 'POOLED', 'HELD_OUT', 'FEATURES', 'FROZEN', 'SCRATCH_HPARAMS', 'image_files', 'Pool', 'read_pool',
-           'user_cache', 'deal_pool', 'enter_pool', 'default_network', 'is_frozen', 'discover_config', 'all_inputs',
+           'user_cache', 'split_pool', 'register_pool', 'default_network', 'is_frozen', 'discover_config', 'all_inputs',
            'pretrained_features', 'sort_target', 'sort_into']
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #imports
@@ -44,10 +44,9 @@ from ..data.loader import ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
 from ..networks.timm_models import FrozenStages
-from ..training.model import build_algorithm, build_dataset, with_precomputed
+from ..training.model import build_algorithm, with_precomputed
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
-from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-image-files
 @public(folder=Place)
@@ -203,7 +202,7 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
         state = "are not sorted by class" if level is None else "all have one class"
         notes.append(f"the images {state}: they are grouped, and nothing is trained")
     if labels:
-        images["domain"] = _labelled(images, expanded(labels), root.name)
+        images["domain"] = _domains_from_csv(images, expanded(labels), root.name)
     return Pool(root, images, notes)
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-with-labels
@@ -221,19 +220,21 @@ def _read_labels(path: Path) -> pd.DataFrame:
         if "\0" in text:
             raise ValueError("it has NUL characters")
         rows = list(csv.DictReader(io.StringIO(text), strict=True))
-        if not rows or any(None in (*row, *row.values()) for row in rows):
+        ragged = [row for row in rows if None in row or None in row.values()]  # as DictReader says
+        if not rows or ragged:
             raise ValueError("no rows, or rows of different lengths")
         table = pd.DataFrame(rows, dtype=str)[["file", "domain"]].fillna("")
         table = table.apply(lambda column: column.str.strip())
     except (OSError, ValueError, KeyError, csv.Error) as error:
         fix = "a CSV file in UTF-8: a line `file,domain`, then one for each image of known origin."
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
-    table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)  # `csv_text`
+    # `csv_text` writes a quote before what a spreadsheet would take for a formula.
+    table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
     return table
 
 
-def _labelled(images: pd.DataFrame, path: Path, name: str) -> list:
+def _domains_from_csv(images: pd.DataFrame, path: Path, name: str) -> list:
     """Return the domains of images, replaced by those in a CSV file.
 
     Args:
@@ -306,7 +307,7 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "hmoe_repro"
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-deal-pool
-def deal_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) -> ImageTree:
+def split_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) -> ImageTree:
     """Divide a pool into two domains, `POOLED` and `HELD_OUT`.
 
     Args:
@@ -341,26 +342,26 @@ def deal_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) -
     )
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-enter-pool
-def enter_pool(folder, test_domain: str | None = None, classes: bool = True) -> str:
+def register_pool(folder, test_domain: str | None = None, classes: bool = True) -> str:
     """Register the images of a folder as a data set with the domains `POOLED` and `HELD_OUT`.
 
     Args:
         folder: its path.
-        test_domain: as in `deal_pool`.
+        test_domain: as in `split_pool`.
         classes: as in `read_pool`.
 
     Returns:
         The name of the data set.
 
     Raises:
-        HmoeError: as `read_pool` and `deal_pool`.
+        HmoeError: as `read_pool` and `split_pool`.
     """
-    tree = deal_pool(read_pool(folder, None, classes), 0, test_domain)
+    tree = split_pool(read_pool(folder, None, classes), 0, test_domain)
     summary = f"your folder: {tree.num_classes} classes, {len(tree):,} images"
 
     @register_dataset(tree.name, domain_names=(POOLED, HELD_OUT), summary=summary, seeded=True)
     def build(trial_seed, data_dir):
-        return ImageDataset(deal_pool(read_pool(folder, None, classes), trial_seed, test_domain))
+        return ImageDataset(split_pool(read_pool(folder, None, classes), trial_seed, test_domain))
 
     load_dataset.cache_clear()  # the folder may have changed since it was last read
     return tree.name
@@ -379,8 +380,8 @@ def default_network() -> str:
 
 
 def is_frozen(network: str, hparams: dict) -> bool:
-    """Test whether all stages of a pretrained network are frozen, so that its features are known
-    before training.
+    """Test whether the network is the pretrained one with all stages frozen, so that its features
+    are known before training.
 
     >>> is_frozen("efficientnet_lite0", {}), is_frozen("image_cnn", {})
     (True, False)
@@ -416,7 +417,7 @@ def discover_config(
     restart: int = 0,
     classes: bool = True,
 ) -> RunConfig:
-    """Make the configuration of a run of HMOE-ND on a folder.
+    """Make the configuration of a run on a folder: of HMOE-ND, or of ERM without classes.
 
     Args:
         folder: its path.
@@ -449,7 +450,7 @@ def discover_config(
         measure = ""
     return make_config(
         algorithm,
-        enter_pool(folder, test_domain, classes),
+        register_pool(folder, test_domain, classes),
         [HELD_OUT],
         seed,
         hparams,

@@ -115,9 +115,9 @@ def saved_bytes(layer: nn.Module, x: Tensor, precision: str = "float32") -> int:
             saved[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        with autocast_to(precision):
-            y = layer(x)
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, autocast_to(precision):
+        y = layer(x)
     del y
     return sum(storage.nbytes() for storage in saved.values())
 

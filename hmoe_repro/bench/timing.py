@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,7 +128,7 @@ def new_record(what: str, scale: str, rounds: int, device="cpu"):
         record["bf16"] = bf16_hardware()
         process_time = time.process_time() - process_start
         record["busy"] = process_time / (time.perf_counter() - wall_start)
-        record["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
         record["environment"] = environment(device)
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-read-record

@@ -93,7 +93,8 @@ def _prepare_output():
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as sys)
+            setattr(sys, name, nowhere)
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="hmoe")
 

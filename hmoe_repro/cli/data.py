@@ -55,6 +55,7 @@ def data_verify_command(
     print("\n".join([*findings, *verify.terms(name)]))
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
+    return None
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-download
 def data_download_command(
@@ -90,3 +91,4 @@ def data_download_command(
     print("\n".join(lines))
     print(f"next: `hmoe data verify {name}` opens every image")
     print_written(files.data_dir() / KNOWN[name].folder)
+    return None

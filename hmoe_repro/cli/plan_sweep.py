@@ -166,6 +166,7 @@ def reproduce_command(
         return print_written(output / "index.html")
     steps.reproduce(names, profile or "quick", configs, sweep_options, output, say)
     print_written(output / (profile or "quick") / "README.md")
+    return None
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
 @takes_request
@@ -199,7 +200,7 @@ def sweep_command(
         data_dir=data_dir,
         engine=engine,
         gpus_per_run=gpus_per_run,
-        stop_kinds=True,
+        stop_kind_after_failure=True,
     )
     say(f"{request.description}: {sweep_options.describe(configs)}")
     if minutes:  # since the command began

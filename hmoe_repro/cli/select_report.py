@@ -200,3 +200,4 @@ def bench_command(
     if bench.page:
         render_pages([("bench", bench.page)], figures_dir(), say=say)
     print_written(file, published_file)
+    return None

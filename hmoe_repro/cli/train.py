@@ -95,6 +95,7 @@ def train_command(
     if discovery:
         print(discovery)
     print_written(outcomes.store.path(config.run_id))
+    return None
 
 
 _own_parameters = [

@@ -43,10 +43,7 @@ def no_accelerator() -> bool:
     """Return whether this machine certainly has no accelerator, without importing PyTorch."""
     if sys.platform != "linux":
         return False
-    for pattern in _ACCELERATORS:
-        if any(Path("/dev").glob(pattern)):
-            return False
-    return True
+    return all(not any(Path("/dev").glob(pattern)) for pattern in _ACCELERATORS)
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-on-device
 def on_device(tensor, device):

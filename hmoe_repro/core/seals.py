@@ -10,9 +10,13 @@ __all__ = ['SUMS', 'sealed', 'is_sealed', 'metadata_of', 'sealed_for', 'seal_fau
 import hashlib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import HmoeError
 from .files import plain_file, sha256, write_atomic
+
+if TYPE_CHECKING:
+    import torch
 
 # %% ../../nbs/00_core/11_seals.ipynb #def-sealed
 _SEAL = b'"sha256":"'  # what precedes the digest in a file's header

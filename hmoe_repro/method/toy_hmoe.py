@@ -14,7 +14,7 @@ from ..core.errors import check_choice
 from ..core.toml import package_toml
 from .gating import entropy_loss, load_balance_loss
 from .hmoe import HMOE, HMOE_MODES
-from .toy import MLP, sine_intervals
+from .toy import MLP
 
 # %% ../../nbs/01_method/05_toy_hmoe.ipynb #def-toy-hparams
 TOY_HPARAMS = package_toml("toy.toml")  # HMOE, section 4.1 and supplement A

@@ -6,7 +6,6 @@
 __all__ = ['pool', 'ConvNet', 'image_cnn']
 
 # %% ../../nbs/03_networks/03_small.ipynb #imports
-import torch
 import torch.nn.functional as F
 from torch import nn
 

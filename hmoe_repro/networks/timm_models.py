@@ -8,6 +8,7 @@ __all__ = ['TIMM_HPARAMS', 'timm_config', 'num_features_of', 'Rescale', 'load_ti
            'make_timm']
 
 # %% ../../nbs/03_networks/07_timm_models.ipynb #imports
+import contextlib
 import copy
 import functools
 import math
@@ -240,10 +241,8 @@ def load_timm(body: nn.Module, state: dict, name: str) -> dict:
     """
     adapt = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
     if adapt:
-        try:
+        with contextlib.suppress(Exception):  # another network's: `fit_weights` says why
             state = adapt(dict(state), body)
-        except Exception:
-            pass  # not a checkpoint of this network: `fit_weights` says why
     config = body.pretrained_cfg
     heads = tuple(f"{head}." for head in _layer_names(config, "classifier"))
     stems = [f"{stem}.weight" for stem in _layer_names(config, "first_conv")]

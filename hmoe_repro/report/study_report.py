@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.results import runs
 from ..analysis.statistics import resolution_note
 from ..analysis.tables import accuracy_table
 from ..core.errors import HmoeError, Place, plural, public

@@ -9,7 +9,7 @@ __all__ = ['ARTEFACTS', 'Artefact', 'artefact_study', 'artefact_studies']
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import check_choice
 from ..core.files import results_dir
 from ..core.toml import package_toml
 from .study_file import PROFILES, STUDIES

@@ -150,7 +150,8 @@ class RunQueue:
         configs: the runs.
         store: the folder of runs; complete ones do not wait.
         minutes: the time of the sweep; None: no limit.
-        stop_kinds: whether a failure before a run of its kind is complete stops its kind. Then runs
+        stop_kind_after_failure: whether a failure before a run of its kind is complete stops its
+            kind. Then runs
             that failed before come last.
     """
 
@@ -159,11 +160,11 @@ class RunQueue:
         configs: Iterable[RunConfig],
         store: RunStore,
         minutes: float | None = None,
-        stop_kinds: bool = False,
+        stop_kind_after_failure: bool = False,
     ):
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self.store = store
-        self.stop_kinds = stop_kinds
+        self.stop_kind_after_failure = stop_kind_after_failure
         self.on_event: Callable = lambda kind, config, *details: None
         by_id = {config.run_id: config for config in configs}
         self.waiting = missing_runs(by_id.values(), store)
@@ -172,7 +173,7 @@ class RunQueue:
         self.outcomes = Outcomes(dict.fromkeys(by_id, Outcome("complete")), store)
         unfinished = Outcome("unfinished", "the time was up")
         self.outcomes.update(dict.fromkeys(missing, unfinished))
-        if stop_kinds:
+        if stop_kind_after_failure:
             self.waiting.sort(key=lambda config: store.record_path(config.run_id).exists())
 
     def seconds_left(self) -> float | None:
@@ -228,7 +229,7 @@ class RunQueue:
 
     def _speaks_for_its_kind(self, config: RunConfig) -> bool:
         """Return whether the failure of a run means that no run of its kind can succeed."""
-        if not self.stop_kinds or config.hparams_seed:
+        if not self.stop_kind_after_failure or config.hparams_seed:
             return False
         return not any(same_kind(config, other) for other in self.complete)
 

@@ -23,7 +23,7 @@ from ..algorithms.hparams import draw_hparams, merge_hparams, with_network
 from ..core.errors import HmoeError, check_choice
 from ..data.registry import DATASETS
 from .filters import run_fields
-from ..training.protocols import parse_policy
+from ..training.protocols import parse_evaluate_option
 from ..training.run_config import RunConfig
 from ..training.selection import RULES, select_model
 
@@ -260,7 +260,7 @@ def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     as `_check_kind`.
     """
     _check_kind(table, rule)
-    full = table.evaluate.map(lambda policy: parse_policy(policy)[0] == "all").astype(bool)
+    full = table.evaluate.map(lambda policy: parse_evaluate_option(policy)[0] == "all").astype(bool)
     cell = ["algorithm", "held_out", "trial_seed", "hparams_seed"]
     return pd.concat([table[full], table[~full]]).drop_duplicates(cell)
 

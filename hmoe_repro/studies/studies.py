@@ -9,7 +9,6 @@ __all__ = ['count_runs', 'study_configs', 'configs_or_reason', 'runs_with_arrays
 import functools
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import HmoeError
@@ -229,7 +228,7 @@ def _distinct_configs(study: Study) -> tuple[RunConfig, ...]:
     return tuple({config.run_id: config for config, _ in _resolved(study)}.values())
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-study-specs
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _configs_by_name(name: str, folder: str) -> tuple[RunConfig, ...]:
     """Return the runs of a study of the library, for the data in `folder`."""
     return _distinct_configs(read_study(name))

@@ -9,10 +9,14 @@ __all__ = ['take_apart', 'put_together', 'save_state', 'load_state']
 import json
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.errors import HmoeError, first_line
 from ..core.files import write_atomic
 from ..core.seals import is_sealed, sealed
+
+if TYPE_CHECKING:
+    import torch
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-take-apart
 _PLAIN = (bool, int, float, str, type(None))
@@ -152,7 +156,7 @@ def load_state(path: Path):
             raise ValueError("cut, damaged, or of an earlier version")
         with safe_open(path, framework="pt") as file:
             tree = json.loads(file.metadata()["tree"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return put_together(tree, tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise HmoeError(

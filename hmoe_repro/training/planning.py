@@ -132,7 +132,7 @@ def _resolved_hparams(run: RunOptions, data) -> dict:
     resolved = merge(drawn_layer | fixed)
 
     algorithm.check_domains(num_domains, resolved)
-    protocols.domains_with_labels(resolved, training_domains)
+    protocols.domains_with_domain_labels(resolved, training_domains)
     return resolved
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-weights

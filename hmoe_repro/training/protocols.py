@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['HOLDOUT', 'EVALUATION_BATCH', 'PROTOCOLS', 'split_indices', 'make_splits', 'select_training_domains',
-           'domains_with_labels', 'labelled_images', 'Sampler', 'request_batch', 'make_batch', 'validation_seeds',
-           'run_seed', 'run_seed_of', 'evaluate', 'parse_policy', 'DomainBedProtocol', 'three_parts', 'split_train_val',
-           'dmg_splits', 'epoch_length', 'EpochSampler', 'DMGProtocol', 'make_protocol']
+           'domains_with_domain_labels', 'draw_domain_labelled', 'Sampler', 'request_batch', 'make_batch',
+           'validation_seeds', 'run_seed', 'run_seed_of', 'evaluate', 'parse_evaluate_option', 'DomainBedProtocol',
+           'three_parts', 'split_train_val', 'dmg_splits', 'epoch_length', 'EpochSampler', 'DMGProtocol',
+           'make_protocol']
 
 # %% ../../nbs/05_training/03_protocols.ipynb #imports
 import math
@@ -87,8 +88,10 @@ def select_training_domains(dataset: MultiDomainDataset, test_domains) -> list[s
     return remaining
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-labelled-images
-def domains_with_labels(hparams: dict, domains: list[str]) -> list[str]:
-    """Return the training domains named by `labelled_domains`; all of them if it is empty.
+def domains_with_domain_labels(hparams: dict, domains: list[str]) -> list[str]:
+    """Return the training domains whose images have a domain label: those of `labelled_domains`.
+
+    An empty text means all training domains.
 
     Args:
         hparams: hyper-parameters; `labelled_domains` is a text with commas.
@@ -105,7 +108,7 @@ def domains_with_labels(hparams: dict, domains: list[str]) -> list[str]:
     return names or domains
 
 
-def labelled_images(
+def draw_domain_labelled(
     hparams: dict, domains: list[str], inside: list[torch.Tensor], trial_seed: int
 ) -> list[torch.Tensor] | None:
     """Draw the training images whose domain label an algorithm may use.
@@ -124,15 +127,16 @@ def labelled_images(
         HmoeError: if `labelled_domains` names a domain that is no training domain.
     """
     fraction = hparams.get("labelled_fraction", 1.0)
-    labelled = domains_with_labels(hparams, domains)
+    labelled = domains_with_domain_labels(hparams, domains)
     if fraction >= 1 and set(labelled) == set(domains):
         return None
     chosen = []
-    for domain, images in zip(domains, inside):
+    for domain, train_indices in zip(domains, inside):
         seed = seed_hash("labels", trial_seed, domain)
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-        count = round(fraction * len(images)) if domain in labelled else 0
-        chosen.append(images[order[:count]])
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(train_indices), generator=generator)
+        count = round(fraction * len(train_indices)) if domain in labelled else 0
+        chosen.append(train_indices[order[:count]])
     return chosen
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-sampler
@@ -206,23 +210,23 @@ def request_batch(
     Returns:
         A function without arguments that returns the minibatches, as `make_batch` does.
     """
-    positions = [dataset.domain_index(d) for d in domains]
-    label_device = dataset.labels[positions[0]].device
+    domain_indices = [dataset.domain_index(d) for d in domains]
+    label_device = dataset.labels[domain_indices[0]].device
     if any(part.device != label_device for part in indices):  # carried over in one copy
         sizes = [len(part) for part in indices]
         indices = on_device(torch.cat(list(indices)), label_device).split(sizes)
     if seeds is None:
         seeds = [None] * len(indices)
-    pending_images = []
-    for position, chosen, image_seeds in zip(positions, indices, seeds):
-        pending_images.append(dataset.request(position, chosen, image_seeds))
+    image_loaders = []  # each a function of the device that waits for the images
+    for domain_index, chosen, image_seeds in zip(domain_indices, indices, seeds):
+        image_loaders.append(dataset.request(domain_index, chosen, image_seeds))
 
     def wait_for_batch():
         """Return the minibatches, as soon as their images are loaded."""
         minibatches = []
-        labels = [dataset.labels[position][i] for position, i in zip(positions, indices)]
-        for take_images, y in zip(pending_images, labels):
-            minibatches.append((take_images(device), on_device(y, device)))
+        for domain_index, chosen, load in zip(domain_indices, indices, image_loaders):
+            y = dataset.labels[domain_index][chosen]
+            minibatches.append((load(device), on_device(y, device)))
         return minibatches
 
     return wait_for_batch
@@ -333,7 +337,7 @@ def evaluate(
     Returns:
         mode -> accuracy, 0 to 1.
     """
-    position = dataset.domain_index(domain)
+    domain_index = dataset.domain_index(domain)
     was_training = algorithm.training
     algorithm.eval()
     modes = algorithm.modes
@@ -341,7 +345,7 @@ def evaluate(
     if known_domain is not None and getattr(algorithm, "domain_modes", ()):
         modes = (*modes, *algorithm.domain_modes)
         domain_argument = {"domain": known_domain}
-    labels = dataset.labels[position]
+    labels = dataset.labels[domain_index]
     parts = on_device(indices, labels.device).split(EVALUATION_BATCH)
     seeds_of_parts = [None] * len(parts)
     if seeds is not None:
@@ -350,24 +354,25 @@ def evaluate(
     hits = torch.zeros(len(modes), dtype=torch.long, device=device)
     for part, part_seeds in zip(parts, seeds_of_parts):
         y = on_device(labels[part], device)
-        x = dataset.inputs(position, part, device, part_seeds)
+        x = dataset.inputs(domain_index, part, device, part_seeds)
         logits = algorithm.predict_modes(x, **domain_argument)
         hits += torch.stack([(logits[m].argmax(1) == y).sum() for m in modes])
     algorithm.train(was_training)
     return {mode: n / len(indices) for mode, n in zip(modes, hits.tolist())}
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-parse-policy
-def parse_policy(text: str) -> tuple[str, int | None]:
-    """Split the option `evaluate` into the policy and its cap.
+def parse_evaluate_option(text: str) -> tuple[str, int | None]:
+    """Split the option `evaluate` into its policy and its limit of validation images.
 
     Returns:
         'selection' or 'all', and the most validation images of each training domain or None.
 
-    >>> parse_policy("selection"), parse_policy("all:500")
+    >>> parse_evaluate_option("selection"), parse_evaluate_option("all:500")
     (('selection', None), ('all', 500))
     """
-    name, _, cap = text.partition(":")
-    return name, int(cap) if cap else None
+    policy, _, limit = text.partition(":")
+    max_validation_images = int(limit) if limit else None
+    return policy, max_validation_images
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-domainbed
 class DomainBedProtocol:
@@ -431,6 +436,9 @@ class DomainBedProtocol:
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
         """List what to evaluate at a checkpoint besides the validation parts.
 
+        With the policy 'selection' it is part 'in' of the test domains, if the validation accuracy
+        improved or training ends. With 'all' it is also what else the splits have.
+
         Args:
             splits: domain -> part -> indices.
             improved: whether the validation accuracy of some mode improved.
@@ -440,9 +448,11 @@ class DomainBedProtocol:
             (domain, part) pairs, in order.
         """
         test_domains = self.run.test_domains
-        policy, _ = parse_policy(self.run.evaluate)
+        policy, _ = parse_evaluate_option(self.run.evaluate)
         if policy == "selection":
-            return [(domain, "in") for domain in test_domains] if improved or last else []
+            if not (improved or last):
+                return []
+            return [(domain, "in") for domain in test_domains]
         pairs = []
         for domain in splits:
             pairs.append((domain, "in"))
@@ -709,7 +719,7 @@ class DMGProtocol(DomainBedProtocol):
         Returns:
             (domain, part) pairs, in order.
         """
-        policy, _ = parse_policy(self.run.evaluate)
+        policy, _ = parse_evaluate_option(self.run.evaluate)
         everything = policy == "all"
         if not (everything or improved or last):
             return []

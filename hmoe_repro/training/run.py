@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path, PureWindowsPath
 
 from ..algorithms.from_file import explain_error, restore_algorithm
@@ -342,7 +342,7 @@ def _record(config: RunConfig, status: str, reason: str | None, measured: dict, 
         "selected": {},
         **measured,
         "environment": circumstances,
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 # %% ../../nbs/05_training/12_run.ipynb #def-without-paths

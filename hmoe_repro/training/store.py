@@ -487,7 +487,7 @@ def write_study(path: Path, records: list[dict], digest: bool = False):
             new_sums.unlink(missing_ok=True)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-verify-studies
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _digest(path: Path, size: int, changed: int) -> str:
     """Return the SHA-256 of a file of that size and time of change (ns); it is read once."""
     return sha256(path)

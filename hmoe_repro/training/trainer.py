@@ -122,7 +122,7 @@ class Evaluation:
         self.domains = protocols.select_training_domains(data, config.test_domains)
         self.protocol = protocols.make_protocol(config)
         self.splits = self.protocol.splits(data)
-        _, cap = protocols.parse_policy(config.evaluate)
+        _, cap = protocols.parse_evaluate_option(config.evaluate)
         for domain in self.domains:
             self.splits[domain]["out"] = self.splits[domain]["out"][:cap]
 
@@ -235,7 +235,9 @@ class Trainer:
         inside = [self.splits[domain]["in"] for domain in self.domains]
         self.sampler = self.protocol.sampler(inside, hparams["batch_size"], seed)
         self.batches = Batches(self.data, self.domains, self.sampler, device)
-        self.labelled = protocols.labelled_images(hparams, self.domains, inside, config.trial_seed)
+        self.labelled = protocols.draw_domain_labelled(
+            hparams, self.domains, inside, config.trial_seed
+        )
         self.step = 0  # number of updates so far
         self.checkpoints = []
         self.losses = LossSums()
