@@ -20,7 +20,7 @@ from ..core.errors import HmoeError, public
 from ..networks.measuring import Measurement
 from ..networks.registry import NETWORKS, make_classifier, make_featurizer, network_options
 from ..networks.routing import EXPERT_CHOICES
-from ..networks.search_space import declared_hparams
+from ..networks.search_space import HParam, declared_hparams
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #shared-hparams
 SHARED_HPARAMS = declared_hparams("shared")
