@@ -679,7 +679,7 @@ def _check_runs(study: Study, block: int, names: dict[str, str]):
                     except HmoeError as error:
                         raise error.at(algorithm) from None
 
-# %% ../../nbs/06_studies/01_study_file.ipynb #def-check-study
+# %% ../../nbs/06_studies/01_study_file.ipynb #def-check-toy-and-space
 def _check_toy(file: SettingsFile, block: int, runs: RunGrid):
     """`HmoeError` for settings that the toy regression does not take."""
     from hmoe_repro.method.toy_hmoe import toy_hparams
@@ -739,7 +739,7 @@ def _check_space(study: Study, algorithms: list[str]):
                 "draws.",
             )
 
-
+# %% ../../nbs/06_studies/01_study_file.ipynb #def-check-study
 def _register_names(study: Study, block: int) -> dict[str, str]:
     """Return algorithm or data set, as a block names it -> its registered name."""
     file = study.file
