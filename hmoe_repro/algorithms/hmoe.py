@@ -172,7 +172,7 @@ def measure_codes(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
 
 DISCOVERY = Measurement("discovery", measure_codes, keeps_weights=True)
 
-# %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-domainexperts
+# %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-model-hparams
 MODEL_HPARAMS = (  # hyper-parameters that are arguments of `method.hmoe.HMOE`
     "embedding_dim",
     "eps",
@@ -183,7 +183,7 @@ MODEL_HPARAMS = (  # hyper-parameters that are arguments of `method.hmoe.HMOE`
     "experts",
 )
 
-
+# %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-domainexperts
 class DomainExperts(Algorithm):
     """HMOE (Qu et al., 2022) under DomainBed's interface: a gate chooses, for each image, among
     K classifiers whose weights a hypernetwork writes.
