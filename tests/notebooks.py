@@ -48,7 +48,8 @@ def for_each(paths, name=name_of):
                     rule(path)
                 except AssertionError as error:
                     offenders.append(f"{name(path)}: {error}")
-            assert paths and not offenders, "\n".join(offenders)
+            assert paths, "\n".join(offenders)
+            assert not offenders, "\n".join(offenders)
 
         test.__name__ = test.__qualname__ = rule.__name__
         return test

@@ -51,12 +51,15 @@ def test_a_missing_seed_and_a_missing_algorithm_are_named(study):
     lines = absent_notes(
         "mine.toml", of(study, lambda s: s.algorithm == "ERM" and s.trial_seed < 2)
     )
-    assert "8 of 12 runs of mine" in lines[0] and lines[-1].endswith("hmoe sweep mine.toml")
+    assert "8 of 12 runs of mine" in lines[0]
+    assert lines[-1].endswith("hmoe sweep mine.toml")
     missing = missing_of(lines)
     assert missing["ERM"] == ("2 of 6", "photo, seed 2, sketch, seed 2")
-    assert missing["CORAL"][0] == "all" and len(missing) == 2
+    assert missing["CORAL"][0] == "all"
+    assert len(missing) == 2
     one = absent_notes("mine.toml", of(study, lambda config: config is not study[5]))
-    assert "1 of 12 runs" in one[0] and list(missing_of(one)) == [study[5].algorithm]
+    assert "1 of 12 runs" in one[0]
+    assert list(missing_of(one)) == [study[5].algorithm]
 
 
 def test_only_the_runs_that_were_asked_for_are_counted(study):
@@ -85,4 +88,5 @@ def test_a_published_study_is_compared_too(monkeypatch):
     assert "1 of 6 runs" in absent_notes("quick-balance", records[1:])[0]
     monkeypatch.setenv("HMOE_DATA", "nowhere")
     (line,) = absent_notes("pacs-photo", [])
-    assert line.startswith("not checked for missing runs: ") and "PACS" in line
+    assert line.startswith("not checked for missing runs: ")
+    assert "PACS" in line

@@ -104,9 +104,8 @@ def test_kernels_in_float32_are_as_rounded_as_documented():
         )
         for g in (0.001, 0.01, 0.1, 1, 10, 100, 1000)
     )
-    assert (gaussian_kernels(z) - exact).abs().mean() < 1e-3 and (
-        gaussian_kernels(z.double()) - exact
-    ).abs().max() < 1e-9
+    assert (gaussian_kernels(z) - exact).abs().mean() < 1e-3
+    assert (gaussian_kernels(z.double()) - exact).abs().max() < 1e-9
 
 
 def adversarial_losses(slow, minibatches, settings, domainbed_compat):
@@ -260,11 +259,11 @@ def test_learning_rates_follow_lr_unless_they_are_set():
         (g["lr"], g["weight_decay"])
         for g in DANN(SHAPE, CLASSES, 3, SMALL | h).make_optimizer().param_groups
     ]
-    assert groups() == [(1e-3, 0.0)] * 2 and groups(lr=0.01, weight_decay=0.1) == [(0.01, 0.1)] * 2
+    assert groups() == [(1e-3, 0.0)] * 2
+    assert groups(lr=0.01, weight_decay=0.1) == [(0.01, 0.1)] * 2
     assert groups(lr=0.01, lr_d=0.02, weight_decay_g=0.3) == [(0.01, 0.3), (0.02, 0.0)]
-    assert groups(weight_decay=0.1, weight_decay_d=0.0) == [(1e-3, 0.1), (1e-3, 0.0)] and groups(
-        weight_decay=0.1, weight_decay_g=0.0
-    )[0] == (1e-3, 0.0)
+    assert groups(weight_decay=0.1, weight_decay_d=0.0) == [(1e-3, 0.1), (1e-3, 0.0)]
+    assert groups(weight_decay=0.1, weight_decay_g=0.0)[0] == (1e-3, 0.0)
     assert (
         DANN(SHAPE, CLASSES, 3, SMALL | {"weight_decay": 0.1}).hparams["weight_decay_d"] == 0.1
     )  # what is written down is what is used
@@ -341,9 +340,8 @@ def test_mtl_parity_trains_the_same_however_often_it_is_evaluated():
 
 def test_the_defaults_are_domainbeds():
     of = lambda cls, *names: tuple(cls(SHAPE, CLASSES, 3, SMALL).hparams[name] for name in names)
-    assert of(CORAL, "mmd_gamma") == of(MMD, "mmd_gamma") == (1.0,) and of(MTL, "mtl_ema") == (
-        0.99,
-    )
+    assert of(CORAL, "mmd_gamma") == of(MMD, "mmd_gamma") == (1.0,)
+    assert of(MTL, "mtl_ema") == (0.99,)
     for cls in (DANN, CDANN):
         assert of(
             cls,

@@ -43,7 +43,8 @@ def refused(archive, folder, said):
     around = set(folder.parent.iterdir())
     with pytest.raises(HmoeError) as caught:
         unpack(archive, folder / "target")
-    assert said in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
+    assert said in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value), str(caught.value)
     shutil.rmtree(folder / "target", ignore_errors=True)
     assert {p.name for p in folder.iterdir()} <= {archive.name}
     assert set(folder.parent.iterdir()) == around
@@ -63,9 +64,8 @@ def test_what_is_packed_comes_back(suffix, folder, tmp_path):
     read = lambda root: {
         p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()
     }
-    assert read(folder / "target") == read(tmp_path / "made") and [
-        p.name for p in folder.iterdir()
-    ] == ["target"]
+    assert read(folder / "target") == read(tmp_path / "made")
+    assert [p.name for p in folder.iterdir()] == ["target"]
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
@@ -76,7 +76,8 @@ def test_every_compression_of_tar(mode, folder):
         ),
         folder / "target",
     )
-    assert (folder / "target/a/b.txt").read_bytes() == b"hello" and (folder / "target/c").is_dir()
+    assert (folder / "target/a/b.txt").read_bytes() == b"hello"
+    assert (folder / "target/c").is_dir()
 
 
 UNSAFE = [

@@ -63,7 +63,8 @@ def test_the_tests_compute_portably_wherever_the_processor_can():
 def test_an_environment_gets_the_variables_and_keeps_the_others():
     given = {"HOME": "here", "ATEN_CPU_CAPABILITY": "avx512"}
     assert with_determinism("portable", given) == {"HOME": "here", **PORTABLE}
-    assert with_determinism("native", given) == given and given["ATEN_CPU_CAPABILITY"] == "avx512"
+    assert with_determinism("native", given) == given
+    assert given["ATEN_CPU_CAPABILITY"] == "avx512"
     with pytest.raises(HmoeError, match="unknown determinism 'exact'. Valid: native, portable"):
         with_determinism("exact", given)
 
@@ -80,11 +81,13 @@ def test_a_process_begins_with_its_variables_and_its_parent_keeps_its_own(monkey
         process.start()
         seen, torch_is_there = ours.recv()
         process.join()
-        assert {seen[name] for name in THREADS} == {"1"} and not torch_is_there
+        assert {seen[name] for name in THREADS} == {"1"}
+        assert not torch_is_there
         if mode == "portable":
             assert {name: seen[name] for name in PORTABLE} == PORTABLE
         else:
-            assert seen["ATEN_CPU_CAPABILITY"] == "default" and "MKL_CBWR" not in seen
+            assert seen["ATEN_CPU_CAPABILITY"] == "default"
+            assert "MKL_CBWR" not in seen
     assert dict(os.environ) == before
 
 
@@ -93,7 +96,8 @@ def test_too_late_changes_nothing_and_says_so(monkeypatch):
     before = dict(os.environ)
     with pytest.warns(UserWarning, match="requested after torch was imported.*Fix"):
         set_determinism("portable")
-    assert dict(os.environ) == before and determinism_in_use() == "native"
+    assert dict(os.environ) == before
+    assert determinism_in_use() == "native"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         set_determinism("native")
@@ -135,11 +139,9 @@ def test_other_settings_of_the_environment_do_not_change_a_published_record(tmp_
     assert done.returncode == 0, done.stderr
     alone = RunStore(tmp_path / "alone")
     fresh, damaged = RunStore(tmp_path).scan()
-    assert (
-        len(fresh) == 4
-        and not damaged
-        and {r["environment"]["determinism"] for r in fresh} == {"portable"}
-    )
+    assert len(fresh) == 4
+    assert not damaged
+    assert {r["environment"]["determinism"] for r in fresh} == {"portable"}
     for record in fresh:
         here = run(RunConfig.from_dict(record["config"]), alone)
         assert outcome(record) == outcome(here)
@@ -161,7 +163,8 @@ def test_a_single_run_takes_the_arithmetic_it_is_told(tmp_path):
         done = subprocess.run(
             command, env=UNPINNED | {"HMOE_RUNS": str(tmp_path)}, capture_output=True, text=True
         )
-        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr, done.stderr
     records, _ = RunStore(tmp_path).scan()
     assert {
         r["config"].get("determinism", "native"): r["environment"]["determinism"] for r in records

@@ -93,7 +93,8 @@ def test_a_state_with_a_callable_is_refused_without_an_import(tripwire, tmp_path
         (tmp_path / "state").write_bytes(sealed({}, **header))
         with pytest.raises(HmoeError, match="not a saved state"):
             load_state(tmp_path / "state")
-    assert not tripwire.exists() and "hmoe_tripwire" not in sys.modules
+    assert not tripwire.exists()
+    assert "hmoe_tripwire" not in sys.modules
 
 
 def test_a_run_with_such_a_state_starts_again(tripwire, tmp_path):
@@ -102,7 +103,8 @@ def test_a_run_with_such_a_state_starts_again(tripwire, tmp_path):
     path.write_bytes(sealed({}, tree=pytree_text("hmoe_tripwire", "call"), plain="[1]"))
     with pytest.warns(UserWarning, match="starts again"):
         record = run(config, store)
-    assert record["status"] == "complete" and not record["resumed"]
+    assert record["status"] == "complete"
+    assert not record["resumed"]
     assert not tripwire.exists()
 
 
@@ -469,7 +471,8 @@ def test_no_page_that_the_library_writes_runs_a_script():
     for text in whole:
         policy = text.partition('"Content-Security-Policy" content="')[2].partition('"')[0]
         safe = ("script-src 'none'", "default-src 'none'", "{{ policy|safe }}")
-        assert any(words in policy for words in safe) and "<script" not in text
+        assert any(words in policy for words in safe)
+        assert "<script" not in text
 
 
 # Archives that grow, or say one name twice.
@@ -624,12 +627,16 @@ def test_a_state_of_other_versions_is_refused_and_names_both(package, tmp_path, 
     computed_with(monkeypatch, **{package: "4.5.6"})
     with pytest.raises(HmoeError, match="--resume-anyway") as caught:
         run(config, store)
-    assert f"{package} 1.2.3" in str(caught.value) and f"{package} 4.5.6" in str(caught.value)
-    assert path.read_bytes() == before and store.read(config.run_id) is None
+    assert f"{package} 1.2.3" in str(caught.value)
+    assert f"{package} 4.5.6" in str(caught.value)
+    assert path.read_bytes() == before
+    assert store.read(config.run_id) is None
     record = run(config, store, resume_anyway=True)
-    assert record["resumed"] and f"{package} 1.2.3" in record["environment"]["resumed_from"]
+    assert record["resumed"]
+    assert f"{package} 1.2.3" in record["environment"]["resumed_from"]
     alone = run(config, RunStore(tmp_path / "alone"))
-    assert outcome(record) == outcome(alone) and "resumed_from" not in alone["environment"]
+    assert outcome(record) == outcome(alone)
+    assert "resumed_from" not in alone["environment"]
 
 
 def test_all_parts_of_a_run_are_named(tmp_path, monkeypatch):
@@ -658,15 +665,18 @@ def test_a_sweep_and_the_command_resume_only_if_told(tmp_path, monkeypatch, own_
     monkeypatch.undo()
     monkeypatch.setenv("HMOE_RUNS", str(own_store.folder))
     status, reason = sweep(config, store=own_store, jobs=1)[config.run_id]
-    assert status == "failed" and "torch 1.0" in reason
+    assert status == "failed"
+    assert "torch 1.0" in reason
     words = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch".split()
     words += "--network small_cnn --steps 7 --checkpoint-frequency 3 --set batch_size=8".split()
     done = commands.hmoe(*words, folder=tmp_path)
-    assert done.returncode == 1 and "torch 1.0" in done.stderr
+    assert done.returncode == 1
+    assert "torch 1.0" in done.stderr
     done = commands.hmoe(*words, "--resume-anyway", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     record = own_store.read(config.run_id)
-    assert record["resumed"] and "torch 1.0" in record["environment"]["resumed_from"]
+    assert record["resumed"]
+    assert "torch 1.0" in record["environment"]["resumed_from"]
 
 
 NO_STATES = [
@@ -719,7 +729,9 @@ def test_digests_that_are_no_text_are_one_line(content, tmp_path):
         verify_studies(tmp_path)
     assert "\n" not in str(caught.value)
     done = commands.hmoe("select", "--study", "x", folder=tmp_path, HMOE_RESULTS=str(tmp_path))
-    assert done.returncode == 1 and done.stderr.startswith("hmoe: ") and "UTF-8" in done.stderr
+    assert done.returncode == 1
+    assert done.stderr.startswith("hmoe: ")
+    assert "UTF-8" in done.stderr
 
 
 def test_two_digests_of_one_study_are_refused(tmp_path):

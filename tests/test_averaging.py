@@ -115,22 +115,21 @@ def test_the_protocols_vectors_as_published():
     assert published_valley(COURSE) == ([6, 6, 7, 8, 9, 10, 11, 12], [], True)
     for count in range(9, len(COURSE)):
         assert not published_valley(COURSE[:count])[2]
-    assert published_valley(COURSE[:8])[0] == [] and published_valley(COURSE[:9])[0] == [
-        6
-    ]  # noticed at checkpoint 8
+    assert published_valley(COURSE[:8])[0] == []
+    assert published_valley(COURSE[:9])[0] == [6]
     settled, still_open, ended = published_valley(NINE)
-    assert (
-        settled + still_open == [1, 2, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
-        and not ended
-        and published_valley(NINE[:3])[0] == [1, 2]
-    )
+    assert settled + still_open == [1, 2, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert not ended
+    assert published_valley(NINE[:3])[0] == [1, 2]
     assert published_valley([3, 2, 1]) == ([], [2], False)
 
 
 def test_the_same_vectors_as_intended():
-    assert loss_valley(COURSE) == (list(range(6, 13)), [], True) and not loss_valley(COURSE[:-1])[2]
+    assert loss_valley(COURSE) == (list(range(6, 13)), [], True)
+    assert not loss_valley(COURSE[:-1])[2]
     settled, still_open, ended = loss_valley(NINE)
-    assert settled + still_open == list(range(9)) and not ended
+    assert settled + still_open == list(range(9))
+    assert not ended
     assert loss_valley([3, 2, 1]) == ([], [2], False)
     assert loss_valley(COURSE + [0.1] * 9)[0] == list(range(6, 13))  # an end is an end
 
@@ -207,9 +206,8 @@ def test_both_rules_against_slow_ones_on_random_courses(N_s, N_e, r):
         for count in range(1, 31):
             for rule, known in before.items():
                 settled, still_open, end = rule(losses[:count], N_s, N_e, r)
-                assert settled[: len(known)] == known and all(
-                    count - N_e <= i < count for i in settled[len(known) :] + still_open
-                )  # what the queue still holds
+                assert settled[: len(known)] == known
+                assert all(count - N_e <= i < count for i in settled[len(known) :] + still_open)
                 before[rule] = settled
             span = algorithm_1(losses[:count], N_s, N_e, r)
             settled, still_open, end = loss_valley(losses[:count], N_s, N_e, r)
@@ -256,9 +254,8 @@ def test_swad_is_the_mean_of_the_weights_of_its_segments(losses, domainbed_compa
         parts = [weights for i in settled + still_open for weights in seen[i]]
     equal(swad.result.parameters(), [sum(tensors) / len(parts) for tensors in zip(*parts)])
     x = draw(7)[0][0]
-    assert torch.equal(swad.predict(x), swad.result.predict(x)) and not torch.allclose(
-        swad.predict(x), swad.current.predict(x)
-    )
+    assert torch.equal(swad.predict(x), swad.result.predict(x))
+    assert not torch.allclose(swad.predict(x), swad.current.predict(x))
 
 
 def test_the_model_inside_swad_trains_as_if_alone():
@@ -286,12 +283,10 @@ def test_the_validation_loss_is_the_mean_over_domains_of_the_current_model():
     expected = (
         sum(mean_nll([(swad.current.predict(x), y) for x, y in part]) for part in validation) / 2
     )
-    assert (
-        abs(swad.losses[0] - expected.item()) < 1e-12
-        and swad.current.training
-        and len(swad.queue) == 1
-        and swad.segment.count == 0
-    )
+    assert abs(swad.losses[0] - expected.item()) < 1e-12
+    assert swad.current.training
+    assert len(swad.queue) == 1
+    assert swad.segment.count == 0
 
 
 def test_nothing_enters_after_the_end():
@@ -319,24 +314,21 @@ def test_swad_goes_on_to_the_bit_from_a_file(name, tmp_path):
     save_state(tmp_path / "state.safetensors", whole.training_state())
     other = build(cls, double=False, seed=9)
     other.load_training_state(load_state(tmp_path / "state.safetensors"))
-    assert (
-        other.losses == [5.0, 3.0, 1.0, 1.1, 1.2]
-        and other.settled == whole.settled
-        and other.segment.count == whole.segment.count
-    )
+    assert other.losses == [5.0, 3.0, 1.0, 1.1, 1.2]
+    assert other.settled == whole.settled
+    assert other.segment.count == whole.segment.count
     for swad in (whole, other):
         go(swad, range(9, 15))
     for (key, a), b in zip(whole.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
-    assert (
-        torch.equal(whole.eval().predict(x), other.eval().predict(x))
-        and whole.current.update_count == other.current.update_count == 15
-    )
+    assert torch.equal(whole.eval().predict(x), other.eval().predict(x))
+    assert whole.current.update_count == other.current.update_count == 15
 
 
 def test_the_kept_model_holds_two_models_and_no_queue():
     swad, _ = trained_swad([1.0, 2.0, 3.0], [1, 1, 1])
-    assert len(swad.state_dict()) == 2 * len(build(ERM).state_dict()) and len(swad.queue) == 3
+    assert len(swad.state_dict()) == 2 * len(build(ERM).state_dict())
+    assert len(swad.queue) == 3
     assert not any(p.requires_grad for p in swad.result.parameters())
 
 
@@ -449,8 +441,10 @@ def test_miro_against_loops_and_two_learning_rates():
     ):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
     for p, q in zip(miro.pretrained.parameters(), original.parameters(), strict=True):
-        assert torch.equal(p, q) and not p.requires_grad
-    assert not miro.train().pretrained.training and miro.featurizer.training
+        assert torch.equal(p, q)
+        assert not p.requires_grad
+    assert not miro.train().pretrained.training
+    assert miro.featurizer.training
 
 
 def test_taps_leave_no_hook_behind_and_survive_an_error():
@@ -458,7 +452,8 @@ def test_taps_leave_no_hook_behind_and_survive_an_error():
     points = tap_points(network)
     network.forward = lambda x: points[1](points[0](x))
     output, taps = tapped(network, points, torch.ones(1, 2))
-    assert torch.equal(output, taps[1]) and [t.shape[1] for t in taps] == [2, 3]
+    assert torch.equal(output, taps[1])
+    assert [t.shape[1] for t in taps] == [2, 3]
     with pytest.raises(RuntimeError):
         tapped(network, points, torch.ones(1, 5))
     assert not any(module._forward_hooks for module in network.modules())
@@ -528,9 +523,8 @@ def test_a_domain_reaches_its_own_head_only():
     heads, batches = build(MultiHeaded), draw(0)
     empty = [(x[:0], y[:0]) if i == 1 else (x, y) for i, (x, y) in enumerate(batches)]
     heads.loss(empty)["loss"].backward()
-    assert float(heads.heads[1].weight.grad.abs().sum()) == 0 and all(
-        float(heads.heads[i].weight.grad.abs().sum()) > 0 for i in (0, 2)
-    )
+    assert float(heads.heads[1].weight.grad.abs().sum()) == 0
+    assert all(float(heads.heads[i].weight.grad.abs().sum()) > 0 for i in (0, 2))
     assert heads.loss([batches[i] for i in (2, 0, 1)])["loss"] != heads.loss(batches)["loss"]
 
 
@@ -541,17 +535,13 @@ def test_heads_begin_near_zero_and_the_published_ones_are_one():
         for head in heads.heads
     )
     deep = build(MultiHeaded, double=False, nonlinear_classifier=True)
-    assert (
-        0.0003 < float(deep.heads[0][-1].weight.detach().std()) < 0.003
-        and float(deep.heads[0][0].weight.detach().std()) > 0.01
-    )
+    assert 0.0003 < float(deep.heads[0][-1].weight.detach().std()) < 0.003
+    assert float(deep.heads[0][0].weight.detach().std()) > 0.01
     tied = build(MultiHeaded, domainbed_compat=True)
     x = draw(0)[0][0]
-    assert (
-        len(tied.heads) == 1
-        and torch.equal(tied.predict(x, domain=0), tied.predict(x, domain=2))
-        and torch.equal(tied.predict(x), tied.predict(x, domain=1))
-    )
+    assert len(tied.heads) == 1
+    assert torch.equal(tied.predict(x, domain=0), tied.predict(x, domain=2))
+    assert torch.equal(tied.predict(x), tied.predict(x, domain=1))
 
 
 # The family
@@ -561,11 +551,9 @@ def test_heads_begin_near_zero_and_the_published_ones_are_one():
 def test_the_family_works_with_one_domain(name):
     cls = ALGORITHMS[name]
     check_algorithm(cls, num_domains=1, hparams={"num_models": 2} if name == "EoA" else None)
-    assert (
-        cls.family == "averaging"
-        and cls.needs_domain_labels == (name == "Multi-Headed")
-        and cls.paper
-    )
+    assert cls.family == "averaging"
+    assert cls.needs_domain_labels == (name == "Multi-Headed")
+    assert cls.paper
 
 
 @pytest.mark.parametrize("outer", [SWAD, SMA])
@@ -573,20 +561,16 @@ def test_averages_go_around_any_algorithm(outer):
     for inner in (get_algorithm("HMOE-DL"), EoA):
         cls = wrapped(outer, inner)
         check_algorithm(cls, hparams={"num_models": 2} if inner is EoA else None)
-        assert (
-            cls.name == f"{outer.name}-{inner.name}"
-            and cls.modes == inner.modes
-            and cls.needs_domain_labels == inner.needs_domain_labels
-            and set(inner.HPARAMS) | set(outer.EXTRA_HPARAMS) == set(cls.HPARAMS)
-        )
+        assert cls.name == f"{outer.name}-{inner.name}"
+        assert cls.modes == inner.modes
+        assert cls.needs_domain_labels == inner.needs_domain_labels
+        assert set(inner.HPARAMS) | set(outer.EXTRA_HPARAMS) == set(cls.HPARAMS)
     hmoe = wrapped(outer, get_algorithm("HMOE-DL"))(**SHAPE, hparams=SMALL)
     hmoe.total_steps = 4
     hmoe.update(random_batches(3, SHAPE["input_shape"], 4, 0))
-    assert (
-        hmoe.current.progress == 0.25
-        and set(hmoe.predict_modes(torch.rand(2, 3, 16, 16))) == {"mix", "max", "ood"}
-        and hmoe.predict(torch.rand(2, 3, 16, 16), "max").shape == (2, 4)
-    )
+    assert hmoe.current.progress == 0.25
+    assert set(hmoe.predict_modes(torch.rand(2, 3, 16, 16))) == {"mix", "max", "ood"}
+    assert hmoe.predict(torch.rand(2, 3, 16, 16), "max").shape == (2, 4)
 
 
 def test_the_source_of_a_combination_is_that_of_the_inner_algorithm():
@@ -596,7 +580,6 @@ def test_the_source_of_a_combination_is_that_of_the_inner_algorithm():
         def loss(self, minibatches):
             return {"loss": super().loss(minibatches)["loss"] * 2}
 
-    assert wrapped(SWAD, Own).__module__ == __name__ and "* 2}" in inspect.getsource(
-        wrapped(SWAD, Own)
-    )
+    assert wrapped(SWAD, Own).__module__ == __name__
+    assert "* 2}" in inspect.getsource(wrapped(SWAD, Own))
     assert wrapped(SWAD, MIRO).__module__ == "hmoe_repro.algorithms.anchors"

@@ -37,7 +37,8 @@ def test_a_killed_run_goes_on_to_the_bit_and_the_kept_model_is_the_average(algor
         run(short_config(algorithm, **hparams), RunStore(tmp_path / "killed"), on_step=kill)
     resumed = run(short_config(algorithm, **hparams), RunStore(tmp_path / "killed"))
     assert whole["status"] == "complete", whole["reason"]
-    assert resumed["resumed"] and outcome(whole) == outcome(resumed)
+    assert resumed["resumed"]
+    assert outcome(whole) == outcome(resumed)
     for mode, chosen in whole["selected"].items():
         model, _ = load_model(whole["run_id"], mode, RunStore(tmp_path / "whole"))
         data = build_dataset(short_config(algorithm, **hparams))
@@ -53,15 +54,11 @@ def test_the_trainer_tells_the_validation_loss_before_it_evaluates():
     for checkpoint in range(3):
         trainer.update()
         trainer.evaluate()
-        assert (
-            len(trainer.algorithm.losses) == checkpoint + 1
-            and trainer.algorithm.training
-            and trainer.algorithm.current.training
-        )
+        assert len(trainer.algorithm.losses) == checkpoint + 1
+        assert trainer.algorithm.training
+        assert trainer.algorithm.current.training
     sizes = [
         sum(len(y) for _, y in trainer.evaluation.validation_batches(d)) for d in trainer.domains
     ]
-    assert (
-        sizes == [len(trainer.splits[d]["out"]) for d in trainer.domains]
-        and len(set(trainer.algorithm.losses)) == 3
-    )
+    assert sizes == [len(trainer.splits[d]["out"]) for d in trainer.domains]
+    assert len(set(trainer.algorithm.losses)) == 3

@@ -79,15 +79,14 @@ def test_counts_are_those_of_the_published_network_less_its_head(name):
     with torch.device("meta"):
         net = make_backbone(name, (3, 224, 224))
     assert sum(p.numel() for p in net.parameters()) == COUNTS[name]
-    assert net.num_features == BACKBONES[name].num_features and isinstance(net, Backbone)
+    assert net.num_features == BACKBONES[name].num_features
+    assert isinstance(net, Backbone)
 
 
 def test_the_names_are_the_ones_that_networks_lists():
-    assert (
-        list(BACKBONES) == [*LARGE, "small_vit", "small_vit8", "medium_vit8"]
-        and set(LARGE) < set(NETWORKS)
-        and set(COUNTS) == set(LARGE)
-    )
+    assert list(BACKBONES) == [*LARGE, "small_vit", "small_vit8", "medium_vit8"]
+    assert set(LARGE) < set(NETWORKS)
+    assert set(COUNTS) == set(LARGE)
 
 
 @pytest.mark.parametrize("side", [32, 65, 96])
@@ -95,7 +94,8 @@ def test_resnet18_is_torchvisions_up_to_the_last_layer(resnet_file, side):
     whole, path = resnet_file
     net, x = make_backbone("resnet18", (3, side, side), path).eval(), torch.randn(2, 3, side, side)
     with torch.no_grad():
-        assert torch.equal(whole.fc(net(x)), whole(x)) and net(x).shape == (2, 512)
+        assert torch.equal(whole.fc(net(x)), whole(x))
+        assert net(x).shape == (2, 512)
     assert net.loaded == {"prefix": "", "ignored": ["fc.bias", "fc.weight"], "repaired": []}
 
 
@@ -112,7 +112,9 @@ def test_alexnet_is_torchvisions_up_to_fc7():
                 body.classifier[4].bias,
             )
         )
-        assert torch.equal(net(x), wanted) and net(x).shape == (2, 4096) and wanted.min() == 0
+        assert torch.equal(net(x), wanted)
+        assert net(x).shape == (2, 4096)
+        assert wanted.min() == 0
     assert sorted(k for k in body.state_dict() if k.startswith("classifier")) == [
         "classifier.1.bias",
         "classifier.1.weight",
@@ -127,7 +129,8 @@ def test_deit_gives_timms_class_token(deit_file):
     with torch.no_grad():
         assert torch.equal(net(x), whole.forward_features(x)[:, 0])
         assert torch.equal(whole.head(net(x)), whole(x))
-    assert net.loaded["ignored"] == ["head.bias", "head.weight"] and net.loaded["repaired"] == []
+    assert net.loaded["ignored"] == ["head.bias", "head.weight"]
+    assert net.loaded["repaired"] == []
 
 
 @pytest.mark.parametrize("name, side", [("resnet18", 32), ("deit_tiny", 32)])
@@ -145,9 +148,11 @@ def test_a_network_learns_and_is_copied(name, side):
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0] and all(p.grad is not None for p in net.parameters())
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(p.grad is not None for p in net.parameters())
     twin = pickle.loads(pickle.dumps(copy.deepcopy(net.eval())))
-    assert torch.equal(twin(x), net(x)) and twin[0].num_features == net[0].num_features
+    assert torch.equal(twin(x), net(x))
+    assert twin[0].num_features == net[0].num_features
 
 
 @pytest.mark.parametrize("name, side", [("resnet18", 32), ("deit_tiny", 32)])
@@ -162,11 +167,9 @@ def test_bf16_is_close_and_hands_on_float32(name, side):
         exact = net(x)
         set_precision(net, "bf16")
         rounded = net(x)
-    assert (
-        rounded.dtype == torch.float32
-        and 0 < (rounded - exact).norm() < 0.03 * exact.norm()
-        and dtypes == [torch.float32, torch.bfloat16]
-    )
+    assert rounded.dtype == torch.float32
+    assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
+    assert dtypes == [torch.float32, torch.bfloat16]
 
 
 def test_the_same_seed_gives_the_same_network():
@@ -210,12 +213,10 @@ def test_frozen_batch_norm_keeps_its_statistics_and_trains_scale_and_shift(resne
         not torch.equal(a, b)
         for a, b in zip(affine, [p for m in batch_norms(net) for p in (m.weight, m.bias)])
     )
-    assert (
-        net.training
-        and net[0].training
-        and net[0].body.training
-        and not any(m.training for m in batch_norms(net))
-    )
+    assert net.training
+    assert net[0].training
+    assert net[0].body.training
+    assert not any(m.training for m in batch_norms(net))
     x = torch.randn(5, 3, 32, 32)
     with torch.no_grad():
         in_training = net[0](x)
@@ -227,9 +228,8 @@ def test_frozen_batch_norm_keeps_its_statistics_and_trains_scale_and_shift(resne
 
 def test_free_batch_norm_is_pytorchs(resnet_file):
     net, before, _ = trained(False, resnet_file[1])
-    assert all(
-        not torch.equal(a, b) for x, y in zip(before, statistics(net)) for a, b in zip(x, y)
-    ) and all(m.training for m in batch_norms(net))
+    assert all(not torch.equal(a, b) for x, y in zip(before, statistics(net)) for a, b in zip(x, y))
+    assert all(m.training for m in batch_norms(net))
     assert not any(m.training for m in batch_norms(net.eval()))
 
 
@@ -246,11 +246,9 @@ def test_every_call_that_sets_the_mode_leaves_it_frozen(resnet_file):
         lambda n: n.requires_grad_(True).train().float(),
     ):
         turned = call(net)
-        assert (
-            turned.training
-            and len(batch_norms(turned)) == 20
-            and not any(m.training for m in batch_norms(turned))
-        )
+        assert turned.training
+        assert len(batch_norms(turned)) == 20
+        assert not any(m.training for m in batch_norms(turned))
 
 
 def test_by_default_it_is_frozen_where_the_weights_are_pretrained(resnet_file):
@@ -268,9 +266,8 @@ def test_a_stem_for_other_channels_copies_channel_j_mod_3(resnet_file, channels)
     net = make_backbone("resnet18", (channels, 32, 32), path).eval()
     for j in range(channels):
         assert torch.equal(net.body.conv1.weight[:, j], whole.conv1.weight[:, j % 3])
-    assert net.body.conv1.weight.shape[1] == channels and net(
-        torch.rand(1, channels, 32, 32)
-    ).shape == (1, 512)
+    assert net.body.conv1.weight.shape[1] == channels
+    assert net(torch.rand(1, channels, 32, 32)).shape == (1, 512)
     assert net.loaded["repaired"] == ([] if channels == 3 else ["conv1.weight"])
 
 
@@ -278,7 +275,8 @@ def test_a_stem_for_other_channels_copies_channel_j_mod_3(resnet_file, channels)
 def test_a_random_stem_has_its_channels_and_no_copies(name):
     torch.manual_seed(0)
     stem = make_backbone(name, (4, 32, 32)).body.get_submodule(BACKBONES[name].stem)
-    assert stem.weight.shape[1] == 4 and not torch.equal(stem.weight[:, 3], stem.weight[:, 0])
+    assert stem.weight.shape[1] == 4
+    assert not torch.equal(stem.weight[:, 3], stem.weight[:, 0])
     if name == "resnet18":
         assert float(stem.weight.detach().std()) == pytest.approx((2 / (64 * 49)) ** 0.5, rel=0.05)
 
@@ -289,9 +287,8 @@ def test_alexnets_stem_and_a_transformers_are_adapted_too(deit_file):
     assert make_backbone("alexnet", (2, 63, 63)).eval()(x[:, :2]).shape == (2, 4096)
     whole, path = deit_file
     net = make_backbone("deit_tiny", (4, 224, 224), path)
-    assert torch.equal(
-        net.body.patch_embed.proj.weight[:, 3], whole.patch_embed.proj.weight[:, 0]
-    ) and net.loaded["repaired"] == ["patch_embed.proj.weight"]
+    assert torch.equal(net.body.patch_embed.proj.weight[:, 3], whole.patch_embed.proj.weight[:, 0])
+    assert net.loaded["repaired"] == ["patch_embed.proj.weight"]
 
 
 def test_only_stems_of_three_channels_are_adapted():
@@ -305,9 +302,8 @@ def test_a_transformer_takes_other_sizes_and_keeps_the_class_tokens_position(dei
     whole, path = deit_file
     net = make_backbone("deit_tiny", (3, *sides), path).eval()
     positions = net.body.pos_embed
-    assert positions.shape == (1, 1 + sides[0] * sides[1] // 256, 192) and torch.equal(
-        positions[:, 0], whole.pos_embed[:, 0]
-    )
+    assert positions.shape == (1, 1 + sides[0] * sides[1] // 256, 192)
+    assert torch.equal(positions[:, 0], whole.pos_embed[:, 0])
     assert net.loaded["repaired"] == ["pos_embed"]
     with torch.no_grad():
         assert net(torch.rand(2, 3, *sides)).shape == (2, 192)
@@ -325,9 +321,8 @@ def test_positions_keep_their_orientation(deit_file, tmp_path):
         .body.pos_embed[0, 1:, 0]
         .view(4, 6)
     )
-    assert (found.max(1).values - found.min(1).values).max() < 1e-3 and (
-        found[1:, 0] > found[:-1, 0]
-    ).all()
+    assert (found.max(1).values - found.min(1).values).max() < 1e-3
+    assert (found[1:, 0] > found[:-1, 0]).all()
 
 
 # Refusals
@@ -437,9 +432,8 @@ def test_published_weights_are_the_ones_that_are_loaded(monkeypatch, resnet_file
         _api, "load_state_dict_from_url", lambda url, **options: resnet_file[0].state_dict()
     )
     net = make_featurizer("resnet18", (3, 32, 32), "IMAGENET1K_V1")
-    assert net.freeze_bn and torch.equal(
-        net.body.layer4[1].conv2.weight, resnet_file[0].layer4[1].conv2.weight
-    )
+    assert net.freeze_bn
+    assert torch.equal(net.body.layer4[1].conv2.weight, resnet_file[0].layer4[1].conv2.weight)
 
 
 def test_kept_weights_are_loaded_by_their_name(resnet_file, tmp_path, monkeypatch):
@@ -459,9 +453,8 @@ def test_dropout_acts_in_training_only(resnet_file):
     plain = make_backbone("resnet18", (3, 32, 32), resnet_file[1]).eval()
     with torch.no_grad():
         dropped = net(x)
-        assert 0.3 < float((dropped == 0).float().mean()) < 0.7 and torch.equal(
-            net.eval()(x), plain(x)
-        )
+        assert 0.3 < float((dropped == 0).float().mean()) < 0.7
+        assert torch.equal(net.eval()(x), plain(x))
 
 
 def test_alexnets_dropout_is_off_unless_asked_for_and_stands_before_its_own_layers():

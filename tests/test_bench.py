@@ -126,24 +126,22 @@ def test_a_ratio_compares_times_of_one_round():
     assert np.allclose(speedups(invented(), "evaluation").bf16, 4)
     assert np.allclose(ratios(invented(), "evaluation", "bf16").plain, 4)
     found = summary(pd.DataFrame({"a": [5, 1, 4, 2, 3]}), "times").loc["a"]
-    assert found["times"] == 3 and found["quartiles"] == "2.00–4.00"
+    assert found["times"] == 3
+    assert found["quartiles"] == "2.00–4.00"
 
 
 def test_the_table_has_a_row_for_each_path_and_computes_rates():
     table = bench_table(invented()).set_index(["workload", "path"])
-    assert len(table) == 12 and table.loc[("ERM update", "plain"), "times plain"] == 1
+    assert len(table) == 12
+    assert table.loc[("ERM update", "plain"), "times plain"] == 1
     row = table.loc[("ERM update", "bf16-compile")]
-    assert (
-        row["seconds"] == 0.3
-        and row["images/s"] == "1,067"
-        and row["GFLOP/s"] == "467"
-        and row["quartiles"] == "4.00–4.00"
-        and np.isclose(row["times plain"], 4)
-    )
-    assert (
-        table.loc[("evaluation", "float32"), "images/s"] == "640"
-        and table.loc[("evaluation", "float32"), "GFLOP/s"] == "–"
-    )
+    assert row["seconds"] == 0.3
+    assert row["images/s"] == "1,067"
+    assert row["GFLOP/s"] == "467"
+    assert row["quartiles"] == "4.00–4.00"
+    assert np.isclose(row["times plain"], 4)
+    assert table.loc[("evaluation", "float32"), "images/s"] == "640"
+    assert table.loc[("evaluation", "float32"), "GFLOP/s"] == "–"
 
 
 def test_targets_are_judged_from_the_record():
@@ -180,9 +178,8 @@ def test_a_verdict_says_when_the_bound_lies_within_the_spread(sign, bound, value
 )
 def test_bf16_targets_need_the_hardware_and_others_do_not(hardware, reason):
     found = verdicts(invented(bf16=hardware))
-    assert [v == reason for v in found.values()] == ["bf16" in t for t in found] and sum(
-        "bf16" in t for t in found
-    ) == 2
+    assert [v == reason for v in found.values()] == ["bf16" in t for t in found]
+    assert sum("bf16" in t for t in found) == 2
 
 
 def test_a_tiny_record_meets_and_misses_nothing():
@@ -197,17 +194,13 @@ def test_sentences_are_computed():
         "140 GFLOP in float32 at 140 GFLOP/s, 70% of what a matrix product reaches on this core "
         "(200 float32, 1000 bf16)" in notes
     )
-    assert (
-        "multiplies bf16 in hardware (AMX)" in notes
-        and "bf16-compile 31 s" in notes
-        and "Skipped: float32-compile: no compiler" in notes
-        and "other processes used" not in notes
-    )
+    assert "multiplies bf16 in hardware (AMX)" in notes
+    assert "bf16-compile 31 s" in notes
+    assert "Skipped: float32-compile: no compiler" in notes
+    assert "other processes used" not in notes
     loaded = "\n".join(PAGE.bench_notes(invented(busy=0.6, bf16="emulated")))
-    assert (
-        "got 60% of a core: **other processes used the machine" in loaded
-        and "bf16 products are emulated" in loaded
-    )
+    assert "got 60% of a core: **other processes used the machine" in loaded
+    assert "bf16 products are emulated" in loaded
 
 
 # The record on disk
@@ -230,9 +223,8 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
         read_benchmark(tmp_path / "bench.json", "updates")
-    assert "Fix: `hmoe bench --what updates --publish`" in str(caught.value) and "\n" not in str(
-        caught.value
-    )
+    assert "Fix: `hmoe bench --what updates --publish`" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_record_says_how_to_make_one(tmp_path):
@@ -291,7 +283,8 @@ def test_plain_updates_learn_and_plain_accuracy_counts(data):
     model = PLAIN_MODELS["ERM"](TINY.width, TINY.domains)
     updates = plain_updates(model, data, TINY)
     losses = [next(updates) for _ in range(12)]
-    assert all(isinstance(v, float) for v in losses) and len(set(losses)) == 12
+    assert all(isinstance(v, float) for v in losses)
+    assert len(set(losses)) == 12
     trainer = our_trainer("ERM", "float32", data, TINY)
     same_weights(trainer.algorithm, model)
     part = torch.arange(30)
@@ -309,7 +302,8 @@ def test_full_scale_has_the_arithmetic_of_rotated_mnist():
     trainer = our_trainer("ERM", "float32", random_images(small), small)
     assert gflop(update_alone(trainer)) * 32 == pytest.approx(139.2, abs=0.5)
     full = scale_of("updates", "full")
-    assert {*full.precisions, "tf32"} == {*PRECISIONS} and full.domains * full.batch == 320
+    assert {*full.precisions, "tf32"} == {*PRECISIONS}
+    assert full.domains * full.batch == 320
 
 
 def test_rounds_turn_the_order_and_skip_what_cannot_run():
@@ -320,9 +314,11 @@ def test_rounds_turn_the_order_and_skip_what_cannot_run():
 
     jobs = {("kind", name): partial(order.append, name) for name in "ab"} | {("other", "c"): broken}
     seconds, first, skipped = measure(jobs, 3, lines.append)
-    assert order == ["a", "b", "a", "b", "b", "a", "a", "b"] and len(lines) == 3
+    assert order == ["a", "b", "a", "b", "b", "a", "a", "b"]
+    assert len(lines) == 3
     assert {name: len(found) for name, found in seconds["kind"].items()} == {"a": 3, "b": 3}
-    assert skipped == {"c": "no compiler"} and set(first) == {("kind", "a"), ("kind", "b")}
+    assert skipped == {"c": "no compiler"}
+    assert set(first) == {("kind", "a"), ("kind", "b")}
 
 
 def test_an_error_that_is_not_the_compilers_is_not_skipped():
@@ -363,16 +359,13 @@ def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
         for w in WORKLOADS
     )
     assert all(share < 1 for shares in tiny["outside"].values() for share in shares)
-    assert set(tiny["outside"]) == {"ERM update", "HMOE-DN update"} and not tiny["skipped"]
-    assert (
-        set(tiny["group_norm"]) == {"16 x 8 x 8", "32 x 4 x 4"}
-        and tiny["gflop"]["HMOE-DN update"] > tiny["gflop"]["ERM update"] > 0
-    )
-    assert (
-        {"library", "commit", "versions", "device_name"} <= set(tiny["environment"])
-        and tiny["environment"]["threads"] == 1
-        and 0 < tiny["busy"]
-    )
+    assert set(tiny["outside"]) == {"ERM update", "HMOE-DN update"}
+    assert not tiny["skipped"]
+    assert set(tiny["group_norm"]) == {"16 x 8 x 8", "32 x 4 x 4"}
+    assert tiny["gflop"]["HMOE-DN update"] > tiny["gflop"]["ERM update"] > 0
+    assert {"library", "commit", "versions", "device_name"} <= set(tiny["environment"])
+    assert tiny["environment"]["threads"] == 1
+    assert 0 < tiny["busy"]
 
 
 @pytest.mark.slow
@@ -397,9 +390,11 @@ def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
         "cannot be measured here (scale tiny)"
     ) == len(TARGETS)
     text = page.read_text()
-    assert "Scale tiny" in text and str(tmp_path) not in text
+    assert "Scale tiny" in text
+    assert str(tmp_path) not in text
     evidence = json.loads((page.parent / "speed.provenance.json").read_text())
-    assert evidence["environment"] == tiny["environment"] and len(evidence["record_sha256"]) == 64
+    assert evidence["environment"] == tiny["environment"]
+    assert len(evidence["record_sha256"]) == 64
 
 
 def test_unknown_scales_are_refused():

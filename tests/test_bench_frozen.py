@@ -87,7 +87,8 @@ def test_an_update_with_frozen_stages_reads_rows_and_computes_none(monkeypatch):
     frozen = ours.featurizer.frozen
     rows, _ = batches[0]
     torch.testing.assert_close(ours.featurizer(rows), ours.featurizer(x), atol=1e-2, rtol=0)
-    assert torch.equal(rows, precomputed_rows(frozen, x)) and rows.dim() == 2
+    assert torch.equal(rows, precomputed_rows(frozen, x))
+    assert rows.dim() == 2
     monkeypatch.setattr(frozen, "compute", lambda x: pytest.fail("computed again"))
     ours.update(batches)
 
@@ -119,7 +120,8 @@ def test_a_tiny_bench_measures_every_case_in_every_round(tiny):
 def test_the_full_scale_is_the_pretrained_network_on_three_domains():
     full = scale_of("frozen", "full")
     assert (full.network, full.domains) == ("efficientnet_lite0", 3)
-    assert full.sides == [112, 160, 224] and full.stages == [0, 3, 5, "all"]
+    assert full.sides == [112, 160, 224]
+    assert full.stages == [0, 3, 5, "all"]
     with pytest.raises(HmoeError, match="unknown scale 'huge'"):
         FROZEN_STAGES.run(3, "huge")
 
@@ -138,10 +140,12 @@ def test_the_table_by_hand():
     table = frozen_table(invented()).set_index(["pixels", "frozen stages"])
     row = table.loc[(32, "3")]
     assert (row["images/s, plain"], row["images/s, float32"]) == ("10.0", "20.0")
-    assert row["times plain"] == pytest.approx(2) and row["quartiles"] == "2.00–2.00"
+    assert row["times plain"] == pytest.approx(2)
+    assert row["quartiles"] == "2.00–2.00"
     assert row["bf16, times float32"] == "2.00"
     # a domain's two images take 0.03 s, an image 15 ms; an update saves 0.2 s / 4 images
-    assert row["once, ms an image"] == "15.0" and row["paid after passes"] == "0.30"
+    assert row["once, ms an image"] == "15.0"
+    assert row["paid after passes"] == "0.30"
     nothing = table.loc[(64, "0"), ["bf16, times float32", "once, ms an image"]]
     assert nothing.tolist() == ["–", "–"]
 
@@ -179,16 +183,19 @@ def test_the_page_shows_its_record_and_begins_with_the_answer(warm_kernels, tiny
     made = {f"speed_frozen{end}" for end in (".png", ".csv", "_targets.csv", ".provenance.json")}
     assert made <= {p.name for p in shown.parent.iterdir()}
     text = shown.read_text()
-    assert "Scale tiny" in text and str(tmp_path) not in text
+    assert "Scale tiny" in text
+    assert str(tmp_path) not in text
     assert text.count("cannot be measured here (scale tiny)") >= len(frozen_targets(tiny))
     evidence = json.loads((shown.parent / "speed_frozen.provenance.json").read_text())
-    assert evidence["artefact"] == "speed_frozen" and evidence["scale"] == "tiny"
+    assert evidence["artefact"] == "speed_frozen"
+    assert evidence["scale"] == "tiny"
     assert frozen_answer(tiny) in text
 
 
 def test_the_command_measures_this_and_prints_table_and_targets(tiny):
     bench = _benches()["frozen"]
-    assert bench is FROZEN_STAGES and bench.page == "speed_frozen"
+    assert bench is FROZEN_STAGES
+    assert bench.page == "speed_frozen"
     shown = bench.all_tables(tiny)
     assert {title: len(table) for title, table in shown.items()} == {
         "Images a second of an update": 6,

@@ -51,19 +51,23 @@ def test_a_record_has_sizes_times_reasons_and_further_entries():
     assert calls == ["plain", "ours"] + ["plain", "ours", "ours", "plain", "plain", "ours"]
     assert lines == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
     assert (record["what"], record["scale"], record["rounds"]) == ("moe", "tiny", 3)
-    assert record["sizes"] == SCALES["moe"]["tiny"] and record["images"] == 2
+    assert record["sizes"] == SCALES["moe"]["tiny"]
+    assert record["images"] == 2
     assert {name: len(s) for name, s in record["seconds"]["sum"].items()} == {"plain": 3, "ours": 3}
     assert record["skipped"] == {"replaced": "yes"}, "an entry replaces one of the same name"
     (measured,) = seen
-    assert [*measured.skipped] == ["compiled"] and measured.seconds == record["seconds"]
+    assert [*measured.skipped] == ["compiled"]
+    assert measured.seconds == record["seconds"]
     assert {*measured.first_call} == {("sum", "plain"), ("sum", "ours")}
     assert (measured.scale, measured.rounds, measured.device.type) == ("tiny", 3, "cpu")
-    assert record["environment"]["threads"] == 1 and record["busy"] > 0
+    assert record["environment"]["threads"] == 1
+    assert record["busy"] > 0
 
 
 def test_without_jobs_nothing_is_timed():
     record = Bench(what="moe", entries=lambda measured: {"trials": [1]}, tables={}).run(3, "tiny")
-    assert record["trials"] == [1] and "seconds" not in record
+    assert record["trials"] == [1]
+    assert "seconds" not in record
 
 
 def test_a_device_is_refused_unless_the_jobs_take_one():
@@ -78,7 +82,8 @@ def test_a_device_is_refused_unless_the_jobs_take_one():
         return {}
 
     counting(jobs=jobs, any_device=True)[0].run(3, "tiny", lambda line: None)
-    assert devices == ["cpu"] and [n for n, b in BENCHES.items() if b.any_device] == ["algorithms"]
+    assert devices == ["cpu"]
+    assert [n for n, b in BENCHES.items() if b.any_device] == ["algorithms"]
 
 
 def test_targets_are_given_or_computed_from_the_record():
@@ -93,7 +98,8 @@ def test_targets_are_given_or_computed_from_the_record():
 
 def test_every_benchmark_has_its_scales_and_its_own_file():
     names = [bench.file_name(bench.default_scale) for bench in BENCHES.values()]
-    assert len(set(names)) == len(names) and {"bench.json", "bench-systems-quick.json"} <= {*names}
+    assert len(set(names)) == len(names)
+    assert {"bench.json", "bench-systems-quick.json"} <= {*names}
     for name, bench in BENCHES.items():
         assert {bench.default_scale, "tiny"} <= {*SCALES[name]}
         assert not bench.page or "bench" in ARTEFACTS[bench.page].profiles

@@ -46,7 +46,9 @@ def test_a_picture_that_slides_enlarge_is_drawn_with_vectors():
     (drawn,) = [c for c in names.cells_of(names.START) if c["id"] == "figure-hmoe-drawing"]
     (output,) = drawn["outputs"]
     svg = "".join(output["data"]["image/svg+xml"])
-    assert "image/png" in output["data"] and "<path" in svg and "<image" not in svg
+    assert "image/png" in output["data"]
+    assert "<path" in svg
+    assert "<image" not in svg
     assert len(svg) < 300_000
 
 
@@ -54,7 +56,8 @@ def test_a_name_has_its_cell_and_its_equations():
     assert len(names.library()) > 800
     name = names.library()["hmoe_repro.method.gating.gate_values"]
     assert name.cell == "nbs-01-method-03-gating--def-gate-values"
-    assert name.page == "nbs/01_method/03_gating" and name.equations == ["hmoe-eq-2"]
+    assert name.page == "nbs/01_method/03_gating"
+    assert name.equations == ["hmoe-eq-2"]
     assert "hmoe_repro.method.hmoe.HMOE.predict" in names.library()
 
 
@@ -137,19 +140,23 @@ def test_the_index_table_and_the_equations_name_each_other():
 def test_pictures_are_described_and_folds_hide_what_they_should(gating):
     drawn = [c for c in gating if c["cell_type"] == "code" and cells.is_picture(c)]
     alts = [c["metadata"]["mystnb"]["image"]["alt"] for c in drawn]
-    assert "Gate values in the plane" in alts and len(set(alts)) == len(alts) and all(alts)
+    assert "Gate values in the plane" in alts
+    assert len(set(alts)) == len(alts)
+    assert all(alts)
     assert all("hide-input" in c["metadata"]["tags"] for c in drawn)
     tags = {c["source"].strip(): c["metadata"].get("tags") for c in gating}
     answers = [c for c in names.cells_of(GATING) if c["id"].startswith("answer")]
     codes = [c["source"].strip() for c in answers if c["cell_type"] == "code"]
-    assert codes and all(tags[code] == ["hide-cell"] for code in codes)
+    assert codes
+    assert all(tags[code] == ["hide-cell"] for code in codes)
 
 
 def test_a_page_of_evidence_has_its_data_its_profile_and_its_pictures():
     page = "figures/quick/digits_table.ipynb"
     assert "`<profile>-digits`" in "".join(c["source"] for c in names.cells_of(page))
     text = "".join(c["source"] for c in json.loads(cells.notebook(page))["cells"])
-    assert "<profile>" not in text and "`quick-digits`" in text
+    assert "<profile>" not in text
+    assert "`quick-digits`" in text
     made = json.loads(cells.notebook("figures/quick/dmg_table2.ipynb"))["cells"]
     assert made[0]["source"].startswith("# DMG Tables 2 and 6: an unknown domain, PACS · embedded")
     page = "figures/quick/hmoe_fig3.ipynb"
@@ -159,7 +166,8 @@ def test_a_page_of_evidence_has_its_data_its_profile_and_its_pictures():
     assert "![With and without the entropy loss (2) hmoe_fig3_errors](hmoe_fig3_errors.png)" in text
     made = json.loads(cells.notebook(page))["cells"]
     pictures = [c["source"] for c in made if c["source"].startswith("![")]
-    assert made[1]["source"].startswith("## Figure 3\n") and "hmoe_fig3.png" in pictures[0]
+    assert made[1]["source"].startswith("## Figure 3\n")
+    assert "hmoe_fig3.png" in pictures[0]
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "figures").iterdir()), ids=lambda f: f.name)
@@ -193,7 +201,9 @@ def test_the_path_has_the_numbers_of_its_table_and_each_page_leads_to_the_next()
         found = re.search(r"\]\(([^)#]+)\.ipynb", last)
         if page.startswith("nbs/") and (not found or Path(found[1]).name != Path(following).stem):
             lost.append((page, following, found and found[1]))
-    assert len(path) == 20 and numbers == list(range(1, 20)) and not lost
+    assert len(path) == 20
+    assert numbers == list(range(1, 20))
+    assert not lost
 
 
 # The slides of the class, made without the site.
@@ -241,12 +251,14 @@ def test_every_question_stands_before_its_answer(class_slides):
 def test_every_part_begins_with_its_minutes(class_slides):
     parts = slides.plan()
     times = [part.minutes.split("–") for part in parts]
-    assert times[0][0] == "0" and times[-1][1] == "90"
+    assert times[0][0] == "0"
+    assert times[-1][1] == "90"
     assert all(before[1] == after[0] for before, after in zip(times, times[1:]))
     opening = [s for s in class_slides if s.opens]
     assert [s.opens for s in opening] == [f"Minute {p.minutes}: {p.happens}" for p in parts]
     assert [s.page for s in opening] == [p.pages[0] for p in parts]
-    assert class_slides[0].opens and class_slides[-1].title == "To take home"
+    assert class_slides[0].opens
+    assert class_slides[-1].title == "To take home"
 
 
 def test_every_slide_has_notes_whose_minutes_are_those_of_the_plan(class_slides):
@@ -287,13 +299,16 @@ def test_no_slide_is_empty_crowded_or_named_as_its_neighbour(class_slides):
 def test_the_code_of_the_class_is_shown():
     made = json.loads(cells.notebook("docs/class.ipynb"))["cells"]
     code = [cell for cell in made if cell["cell_type"] == "code"]
-    assert len(code) > 8 and not [cell for cell in code if cell["metadata"]["tags"]]
+    assert len(code) > 8
+    assert not [cell for cell in code if cell["metadata"]["tags"]]
 
 
 def test_the_problem_and_the_rules_are_named(class_slides):
     texts = [words(s) for s in class_slides]
     first = texts[0]
-    assert "Domain generalization* asks" in first and "test domain" in first and "ERM" in first
+    assert "Domain generalization* asks" in first
+    assert "test domain" in first
+    assert "ERM" in first
     part = " ".join(t for t, s in zip(texts, class_slides) if s.page.endswith("04_selection.ipynb"))
     assert all(rule in part for rule in ("training-domain validation", *selection.RULES[1:]))
 
@@ -454,7 +469,8 @@ def test_every_link_leads_somewhere(site):
             fragment = unquote(parts.fragment)
             if not target.exists() or (known is not None and fragment and fragment not in known):
                 broken.append(f"{path.relative_to(site)}: {link}")
-    assert len(marks) > 300 and not broken, broken[:20]
+    assert len(marks) > 300, broken[:20]
+    assert not broken, broken[:20]
 
 
 def test_the_site_is_small_and_nothing_else_is_left(site):
@@ -474,7 +490,8 @@ def test_names_and_the_reference_lead_to_each_other(site):
     assert "api/hmoe_repro.method.gating.html#hmoe_repro.method.gating.gate_values" in notebook
     reference = (site / "api/hmoe_repro.method.gating.html").read_text(encoding="utf-8")
     assert "03_gating.html#nbs-01-method-03-gating-def-gate-values" in reference
-    assert "03_gating.html#hmoe-eq-2" in reference and "rows sum to 1" in reference
+    assert "03_gating.html#hmoe-eq-2" in reference
+    assert "rows sum to 1" in reference
 
 
 def test_nothing_is_fetched_from_elsewhere(site):
@@ -535,7 +552,8 @@ def test_folded_answers_open(site, window):
     folds = window.locator("details", has_text="Answer to 1").first
     assert not folds.evaluate("e => e.open")
     folds.locator("summary").first.click()
-    assert folds.evaluate("e => e.open") and "0.953" in folds.inner_text()
+    assert folds.evaluate("e => e.open")
+    assert "0.953" in folds.inner_text()
 
 
 QUESTIONS = {
@@ -580,7 +598,8 @@ def test_the_start_page_begins_with_its_cards(site, window):
     window.set_viewport_size({"width": 400, "height": 900})
     browser.opened(window, site / "index.html")
     cards = window.locator("article .sd-card")
-    assert cards.first.bounding_box()["y"] < 400 and cards.nth(3).bounding_box()["y"] < 900
+    assert cards.first.bounding_box()["y"] < 400
+    assert cards.nth(3).bounding_box()["y"] < 900
     titles = cards.locator(".sd-card-title").all_inner_texts()[:3]
     assert titles == ["What is HMOE?", "Does it work?", "Where is an equation computed?"]
 
@@ -589,7 +608,8 @@ def test_slides_fit_their_page(site, window):
     window.set_viewport_size({"width": 1280, "height": 800})
     browser.opened(window, site / "slides" / "class.html")
     total = window.evaluate("() => Reveal.getTotalSlides()")
-    assert total > 15 and window.locator(".reveal mjx-container").count() > 15
+    assert total > 15
+    assert window.locator(".reveal mjx-container").count() > 15
     for number in range(total):
         window.evaluate(f"() => Reveal.slide({number})")
         high = window.evaluate("() => Reveal.getCurrentSlide().scrollHeight")
@@ -647,7 +667,8 @@ def test_a_dragged_code_changes_its_gate(played):
     to = played.locator('[data-name="e2"] rect').bounding_box()
     played.mouse.move(to["x"] + to["width"] / 2, to["y"] + to["height"] / 2, steps=5)
     played.mouse.up()
-    assert value(played, "p2") > 0.99 and value(played, "P1") < 0.3
+    assert value(played, "p2") > 0.99
+    assert value(played, "P1") < 0.3
     played.locator('[data-name="v1"]').focus()
     for _ in range(5):
         played.keyboard.press("ArrowUp")
@@ -683,7 +704,8 @@ def test_only_the_softmax_of_distances_has_a_scale(played):
     assert gates["square", "0"] > 0.9 > 0.5 > gates["square", "-1"]
     played.locator("#play-gate select").select_option("paper")
     played.get_by_label("ε").first.fill("2")
-    assert value(played, "L_en") > 1 and value(played, "L_kl") < 0.01
+    assert value(played, "L_en") > 1
+    assert value(played, "L_kl") < 0.01
     stretch.fill("0")
     played.get_by_label("ε").first.fill("-6")
     played.get_by_role("button", name="all at one expert").click()
@@ -725,7 +747,8 @@ def test_the_map_shows_the_image_of_a_code(played):
     place = played.locator("#play-map")
     shown = "c => new Set(c.getContext('2d').getImageData(0, 0, 128, 128).data).size"
     picture, image = place.locator("canvas").first, place.locator(".play-image")
-    assert image.evaluate(shown) == 1 and "Point at a code" in place.inner_text()
+    assert image.evaluate(shown) == 1
+    assert "Point at a code" in place.inner_text()
     picture.scroll_into_view_if_needed()
     box = picture.bounding_box()
     for step in range(400):  # until it comes by a code
@@ -736,13 +759,15 @@ def test_the_map_shows_the_image_of_a_code(played):
         )
         if "gate values" in place.inner_text():
             break
-    assert image.evaluate(shown) > 5 and re.search(r"\w+, digit \d, expert \d", place.inner_text())
+    assert image.evaluate(shown) > 5
+    assert re.search(r"\w+, digit \d, expert \d", place.inner_text())
     before = image.evaluate("c => c.toDataURL()")
     picture.focus()
     played.keyboard.press("ArrowRight")
     assert image.evaluate("c => c.toDataURL()") != before
     runs = place.locator("option").all_inner_texts()
-    assert any(": found" in run for run in runs) and any("not found" in run for run in runs)
+    assert any(": found" in run for run in runs)
+    assert any("not found" in run for run in runs)
     for colour, named in (
         ("class", "digit 9"),
         ("expert", "expert 3"),

@@ -95,9 +95,9 @@ def test_a_second_opening_reads_no_image(root, monkeypatch):
     first = open_cache(tree, 8)
     monkeypatch.setattr(module, "_build", lambda *a: pytest.fail("built again"))
     again = open_cache(scan_tree(root), 8)
-    assert (
-        again.path == first.path and torch.equal(pixels(again), pixels(first)) and reads(tree) == 0
-    )
+    assert again.path == first.path
+    assert torch.equal(pixels(again), pixels(first))
+    assert reads(tree) == 0
 
 
 @pytest.mark.parametrize("change", ["content", "time", "added", "removed", "renamed"])
@@ -116,7 +116,8 @@ def test_any_change_of_the_files_makes_a_new_cache(root, change):
         file.rename(file.with_name("zzz.png"))
     tree = scan_tree(root)
     after = open_cache(tree, 8)
-    assert after.path != before.path and torch.equal(normalise(pixels(after)), direct(tree, 8))
+    assert after.path != before.path
+    assert torch.equal(normalise(pixels(after)), direct(tree, 8))
     assert not Path(before.path).exists(), "the cache of the old state is still there"
     assert torch.isfinite(normalise(pixels(before))).all(), (
         "a process that still uses the old cache can go on"
@@ -220,11 +221,10 @@ def test_two_processes_build_once(root):
     tree = scan_tree(root)
     processes = [start(root, 0.02) for _ in range(2)]
     outputs = [p.communicate(timeout=60)[0].splitlines() for p in processes]
-    assert all(p.returncode == 0 for p in processes) and sorted(map(len, outputs)) == [1, 13]
-    assert (
-        torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8))
-        and len([n for n in listing(tree) if n.endswith(".u8")]) == 1
-    )
+    assert all(p.returncode == 0 for p in processes)
+    assert sorted(map(len, outputs)) == [1, 13]
+    assert torch.equal(normalise(pixels(open_cache(tree, 8))), direct(tree, 8))
+    assert len([n for n in listing(tree) if n.endswith(".u8")]) == 1
 
 
 def test_files_that_change_during_a_build_are_refused(root):
@@ -243,8 +243,10 @@ def test_unreadable_images_are_black_and_listed(root):
     tree = scan_tree(root)
     row = tree.flat.index("a/cat/1.png")
     cache = open_cache(tree, 8)
-    assert not cache[row].any() and cache[row + 1].any()
-    assert [bool(r) for r in examine(tree)[1]] == [i == row for i in range(12)] and reads(tree) == 0
+    assert not cache[row].any()
+    assert cache[row + 1].any()
+    assert [bool(r) for r in examine(tree)[1]] == [i == row for i in range(12)]
+    assert reads(tree) == 0
 
 
 # What is remembered of files
@@ -252,7 +254,8 @@ def test_unreadable_images_are_black_and_listed(root):
 
 def test_only_what_changed_is_read_again(root):
     tree = scan_tree(root)
-    assert reads(tree) == 12 and reads(tree) == 0
+    assert reads(tree) == 12
+    assert reads(tree) == 0
     before = examine(tree)[0]
     write(root / "b" / "dog" / "9.png", 77)
     write(root / "b" / "dog" / "new.png", 78)
@@ -272,7 +275,9 @@ def test_a_file_that_vanishes_is_read_until_it_is_back(root):
     examine(tree)
     (root / "a" / "cat" / "0.jpg").rename(root / "kept")
     digests, reasons = examine(tree)
-    assert digests[0] is None and "No such file" in reasons[0] and reads(tree) == 1
+    assert digests[0] is None
+    assert "No such file" in reasons[0]
+    assert reads(tree) == 1
     (root / "kept").rename(root / "a" / "cat" / "0.jpg")
     assert examine(tree)[1][0] is None
 
@@ -293,5 +298,7 @@ def test_names_that_are_no_utf8(root):
     except OSError:
         pytest.skip("this file system takes only UTF-8")
     tree = scan_tree(root)
-    assert len(tree) == 13 and reads(tree) == 13 and reads(tree) == 0
+    assert len(tree) == 13
+    assert reads(tree) == 13
+    assert reads(tree) == 0
     assert open_cache(tree, 8).shape[0] == 13

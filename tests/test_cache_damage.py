@@ -115,7 +115,9 @@ def test_each_wrong_bit_of_a_cache_is_refused_or_changes_nothing(tree):
             pixels = np.array(open_cache(tree, 8))
         except HmoeError as error:
             refused += 1
-            assert str(path) in str(error) and "SHA-256" in str(error) and not path.exists()
+            assert str(path) in str(error)
+            assert "SHA-256" in str(error)
+            assert not path.exists()
             assert np.array_equal(open_cache(tree, 8), whole), "not built again"
         else:
             assert np.array_equal(pixels, whole)
@@ -193,7 +195,8 @@ def test_an_old_file_in_use_is_left_and_stops_nobody(tree, monkeypatch, suffix, 
     monkeypatch.setattr(type(old), "unlink", in_use)
     tree = scan_tree(tree.root, "im")
     build(tree) if suffix == ".u8" else PrecomputedDataset(dataset(tree), [Part()]).open()
-    assert old.exists() and len(list(cache_root(tree).glob(f"[!.]*{suffix}"))) == 2
+    assert old.exists()
+    assert len(list(cache_root(tree).glob(f"[!.]*{suffix}"))) == 2
 
 
 def test_a_cache_that_another_process_builds_again_is_not_removed(tree, tmp_path):
@@ -295,7 +298,8 @@ def test_a_damaged_unfinished_build_starts_again(tree, damage):
     if damage == "images":
         note.write_text(json.dumps(said | {"contents": "0" * 64}))
     again = Part()
-    assert torch.equal(rows_of(tree, again), whole) and again.calls == 6, "resumed"
+    assert torch.equal(rows_of(tree, again), whole), "resumed"
+    assert again.calls == 6, "resumed"
     assert only(tree, ".f16").read_bytes() == content
 
 
@@ -309,7 +313,8 @@ def test_the_name_of_precomputed_rows_holds_versions_and_code(tree, monkeypatch)
             part = Part()
             rows_of(tree, part)
         found = {path.name for path in cache_root(tree).glob("*.f16")}
-        assert part.calls == 6 and len(found - names) == 1, (name, value)
+        assert part.calls == 6, (name, value)
+        assert len(found - names) == 1, (name, value)
         names.update(found)
 
     version, maker = precomputed.metadata.version, precomputed._maker(Part())
@@ -331,10 +336,12 @@ def test_the_name_of_a_cache_holds_the_decoder_and_the_rest_stays_while_there_is
     with monkeypatch.context() as patch:
         patch.setattr(module, "code_digest", lambda name: "another")
         other = open_cache(tree, 8).path
-        assert other != first and first.exists(), "a run of another version may use it"
+        assert other != first, "a run of another version may use it"
+        assert first.exists(), "a run of another version may use it"
         other.unlink()
         patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-        assert open_cache(tree, 8).path == other and not first.exists()
+        assert open_cache(tree, 8).path == other
+        assert not first.exists()
     assert not cache_file(tree, 8).exists()
 
 
@@ -393,7 +400,8 @@ def test_without_a_change_time_a_sample_is_compared_at_each_start(tree, monkeypa
 def test_verify_reads_all_and_says_what_was_replaced(tree, tmp_path, own_names):
     for said in ("", "1 of 24 images of im were replaced"):
         done = hmoe("data", "verify", str(tree.root), folder=tmp_path)
-        assert done.returncode == 0 and said in done.stderr, done.stderr
+        assert done.returncode == 0, done.stderr
+        assert said in done.stderr, done.stderr
         assert ("replaced" in done.stderr) == bool(said)
         replaced(tree, tree.flat[5:6])
 
@@ -403,7 +411,8 @@ def test_other_permissions_make_nothing_again(tree, recwarn):
     content = path.stat().st_mtime_ns
     os.chmod(tree.root / tree.flat[0], 0o600)
     assert dataset(tree, source="cache").cache.path == path
-    assert path.stat().st_mtime_ns == content and dataset(tree).fingerprint == before
+    assert path.stat().st_mtime_ns == content
+    assert dataset(tree).fingerprint == before
     assert not [w for w in recwarn if "replaced" in str(w.message)]
 
 
@@ -431,7 +440,8 @@ def test_a_ledger_of_an_earlier_version_is_used_and_its_contents_are_compared(tr
     ledger.write_text(json.dumps({file: entry[:4] for file, entry in known.items()}))
     read = []
     assert examine(tree, on_progress=lambda done, total: read.append(total))[0] == digests
-    assert not read and "" in json.loads(ledger.read_text())
+    assert not read
+    assert "" in json.loads(ledger.read_text())
     ledger.write_text(json.dumps({file: entry[:4] for file, entry in known.items()}))
     replaced(tree, tree.flat[:2])
     with pytest.warns(UserWarning, match="2 of 24 images"):

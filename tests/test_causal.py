@@ -37,7 +37,8 @@ def test_updates_with_the_same_cuts(cls, sizes):
             first += list(z)[:cut]
             second += list(z)[cut:]
         drawn = np.random.get_state()[1:3]
-        assert (after[0] == drawn[0]).all() and after[1] == drawn[1]  # one draw a domain
+        assert (after[0] == drawn[0]).all()
+        assert after[1] == drawn[1]
         penalty = torch.zeros(())
         if min(len(first), len(second)) > 1:
             penalty = DISTANCES[cls](torch.stack(first), torch.stack(second))
@@ -88,6 +89,7 @@ def test_a_killed_training_resumes(cls, tmp_path):
 def test_default_family_and_an_absent_domain(cls):
     causal = cls(by_hand.SHAPE, by_hand.CLASSES, 3, {"network": "small_cnn"})
     assert causal.hparams["mmd_gamma"] == 1.0
-    assert cls.family == "causal" and cls.needs_domain_labels
+    assert cls.family == "causal"
+    assert cls.needs_domain_labels
     with pytest.raises(HmoeError, match="1 of each"):
         causal.double().update(by_hand.draw((3, 0, 3), seed=0))

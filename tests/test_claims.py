@@ -181,12 +181,14 @@ def test_a_small_true_effect_is_seldom_contradicted():
     for values in random.normal(0.5, 2 / 2, size=(2000, 16)):  # means over four test domains
         mean, reach = values.mean(), half * stats.sem(values)
         verdicts[rule.judge(Evidence(mean, mean - reach, mean + reach))] += 1
-    assert verdicts[CONTRADICTED] <= 2 and verdicts[SUPPORTED] > 800
+    assert verdicts[CONTRADICTED] <= 2
+    assert verdicts[SUPPORTED] > 800
 
 
 def test_an_effect_within_the_margin_is_small():
     rule = make_rule("larger")
-    assert rule.is_small(Evidence(0.2, -0.5, 0.9)) and not rule.is_small(Evidence(0.2, -0.5, 1.1))
+    assert rule.is_small(Evidence(0.2, -0.5, 0.9))
+    assert not rule.is_small(Evidence(0.2, -0.5, 1.1))
     assert not make_rule("more_than", 50).is_small(Evidence(0, -0.1, 0.1))
     assert [gain_words(Evidence(0, *ends)) for ends in ((0.1, 0.2), (-5.7, 5.1), (-3, -2))] == [
         "higher, too small to matter",
@@ -228,7 +230,8 @@ def test_equivalence_is_two_one_sided_tests_at_5_percent(truth):
         verdicts[equal.judge(found)] += 1
         wider += above and below and not -1 < found.low <= found.high < 1
     if truth == 1:
-        assert 0.035 < verdicts[SUPPORTED] / 1000 < 0.065 and wider > 10
+        assert 0.035 < verdicts[SUPPORTED] / 1000 < 0.065
+        assert wider > 10
     assert Evidence(0, -1.1, 1.1).equivalence == (-1.1, 1.1)  # no degrees of freedom
     corrected = Evidence(0, -1.1, 1.1, freedom=9, level=0.99)
     assert corrected.equivalence == (-1.1, 1.1)  # of several tests together
@@ -249,7 +252,8 @@ def test_the_seeds_that_would_decide_are_those_whose_interval_does(rule):
 
     mean = values.groupby(level=0).mean().mean()
     needed = next(n for n in range(4, 1000) if name.judge(at(n)) != UNDECIDED)
-    assert name.judge(at(3)) == UNDECIDED and seeds_to_decide(name, at(3)) == needed
+    assert name.judge(at(3)) == UNDECIDED
+    assert seeds_to_decide(name, at(3)) == needed
     assert seeds_to_decide(name, at(3), most=needed - 1) is None
 
 
@@ -284,21 +288,26 @@ A, B = {"algorithm": "A"}, {"algorithm": "B"}
 def test_pairs_are_runs_of_equal_seed_and_domain():
     frame = pd.concat([invented("A", 0.7, seeds=4), invented("B", 0.6)], ignore_index=True)
     found = contrast_measure(frame, A, B)
-    assert found.runs == 12 and "3 seeds" in found.size and np.isclose(found.value, 10)
+    assert found.runs == 12
+    assert "3 seeds" in found.size
+    assert np.isclose(found.value, 10)
     assert not found.measured  # all pairs agree: no variance, and so no interval
     with pytest.raises(HmoeError, match="C"):
         contrast_measure(frame, A, {"algorithm": "C"})
     other = pd.concat([invented("A", 0.5, dataset="D"), invented("B", 0.6, dataset="D")])
     other["run_id"] = "other" + other.run_id
     found = contrast_measure(pd.concat([frame, other], ignore_index=True), A, B)
-    assert found.runs == 24 and abs(found.value) < 1e-9 and found.levels["D a"] == (50, 60)
+    assert found.runs == 24
+    assert abs(found.value) < 1e-9
+    assert found.levels["D a"] == (50, 60)
 
 
 def test_a_network_far_behind_decides_nothing_but_its_number_stands():
     young = invented("B", 0.1, validation=0.2)
     frame = pd.concat([invented("A", 0.7), young], ignore_index=True)
     found = contrast_measure(frame, A, B)
-    assert found.problem == "undertrained: B (Invented)" and abs(found.value - 60) < 1e-9
+    assert found.problem == "undertrained: B (Invented)"
+    assert abs(found.value - 60) < 1e-9
     assert make_rule("larger").judge(found) == UNDECIDED
     assert not contrast_measure(frame.assign(mode="x"), B | {"mode": "x"}, B).problem
 
@@ -306,9 +315,11 @@ def test_a_network_far_behind_decides_nothing_but_its_number_stands():
 def test_a_mean_weighs_test_domains_equally_and_says_what_it_leaves_out():
     frame = invented("A", 0.0).assign(score=[1.0, 2, 3, 10, 10, 13])
     found = mean_measure(frame, A, "score")
-    assert abs(found.value - (2 + 11) / 2) < 1e-12 and not found.more
+    assert abs(found.value - (2 + 11) / 2) < 1e-12
+    assert not found.more
     found = mean_measure(frame[:4], A, "score")
-    assert found.value == 2 and "1 test domain with one seed left out" in found.more
+    assert found.value == 2
+    assert "1 test domain with one seed left out" in found.more
 
 
 def test_a_rate_has_its_exact_interval():
@@ -324,7 +335,9 @@ def test_a_correlation_of_one_has_no_interval():
     frame = invented("A", 0.5, seeds=8)
     frame = frame[frame.test_domain == "a"].assign(x=np.arange(8.0), accuracy=np.arange(8.0) / 10)
     found = correlation_measure(frame, A, "x")
-    assert np.isclose(found.value, 1) and math.isnan(found.low) and math.isnan(found.high)
+    assert np.isclose(found.value, 1)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
     assert make_rule("larger", unit="correlation").judge(found) == UNDECIDED
     frame.loc[frame.index[0], "accuracy"] = 0.9
     found = correlation_measure(frame, A, "x")
@@ -338,7 +351,8 @@ def test_missing_studies_decide_nothing_and_say_so():
         result = evaluate_claim(claim, {})
         found, without = result.evidence, UNTESTABLE if claim.untestable else UNDECIDED
         assert result.verdict == (NEEDS_SCALE if claim.scale else without), claim.key
-        assert not found.measured and not found.runs
+        assert not found.measured
+        assert not found.runs
         if claim.measure:
             assert found.problem == f"not run: {', '.join(claim.arguments['studies'])}"
 
@@ -368,7 +382,8 @@ def test_hmoe_against_erm_on_rotated_mnist(weighed):
     records = lines("mnist-rotated")
     dn, erm = cells(records, mode("mix"), "HMOE-DN"), cells(records, mode("default"), "ERM")
     found = weighed["as ERM, RotatedMNIST"]
-    assert np.allclose(numbers(found), interval(dn - erm)) and found.verdict == SUPPORTED
+    assert np.allclose(numbers(found), interval(dn - erm))
+    assert found.verdict == SUPPORTED
     dl = cells(records, mode("mix"), "HMOE-DL")
     assert np.allclose(numbers(weighed["DN beats DL, RotatedMNIST"]), interval(dn - dl))
 
@@ -384,7 +399,8 @@ def test_k_means_against_the_experts(weighed):
         name: (round(a, 2), round(b, 2))
         for name, (a, b) in weighed["k-means"].parts[0].evidence.levels.items()
     }
-    assert levels["photo"] == (0.99, 0.74) and levels["negative"] == (0.79, 0.81)
+    assert levels["photo"] == (0.99, 0.74)
+    assert levels["negative"] == (0.79, 0.81)
 
 
 def test_modes_have_equal_weight_by_test_domain(weighed):
@@ -396,7 +412,8 @@ def test_modes_have_equal_weight_by_test_domain(weighed):
             rows.append((" ".join(cell), r["config"]["trial_seed"], 100 * (ood - mix)))
     frame = pd.DataFrame(rows, columns=["cell", "seed", "gap"])
     found = weighed["OOD is safe"].parts[0]
-    assert found.benchmark == "digits" and found.evidence.runs == len(frame)
+    assert found.benchmark == "digits"
+    assert found.evidence.runs == len(frame)
     assert np.allclose(numbers(found), interval(frame.groupby(["cell", "seed"]).gap.mean()))
 
 
@@ -413,7 +430,8 @@ def test_right_mask(weighed):
             gains[r["config"]["test_domains"][0], r["config"]["trial_seed"]] = np.mean(each)
     found = weighed["right mask beats wrong"].parts[0]
     assert np.allclose(numbers(found), interval(pd.Series(gains)))
-    assert found.verdict == SUPPORTED and "Undertrained" not in found.evidence.more
+    assert found.verdict == SUPPORTED
+    assert "Undertrained" not in found.evidence.more
 
 
 def test_overlap_falls_with_its_weight(weighed):
@@ -476,12 +494,14 @@ def test_the_toy_counts_seeds(weighed):
 def test_the_table_has_verdict_number_and_reason_in_one_row(weighed):
     results = [*weighed.values()]
     table, values = claims_table(results)
-    assert table.verdict.tolist() == values.verdict.tolist() and len(table) == len(CLAIMS)
+    assert table.verdict.tolist() == values.verdict.tolist()
+    assert len(table) == len(CLAIMS)
     assert [VERDICTS.index(v) for v in table.verdict] == sorted(map(VERDICTS.index, table.verdict))
     text = claims_markdown(results)
     assert text.index("Findings of ours") > text.rindex("needs paper scale")
     rows = [line for line in text.splitlines() if line.startswith("| **")]
-    assert len(rows) == len(CLAIMS) and {line.count(" | ") for line in rows} == {4}
+    assert len(rows) == len(CLAIMS)
+    assert {line.count(" | ") for line in rows} == {4}
     said = reason(weighed["as ERM, RotatedMNIST"])
     assert "By test domain: 0 " in said  # an average never stands alone
     said = reason(weighed["competitive with ERM"])
@@ -502,10 +522,13 @@ def test_links_lead_to_the_rendered_page_or_to_its_source(weighed):
 
 def test_the_answer_is_filled_from_the_claims(weighed):
     finds, helps, simple = claims_answer([*weighed.values()])
-    assert "No (5 of 32 [5 to 33 %])" in finds and "chosen with the true labels" in finds
+    assert "No (5 of 32 [5 to 33 %])" in finds
+    assert "chosen with the true labels" in finds
     assert helps.startswith("Does it help accuracy? Undecided together (-0.52 points [-2.00 to +0.")
-    assert "undecided on digits (-0.3" in helps and "lower on PACS (-1.98" in helps
-    assert "negative +6.7" in helps and "? Yes (0.21 NMI [" in simple
+    assert "undecided on digits (-0.3" in helps
+    assert "lower on PACS (-1.98" in helps
+    assert "negative +6.7" in helps
+    assert "? Yes (0.21 NMI [" in simple
     assert "no significant" not in f"{finds}{helps}{simple}".lower()
     assert "photo 0.99 against 0.74" in simple
     absent = [evaluate_claim(claim, {}) for claim in CLAIMS]
@@ -570,10 +593,12 @@ def test_the_only_benchmark_that_counts_decides(untrained):
     result = on_benchmarks(*gains, untrained={untrained})
     assert result.parts[untrained].verdict == UNDECIDED
     assert result.parts[untrained].evidence.high < 0
-    assert result.verdict == SUPPORTED and np.isclose(result.evidence.value, 3)
+    assert result.verdict == SUPPORTED
+    assert np.isclose(result.evidence.value, 3)
     together = verdicts_table([result]).iloc[-1]
     assert (together.benchmark, together.studies) == ("together", str(1 - untrained))
-    assert np.isclose(together.estimate, 3) and together.verdict == SUPPORTED
+    assert np.isclose(together.estimate, 3)
+    assert together.verdict == SUPPORTED
     neither = on_benchmarks((3, 1), (3, 1), untrained={0, 1})
     assert neither.verdict == UNDECIDED
 
@@ -588,7 +613,8 @@ def test_no_open_verdict_stands_beside_an_interval_that_decides(weighed):
 
 def test_the_study_with_more_seeds_speaks_for_a_benchmark(weighed):
     strongest = weighed["competitive with ERM"].strongest
-    assert strongest["PACS"].studies == ("pacs-linear",) and strongest["PACS"].evidence.seeds == 10
+    assert strongest["PACS"].studies == ("pacs-linear",)
+    assert strongest["PACS"].evidence.seeds == 10
     assert strongest["digits"].studies == ("quick-discovery",)
 
 
@@ -617,7 +643,8 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     def tried(result, kind, confirmed, verdict, value):
         origin = result.origin
         assert (origin.kind, origin.confirmed) == (kind, confirmed)
-        assert origin.again.verdict == verdict and np.isclose(origin.again.evidence.value, value)
+        assert origin.again.verdict == verdict
+        assert np.isclose(origin.again.evidence.value, value)
         return origin.text()
 
     fresh = {"studies": ["1"], "on": "D"}
@@ -635,7 +662,8 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     said = tried(other, RETROSPECTIVE, other.origin.confirmed, SUPPORTED, 2)
     assert said.startswith("retrospective; on new seeds (1): supported, +2.0")
     missing = on_benchmarks((3, 1), looked=True, confirm={"studies": ["2"], "on": "D"})
-    assert missing.origin.again is None and missing.origin.kind == LOOKED
+    assert missing.origin.again is None
+    assert missing.origin.kind == LOOKED
 
 
 def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():
@@ -660,7 +688,8 @@ def test_a_planned_study_counts_with_its_planned_seeds(monkeypatch):
     monkeypatch.setattr("hmoe_repro.analysis.claims._plan_of", {"0": plan}.get)
     (part,) = on_benchmarks((3, 1)).parts
     assert (part.origin.kind, part.origin.date) == (PLANNED, plan.date)
-    assert part.origin.text() == "plan of 2026-11-27" and part.evidence.seeds == 2
+    assert part.origin.text() == "plan of 2026-11-27"
+    assert part.evidence.seeds == 2
     assert np.isclose(part.evidence.value, 4)  # seeds 0 and 1 have less
 
 
@@ -680,7 +709,8 @@ def test_verdicts_are_those_of_a_script_without_the_library(weighed, tmp_path):
     confirmed = {claim.key for claim in CLAIMS if claim.confirm}
     key = ["claim", "benchmark", "studies"]
     both = ours.merge(theirs, on=key, how="outer", suffixes=("", "_theirs"), indicator=True)
-    assert both._merge.eq("both").all() and len(both) == len(ours) > 100
+    assert both._merge.eq("both").all()
+    assert len(both) == len(ours) > 100
     for name in ("seeds", "runs", "unit", "verdict"):
         assert both[name].tolist() == both[f"{name}_theirs"].tolist(), name
     plain = both[~both.claim.isin(confirmed)]
@@ -700,10 +730,12 @@ def test_the_published_verdicts_are_those_of_the_records(weighed):
     for name in ("low_90", "high_90"):
         np.testing.assert_allclose(published[name], ours[name], rtol=1e-9)
     inner = published[published.low_90.notna()]
-    assert len(inner) > 20 and (inner.low < inner.low_90).all()
+    assert len(inner) > 20
+    assert (inner.low < inner.low_90).all()
     assert (inner.high_90 < inner.high).all()
     equal = published.rule.fillna("").str.startswith(("within", "above -"))
-    assert equal.any() and published.margin[equal].notna().all()
+    assert equal.any()
+    assert published.margin[equal].notna().all()
     for name in ("estimate", "low", "high"):
         np.testing.assert_allclose(published[name], ours[name], rtol=1e-9)
 
@@ -723,7 +755,9 @@ def test_the_papers_own_differences_to_erm_are_said_where_ours_are():
     (claim,) = [claim for claim in CLAIMS if claim.key == "competitive with ERM"]
     pages = [repo_root() / "nbs" / "paper" / f"{name}.ipynb" for name in ("claims", "hmoe_table1")]
     for text in (claim.note, *(page.read_text("utf-8") for page in pages)):
-        assert "+0.4" in text and "+2.6" in text and "0.0" in text
+        assert "+0.4" in text
+        assert "+2.6" in text
+        assert "0.0" in text
 
 
 def test_the_best_row_of_the_papers_table_on_pacs_is_the_one_measured(weighed):
@@ -738,18 +772,21 @@ def test_sizes_that_rules_name_are_those_of_the_papers():
     value = paper_numbers(artefact="HMOE Table 2", dataset="PACS").set_index("algorithm").value
     gains = [value[name] - value[f"{name} without L_ad"] for name in ("HMOE-DN", "HMOE-ND")]
     sizes = {claim.key: claim.rule.beyond[1] for claim in CLAIMS if claim.rule}
-    assert round(np.mean(gains), 1) == 1.2 and np.isclose(sizes["L_ad helps"], 0.2)
+    assert round(np.mean(gains), 1) == 1.2
+    assert np.isclose(sizes["L_ad helps"], 0.2)
     value = paper_numbers(artefact="GMoE algorithms").set_index(["dataset", "algorithm"]).value
     value = value.unstack()
     gain = (value["GMoE"] - value["ERM-ViT"]).mean()
-    assert round(gain, 1) == 2.5 and np.isclose(sizes["experts beat dense twin"], 1.5)
+    assert round(gain, 1) == 2.5
+    assert np.isclose(sizes["experts beat dense twin"], 1.5)
 
 
 def test_what_cannot_be_tested_of_gmoe_is_said_in_one_place():
     pages = {p.stem: p.read_text("utf-8") for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")}
     said = [name for name, text in pages.items() if "## What cannot be tested here" in text]
     links = [name for name, text in pages.items() if "](gmoe_algorithms.ipynb) says why" in text]
-    assert said == ["gmoe_algorithms"] and len(links) == 9
+    assert said == ["gmoe_algorithms"]
+    assert len(links) == 9
     for name in links:
         assert "no pretrained vision transformer" not in pages[name]
 
@@ -790,4 +827,5 @@ def test_a_mean_of_accuracies_is_in_points():
     frame = pd.DataFrame(rows | {"test_domain": ["x", "y"] * 2, "dataset": "D", "mode": "default"})
     frame = frame.assign(algorithm="A", status="complete", run_id=list("abcd"))
     found = mean_measure(frame, {"algorithm": "A"}, "accuracy")
-    assert np.isclose(found.value, 65) and found.unit == "points"
+    assert np.isclose(found.value, 65)
+    assert found.unit == "points"

@@ -54,10 +54,12 @@ def test_the_notebook_imports_torch_and_matplotlib_alone(notebook):
     tree = ast.parse("\n".join(cell.source for cell in code))
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     names = [n.module if isinstance(n, ast.ImportFrom) else a.name for n in found for a in n.names]
-    assert {name.split(".")[0] for name in names} <= ALLOWED and "torch" in names
+    assert {name.split(".")[0] for name in names} <= ALLOWED
+    assert "torch" in names
     assert all(len(cell.source.splitlines()) <= 80 for cell in code)
     changed = [c for c in code if "# change me" in c.source]
-    assert len(changed) == 4 and all(c.outputs for c in changed)
+    assert len(changed) == 4
+    assert all(c.outputs for c in changed)
 
 
 def test_its_links_need_nothing_but_the_file(notebook):
@@ -93,7 +95,8 @@ def test_the_notebook_runs_where_nothing_else_is(notebook, tmp_path, monkeypatch
     again = {
         c.id: "".join(o.get("text", "") for o in c.outputs) for c in copy.cells if c.get("outputs")
     }
-    assert "domains found" in again["found"] and "seeds find" in again["change-seeds"]
+    assert "domains found" in again["found"]
+    assert "seeds find" in again["change-seeds"]
 
 
 # Solutions
@@ -107,7 +110,8 @@ def test_gates_of_the_solutions():
     e, v = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 1.0]])
     said = text("class_solutions.md").split("## 2.")[0]
     d2 = torch.cdist(v, e)[0] ** 2
-    assert vector(gate_values(v, e, eps=0)[0]) in said and vector((-d2).softmax(-1)) in said
+    assert vector(gate_values(v, e, eps=0)[0]) in said
+    assert vector((-d2).softmax(-1)) in said
     assert "distances are {:.0f}, {:.0f} and {:.0f}".format(*d2) in said
     for apart in (3.0, 30.0):  # the last code between two embeddings at which p_1 is 0.9
         line = torch.linspace(0, apart / 2, 100_001)[:, None]
@@ -123,7 +127,8 @@ def test_questions_of_the_handout():
         vector(gate_values(torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [-2.0]]), 0)[0]) in said
     )
     one, none = torch.eye(3)[torch.zeros(12, dtype=torch.long)], torch.full((12, 3), 1 / 3)
-    assert entropy_loss(one) == 0 and abs(load_balance_loss(none)) < 1e-6
+    assert entropy_loss(one) == 0
+    assert abs(load_balance_loss(none)) < 1e-6
     assert all(f"= {x:.3f}$" in said for x in (load_balance_loss(one), entropy_loss(none)))
     assert f"than the {class_handout.numbers()['detectable']} that" in said
     assert class_handout.PAGES[1].split("## Three questions")[1].count("\n**") == 3
@@ -155,7 +160,8 @@ def test_counts_of_the_solutions():
     pairs = []
     for losses in ("all losses", "without L_en"):
         count, of = map(int, page["intervals found"][losses].split(" of "))
-        assert f"{count} of {of} seed" in said and share(count, of) in said
+        assert f"{count} of {of} seed" in said
+        assert share(count, of) in said
         pairs.append([count, of - count])
     assert f"p = {fisher_exact(pairs).pvalue:.2f}" in said
     verdict = printed(class_handout.ROOT / "figures/quick/hmoe_fig3.ipynb")

@@ -35,11 +35,9 @@ def test_train_prints_what_was_selected_and_keeps_a_record(trained):
     folder, said = trained
     (path,) = (folder / "runs").glob("*/record.json")
     record = json.loads(path.read_text())
-    assert (
-        record["status"] == "complete"
-        and record["run_id"] in said
-        and f"{record['selected']['default']['test_accuracy']:.3f}" in said
-    )
+    assert record["status"] == "complete"
+    assert record["run_id"] in said
+    assert f"{record['selected']['default']['test_accuracy']:.3f}" in said
     assert record["config"]["hparams"]["batch_size"] == 8
 
 
@@ -47,10 +45,8 @@ def test_the_same_command_again_only_reads(trained):
     folder, _ = trained
     (path,) = (folder / "runs").glob("*/record.json")
     before = path.stat().st_mtime_ns
-    assert (
-        hmoe(*TRAIN, "--set", "batch_size=8", folder=folder).returncode == 0
-        and path.stat().st_mtime_ns == before
-    )
+    assert hmoe(*TRAIN, "--set", "batch_size=8", folder=folder).returncode == 0
+    assert path.stat().st_mtime_ns == before
 
 
 def test_runs_lists_good_and_damaged(trained):
@@ -62,12 +58,10 @@ def test_runs_lists_good_and_damaged(trained):
     done = hmoe("runs", folder=folder)
     (broken / "record.json").unlink()
     broken.rmdir()
-    assert (
-        done.returncode == 1
-        and path.parent.name in done.stdout
-        and "broken/record.json is cut" in done.stderr
-        and "Traceback" not in done.stderr
-    )
+    assert done.returncode == 1
+    assert path.parent.name in done.stdout
+    assert "broken/record.json is cut" in done.stderr
+    assert "Traceback" not in done.stderr
     assert hmoe("runs", folder=folder).returncode == 0
 
 
@@ -98,18 +92,18 @@ WRONG = [
 @pytest.mark.parametrize("arguments, message", WRONG, ids=[" ".join(w[0][-2:]) for w in WRONG])
 def test_wrong_input_is_one_line_and_a_non_zero_exit(tmp_path, arguments, message):
     done = hmoe(*arguments, folder=tmp_path)
-    assert (
-        done.returncode != 0
-        and message in done.stderr
-        and "Traceback" not in done.stderr + done.stdout
-    )
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
     done = hmoe(*TRAIN, folder=tmp_path)
-    assert done.returncode == 1 and "cannot write in" in done.stderr and "HMOE_RUNS" in done.stderr
+    assert done.returncode == 1
+    assert "cannot write in" in done.stderr
+    assert "HMOE_RUNS" in done.stderr
 
 
 def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
@@ -121,11 +115,9 @@ def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
     path.write_text('{"run_id": "' + config.run_id)
     for more in ((), ("--fresh",)):
         done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", *more, folder=tmp_path)
-        assert (
-            done.returncode == 1
-            and "record.json is cut" in done.stderr
-            and path.read_text().endswith(config.run_id)
-        )
+        assert done.returncode == 1
+        assert "record.json is cut" in done.stderr
+        assert path.read_text().endswith(config.run_id)
     assert not (tmp_path / "figures" / "smoke").exists()
 
 
@@ -135,10 +127,8 @@ def test_reproduce_publish_and_render_again(tmp_path):
     the same bytes from what was published."""
     first = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert (
-        "nothing is published" in first.stdout
-        and (tmp_path / "figures/smoke/hmoe_fig3.png").stat().st_size > 10_000
-    )
+    assert "nothing is published" in first.stdout
+    assert (tmp_path / "figures/smoke/hmoe_fig3.png").stat().st_size > 10_000
     assert hmoe("publish", "smoke-toy", folder=tmp_path).returncode == 0
     again = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", "--fresh", folder=tmp_path)
     assert "9 of 9 records equal the published ones" in again.stdout, again.stdout + again.stderr
@@ -173,9 +163,9 @@ def test_interrupting_says_that_nothing_is_lost(tmp_path):
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
+    assert process.returncode == 130
     assert (
-        process.returncode == 130
-        and said.strip()
+        said.strip()
         == "hmoe: stopped; finished work is kept, and the same command resumes from there."
     )
 
@@ -187,17 +177,16 @@ def test_a_run_that_two_studies_share_is_counted_once(tmp_path):
     unique = {s.run_id for study in ("smoke-digits", "smoke-balance") for s in study_configs(study)}
     done = hmoe("sweep", "digits_table", "digits_balance", "--profile", "smoke", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        f"{len(unique)} runs, {len(unique)} to train" in done.stdout
-        and f"[{len(unique)}/{len(unique)}]" in done.stdout
-    )
+    assert f"{len(unique)} runs, {len(unique)} to train" in done.stdout
+    assert f"[{len(unique)}/{len(unique)}]" in done.stdout
 
 
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "hmoe_repro.cli.app", "trian"], capture_output=True, text=True
     )
-    assert done.returncode == 2 and done.stderr.startswith("hmoe: No such command")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hmoe: No such command")
 
 
 def test_lists(tmp_path, root):
@@ -205,11 +194,13 @@ def test_lists(tmp_path, root):
 
     def listed(*what):
         done = hmoe("list", *what, folder=tmp_path, HMOE_RESULTS=str(root / "results"))
-        assert done.returncode == 0 and not done.stderr
+        assert done.returncode == 0
+        assert not done.stderr
         return done.stdout
 
     said = listed()
-    assert re.search(r"^speed .* published *$", said, re.M) and "bench" in said.splitlines()[1]
+    assert re.search(r"^speed .* published *$", said, re.M)
+    assert "bench" in said.splitlines()[1]
     said = listed("--algorithms")
     assert all(re.search(rf"^([a-z]+)? +{name} ", said, re.M) for name in algorithm_names())
     for word in (
@@ -250,9 +241,9 @@ def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
 def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypatch):
     monkeypatch.setattr("hmoe_repro.training.store.RunStore.scan", lambda self: 1 / 0)
     done = hmoe("runs", folder=tmp_path)
-    assert (
-        done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
 
 
 def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
@@ -277,7 +268,8 @@ def test_a_plan_takes_times_from_this_kind_of_device_only(tmp_path):
     assert (
         f"{len(lines)} runs are of a kind that was not measured on this device (cpu)" in elsewhere
     )
-    assert "About" not in elsewhere and "not measured" not in here
+    assert "About" not in elsewhere
+    assert "not measured" not in here
     assert re.search(r"About \d+ minutes with \d+ jobs?, .* on this kind of device \(cpu\)", here)
 
 
@@ -325,8 +317,10 @@ def test_no_command_reads_a_study_that_is_not_as_it_was_published(
     said = r"study 'quick-digits' is not as it was published.*Fix: .*git.*hmoe publish quick-digits"
     for command in READERS:
         done = hmoe(*command, folder=tmp_path)
-        assert done.returncode == 1 and re.search(said, done.stderr), (command, done.stderr)
-        assert len(done.stderr.strip().splitlines()) == 1 and "0.99" not in done.stdout
+        assert done.returncode == 1, (command, done.stderr)
+        assert re.search(said, done.stderr), (command, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert "0.99" not in done.stdout
     assert not [*tmp_path.glob("figures/**/*.*"), *tmp_path.glob("sweep/*")]
     monkeypatch.setenv("HMOE_RESULTS", str(published))
     for read in (lambda: results("quick-digits"), update_readme):
@@ -344,7 +338,8 @@ def test_a_number_that_no_checkpoint_has_is_refused_with_a_fitting_digest_too(pu
     said = r"quick-digits.jsonl, line 1, run \w+: its entry 'selected' is not what its checkpoints"
     for command in (READERS[0], ("figures", "digits_table", "--profile", "quick")):
         done = hmoe(*command, folder=tmp_path)
-        assert done.returncode == 1 and re.search(said, done.stderr), (command, done.stderr)
+        assert done.returncode == 1, (command, done.stderr)
+        assert re.search(said, done.stderr), (command, done.stderr)
     assert not list(tmp_path.glob("figures/**/*.png"))
 
 
@@ -394,7 +389,8 @@ def test_a_study_of_ones_own_is_planned_trained_and_selected(tmp_path):
     assert planned.returncode == 0, planned.stderr
     assert re.search(r"^mine.toml +4 +4 ", planned.stdout, re.M)
     refused = hmoe("select", "mine.toml", folder=tmp_path)
-    assert refused.returncode == 1 and "Fix: hmoe sweep mine.toml." in refused.stderr
+    assert refused.returncode == 1
+    assert "Fix: hmoe sweep mine.toml." in refused.stderr
     swept = hmoe("sweep", "mine.toml", "--jobs", "1", "--device", "cpu", folder=tmp_path)
     assert swept.returncode == 0, swept.stderr
     assert "mine.toml: 4 runs, 4 to train on cpu" in swept.stdout
@@ -406,4 +402,5 @@ def test_a_study_of_ones_own_is_planned_trained_and_selected(tmp_path):
     assert "trial seeds: 2" in selected.stdout
     reported = hmoe("report", "mine.toml", "--output", "pages", folder=tmp_path)
     assert reported.returncode == 0, reported.stderr
-    assert reported.stdout.strip().startswith("rendered ") and list(tmp_path.glob("pages/**/*.png"))
+    assert reported.stdout.strip().startswith("rendered ")
+    assert list(tmp_path.glob("pages/**/*.png"))

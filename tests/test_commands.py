@@ -68,7 +68,8 @@ def test_a_sweep_in_slices_ends_with_the_records_of_an_undisturbed_one(tmp_path,
 def test_default_jobs():
     import os
 
-    assert default_jobs("cpu") == os.cpu_count() and default_jobs("cuda:0") == JOBS_ON_GPU
+    assert default_jobs("cpu") == os.cpu_count()
+    assert default_jobs("cuda:0") == JOBS_ON_GPU
 
 
 def test_half_done_runs_travel_and_go_on(store, tmp_path):
@@ -77,9 +78,8 @@ def test_half_done_runs_travel_and_go_on(store, tmp_path):
     assert unpack_runs(home, tmp_path / "p.tar.gz") == "2 runs added, 0 here already"
     assert outcome(home.read(short_config().run_id)) == outcome(store.read(short_config().run_id))
     resumed = run(short_config("photo"), home)
-    assert resumed["resumed"] and outcome(resumed) == outcome(
-        run(short_config("photo"), RunStore(tmp_path / "alone"))
-    )
+    assert resumed["resumed"]
+    assert outcome(resumed) == outcome(run(short_config("photo"), RunStore(tmp_path / "alone")))
 
 
 def test_without_states_only_finished_runs_travel(store, tmp_path):
@@ -186,11 +186,14 @@ def test_parcels_are_added_all_or_none(store, home, tmp_path):
     for second, said in (("cut", "cut or not an archive"), ("o", "different outcomes")):
         files = tmp_path / "p.tar.gz", tmp_path / f"{second}.tar.gz"
         done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
-        assert done.returncode == 1 and said in done.stderr and contents(home.folder) == before
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert contents(home.folder) == before
     with run_lock(home.path(short_config("photo").run_id)):
         files = tmp_path / "p.tar.gz", tmp_path / "q.tar.gz"
         done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
-        assert done.returncode == 1 and "another process" in done.stderr
+        assert done.returncode == 1
+        assert "another process" in done.stderr
     assert contents(home.folder) == before
     assert {p.name for p in home.folder.iterdir()} == {short_config("photo").run_id}
     twice = [tmp_path / f"{name}.tar.gz" for name in ("q", "p", "q")]
@@ -222,9 +225,11 @@ def test_an_error_in_unpacking_takes_back_what_was_added(home, store, tmp_path, 
             done = hmoe("unpack", *files, folder=tmp_path, HMOE_RUNS=str(home.folder))
         if done.returncode == 0:
             break
-        assert "No space left" in done.stderr and "nothing was added. Fix" in done.stderr
+        assert "No space left" in done.stderr
+        assert "nothing was added. Fix" in done.stderr
         assert contents(home.folder) == before, at
-    assert at > 5 and contents(home.folder) == contents(store.folder)
+    assert at > 5
+    assert contents(home.folder) == contents(store.folder)
 
 
 def test_a_kill_in_unpacking_leaves_whole_runs(home, store, tmp_path):
@@ -266,7 +271,8 @@ def test_one_flipped_bit_in_a_parcel_is_refused_or_changes_nothing(store, tmp_pa
         except HmoeError:
             assert not list(home.iterdir()), bit
         else:
-            assert contents(home) == good and bit < 80, bit  # only gzip's header may differ
+            assert contents(home) == good, bit
+            assert bit < 80, bit  # only gzip's header may differ
 
 
 def test_files_of_a_parcel_are_what_was_packed(store, tmp_path):
@@ -310,7 +316,9 @@ def invoke(*arguments):
 def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
     said = invoke(*"sweep hmoe_fig8 --profile smoke --minutes 0.05 --jobs 1 --device cpu".split())
-    assert said.exit_code == 0 and "0 failed" in said.output and "of 4 runs complete" in said.output
+    assert said.exit_code == 0
+    assert "0 failed" in said.output
+    assert "of 4 runs complete" in said.output
     assert (
         "4 of 4 runs complete"
         in invoke(
@@ -322,12 +330,13 @@ def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
 def test_data_commands(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))
     listed = invoke("data", "list").output
-    assert "DigitDomains" in listed and "embedded" in listed and "missing" in listed
+    assert "DigitDomains" in listed
+    assert "embedded" in listed
+    assert "missing" in listed
     for command in ("verify",):
         refused = invoke("data", command, "MNIST")
-        assert isinstance(refused.exception, HmoeError) and str(tmp_path / "MNIST" / "raw") in str(
-            refused.exception
-        )
+        assert isinstance(refused.exception, HmoeError)
+        assert str(tmp_path / "MNIST" / "raw") in str(refused.exception)
     assert "ColoredMNIST" in str(invoke("data", "verify", "MNISTT").exception)
 
 
@@ -335,7 +344,8 @@ def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     planned = invoke("plan", "hmoe_table4", "--profile", "paper")
-    assert planned.exit_code == 0 and planned.output.count("hmoe data download MNIST") == 1
+    assert planned.exit_code == 0
+    assert planned.output.count("hmoe data download MNIST") == 1
     assert re.search(r"paper-colored +36 +\? +data not available", planned.output)
     for command in ("sweep", "reproduce"):
         refused = invoke(command, "hmoe_table4", "--profile", "paper")
@@ -351,9 +361,7 @@ def test_train_takes_precision_and_parity(tmp_path, monkeypatch):
     ).split()
     assert invoke(*arguments, "--domainbed-compat").exit_code == 0
     (record,), _ = RunStore(tmp_path).scan()
-    assert (
-        record["config"]["domainbed_compat"]
-        and record["config"]["evaluate"] == "selection:20"
-        and record["config"]["precision"] == "float32"
-    )
+    assert record["config"]["domainbed_compat"]
+    assert record["config"]["evaluate"] == "selection:20"
+    assert record["config"]["precision"] == "float32"
     assert "bf16-compile" in invoke(*arguments, "--precision", "fp16").output

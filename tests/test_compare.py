@@ -13,20 +13,16 @@ pytestmark = pytest.mark.usefixtures("warm_kernels")
 def test_blocks_follow_what_the_algorithms_declare():
     names = algorithm_names()
     blocks = label_blocks(names)
-    assert (
-        sorted(sum(blocks.values(), [])) == sorted(names)
-        and blocks["without domain labels"][0] == "ERM"
-    )
+    assert sorted(sum(blocks.values(), [])) == sorted(names)
+    assert blocks["without domain labels"][0] == "ERM"
     assert all(
         get_algorithm(n).needs_domain_labels == (block == "with domain labels")
         for block, inside in blocks.items()
         for n in inside
     )
-    assert (
-        label_block("SWAD-HMOE-DL") == "with domain labels"
-        and label_block("SWAD-ERM") == "without domain labels"
-        and label_block("My own") == "not known here"
-    )
+    assert label_block("SWAD-HMOE-DL") == "with domain labels"
+    assert label_block("SWAD-ERM") == "without domain labels"
+    assert label_block("My own") == "not known here"
     assert label_blocks(["ERM"]) == {"without domain labels": ["ERM"]}
 
 
@@ -89,21 +85,18 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
     folder = table1_page
     table = (folder / "digits_table1.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
-    assert "stand-in" in table.splitlines()[0] and len(rows) == 2 * 3 + 5
+    assert "stand-in" in table.splitlines()[0]
+    assert len(rows) == 2 * 3 + 5
     with_labels = [row for row in rows if row.startswith("| with domain labels")]
-    assert (
-        {row.split("|")[2].strip() for row in with_labels} == {"CORAL", "GroupDRO", "HMOE-DL"}
-        and rows[: len(with_labels)] == with_labels
-        and rows[len(with_labels)].split("|")[2].strip() == "ERM"
-    )
+    assert {row.split("|")[2].strip() for row in with_labels} == {"CORAL", "GroupDRO", "HMOE-DL"}
+    assert rows[: len(with_labels)] == with_labels
+    assert rows[len(with_labels)].split("|")[2].strip() == "ERM"
     text = (folder / "digits_table1.ipynb").read_text()
-    assert (
-        "failed: SWAD on sketch" in text
-        and "missing: SWAD on sketch" in text
-        and "Holm's correction" in text
-        and "not comparable" in text
-        and "on single test domains" in text.lower()
-    )
+    assert "failed: SWAD on sketch" in text
+    assert "missing: SWAD on sketch" in text
+    assert "Holm's correction" in text
+    assert "not comparable" in text
+    assert "on single test domains" in text.lower()
     assert "–" in next(row for row in rows if "SWAD" in row)
     verdict, *more = (folder / "digits_table1_verdict.md").read_text().splitlines()
     assert "against ERM" in verdict or "differs significantly from ERM" in verdict

@@ -102,13 +102,15 @@ def test_all_kinds_of_data(place):
         ["pictures", "image_cnn", 16]
     ]
     named = compare(["ERM"], "DigitDomainsTiny", test_domains="photo")
-    assert named.frame.network.tolist() == ["small_cnn"] and len(named.frame) == 1
+    assert named.frame.network.tolist() == ["small_cnn"]
+    assert len(named.frame) == 1
     given = tensors()
     by_tensor = compare(["ERM", "HMOE-DN"], given)
     sets = {domain: TensorDataset(x.double(), y.int()) for domain, (x, y) in given.items()}
     by_dataset = compare(["ERM", "HMOE-DN"], sets)
     assert by_dataset.frame.run_id.tolist() == by_tensor.frame.run_id.tolist()
-    assert by_tensor.frame.status.eq("complete").all() and len(by_tensor.frame) == 3 + 3 * 3
+    assert by_tensor.frame.status.eq("complete").all()
+    assert len(by_tensor.frame) == 3 + 3 * 3
     fingerprint = as_dataset(given).fingerprint
     assert set(by_tensor.frame.dataset) == {f"tensors-{fingerprint}"}
     assert set(by_tensor.frame.dataset_fingerprint) == {fingerprint}
@@ -144,7 +146,8 @@ batch_size = 4
     erm = [other.read(s.run_id)["selected"]["default"] for s in configs if s.algorithm == "ERM"]
     mean = 100 * sum(chosen["test_accuracy"] for chosen in erm) / len(erm)
     erm_row = made.table.iloc[0]
-    assert erm_row.algorithm == "ERM" and erm_row["Average of photo"].startswith(f"{mean:.1f} ± ")
+    assert erm_row.algorithm == "ERM"
+    assert erm_row["Average of photo"].startswith(f"{mean:.1f} ± ")
 
 
 def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypatch, tmp_path):
@@ -152,27 +155,37 @@ def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypat
     name = "Half (test_compare_call.py)"
     assert first.table.algorithm.tolist() == ["ERM", name]
     assert first.table.columns[-2:].tolist() == ["difference to ERM (95 % CI)", "p (Holm)"]
-    assert first.table.iloc[0, -1] == "–" and "95 % CI" in first.table.iloc[1, -2]
-    assert first.verdict in repr(first) and "small_cnn, 16 pixels, 2 updates of 4" in repr(first)
+    assert first.table.iloc[0, -1] == "–"
+    assert "95 % CI" in first.table.iloc[1, -2]
+    assert first.verdict in repr(first)
+    assert "small_cnn, 16 pixels, 2 updates of 4" in repr(first)
     page = first.save(tmp_path / "page.html").read_text()
-    assert first.frame.finished.max()[:10] in page and "Chance is 50.0 %." in page
-    assert escape(first.verdict) in page and "<svg" in page and "<script" not in page
-    assert all(run_id in page for run_id in first.frame.run_id) and "http-equiv" in page
+    assert first.frame.finished.max()[:10] in page
+    assert "Chance is 50.0 %." in page
+    assert escape(first.verdict) in page
+    assert "<svg" in page
+    assert "<script" not in page
+    assert all(run_id in page for run_id in first.frame.run_id)
+    assert "http-equiv" in page
     source = RunStore().folder / "algorithms" / f"{ALGORITHMS[name].source_hash}.py"
     kept = source.read_text()
-    assert "FACTOR = 0.5" in kept and "def scaled" in kept
+    assert "FACTOR = 0.5" in kept
+    assert "def scaled" in kept
     for module in ("hmoe_repro.studies.worker_pools.run", "hmoe_repro.studies.worker.run"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("trained again"))
     again = compare([Half, "ERM"], tensors(), seeds=2, baseline="ERM")
-    assert again.verdict == first.verdict and again.contrasts.equals(first.contrasts)
+    assert again.verdict == first.verdict
+    assert again.contrasts.equals(first.contrasts)
     assert {*again.frame.run_id} == {*first.frame.run_id}
 
 
 def test_a_failed_algorithm_is_a_note_and_a_failed_baseline_an_error():
     made = compare(["ERM", Failing], tensors(), test_domains=["a"])
     (note,) = [note for note in made.notes if note.startswith("failed")]
-    assert "ValueError: not today" in note and "of test_compare_call.py" in note
-    assert made.verdict.startswith("Nothing to compare ERM with") and len(made.table) == 1
+    assert "ValueError: not today" in note
+    assert "of test_compare_call.py" in note
+    assert made.verdict.startswith("Nothing to compare ERM with")
+    assert len(made.table) == 1
     with pytest.raises(HmoeError, match="no run of the baseline Failing .*not today"):
         compare([Failing, "ERM"], tensors(), test_domains=["a"])
 
@@ -242,7 +255,8 @@ def test_classes_allow_labels_with_gaps():
     """Names say that a class without an image is meant, as a `Dataset` with `classes` does."""
     given = {d: (x, 2 * y) for d, (x, y) in tensors().items()}
     data = as_dataset(given, classes=["ant", "bee", "cow"])
-    assert data.class_names == ["ant", "bee", "cow"] and data.labels[0].unique().tolist() == [0, 2]
+    assert data.class_names == ["ant", "bee", "cow"]
+    assert data.labels[0].unique().tolist() == [0, 2]
     given["b"] = (given["b"][0], given["b"][1] * 0)  # a class that one domain lacks
     assert as_dataset(given, classes=["ant", "bee", "cow"]).labels[1].unique().tolist() == [0]
     made = compare("ERM", given, test_domains=["a"], classes=["ant", "bee", "cow"])
@@ -344,7 +358,8 @@ def test_a_cell_trains_serially_and_in_parallel_with_equal_records(place, monkey
     with pytest.raises(HmoeError, match="code stored with the runs.*the folder next to it.*trust"):
         load_model(mine["run_id"], store=store)
     model, _ = load_model(mine["run_id"], store=store, trust_code=True)
-    assert type(model).__name__ == "Mine" and model.predict(X).shape == (8, 2)
+    assert type(model).__name__ == "Mine"
+    assert model.predict(X).shape == (8, 2)
     assert type(model).loss.__globals__["FACTOR"] == 0.25
     assert "x" not in type(model).loss.__globals__, "what has the name of a local one is left out"
 

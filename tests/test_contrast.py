@@ -151,7 +151,8 @@ def test_partners_are_two_random_orders_of_each_class():
     drawn = [partners(y) for _ in range(60)]
     for i, j in drawn:
         assert sorted(i.tolist()) == sorted(j.tolist()) == list(range(8))
-        assert torch.equal(y[i], y) and torch.equal(y[j], y)
+        assert torch.equal(y[i], y)
+        assert torch.equal(y[j], y)
     for place, others in ((0, {0, 1, 2, 3}), (4, {4}), (7, {5, 6, 7})):
         assert {i[place].item() for i, _ in drawn} == {j[place].item() for _, j in drawn} == others
     assert any(not torch.equal(i, j) for i, j in drawn)
@@ -224,7 +225,8 @@ def trm_step(published, cos_lambda, eta, begin):
 def test_trm_with_gradients_and_hessians_written_out(published, sizes):
     hparams = {"cos_lambda": 3.0, "groupdro_eta": 0.5, "iters": 2, "domainbed_compat": published}
     fast = compare(TRM, trm_step(published, 3.0, 0.5, 2), sizes, weight_decay=0.0, **hparams)
-    assert fast.alpha.diagonal().abs().max() == 0 and fast.alpha.std() > 0.01
+    assert fast.alpha.diagonal().abs().max() == 0
+    assert fast.alpha.std() > 0.01
     updates = {int(state["step"]) for state in fast.optimizer.state.values()}
     assert updates == {5}  # one Adam, which is not begun anew at the change
 
@@ -426,7 +428,8 @@ def test_adrmx_predicts_from_label_features_with_nonlinear_classifiers():
 
 def test_registered_with_domainbeds_defaults():
     labelled = {cls.name for cls in ALL if cls.needs_domain_labels}
-    assert labelled == {"TRM", "Transfer", "ADRMX"} and {cls.family for cls in ALL} == {"contrast"}
+    assert labelled == {"TRM", "Transfer", "ADRMX"}
+    assert {cls.family for cls in ALL} == {"contrast"}
     expected = {
         SD: {"sd_reg": 0.1},
         SelfReg: {},
@@ -438,7 +441,8 @@ def test_registered_with_domainbeds_defaults():
     }
     for cls in ALL:
         declared = {n: h.default for n, h in cls.HPARAMS.items() if h != ERM.HPARAMS.get(n)}
-        assert not declared.pop("domainbed_compat", False) and declared == expected[cls]
+        assert not declared.pop("domainbed_compat", False)
+        assert declared == expected[cls]
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)

@@ -53,7 +53,8 @@ def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatc
     monkeypatch.setattr(files.os, "fsync", broken)
     with pytest.raises(OSError, match="disk full"):
         files.write_atomic(target, "new")
-    assert target.read_text() == "old" and os.listdir(tmp_path) == ["record.json"]
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["record.json"]
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "socket", "device", "folder"])
@@ -77,8 +78,10 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, monkeypatch, kind, li
             write(target)
     if kind != "folder":
         done = hmoe("pack", tmp_path / target, folder=tmp_path)
-        assert done.returncode == 1 and f"it is {said}" in done.stderr
-    assert os.lstat("it").st_mode == before.st_mode and os.path.islink("link")
+        assert done.returncode == 1
+        assert f"it is {said}" in done.stderr
+    assert os.lstat("it").st_mode == before.st_mode
+    assert os.path.islink("link")
     files.write_atomic("new", "a file")
     files.write_atomic("new", "another")
     assert not [name for name in os.listdir() if name.startswith(".")]
@@ -95,7 +98,8 @@ def test_unwritable_folder_is_one_clear_line(tmp_path):
 def test_folders_follow_the_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HMOE_RUNS", "here")
-    assert files.runs_dir() == tmp_path / "here" and files.runs_dir().is_absolute()
+    assert files.runs_dir() == tmp_path / "here"
+    assert files.runs_dir().is_absolute()
 
 
 def test_unknown_device_lists_the_way_out():
@@ -107,7 +111,9 @@ def test_environment_names_no_machine():
     text = json.dumps(environment.environment())
     import platform
 
-    assert platform.node() not in text and os.path.expanduser("~") not in text and "torch" in text
+    assert platform.node() not in text
+    assert os.path.expanduser("~") not in text
+    assert "torch" in text
 
 
 GUARD = """

@@ -88,10 +88,10 @@ def test_the_full_scale_is_the_layer_of_gmoe_s16():
         "cosine, capacity 1.5",
     ]
     dropouts = {m.p for layer in made.values() for m in layer.modules() if type(m) is nn.Dropout}
-    assert dropouts == {0.1} and all(layer.training for layer in made.values())
-    assert (
-        made["linear"].capacity_factor == 0 and made["cosine, capacity 1.5"].capacity_factor == 1.5
-    )
+    assert dropouts == {0.1}
+    assert all(layer.training for layer in made.values())
+    assert made["linear"].capacity_factor == 0
+    assert made["cosine, capacity 1.5"].capacity_factor == 1.5
 
 
 def test_every_expert_is_the_weighted_sum_over_a_loop():
@@ -108,10 +108,10 @@ def test_a_timed_pass_reaches_every_parameter_and_leaves_nothing(monkeypatch):
     layer.router.register_full_backward_hook(lambda *args: seen.append("router"))
     layer.experts.w1.register_hook(lambda gradient: seen.append("experts"))
     gradients = forward_backward(layer, x, torch.ones(40, 6), "float32")
-    assert sorted(seen) == ["experts", "router"] and len(gradients) == 1 + len(
-        [*layer.parameters()]
-    )
-    assert x.grad is None and all(p.grad is None for p in layer.parameters())
+    assert sorted(seen) == ["experts", "router"]
+    assert len(gradients) == 1 + len([*layer.parameters()])
+    assert x.grad is None
+    assert all(p.grad is None for p in layer.parameters())
 
 
 def test_bytes_are_counted_once_and_without_parameters():
@@ -168,7 +168,8 @@ def test_masks_are_measured_on_the_same_network_and_images():
     assert set(found) == {"pred-ens", "mask-ens", "kd", "greedy"}
     alone = work["masks, prediction", "average of predictions"]()
     torch.testing.assert_close(alone, found["pred-ens"], atol=1e-5, rtol=1e-5)
-    assert not alone.requires_grad and len(alone) == 3 * scale_of("moe", "tiny").batch
+    assert not alone.requires_grad
+    assert len(alone) == 3 * scale_of("moe", "tiny").batch
 
 
 @pytest.mark.slow
@@ -211,7 +212,8 @@ def test_greedy_masks_stand_beside_the_target_and_are_not_judged():
     assert table["times averaged alone"].tolist() == pytest.approx([1, 1.4, 1.8])
     assert table["for"].iloc[2] == "only choosing an epoch; no target"
     judged = target_table(invented_layer(), LAYER_TARGETS).set_index("target")["median"]
-    assert judged.iloc[-1] == pytest.approx(1.4) and 1.8 not in judged.round(6).tolist()
+    assert judged.iloc[-1] == pytest.approx(1.4)
+    assert 1.8 not in judged.round(6).tolist()
     older = invented_layer()
     del older["seconds"]["masks, prediction"]["all modes, greedy masks"]
     assert len(page_functions("speed_moe").prediction_table(older)) == 2
@@ -227,9 +229,8 @@ def test_verdicts_on_the_layer_by_hand():
     table = layer_table(invented_layer()).set_index("layer")
     assert table["times dense"]["linear"] == pytest.approx(1.1)
     assert table["kept, times dense"]["cosine"] == pytest.approx(1.45)
-    assert (
-        table["times dense, bf16"][EVERY] == "–" and table["times dense, bf16"]["linear"] == "1.10"
-    )
+    assert table["times dense, bf16"][EVERY] == "–"
+    assert table["times dense, bf16"]["linear"] == "1.10"
     assert table["seconds, bf16"][["linear", EVERY]].tolist() == ["1.10", "–"]
 
 
@@ -248,7 +249,8 @@ def test_the_full_scale_is_the_papers_table():
 def test_batch_norm_is_frozen_and_batches_are_equal():
     erm = make_method("ERM", TINY)
     norms = [m for m in erm.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms and not any(m.training for m in norms)
+    assert norms
+    assert not any(m.training for m in norms)
     batches = random_minibatches(TINY)
     assert [tuple(x.shape) for x, _ in batches] == [(TINY.batch, 3, 32, 32)] * TINY.domains
 
@@ -304,10 +306,12 @@ def test_the_record_of_the_algorithms_is_whole(algorithms):
     for part in ("seconds", "peak_bytes"):
         assert all(list(kinds) == list(COST_METHODS) for kinds in algorithms[part].values())
     peaks = algorithms["peak_bytes"]["training"]
-    assert peaks["GMoE"] > peaks["ERM-ViT"] and peaks["SWAD"] > peaks["ERM"]
+    assert peaks["GMoE"] > peaks["ERM-ViT"]
+    assert peaks["SWAD"] > peaks["ERM"]
     assert set(algorithms["networks"]) == {"resnet18", "deit_tiny", "gmoe_ti16"}
     table = cost_table(algorithms)
-    assert len(table) == 8 and table.iloc[0].filter(like="times ERM").eq(1).all()
+    assert len(table) == 8
+    assert table.iloc[0].filter(like="times ERM").eq(1).all()
 
 
 def test_all_rows_are_measured_in_one_run_in_turns(monkeypatch):
@@ -320,7 +324,8 @@ def test_all_rows_are_measured_in_one_run_in_turns(monkeypatch):
     monkeypatch.setattr(costs, "infer", work("inference"))
     measure(time_jobs(TINY), 2, lambda line: None)
     first, second = order[16:32], order[32:]
-    assert len(order) == 48 and second == first[::-1]
+    assert len(order) == 48
+    assert second == first[::-1]
 
 
 def test_published_numbers_are_table_16():
@@ -356,7 +361,8 @@ def invented_costs():
 def test_sentences_compare_times_of_one_round():
     notes = TABLE16.cost_notes(invented_costs())
     assert "takes 1.50–3.00 times as long as the ViT's in the 3 rounds, 2.00 in their" in notes[0]
-    assert "published" not in notes[0] and "takes 1.09 times" in notes[2]
+    assert "published" not in notes[0]
+    assert "takes 1.09 times" in notes[2]
     assert "one of IRM 1.09 times as long as ERM's" in notes[2]
     assert "holds 1.20 times as much" in notes[0]
     assert "IRM: 4.00 times ERM's (1.00–6.00)." in notes[1]
@@ -439,8 +445,10 @@ def test_pages_show_their_record(warm_kernels, tmp_path, page, made):
     names = {p.name for p in shown.parent.iterdir()}
     assert made | {f"{page}.provenance.json", f"{page}.ipynb"} <= names
     text = shown.read_text()
-    assert "Scale tiny" in text and str(tmp_path) not in text
+    assert "Scale tiny" in text
+    assert str(tmp_path) not in text
     if page == "speed_moe":
         assert text.count("cannot be measured here (scale tiny)") >= len(LAYER_TARGETS)
     evidence = json.loads((shown.parent / f"{page}.provenance.json").read_text())
-    assert evidence["artefact"] == page and len(evidence["record_sha256"]) == 64
+    assert evidence["artefact"] == page
+    assert len(evidence["record_sha256"]) == 64

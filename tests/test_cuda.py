@@ -157,7 +157,8 @@ def test_a_run_goes_on_to_the_bit(name, precision, tmp_path):
         first.load(load_state(tmp_path / "state"))
         for _ in range(6):
             first.update()
-    assert same(first, second) and first.losses.sums == second.losses.sums
+    assert same(first, second)
+    assert first.losses.sums == second.losses.sums
 
 
 def test_the_devices_generator_is_put_back():

@@ -27,7 +27,8 @@ def data(*arguments):
 
 def refused(*arguments):
     done = data(*arguments)
-    assert isinstance(done.exception, HmoeError) and "\n" not in str(done.exception), done.output
+    assert isinstance(done.exception, HmoeError), done.output
+    assert "\n" not in str(done.exception), done.output
     return str(done.exception)
 
 
@@ -39,28 +40,26 @@ def test_list_shows_every_data_set_its_state_terms_and_citation(tmp_path):
     find_dataset("my [red]pets", tmp_path)
     said = data("list").output
     rows = {line.split("  ")[0]: line for line in said.splitlines()}
-    assert (
-        "here (unverified)" in rows["VLCS"]
-        and "hmoe data verify NAME" in said
-        and "incomplete: lacks" in rows["PACS"]
-        and "missing" in rows["OfficeHome"]
-        and "embedded" in rows["DigitDomains"]
-        and "yours" in rows["my [red]pets"]
-    )
+    assert "here (unverified)" in rows["VLCS"]
+    assert "hmoe data verify NAME" in said
+    assert "incomplete: lacks" in rows["PACS"]
+    assert "missing" in rows["OfficeHome"]
+    assert "embedded" in rows["DigitDomains"]
+    assert "yours" in rows["my [red]pets"]
     flat = " ".join(said.split())
     for known in KNOWN.values():
-        assert known.name in flat and known.citation in flat and known.licence.split()[0] in flat
+        assert known.name in flat
+        assert known.citation in flat
+        assert known.licence.split()[0] in flat
 
 
 def test_verify_prints_counts_terms_and_succeeds(tmp_path):
     known_tree(tmp_path / "data", "PACS", 3)
     done = data("verify", "PACS")
-    assert (
-        done.exit_code == 0
-        and "every image can be read" in done.output
-        and "9,991" in done.output
-        and KNOWN["PACS"].citation in done.output
-    )
+    assert done.exit_code == 0
+    assert "every image can be read" in done.output
+    assert "9,991" in done.output
+    assert KNOWN["PACS"].citation in done.output
     row = next(line for line in done.output.splitlines() if line.startswith("total"))
     assert row.split() == ["total", "21", "28", "21", "28", "98"]
 
@@ -70,23 +69,19 @@ def test_verify_names_what_is_wrong_and_fails(tmp_path):
     put(root / "photo/dog/000.jpg", b"")
     shutil.rmtree(root / "cartoon/horse")
     done = data("verify", "PACS")
-    assert (
-        done.exit_code
-        and all(
-            s in done.output for s in ("unreadable: photo/dog/000.jpg", "missing: cartoon/horse")
-        )
-        and "1 missing, 1 unreadable" in str(done.exception)
+    assert done.exit_code
+    assert all(
+        s in done.output for s in ("unreadable: photo/dog/000.jpg", "missing: cartoon/horse")
     )
+    assert "1 missing, 1 unreadable" in str(done.exception)
 
 
 def test_a_folder_of_ones_own_by_path_then_by_name(tmp_path):
     folder_tree(tmp_path / "my [b]pets", ("day", "night"), ("[red]cat", "dög"))
     done = data("verify", str(tmp_path / "my [b]pets"))
-    assert (
-        done.exit_code == 0
-        and "my [b]pets: every image can be read" in done.output
-        and "[red]cat" in done.output
-    )
+    assert done.exit_code == 0
+    assert "my [b]pets: every image can be read" in done.output
+    assert "[red]cat" in done.output
     assert "my [b]pets: images of each class and domain" in done.output.splitlines()
     assert data("verify", "my [b]pets").exit_code == 0
     assert "data set to download" in refused("download", "my [b]pets")
@@ -127,11 +122,9 @@ def test_download_from_an_archive_shows_terms_and_the_next_step(tmp_path):
     archive = packed(tmp_path / "made", tmp_path / "VLCS.tar.gz")
     done = data("download", "VLCS", "--archive", str(archive))
     assert done.exit_code == 0, done.exception
-    assert (
-        KNOWN["VLCS"].licence in " ".join(done.output.split())
-        and "hmoe data verify VLCS" in done.output
-        and (tmp_path / "data/VLCS/SUN09").is_dir()
-    )
+    assert KNOWN["VLCS"].licence in " ".join(done.output.split())
+    assert "hmoe data verify VLCS" in done.output
+    assert (tmp_path / "data/VLCS/SUN09").is_dir()
     assert "VLCS is there already" in data("download", "VLCS").output
     assert "exists already" in refused("download", "VLCS", "--archive", str(archive))
 
@@ -153,11 +146,9 @@ def test_the_real_command_prints_no_traceback_and_fails_with_one(tmp_path):
         text=True,
         env=os.environ,
     )
-    assert (
-        done.returncode == 1
-        and done.stderr.startswith("hmoe: PACS: 0 missing, 1 unreadable. Fix:")
-        and "Traceback" not in done.stderr
-    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("hmoe: PACS: 0 missing, 1 unreadable. Fix:")
+    assert "Traceback" not in done.stderr
 
 
 def test_what_is_repaired_is_said_in_lines_without_a_place_in_the_code(tmp_path):

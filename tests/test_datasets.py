@@ -33,7 +33,8 @@ def test_each_digit_is_in_exactly_one_domain_with_its_own_label():
 
 def test_classes_are_dealt_evenly():
     counts = np.array([np.bincount(y, minlength=10) for y in load_dataset("DigitDomains").labels])
-    assert np.ptp(counts, axis=0).max() <= 1 and counts.min() >= 40
+    assert np.ptp(counts, axis=0).max() <= 1
+    assert counts.min() >= 40
 
 
 def test_seed_and_pixels_decide_the_fingerprint():
@@ -56,7 +57,8 @@ def test_digit_styles_are_the_same_bytes_everywhere():
     "Studies of it are planned with this fingerprint."
     data = load_dataset("DigitStyles")
     assert data.fingerprint == "129f44160a45" != digit_styles(1).fingerprint
-    assert data.input_shape == (3, 28, 28) and data.domain_names == sorted(MORE_STYLES)
+    assert data.input_shape == (3, 28, 28)
+    assert data.domain_names == sorted(MORE_STYLES)
     used = torch.cat(data.source_index).numpy()
     assert sorted(used) == list(range(1797))
     digits = load_digits().target
@@ -71,7 +73,8 @@ def test_a_style_draws_by_its_generator_and_shows_the_ink(name):
     """The same generator gives the same bytes; ink and ground differ, so that a digit is seen."""
     ink = enlarge(load_digits().images[:40], 28)
     first, again = (MORE_STYLES[name](ink, np.random.default_rng(3)) for _ in range(2))
-    assert first.dtype == np.uint8 and first.shape == (40, 3, 28, 28)
+    assert first.dtype == np.uint8
+    assert first.shape == (40, 3, 28, 28)
     assert np.array_equal(first, again)
     image = first.astype(float)
     on, off = np.sort(ink.reshape(40, -1))[:, [-60, 60]].T[:, :, None, None]
@@ -101,7 +104,8 @@ def test_hues_are_those_of_the_colour_wheel():
 def test_the_withheld_domain_is_half_of_the_classes_of_one_look():
     whole, apart = digit_domains(), withheld_digits("photo", "apart", first=7)
     rest, held = apart.labels[1], apart.labels[4]
-    assert rest.max() == 6 and held.unique().tolist() == [7, 8, 9]
+    assert rest.max() == 6
+    assert held.unique().tolist() == [7, 8, 9]
     assert torch.equal(torch.cat([rest, held]).sort().values, whole.labels[1].sort().values)
     assert torch.equal(apart.images[4], whole.images[1][whole.labels[1] >= 7])
     assert all(torch.equal(apart.images[i], whole.images[i]) for i in (0, 2, 3))
@@ -111,9 +115,11 @@ def test_averaged_images_are_kept_and_do_not_go_with_a_copy_on_a_device():
     data = digit_domains(0)
     half, squares = data.with_options(8), data.images[0].float().unfold(2, 2, 2).unfold(3, 2, 2)
     assert torch.equal(half.images[0], squares.mean((4, 5)).round().to(torch.uint8))
-    assert data.with_options(8) is half and data.with_options(4).resolution == 4
+    assert data.with_options(8) is half
+    assert data.with_options(4).resolution == 4
     assert torch.equal(data.with_options(8).images[1], half.images[1])
-    assert "_smaller" in data.__dict__ and "_smaller" not in data.to("meta").__dict__
+    assert "_smaller" in data.__dict__
+    assert "_smaller" not in data.to("meta").__dict__
 
 
 def test_domains_look_different():
@@ -122,16 +128,14 @@ def test_domains_look_different():
     brightness = {d: as_input(x).mean().item() for d, x in zip(data.domain_names, data.images)}
     colour = {d: as_input(x).std(1).mean().item() for d, x in zip(data.domain_names, data.images)}
     assert brightness["plain"] < 0.35 < 0.5 < brightness["sketch"]
-    assert (
-        colour["plain"] == colour["sketch"] == 0 and min(colour["photo"], colour["negative"]) > 0.03
-    )
+    assert colour["plain"] == colour["sketch"] == 0
+    assert min(colour["photo"], colour["negative"]) > 0.03
 
 
 def test_as_input_is_exact_and_channels_last():
     x = as_input(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16))
-    assert torch.equal(x[0, 0].flatten(), torch.arange(256) / 255) and x.is_contiguous(
-        memory_format=torch.channels_last
-    )
+    assert torch.equal(x[0, 0].flatten(), torch.arange(256) / 255)
+    assert x.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,8 @@ def test_floats_from_0_to_1_are_taken_as_they_are():
     assert torch.equal(data.inputs(0, torch.arange(3)), x)
     assert torch.equal(data.pictures(0, torch.arange(3)), (255 * x).round().to(torch.uint8))
     halved = data.with_options(2).inputs(0, torch.arange(3))
-    assert torch.allclose(halved.mean(), x.mean()) and halved.shape == (3, 1, 2, 2)
+    assert torch.allclose(halved.mean(), x.mean())
+    assert halved.shape == (3, 1, 2, 2)
 
 
 def test_unknown_names_list_the_valid_ones():
@@ -217,7 +222,8 @@ def test_unknown_names_list_the_valid_ones():
 @pytest.mark.parametrize("name", [name for name, info in DATASETS.items() if not info.files])
 def test_registry_agrees_with_the_data(name):
     data = load_dataset(name)
-    assert tuple(data.domain_names) == DATASETS[name].domain_names and data.name == name
+    assert tuple(data.domain_names) == DATASETS[name].domain_names
+    assert data.name == name
 
 
 def test_only_seeded_data_are_built_for_each_seed():

@@ -60,34 +60,30 @@ def one_hot(experts, count):
 def test_perfect_discovery():
     gate = one_hot(np.unique(DOMAINS, return_inverse=True)[1], 3)
     scores = score_discovery(gate.astype(np.float16), DOMAINS.astype(np.int16), CLASSES)
-    assert (
-        set(scores) == KEYS
-        and scores["nmi_domain"] == pytest.approx(1)
-        and scores["ari_domain"] == pytest.approx(1)
-    )
-    assert scores["nmi_class"] == pytest.approx(0, abs=1e-9) and scores["experts_used"] == 3
-    assert scores["gate_entropy"] == pytest.approx(0, abs=1e-6) and scores[
-        "load_balance"
-    ] == pytest.approx(0, abs=1e-9)
+    assert set(scores) == KEYS
+    assert scores["nmi_domain"] == pytest.approx(1)
+    assert scores["ari_domain"] == pytest.approx(1)
+    assert scores["nmi_class"] == pytest.approx(0, abs=1e-9)
+    assert scores["experts_used"] == 3
+    assert scores["gate_entropy"] == pytest.approx(0, abs=1e-6)
+    assert scores["load_balance"] == pytest.approx(0, abs=1e-9)
     json.dumps(scores)
     assert all(type(v) in (int, float) for v in scores.values())
 
 
 def test_one_expert_for_everything():
     scores = score_discovery(one_hot(np.zeros(150, int), 3), DOMAINS, CLASSES)
-    assert scores["nmi_domain"] == scores["nmi_class"] == 0 and scores["ari_domain"] == 0
-    assert scores["experts_used"] == 1 and scores["load_balance"] == pytest.approx(
-        math.log(3), abs=1e-6
-    )
+    assert scores["nmi_domain"] == scores["nmi_class"] == 0
+    assert scores["ari_domain"] == 0
+    assert scores["experts_used"] == 1
+    assert scores["load_balance"] == pytest.approx(math.log(3), abs=1e-6)
 
 
 def test_a_model_with_a_single_expert():
     scores = score_discovery(np.ones((150, 1)), DOMAINS, CLASSES)
-    assert (
-        scores["experts_used"] == 1
-        and scores["gate_entropy"] == 0 == scores["load_balance"]
-        and scores["nmi_domain"] == 0
-    )
+    assert scores["experts_used"] == 1
+    assert scores["gate_entropy"] == 0 == scores["load_balance"]
+    assert scores["nmi_domain"] == 0
 
 
 def test_two_of_three_experts():
@@ -95,16 +91,14 @@ def test_two_of_three_experts():
     scores = score_discovery(one_hot(experts, 3), DOMAINS, CLASSES)
     h_a, h_d = -(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3), math.log(3)
     assert scores["nmi_domain"] == pytest.approx(2 * h_a / (h_a + h_d))
-    assert (
-        scores["load_balance"] == pytest.approx(math.log(3) - h_a) and scores["experts_used"] == 2
-    )
+    assert scores["load_balance"] == pytest.approx(math.log(3) - h_a)
+    assert scores["experts_used"] == 2
 
 
 def test_a_uniform_gate():
     scores = gate_scores(np.full((40, 5), 0.2, dtype=np.float16))
-    assert scores["gate_entropy"] == pytest.approx(math.log(5)) and scores[
-        "load_balance"
-    ] == pytest.approx(0, abs=1e-9)
+    assert scores["gate_entropy"] == pytest.approx(math.log(5))
+    assert scores["load_balance"] == pytest.approx(0, abs=1e-9)
 
 
 def test_half_precision_rows_need_not_sum_to_one():
@@ -149,10 +143,10 @@ def test_tsne_says_how_many_points_it_takes():
 
 
 def test_subsets_are_seeded_and_distinct():
-    assert np.array_equal(subset(100, 20, 1), subset(100, 20, 1)) and not np.array_equal(
-        subset(100, 20, 1), subset(100, 20, 2)
-    )
-    assert len(set(subset(100, 20))) == 20 and np.array_equal(subset(5, 20), np.arange(5))
+    assert np.array_equal(subset(100, 20, 1), subset(100, 20, 1))
+    assert not np.array_equal(subset(100, 20, 1), subset(100, 20, 2))
+    assert len(set(subset(100, 20))) == 20
+    assert np.array_equal(subset(5, 20), np.arange(5))
 
 
 def test_the_table_of_discovery_passes_over_what_has_none():
@@ -161,13 +155,15 @@ def test_the_table_of_discovery_passes_over_what_has_none():
         for seed, nmi in ((1, 0.5), (0, 0.9), (2, None))
     ]
     table = discovery_table(frame_of(runs + [run(3) | {"status": "failed"}]))
-    assert table.trial_seed.tolist() == [0, 1] and table.nmi_domain.tolist() == [0.9, 0.5]
+    assert table.trial_seed.tolist() == [0, 1]
+    assert table.nmi_domain.tolist() == [0.9, 0.5]
     assert "code_length" not in table
     far = [{"code_length": None, "embedding_length": 5.0}]
     for codes in ({"code_length": 10.0, "embedding_length": 5.0}, *far):
         runs[0]["checkpoints"] = [{"accuracies": {}}, {"accuracies": {}, "codes": codes}]
         lengths = discovery_table(frame_of(runs)).code_length.tolist()
-        assert lengths[1] == (2.0 if codes["code_length"] else math.inf) and math.isnan(lengths[0])
+        assert lengths[1] == (2.0 if codes["code_length"] else math.inf)
+        assert math.isnan(lengths[0])
 
 
 # Factors besides the domain
@@ -216,20 +212,16 @@ def run(seed=0, algorithm="HMOE-DN", experts=3, **discovery):
 
 def test_partitions_begin_with_the_expert_and_hold_every_factor_of_one_split():
     parts = partitions(STORED)
-    assert (
-        list(parts) == ["expert", "domain", "class", "colour"]
-        and np.array_equal(parts["expert"], COLOURS)
-        and all(len(p) == 150 for p in parts.values())
-    )
+    assert list(parts) == ["expert", "domain", "class", "colour"]
+    assert np.array_equal(parts["expert"], COLOURS)
+    assert all(len(p) == 150 for p in parts.values())
 
 
 def test_agreement_is_symmetric_and_sees_the_colour():
     table = nmi_table(partitions(STORED))
-    assert (
-        np.allclose(table, table.T)
-        and table.loc["expert", "colour"] == pytest.approx(1)
-        and table.loc["expert", "domain"] == pytest.approx(0, abs=1e-9)
-    )
+    assert np.allclose(table, table.T)
+    assert table.loc["expert", "colour"] == pytest.approx(1)
+    assert table.loc["expert", "domain"] == pytest.approx(0, abs=1e-9)
     assert (
         nmi_table({"expert": np.zeros(4, int), "domain": np.array([0, 0, 1, 1])}).loc[
             "expert", "expert"
@@ -241,8 +233,10 @@ def test_agreement_is_symmetric_and_sees_the_colour():
 def test_the_scores_of_factors_are_those_of_the_record():
     known = score_discovery(STORED["gate_out"], DOMAINS, CLASSES, colour=COLOURS)
     table = factor_scores(frame_of([run(**known)]), {"class": 10}).set_index("factor")
-    assert list(table.index) == ["domain", "class", "colour"] and table.nmi["colour"] == 1
-    assert table.nmi_at_equal_load["domain"] == 1 and math.isnan(table.nmi_at_equal_load["colour"])
+    assert list(table.index) == ["domain", "class", "colour"]
+    assert table.nmi["colour"] == 1
+    assert table.nmi_at_equal_load["domain"] == 1
+    assert math.isnan(table.nmi_at_equal_load["colour"])
     with pytest.raises(HmoeError, match="no complete run has discovery scores"):
         factor_scores(frame_of([run() | {"discovery": None}]))
 
@@ -276,7 +270,8 @@ def test_the_lines_count_runs_and_follow_the_records():
     assert [line[:7] for line in lines] == ["HMOE-DN"] * 2 + ["HMOE-DL"] * 2
     assert lines[0].startswith("HMOE-DN, 4 runs: the experts agree most")
     assert "with the colour in 2 (NMI 0.90 to 1.00)" in lines[0]
-    assert "with the angle in 1 (NMI 0.70)" in lines[0] and "with nothing in 1" in lines[0]
+    assert "with the angle in 1 (NMI 0.70)" in lines[0]
+    assert "with nothing in 1" in lines[0]
     assert lines[0].endswith("Mean NMI: colour 0.47, angle 0.17, class 0.00.")
     assert lines[1] == "HMOE-DN, all 4 runs had idle experts."
 
@@ -297,11 +292,9 @@ def test_the_summary_has_a_row_for_each_algorithm_and_factor():
 
 def test_mean_gates_keep_the_test_domain_last_and_sum_to_one():
     means = mean_gates(STORED, ["a", "unseen", "c", "d"])
-    assert (
-        list(means.index) == ["a", "c", "d", "unseen (test)"]
-        and means.loc["unseen (test)"].tolist() == [0.75, 0.25]
-        and np.allclose(means.sum(axis=1), 1)
-    )
+    assert list(means.index) == ["a", "c", "d", "unseen (test)"]
+    assert means.loc["unseen (test)"].tolist() == [0.75, 0.25]
+    assert np.allclose(means.sum(axis=1), 1)
     assert np.allclose(means.loc["a"], 0.5)
 
 
@@ -309,7 +302,9 @@ def test_similarity_by_hand():
     table = gate_similarity(
         pd.DataFrame([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0.25] * 4])
     )
-    assert np.allclose(np.diag(table), 1) and np.allclose(table, table.T) and table.iloc[0, 2] == 0
+    assert np.allclose(np.diag(table), 1)
+    assert np.allclose(table, table.T)
+    assert table.iloc[0, 2] == 0
     mixture = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
     assert table.iloc[0, 1] == pytest.approx(1 - (mixture - 0.5))
     mixture = -(0.75 * math.log2(0.375) + 0.25 * math.log2(0.125))
@@ -339,11 +334,14 @@ def test_the_sentence_names_the_nearest_domain_only_where_the_gate_tells_domains
 def test_the_effective_number_counts_by_weight():
     loads = score_discovery(one_hot(np.array([0, 0, 1, 2]), 8), [0, 0, 1, 1], [0, 1, 0, 1])
     row = scored_runs(frame_of([run(0, experts=8, **loads)])).iloc[0]
-    assert row.effective_experts == pytest.approx(2**1.5) and row.share_of_log_K == 0
+    assert row.effective_experts == pytest.approx(2**1.5)
+    assert row.share_of_log_K == 0
     kept = {"gate_out": one_hot(np.array([0, 0, 1, 2]), 8), "embeddings": np.eye(8)}
     scores = collapse_scores(kept | {"code_out": np.array([[0.0, 0], [2, 0]])})
-    assert scores["experts_used"] == 3 and scores["largest_share"] == 0.5
-    assert scores["smallest_distance"] == pytest.approx(math.sqrt(2)) and scores["spread"] == 1
+    assert scores["experts_used"] == 3
+    assert scores["largest_share"] == 0.5
+    assert scores["smallest_distance"] == pytest.approx(math.sqrt(2))
+    assert scores["spread"] == 1
 
 
 def test_runs_that_found_the_domains_are_counted_by_test_domain():
@@ -355,14 +353,11 @@ def test_runs_that_found_the_domains_are_counted_by_test_domain():
 
 
 def test_distances_of_embeddings():
-    assert (
-        smallest_distance(np.array([[0, 0], [3, 4], [0, 9]], np.float16)) == 5
-        and smallest_distance([[1, 1], [1, 1], [7, 7]]) == 0
-    )
+    assert smallest_distance(np.array([[0, 0], [3, 4], [0, 9]], np.float16)) == 5
+    assert smallest_distance([[1, 1], [1, 1], [7, 7]]) == 0
     assert math.isnan(smallest_distance([[1.0, 2.0]]))
-    assert fresh_distance(2, 32) == pytest.approx(
-        math.sqrt(2 * 31.34), abs=0.15
-    ) and fresh_distance(8, 32) < fresh_distance(2, 32)
+    assert fresh_distance(2, 32) == pytest.approx(math.sqrt(2 * 31.34), abs=0.15)
+    assert fresh_distance(8, 32) < fresh_distance(2, 32)
 
 
 def test_the_table_of_gates_and_its_sentence():
@@ -374,7 +369,8 @@ def test_the_table_of_gates_and_its_sentence():
     ]
     table = gate_table(frame_of(runs))
     assert table.effective_experts.tolist() == pytest.approx([3, 2, 3])
-    assert table.share_of_log_K[0] == pytest.approx(1) and table.K.tolist() == [3, 3, 3]
+    assert table.share_of_log_K[0] == pytest.approx(1)
+    assert table.K.tolist() == [3, 3, 3]
     counted = gate_summary(table).iloc[0]
     assert counted[["runs", "uniform", "idle", "all_used"]].tolist() == [3, 1, 1, 1]
     assert gate_verdict(table) == (
@@ -407,8 +403,10 @@ def test_a_uniform_gate_names_nothing_and_says_why():
 def test_only_complete_runs_with_scores_are_scored():
     runs = [run(0), run(1) | {"status": "failed"}, run(2) | {"discovery": None}]
     found = scored_runs(frame_of(runs))
-    assert found.trial_seed.tolist() == [0] and found[["domains", "K"]].values.tolist() == [[3, 3]]
-    assert scored_runs(frame_of(runs[1:])).empty and scored_runs(frame_of([])).empty
+    assert found.trial_seed.tolist() == [0]
+    assert found[["domains", "K"]].values.tolist() == [[3, 3]]
+    assert scored_runs(frame_of(runs[1:])).empty
+    assert scored_runs(frame_of([])).empty
     with pytest.raises(HmoeError, match="no complete run has discovery scores. Fix"):
         scored_runs(frame_of(runs[1:]), required=True)
 
@@ -431,7 +429,9 @@ def test_finding_the_domains_is_compared_within_a_test_domain():
     table = found_and_right(frame_of(runs))
     assert table.above_mean.max() == pytest.approx(2.5)
     row = found_right_table(table).iloc[0]
-    assert row.runs == 12 and row.correlation == pytest.approx(1, abs=1e-5) and row.low > 0.9
+    assert row.runs == 12
+    assert row.correlation == pytest.approx(1, abs=1e-5)
+    assert row.low > 0.9
     assert math.isnan(found_right_table(table[:8]).correlation[0])
 
 

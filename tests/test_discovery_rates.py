@@ -118,12 +118,14 @@ def statistics(scale):
 
 def test_lengths_and_spread_are_those_by_hand():
     found = statistics(2.0)
-    assert found["code_length"] == pytest.approx(10) and found["embedding_length"] == 5
+    assert found["code_length"] == pytest.approx(10)
+    assert found["embedding_length"] == 5
     codes = 2 * np.array([[3, 0, 4], [3, 0, 4], [0, 5, 0], [0, 0, -5]])
     centre = codes.mean(0)
     squared = np.mean([((c - centre) ** 2).sum() for c in codes])
     assert found["code_spread"] == pytest.approx(math.sqrt(squared))
-    assert found["largest_code"] == 10 and found["gate_entropy"] == 0
+    assert found["largest_code"] == 10
+    assert found["gate_entropy"] == 0
 
 
 @pytest.mark.parametrize("scale, expected", [(1, False), (9.9, False), (10.1, True)])
@@ -149,7 +151,8 @@ def test_a_checkpoint_says_how_long_the_codes_are_and_training_does_not_notice()
     before, weights = torch.get_rng_state(), trainer.algorithm.state_dict()
     weights = {name: value.clone() for name, value in weights.items()}
     trainer.evaluate()
-    assert torch.equal(before, torch.get_rng_state()) and trainer.algorithm.training
+    assert torch.equal(before, torch.get_rng_state())
+    assert trainer.algorithm.training
     after = trainer.algorithm.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in weights.items())
     seen = trainer.checkpoints[-1]["codes"]
@@ -231,7 +234,8 @@ def test_rates_count_every_run_once():
     assert rates.loc[("default", "all"), ["low", "high"]].tolist() == [100 * low, 100 * high]
     row = sign_tests(runs).iloc[0]
     assert row[["setting", "against"]].tolist() == ["code_norm batch", "default"]
-    assert row[["pairs", "higher", "lower"]].tolist() == [2, 1, 0] and row.p == 1
+    assert row[["pairs", "higher", "lower"]].tolist() == [2, 1, 0]
+    assert row.p == 1
 
 
 def test_of_restarts_the_most_decided_counts_and_agrees_with_the_next():
@@ -244,13 +248,16 @@ def test_of_restarts_the_most_decided_counts_and_agrees_with_the_next():
             made |= {"run_id": f"{restart} {seed}", "wall_time_s": 10.0}
             records.append(made)
     best = best_restarts(setting_runs(frame_of(records)))
-    assert best.nmi_domain.tolist() == [0.95, 0.95] and best.restarts.tolist() == [4, 4]
-    assert best.wall_time_s.tolist() == [40.0, 40.0] and best.agreement.tolist() == [1.0, 1.0]
+    assert best.nmi_domain.tolist() == [0.95, 0.95]
+    assert best.restarts.tolist() == [4, 4]
+    assert best.wall_time_s.tolist() == [40.0, 40.0]
+    assert best.agreement.tolist() == [1.0, 1.0]
     for made in records:
         del made["discovery"]["groups"]
     assert best_restarts(setting_runs(frame_of(records))).agreement.isna().all()
     alone = best_restarts(setting_runs(frame_of(records[:2])))
-    assert alone.restarts.tolist() == [1, 1] and alone.agreement.isna().all()
+    assert alone.restarts.tolist() == [1, 1]
+    assert alone.agreement.isna().all()
 
 
 def test_the_chance_of_a_split_is_that_of_a_fair_coin():
@@ -258,7 +265,8 @@ def test_the_chance_of_a_split_is_that_of_a_fair_coin():
     records = [record({}, "ink", s, found(s, True)) for s in range(6)]
     records += [record({"code_norm": "batch"}, "ink", s, found(s, False)) for s in range(6)]
     row = sign_tests(setting_runs(frame_of(records))).iloc[0]
-    assert (row.higher, row.lower) == (5, 1) and row.p == row.p_holm == pytest.approx(14 / 64)
+    assert (row.higher, row.lower) == (5, 1)
+    assert row.p == row.p_holm == pytest.approx(14 / 64)
 
 
 def test_without_discordant_pairs_nothing_is_said_of_chance():
@@ -281,9 +289,12 @@ def test_accuracy_is_compared_with_erm_on_equal_seeds_and_by_test_domain():
             records.append(made)
     frame = frame_of(records)
     table = accuracy_by_found(frame, setting_runs(frame)).set_index("test_domain")
-    assert table.difference.tolist() == pytest.approx([1.1] * 3) and table.ahead["Average"] == 6
-    assert table.found["ink"] == 3 and table.if_found["ink"] == pytest.approx(43.1)
-    assert table.if_not["oil"] == pytest.approx(83.1) and math.isnan(table.if_found["oil"])
+    assert table.difference.tolist() == pytest.approx([1.1] * 3)
+    assert table.ahead["Average"] == 6
+    assert table.found["ink"] == 3
+    assert table.if_found["ink"] == pytest.approx(43.1)
+    assert table.if_not["oil"] == pytest.approx(83.1)
+    assert math.isnan(table.if_found["oil"])
     assert table.loc["Average", ["found", "if_found", "if_not"]].isna().all()
 
 
@@ -303,11 +314,13 @@ def test_baselines_are_means_over_seeds_of_complete_runs():
 
     runs = [of_erm(0.5), of_erm(1.0), of_erm(0.0, "failed"), record({})]
     table = baseline_table(frame_of(runs))
-    assert table.mean_nmi.tolist() == pytest.approx([0.75, 0.1]) and table.runs.tolist() == [2, 2]
+    assert table.mean_nmi.tolist() == pytest.approx([0.75, 0.1])
+    assert table.runs.tolist() == [2, 2]
     assert table.found.tolist() == [1, 0]
     found = [record({}, d, s, n) for d, s, n in (("ink", 0, 0.7), ("ink", 1, 0.9), ("oil", 0, 1))]
     compared = kmeans_comparison(setting_runs(frame_of(found)), table, "setting")
-    assert compared.test_domain.tolist() == ["ink"] and compared.above.tolist() == [1]
+    assert compared.test_domain.tolist() == ["ink"]
+    assert compared.above.tolist() == [1]
     lines = kmeans_lines(compared)
     assert lines[0].startswith("default: above the better k-means in 1 of 2 (95 % CI 1 to 99 %)")
     assert lines[1] == "k-means, colour and contrast: mean NMI by held-out domain: ink 0.75."
@@ -324,7 +337,8 @@ def test_clusters_are_measured_on_request_and_in_the_record(tmp_path):
     config = plan("ERM", measure="clusters")
     found = run(config, RunStore(tmp_path))["clusters"]
     data = build_dataset(config)
-    assert found["clusters"] == 3 and found["split"] == "out"
+    assert found["clusters"] == 3
+    assert found["split"] == "out"
     trainer = trainer_of(config)
     points, truth = [], []
     for domain in trainer.domains:
@@ -363,7 +377,8 @@ def test_groups_are_kept_on_request_and_are_the_experts_of_the_validation_images
     asked = run(plan(measure="groups"), RunStore(tmp_path))["discovery"]
     trainer = trainer_of(plan(measure="groups"))
     images = sum(len(trainer.splits[domain]["out"]) for domain in trainer.domains)
-    assert len(asked["groups"]) == images and set(asked["groups"]) <= set("012")
+    assert len(asked["groups"]) == images
+    assert set(asked["groups"]) <= set("012")
     assert len(set(asked["groups"])) >= asked["experts_used"]
     assert "groups" not in run(plan(), RunStore(tmp_path))["discovery"]
 
@@ -389,8 +404,10 @@ def test_a_plane_keeps_the_distances_of_its_embeddings_and_of_codes_in_it():
     flat = in_plane(np.concatenate([inside, inside + 5 * off]), embeddings)
     codes, corners = np.array(flat["codes"]), np.array(flat["embeddings"])
     assert np.allclose(cdist(codes[:20], corners[:3]), cdist(inside, embeddings[:3]), atol=0.02)
-    assert np.allclose(codes[:20], codes[20:]) and np.allclose(corners[:3].mean(0), 0, atol=0.01)
-    assert corners[1, 0] > corners[0, 0] and corners[0, 1] == corners[1, 1] < corners[2, 1]
+    assert np.allclose(codes[:20], codes[20:])
+    assert np.allclose(corners[:3].mean(0), 0, atol=0.01)
+    assert corners[1, 0] > corners[0, 0]
+    assert corners[0, 1] == corners[1, 1] < corners[2, 1]
 
 
 def test_codes_are_kept_in_the_plane_at_each_checkpoint_on_request(tmp_path):
@@ -410,9 +427,11 @@ def test_codes_are_kept_in_the_plane_at_each_checkpoint_on_request(tmp_path):
 def test_an_option_changes_the_name_of_a_run_and_its_default_does_not():
     plain = plan()
     given = plan(code_norm="none", embedding_scale=1.0, entropy_ramp=0.5, d2v_lr=0.0)
-    assert given.run_id == plain.run_id and plain.hparams["code_norm"] == "none"
+    assert given.run_id == plain.run_id
+    assert plain.hparams["code_norm"] == "none"
     ours = plan(code_norm="batch")
-    assert ours.run_id != plain.run_id and ours.hparams["code_norm"] == "batch"
+    assert ours.run_id != plain.run_id
+    assert ours.hparams["code_norm"] == "batch"
     assert RunConfig.from_dict(json.loads(json.dumps(ours.to_dict()))).run_id == ours.run_id
 
 
@@ -521,7 +540,8 @@ def test_labels_are_of_the_asked_share_nested_and_by_seed():
     assert set(other[0].tolist()) != set(shares[1][0].tolist())
     assert draw_domain_labelled({}, ["ink", "oil"], inside, 0) is None
     one = draw_domain_labelled({"labelled_domains": " oil "}, ["ink", "oil"], inside, 0)
-    assert len(one[0]) == 0 and set(one[1].tolist()) == set(range(31))
+    assert len(one[0]) == 0
+    assert set(one[1].tolist()) == set(range(31))
 
 
 def test_only_told_images_enter_the_domain_loss():

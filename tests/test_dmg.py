@@ -83,8 +83,10 @@ def test_empty_masks_overlap_as_hard_iou_says_and_two_domains_are_one_pair():
     m = torch.tensor([[0.1, 0.2, 0.9], [0.3, 0.4, 0.2]])
     columns = torch.tensor([[1.0, 1, 0], [0, 0, 1]])
     hard = overlaps(m, columns)[1]
-    assert hard[0] == hard_iou(m[:, :2])[0, 1] == 1 and abs(hard[1]) < 1e-5
-    assert list(pair_overlaps(m)) == ["iou_0_1"] and pair_overlaps(m)["iou_0_1"] < 1e-5
+    assert hard[0] == hard_iou(m[:, :2])[0, 1] == 1
+    assert abs(hard[1]) < 1e-5
+    assert list(pair_overlaps(m)) == ["iou_0_1"]
+    assert pair_overlaps(m)["iou_0_1"] < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,9 @@ def test_rates_of_both_readings(schedule, reading, epochs, updates, rates):
 def test_the_rates_default_to_the_papers_on_large_images():
     h = merge_hparams(DMG.HPARAMS, {"network": "resnet18"}, 224)
     assert (h["lr"], h["mask_lr"], h["weight_decay"], h["lambda_o"]) == (1e-4, 1e-4, 1e-5, 0.1)
-    assert h["freeze_bn"] == "no" and h["schedule"] == "none" and h["lambda_s"] == 0
+    assert h["freeze_bn"] == "no"
+    assert h["schedule"] == "none"
+    assert h["lambda_s"] == 0
     assert merge_hparams(Aggregate.HPARAMS, {"network": "alexnet"}, 224)["freeze_bn"] == "no"
 
 
@@ -222,7 +226,8 @@ def test_the_baselines_rates_fall_too_where_networks_are_large(cls):
 def test_decay_is_one_at_the_start_and_of_an_unscheduled_rate():
     for schedule in ("none", "exponential", "inverse"):
         assert decay(schedule, 0) == 1
-    assert decay("none", 10**6) == 1 and decay("inverse", 10_000) == pytest.approx(2**-0.75)
+    assert decay("none", 10**6) == 1
+    assert decay("inverse", 10_000) == pytest.approx(2**-0.75)
 
 
 def test_aggregate_sgd_is_sgd_with_momentum_written_out():
@@ -256,7 +261,8 @@ def test_the_last_layer_starts_near_zero_where_that_is_asked_for(near_zero):
 def test_batch_norm_trains_by_default_with_pretrained_weights_too():
     given = {"network": "resnet18", "weights": "random"}
     model = DMG((3, 32, 32), CLASSES, 3, given).train()
-    assert not model.featurizer.freeze_bn and model.featurizer.body.bn1.training
+    assert not model.featurizer.freeze_bn
+    assert model.featurizer.body.bn1.training
     frozen = DMG((3, 32, 32), CLASSES, 3, given | {"freeze_bn": "yes"}).train()
     assert not frozen.featurizer.body.bn1.training
     before = model.featurizer.body.bn1.running_mean.clone()
@@ -437,7 +443,8 @@ def test_it_resumes_to_the_bit_in_the_middle_of_a_schedule(tmp_path, reading):
     model.on_epoch(4)
     again = made(schedule="exponential")
     again.load_training_state(model.training_state())
-    assert again.epochs_done == 4 and again.rates() == model.rates()
+    assert again.epochs_done == 4
+    assert again.rates() == model.rates()
 
 
 def test_averages_of_its_weights_average_masks_and_pass_epochs_on():
@@ -469,7 +476,8 @@ def spec_of(protocol="dmg", **hparams):
 def test_a_run_becomes_a_record_with_modes_masks_and_a_model(tmp_path, protocol):
     store, config = RunStore(tmp_path), spec_of(protocol)
     record = run(config, store)
-    assert record["status"] == "complete" and set(record["selected"]) == set(DMG.modes)
+    assert record["status"] == "complete"
+    assert set(record["selected"]) == set(DMG.modes)
     accuracies = record["checkpoints"][-1]["accuracies"]
     for domain, of_domain in accuracies.items():
         modes = DMG.modes if domain == "sketch" else (*DMG.modes, *DMG.domain_modes)
@@ -492,7 +500,8 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
         trainer.update()
     scores, arrays = measure_masks(trained_run(trainer))
     real, sizes = arrays["masks"].float(), arrays["mask_sizes"].tolist()
-    assert sizes == [64, 128, 256] and real.shape == (3, 448)
+    assert sizes == [64, 128, 256]
+    assert real.shape == (3, 448)
     parts = dict(zip(("conv3", "conv4", "fc"), (real > 0).split(sizes, 1)), overall=real > 0)
     for place, kept in parts.items():
         said = scores["overall"] if place == "overall" else scores["places"][place]
@@ -506,7 +515,8 @@ def test_what_a_run_keeps_of_its_masks_is_what_they_are():
         assert said["mean_iou"] == pytest.approx(sum(said["iou"]) / 3, abs=2e-4)
         users = kept.sum(0)
         kinds = [int((users == 0).sum()), int((users == 1).sum()), int((users > 1).sum())]
-        assert list(said["kinds"].values()) == kinds and sum(kinds) == kept.shape[1]
+        assert list(said["kinds"].values()) == kinds
+        assert sum(kinds) == kept.shape[1]
         assert said["users"] == [int((users == n).sum()) for n in range(4)]
     assert {d: a["split"] for d, a in scores["accuracy"].items()} == {
         "negative": "test",

@@ -91,7 +91,8 @@ def test_three_parts_have_these_sizes_and_share_nothing(size):
 def test_a_list_is_divided_into_nine_tenths_and_one():
     positions = torch.arange(100, 137)
     train_part, validation = split_train_val(positions, trial_seed=0, domain=4)
-    assert len(validation) == 3 and len(train_part) == 34
+    assert len(validation) == 3
+    assert len(train_part) == 34
     assert sorted([*train_part.tolist(), *validation.tolist()]) == positions.tolist()
     assert validation.tolist() != split_train_val(positions, 1, 4)[1].tolist()
 
@@ -99,7 +100,8 @@ def test_a_list_is_divided_into_nine_tenths_and_one():
 def test_a_target_is_tested_on_all_of_its_images_and_gives_none_to_training():
     data = load_dataset("DigitDomains")
     cut = dmg_splits(data, 0, ["photo"])
-    assert list(cut["photo"]) == ["in"] and len(cut["photo"]["in"]) == len(data.labels[1])
+    assert list(cut["photo"]) == ["in"]
+    assert len(cut["photo"]["in"]) == len(data.labels[1])
     assert all(list(cut[d]) == ["in", "out", "test"] for d in ("negative", "plain", "sketch"))
 
 
@@ -166,11 +168,13 @@ def test_a_batch_that_waits_is_drawn_again_after_a_resumption(monkeypatch):
     first, second = batches(), batches()
     for _ in range(4):
         first.next()
-    assert first.sampler.drawn == 5 and first.state() == {"drawn": 4}
+    assert first.sampler.drawn == 5
+    assert first.state() == {"drawn": 4}
     second.load(first.state())
     for _ in range(4):
         for (x, y), (other_x, other_y) in zip(first.next(), second.next()):
-            assert torch.equal(x, other_x) and torch.equal(y, other_y)
+            assert torch.equal(x, other_x)
+            assert torch.equal(y, other_y)
 
 
 @pytest.mark.parametrize("batch_size, images, updates", [(64, 64, 1), (64, 65, 2), (16, 129, 9)])
@@ -184,13 +188,16 @@ def test_epochs_become_updates():
     assert [len(labels) for labels in data.labels] == [60] * 4
     config = spec_of(epochs=3)
     assert config.checkpoint_frequency == 9  # 3 * 44 = 132 images in batches of 16
-    assert config.steps == 27 and config.sampler == "domain" and config.protocol == "dmg"
+    assert config.steps == 27
+    assert config.sampler == "domain"
+    assert config.protocol == "dmg"
     assert spec_of(epochs=None, steps=27).run_id == config.run_id
     assert spec_of(epochs=None).steps == 50 * 9
     of_64 = make_config(
         "ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", protocol="dmg", epochs=1
     )
-    assert of_64.hparams["batch_size"] == 64 and of_64.steps == 3  # the whole batch, not a domain's
+    assert of_64.hparams["batch_size"] == 64
+    assert of_64.steps == 3
     for steps, frequency, points in ((27, 9, [8, 17, 26]), (10, 4, [3, 7, 9])):
         by = DMGProtocol(SimpleNamespace(steps=steps, checkpoint_frequency=frequency))
         assert [step for step in range(steps) if by.is_checkpoint(step)] == points
@@ -199,7 +206,8 @@ def test_epochs_become_updates():
 def test_ids_of_domainbed_runs_do_not_know_of_it():
     who = dict(algorithm="ERM", dataset="DigitDomains", dataset_fingerprint="f" * 12)
     config = RunConfig(**who, test_domains=("sketch",), hparams={"lr": 0.001})
-    assert config.protocol == "domainbed" and config.splits is None
+    assert config.protocol == "domainbed"
+    assert config.splits is None
     assert config.replace(protocol="domainbed").run_id == config.run_id
     assert RunConfig.from_dict(spec_of().to_dict()) == spec_of()
 
@@ -237,10 +245,12 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_same_to_the_bit():
     again = []
     resumed.algorithm.on_epoch = again.append
     train(resumed, resumed.config.steps)
-    assert resumed.checkpoints == whole.checkpoints and len(whole.checkpoints) == 3
+    assert resumed.checkpoints == whole.checkpoints
+    assert len(whole.checkpoints) == 3
     ours, theirs = whole.algorithm.state_dict(), resumed.algorithm.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert told == [1, 2, 3] and again == [2, 3]
+    assert told == [1, 2, 3]
+    assert again == [2, 3]
 
 
 def test_nothing_is_told_of_epochs_under_domainbeds_protocol():
@@ -254,7 +264,8 @@ def test_a_record_says_what_was_followed_and_has_in_domain_accuracy(tmp_path):
     config = spec_of()
     record = run(config, RunStore(tmp_path))
     followed = record["protocol"]
-    assert record["config"]["protocol"] == "dmg" and record["status"] == "complete"
+    assert record["config"]["protocol"] == "dmg"
+    assert record["status"] == "complete"
     assert (followed["splits"], followed["epochs"]) == ("72/8/20 by trial seed", 2)
     assert followed["images"]["plain"] == {"in": 44, "out": 4, "test": 12}
     assert followed["images"]["sketch"] == {"in": 60}
@@ -313,7 +324,9 @@ def test_under_domainbed_a_mode_still_selects_for_itself(domains_known, tmp_path
     config = make_config("Domains known", "DigitDomainsTiny", ["sketch"], **given)
     record = run(config, RunStore(tmp_path))
     alone = training_domain_validation(record["checkpoints"], ["sketch"], ["default"])
-    assert record["selected"] == alone and "in_domain" not in record and "protocol" not in record
+    assert record["selected"] == alone
+    assert "in_domain" not in record
+    assert "protocol" not in record
 
 
 def test_only_a_better_epoch_and_the_last_are_tested():
@@ -364,7 +377,8 @@ def write(folder, domain, part, images):
 def test_lists_are_followed(lists):
     data, folder = lists
     read = read_split_lists(folder, data)
-    assert read.unlisted == 4 and list(read.parts) == DOMAINS
+    assert read.unlisted == 4
+    assert list(read.parts) == DOMAINS
     assert read.parts["photo"]["train"].tolist() == list(range(8))
     assert read.parts["photo"]["test"].tolist() == [9, 10, 11]
 
@@ -421,7 +435,8 @@ def test_lists_that_cannot_be_meant_are_refused(lists, part, images, message):
     with pytest.raises(HmoeError) as said:
         read_split_lists(folder, data)
     assert message.replace("FIRST", first) in str(said.value).replace(f"{folder}/", "")
-    assert "Fix: " in str(said.value) and "\n" not in str(said.value)
+    assert "Fix: " in str(said.value)
+    assert "\n" not in str(said.value)
 
 
 def test_a_folder_without_lists_and_data_without_files_are_refused(lists, tmp_path):
@@ -462,8 +477,11 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
     without = make_config(
         "ERM", name, ["photo"], hparams={"batch_size": 5}, **given | {"splits": None}
     )
-    assert config.steps == 4 and config.splits and without.run_id != config.run_id  # 18 images by 5
-    assert not config.images["val_augment"] and str(folder) not in json.dumps(config.to_dict())
+    assert config.steps == 4
+    assert config.splits
+    assert without.run_id != config.run_id
+    assert not config.images["val_augment"]
+    assert str(folder) not in json.dumps(config.to_dict())
     record = run(config, RunStore(tmp_path / "runs"))
     assert record["status"] == "complete", record["reason"]
     assert record["protocol"]["splits"] == f"lists {config.splits}"
@@ -471,7 +489,8 @@ def test_a_run_by_lists_holds_their_hash_and_finds_them_again(
     assert (record["test_size"], record["in_domain_size"]) == (3, 9)
     monkeypatch.setattr(CONFIG, "splits", ())
     lost = run(config, RunStore(tmp_path / "others"))
-    assert lost["status"] == "failed" and "Fix: --splits FOLDER" in lost["reason"]
+    assert lost["status"] == "failed"
+    assert "Fix: --splits FOLDER" in lost["reason"]
 
 
 # What belongs to one protocol only
@@ -545,7 +564,8 @@ def test_a_study_that_mixes_protocols_is_refused_with_its_line(
     path.write_text(STUDY.replace(right, wrong))
     with pytest.raises(HmoeError) as said:
         check_study(path)
-    assert f"line {line}: " in str(said.value) and message in str(said.value)
+    assert f"line {line}: " in str(said.value)
+    assert message in str(said.value)
 
 
 def test_a_study_finds_lists_beside_itself_and_names_the_line_where_there_are_none(

@@ -81,13 +81,15 @@ def test_modes_are_compared_within_one_model():
     places = ("on the target", "on training domains")
     outside, inside = mode_lines(several(mask_ens=0.004), "mask-ens", *places)
     said = "MASK-ENS − PRED-ENS on the target (small_cnn): +0.9 (95 % CI +0.9 to +0.9) points"
-    assert outside.startswith(said) and "significant (6 models, 3 seeds)" in outside
+    assert outside.startswith(said)
+    assert "significant (6 models, 3 seeds)" in outside
     assert inside.startswith("MASK-ENS − PRED-ENS on training domains (small_cnn): +0.9")
     (known,) = mode_lines(several(kd=-0.02), "kd", "on the training domains")
     assert known.startswith("KD − PRED-ENS on the training domains (small_cnn): -1.5 (95 % CI -1.5")
     assert mode_lines(several(mask_ens=0.1), "kd", "on the training domains") == []
     equal, _ = mode_lines(several(mask_ens=-0.005), "mask-ens", *places)
-    assert "points, undecided (6 models" in equal and "significant" not in equal
+    assert "points, undecided (6 models" in equal
+    assert "significant" not in equal
 
 
 def test_accuracies_on_training_domains_take_the_place_of_those_on_the_target():
@@ -96,7 +98,8 @@ def test_accuracies_on_training_domains_take_the_place_of_those_on_the_target():
     assert (100 * inside.accuracy).round(6).tolist() == (100 * frame.accuracy + 10).round(
         6
     ).tolist()
-    assert set(inside.test_size) == {268} and set(frame.test_size) == {450}
+    assert set(inside.test_size) == {268}
+    assert set(frame.test_size) == {450}
 
 
 PAGES = [f"dmg_table{n}" for n in range(1, 6)]
@@ -118,11 +121,13 @@ def test_the_papers_studies_are_whole():
     for name, count in counts.items():
         check_study(name)
         study = read_study(name)
-        assert count_runs(name) == count and len(study.runs) == 3
+        assert count_runs(name) == count
+        assert len(study.runs) == 3
         assert [runs.network for runs in study.runs] == ["alexnet", "resnet18", "resnet50"]
         assert {(r.protocol, r.epochs, r.resolution) for r in study.runs} == {("dmg", 50, 224)}
     settings = read_study("paper-dmg-domainnet").runs[0].settings
-    assert settings("DMG", {})["schedule"] == "inverse" and settings("DMG", {})["near_zero"]
+    assert settings("DMG", {})["schedule"] == "inverse"
+    assert settings("DMG", {})["near_zero"]
     assert "schedule" not in settings("Aggregate-SGD", {})
 
 

@@ -69,7 +69,8 @@ def test_a_stopped_run_resumes_bitwise(checkout, tmp_path, name):
         with pytest.raises(KeyboardInterrupt):
             run(config, parts, on_step=stop)
     resumed = run(config, parts)
-    assert resumed["resumed"] and outcome(resumed) == outcome(record)
+    assert resumed["resumed"]
+    assert outcome(resumed) == outcome(record)
     kept = [load_model(config.run_id, store=store)[0].state_dict() for store in (whole, parts)]
     assert all(torch.equal(kept[0][key], kept[1][key]) for key in kept[0])
 
@@ -113,7 +114,8 @@ def test_hyper_parameters_are_those_of_its_registry(checkout):
     for dataset, resolution in (("RotatedMNIST", 28), ("PACS", 224), ("DomainNet", 224)):
         theirs = random_hparams("Adversarial", dataset, seed_hash(7, 2))
         drawn = draw_hparams(cls.HPARAMS, 7, 2, resolution, dataset)
-        assert drawn == {name: theirs[name] for name in drawn} and len(drawn) == 6
+        assert drawn == {name: theirs[name] for name in drawn}
+        assert len(drawn) == 6
         assert not any(isinstance(value, np.generic) for value in drawn.values())
     for wrong in ("class_balanced", "lamda"):
         with pytest.raises(HmoeError, match=f"unknown hyper-parameter '{wrong}'"):
@@ -171,8 +173,10 @@ def test_set_lr_is_called_at_checkpoints_and_may_end_training(checkout):
             assert inner.val_losses[t] == pytest.approx(expected, rel=1e-5)
             rates.append(inner.optimizer.param_groups[0]["lr"])
         weights.append(inner.classifier.weight.detach().clone())
-    assert rates == pytest.approx([1e-3, 1e-4, 1e-5, 1e-6]) and len(inner.val_losses) == 4
-    assert algorithm.ended and algorithm.update_count == 6
+    assert rates == pytest.approx([1e-3, 1e-4, 1e-5, 1e-6])
+    assert len(inner.val_losses) == 4
+    assert algorithm.ended
+    assert algorithm.update_count == 6
     still = [torch.equal(a, b) for a, b in zip(weights, weights[1:])]
     assert still == [False, False, False, True, True]
 
@@ -181,9 +185,11 @@ def test_a_loader_knows_its_length_before_and_after():
     "It reads ahead only if it is asked before."
     seen, loader = [], _Loader(iter("abc"))
     seen.extend(loader)
-    assert seen == [*"abc"] and len(loader) == 3
+    assert seen == [*"abc"]
+    assert len(loader) == 3
     loader = _Loader(iter("abc"))
-    assert len(loader) == 3 and list(loader) == [*"abc"]
+    assert len(loader) == 3
+    assert list(loader) == [*"abc"]
 
 
 def test_a_checkout_that_never_ends_is_stopped(checkout, monkeypatch):
@@ -196,7 +202,8 @@ def test_a_checkout_that_never_ends_is_stopped(checkout, monkeypatch):
 
 def test_the_code_is_part_of_a_runs_identity(checkout, tmp_path, monkeypatch):
     first, store = short_config("ERM"), RunStore(tmp_path / "runs")
-    assert first.algorithm == "domainbed:ERM" and len(first.algorithm_source) == 12
+    assert first.algorithm == "domainbed:ERM"
+    assert len(first.algorithm_source) == 12
     with open(checkout / "domainbed/lib/misc.py", "a") as file:
         file.write("\n# changed\n")
     (checkout / "domainbed/datasets.py").write_text("# not used")
@@ -227,9 +234,11 @@ def test_the_commands_take_a_checkout(checkout, tmp_path, monkeypatch):
     tiny += ["--steps", 2, "--set", "batch_size=4", "--set", "every=3", "--device", "cpu"]
     call = ["train", "--algorithm", "domainbed:Adversarial", *tiny]
     said = hmoe(*call, folder=tmp_path)
-    assert said.returncode == 1 and "--domainbed PATH" in said.stderr
+    assert said.returncode == 1
+    assert "--domainbed PATH" in said.stderr
     said = hmoe(*call, "--domainbed", checkout, folder=tmp_path)
-    assert said.returncode == 0 and "domainbed:Adversarial" in said.stdout, said.stderr
+    assert said.returncode == 0, said.stderr
+    assert "domainbed:Adversarial" in said.stdout, said.stderr
 
 
 @pytest.mark.slow
@@ -237,7 +246,8 @@ def test_workers_of_a_sweep_import_the_checkout(checkout, tmp_path):
     names = ["--algorithm", "domainbed:Adversarial", "--algorithm", "ERM", "--jobs", "2"]
     call = ["sweep", "digits_table", "--profile", "smoke", *names, "--domainbed", checkout]
     said = hmoe_process(*call, "--device", "cpu", folder=tmp_path)
-    assert said.returncode == 0 and " 0 failed" in said.stdout, said.stdout + said.stderr
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert " 0 failed" in said.stdout, said.stdout + said.stderr
 
 
 # What decides its numbers besides the code of the package

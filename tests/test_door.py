@@ -95,7 +95,8 @@ def test_a_command_that_writes_ends_with_a_path_that_can_be_opened(trained, comm
     done = hmoe(*words, folder=folder, **more)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
-    assert written in last.split() and (folder / written).exists()
+    assert written in last.split()
+    assert (folder / written).exists()
 
 
 def test_a_sweep_ends_with_how_it_ended_and_the_folder_of_the_runs(tmp_path, monkeypatch):
@@ -106,9 +107,12 @@ def test_a_sweep_ends_with_how_it_ended_and_the_folder_of_the_runs(tmp_path, mon
     monkeypatch.setattr("hmoe_repro.studies.sweep._train", lambda queue, how: left.append(how))
     done = CliRunner().invoke(app, ["sweep", "smoke-toy", "--device", "cpu", "--minutes", "5"])
     first, *_, summary, last = done.output.splitlines()
-    assert done.exit_code == 0 and first == "smoke-toy: 9 runs, 9 to train on cpu"
+    assert done.exit_code == 0
+    assert first == "smoke-toy: 9 runs, 9 to train on cpu"
     assert summary.startswith("0 of 9 runs complete, 9 unfinished (0 begun)")
-    assert last == "wrote runs" and 4 < left[0].minutes < 5 and left[0].stop_kind_after_failure
+    assert last == "wrote runs"
+    assert 4 < left[0].minutes < 5
+    assert left[0].stop_kind_after_failure
 
 
 @pytest.mark.parametrize("module, names", WRITERS.items(), ids=lambda value: str(value)[-40:-20])

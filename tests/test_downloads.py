@@ -97,12 +97,10 @@ def test_a_good_server_is_asked_once_and_progress_ends_at_the_end(server, tmp_pa
         )
         == tmp_path / "f"
     )
-    assert (
-        whole(tmp_path)
-        and server.asked == [0]
-        and seen[-1] == (len(CONTENT), len(CONTENT))
-        and seen == sorted(seen)
-    )
+    assert whole(tmp_path)
+    assert server.asked == [0]
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert seen == sorted(seen)
     download(server.url, tmp_path / "f", SHA, **QUICK)
     assert server.asked == [0], "a whole file is not asked for again"
     (tmp_path / "f").write_bytes(b"other")
@@ -113,17 +111,20 @@ def test_a_good_server_is_asked_once_and_progress_ends_at_the_end(server, tmp_pa
 def test_interruptions_are_continued_not_repeated(server, tmp_path):
     server.behave = lambda h: h.file(send=1 << 20)
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 1 << 20, 2 << 20, 3 << 20]
+    assert whole(tmp_path)
+    assert server.asked == [0, 1 << 20, 2 << 20, 3 << 20]
 
 
 def test_what_arrived_is_kept_for_another_day(server, tmp_path):
     server.behave = lambda h: h.file(send=1 << 20) if h.start == 0 else h.reply(b"", 503)
     with pytest.raises(HmoeError, match="503.*what has arrived is kept"):
         download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert (tmp_path / "f.part").stat().st_size == 1 << 20 and not (tmp_path / "f").exists()
+    assert (tmp_path / "f.part").stat().st_size == 1 << 20
+    assert not (tmp_path / "f").exists()
     server.behave, before = lambda h: h.file(), len(server.asked)
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked[before:] == [1 << 20]
+    assert whole(tmp_path)
+    assert server.asked[before:] == [1 << 20]
 
 
 def test_a_killed_download_goes_on(server, tmp_path):
@@ -152,20 +153,23 @@ def test_a_killed_download_goes_on(server, tmp_path):
     process.kill()
     process.wait()
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 1 << 20]
+    assert whole(tmp_path)
+    assert server.asked == [0, 1 << 20]
 
 
 def test_a_server_without_ranges_starts_anew(server, tmp_path):
     server.behave = lambda h: h.reply(CONTENT, send=1 << 20 if len(server.asked) < 3 else None)
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 0, 0]
+    assert whole(tmp_path)
+    assert server.asked == [0, 0, 0]
     (tmp_path / "f").unlink()
     server.asked.clear()
     server.behave = lambda h: h.reply(
         CONTENT, send=1 << 20 if len(server.asked) < 3 else None, ETag='"v1"'
     )  # promises a mark, ignores Range
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 1 << 20, 1 << 20]
+    assert whole(tmp_path)
+    assert server.asked == [0, 1 << 20, 1 << 20]
 
 
 def test_two_versions_of_a_file_are_never_glued_together(server, tmp_path):
@@ -174,7 +178,8 @@ def test_two_versions_of_a_file_are_never_glued_together(server, tmp_path):
         h.file(old, send=1 << 20, mark='"old"') if len(server.asked) == 1 else h.file(mark='"new"')
     )
     download(server.url, tmp_path / "f", **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 1 << 20]
+    assert whole(tmp_path)
+    assert server.asked == [0, 1 << 20]
 
 
 @pytest.mark.parametrize("ranged", ["bytes 0-9/{n}", "nonsense", ""])
@@ -187,7 +192,8 @@ def test_a_continuation_of_something_else_is_not_believed(ranged, server, tmp_pa
 
     server.behave = lying
     download(server.url, tmp_path / "f", **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 1 << 20, 0]
+    assert whole(tmp_path)
+    assert server.asked == [0, 1 << 20, 0]
 
 
 def test_weak_marks_are_not_used(server, tmp_path):
@@ -195,7 +201,8 @@ def test_weak_marks_are_not_used(server, tmp_path):
         send=1 << 20 if len(server.asked) == 1 else None, mark='W/"v1"'
     )
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [0, 0]
+    assert whole(tmp_path)
+    assert server.asked == [0, 0]
 
 
 @pytest.mark.parametrize("note", ["", "rubbish", None])
@@ -211,7 +218,8 @@ def test_leftovers_that_mean_nothing_are_no_obstacle(note, server, tmp_path):
 def test_passing_errors_are_tried_again(status, server, tmp_path):
     server.behave = lambda h: h.reply(b"busy", status) if len(server.asked) < 3 else h.file()
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and len(server.asked) == 3
+    assert whole(tmp_path)
+    assert len(server.asked) == 3
 
 
 @pytest.mark.parametrize("status", [404, 403, 401, 410])
@@ -219,7 +227,8 @@ def test_lasting_errors_are_not(status, server, tmp_path):
     server.behave = lambda h: h.reply(b"no", status)
     with pytest.raises(HmoeError, match=f"the server said {status}.*Fix: another source"):
         download(server.url, tmp_path / "f", **QUICK)
-    assert len(server.asked) == 1 and not list(tmp_path.iterdir())
+    assert len(server.asked) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_server_that_never_gets_further_is_given_up(server, tmp_path):
@@ -246,7 +255,8 @@ def test_a_part_that_is_whole_or_too_long_is_fetched_again(server, tmp_path):
     (tmp_path / "f.part").write_bytes(CONTENT + b"more")
     (tmp_path / "f.mark").write_text('"v1"')
     download(server.url, tmp_path / "f", SHA, **QUICK)
-    assert whole(tmp_path) and server.asked == [len(CONTENT) + 4, 0]
+    assert whole(tmp_path)
+    assert server.asked == [len(CONTENT) + 4, 0]
 
 
 def test_another_file_is_not_kept(server, tmp_path):
@@ -262,12 +272,10 @@ def test_pages_are_not_files(server, tmp_path):
     )
     with pytest.raises(HmoeError) as caught:
         download(server.url, tmp_path / "f", **QUICK)
-    assert (
-        "Quota exceeded" in str(caught.value)
-        and "--archive" in str(caught.value)
-        and "\n" not in str(caught.value)
-        and not (tmp_path / "f").exists()
-    )
+    assert "Quota exceeded" in str(caught.value)
+    assert "--archive" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "f").exists()
 
 
 def test_only_the_web_is_asked(server, tmp_path):
@@ -354,9 +362,8 @@ def test_every_data_set_is_prepared_from_archives_as_its_sources_pack_them(name,
     prepare_dataset(name, archives, tmp_path / "data")
     assert [p.name for p in (tmp_path / "data").iterdir()] == [KNOWN[name].folder]
     tree = read_known(name, tmp_path / "data")
-    assert tree.domain_names == list(KNOWN[name].domains) and all(
-        (tree.root / f).is_file() for files in tree.files for f in files
-    )
+    assert tree.domain_names == list(KNOWN[name].domains)
+    assert all((tree.root / f).is_file() for files in tree.files for f in files)
     with pytest.raises(HmoeError, match="exists already"):
         prepare_dataset(name, archives, tmp_path / "data")
 
@@ -365,9 +372,11 @@ def test_every_data_set_has_a_source_of_the_right_shape():
     assert len(KNOWN["TerraIncognita"].sources) == 2
     for known in KNOWN.values():
         for source in known.sources:
-            assert source["files"] and source["title"]
+            assert source["files"]
+            assert source["title"]
             for file, url in source["files"].items():
-                assert url.startswith("http") and file.endswith((".zip", ".tar.gz"))
+                assert url.startswith("http")
+                assert file.endswith((".zip", ".tar.gz"))
                 assert "drive.usercontent" not in url or url.endswith("&confirm=t")
 
 
@@ -392,7 +401,8 @@ def slow_terra(tables):
 def test_terra_equals_the_slow_way_file_by_file(tmp_path):
     archives, tables = cct20(tmp_path, 300)
     plan = slow_terra(tables)
-    assert terra_plan(tables) == plan and len(plan) > 200
+    assert terra_plan(tables) == plan
+    assert len(plan) > 200
     prepare_dataset("TerraIncognita", archives, tmp_path / "data")
     root = tmp_path / "data" / "terra_incognita"
     assert {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*.jpg")} == {
@@ -441,24 +451,20 @@ def test_sources_are_tried_in_order_and_each_failure_is_said(server, tmp_path):
     with pytest.raises(HmoeError) as caught:
         download_dataset("PACS", tmp_path / "data", bad, **QUICK)
     said = str(caught.value)
-    assert (
-        "first failed: http" in said
-        and "404" in said
-        and "second failed: cut.zip is damaged" in said
-        and "third failed: what was unpacked has no sketch" in said
-        and "--archive" in said
-        and "\n" not in said
-    )
+    assert "first failed: http" in said
+    assert "404" in said
+    assert "second failed: cut.zip is damaged" in said
+    assert "third failed: what was unpacked has no sketch" in said
+    assert "--archive" in said
+    assert "\n" not in said
     assert not (tmp_path / "data" / "PACS").exists()
     lines = download_dataset(
         "PACS", tmp_path / "data", (*bad, mirror("good.zip", title="fourth")), **QUICK
     )
-    assert (
-        [p.name for p in (tmp_path / "data").iterdir()] == ["PACS"]
-        and "PACS: from fourth" in lines
-        and any("9,991" in line for line in lines)
-        and sum("failed" in line for line in lines) == 3
-    )
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["PACS"]
+    assert "PACS: from fourth" in lines
+    assert any("9,991" in line for line in lines)
+    assert sum("failed" in line for line in lines) == 3
     assert download_dataset("PACS", tmp_path / "data", bad)[0] == "PACS is there already"
 
 
@@ -481,11 +487,9 @@ def test_files_that_arrived_are_not_fetched_again(server, tmp_path):
         on_progress=lambda what, *_: seen.append(what),
         **QUICK,
     )
-    assert (
-        len(server.asked) == before + 1
-        and [p.name for p in (tmp_path / "data").iterdir()] == ["domain_net"]
-        and set(seen) == {"sketch.zip", "unpacking DomainNet"}
-    )
+    assert len(server.asked) == before + 1
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["domain_net"]
+    assert set(seen) == {"sketch.zip", "unpacking DomainNet"}
 
 
 def test_a_half_downloaded_folder_of_the_user_is_not_touched(tmp_path):
@@ -504,7 +508,8 @@ def test_given_archives_files_or_addresses(server, tmp_path):
     with pytest.raises(HmoeError, match="does not exist"):
         prepare_given("VLCS", [str(tmp_path / "no.zip")], None, tmp_path / "data")
     prepare_given("VLCS", [str(archive)], [sha.upper()], tmp_path / "data")
-    assert archive.exists() and (tmp_path / "data" / "VLCS").is_dir()
+    assert archive.exists()
+    assert (tmp_path / "data" / "VLCS").is_dir()
     shutil.rmtree(tmp_path / "data")
     served(server, tmp_path)
     prepare_given(
@@ -573,7 +578,8 @@ def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(tmp_path):
         time.sleep(0.05)
     process.kill()
     process.wait()
-    assert list((tmp_path / "data").rglob("*.jpg")) and not (tmp_path / "data" / "VLCS").exists()
+    assert list((tmp_path / "data").rglob("*.jpg"))
+    assert not (tmp_path / "data" / "VLCS").exists()
     prepare_dataset("VLCS", [archive], tmp_path / "data")
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["VLCS"]
 
@@ -586,6 +592,7 @@ def test_progress_names_what_it_counts(server, tmp_path):
         "VLCS", tmp_path / "data", (source,), lambda *state: states.append(state), **QUICK
     )
     file, size = archive.name, states[0][2]
-    assert (file, size, size, "B") in states and states[-1][0] == "unpacking VLCS"
+    assert (file, size, size, "B") in states
+    assert states[-1][0] == "unpacking VLCS"
     assert {state[0] for state in states} == {file, "unpacking VLCS"}
     assert all(unit == "B" for *_, unit in states)

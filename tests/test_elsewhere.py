@@ -43,7 +43,8 @@ def test_an_update_stays_on_its_device_and_reads_its_losses_once(name, hparams):
     with elsewhere() as (mode, read):
         for count in (1, 2, 3):
             algorithm.update(batch)
-            assert len(read) == count * READS.get(name, 1) and mode.arrivals == 0
+            assert len(read) == count * READS.get(name, 1)
+            assert mode.arrivals == 0
 
 
 @every_case
@@ -55,7 +56,8 @@ def test_predicting_stays_on_its_device(name, hparams):
     with elsewhere() as (mode, read), torch.no_grad():
         logits = algorithm.predict_modes(batch[0][0])
     assert all(v.is_meta and v.shape == (8, 4) for v in logits.values())
-    assert not read and not mode.arrivals
+    assert not read
+    assert not mode.arrivals
 
 
 def test_a_penalty_that_switches_on_stays_on_the_device_too():
@@ -74,7 +76,8 @@ def test_a_penalty_that_switches_on_stays_on_the_device_too():
         with elsewhere() as (mode, read):
             for _ in range(3):
                 algorithm.update(batch)
-        assert len(read) == 3 and not mode.arrivals
+        assert len(read) == 3
+        assert not mode.arrivals
 
 
 def test_a_run_carries_its_indices_over_in_one_copy_and_reads_a_test_once():
@@ -90,7 +93,8 @@ def test_a_run_carries_its_indices_over_in_one_copy_and_reads_a_test_once():
             assert (mode.arrivals - before, len(read)) == (count, count)
         before, parts = mode.arrivals, torch.arange(50).repeat(3)
         evaluate(trainer.algorithm, trainer.data, data.domain_names[0], parts, META)
-        assert (mode.arrivals - before, len(read)) == (1, 3) and len(parts) > 64
+        assert (mode.arrivals - before, len(read)) == (1, 3)
+        assert len(parts) > 64
 
 
 class Careless(ERM):

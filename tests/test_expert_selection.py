@@ -157,7 +157,8 @@ def test_labels_are_dealt_anew_within_groups_to_every_order_alike():
     for _ in range(3000):
         got = tuple(shuffled_within(labels, groups, random).tolist())
         seen[got] = seen.get(got, 0) + 1
-    assert len(seen) == 2 * 6 and max(seen.values()) < 1.35 * min(seen.values())
+    assert len(seen) == 2 * 6
+    assert max(seen.values()) < 1.35 * min(seen.values())
     assert all({got[1], got[3]} == {1, 7} for got in seen)
 
 
@@ -201,7 +202,8 @@ def test_chance_grants_a_class_what_its_domains_explain():
     experts = np.where(random.random((200, 9)) < 0.8, domain[:, None], 2)
     blind = follows_label(experts, label, np.zeros(200, int), 3)["explained"]
     fair = follows_label(experts, label, domain, 3)["explained"]
-    assert blind["value"] > 3 * blind["high"] and fair["value"] <= fair["high"]
+    assert blind["value"] > 3 * blind["high"]
+    assert fair["value"] <= fair["high"]
     assert fair["chance"] > 0.9 * fair["value"]
 
 
@@ -211,7 +213,8 @@ def test_a_place_counts_only_if_it_is_the_same_in_all_images():
     aligned = np.tile(halves, (60, 1))
     anywhere = shifted(aligned, (4, 4), random)
     found = follows_position(aligned, (4, 4), 2)["explained"]
-    assert found["value"] == 1 and found["high"] < 0.3
+    assert found["value"] == 1
+    assert found["high"] < 0.3
     found = follows_position(anywhere, (4, 4), 2)["explained"]
     assert found["low"] <= found["value"] <= found["high"]
 
@@ -222,7 +225,8 @@ def test_agreement_beyond_chance_needs_the_class():
     place = np.arange(16) % 4
     by_class = (label[:, None] + place) % 4
     score = label_agreement(by_class, label, domain, 4)
-    assert score["value"] == 1 and score["high"] < 0.5
+    assert score["value"] == 1
+    assert score["high"] < 0.5
     score = label_agreement(np.tile(place, (90, 1)), label, domain, 4)
     assert score["value"] == score["chance"] == 1
 
@@ -236,8 +240,10 @@ def test_scores_are_json_the_same_again_and_say_what_was_dealt():
     assert scores == score_choices(experts.copy(), (3, 3), 5, label, domain, shuffles=30)
     assert json.loads(json.dumps(scores, allow_nan=False)) == scores
     one, two = scores["layers"]
-    assert one["class"]["explained"]["value"] == 1 and one["class"]["guessed"]["value"] == 1
-    assert two["class"]["explained"]["value"] < 0.1 and two["agreement"]["value"] == 1
+    assert one["class"]["explained"]["value"] == 1
+    assert one["class"]["guessed"]["value"] == 1
+    assert two["class"]["explained"]["value"] < 0.1
+    assert two["agreement"]["value"] == 1
     assert one["load"] == [round(float((label == e).mean()), 6) for e in range(5)]
     share = np.bincount(label) / 80
     assert math.isclose(one["evenness"], -(share * np.log(share)).sum() / math.log(5), abs_tol=1e-6)
@@ -246,7 +252,8 @@ def test_scores_are_json_the_same_again_and_say_what_was_dealt():
     np.add.at(pairs, tuple(experts.reshape(2, -1)), 1)
     assert between["explained"]["value"] == round(explained_fraction(pairs), 6)
     alone = score_choices(experts[:1], (3, 3), 5, label, np.zeros(80, int), shuffles=5)
-    assert alone["layers"][0]["domain"] is None and alone["between"] == []
+    assert alone["layers"][0]["domain"] is None
+    assert alone["between"] == []
 
 
 # Measuring
@@ -284,7 +291,8 @@ def test_the_experts_of_patches_are_those_that_the_router_prefers(trainer):
         for hook in hooks:
             hook.remove()
         found = patch_experts(algorithm, x)
-    assert found.shape == (2, 2, 16) and found.dtype == torch.uint8
+    assert found.shape == (2, 2, 16)
+    assert found.dtype == torch.uint8
     for k, b in enumerate((2, 4)):
         for i in range(2):
             wanted = slowly_chosen(body.blocks[b].mlp, inputs[b][i, 1:])
@@ -310,7 +318,8 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
     assert all(array.dtype == torch.uint8 for array in arrays.values())
     record = {"run_id": "0", "config": trainer.config.to_dict(), "expert_choices": scores}
     kept = StoredChoices(frame_of([record]).iloc[0], arrays)
-    assert kept.class_names == list("0123456789") and kept.test_domains == ["photo"]
+    assert kept.class_names == list("0123456789")
+    assert kept.test_domains == ["photo"]
     test = trainer.data.domain_index("photo")
     for part, of in (("out", kept.domain != test), ("test", kept.domain == test)):
         again = score_choices(kept.experts[:, of], (4, 4), 6, kept.label[of], kept.domain[of])
@@ -321,14 +330,16 @@ def test_what_a_run_keeps_of_its_experts_is_small_and_true(trainer):
         mine = kept.domain == domain
         had = np.bincount(kept.label[mine], minlength=10)
         got = np.bincount(kept.label[kept.shown[kept.domain[kept.shown] == domain]], minlength=10)
-        assert got.sum() == 12 and got.max() <= got[got < had].min(initial=99) + 1
+        assert got.sum() == 12
+        assert got.max() <= got[got < had].min(initial=99) + 1
     assert len(sealed(arrays)) < 100_000
 
 
 def test_the_record_of_a_run_without_experts_is_what_it_was(tmp_path):
     plain = make_config("ERM", "DigitDomainsTiny", ["photo"], **SPARSE | {"network": "small_cnn"})
     record = run(plain, RunStore(tmp_path))
-    assert record["discovery"] is None and not {"expert_choices", "spectra"} & set(record)
+    assert record["discovery"] is None
+    assert not {"expert_choices", "spectra"} & set(record)
     assert not (RunStore(tmp_path).path(plain.run_id) / "arrays.safetensors").exists()
 
 
@@ -336,7 +347,8 @@ def test_experts_are_measured_under_any_algorithm_and_leave_arrays(tmp_path):
     store = RunStore(tmp_path)
     config = make_config("IRM", "DigitDomainsTiny", ["photo"], **SPARSE)
     record = run(config, store)
-    assert record["status"] == "complete" and record["discovery"] is None
+    assert record["status"] == "complete"
+    assert record["discovery"] is None
     assert record["expert_choices"]["blocks"] == [2, 4]
     assert (store.path(config.run_id) / "arrays.safetensors").exists()
     assert not (store.path(config.run_id) / "selected-last.safetensors").exists()
@@ -347,7 +359,8 @@ def test_experts_and_codes_are_measured_together():
     config = make_config("HMOE-DN", "DigitDomainsTiny", ["photo"], **SPARSE)
     both = Trainer(config, build_dataset(config), torch.device("cpu"))
     scores, arrays = measure_run(both)
-    assert set(scores) == {"discovery", "expert_choices"} and scores["discovery"]
+    assert set(scores) == {"discovery", "expert_choices"}
+    assert scores["discovery"]
     assert {"code_out", "panel_images", "choice_experts"} <= set(arrays)
     alone, _ = DISCOVERY.measure(trained_run(both))
     assert alone == scores["discovery"]
@@ -383,7 +396,8 @@ def test_layers_of_the_other_backend_are_heard_alike(trainer, monkeypatch):
     made = Trainer(trainer.config, trainer.data, torch.device("cpu"))
     made.algorithm = theirs
     scores, _ = measure_choices(trained_run(made))
-    assert scores["experts"] == 6 and scores["blocks"] == [2, 4]
+    assert scores["experts"] == 6
+    assert scores["blocks"] == [2, 4]
 
 
 def test_an_algorithm_without_experts_has_no_sparse_body():
@@ -463,9 +477,11 @@ def test_stored_choices_know_their_blocks():
 def test_shares_are_counted_by_hand():
     kept = StoredChoices(frame_of([invented()]).iloc[0], arrays_by_hand())
     shares = SELECTION.expert_shares(kept, "class", 2)
-    assert shares.index.tolist() == ["b", "f"] and (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
+    assert shares.index.tolist() == ["b", "f"]
+    assert (shares.to_numpy() == [0.25, 0.25, 0.5]).all()
     maps = SELECTION.position_shares(kept)
-    assert maps.shape == (3, 2, 2) and maps[2].tolist() == [[1, 1], [0, 0]]
+    assert maps.shape == (3, 2, 2)
+    assert maps[2].tolist() == [[1, 1], [0, 0]]
 
 
 def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
@@ -475,9 +491,11 @@ def test_the_picture_has_a_row_for_each_domain_and_a_name_for_each_expert():
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 1", "expert 2"]
     sheet = figure.axes[0].images[0].get_array()
-    assert sheet.shape == (13, 20, 3) and (sheet[:6, :6] == 90).all()
+    assert sheet.shape == (13, 20, 3)
+    assert (sheet[:6, :6] == 90).all()
     over = tinted(kept.images[:1], kept.layer()[[1]], (2, 2), 3)
-    assert (sheet[7:, :6] == over[0]).all() and (sheet[:, 7:] == 255).all()
+    assert (sheet[7:, :6] == over[0]).all()
+    assert (sheet[:, 7:] == 255).all()
 
 
 def test_rows_and_their_means():
@@ -488,7 +506,8 @@ def test_rows_and_their_means():
     assert rows[(rows.block == 4) & (rows.known == "domain")].empty
     one = rows[(rows.part == "validation") & (rows.block == 2) & (rows.known == "class")]
     one = one[one.measure == "explained"]
-    assert one.value.tolist() == [0.4, 0.4] and one.above.tolist() == [True, False]
+    assert one.value.tolist() == [0.4, 0.4]
+    assert one.above.tolist() == [True, False]
     with pytest.raises(HmoeError, match="no complete run has scores of experts"):
         choice_rows(frame_of(records[2:]))
 
@@ -504,7 +523,8 @@ def test_the_sentence_of_a_network_contrasts_the_class_with_the_domain():
         "gmoe_small: experts follow the class of a picture more: class − domain +9.0 (95 % CI +6.5 "
         "to +11.5) points of the choice of expert explained, significant (3 runs). Explained: "
     )
-    assert "class 20.0 % (chance 1.0 %)" in line and "domain 11.0 % (chance 1.0 %)" in line
+    assert "class 20.0 % (chance 1.0 %)" in line
+    assert "domain 11.0 % (chance 1.0 %)" in line
     assert line.endswith("The busiest of 3 experts has 70 % of the patches.")
     (alone,) = choice_verdict(frame_of(records[:1]))
     assert "+10.0 (one seed) points of the choice of expert explained (1 runs)" in alone
@@ -514,7 +534,8 @@ def test_the_sentence_of_a_network_contrasts_the_class_with_the_domain():
         for layer in record["expert_choices"]["out"]["layers"]:
             layer["domain"] = {"explained": {"value": 0.1 + seed / 10, **CHANCE}}
     (wide,) = choice_verdict(frame_of(records))  # 20 % minus 10, 20 and 30 %
-    assert wide.startswith(f"{open_one} more: class − domain ") and "significant" not in wide
+    assert wide.startswith(f"{open_one} more: class − domain ")
+    assert "significant" not in wide
 
 
 CHANCE = {"chance": 0.01, "low": 0.0, "high": 0.02}
@@ -526,7 +547,8 @@ def test_only_runs_with_scores_and_arrays_are_drawn(tmp_path):
     write_arrays(tmp_path / "some-study", "0", arrays_by_hand())
     records = [invented(0), invented(1), invented(2) | {"expert_choices": None}]
     (kept,) = runs_with_choices(frame_of(records, "some-study"), tmp_path)
-    assert kept.run.run_id == records[0]["run_id"] and kept.shown.tolist() == [1, 3]
+    assert kept.run.run_id == records[0]["run_id"]
+    assert kept.shown.tolist() == [1, 3]
 
 
 # The page
@@ -553,7 +575,8 @@ def test_the_page_of_trained_runs(tmp_path):
         r["expert_choices"]["out"]["layers"][1]["class"]["explained"]["value"] for r in records[:2]
     ]
     one = table[(table.part == "validation") & (table.block == 4) & (table.known == "class")]
-    assert math.isclose(one.value.item(), np.mean(values)) and one.runs.item() == 2
+    assert math.isclose(one.value.item(), np.mean(values))
+    assert one.runs.item() == 2
     last = frame_of(records[1:2], "quick-gmoe").iloc[0]
     kept = StoredChoices(last, arrays_of(last, results))
     assert kept.test_domains == ["sketch"]

@@ -109,7 +109,8 @@ def test_a_graph_has_the_normalisation_inside(place, tmp_path):
     model = place["model"]
     path, difference = export_model(model, tmp_path / "a", "torch-export")
     check(model, path)
-    assert difference < TOLERANCE and path.name == "model.pt2"
+    assert difference < TOLERANCE
+    assert path.name == "model.pt2"
     bright = np.full((1, 24, 24, 3), 200, np.uint8)
     x = torch.tensor((bright / 255 - MEAN) / STD, dtype=torch.float32).permute(0, 3, 1, 2)
     with torch.no_grad():
@@ -156,7 +157,8 @@ def test_onnx_runtime_computes_the_same(name, tmp_path):
     check(model, path)
     proto = onnx.load(path)
     (said,) = (p.value for p in proto.metadata_props if p.key == "config.json")
-    assert difference < TOLERANCE and json.loads(said) == load_config(tmp_path / "a")
+    assert difference < TOLERANCE
+    assert json.loads(said) == load_config(tmp_path / "a")
     assert str(Path.cwd()) not in path.read_bytes().decode("latin1")
     path, _ = export_model(model, tmp_path / "b", "onnx", as_bytes=True)
     check(model, path, as_bytes=True)
@@ -179,7 +181,8 @@ def test_what_adapts_is_refused_as_a_graph_and_kept_as_weights(place, tmp_path):
     with pytest.raises(HmoeError, match="ARM adapts at test time.*--format safetensors"):
         export_model(model, tmp_path / "a", "torch-export")
     path, difference = export_model(model, tmp_path / "a")
-    assert difference == 0 and path.name == "model.safetensors"
+    assert difference == 0
+    assert path.name == "model.safetensors"
 
 
 def test_an_algorithm_with_a_memory_is_found_out(place, tmp_path):
@@ -247,7 +250,8 @@ def test_the_folder_predicts_without_its_run(place, exported, tmp_path, monkeypa
     hmoe(*command, tmp_path / "folder.csv", "--model", exported)
     assert (tmp_path / "run.csv").read_bytes() == (tmp_path / "folder.csv").read_bytes()
     again = load(exported)
-    assert again.expert_names == model.expert_names and again.domain_names == model.domain_names
+    assert again.expert_names == model.expert_names
+    assert again.domain_names == model.domain_names
     with pytest.raises(HmoeError, match="unknown weights of the folder.*Valid: last"):
         load(exported, "mix")
 
@@ -257,10 +261,12 @@ def test_what_is_inside_is_the_same_everywhere(place, exported):
 
     config, model = load_config(exported), place["model"]
     assert config["files"] == {"model.safetensors": "float32", "model.pt2": "float32"}
-    assert config["classes"] == model.class_names and config["groups"] == model.expert_names
+    assert config["classes"] == model.class_names
+    assert config["groups"] == model.expert_names
     assert config["hyper_parameters"] == json.loads(json.dumps(model.algorithm.hparams))
     assert config["input"]["shape"] == ["batch", 3, 24, 24]
-    assert config["input"]["mean"] == list(MEAN) and config["input"]["std"] == list(STD)
+    assert config["input"]["mean"] == list(MEAN)
+    assert config["input"]["std"] == list(STD)
     inside = {"config.json": ""}
     torch.export.load(exported / "model.pt2", extra_files=inside)
     assert json.loads(inside["config.json"]) == config
@@ -288,21 +294,26 @@ def test_the_card_has_what_a_hub_reads_and_the_numbers_of_the_record(place, tmp_
     card = ModelCard((folder / "README.md").read_text(encoding="utf-8"))
     selected = model.record["selected"]["mix"]
     (result,) = card.data.eval_results
-    assert card.data.library_name == "hmoe_repro" and card.data.model_name == "hmoe"
+    assert card.data.library_name == "hmoe_repro"
+    assert card.data.model_name == "hmoe"
     assert card.data.pipeline_tag == "image-classification"
-    assert result.metric_type == "accuracy" and result.dataset_type == "digitdomainstiny"
+    assert result.metric_type == "accuracy"
+    assert result.dataset_type == "digitdomainstiny"
     assert result.metric_value == pytest.approx(selected["test_accuracy"], abs=1e-4)
     validation = f"{100 * selected['validation_accuracy']:.1f} %"
     for said in (validation, "photo", "trial seed 0", f"step {selected['step']} of 3"):
         assert said in card.text, said
     assert str(model.record["environment"]["commit"]) in card.text
-    assert "](" not in card.text and "None" not in card.text
+    assert "](" not in card.text
+    assert "None" not in card.text
 
 
 def test_the_card_of_a_pooled_folder_names_its_held_out_fifth(exported):
     text = (exported / "README.md").read_text(encoding="utf-8")
-    assert "accuracy on the held-out fifth" in text and "test domain held out" not in text
-    assert "| training domains |" not in text and "random part of the same folder" in text
+    assert "accuracy on the held-out fifth" in text
+    assert "test domain held out" not in text
+    assert "| training domains |" not in text
+    assert "random part of the same folder" in text
 
 
 def test_nothing_else_is_overwritten(place, exported, tmp_path):
@@ -372,7 +383,8 @@ def test_the_two_ways_to_a_model_give_the_same_one(place, monkeypatch, tmp_path,
         monkeypatch.setattr(f"hmoe_repro.training.model.{name}", lambda *_: pytest.fail("data"))
     model = load(run_id[:8], mode, place["store"])
     algorithm, record = load_model(run_id[:8], mode, place["store"])
-    assert record == model.record and not algorithm.training
+    assert record == model.record
+    assert not algorithm.training
     pairs = zip(algorithm.state_dict().values(), model.algorithm.state_dict().values())
     assert all(torch.equal(a, b) for a, b in pairs)
     with pytest.raises(HmoeError, match=f"unknown mode of run {run_id} 'best'. Valid: default"):
@@ -400,7 +412,8 @@ def test_the_command_names_its_folder_after_the_run(place, tmp_path, monkeypatch
     monkeypatch.setenv("HMOE_RUNS", str(place["at"] / "runs"))
     monkeypatch.chdir(tmp_path)
     said = hmoe("export", run_id[:8])
-    assert f"erm-{run_id}/model.safetensors" in said and "README.md" in said
+    assert f"erm-{run_id}/model.safetensors" in said
+    assert "README.md" in said
     assert load(f"erm-{run_id}").record["run_id"] == run_id
     with pytest.raises(HmoeError, match=f"Valid: {', '.join(FORMATS)}"):
         hmoe("export", run_id, "--format", "tflite")
@@ -428,10 +441,12 @@ def test_one_image_in_every_form(place):
         assert found["probability"] == pytest.approx(row.probability, abs=1e-5)
         assert found["gate_value"] == pytest.approx(row.gate_value, abs=1e-5)
     several = model.predict([file, image])
-    assert several.file.tolist() == [str(file), "image 1"] and len(several) == 2
+    assert several.file.tolist() == [str(file), "image 1"]
+    assert len(several) == 2
     assert json.loads(json.dumps(found)) == found
     without = place["digits"]["ERM"].predict(image.convert("L"))
-    assert without["nearest_domain"] is None and without["gate_value"] is None
+    assert without["nearest_domain"] is None
+    assert without["gate_value"] is None
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def refusal(root, function=own_inventory):
     "The error that a folder is refused with."
     with pytest.raises(HmoeError) as caught:
         function(root)
-    assert caught.value.fix and "\n" not in str(caught.value)
+    assert caught.value.fix
+    assert "\n" not in str(caught.value)
     return caught.value
 
 
@@ -74,7 +75,8 @@ def test_a_split_inside_each_domain_is_recognised(tmp_path):
     for domain in DOMAINS:
         tree(tmp_path / "data" / domain, ("train", "val"))
     error = refusal(tmp_path / "data")
-    assert "train, val" in error.cause and "in place of classes" in error.cause
+    assert "train, val" in error.cause
+    assert "in place of classes" in error.cause
     assert refusal(tmp_path / "data", read_pool).cause == error.cause
 
 
@@ -100,7 +102,8 @@ def test_a_pool_one_folder_too_high_has_a_note(tmp_path):
     assert read_pool(tmp_path / "up" / "data").notes == []
     short = "--network image_cnn --resolution 24 --steps 2 --restarts 1 --output".split()
     done = command("discover", tmp_path / "up", *short, tmp_path / "report.html")
-    assert done.exit_code == 0 and f"note: {note}" in done.stderr
+    assert done.exit_code == 0
+    assert f"note: {note}" in done.stderr
 
 
 def test_one_folder_too_deep_names_the_folder_above(tmp_path):
@@ -117,7 +120,8 @@ def test_deeper_images_are_images_with_a_note(tmp_path):
         for name in CLASSES:
             tree(tmp_path / domain, (name,), (f"of {domain} {name}",))
     found = own_inventory(tmp_path)
-    assert found.classes == list(CLASSES) and found.domains == list(DOMAINS)
+    assert found.classes == list(CLASSES)
+    assert found.domains == list(DOMAINS)
     assert any("below their class folders" in note for note in found.notes)
 
 
@@ -136,7 +140,8 @@ def test_two_spellings_of_a_class_are_refused(tmp_path, other):
     tree(tmp_path / "data")
     (tmp_path / "data" / "photo" / "cat").rename(tmp_path / "data" / "photo" / other)
     error = refusal(tmp_path / "data")
-    assert repr(other) in error.cause and repr("cat") in error.cause
+    assert repr(other) in error.cause
+    assert repr("cat") in error.cause
     tree(tmp_path / "data", count=12)
     shutil.rmtree(tmp_path / "data" / "photo" / "cat")
     assert repr(other) in refusal(tmp_path / "data", read_pool).cause
@@ -189,7 +194,8 @@ def test_names_that_are_not_utf8_are_refused_everywhere(tmp_path, level):
         ("data", "verify", root),
     ):
         done = command(*words)
-        assert isinstance(done.exception, HmoeError) and r"caf\udce9" in str(done.exception)
+        assert isinstance(done.exception, HmoeError)
+        assert r"caf\udce9" in str(done.exception)
 
 
 # Images
@@ -225,7 +231,8 @@ def test_transparent_images_are_counted(tmp_path):
     image.save(root / "art" / "cat" / "00.png")
     find_dataset(str(root))
     (note,) = [note for note in verify_dataset("data").notes if "transparent" in note]
-    assert note.startswith("1 image has") and "art/cat/00.png" in note
+    assert note.startswith("1 image has")
+    assert "art/cat/00.png" in note
 
 
 SHORT = {"method": "hmoe", "network": "image_cnn", "steps": 2, "restarts": 1, "experts": 2}
@@ -255,7 +262,8 @@ def test_discover_leaves_bad_files_out_and_lists_them(damaged, tmp_path):
     skipped = [line for line in done.stderr.splitlines() if line.startswith("skipped: ")]
     assert [line.split()[1] for line in skipped] == ["cat/cut.png", "dog/empty.png"]
     table = pd.read_csv(tmp_path / "groups.csv")
-    assert len(table) == 40 and not table.file.str.contains("cut|empty").any()
+    assert len(table) == 40
+    assert not table.file.str.contains("cut|empty").any()
     assert "cat/cut.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -273,7 +281,8 @@ def test_a_whole_folder_keeps_its_run(damaged):
     for name in ("cat/cut.png", "dog/empty.png"):
         (damaged / name).unlink()
     found = discover(damaged, **SHORT)
-    assert found.record["config"]["images"]["unreadable"] == "refuse" and not found.unreadable
+    assert found.record["config"]["images"]["unreadable"] == "refuse"
+    assert not found.unreadable
 
 
 def test_the_option_has_one_name_in_every_command(tmp_path, monkeypatch):
@@ -281,7 +290,8 @@ def test_the_option_has_one_name_in_every_command(tmp_path, monkeypatch):
     commands = get_command(app).commands
     for name, usual in {"train": False, "sweep": False, "predict": False, "discover": True}.items():
         (option,) = [p for p in commands[name].params if "--skip-unreadable" in p.opts]
-        assert option.secondary_opts == ["--no-skip-unreadable"] and option.default is usual
+        assert option.secondary_opts == ["--no-skip-unreadable"]
+        assert option.default is usual
     root = tree(tmp_path / "data")
     (root / "art" / "cat" / "00.png").write_bytes(b"no picture")
     words = (*TRAIN.split(), "--test-domain", "sketch", "--dataset", root, "--device", "cpu")

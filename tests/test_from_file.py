@@ -51,15 +51,16 @@ def file(tmp_path, monkeypatch, own_names):
 
 
 def test_a_class_is_found_by_its_own_name_and_by_the_registered_one(file):
-    assert (
-        file(TWO, "Plain") == "Plain (mine.py)"
-        and ALGORITHMS["Plain (mine.py)"].needs_domain_labels
-    )
+    assert file(TWO, "Plain") == "Plain (mine.py)"
+    assert ALGORITHMS["Plain (mine.py)"].needs_domain_labels
     assert ALGORITHMS["Plain (mine.py)"].settings.smoothing == 0.1
     assert file(TWO, "Named") == file(TWO, "Other") == "Named (mine.py)"
     hashes = {source_hash(ALGORITHMS[f"{name} (mine.py)"]) for name in ("Named", "Plain")}
-    assert len(hashes) == 2 and "Named" not in ALGORITHMS and "Plain" not in ALGORITHMS
-    assert is_file_algorithm("mine.py:Plain") and not is_file_algorithm("Plain (mine.py)")
+    assert len(hashes) == 2
+    assert "Named" not in ALGORITHMS
+    assert "Plain" not in ALGORITHMS
+    assert is_file_algorithm("mine.py:Plain")
+    assert not is_file_algorithm("Plain (mine.py)")
 
 
 def test_a_class_name_goes_before_a_registered_one(file):
@@ -98,7 +99,9 @@ def test_an_error_in_training_is_explained_with_its_line(file):
     with pytest.raises(IndexError) as caught:
         cls(*SHAPE).update([])
     said = explain_error(caught.value, cls.name, source_hash(cls))
-    assert "line 17 of mine.py (`return {" in said and "IndexError" in said and "Fix:" in said
+    assert "line 17 of mine.py (`return {" in said
+    assert "IndexError" in said
+    assert "Fix:" in said
     assert explain_error(ValueError("elsewhere"), "Named", "0" * 12) == "ValueError: elsewhere"
     assert explain_error(ValueError("ours"), "ERM", None) == "ValueError: ours"
 
@@ -106,7 +109,8 @@ def test_an_error_in_training_is_explained_with_its_line(file):
 def test_a_run_goes_on_with_the_version_it_began_with(file, tmp_path):
     old = source_hash(ALGORITHMS[file(TWO, "Plain")])
     new = source_hash(ALGORITHMS[file(TWO.replace("0.1", "0.2"), "Plain")])
-    assert old != new and ALGORITHMS["Plain (mine.py)"].settings.smoothing == 0.2
+    assert old != new
+    assert ALGORITHMS["Plain (mine.py)"].settings.smoothing == 0.2
     assert restore_algorithm("Plain (mine.py)", old).settings.smoothing == 0.1
     with pytest.raises(
         HmoeError, match=f"not kept here; the one known by that name has hash {old}"
@@ -204,7 +208,8 @@ def test_code_that_looks_names_up_at_run_time_counts_as_a_whole(tmp_path):
         for how in ("RATE", "globals()['RATE']")
         for pi in ("math.pi", "math.e")
     ]
-    assert keys[0] == keys[1] and len(set(keys)) == 3
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
 
 
 def test_modules_next_to_the_file_travel_with_it_in_two_versions(tmp_path, monkeypatch, own_names):
@@ -227,7 +232,8 @@ def test_modules_next_to_the_file_travel_with_it_in_two_versions(tmp_path, monke
     assert values[1] == pytest.approx(1000 * values[0], rel=1e-5)  # sharpen, twice and late
     assert not {"helpers", "deeper", "package"} & set(sys.modules)
     kept = tmp_path / "runs" / "algorithms" / losses[0][1]
-    assert not list(kept.rglob("*.pyc")) and not (kept / "unused.py").exists()
+    assert not list(kept.rglob("*.pyc"))
+    assert not (kept / "unused.py").exists()
     (kept / "deeper.py").write_text("def same(x):\n    return 0 * x\n")
     del ALGORITHMS[name]
     with pytest.raises(HmoeError, match="was changed"):

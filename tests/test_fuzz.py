@@ -61,7 +61,8 @@ def ended_well(done, case):
     assert done.returncode in (0, 1, 2), (SEED, case, done.returncode)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        assert lines and lines[-1].startswith("hmoe: "), (SEED, case, done.stderr)
+        assert lines, (SEED, case, done.stderr)
+        assert lines[-1].startswith("hmoe: "), (SEED, case, done.stderr)
     control = [c for c in done.stdout + done.stderr if not c.isprintable() and c not in "\n\r\t"]
     assert not control, (SEED, case, control)
     return done

@@ -24,7 +24,8 @@ def test_markdown_stays_as_it_is_and_html_is_escaped():
     section = {"name": "one", "title": "a < b", "claim": "", "verdict": "it's"}
     lists = dict.fromkeys(("pictures", "tables", "linked"), [])
     text = template("gallery_section.md").render(**section, **lists)
-    assert "## a < b" in text and "it's" in text
+    assert "## a < b" in text
+    assert "it's" in text
     frame = pd.DataFrame(columns=["a < b"])
     assert "a &lt; b" in template("discover_parts.html").module.table(frame)
 
@@ -64,4 +65,5 @@ def test_every_page_has_its_answer_as_data(root):
     assert len(files) > 70
     for file in files:
         facts = json.loads(file.read_text(encoding="utf-8"))
-        assert facts["answer"] and facts["verdict"][0].startswith(facts["answer"]), file.name
+        assert facts["answer"], file.name
+        assert facts["verdict"][0].startswith(facts["answer"]), file.name

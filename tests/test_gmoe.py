@@ -62,7 +62,8 @@ def test_settings_are_the_papers_on_every_data_set(name, dataset):
     declared = get_algorithm(name).HPARAMS
     h = merge_hparams(declared, {}, 224, dataset)
     assert (h["lr"], h["weight_decay"]) == PAPER[dataset]
-    assert h["batch_size"] == 32 and h["drop_path"] == 0.1
+    assert h["batch_size"] == 32
+    assert h["drop_path"] == 0.1
     assert h["network"] == {"GMoE": "gmoe_s16", "ERM-ViT": "deit_small"}[name]
     drawn = {n: str(s) for n, s in search_distributions(declared, 224, dataset).items()}
     own = dataset != "SVIRO"
@@ -86,7 +87,9 @@ def test_experts_have_the_papers_defaults_and_exist_with_experts_only():
         "moe_backend": "torch",
     }
     assert {n: v for n, v in h.items() if n.startswith("moe_")} == expected
-    assert h["drop_path"] == 0.1 and "freeze_bn" not in h and "resnet_dropout" not in h
+    assert h["drop_path"] == 0.1
+    assert "freeze_bn" not in h
+    assert "resnet_dropout" not in h
     for network in [*LARGE, "small_vit", "small_cnn", "mnist_cnn", "timm:vit_small_patch16_384"]:
         others = merge_hparams(SHARED_HPARAMS, {"network": network})
         assert not {n for n in others if n.startswith("moe_")}
@@ -116,8 +119,10 @@ def test_defaults_by_data_set_and_parity():
         "c": HParam("x", "three", domainbed_default="y"),
     }
     merged = lambda *where: tuple(merge_hparams(declared, {}, *where).values())
-    assert merged(28) == (1.0, 1.0, "x") and merged(224, "Here") == (2.0, 2.0, "x")
-    assert merged(224, "There") == (3.0, 3.0, "x") and merged(28, None, True) == (1.0, 1.0, "y")
+    assert merged(28) == (1.0, 1.0, "x")
+    assert merged(224, "Here") == (2.0, 2.0, "x")
+    assert merged(224, "There") == (3.0, 3.0, "x")
+    assert merged(28, None, True) == (1.0, 1.0, "y")
     given = merge_hparams(declared, {"a": 5.0, "c": "z"}, 28, "There", True)
     assert given == {"a": 5.0, "b": 5.0, "c": "z"}
 
@@ -173,7 +178,8 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
 def test_what_cannot_be_trained_is_refused_when_it_is_planned(name, settings, said):
     with pytest.raises(HmoeError) as refused:
         make_config(name, "DigitDomainsTiny", ["photo"], **settings)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_parity_evaluates_as_released_and_says_so_in_the_run():
@@ -205,7 +211,8 @@ def test_a_prediction_does_not_depend_on_its_batch_but_with_parity():
             moved[domainbed_compat] = (
                 (algorithm.predict(x)[:1] - algorithm.predict(x[:1])).abs().max()
             )
-    assert moved[False] < 1e-5 and moved[True] > 1e-4
+    assert moved[False] < 1e-5
+    assert moved[True] > 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +230,8 @@ def test_a_run_is_trained_kept_and_read_again(trained):
     assert record["status"] == "complete", record["reason"]
     assert {"loss", "auxiliary"} <= set(record["checkpoints"][-1]["losses"])
     algorithm, _ = load_model(config.run_id, store=store)
-    assert len(expert_layers(algorithm)) == 2 and not algorithm.training
+    assert len(expert_layers(algorithm)) == 2
+    assert not algorithm.training
     x = as_input(load_dataset("DigitDomainsTiny").images[0][:5])
     with torch.no_grad():
         assert algorithm.predict(x).shape == (5, 10)
@@ -250,7 +258,8 @@ def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, t
     folder_tree(tmp_path / "pictures", ["d"], ["c"], per_class=3)
     model = load(config.run_id, store=store)
     rows, unreadable = predict_folder(model, tmp_path / "pictures")
-    assert len(rows) == 3 and not unreadable
+    assert len(rows) == 3
+    assert not unreadable
     algorithm, other = (load_model(config.run_id, store=store)[0] for _ in range(2))
     with torch.no_grad():
         for p in other.parameters():
@@ -267,9 +276,8 @@ def test_a_folder_of_pictures_is_predicted_and_weights_survive_a_file(trained, t
 def test_the_quick_study_is_equal_updates_and_settings_known_from_others():
     configs, digits = study_configs("quick-gmoe"), study_configs("quick-digits")
     assert len(configs) == count_runs("quick-gmoe") == 4 * 4 * 3
-    assert {s.steps for s in configs} == {301} and {s.hparams["batch_size"] for s in configs} == {
-        16
-    }
+    assert {s.steps for s in configs} == {301}
+    assert {s.hparams["batch_size"] for s in configs} == {16}
     assert {s.determinism for s in configs} == {"portable"}
     networks = {s.algorithm: s.network for s in configs}
     assert networks == {
@@ -299,7 +307,8 @@ def test_the_papers_studies_hold_the_papers_settings():
         check_study(name)
         for runs in read_study(name).runs:
             long = "DomainNet" in runs.datasets
-            assert runs.steps == (15_001 if long else 5_001) and len(runs.seeds) == 3
+            assert runs.steps == (15_001 if long else 5_001)
+            assert len(runs.seeds) == 3
     (single,) = {runs.test_domains for runs in read_study("paper-gmoe-single").runs}
     assert single == (("clipart", "infograph", "quickdraw", "real", "sketch"),)
 
@@ -340,21 +349,24 @@ def test_the_twins_differ_in_their_experts_alone():
     assert rest == {n: t.shape for n, t in vit.state_dict().items() if ".mlp." not in n}
     for algorithm in (gmoe, vit):
         weight = algorithm.classifier.weight.detach()
-        assert 0.015 < weight.std() < 0.025 and not algorithm.classifier.bias.any()
+        assert 0.015 < weight.std() < 0.025
+        assert not algorithm.classifier.bias.any()
         blocks = algorithm.featurizer.body.blocks
         assert [getattr(b.drop_path1, "drop_prob", 0.0) for b in blocks] == pytest.approx(
             [0.02 * i for i in range(6)]
         )
     assert small_network(get_algorithm("GMoE")) == "gmoe_small"
     assert small_network(get_algorithm("IRM")) == "small_cnn"
-    assert {"GMoE", "ERM-ViT"} <= set(algorithm_names()) and set(SPARSE) < set(NETWORKS)
+    assert {"GMoE", "ERM-ViT"} <= set(algorithm_names())
+    assert set(SPARSE) < set(NETWORKS)
 
 
 def test_it_reports_its_auxiliary_loss():
     algorithm = made("GMoE")
     reported = algorithm.update(batches())
     total = sum(float(layer.auxiliary_loss) for layer in expert_layers(algorithm))
-    assert reported["auxiliary"] == pytest.approx(total) and total > 0
+    assert reported["auxiliary"] == pytest.approx(total)
+    assert total > 0
     assert set(made("ERM-ViT", network="small_vit").update(batches())) == {"loss"}
 
 

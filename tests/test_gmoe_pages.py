@@ -100,7 +100,8 @@ def test_from_where_a_row_is_trained():
     )
     assert min_validation_accuracy("a folder of one's own") == 0
     made_of_digits = {name for name in DATASETS if name not in KNOWN}
-    assert made_of_digits and all(DATASETS[name].num_classes for name in made_of_digits)
+    assert made_of_digits
+    assert all(DATASETS[name].num_classes for name in made_of_digits)
 
 
 # Beside the paper
@@ -127,7 +128,8 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
         if r["config"]["algorithm"] == "ERM"
     ]
     lines = protocol_diff(frame_of(records), "paper-pacs")
-    assert "trial seeds: 2 instead of 3" in lines and "not run: HMOE-DL, HMOE-DN, HMOE-ND" in lines
+    assert "trial seeds: 2 instead of 3" in lines
+    assert "not run: HMOE-DL, HMOE-DN, HMOE-ND" in lines
     assert "initial weights: random instead of pretrained" in lines
     assert "test domains of PACS not run: art_painting, cartoon, sketch" in lines
     assert not any(line.startswith(("updates:", "network:", "data:")) for line in lines)
@@ -185,7 +187,8 @@ def test_parameters_and_products_are_counted():
     layer = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Flatten(), nn.Linear(5 * 16, 2))
     assert parameters(layer) == 5 * 27 + 5 + 160 + 2
     layer.train()
-    assert multiply_accumulates(layer, (3, 4, 4)) == 16 * 5 * 27 + 160 and layer.training
+    assert multiply_accumulates(layer, (3, 4, 4)) == 16 * 5 * 27 + 160
+    assert layer.training
 
 
 def test_attention_counts_although_it_is_fused():
@@ -210,7 +213,8 @@ def test_experts_add_parameters_and_hardly_any_work():
     random = torch.get_rng_state()
     dense, sparse = network_size("small_vit", 16, 1), network_size("gmoe_small", 16, 1)
     assert torch.equal(random, torch.get_rng_state())
-    assert sparse[0] > 2 * dense[0] and 1 < sparse[1] / dense[1] < 1.2
+    assert sparse[0] > 2 * dense[0]
+    assert 1 < sparse[1] / dense[1] < 1.2
     table = size_table(("small_vit",), 10, 16, 1)
     assert table.iloc[0, 2] * 1e6 == pytest.approx(dense[0] + (dense[2] + 1) * 10)
 
@@ -230,7 +234,8 @@ def test_studies_that_are_absent_are_named_and_damaged_ones_refused(tmp_path):
     invented.write_study(tmp_path, "quick-balance", study())
     names = ["quick-balance", "quick-digits"]
     frame, absent = available_results(names, str(tmp_path))
-    assert frame.run_id.nunique() == 36 and absent == ["quick-digits"]
+    assert frame.run_id.nunique() == 36
+    assert absent == ["quick-digits"]
     (tmp_path / "quick-digits.jsonl").write_text("{")
     with pytest.raises(HmoeError, match="quick-digits.jsonl, line 1: cut off"):
         available_results(names, str(tmp_path))
@@ -240,7 +245,8 @@ def test_the_cost_of_an_update_is_quoted_and_scaled():
     assert quoted_step("resnet50", "ERM", 160) == (1.01, 13.4)
     assert quoted_step("deit_small", "ERM-ViT", 80) == pytest.approx((0.45, 11.15 / 2))
     seconds, memory = quoted_step("gmoe_s16", "Fishr", 160)
-    assert seconds == pytest.approx(0.98 * 1.10 / 1.01) and memory == 12.28
+    assert seconds == pytest.approx(0.98 * 1.10 / 1.01)
+    assert memory == 12.28
     assert quoted_step("gmoe_s16", "MMD", 160) == quoted_step("gmoe_s16", "GMoE", 160)
     assert quoted_step("gmoe_b16", "GMoE", 160) is None
 
@@ -248,7 +254,8 @@ def test_the_cost_of_an_update_is_quoted_and_scaled():
 def test_the_cost_of_a_study_is_that_of_its_runs():
     cost = quoted_cost("paper-pacs")
     hours = 48 * 5001 * 1.01 * (3 * 32 / 160) / 3600
-    assert (cost["runs"], cost["timed"]) == (48, 48) and cost["hours"] == pytest.approx(hours)
+    assert (cost["runs"], cost["timed"]) == (48, 48)
+    assert cost["hours"] == pytest.approx(hours)
     assert cost["memory"] == pytest.approx(13.4 * 96 / 160)
     assert quoted_cost("paper-colored")["timed"] == 0 == quoted_cost("pacs-pacs")["timed"]
 
@@ -257,8 +264,10 @@ def test_a_page_without_records_says_what_it_would_take(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     text = not_run("hmoe_table7", "paper", ["paper-pacs"])
     assert text.startswith("**Not run: there are no records of study `paper-pacs`.**")
-    assert "| paper-pacs | 48 |" in text and "hmoe plan hmoe_table7 --profile paper" in text
-    assert str(tmp_path) not in text and not_run("page", "quick", []) == ""
+    assert "| paper-pacs | 48 |" in text
+    assert "hmoe plan hmoe_table7 --profile paper" in text
+    assert str(tmp_path) not in text
+    assert not_run("page", "quick", []) == ""
     assert not_run_line(["quick-digits"]) == "Not run: `quick-digits` (48 runs)."
     line = not_run_line(["paper-pacs", "quick-digits"])
     assert line.startswith("Not run: `paper-pacs` (48 runs, 40 hours on a V100 by quoted times)")
@@ -283,7 +292,8 @@ def test_a_page_of_which_nothing_was_run_renders_and_says_so(name, tmp_path, mon
     verdict = texts[f"{name}_verdict.md"]
     assert f"Not run: `{study}`" in verdict
     evidence = json.loads((page.parent / f"{name}.provenance.json").read_text())
-    assert evidence["records"] == 0 and evidence["study"] is None
+    assert evidence["records"] == 0
+    assert evidence["study"] is None
     text = page.read_text(encoding="utf-8")
     assert f"there are no records of study `{study}`" in text
     assert f"hmoe plan {name} --profile paper" in text
@@ -300,7 +310,8 @@ def test_a_page_of_invented_runs_keeps_the_papers_numbers_apart(tmp_path):
     assert "88.1" not in texts["gmoe_algorithms.md"]
     assert "88.1 ± 0.1" in texts["gmoe_algorithms_paper.md"]
     verdict = texts["gmoe_algorithms_verdict.md"]
-    assert "against ERM-ViT" in verdict and "the paper" not in verdict
+    assert "against ERM-ViT" in verdict
+    assert "the paper" not in verdict
     assert (
         json.loads((page.parent / "gmoe_algorithms.provenance.json").read_text())["records"] == 36
     )

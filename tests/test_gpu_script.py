@@ -65,9 +65,11 @@ def test_a_smoke_pass_without_notebook_tools_and_without_a_home(first):
     work, done = first
     assert done.returncode == 0, done.stdout + done.stderr
     steps = report(work)["steps"]
-    assert list(steps) == ["colored"] and steps["colored"]["ok"]
+    assert list(steps) == ["colored"]
+    assert steps["colored"]["ok"]
     assert steps["colored"]["complete"] == steps["colored"]["runs"] == 12
-    assert "Traceback" not in done.stdout and "blocked" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout
+    assert "blocked" not in done.stdout + done.stderr
     made = {path.name: path.stat().st_size for path in (work / "out").iterdir()}
     assert set(made) == {"gpu.json", "gpu.log", "colored-1.tar.gz"}
     assert max(made.values()) <= 16 << 20
@@ -77,7 +79,8 @@ def test_a_smoke_pass_without_notebook_tools_and_without_a_home(first):
 def test_a_second_call_trains_nothing_and_packs_the_same(first, bare):
     work, _ = first
     again = gpu(bare, *there(work, "colored"))
-    assert again.returncode == 0 and "12 runs, 0 to train" in again.stdout, again.stdout
+    assert again.returncode == 0, again.stdout
+    assert "12 runs, 0 to train" in again.stdout, again.stdout
     assert report(work)["steps"]["colored"]["packed"] == 12
 
 
@@ -87,12 +90,15 @@ def test_records_that_came_home_need_not_be_trained_on_another_machine(first, ba
     unpack_runs(RunStore(tmp_path / "runs"), work / "out" / "colored-1.tar.gz")
     second = tmp_path / "second"
     made = gpu(bare, "prepare", "--work", second, HMOE_RUNS=str(tmp_path / "runs"))
-    assert made.returncode == 0 and "12 finished and 0 unfinished" in made.stdout, made.stderr
+    assert made.returncode == 0, made.stderr
+    assert "12 finished and 0 unfinished" in made.stdout, made.stderr
     assert sum(p.stat().st_size for p in (second / "in").iterdir()) < 200_000  # without arrays
     done = gpu(bare, *there(second, "colored"))
-    assert done.returncode == 0 and "12 runs, 0 to train" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
+    assert "12 runs, 0 to train" in done.stdout, done.stdout
     steps = report(second)["steps"]
-    assert steps["colored"]["packed"] == 0 and steps["colored"]["complete"] == 12
+    assert steps["colored"]["packed"] == 0
+    assert steps["colored"]["complete"] == 12
 
 
 # Pieces of it, in this process
@@ -182,14 +188,16 @@ def test_states_travel_as_far_as_files_are_left(script, begun, tmp_path, monkeyp
     size = next((tmp_path / "runs").glob("*/state.safetensors")).stat().st_size
     options = going_home(tmp_path, files=4, mib=1.5 * size / 2**20)  # two are too large for one
     told = script.bring_home(options, "colored")
-    assert told["half_done"] == 3 and told["complete"] == told["packed"] == 0
+    assert told["half_done"] == 3
+    assert told["complete"] == told["packed"] == 0
     parcels = sorted((tmp_path / "out").iterdir())
     assert len(parcels) == told["state_parcels"] == 2
     away = RunStore(tmp_path / "elsewhere")
     for path in parcels:
         unpack_runs(away, path)
     going_on = [s for s in begun if (away.path(s.run_id) / "state.safetensors").exists()]
-    assert going_on == begun[1:] and run(going_on[0], away)["resumed"]  # the furthest along
+    assert going_on == begun[1:]
+    assert run(going_on[0], away)["resumed"]
 
 
 def test_what_came_is_unpacked_once_so_that_no_run_is_set_back(script, begun, tmp_path):
@@ -199,7 +207,8 @@ def test_what_came_is_unpacked_once_so_that_no_run_is_set_back(script, begun, tm
     state = store.path(ids[0]) / "state.safetensors"
     assert len(script.unpack_in(tmp_path)) == len(list((tmp_path / "in").iterdir()))
     state.write_bytes(b"further along")
-    assert script.unpack_in(tmp_path) == [] and state.read_bytes() == b"further along"
+    assert script.unpack_in(tmp_path) == []
+    assert state.read_bytes() == b"further along"
 
 
 # Slots

@@ -89,7 +89,8 @@ def test_igas_update_and_that_the_mean_may_be_a_constant(sizes):
         loss = sum(losses) / 3 + 20.0 * penalty
         reported = fast.update(batches)
         assert reported["loss"] == pytest.approx(loss.item(), rel=1e-10)
-        assert reported["penalty"] == pytest.approx(penalty.item(), rel=1e-10) and penalty > 0
+        assert reported["penalty"] == pytest.approx(penalty.item(), rel=1e-10)
+        assert penalty > 0
         adam.step(by_hand.gradients(loss, parameters))
         by_hand.assert_same_parameters(fast, slow)
 
@@ -129,7 +130,8 @@ def test_defaults_and_those_of_domainbed():
         ("IGA", "penalty"): 1000.0,
     }
     compat = merge_hparams(SANDMask.HPARAMS, {}, domainbed_compat=True)
-    assert compat["tau"] == 1.0 and compat["k"] == 10.0
+    assert compat["tau"] == 1.0
+    assert compat["k"] == 10.0
     assert all(cls.family == "gradients" and cls.needs_domain_labels for cls in ALL)
 
 

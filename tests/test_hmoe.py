@@ -65,7 +65,8 @@ def test_forward_is_equation_1(model, batch):
         d2 = ((out.v[i] - model.embeddings) ** 2).sum(1)
         p = (1 / (d2 + 1e-6)) / (1 / (d2 + 1e-6)).sum()
         y = sum(p[k] * (theta[k, :48].view(4, 12) @ out.z[i] + theta[k, 48:]) for k in range(5))
-        assert torch.allclose(out.p[i], p, atol=1e-6) and torch.allclose(out.y[i], y, atol=1e-5)
+        assert torch.allclose(out.p[i], p, atol=1e-6)
+        assert torch.allclose(out.y[i], y, atol=1e-5)
 
 
 def test_mixing_probabilities(batch):
@@ -122,9 +123,8 @@ def test_modes_coincide_where_codes_are_embeddings(model, batch):
     model.encoder = Quantised()
     with torch.no_grad():
         modes = model.predict_modes(batch[0])
-    assert torch.allclose(modes["max"], modes["mix"], atol=1e-4) and torch.allclose(
-        modes["ood"], modes["mix"], atol=1e-4
-    )
+    assert torch.allclose(modes["max"], modes["mix"], atol=1e-4)
+    assert torch.allclose(modes["ood"], modes["mix"], atol=1e-4)
 
 
 def test_max_and_ood_do_not_compute_every_expert(model, batch, monkeypatch):
@@ -271,7 +271,8 @@ def test_all_parts_learn(model, batch):
             step / 60,
         ).backward()
         optimizer.step()
-    assert losses["L_y"] < 0.3 and losses["L_d"] < 1.0
+    assert losses["L_y"] < 0.3
+    assert losses["L_d"] < 1.0
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
@@ -298,11 +299,13 @@ def test_independent_experts_begin_as_generated_ones_and_share_nothing(batch):
             for parameter in model.hypernetwork.parameters():
                 parameter -= 0.1 * parameter.grad
     changed = [(m(x).experts - b).abs().amax((0, 2)) > 0 for m, b in zip(built.values(), before)]
-    assert changed[0].all() and changed[1].tolist() == [False, True, False, False, False]
+    assert changed[0].all()
+    assert changed[1].tolist() == [False, True, False, False, False]
 
 
 def test_the_entropy_alone_is_a_tensor_before_its_weight_rises():
     losses = {"L_en": torch.tensor(0.7, requires_grad=True)}
     total = total_loss(losses, {"lambda_en": 1.0}, progress=0.0)
     total.backward()
-    assert total.item() == 0 and losses["L_en"].grad.item() == 0
+    assert total.item() == 0
+    assert losses["L_en"].grad.item() == 0

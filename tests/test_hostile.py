@@ -60,7 +60,9 @@ def told(done, *words, status=1):
     "A command ended in one line on standard error, with these words."
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("hmoe: note: ")]
-    assert "Traceback" not in done.stderr and lines and lines[-1].startswith("hmoe: "), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert lines, done.stderr
+    assert lines[-1].startswith("hmoe: "), done.stderr
     for word in words:
         assert word in done.stderr, (word, done.stderr)
     return done
@@ -124,14 +126,19 @@ def test_a_damaged_record_is_named_and_left_out_by_every_command(one_damaged, tm
     study = STUDY.replace("seeds = 1", "seeds = 2").replace("checkpoint_frequency = 1\n", "")
     (tmp_path / "mine.toml").write_text(study)
     done = hmoe("runs", folder=tmp_path)
-    assert "1 runs" in done.stdout and bad in told(done, "1 record cannot be read").stderr
+    assert "1 runs" in done.stdout
+    assert bad in told(done, "1 record cannot be read").stderr
     done = hmoe("pack", "all.tar.gz", folder=tmp_path)
-    assert done.returncode == 0 and "1 finished" in done.stdout and bad in done.stderr
+    assert done.returncode == 0
+    assert "1 finished" in done.stdout
+    assert bad in done.stderr
     done = hmoe("plan", "mine.toml", folder=tmp_path)
-    assert done.returncode == 0 and "inf" not in done.stdout
+    assert done.returncode == 0
+    assert "inf" not in done.stdout
     assert hmoe("select", folder=tmp_path).returncode == 0
     done = hmoe("select", "mine.toml", folder=tmp_path)
-    assert done.returncode == 0 and bad in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert bad in done.stderr, done.stderr
     before = store.record_path(bad).read_bytes()
     with pytest.warns(UserWarning, match=bad):
         assert store.read_or_warn(bad) is None
@@ -176,7 +183,8 @@ def test_a_sweep_counts_a_damaged_record_as_a_failed_run(trained, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ended = sweep([config, other], store=store, device="cpu", jobs=1)
-    assert ended[config.run_id][0] == "failed" and "cut or not JSON" in ended[config.run_id][1]
+    assert ended[config.run_id][0] == "failed"
+    assert "cut or not JSON" in ended[config.run_id][1]
     assert ended[other.run_id][0] == "complete"
     assert store.record_path(config.run_id).read_text() == "{"
 
@@ -202,7 +210,9 @@ def test_a_damaged_record_in_an_archive_is_left_out_and_the_others_are_added(tra
         members.append((f"{path.parent.name}/record.json", content, digest))
     archive_with(tmp_path, members)
     done = hmoe("unpack", "a.tar.gz", folder=tmp_path)
-    assert done.returncode == 0 and "1 run added" in done.stdout and "left out" in done.stderr
+    assert done.returncode == 0
+    assert "1 run added" in done.stdout
+    assert "left out" in done.stderr
 
 
 def test_a_member_that_says_it_is_huge_is_refused_before_it_is_read(trained, tmp_path):
@@ -252,8 +262,10 @@ def test_a_study_that_cannot_be_trained_is_refused_by_plan(old, new, said, tmp_p
 
 def test_the_line_of_a_mistake_is_found_in_a_long_file():
     text = "".join(f"a{i} = {i}\n" for i in range(4000)) + "[t]\nb = [\n1,\n2]\n"
-    assert line_of(text, "a3999") == 4000 and line_of(text, "t", "b") == 4002
-    assert line_of(text, "t", "b", 1) == 4004 and line_of(text, "t", "c") == 1
+    assert line_of(text, "a3999") == 4000
+    assert line_of(text, "t", "b") == 4002
+    assert line_of(text, "t", "b", 1) == 4004
+    assert line_of(text, "t", "c") == 1
 
 
 @pytest.mark.parametrize("name", ["fifo.toml", "fifo.tar.gz", "fifo.csv"])
@@ -291,7 +303,8 @@ def test_what_never_ends_is_no_image(special, tmp_path, own_names):
     path = tree(tmp_path) / "a" / "cat" / "x.png"
     os.mkfifo(path) if special == "fifo" else path.symlink_to("/dev/zero")
     done = hmoe("data", "verify", "own", folder=tmp_path)
-    assert done.returncode == 1 and "unreadable: a/cat/x.png: " in done.stdout
+    assert done.returncode == 1
+    assert "unreadable: a/cat/x.png: " in done.stdout
     train = ("train", "--algorithm", "ERM", "--dataset", "own", "--test-domain", "a")
     told(hmoe(*train, "--network", "image_cnn", "--steps", "1", folder=tmp_path), "x.png")
 
@@ -326,7 +339,8 @@ def test_a_huge_image_is_refused_before_it_is_decoded(tmp_path):
 @pytest.mark.parametrize("suffix", [".gif", ".tif", ".tiff", ".ppm"])
 def test_further_kinds_of_images_are_read(suffix, tmp_path, own_names):
     done = hmoe("data", "verify", str(tree(tmp_path, suffix)), folder=tmp_path)
-    assert done.returncode == 0 and "every image can be read" in done.stdout
+    assert done.returncode == 0
+    assert "every image can be read" in done.stdout
 
 
 LABELS = {
@@ -360,7 +374,8 @@ def test_no_name_of_a_file_becomes_a_formula_or_moves_the_cursor():
 def test_a_domain_whose_name_moves_the_cursor_is_written_out(tmp_path, own_names):
     (tree(tmp_path) / "a").rename(tmp_path / "own" / "a\x1b[2J\nb")
     done = hmoe("data", "verify", "own", folder=tmp_path)
-    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
     assert r"a\x1b[2J\nb" in done.stdout
 
 
@@ -387,7 +402,8 @@ def test_a_file_that_never_ends_is_stopped(option, text, tmp_path, monkeypatch, 
     words = [word for pair in given.items() for word in pair]
     done = hmoe("train", *words, "--test-domain", "sketch", "--steps", "1", folder=tmp_path)
     told(done, "still running after 1 s, the limit HMOE_FILE_SECONDS", "line", "mine.py")
-    assert signal.getsignal(signal.SIGALRM).__name__ == "late" and signal.alarm(60) > 60
+    assert signal.getsignal(signal.SIGALRM).__name__ == "late"
+    assert signal.alarm(60) > 60
 
 
 @pytest.mark.slow
@@ -505,7 +521,8 @@ def test_what_the_system_refuses_names_the_file():
     full = system_error(OSError(28, "No space left on device", "/x/y"))
     assert str(full).startswith("No space left on device: /x/y. Fix: make room")
     other = str(system_error(OSError(5, "Input/output error", "/x")))
-    assert other.startswith("Input/output error: /x. Fix: ") and "make room" not in other
+    assert other.startswith("Input/output error: /x. Fix: ")
+    assert "make room" not in other
 
 
 # -- parts of a sweep

@@ -78,12 +78,10 @@ def test_bounds_are_reached_and_kept():
     drawn = [
         draw_hparams(SHARED_HPARAMS, h, 0, 224, "DomainNet")["batch_size"] for h in range(1, 400)
     ]
+    assert min(drawn) == 8
+    assert max(drawn) == 31
     assert (
-        min(drawn) == 8
-        and max(drawn) == 31
-        and max(
-            draw_hparams(SHARED_HPARAMS, h, 0, 224, "PACS")["batch_size"] for h in range(1, 400)
-        )
+        max(draw_hparams(SHARED_HPARAMS, h, 0, 224, "PACS")["batch_size"] for h in range(1, 400))
         > 40
     )
 
@@ -233,7 +231,8 @@ def test_rdm_has_settings_of_its_own_for_some_data_sets():
         "floor U(30, 60)",
     ]
     assert drawn["terra"][::2] == ["U(1, 10)", "one of 0", "floor U(30, 60)"]
-    assert drawn["pacs"][0] == "U(1, 10)" and drawn["pacs"][2] == "U(0.001, 0.007)"
+    assert drawn["pacs"][0] == "U(1, 10)"
+    assert drawn["pacs"][2] == "U(0.001, 0.007)"
 
 
 def test_defaults_of_domainbed_that_ours_are_not():
@@ -271,11 +270,9 @@ def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
         draw_hparams(declared, 1, 0, 28, "Here"),
         draw_hparams(declared, 1, 0, 28, "There"),
     )
-    assert (
-        here["a"] == there["a"]
-        and there["b"] == 7 != here["b"]
-        and draw_hparams(declared, 1, 0) == here
-    )
+    assert here["a"] == there["a"]
+    assert there["b"] == 7 != here["b"]
+    assert draw_hparams(declared, 1, 0) == here
 
 
 def test_the_order_in_which_test_domains_are_named_means_nothing():
@@ -290,7 +287,8 @@ def test_the_order_in_which_test_domains_are_named_means_nothing():
             )
             for domains in (["-90%", "+90%"], ["+90%", "-90%"])
         ]
-        assert made[0].run_id == made[1].run_id and made[0].test_domains == ("+90%", "-90%")
+        assert made[0].run_id == made[1].run_id
+        assert made[0].test_domains == ("+90%", "-90%")
 
 
 @pytest.mark.parametrize(
@@ -341,9 +339,8 @@ def test_a_draw_stays_below_the_number_of_training_domains():
         "m": HParam(2, "free", search=Choice((1, 2))),
     }
     free = [draw_hparams(declared, seed, 0) for seed in range(1, 9)]
-    assert {d["n"] for d in free} == {1, 2} and [
-        draw_hparams(declared, s, 0, num_domains=3) for s in range(1, 9)
-    ] == free
+    assert {d["n"] for d in free} == {1, 2}
+    assert [draw_hparams(declared, s, 0, num_domains=3) for s in range(1, 9)] == free
     assert [draw_hparams(declared, s, 0, num_domains=2) for s in range(1, 9)] == [
         d | {"n": 1} for d in free
     ]

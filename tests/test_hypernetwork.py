@@ -115,7 +115,8 @@ def test_max_copies_no_weights_per_sample():
 def test_groups_hold_every_sample_once_and_zeros():
     z, index = torch.rand(10, 2) + 1, torch.tensor([1, 1, 0, 3, 3, 3, 1, 0, 3, 3])
     groups, place = group_by_expert(z, index, 4)
-    assert groups.shape == (4, 5, 2) and torch.equal(groups[index, place], z)
+    assert groups.shape == (4, 5, 2)
+    assert torch.equal(groups[index, place], z)
     assert (groups != 0).all(-1).sum(1).tolist() == [2, 3, 0, 5]
 
 
@@ -148,9 +149,8 @@ def test_first_layer_of_an_mlp_classifier_counts_as_activated():
             ]
         )
     W1, b1, W2, b2 = torch.tensor(variances).mean(0).tolist()
-    assert (W1, W2) == pytest.approx((1 / 32, 1 / 64), rel=0.15) and (b1, b2) == pytest.approx(
-        (1, 1 / 2), rel=0.25
-    )
+    assert (W1, W2) == pytest.approx((1 / 32, 1 / 64), rel=0.15)
+    assert (b1, b2) == pytest.approx((1, 1 / 2), rel=0.25)
 
 
 def test_hidden_layers_keep_the_second_moment():

@@ -84,17 +84,15 @@ def test_it_looks_like_data_of_tensors(data):
         3,
         2,
     )
-    assert (
-        data.input_shape == (3, 24, 24)
-        and data.resolution == 24
-        and data.augmented is True
-        and data.factors == {}
-        and not data.notes
-    )
-    assert [y.tolist() for y in data.labels] == [[0] * 4 + [1] * 4] * 3 and data.labels[
-        0
-    ].dtype == torch.int64
-    assert data.domain_index("b") == 1 and data.to("cpu") is data
+    assert data.input_shape == (3, 24, 24)
+    assert data.resolution == 24
+    assert data.augmented is True
+    assert data.factors == {}
+    assert not data.notes
+    assert [y.tolist() for y in data.labels] == [[0] * 4 + [1] * 4] * 3
+    assert data.labels[0].dtype == torch.int64
+    assert data.domain_index("b") == 1
+    assert data.to("cpu") is data
     with pytest.raises(HmoeError, match="unknown domain of Pets 'x'. Valid: a, b, c"):
         data.domain_index("x")
 
@@ -113,13 +111,12 @@ def test_evaluation_inputs_are_those_of_torchvision(data, options):
                 for i in indices
             ]
         )
-        assert (
-            torch.equal(x, expected)
-            and x.dtype == torch.float32
-            and x.is_contiguous(memory_format=torch.channels_last)
-        )
+        assert torch.equal(x, expected)
+        assert x.dtype == torch.float32
+        assert x.is_contiguous(memory_format=torch.channels_last)
         pictures = made.pictures(position, indices)
-        assert pictures.dtype == torch.uint8 and pictures.shape == (4, 3, 24, 24)
+        assert pictures.dtype == torch.uint8
+        assert pictures.shape == (4, 3, 24, 24)
         by_hand = np.asarray(
             Image.open(data.tree.root / data.tree.files[position][7])
             .convert("RGB")
@@ -170,10 +167,8 @@ def test_augmentation_needs_no_global_generator(data, helped):
 
 
 def test_options_are_checked():
-    assert (
-        checked_options(None) == IMAGE_OPTIONS
-        and checked_options({"source": "cache"})["source"] == "cache"
-    )
+    assert checked_options(None) == IMAGE_OPTIONS
+    assert checked_options({"source": "cache"})["source"] == "cache"
     assert json.loads(json.dumps(IMAGE_OPTIONS)) == IMAGE_OPTIONS
     for bad, fragment in [
         ({"sauce": 1}, "unknown option of image data 'sauce'. Valid: source"),
@@ -193,15 +188,11 @@ def test_preparing_changes_a_copy(data):
         False,
         (1, 3, 16, 16),
     )
-    assert (
-        other.options == IMAGE_OPTIONS | {"data_augmentation": False}
-        and data.options == IMAGE_OPTIONS
-        and data.resolution == 24
-    )
-    assert (
-        other.with_options().options == other.options
-        and other.with_options(options=IMAGE_OPTIONS).augmented
-    )
+    assert other.options == IMAGE_OPTIONS | {"data_augmentation": False}
+    assert data.options == IMAGE_OPTIONS
+    assert data.resolution == 24
+    assert other.with_options().options == other.options
+    assert other.with_options(options=IMAGE_OPTIONS).augmented
     with pytest.raises(HmoeError, match="take no seeds"):
         other.inputs(0, torch.tensor([0]), seeds=torch.tensor([0]))
     with pytest.raises(HmoeError, match="as many seeds"):
@@ -214,7 +205,8 @@ def test_preparing_changes_a_copy(data):
 def test_the_fingerprint_is_of_the_content(root, tmp_path):
     original = ImageDataset(scan_tree(root), 24)
     name = original.fingerprint
-    assert len(name) == 12 and int(name, 16) >= 0
+    assert len(name) == 12
+    assert int(name, 16) >= 0
     moved = Path(shutil.copytree(root, tmp_path / "elsewhere" / "Other name"))
     same = [
         ImageDataset(scan_tree(moved), 24),
@@ -255,11 +247,9 @@ def test_files_are_read_once_for_all_uses(root, monkeypatch):
 
     monkeypatch.setattr(cache, "_examine_file", lambda *a: pytest.fail("read again"))
     again = ImageDataset(scan_tree(root), 24, CACHE)
-    assert (
-        again.fingerprint == made.fingerprint
-        and len(again.labels[0]) == 8
-        and again.with_options(options={"source": "files"}).fingerprint == made.fingerprint
-    )
+    assert again.fingerprint == made.fingerprint
+    assert len(again.labels[0]) == 8
+    assert again.with_options(options={"source": "files"}).fingerprint == made.fingerprint
 
 
 def test_no_folder_to_remember_in(root, monkeypatch, tmp_path):
@@ -298,7 +288,8 @@ def test_damaged_files_are_refused_or_skipped(root, source):
         UserWarning, match="2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg"
     ):
         skipping.labels
-    assert skipping.fingerprint == expected.fingerprint and skipping.notes == [
+    assert skipping.fingerprint == expected.fingerprint
+    assert skipping.notes == [
         "2 of 26 images cannot be read and are left out: a/cat/00 cut.jpg, b/dog/text.jpg"
     ]
     assert all(torch.equal(a, b) for a, b in zip(skipping.labels, expected.labels))
@@ -385,14 +376,17 @@ class Terminal(io.StringIO):
 def test_what_was_last_prepared_is_kept_until_a_file_changes(root):
     data = ImageDataset(scan_tree(root), 24, CACHE)
     first = data.with_options(16)
-    assert data.with_options(16) is first and first.resolution == 16
+    assert data.with_options(16) is first
+    assert first.resolution == 16
     assert data.with_options(16, {"val_augment": False}) is not first
     again = data.with_options(16)
-    assert again is not first and again.fingerprint == first.fingerprint
+    assert again is not first
+    assert again.fingerprint == first.fingerprint
     changed, other = (root / file for file in again.tree.flat[:2])
     changed.write_bytes(other.read_bytes())
     now = data.with_options(16)
-    assert now is not again and now.fingerprint != first.fingerprint
+    assert now is not again
+    assert now.fingerprint != first.fingerprint
 
 
 def test_a_bar_where_somebody_watches_and_nothing_elsewhere(root, monkeypatch, capfd):

@@ -56,12 +56,10 @@ run(RunConfig.from_dict(json.loads(sys.argv[1])), RunStore(sys.argv[2]), on_step
 def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
     made = short_config(folder, "HMOE-DN")
     text = json.dumps(made.to_dict())
-    assert (
-        made.dataset == "garden & house"
-        and str(folder.parent) not in text
-        and made.resolution == 32
-        and made.hparams["d2v_encoder"] == "small"
-    )
+    assert made.dataset == "garden & house"
+    assert str(folder.parent) not in text
+    assert made.resolution == 32
+    assert made.hparams["d2v_encoder"] == "small"
     assert made.images == {
         "source": "files",
         "data_augmentation": True,
@@ -78,7 +76,8 @@ def test_a_run_is_known_by_names_and_content_and_holds_no_path(folder):
 
 def test_data_that_is_tensors_has_no_options_for_images():
     made = make_config("ERM", "DigitDomains", ["photo"], network="small_cnn")
-    assert made.images is None and "weights" not in made.hparams
+    assert made.images is None
+    assert "weights" not in made.hparams
 
 
 @pytest.mark.slow
@@ -103,7 +102,8 @@ def test_killed_and_resumed_equals_undisturbed(folder, tmp_path, monkeypatch, wo
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     again = run(made, RunStore(tmp_path / "cut"))
-    assert again["resumed"] and outcome(again) == outcome(whole)
+    assert again["resumed"]
+    assert outcome(again) == outcome(whole)
 
 
 def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
@@ -113,15 +113,14 @@ def test_helpers_change_no_number_and_the_cache_none_without_augmentation(
     for workers in (0, 2):
         monkeypatch.setattr(CONFIG, "workers", workers)
         records[workers] = outcome(run(short_config(folder), RunStore(tmp_path / str(workers))))
-    assert records[0] == records[2] and records[0]["status"] == "complete"
+    assert records[0] == records[2]
+    assert records[0]["status"] == "complete"
     from_files, from_cache = (
         run(short_config(folder, data_augmentation=False, source=s), RunStore(tmp_path / s))
         for s in ("files", "cache")
     )
-    assert (
-        from_files["run_id"] != from_cache["run_id"]
-        and from_files["checkpoints"] == from_cache["checkpoints"]
-    )
+    assert from_files["run_id"] != from_cache["run_id"]
+    assert from_files["checkpoints"] == from_cache["checkpoints"]
     assert records[0]["checkpoints"] != from_files["checkpoints"]
 
 
@@ -133,9 +132,8 @@ def test_validation_images_are_augmented_only_if_asked_and_the_same_at_every_vis
         seeds = trainer.evaluation.validation_seeds("photo", 2)
         assert (seeds is not None) == asked
         if asked:
-            assert torch.equal(
-                seeds, trainer.evaluation.validation_seeds("photo", 2)
-            ) and not torch.equal(seeds, trainer.evaluation.validation_seeds("cartoon", 2))
+            assert torch.equal(seeds, trainer.evaluation.validation_seeds("photo", 2))
+            assert not torch.equal(seeds, trainer.evaluation.validation_seeds("cartoon", 2))
         seen[asked] = trainer.data.inputs(
             trainer.data.domain_index("photo"), trainer.splits["photo"]["out"], seeds=seeds
         )
@@ -148,9 +146,8 @@ def test_labels_stay_when_a_class_is_missing_in_a_domain(folder, tmp_path):
     shutil.rmtree(copy / "cartoon" / "flower")
     made = short_config(copy)
     data = build_dataset(made)
-    assert data.class_names == ["flower", "temple"] and set(
-        data.labels[data.domain_index("cartoon")].tolist()
-    ) == {1}
+    assert data.class_names == ["flower", "temple"]
+    assert set(data.labels[data.domain_index("cartoon")].tolist()) == {1}
     assert run(made, RunStore(tmp_path / "runs"))["status"] == "complete"
 
 
@@ -162,10 +159,8 @@ def test_a_damaged_image_is_refused_by_name_or_left_out(folder, tmp_path):
     with pytest.raises(HmoeError, match=victim.name):
         short_config(copy)
     made = short_config(copy, unreadable="skip")
-    assert (
-        made.dataset_fingerprint != short_config(folder).dataset_fingerprint
-        and run(made, RunStore(tmp_path / "runs"))["status"] == "complete"
-    )
+    assert made.dataset_fingerprint != short_config(folder).dataset_fingerprint
+    assert run(made, RunStore(tmp_path / "runs"))["status"] == "complete"
 
 
 def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
@@ -209,7 +204,8 @@ def test_a_large_network_with_kept_weights_runs_and_comes_back(folder, tmp_path,
         steps=2,
         resolution=32,
     )
-    assert made.weights.startswith("file-") and str(tmp_path) not in json.dumps(made.to_dict())
+    assert made.weights.startswith("file-")
+    assert str(tmp_path) not in json.dumps(made.to_dict())
     (tmp_path / "mine.safetensors").unlink()
     record = run(made)
     assert record["status"] == "complete", record["reason"]
@@ -232,11 +228,9 @@ def test_panels_hold_small_pictures(folder, tmp_path):
     )
     assert run(made, RunStore(tmp_path))["status"] == "complete"
     arrays = load_file(tmp_path / made.run_id / "arrays.safetensors")
-    assert (
-        arrays["panel_images"].shape[1:] == (3, 64, 64)
-        and arrays["panel_images"].dtype == np.uint8
-        and arrays["panel_images"].std() > 20
-    )
+    assert arrays["panel_images"].shape[1:] == (3, 64, 64)
+    assert arrays["panel_images"].dtype == np.uint8
+    assert arrays["panel_images"].std() > 20
 
 
 def test_searched_hyper_parameters_are_those_of_domainbed(folder):
@@ -252,14 +246,12 @@ def test_searched_hyper_parameters_are_those_of_domainbed(folder):
         resolution=64,
     )
     drawn = lambda name: np.random.RandomState(seed_hash(seed_hash(2, 1), name))
+    assert made.hparams["lr"] == 10 ** drawn("lr").uniform(-5, -3.5)
+    assert made.hparams["batch_size"] == int(2 ** drawn("batch_size").uniform(3, 5.5))
+    assert "resnet_dropout" not in made.hparams
+    assert made.hparams_seed == 2
     assert (
-        made.hparams["lr"] == 10 ** drawn("lr").uniform(-5, -3.5)
-        and made.hparams["batch_size"] == int(2 ** drawn("batch_size").uniform(3, 5.5))
-        and "resnet_dropout" not in made.hparams
-    )
-    assert (
-        made.hparams_seed == 2
-        and make_config(
+        make_config(
             "ERM",
             str(folder),
             ["sketch"],
@@ -297,6 +289,7 @@ print(record["status"], record["reason"])
 """
     words = [sys.executable, "-c", child, json.dumps(made.to_dict())]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert "failed" in done.stdout and "--trust-code" in done.stdout, done.stderr + done.stdout
+    assert "failed" in done.stdout, done.stderr + done.stdout
+    assert "--trust-code" in done.stdout, done.stderr + done.stdout
     done = subprocess.run([*words, "trusted"], capture_output=True, text=True)
     assert done.stdout.strip() == "complete None", done.stderr + done.stdout

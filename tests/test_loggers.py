@@ -72,8 +72,10 @@ def test_a_killed_and_resumed_run_has_each_number_once(config, plain, tmp_path, 
     with open(path, "a") as file:
         file.write("8,loss/loss,77\n")  # of a checkpoint whose state was lost
     record = run(config, store)
-    assert record["resumed"] and outcome(record) == outcome(plain)
-    assert of_csv(path) == expected(plain) and len(lines(path)) == len(set(lines(path)))
+    assert record["resumed"]
+    assert outcome(record) == outcome(plain)
+    assert of_csv(path) == expected(plain)
+    assert len(lines(path)) == len(set(lines(path)))
     chosen = plain["selected"]["default"]["test_accuracy"]
     assert ("end", "selected/test_accuracy", str(chosen)) in lines(path)
 
@@ -83,7 +85,8 @@ def test_what_a_listener_draws_or_breaks_changes_nothing(config, plain, tmp_path
 
     def draws(kind, of_run, detail):
         heard.append(kind)
-        assert detail is not None and of_run == config
+        assert detail is not None
+        assert of_run == config
         return random.random(), np.random.rand(), torch.rand(3)
 
     def breaks(kind, of_run, detail):
@@ -95,9 +98,11 @@ def test_what_a_listener_draws_or_breaks_changes_nothing(config, plain, tmp_path
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             record = run(config, RunStore(tmp_path / listener.__name__), on_event=listener)
-        assert outcome(record) == outcome(plain) and len(heard) == count
+        assert outcome(record) == outcome(plain)
+        assert len(heard) == count
         said = [str(w.message) for w in said if "logger" in str(w.message)]
-        assert len(said) == (listener is breaks) and all("breaks failed" in s for s in said)
+        assert len(said) == (listener is breaks)
+        assert all("breaks failed" in s for s in said)
         heard.clear()
 
 
@@ -111,7 +116,8 @@ def test_a_logger_that_cannot_begin_is_said_once(config, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="logger wandb failed .*ConnectionError: no server") as all:
         for event in (("start", []), ("done", {"status": "failed"})):
             notify(*event)
-    assert len(all) == 1 and (tmp_path / config.run_id / "log.csv").exists()
+    assert len(all) == 1
+    assert (tmp_path / config.run_id / "log.csv").exists()
 
 
 def test_a_failed_run_and_the_toy_are_logged(tmp_path, monkeypatch):
@@ -125,12 +131,14 @@ def test_a_failed_run_and_the_toy_are_logged(tmp_path, monkeypatch):
     record = store.read(toy.run_id)
     means = {p["step"]: sum(p["losses"]["loss"]) / 2 for p in record["checkpoints"]}
     found = of_csv(store.path(toy.run_id) / "log.csv")
-    assert {step: found[step, "loss/loss"] for step in means} == means and len(means) > 2
+    assert {step: found[step, "loss/loss"] for step in means} == means
+    assert len(means) > 2
 
 
 def test_names_are_checked_before_training(tmp_path, monkeypatch):
     said = hmoe("train", "--algorithm", "ERM", *COMMAND, "--log", "neptune", folder=tmp_path)
-    assert said.returncode == 1 and "unknown logger 'neptune'. Valid: csv" in said.stderr
+    assert said.returncode == 1
+    assert "unknown logger 'neptune'. Valid: csv" in said.stderr
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(HmoeError, match=r"wandb is not installed. Fix: .*hmoe_repro\[loggers\]"):
         check_loggers(["wandb"])
@@ -151,7 +159,8 @@ def test_the_workers_of_a_sweep_log_their_runs(tmp_path):
     said = hmoe_process(*call, "--device", "cpu", folder=tmp_path)
     assert said.returncode == 0, said.stdout + said.stderr
     runs = [path.parent for path in (tmp_path / "runs").glob("*/record.json")]
-    assert len(runs) > 1 and all(lines(folder / "log.csv")[-1][0] == "end" for folder in runs)
+    assert len(runs) > 1
+    assert all(lines(folder / "log.csv")[-1][0] == "end" for folder in runs)
 
 
 def logged(name, config, plain, folder, monkeypatch):
@@ -169,7 +178,8 @@ def logged(name, config, plain, folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run(config, RunStore(folder), on_step=stop)
         record = run(config, RunStore(folder))
-    assert record["resumed"] and outcome(record) == outcome(plain)
+    assert record["resumed"]
+    assert outcome(record) == outcome(plain)
     assert not [w for w in said if "logger" in str(w.message)]
     return folder
 
@@ -187,7 +197,8 @@ def test_tensorboard_reads_its_event_files_back(config, plain, tmp_path, monkeyp
     found = {
         (e.step, name): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)
     }
-    assert found == pytest.approx(expected(plain)) and config.run_id in folder.name
+    assert found == pytest.approx(expected(plain))
+    assert config.run_id in folder.name
 
 
 @pytest.mark.slow
@@ -200,7 +211,8 @@ def test_wandb_writes_offline(config, plain, tmp_path, monkeypatch):
     os.environ.pop("WANDB_SERVICE", None)  # its service's address, which it leaves
     files = sorted(folder.glob(f"offline-run-*{config.run_id}/run-{config.run_id}.wandb"))
     content = b"".join(path.read_bytes() for path in files)
-    assert b"accuracy/sketch/in" in content and b"selected/test_accuracy" in content
+    assert b"accuracy/sketch/in" in content
+    assert b"selected/test_accuracy" in content
 
 
 @pytest.mark.slow
@@ -213,5 +225,7 @@ def test_mlflow_keeps_one_run_in_its_database(config, plain, tmp_path, monkeypat
         rows = database.execute("select step, key, value from metrics").fetchall()
         params = dict(database.execute("select key, value from params").fetchall())
     found = {(step, key): value for step, key, value in rows if not key.startswith("selected")}
-    assert found == pytest.approx(expected(plain)) and (status, name) == ("FINISHED", str(config))
-    assert params["batch_size"] == "8" and params["algorithm"] == "ERM"
+    assert found == pytest.approx(expected(plain))
+    assert (status, name) == ("FINISHED", str(config))
+    assert params["batch_size"] == "8"
+    assert params["algorithm"] == "ERM"

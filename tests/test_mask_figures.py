@@ -148,10 +148,12 @@ def test_rows_hold_everything_that_a_run_measured_of_its_masks():
     assert set(rows.place) == {"first", "last", "all places", "test", "in"}
     last = rows[rows.place == "last"].set_index(["quantity", "domain"]).value
     assert last["kept"].tolist() == [0.5, 0.5, 0.25]
-    assert last["iou"].tolist() == [0.3333, 0.5, 0.5] and last["shared"].item() == 0.25
+    assert last["iou"].tolist() == [0.3333, 0.5, 0.5]
+    assert last["shared"].item() == 0.25
     tested = rows[(rows.quantity == "accuracy") & (rows.place == "test")]
     own = tested[tested.domain == tested.other]
-    assert own.value.tolist() == [0.9] * 3 and set(rows.weight) == {0.1}
+    assert own.value.tolist() == [0.9] * 3
+    assert set(rows.weight) == {0.1}
 
 
 def test_a_row_holds_what_a_run_measured_in_percent():
@@ -161,7 +163,8 @@ def test_a_row_holds_what_a_run_measured_in_percent():
     assert (row["out_of_domain"], row["in_domain"], row["known_domain"]) == (62.5, 87.5, 95.0)
     assert row["gain"] == pytest.approx(15)  # 0.95 on the own domain, 0.8 elsewhere
     assert row["iou"] == pytest.approx((5 / 7 + 5 / 6 + 5 / 6) / 3, abs=1e-4)
-    assert row["kept"] == pytest.approx(100 * (6 + 6 + 5) / 24, abs=0.01) and row["empty"] == 0
+    assert row["kept"] == pytest.approx(100 * (6 + 6 + 5) / 24, abs=0.01)
+    assert row["empty"] == 0
 
 
 def test_empty_masks_and_missing_measures_are_told():
@@ -171,7 +174,9 @@ def test_empty_masks_and_missing_measures_are_told():
     for measured in empty["masks"]["accuracy"].values():
         measured["split"] = "out"
     (row,) = mask_scores(framed(empty)).to_dict("records")
-    assert row["empty"] == 100 and row["iou"] == 1 and row["kept"] == 0
+    assert row["empty"] == 100
+    assert row["iou"] == 1
+    assert row["kept"] == 0
     assert all(math.isnan(row[name]) for name in ("in_domain", "known_domain", "gain"))
 
 
@@ -195,19 +200,22 @@ def test_other_runs_are_left_out_and_two_of_a_cell_refused():
 def test_lines_are_of_each_domain_and_of_their_mean():
     scores = mask_scores(framed(*sweep()))
     lines = by_weight(scores, "out_of_domain").set_index(["test_domain", "weight"])
-    assert lines["mean"]["average", 1.0] == pytest.approx(69) and len(lines) == 9
+    assert lines["mean"]["average", 1.0] == pytest.approx(69)
+    assert len(lines) == 9
     half = lines.high - lines["mean"]
     assert half["sketch", 0.1] == pytest.approx(4.3027 / math.sqrt(3), 1e-4)  # 2 degrees of freedom
     # two domains of variance 1: half of sqrt(1/3 + 1/3), with 4 degrees of freedom
     assert half["average", 0.1] == pytest.approx(2.7764 * math.sqrt(2 / 3) / 2, 1e-4)
     one = by_weight(scores[scores.trial_seed == 0], "iou")
-    assert one.low.isna().all() and set(one.seeds) == {1}
+    assert one.low.isna().all()
+    assert set(one.seeds) == {1}
 
 
 def test_neurons_are_useless_shared_or_specific():
     first, last = place_scores(framed(run("photo", 0, 0.1, APART))).to_dict("records")
     names = ("useless", "one", "some", "shared")
-    assert [first[n] for n in names] == [0, 0, 0, 100] and first["place"] == "first"
+    assert [first[n] for n in names] == [0, 0, 0, 100]
+    assert first["place"] == "first"
     assert [last[n] for n in names] == [25, 50, 0, 25]
     assert last["iou"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3, abs=1e-4)
     two = run("photo", 0, 0.1, [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
@@ -224,7 +232,8 @@ def test_shares_agree_with_counting_for_two_and_three_domains_and_are_not_made_u
         assert row.useless == pytest.approx(100 * (users == 0).mean(), abs=0.05)
         assert row.one == pytest.approx(100 * (users == 1).mean(), abs=0.05)
         if domains == 4:
-            assert math.isnan(row.shared) and math.isnan(row.some)
+            assert math.isnan(row.shared)
+            assert math.isnan(row.some)
         else:
             shared = (users == domains).mean()
             assert row.shared == pytest.approx(100 * shared, abs=0.05)
@@ -252,9 +261,11 @@ def test_pairs_at_the_end_and_through_training():
     assert ends.pair.tolist() == ["negative & plain", "negative & sketch", "plain & sketch"]
     assert ends.iou.tolist() == [0.7143, 0.8333, 0.8333]
     curves = pair_curves(frame)
-    assert len(curves) == 6 and set(curves.epoch) == {2, 4}  # `iou_fc` is of a place
+    assert len(curves) == 6
+    assert set(curves.epoch) == {2, 4}
     first = curves[curves.pair == "negative & plain"].set_index("epoch").iou
-    assert first[4] == 0.7143 and first[2] == pytest.approx((1 + 0.7143) / 2)
+    assert first[4] == 0.7143
+    assert first[2] == pytest.approx((1 + 0.7143) / 2)
 
 
 # Sentences
@@ -262,7 +273,8 @@ def test_pairs_at_the_end_and_through_training():
 
 def test_the_gain_of_the_right_mask_by_hand():
     gains = own_mask_gain(framed(*(run("photo", s, 0.1, own=0.8 + s / 100) for s in range(3))))
-    assert gains.gain.tolist() == pytest.approx([0, 1, 2]) and gains.trained.all()
+    assert gains.gain.tolist() == pytest.approx([0, 1, 2])
+    assert gains.trained.all()
     # a mean of 1 with a standard error of 1 / sqrt(3), and 4.30 of them
     assert own_mask_line(gains) == (
         "Own mask − mean of the others on a training domain, points: "
@@ -283,7 +295,8 @@ def test_what_masks_of_undertrained_networks_do_is_stated_with_the_caveat():
     frame = framed(*runs)
     assert own_mask_gain(frame).trained.tolist() == [False, True, True]
     line = own_mask_line(own_mask_gain(frame))
-    assert "+15.00" in line and line.endswith("caution: 1 of 3 networks are undertrained.")
+    assert "+15.00" in line
+    assert line.endswith("caution: 1 of 3 networks are undertrained.")
     assert overlap_line(frame).endswith("caution: 1 of these networks are undertrained.")
 
 
@@ -299,7 +312,8 @@ def test_a_change_is_paired_and_has_its_own_variance():
     # two domains, each of variance s^2: half of sqrt(2 s^2 / 3), 4 degrees of freedom
     half = 2.7764 * np.array([0.1, 1]) * math.sqrt(2 / 3) / 2
     assert (table.high - table["mean"]).tolist() == pytest.approx(half.tolist(), rel=1e-4)
-    assert table.significant.tolist() == [False, True] and set(table.pairs) == {6}
+    assert table.significant.tolist() == [False, True]
+    assert set(table.pairs) == {6}
     line = change_line(table.reset_index(), "On the target, points", "lambda_o")
     assert line == (
         "On the target, points: Significant at lambda_o = 1: -2.0 (95 % CI -3.1 to -0.9). "
@@ -347,7 +361,8 @@ def test_only_sparse_masks_that_keep_something_say_whether_they_are_alike():
 def test_the_table_has_intervals_and_departures_name_missing_weights():
     scores = mask_scores(framed(*sweep()))
     table = weight_table(scores).set_index("lambda_o")
-    assert table["target, %"]["1"] == "69.0 ± 1.1" and table.runs["1"] == 6
+    assert table["target, %"]["1"] == "69.0 ± 1.1"
+    assert table.runs["1"] == 6
     assert table["own mask − others"]["0"] == "10.00 ± 0.00"
     assert weight_table(scores[scores.trial_seed == 0])["target, %"][0] == "70.0"
     missing = weight_diff(scores, "paper-dmg-overlap", "lambda_o")
@@ -384,7 +399,8 @@ def test_accuracies_share_an_axis_and_empty_masks_are_hollow():
     a, b, c = figure.axes
     assert a.get_ylim() == b.get_ylim() != c.get_ylim()
     means = by_weight(scores, "out_of_domain")["mean"]
-    assert a.get_ylim()[0] < means.min() and a.get_ylim()[1] > means.max()
+    assert a.get_ylim()[0] < means.min()
+    assert a.get_ylim()[1] > means.max()
     dashed = [line for line in c.lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[0] for line in dashed] == [0.5]
     bare = draw_sensitivity(scores.assign(empty=10.0 * (scores.weight == 1)), panels, "lambda_o")
@@ -466,7 +482,8 @@ def test_a_page_of_invented_runs(name, tmp_path):
     assert MADE[name] <= made
     text = page.read_text()
     assert "network: image_cnn instead of alexnet" in text
-    assert "near_zero: False instead of True" in text and "as DomainBed does" in text
+    assert "near_zero: False instead of True" in text
+    assert "as DomainBed does" in text
     for said in SAID[name]:
         assert said in text, said
 
@@ -478,5 +495,6 @@ def test_a_page_without_any_record(name, tmp_path):
     page = render(name, "paper", store=tmp_path / "store", output=tmp_path / "out")
     text = page.read_text()
     assert re.search("Not run: there are no records of stud(y|ies) `paper-dmg-", text)
-    assert "Not run: `paper-dmg-" in text and "42 runs" in text
+    assert "Not run: `paper-dmg-" in text
+    assert "42 runs" in text
     assert not [file for file in page.parent.iterdir() if file.suffix == ".png"]

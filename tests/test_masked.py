@@ -78,10 +78,10 @@ def test_places_and_widths_of_the_protocol(name):
     model = Masked(name)
     assert dict(zip(model.masks.places, model.masks.sizes)) == WIDTHS[name]
     total = sum(WIDTHS[name].values())
-    assert model.masks.real.shape == (3, total) and model.masks.columns.shape == (3, total)
-    assert (
-        0 <= float(model.masks.real.detach().min()) and float(model.masks.real.detach().max()) < 1
-    )
+    assert model.masks.real.shape == (3, total)
+    assert model.masks.columns.shape == (3, total)
+    assert 0 <= float(model.masks.real.detach().min())
+    assert float(model.masks.real.detach().max()) < 1
     assert [int(n) for n in model.masks.columns.sum(1)] == list(WIDTHS[name].values())
     assert torch.equal(model.masks.columns.sum(0), torch.ones(total))
 
@@ -136,7 +136,8 @@ def test_masks_multiply_what_enters_their_places_and_nothing_without_a_factor(na
         torch.testing.assert_close(masked, model.by_hand(model.x, factor), rtol=1e-4, atol=1e-5)
         ones = model.by_hand(model.x, torch.ones_like(factor))
         torch.testing.assert_close(plain, ones, rtol=1e-4, atol=1e-5)
-        assert torch.equal(model(model.x), plain) and not torch.allclose(masked, plain)
+        assert torch.equal(model(model.x), plain)
+        assert not torch.allclose(masked, plain)
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "alexnet"])
@@ -179,7 +180,8 @@ def test_what_lies_below_the_first_place_is_computed_once(name):
     one = operations(model, lambda: model(model.x))
     four = torch.cat([m, m[:1]])
     counted = operations(model, lambda: passes(model.masks, model, model.x, four))
-    assert below > 0 and counted == below + 4 * (one - below)
+    assert below > 0
+    assert counted == below + 4 * (one - below)
 
 
 def test_an_error_in_a_pass_leaves_no_mask_behind():
@@ -215,7 +217,8 @@ def test_each_image_has_tosses_of_its_own_with_the_right_frequency():
     kept = sampled(m, torch.arange(2).repeat_interleave(20_000))
     frequency = kept.view(2, 20_000, 5).mean(1)
     torch.testing.assert_close(frequency, m, rtol=0, atol=0.015)
-    assert frequency[0, 3] == 0 and frequency[0, 4] == 1  # never, and always
+    assert frequency[0, 3] == 0
+    assert frequency[0, 4] == 1
     assert len({tuple(row.tolist()) for row in kept[:200].round().int()}) > 4
 
 
@@ -300,7 +303,8 @@ def test_masks_work_in_bf16(name):
         exact = passes(model.masks, model, model.x, m)
         set_precision(model, "bf16")
         rough = passes(model.masks, model, model.x, m)
-    assert rough.dtype == torch.float32 and not torch.equal(exact, rough)
+    assert rough.dtype == torch.float32
+    assert not torch.equal(exact, rough)
     assert (exact - rough).abs().max() < 0.1 * exact.abs().max()
 
 

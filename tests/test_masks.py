@@ -42,7 +42,9 @@ def test_hard_overlap_and_users_count_neurons():
 
 def test_masks_begin_between_a_half_and_three_quarters():
     m = initial_masks(5, 400).sigmoid()
-    assert m.shape == (5, 400) and 0.5 <= m.min() and m.max() < 0.7311
+    assert m.shape == (5, 400)
+    assert 0.5 <= m.min()
+    assert m.max() < 0.7311
 
 
 def test_every_mode_is_what_the_table_says():
@@ -52,7 +54,8 @@ def test_every_mode_is_what_the_table_says():
     assert torch.equal(mask_factors(real, "greedy", which), (m[which] > 0.5).float())
     assert torch.equal(mask_factors(real, "average"), m.mean(0, keepdim=True))
     sample = mask_factors(real, "sample", which)
-    assert sample.shape == (4, 7) and torch.allclose(sample, sample.round(), atol=1e-6)
+    assert sample.shape == (4, 7)
+    assert torch.allclose(sample, sample.round(), atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MASK_MODES if mode != "average"])
@@ -99,7 +102,8 @@ def test_the_mean_of_sampled_passes_is_the_scaled_pass_of_a_linear_layer():
         sampled = torch.stack([after(toss * x) for toss in tosses])
         scaled = after(mask_factors(real, "softscale", which) * x)
     error = sampled.std(0) / passes**0.5
-    assert ((sampled.mean(0) - scaled).abs() < 4.5 * error).all() and error.max() < 0.02
+    assert ((sampled.mean(0) - scaled).abs() < 4.5 * error).all()
+    assert error.max() < 0.02
 
 
 @pytest.mark.parametrize("power", [0.01, 0.3, 1.0, 5.0, 60.0])

@@ -62,7 +62,8 @@ def test_a_measurement_of_ones_own_is_in_the_record_and_beside_it(own_names, tmp
     assert record["status"] == "complete", record["reason"]
     splits = trainer_of(config).splits
     sizes = {d: len(splits[d]["out"]) for d in ("plain", "negative", "sketch")}
-    assert record["counted"] == {"step": 1, "images": sizes} and record["discovery"] is None
+    assert record["counted"] == {"step": 1, "images": sizes}
+    assert record["discovery"] is None
     assert store.read(config.run_id)["counted"] == record["counted"]
     assert not (store.path(config.run_id) / "selected-last.safetensors").exists()
     frame = frame_of([record])
@@ -120,7 +121,8 @@ def test_a_name_that_the_record_has_is_refused_before_training(own_names, tmp_pa
     with pytest.raises(HmoeError, match=f"cannot be called '{field}'"):
         check_measure(trainer_of(spec_of(name)))
     record = run(spec_of(name), RunStore(tmp_path))
-    assert record["status"] == "failed" and record["checkpoints"] == []
+    assert record["status"] == "failed"
+    assert record["checkpoints"] == []
 
 
 def test_two_measurements_of_one_name_and_a_bare_function_are_refused(own_names):
@@ -156,7 +158,8 @@ def test_a_trained_run_gives_the_images_of_a_split_evenly_and_in_order():
     for position, chosen, x, y in seen:
         assert torch.equal(x, trainer.data.inputs(position, chosen))
         assert torch.equal(y, trainer.data.labels[position][chosen])
-    assert list(trained.test_domains) == ["photo"] and trained.step == -1
+    assert list(trained.test_domains) == ["photo"]
+    assert trained.step == -1
 
 
 def test_images_are_taken_from_the_classes_in_turn():

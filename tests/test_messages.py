@@ -57,7 +57,8 @@ def test_a_closed_standard_stream_changes_no_status(closed):
     for code, status in ((SAYS, 0), (SAYS.replace("print(", "raise app.HmoeError("), 1)):
         command = f"exec {sys.executable} -c '{code}' {closed}"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
-        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_streams_that_cannot_be_reconfigured_are_left(monkeypatch):
@@ -85,7 +86,8 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path):
     path = tmp_path / ("a" * 250 + ".html")
     write_atomic(path, "kept")
     write_atomic(path, "replaced")
-    assert path.read_text() == "replaced" and [*tmp_path.iterdir()] == [path]
+    assert path.read_text() == "replaced"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_settings_may_begin_with_a_byte_order_mark(root, tmp_path):
@@ -135,7 +137,8 @@ def test_labels_may_be_a_table_that_this_library_wrote(tmp_path):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
     domains = ["-90%" if k % 3 else "'quoted'" for k in range(30)]
     text = csv_text(pd.DataFrame({"file": names, "domain": domains}))
-    assert "'=00.png,'quoted'" in text and "'=01.png,'-90%" in text
+    assert "'=00.png,'quoted'" in text
+    assert "'=01.png,'-90%" in text
     (tmp_path / "labels.csv").write_text(text)
     assert read_pool(tmp_path, tmp_path / "labels.csv").images.domain.tolist() == domains
 
@@ -143,7 +146,9 @@ def test_labels_may_be_a_table_that_this_library_wrote(tmp_path):
 def test_a_model_card_has_no_links_and_no_cells_from_names():
     given = "a|b [see](http://x.org) www.y.org *bold* <b>"
     said = escape_page(given)
-    assert not re.search(r"(?<!\\)[|*<\[]", said) and "http:" not in said and "www." not in said
+    assert not re.search(r"(?<!\\)[|*<\[]", said)
+    assert "http:" not in said
+    assert "www." not in said
 
 
 def test_the_first_part_of_the_work_says_nothing_of_the_rest(monkeypatch):
@@ -171,6 +176,8 @@ def test_damaged_records_are_named_with_what_to_do(tmp_path):
     folder.mkdir(parents=True)
     (folder / "record.json").write_text("{")
     done = hmoe("runs", folder=tmp_path)
-    assert done.returncode == 1 and "see above" not in done.stderr
+    assert done.returncode == 1
+    assert "see above" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert "a" * 12 in last and "Fix: restore that folder, or remove it" in last
+    assert "a" * 12 in last
+    assert "Fix: restore that folder, or remove it" in last

@@ -104,9 +104,8 @@ def test_mldg_against_clones_and_fresh_adams(domains, domainbed_compat, n_meta_t
                 for p, g in zip(clone.parameters(), G):
                     p.grad = g
                 fresh.step()
-        assert len(pairs) == (
-            domains - n_meta_test if domainbed_compat else domains
-        ) and reported == pytest.approx(objective, rel=1e-10)
+        assert len(pairs) == (domains - n_meta_test if domainbed_compat else domains)
+        assert reported == pytest.approx(objective, rel=1e-10)
         adam.step(total)
     by_hand.assert_same_parameters(mldg, shadow, 1e-8)
     assert all(
@@ -219,10 +218,8 @@ def test_arm_groups_at_test_time():
             [arm.classifier(arm.featurizer(torch.cat([image, context])[None])) for image in x[:11]]
         )
         torch.testing.assert_close(one_group, slow)
-        assert (
-            not torch.allclose(one_group, together[:11], atol=1e-6)
-            and arm.input_shape == by_hand.SHAPE
-        )
+        assert not torch.allclose(one_group, together[:11], atol=1e-6)
+        assert arm.input_shape == by_hand.SHAPE
 
 
 def test_context_network_is_domainbeds():
@@ -276,7 +273,8 @@ def test_fish_builds_no_network():
         fish.update(by_hand.draw((3, 3, 3), 0))
     finally:
         nn.Module.__init__ = original
-    assert made == [] and ids == [id(p) for p in fish.parameters()]
+    assert made == []
+    assert ids == [id(p) for p in fish.parameters()]
 
 
 def slow_inner(head, phi, z, y, steps, lr):

@@ -58,15 +58,11 @@ def test_colored_domains_equal_a_loop_over_single_digits(ink):
             if label_draws[i] < 0.25:
                 y = 1 - y
             colour = 1 - y if colour_draws[i] < flip else y
-            assert (
-                data.labels[d][i] == y
-                and data.factors["colour"][d][i] == colour
-                and data.factors["digit"][d][i] == labels[mine[i]]
-            )
-            assert (
-                torch.equal(data.images[d][i, colour], torch.from_numpy(images[mine[i]]))
-                and data.images[d][i, 1 - colour].sum() == 0
-            )
+            assert data.labels[d][i] == y
+            assert data.factors["colour"][d][i] == colour
+            assert data.factors["digit"][d][i] == labels[mine[i]]
+            assert torch.equal(data.images[d][i, colour], torch.from_numpy(images[mine[i]]))
+            assert data.images[d][i, 1 - colour].sum() == 0
 
 
 def test_rotated_domains_turn_counter_clockwise_by_their_angle(ink):
@@ -118,12 +114,10 @@ def test_missing_files_are_one_clear_error(name, tmp_path):
     with pytest.raises(HmoeError) as caught:
         load_dataset(name, 0, str(tmp_path))
     text = str(caught.value)
-    assert (
-        "train-images-idx3-ubyte" in text
-        and str(tmp_path / "MNIST" / "raw") in text
-        and "hmoe data download MNIST" in text
-        and "\n" not in text
-    )
+    assert "train-images-idx3-ubyte" in text
+    assert str(tmp_path / "MNIST" / "raw") in text
+    assert "hmoe data download MNIST" in text
+    assert "\n" not in text
 
 
 def test_a_cut_file_is_named_and_not_used(tmp_path):
@@ -145,7 +139,8 @@ def test_a_cut_file_is_named_and_not_used(tmp_path):
 @needs_mnist
 def test_real_mnist_plain_and_compressed(tmp_path):
     images, labels = read_mnist(str(RAW.parents[1]))
-    assert images.shape == (70_000, 28, 28) and np.bincount(labels).tolist() == [
+    assert images.shape == (70_000, 28, 28)
+    assert np.bincount(labels).tolist() == [
         6903,
         7877,
         6990,
@@ -164,9 +159,8 @@ def test_real_mnist_plain_and_compressed(tmp_path):
             shutil.copyfile(RAW / name, raw / name)
         else:
             (raw / f"{name}.gz").write_bytes(gzip.compress((RAW / name).read_bytes()))
-    assert len(verify_mnist(str(tmp_path))) == 4 and {
-        p.suffix for p in mnist_files(str(tmp_path)).values()
-    } == {"", ".gz"}
+    assert len(verify_mnist(str(tmp_path))) == 4
+    assert {p.suffix for p in mnist_files(str(tmp_path)).values()} == {"", ".gz"}
 
 
 @needs_mnist
@@ -177,14 +171,10 @@ def test_sizes_and_content_of_the_real_domains():
         load_dataset("ColoredMNIST", 0, folder),
         load_dataset("RotatedMNIST", 0, folder),
     )
-    assert [len(y) for y in colored.labels] == [23_334, 23_333, 23_333] and colored.input_shape == (
-        2,
-        28,
-        28,
-    )
-    assert [len(y) for y in rotated.labels] == [11_667] * 4 + [
-        11_666
-    ] * 2 and rotated.input_shape == (1, 28, 28)
+    assert [len(y) for y in colored.labels] == [23_334, 23_333, 23_333]
+    assert colored.input_shape == (2, 28, 28)
+    assert [len(y) for y in rotated.labels] == [11_667] * 4 + [11_666] * 2
+    assert rotated.input_shape == (1, 28, 28)
     assert (colored.fingerprint, rotated.fingerprint) == ("1bba2c3dd2e7", "0840380c4052")
     shares = [
         float((c == y).float().mean()) for c, y in zip(colored.factors["colour"], colored.labels)
@@ -199,7 +189,8 @@ def test_twins_have_the_domains_of_the_originals():
             == DATASETS[original].domain_names
             == tuple(load_dataset(twin).domain_names)
         )
-        assert not DATASETS[twin].files and DATASETS[original].files == "MNIST"
+        assert not DATASETS[twin].files
+        assert DATASETS[original].files == "MNIST"
 
 
 # Crossed cues
@@ -211,7 +202,8 @@ def test_crossed_bits_are_fair_and_independent_of_each_other_and_of_the_class(se
     a, b = (torch.cat(data.factors[name][:4]) for name in ("hue", second))
     y = torch.cat(data.labels[:4])
     joint = np.array([[((a == i) & (b == j)).sum() for j in (0, 1)] for i in (0, 1)])
-    assert np.ptp(joint) <= 5 and joint.sum() == len(y)
+    assert np.ptp(joint) <= 5
+    assert joint.sum() == len(y)
     for bit in (a, b):
         share = [float(bit[y == c].float().mean()) for c in range(10)]
         assert np.allclose(share, 0.5, atol=0.01)
@@ -248,7 +240,8 @@ def test_strokes_grow_with_the_width():
         grown = []
         for x, hand in zip(green, data.source_index):
             grown.append(float(x.mean()) / float(images[hand.numpy()].mean()))
-        assert 1 <= grown[0] < grown[4] < grown[1] and np.allclose(grown[:2], grown[2:4], rtol=0.02)
+        assert 1 <= grown[0] < grown[4] < grown[1]
+        assert np.allclose(grown[:2], grown[2:4], rtol=0.02)
     thin = data.source_index[0].numpy()
     assert np.array_equal(green[0].numpy(), images[thin])
 

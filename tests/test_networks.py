@@ -82,7 +82,8 @@ def test_order_is_convolution_relu_norm():
     net.norms[-1].register_forward_hook(lambda module, given, out: caught.append((given[0], out)))
     net(torch.rand(2, 3, 16, 16))
     given, out = caught[0]
-    assert given.min() == 0 and out.min() < 0
+    assert given.min() == 0
+    assert out.min() < 0
     assert out.reshape(2, 8, -1).mean(-1).abs().max() < 1e-5
 
 
@@ -93,7 +94,8 @@ def test_unknown_names_and_small_images_are_refused():
         make_encoder("big", (3, 16, 16))
     with pytest.raises(HmoeError, match="16 pixels"):
         make_encoder("image", (3, 8, 8))
-    assert SMALL < set(NETWORKS) and set(ENCODERS) == {"small", "image", "style"}
+    assert SMALL < set(NETWORKS)
+    assert set(ENCODERS) == {"small", "image", "style"}
     assert not any(NETWORKS[name].HPARAMS for name in SMALL)
 
 
@@ -141,16 +143,12 @@ def test_the_image_encoder_in_every_order(norm, block):
 
 def test_options_of_the_image_encoder_keep_its_weights():
     names = list(ImageD2V().state_dict())
-    assert (
-        len(names) == 2 * (3 + 3 + 4 + 4 + 1)
-        and "layers.9.norms.1.bias" in names
-        and "layers.11.weight" in names
-    )
+    assert len(names) == 2 * (3 + 3 + 4 + 4 + 1)
+    assert "layers.9.norms.1.bias" in names
+    assert "layers.11.weight" in names
     for block in ("post", "pre", "stargan"):
-        assert (
-            count(ImageD2V(block=block)) == 3_095_904
-            and list(ImageD2V(block=block).state_dict()) == names
-        )
+        assert count(ImageD2V(block=block)) == 3_095_904
+        assert list(ImageD2V(block=block).state_dict()) == names
         assert count(ImageD2V(norm="none", block=block)) == 3_095_904 - 2 * (
             64 + 128 + 256 + 4 * 256
         )
@@ -163,9 +161,10 @@ def test_instance_norm_in_the_small_encoder():
     for convolution, norm in zip(net.convolutions, net.norms):
         x = torch.relu(F.instance_norm(convolution(x), weight=norm.weight, bias=norm.bias))
     torch.testing.assert_close(found, net.output(x.mean((2, 3))), rtol=1e-4, atol=1e-5)
-    assert count(net) == count(SmallD2V(3)) + 4 * 32 and list(
-        make_encoder("small", (3, 16, 16), norm="none").state_dict()
-    ) == list(SmallD2V(3).state_dict())
+    assert count(net) == count(SmallD2V(3)) + 4 * 32
+    assert list(make_encoder("small", (3, 16, 16), norm="none").state_dict()) == list(
+        SmallD2V(3).state_dict()
+    )
 
 
 def test_options_that_an_encoder_does_not_have_are_refused():
@@ -185,7 +184,8 @@ def test_the_network_for_small_photographs_is_cheap():
         assert net(torch.rand(2, 3, side, side)).shape == (2, 256) == (2, net.num_features)
     x = torch.randn(3, 3, 48, 48)
     torch.testing.assert_close(net(x), plain_convnet(net, x), rtol=1e-4, atol=1e-5)
-    assert 2 * sum(work[4:8]) < 1e8 and [m.stride for m in net.convolutions] == [(2, 2)] * 4
+    assert 2 * sum(work[4:8]) < 1e8
+    assert [m.stride for m in net.convolutions] == [(2, 2)] * 4
 
 
 def test_small_networks_refuse_what_only_large_ones_have():
@@ -248,7 +248,8 @@ def test_float32_is_the_plain_network_to_the_bit(make, plain, asked):
         (out**3).sum().backward()
         found.append([out.detach(), given.grad, *(p.grad for p in net.parameters())])
         net.zero_grad(set_to_none=True)
-    assert len(found[0]) > 5 and all(a is not None and torch.equal(a, b) for a, b in zip(*found))
+    assert len(found[0]) > 5
+    assert all(a is not None and torch.equal(a, b) for a, b in zip(*found))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -263,7 +264,8 @@ def test_pool_is_the_mean_to_the_bit_in_every_layout(dtype, layout):
     ours, plain = pool(given), twin.mean((2, 3))
     (ours * weight).sum().backward()
     (plain * weight).sum().backward()
-    assert torch.equal(ours, plain) and torch.equal(given.grad, twin.grad)
+    assert torch.equal(ours, plain)
+    assert torch.equal(given.grad, twin.grad)
 
 
 def test_names_of_the_weights_are_those_of_the_first_version():
@@ -296,14 +298,14 @@ def test_a_precision_reaches_every_backbone_and_nothing_else(name):
     before = [p.detach().clone() for p in algorithm.parameters()]
     losses = algorithm.update(batches)
     convolutions = [dtype for kind, dtype in seen if kind == "Conv2d"]
-    assert set(convolutions) == {torch.bfloat16} and len(convolutions) == (
-        4 if name == "ERM" else 6
-    )
+    assert set(convolutions) == {torch.bfloat16}
+    assert len(convolutions) == (4 if name == "ERM" else 6)
     backbones = 0 if name == "ERM" else 1  # the encoder's last layer is part of the backbone
     assert [dtype for kind, dtype in seen if kind == "Linear"].count(torch.bfloat16) == backbones
     assert all(
         p.dtype == torch.float32 and p.grad.dtype == torch.float32 for p in algorithm.parameters()
-    ) and all(v == v for v in losses.values())
+    )
+    assert all(v == v for v in losses.values())
     assert any(not torch.equal(a, b) for a, b in zip(before, algorithm.parameters()))
     algorithm.eval()
     assert all(
@@ -317,7 +319,8 @@ def test_bf16_is_close_to_float32_and_not_the_same():
     exact = net(x)
     set_precision(net, "bf16")
     rounded = net(x)
-    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
     assert (rounded - exact).norm() < 0.02 * exact.norm()
     set_precision(net, "float32")
     assert torch.equal(net(x), exact)
@@ -348,13 +351,16 @@ def test_compiled_networks_agree_are_copied_and_pickled():
     exact, names = net(x), list(net.state_dict())
     set_precision(net, "float32-compile")
     torch.testing.assert_close(run_or_skip(net, x), exact, rtol=1e-4, atol=1e-5)
-    assert "_compiled" in net.__dict__ and list(net.state_dict()) == names
+    assert "_compiled" in net.__dict__
+    assert list(net.state_dict()) == names
     twin = pickle.loads(pickle.dumps(copy.deepcopy(net)))
-    assert twin.precision == "float32-compile" and "_compiled" not in twin.__dict__
+    assert twin.precision == "float32-compile"
+    assert "_compiled" not in twin.__dict__
     for p in net.parameters():
         p.zero_()
     set_precision(twin, "float32")
-    assert torch.equal(twin(x), exact) and run_or_skip(net, x).abs().max() == 0
+    assert torch.equal(twin(x), exact)
+    assert run_or_skip(net, x).abs().max() == 0
 
 
 # IGA differentiates twice, which torch.compile refuses
@@ -384,7 +390,8 @@ def test_compiled_training_is_eager_training(name, hparams, side, monkeypatch):
     for algorithm in (eager, twin):
         seed_everything(1)
         losses.append(algorithm.update(random_batches(3, shape, 4, seed=0, size=4)))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and backend.frame_count
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert backend.frame_count
     for (name, p), q in zip(eager.named_parameters(), twin.parameters()):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6, msg=name)
         torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-6, msg=name)
@@ -490,11 +497,9 @@ def test_bf16_group_norm_agrees_with_float32(groups, shape, block, monkeypatch):
         y.backward(dy.to(dtype))
         found.append([y.detach(), *(t.grad for t in given)])
     (y, dx, dweight, dbias), exact = found
-    assert (
-        y.dtype == dx.dtype == torch.bfloat16
-        and dweight.dtype == torch.float32
-        and y.is_contiguous(memory_format=torch.channels_last)
-    )
+    assert y.dtype == dx.dtype == torch.bfloat16
+    assert dweight.dtype == torch.float32
+    assert y.is_contiguous(memory_format=torch.channels_last)
     for value, wanted, tolerance in zip((y, dx, dweight, dbias), exact, (2**-8, 2**-8, 1e-4, 1e-5)):
         assert (value.double() - wanted).abs().max() <= tolerance * max(1, wanted.abs().max()), (
             (value.double() - wanted).abs().max()
@@ -508,7 +513,8 @@ def test_bf16_group_norm_of_a_constant_image_is_its_shift():
     bias = torch.randn(8)
     y = Bf16GroupNorm.apply(x, torch.ones(8), bias, 2, 1e-5)
     y.sum().backward()
-    assert (y.float() - bias.view(1, 8, 1, 1)).abs().max() < 0.05 and x.grad.isfinite().all()
+    assert (y.float() - bias.view(1, 8, 1, 1)).abs().max() < 0.05
+    assert x.grad.isfinite().all()
 
 
 def test_bf16_group_norm_is_used_only_where_it_is_the_faster_one(monkeypatch):
@@ -533,4 +539,5 @@ FROM_WEIGHTS = {*LARGE, "gmoe_ti16", "gmoe_s16", "gmoe_b16"}  # tested in test_b
 def test_every_network_makes_as_many_features_as_it_says(name):
     network = make_featurizer(name, (3, 32, 32))
     features = network(torch.rand(4, 3, 32, 32))
-    assert features.shape == (4, network.num_features) and features.requires_grad
+    assert features.shape == (4, network.num_features)
+    assert features.requires_grad

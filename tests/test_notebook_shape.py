@@ -42,7 +42,8 @@ def texts(output):
 
 
 def test_there_are_notebooks_to_look_at():
-    assert len(EXPORTING) >= 5 and LIBRARY[1].name <= "01_errors.ipynb"
+    assert len(EXPORTING) >= 5
+    assert LIBRARY[1].name <= "01_errors.ipynb"
     assert sum(map(exported, (c for p in EXPORTING for c in cells(p, "code")))) >= 30
 
 
@@ -63,7 +64,8 @@ def test_it_opens_with_a_title_and_one_sentence(path):
 @for_each(LIBRARY + PAPER)
 def test_the_kernel_has_a_name_and_a_language(path):
     kernel = read(path)["metadata"].get("kernelspec", {})
-    assert kernel.get("name") == "python3" and kernel.get("language") == "python"
+    assert kernel.get("name") == "python3"
+    assert kernel.get("language") == "python"
 
 
 @for_each(EXPORTING)
@@ -100,7 +102,8 @@ def test_imports_stand_alone_in_their_cells(path):
 @for_each(LIBRARY + PAPER)
 def test_ids_are_unique(path):
     ids = [c["id"] for c in read(path)["cells"]]
-    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[\w-]{1,64}", i) for i in ids)
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[\w-]{1,64}", i) for i in ids)
 
 
 @for_each(EXPORTING)
@@ -146,7 +149,8 @@ def test_outputs_are_stored(path):
 @for_each(LIBRARY + PAPER)
 def test_outputs_hold_no_error_path_warning_or_progress_bar(path):
     for cell, output in outputs(path):
-        assert output["output_type"] != "error" and output.get("name") != "stderr", cell
+        assert output["output_type"] != "error", cell
+        assert output.get("name") != "stderr", cell
         for pattern in (MACHINE_PATH, PROGRESS):
             assert not pattern.search(texts(output)), (
                 f"cell {cell}: {pattern.search(texts(output))[0]}"
@@ -166,7 +170,8 @@ def test_outputs_are_short_and_the_file_is_small(path):
         plain = "".join(output.get("text", "")) or "".join(
             output.get("data", {}).get("text/plain", "")
         )
-        assert len(plain.splitlines()) <= 60 and len(plain) <= 6000, cell
+        assert len(plain.splitlines()) <= 60, cell
+        assert len(plain) <= 6000, cell
         picture = "".join(output.get("data", {}).get("image/png", ""))
         assert len(base64.b64decode(picture)) <= 120_000, cell
 
@@ -174,7 +179,8 @@ def test_outputs_are_short_and_the_file_is_small(path):
 @for_each(LIBRARY + PAPER)
 def test_nothing_is_left_of_an_execution(path):
     for cell in cells(path, "code"):
-        assert cell["execution_count"] is None and set(cell["metadata"]) <= {"tags"}, cell["id"]
+        assert cell["execution_count"] is None, cell["id"]
+        assert set(cell["metadata"]) <= {"tags"}, cell["id"]
 
 
 @for_each(PAPER)
@@ -184,21 +190,18 @@ def test_parameters_are_typed_explained_literals(path):
     names = []
     for node in python(tagged[0]).body:
         line = tagged[0]["source"].splitlines()[node.end_lineno - 1]
-        assert isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name), line
-        assert isinstance(node.annotation, ast.Name) and node.annotation.id in {
-            "int",
-            "float",
-            "str",
-            "bool",
-            "list",
-        }, line
+        assert isinstance(node, ast.AnnAssign), line
+        assert isinstance(node.target, ast.Name), line
+        assert isinstance(node.annotation, ast.Name), line
+        assert node.annotation.id in {"int", "float", "str", "bool", "list"}, line
         ast.literal_eval(node.value)
         assert re.search(r"\S\s+# \S", line), f"no comment to serve as help: {line}"
         assert line.count("=") == 1, (
             f"papermill cannot read a parameter with a second '=' in its line: {line}"
         )
         names.append(node.target.id)
-    assert "profile" in names and len(set(names)) == len(names)
+    assert "profile" in names
+    assert len(set(names)) == len(names)
 
 
 @for_each(PAPER)
@@ -214,4 +217,5 @@ def test_a_page_says_whether_its_claim_was_checked(path):
 @for_each(PAPER)
 def test_a_paper_notebook_is_a_source_and_not_a_result(path):
     tags = [t for c in read(path)["cells"] for t in c["metadata"].get("tags", [])]
-    assert "injected-parameters" not in tags and "papermill" not in read(path)["metadata"]
+    assert "injected-parameters" not in tags
+    assert "papermill" not in read(path)["metadata"]

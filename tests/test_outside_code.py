@@ -151,7 +151,8 @@ def test_a_class_that_does_not_count_is_not_registered_in_place_of_another(place
     text += "class Second(ERM):\n    total = sum([1])\n"
     path = write(place / "mine.py", text)
     second, first = enter(path, "Second"), enter(path, "Mine")
-    assert ALGORITHMS["Other (mine.py)"] is second and ALGORITHMS["Mine (mine.py)"] is first
+    assert ALGORITHMS["Other (mine.py)"] is second
+    assert ALGORITHMS["Mine (mine.py)"] is first
     assert source_hash(ALGORITHMS["Other (mine.py)"]) == second.source_hash
 
 
@@ -393,16 +394,15 @@ def test_a_declared_file_is_in_the_id_and_travels_with_the_run(place):
     assert short_config(path) == seven
     teach(place, 0.0)
     zero = short_config(path)
-    assert (
-        zero.run_id != seven.run_id
-        and ALGORITHMS[zero.algorithm].source_hash in str(zero)[:0] + zero.algorithm_source
-    )
+    assert zero.run_id != seven.run_id
+    assert ALGORITHMS[zero.algorithm].source_hash in str(zero)[:0] + zero.algorithm_source
     (place / "weights" / "teacher.pt").unlink()
     path.unlink()
     forget()
     records = [run(config, RunStore(), trust_code=True) for config in (zero, seven)]
     losses = [record["checkpoints"][-1]["losses"]["loss"] for record in records]
-    assert losses[0] == 0.0 and losses[1] > 1.0
+    assert losses[0] == 0.0
+    assert losses[1] > 1.0
 
 
 def forget():
@@ -706,7 +706,8 @@ def test_a_class_that_was_registered_by_hand_has_the_hash_of_its_file(place, mon
         register("By hand", paper="-", needs_domain_labels=False)(mine)
         keys.append(source_hash(mine))
         del ALGORITHMS["By hand"], sys.modules["own_module_by_hand"]
-    assert keys[0] != keys[1] and issubclass(mine, ERM)
+    assert keys[0] != keys[1]
+    assert issubclass(mine, ERM)
 
 
 def test_a_declared_file_that_cannot_be_copied_leaves_nothing_half_written(tmp_path, monkeypatch):

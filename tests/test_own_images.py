@@ -132,11 +132,9 @@ def test_other_layouts_are_refused_with_a_reason(tmp_path, layout, said):
 def test_depth_tells_domains_from_classes(tmp_path):
     for root, domains, known in ((tmp_path / "a", DOMAINS, 40), (tmp_path / "b", (), 0)):
         pool = read_pool(fill(root, domains, count=10 if domains else 20))
-        assert (
-            pool.class_names == sorted(CLASSES)
-            and len(pool.images) == 40
-            and pool.images.domain.notna().sum() == known
-        )
+        assert pool.class_names == sorted(CLASSES)
+        assert len(pool.images) == 40
+        assert pool.images.domain.notna().sum() == known
 
 
 def test_hidden_files_and_circles_of_links_are_passed_over(tmp_path):
@@ -166,16 +164,14 @@ def test_labels_of_some_are_only_for_those(tmp_path):
 def test_training_never_sees_an_origin(place):
     pool = read_pool(place["folder"])
     dealt, unseen = split_pool(pool), split_pool(pool, test_domain=DOMAINS[0])
-    assert dealt.domain_names == [POOLED, HELD_OUT] and [len(f) for f in dealt.files] == [32, 8]
-    assert all(f.startswith(DOMAINS[0]) for f in unseen.files[1]) and not any(
-        f.startswith(DOMAINS[0]) for f in unseen.files[0]
-    )
+    assert dealt.domain_names == [POOLED, HELD_OUT]
+    assert [len(f) for f in dealt.files] == [32, 8]
+    assert all(f.startswith(DOMAINS[0]) for f in unseen.files[1])
+    assert not any(f.startswith(DOMAINS[0]) for f in unseen.files[0])
     record = place["store"].find(place["run"])
-    assert (
-        record["config"]["algorithm"] == "HMOE-ND"
-        and record["config"]["hparams"]["lambda_d"] == 0
-        and record["config"]["test_domains"] == [HELD_OUT]
-    )
+    assert record["config"]["algorithm"] == "HMOE-ND"
+    assert record["config"]["hparams"]["lambda_d"] == 0
+    assert record["config"]["test_domains"] == [HELD_OUT]
     with pytest.raises(HmoeError, match="unknown domain of"):
         split_pool(pool, test_domain="moon")
 
@@ -215,19 +211,16 @@ class Page(HTMLParser):
 
 def test_names_are_text_and_nothing_comes_from_elsewhere(place):
     page = Page(place["page"])
-    assert not page.tags & {"script", "iframe", "link", "object", "base"} and not [
-        n for n, _ in page.attributes if n.startswith("on")
-    ]
-    assert f"Groups of {ROOT_NAME}" in page.texts and set(DOMAINS + CLASSES) <= set(page.texts)
-    assert any(
-        FILE.format(3) in value for name, value in page.attributes if name == "title"
-    ) and any(FILE.format(3) in text for text in page.texts)
+    assert not page.tags & {"script", "iframe", "link", "object", "base"}
+    assert not [n for n, _ in page.attributes if n.startswith("on")]
+    assert f"Groups of {ROOT_NAME}" in page.texts
+    assert set(DOMAINS + CLASSES) <= set(page.texts)
+    assert any(FILE.format(3) in value for name, value in page.attributes if name == "title")
+    assert any(FILE.format(3) in text for text in page.texts)
     sources = [value for name, value in page.attributes if name in ("src", "href", "data")]
-    assert (
-        len(sources) >= 16
-        and all(s.startswith("data:image/jpeg;base64,") for s in sources)
-        and str(place["at"]) not in place["page"]
-    )
+    assert len(sources) >= 16
+    assert all(s.startswith("data:image/jpeg;base64,") for s in sources)
+    assert str(place["at"]) not in place["page"]
     assert decode(base64.b64decode(sources[0].partition(",")[2])).size == (72, 72)
 
 
@@ -241,7 +234,8 @@ def test_the_page_says_what_the_run_says(place):
         "NMI with the known domains",
     ):
         assert word in texts
-    assert verdict_of(place) in texts and verdict_of(place) in place["said"]
+    assert verdict_of(place) in texts
+    assert verdict_of(place) in place["said"]
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +246,8 @@ def found(place):
 
 
 def test_discover_in_python_is_the_command(found, place):
-    assert found.record["run_id"] == place["run"] and found.method == "hmoe"
+    assert found.record["run_id"] == place["run"]
+    assert found.method == "hmoe"
     rows = list(csv.DictReader((place["at"] / "groups.csv").open(encoding="utf-8")))
     assert [row["file"] for row in rows] == image_files(place["folder"])
     assert [row["group"] for row in rows] == list(found.images.sort_values("file").group)
@@ -267,7 +262,8 @@ def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place)
     assert [len(group["samples"]) for group in groups] == [16, 1]
     page = Page(template("discover_parts.html").module.panels(groups, names[:1]))
     texts = [text.strip() for text in page.texts if text.strip()]
-    assert texts[0].startswith("expert 2: 39 images, 98%") and "expert 1: 1 image, 2%" in texts
+    assert texts[0].startswith("expert 2: 39 images, 98%")
+    assert "expert 1: 1 image, 2%" in texts
     assert "".join(texts).endswith("Without any image: expert 0.")
     assert CLASSES[0] + ", predicted" in " ".join(v for n, v in page.attributes if n == "alt")
 
@@ -305,10 +301,8 @@ def test_what_can_be_seen_comes_before_the_numbers(place):
             "Provenance",
         )
     ]
-    assert (
-        order == sorted(order)
-        and "predicting their most frequent class gives 50.0%" in place["page"]
-    )
+    assert order == sorted(order)
+    assert "predicting their most frequent class gives 50.0%" in place["page"]
 
 
 def verdict_of(place):
@@ -324,9 +318,8 @@ def test_the_same_command_again_trains_nothing_and_writes_the_same_page(place):
         p: p.stat().st_mtime_ns for p in (place["at"] / "runs").rglob("selected-*.safetensors")
     }
     hmoe("discover", place["folder"], "--output", place["at"] / "again.html", *SMALL)
-    assert (place["at"] / "again.html").read_text(encoding="utf-8") == place["page"] and before == {
-        p: p.stat().st_mtime_ns for p in before
-    }
+    assert (place["at"] / "again.html").read_text(encoding="utf-8") == place["page"]
+    assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_path):
@@ -407,9 +400,8 @@ LESS = {"reliable": False, "weakest_group": 0.4}
     ],
 )
 def test_the_sentence(changes, found, said):
-    assert (
-        said in findings_verdict(summary(**changes)) and found_domains(summary(**changes)) == found
-    )
+    assert said in findings_verdict(summary(**changes))
+    assert found_domains(summary(**changes)) == found
 
 
 # The table
@@ -441,20 +433,13 @@ def test_predict_needs_neither_classes_nor_the_old_pictures(place, tmp_path):
     finally:
         away.rename(place["folder"])
     rows = predictions(tmp_path / "p.csv")
-    assert [r["file"] for r in rows] == image_files(tmp_path / "flat") and list(rows[0]) == [
-        "file",
-        "class",
-        "probability",
-        "nearest_domain",
-        "gate_value",
-    ]
+    assert [r["file"] for r in rows] == image_files(tmp_path / "flat")
+    assert list(rows[0]) == ["file", "class", "probability", "nearest_domain", "gate_value"]
     for r in rows:
-        assert (
-            r["class"] in CLASSES
-            and 0.5 <= float(r["probability"]) <= 1
-            and re.fullmatch(r"expert [012]", r["nearest_domain"])
-            and 1 / 3 <= float(r["gate_value"]) + 1e-4 <= 1.0001
-        )
+        assert r["class"] in CLASSES
+        assert 0.5 <= float(r["probability"]) <= 1
+        assert re.fullmatch(r"expert [012]", r["nearest_domain"])
+        assert 1 / 3 <= float(r["gate_value"]) + 1e-4 <= 1.0001
 
 
 def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path):
@@ -474,9 +459,8 @@ def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path)
     with pytest.raises(HmoeError, match=r"1 of 4 images cannot be read: cut\.png \(truncated"):
         hmoe(*command)
     assert not (tmp_path / "p.csv").exists()
-    assert "skipped: cut.png" in hmoe(*command, "--skip-unreadable") and [
-        r["file"] for r in predictions(tmp_path / "p.csv")
-    ] == ["x/0.png", "x/1.png", "x/2.png"]
+    assert "skipped: cut.png" in hmoe(*command, "--skip-unreadable")
+    assert [r["file"] for r in predictions(tmp_path / "p.csv")] == ["x/0.png", "x/1.png", "x/2.png"]
 
 
 def test_an_image_is_seen_alike_alone_and_among_others(place):
@@ -503,7 +487,8 @@ def test_any_run_on_colour_images_predicts(place, tmp_path):
     )
     assert {(r["nearest_domain"], r["gate_value"]) for r in predictions(tmp_path / "p.csv")} == {
         ("", "")
-    } and all(r["class"].isdigit() for r in predictions(tmp_path / "p.csv"))
+    }
+    assert all(r["class"].isdigit() for r in predictions(tmp_path / "p.csv"))
     with pytest.raises(HmoeError, match="Valid: default"):
         hmoe(
             "predict",
@@ -564,17 +549,16 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
         f"<title>fine</title><img src=x onerror={HACK}><script>console.error('said')</script>"
     )
     document, console = browse(infected, tmp_path, "--dump-dom")
-    assert "<title>hacked</title>" in document and console, "this browser would not notice"
+    assert "<title>hacked</title>" in document, "this browser would not notice"
+    assert console, "this browser would not notice"
     unlocked = tmp_path / "unlocked.html"
     unlocked.write_text(place["page"].replace(POLICY, "img-src data:"), encoding="utf-8")
     for path in (place["report"], unlocked):
         document, console = browse(path, tmp_path, "--dump-dom")
-        assert (
-            "<title>Groups of my &lt;img" in document
-            and "Provenance" in document
-            and "hacked</title>" not in document
-            and not console
-        )
+        assert "<title>Groups of my &lt;img" in document
+        assert "Provenance" in document
+        assert "hacked</title>" not in document
+        assert not console
     browse(
         place["report"],
         tmp_path,
@@ -582,7 +566,8 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
         "--window-size=1100,1600",
     )
     with Image.open(tmp_path / "page.png") as picture:
-        assert picture.size == (1100, 1600) and len(picture.convert("RGB").getcolors(1 << 24)) > 500
+        assert picture.size == (1100, 1600)
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 500
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
@@ -606,7 +591,9 @@ def test_on_a_telephone_tables_scroll_and_words_stay_whole(place, tmp_path):
     page, narrowest, window = map(
         int, re.search(r"<title>(\d+) (\d+) (\d+)</title>", document).groups()
     )
-    assert window == 360 and page <= 360 and narrowest >= 60
+    assert window == 360
+    assert page <= 360
+    assert narrowest >= 60
 
 
 def digits_in(root, kind):

@@ -76,11 +76,9 @@ def test_channels_become_colours():
     two = np.zeros((1, 2, 3, 4), np.uint8)
     two[0, 0, 0, 0], two[0, 1, 2, 3] = 200, 90
     rgb = display_rgb(two)
-    assert (
-        rgb.shape == (1, 3, 4, 3)
-        and rgb[0, 0, 0].tolist() == [200, 0, 0]
-        and rgb[0, 2, 3].tolist() == [0, 90, 0]
-    )
+    assert rgb.shape == (1, 3, 4, 3)
+    assert rgb[0, 0, 0].tolist() == [200, 0, 0]
+    assert rgb[0, 2, 3].tolist() == [0, 90, 0]
     assert display_rgb(two[:, :1])[0, 0, 0].tolist() == [200] * 3
     three = np.arange(3, dtype=np.uint8).reshape(1, 3, 1, 1)
     assert display_rgb(three)[0, 0, 0].tolist() == [0, 1, 2]
@@ -89,10 +87,10 @@ def test_channels_become_colours():
 def test_a_sheet_puts_every_image_in_its_field():
     images = np.stack([np.full((2, 3, 3), value, np.uint8) for value in (1, 2, 3, 4, 5)])
     sheet = tiled(images, columns=2, lines=2)
-    assert sheet.shape == (5, 7, 3) and [
-        int(sheet[y, x, 0]) for y, x in ((0, 0), (0, 4), (3, 0), (3, 4))
-    ] == [1, 2, 3, 4]
-    assert (sheet[2] == 255).all() and (sheet[:, 3] == 255).all()
+    assert sheet.shape == (5, 7, 3)
+    assert [int(sheet[y, x, 0]) for y, x in ((0, 0), (0, 4), (3, 0), (3, 4))] == [1, 2, 3, 4]
+    assert (sheet[2] == 255).all()
+    assert (sheet[:, 3] == 255).all()
     assert (tiled(images[:0], 2) == 255).all()
 
 
@@ -100,16 +98,12 @@ def test_a_strip_shows_the_chosen_images_and_says_what_is_empty():
     images = stored()["panel_images"]
     _, axes = plt.subplots(1, 3)
     plot_strip(axes[0], images[[7, 3]], columns=2, lines=1)
-    assert (
-        np.array_equal(axes[0].images[0].get_array(), tiled(display_rgb(images[[7, 3]]), 2))
-        and not axes[0].texts
-    )
+    assert np.array_equal(axes[0].images[0].get_array(), tiled(display_rgb(images[[7, 3]]), 2))
+    assert not axes[0].texts
     plot_strip(axes[1], images[:0])
     plot_strip(axes[2], images[:0], empty="none among the stored images")
-    assert (
-        axes[1].texts[0].get_text() == "empty"
-        and axes[2].texts[0].get_text() == "none among the stored images"
-    )
+    assert axes[1].texts[0].get_text() == "empty"
+    assert axes[2].texts[0].get_text() == "none among the stored images"
 
 
 def test_a_full_strip_takes_images_from_the_whole_group():
@@ -124,7 +118,9 @@ def test_panels_have_a_row_for_every_domain_and_expert():
     plot_panels(figure, stored(), NAMES, columns=4, lines=1)
     shown = [axis for axis in figure.axes if axis.get_visible()]
     labels = [axis.get_ylabel() for axis in shown]
-    assert len(shown) == 2 + 3 + 3 and "+90%\n50 %" in labels and labels.count("expert 2\n0 %") == 2
+    assert len(shown) == 2 + 3 + 3
+    assert "+90%\n50 %" in labels
+    assert labels.count("expert 2\n0 %") == 2
     assert {axis.get_title() for axis in shown} >= {
         "by domain label",
         "by expert",
@@ -158,7 +154,8 @@ def test_the_grid_shows_the_scores_of_the_record_and_every_factor():
     assert titles[1:] == ["class: NMI 0.34", "colour: NMI 0.56", "numeral: NMI 0.78"]
     legends = [[t.get_text() for t in axis.get_legend().get_texts()] for axis in figure.axes[1::2]]
     assert legends[0] == [*NAMES, "test samples", EMBEDDINGS]
-    assert legends[2][:2] == ["red", "green"] and len(legends[3]) == 12
+    assert legends[2][:2] == ["red", "green"]
+    assert len(legends[3]) == 12
     with pytest.raises(HmoeError, match="no run has stored codes"):
         plot_factor_grid([], NAMES)
 
@@ -179,7 +176,8 @@ def test_every_run_is_a_dot_at_its_setting():
     panels = {"experts_used": "experts", "nmi_domain": "NMI"}
     axes = plot_settings(rows, panels).figure.axes
     dots = [len(part.get_offsets()) for part in axes[1].collections]
-    assert sum(dots) == 6 and [t.get_text() for t in axes[0].get_xticklabels()] == ["a\nb", "c"]
+    assert sum(dots) == 6
+    assert [t.get_text() for t in axes[0].get_xticklabels()] == ["a\nb", "c"]
     assert axes[1].get_ylim() == (-0.03, 1.07)
 
 
@@ -191,11 +189,9 @@ def test_a_heat_map_writes_every_number():
         columns=["expert 0", "expert 1"],
     )
     heat_map(axes[0], table)
-    assert (
-        [t.get_text() for t in axes[0].texts] == ["30", "10", "0", "5"]
-        and np.allclose(axes[0].collections[0].get_array(), [[0.75, 0.25], [0, 1]])
-        and axes[0].get_ylabel() == "domain"
-    )
+    assert [t.get_text() for t in axes[0].texts] == ["30", "10", "0", "5"]
+    assert np.allclose(axes[0].collections[0].get_array(), [[0.75, 0.25], [0, 1]])
+    assert axes[0].get_ylabel() == "domain"
     heat_map(axes[1], table / 100)
     assert [t.get_text() for t in axes[1].texts][:2] == ["0.30", "0.10"]
 
@@ -294,7 +290,8 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     made = {path.name for path in folder.iterdir()}
     assert {
         f"{page}.{kind}" for kind in ("png", "pdf", "csv", "md", "tex", "ipynb", "provenance.json")
-    } <= made and "stand-in study" in text
+    } <= made
+    assert "stand-in study" in text
     assert json.loads((folder / f"{page}.provenance.json").read_text())["study"] == f"quick-{study}"
     expected = {
         "colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)",
@@ -312,9 +309,8 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
             f"{page}_gate.csv",
             f"{page}_runs.csv",
         } <= made
-        assert (f"{page}_nd.png" in made) == (study == "colored") and re.search(
-            r"HMOE-DN, test domain \S+: ", text
-        )
+        assert (f"{page}_nd.png" in made) == (study == "colored")
+        assert re.search(r"HMOE-DN, test domain \S+: ", text)
 
 
 def test_a_page_without_stored_codes_keeps_its_scores(study_copy, tmp_path):
@@ -326,7 +322,8 @@ def test_a_page_without_stored_codes_keeps_its_scores(study_copy, tmp_path):
             "rotated_discovery", "quick", store=store, output=tmp_path / "figures", formats=KINDS
         )
     )
-    assert "No run of HMOE-DN stored its codes." in text and "HMOE-DN, 4 runs" in text
+    assert "No run of HMOE-DN stored its codes." in text
+    assert "HMOE-DN, 4 runs" in text
 
 
 @pytest.mark.slow
@@ -344,7 +341,8 @@ def test_an_unknown_test_domain_is_refused_with_the_valid_ones(study_copy, tmp_p
 def test_runs_with_codes_passes_over_runs_without(study_copy):
     frame = results("quick-colored", study_copy)
     found = runs_with_codes(frame[frame.algorithm == "HMOE-DN"], study_copy)
-    assert {run.trial_seed for run, _ in found} == {0} and len(found) == 2
+    assert {run.trial_seed for run, _ in found} == {0}
+    assert len(found) == 2
     assert all({"panel_images", "colour_out"} <= set(arrays) for _, arrays in found)
 
 
@@ -384,12 +382,10 @@ def test_the_page_of_fig7_shows_the_arms_that_were_trained(weights, study_copy, 
         render("hmoe_fig7", "quick", store=store, output=tmp_path / "figures", formats=KINDS)
     )
     verdict = (tmp_path / "figures/quick/hmoe_fig7_verdict.md").read_text()
-    assert ("K = 8, weight 1: " in verdict) == (1.0 in weights) != (
-        "not the paper's 1" in verdict
-    ) and "K = 8, weight 3: " in verdict
-    assert ("No run here has the paper's weight 1" in text) == (
-        1.0 not in weights
-    ) and "at initialisation" in verdict
+    assert ("K = 8, weight 1: " in verdict) == (1.0 in weights) != ("not the paper's 1" in verdict)
+    assert "K = 8, weight 3: " in verdict
+    assert ("No run here has the paper's weight 1" in text) == (1.0 not in weights)
+    assert "at initialisation" in verdict
     assert ("lambda_kl 3 instead of 1 in some runs" in text) == (1.0 in weights)
 
 
@@ -424,5 +420,5 @@ def test_a_page_whose_scores_are_all_zero_counts_by_another_factor_and_calls_the
     assert (
         f"{'Colored' if study == 'colored' else 'Rotated'}Digits, stand-in: 701 updates, 2 seeds"
         in table
-        and "gate entropy / log K" in table
     )
+    assert "gate entropy / log K" in table

@@ -97,13 +97,12 @@ def test_every_artefact_has_exactly_the_agreed_parameters():
     for name in artefacts():
         found = parameters_of(name)
         assert {"profile", "store", "output"} <= set(found)
-        assert (
-            found["profile"][0] == first[name]
-            and found["store"][0] == ""
-            and found["output"][0] == ""
-        )
+        assert found["profile"][0] == first[name]
+        assert found["store"][0] == ""
+        assert found["output"][0] == ""
         title, claim = title_and_claim(paper_notebook(name))
-        assert title and claim, name
+        assert title, name
+        assert claim, name
 
 
 def sources(name):
@@ -132,9 +131,8 @@ def test_a_page_takes_the_profiles_and_the_study_of_its_artefact(name):
     artefact = ARTEFACTS[name]
     assert parameters_of(name)["profile"][1].split(" | ") == list(artefact.profiles)
     assert artefact.profiles[0] in PROFILES
-    assert set(artefact.optional) <= set(artefact.profiles) and all(
-        artefact.study_at(p) in studies.STUDIES for p in artefact.profiles
-    )
+    assert set(artefact.optional) <= set(artefact.profiles)
+    assert all(artefact.study_at(p) in studies.STUDIES for p in artefact.profiles)
     assert opens(name) or f'artefact_study("{name}", profile)' in sources(name)
 
 
@@ -144,11 +142,11 @@ def test_a_page_leaves_its_evidence_and_nothing_under_another_name(name):
     if opens(name):  # its steps use the name that it was opened with
         assert "page.verdict(" in text
         return
-    assert re.search(rf'provenance\(\s*"{name}"', text) and "header(profile, " in text
+    assert re.search(rf'provenance\(\s*"{name}"', text)
+    assert "header(profile, " in text
     stems = re.findall(r'save_(?:table|figure)\([^"]*?,\s*folder,\s*f?"([\w{}]+)"', text)
-    assert name in stems and all(stem == name or stem.startswith(f"{name}_") for stem in stems), (
-        stems
-    )
+    assert name in stems, stems
+    assert all(stem == name or stem.startswith(f"{name}_") for stem in stems), stems
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +190,9 @@ def rendered(tmp_path_factory):
 def test_two_renders_are_the_same_to_the_byte(rendered):
     one, two = snapshot(rendered / "one"), snapshot(rendered / "two")
     twice = [name for name in one if Path(name).name.startswith(OURS[1:3])]
-    assert (
-        len(twice) > 10
-        and twice == [n for n in two if n in twice]
-        and [name for name in twice if one[name] != two[name]] == []
-    )
+    assert len(twice) > 10
+    assert twice == [n for n in two if n in twice]
+    assert [name for name in twice if one[name] != two[name]] == []
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -205,12 +201,10 @@ def test_what_an_artefact_leaves(rendered, name):
     kinds = {file.removeprefix(name + ".") for file in files_of(folder)[name]}
     assert {"ipynb", "png", "pdf", "csv", "md", "tex", "provenance.json"} <= kinds
     evidence = json.loads((folder / f"{name}.provenance.json").read_text())
-    assert (
-        evidence["profile"] == "quick"
-        and evidence["study"] == STUDIES.get(name, "quick-digits")
-        and evidence["study_sha256"]
-        and len(evidence["run_ids"]) == evidence["records"] > 0
-    )
+    assert evidence["profile"] == "quick"
+    assert evidence["study"] == STUDIES.get(name, "quick-digits")
+    assert evidence["study_sha256"]
+    assert len(evidence["run_ids"]) == evidence["records"] > 0
     lost = (
         invented.failed("HMOE-DN", "photo", 2, lambda_kl=1.0)
         if name == "digits_balance"
@@ -225,47 +219,42 @@ def test_the_executed_notebook_is_clean(rendered, name):
     text = (rendered / "one" / "figures" / "quick" / f"{name}.ipynb").read_text()
     page = nbformat.reads(text, 4)
     nbformat.validate(page)
-    assert (
-        str(rendered) not in text
-        and "/tmp/" not in text
-        and set(page.metadata) == {"kernelspec", "hmoe_texts"}
-    )
+    assert str(rendered) not in text
+    assert "/tmp/" not in text
+    assert set(page.metadata) == {"kernelspec", "hmoe_texts"}
     injected = [c for c in page.cells if "injected-parameters" in c.metadata.get("tags", [])]
-    assert (
-        [c.id for c in injected] == ["injected-parameters"]
-        and "profile = 'quick'" in injected[0].source
-        and "output = '(outside)/figures'" in injected[0].source
-    )
+    assert [c.id for c in injected] == ["injected-parameters"]
+    assert "profile = 'quick'" in injected[0].source
+    assert "output = '(outside)/figures'" in injected[0].source
     for cell in page.cells:
         assert set(cell.metadata) <= {"tags"}
         if cell.cell_type == "code":
-            assert cell.execution_count is None and all(
-                o.output_type != "error" and o.get("name") != "stderr" for o in cell.outputs
-            )
+            assert cell.execution_count is None
+            assert all(o.output_type != "error" and o.get("name") != "stderr" for o in cell.outputs)
 
 
 def test_the_table_page_says_what_it_is_and_what_is_missing(rendered):
     folder = rendered / "one" / "figures" / "quick"
     table = (folder / "digits_table.md").read_text()
-    assert "stand-in" in table.splitlines()[0] and "– (0/2)" in table
+    assert "stand-in" in table.splitlines()[0]
+    assert "– (0/2)" in table
     page = (folder / "digits_table.ipynb").read_text()
-    assert (
-        "missing: HMOE-ND on sketch" in page
-        and "failed: HMOE-ND on sketch, seed 1" in page
-        and "NaN loss at step 40" in page
-        and "not comparable" in page
-    )
+    assert "missing: HMOE-ND on sketch" in page
+    assert "failed: HMOE-ND on sketch, seed 1" in page
+    assert "NaN loss at step 40" in page
+    assert "not comparable" in page
     assert "stderr" in (folder / "digits_table.csv").read_text().splitlines()[0]
 
 
 def test_the_discovery_page_shows_every_run(rendered):
     folder = rendered / "one" / "figures" / "quick"
     lines = (folder / "digits_fig5_runs.csv").read_text().splitlines()
-    assert len(lines) == 1 + 3 * 2 * 2 - 2 and "nmi_domain" in lines[0] and "ari_class" in lines[0]
+    assert len(lines) == 1 + 3 * 2 * 2 - 2
+    assert "nmi_domain" in lines[0]
+    assert "ari_class" in lines[0]
     summary = (folder / "digits_fig5.md").read_text()
-    assert "highest possible nmi" in summary and "0.81" in next(
-        line for line in summary.splitlines() if line.startswith("| HMOE-ND")
-    )
+    assert "highest possible nmi" in summary
+    assert "0.81" in next(line for line in summary.splitlines() if line.startswith("| HMOE-ND"))
     assert (
         "by construction: equally loaded experts reach at most 0.81"
         in (folder / "digits_fig5.ipynb").read_text()
@@ -276,22 +265,24 @@ def test_the_discovery_page_shows_every_run(rendered):
 def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
     folder = rendered / "one" / "figures" / "quick"
     page = (folder / "README.md").read_text()
-    assert "not the papers' protocol" in page and page.count("\n| <img") == len(OURS)
-    assert (
-        "Generated from the runs of `hmoe reproduce` on this machine." in page
-        and "`results/`" not in page
-    )
+    assert "not the papers' protocol" in page
+    assert page.count("\n| <img") == len(OURS)
+    assert "Generated from the runs of `hmoe reproduce` on this machine." in page
+    assert "`results/`" not in page
     pictures, pages = re.findall(r'src="([^"]+)"', page), re.findall(r"\]\(([^)#]+)\)", page)
-    assert pictures and all((folder / target).is_file() for target in pictures + pages)
+    assert pictures
+    assert all((folder / target).is_file() for target in pictures + pages)
     assert sorted(pages) == sorted(f"{name}.ipynb" for name in OURS)
     index = browsable(rendered / "one" / "figures", ["quick"])
     assert 'href="quick/index.html"' in index.read_text()
     sections = (folder / "index.html").read_text().split('<a id="')[1:]
     assert [section.partition('"')[0] for section in sections] == list(OURS_IN_ORDER)
     for name, section in zip(OURS_IN_ORDER, sections):
-        assert "Verdict, computed from the records:" in section and "<blockquote>" in section
+        assert "Verdict, computed from the records:" in section
+        assert "<blockquote>" in section
         linked = set(re.findall(r'(?:href|src)="([^"#]+)"', section))
-        assert linked and all((folder / target).is_file() for target in linked)
+        assert linked
+        assert all((folder / target).is_file() for target in linked)
         assert {f"{name}.png", f"{name}.csv", f"{name}.provenance.json"} <= linked
 
 
@@ -313,16 +304,12 @@ def test_the_gallery_says_what_kind_of_study_each_profile_is(tmp_path):
         for p in ("smoke", "quick")
     )
     for p in ("mnist", "pacs"):
-        assert (
-            f"Profile `{p}` is **reduced**" in notes[p]
-            and "not the papers' protocol" in notes[p]
-            and "must not be compared with published ones" in notes[p]
-        )
-    assert (
-        notes["paper"].startswith("Profile `paper` is **full**")
-        and "not be compared" not in notes["paper"]
-        and set(notes) == {"smoke", "quick", "mnist", "pacs", "paper"}
-    )
+        assert f"Profile `{p}` is **reduced**" in notes[p]
+        assert "not the papers' protocol" in notes[p]
+        assert "must not be compared with published ones" in notes[p]
+    assert notes["paper"].startswith("Profile `paper` is **full**")
+    assert "not be compared" not in notes["paper"]
+    assert set(notes) == {"smoke", "quick", "mnist", "pacs", "paper"}
 
 
 def test_pages_answer_their_question_in_computed_lines(rendered):
@@ -331,12 +318,11 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
         (folder / "learning_curves.ipynb").read_text(),
         (folder / "digits_table.ipynb").read_text(),
     )
-    assert (
-        "HMOE-DN: gate entropy at the end" in curves
-        and "below a tenth of its maximum in" in curves
-        and "domain loss at the end" in curves
-    )
-    assert "in average accuracy" in table and "after Holm's correction for" in table
+    assert "HMOE-DN: gate entropy at the end" in curves
+    assert "below a tenth of its maximum in" in curves
+    assert "domain loss at the end" in curves
+    assert "in average accuracy" in table
+    assert "after Holm's correction for" in table
 
 
 def test_the_page_in_contributing_runs(root, tmp_path):
@@ -374,17 +360,16 @@ def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, mo
         log_output=False,
     )
     page = (tmp_path / "plain.ipynb").read_text()
-    assert (
-        "Profile `quick` is a stand-in study" in page
-        and "injected-parameters" not in page
-        and list(tmp_path.glob("hmoe-*/digits_table.csv"))
-    )
+    assert "Profile `quick` is a stand-in study" in page
+    assert "injected-parameters" not in page
+    assert list(tmp_path.glob("hmoe-*/digits_table.csv"))
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr("hmoe_repro.report.render.util.find_spec", lambda package: None)
     done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
-    assert done.returncode == 1 and "pip install papermill ipykernel" in done.stderr
+    assert done.returncode == 1
+    assert "pip install papermill ipykernel" in done.stderr
     assert not list(tmp_path.glob("runs/*/"))
 
 
@@ -392,9 +377,8 @@ def test_a_missing_study_is_one_line_with_the_fix(tmp_path):
     cause = r"digits_table: no records of study 'quick-digits': .*"
     with pytest.raises(HmoeError, match=cause + r"Fix: `hmoe reproduce --profile quick`") as caught:
         render("digits_table", "quick", store=tmp_path, output=tmp_path / "figures")
-    assert "\n" not in str(caught.value) and list(snapshot(tmp_path / "figures")) == [
-        "quick/digits_table.failed.log"
-    ]
+    assert "\n" not in str(caught.value)
+    assert list(snapshot(tmp_path / "figures")) == ["quick/digits_table.failed.log"]
 
 
 # The machine
@@ -411,10 +395,8 @@ def test_parameters_arrive_with_their_types(tmp_path):
         seeds=[5],
         fast=True,
     )
-    assert (
-        page == tmp_path / "figures" / "quick" / "page.ipynb"
-        and (page.parent / "page.csv").read_text() == "quick 2.0 [5] True 3"
-    )
+    assert page == tmp_path / "figures" / "quick" / "page.ipynb"
+    assert (page.parent / "page.csv").read_text() == "quick 2.0 [5] True 3"
     assert sorted(p.name for p in page.parent.iterdir()) == ["page.csv", "page.ipynb"]
     assert [p.name for p in page.parent.parent.iterdir()] == ["quick"]
     assert page_texts(page) == {"page_more.md": "**More**\n\n| a |\n|---|\n| 1 |\n"}
@@ -436,7 +418,9 @@ def test_a_failing_notebook_leaves_the_target_untouched(tmp_path):
     assert "\n" not in str(caught.value)
     after = snapshot(figures)
     log = after.pop("quick/page.failed.log").decode()
-    assert after == before and "KeyError" in log and "\x1b" not in log
+    assert after == before
+    assert "KeyError" in log
+    assert "\x1b" not in log
     notebook(notebooks)
     render("page", "quick", output=figures, notebooks=notebooks)
     assert snapshot(figures) == before
@@ -505,15 +489,11 @@ def test_unknown_artefact_and_unwritable_output(tmp_path):
 
 
 def test_paths_are_shown_without_the_machine(root, tmp_path):
-    assert (
-        from_root(root / "results") == "results"
-        and from_root("figures") == "figures"
-        and from_root("") == ""
-    )
-    assert (
-        hide_outside(str(tmp_path / "store")) == "(outside)/store"
-        and hide_outside("figures") == "figures"
-    )
+    assert from_root(root / "results") == "results"
+    assert from_root("figures") == "figures"
+    assert from_root("") == ""
+    assert hide_outside(str(tmp_path / "store")) == "(outside)/store"
+    assert hide_outside("figures") == "figures"
 
 
 def test_an_artefact_owns_the_files_of_its_name_only(tmp_path):
@@ -533,9 +513,8 @@ def test_an_artefact_owns_the_files_of_its_name_only(tmp_path):
         "a": ["a.ipynb", "a.png", "a_x.csv"],
         "a_b": ["a_b.ipynb", "a_b.png", "a_b_c.md"],
     }
-    assert files_of(tmp_path, ["a_x"])["a"] == ["a.ipynb", "a.png"] and files_of(tmp_path, ["a_x"])[
-        "a_x"
-    ] == ["a_x.csv"]
+    assert files_of(tmp_path, ["a_x"])["a"] == ["a.ipynb", "a.png"]
+    assert files_of(tmp_path, ["a_x"])["a_x"] == ["a_x.csv"]
 
 
 def test_an_empty_gallery_says_what_to_do(tmp_path):

@@ -61,7 +61,8 @@ def one(**conditions) -> float:
 
 def test_a_row_is_one_number_and_no_number_stands_twice():
     found = rows()
-    assert [*found[0]] == COLUMNS.split() and Counter(row["artefact"] for row in found) == ROWS
+    assert [*found[0]] == COLUMNS.split()
+    assert Counter(row["artefact"] for row in found) == ROWS
     keys = [tuple(v for k, v in row.items() if k not in ("value", "error")) for row in found]
     assert len(set(keys)) == len(keys) == sum(ROWS.values())
     for row in found:
@@ -76,7 +77,8 @@ def test_a_row_is_one_number_and_no_number_stands_twice():
 
 def test_an_artefact_has_one_source_and_domains_are_those_of_the_data_set():
     frame = pd.DataFrame(rows())
-    assert (frame.groupby("artefact").source.nunique() == 1).all() and frame.source.nunique() == 4
+    assert (frame.groupby("artefact").source.nunique() == 1).all()
+    assert frame.source.nunique() == 4
     for (dataset, domain), _ in frame.groupby(["dataset", "test_domain"]):
         if dataset in DATASETS and domain not in ("average", "clipart and quickdraw"):
             assert domain in DATASETS[dataset].domain_names
@@ -85,7 +87,8 @@ def test_an_artefact_has_one_source_and_domains_are_those_of_the_data_set():
 
 def test_the_379_numbers_of_hmoe_are_those_of_the_file_before():
     hmoe = [row for row in rows() if row["artefact"].startswith("HMOE")]
-    assert len(hmoe) == 379 and {row["quantity"] for row in hmoe} == {"accuracy"}
+    assert len(hmoe) == 379
+    assert {row["quantity"] for row in hmoe} == {"accuracy"}
     old = "\n".join(
         "|".join(
             (
@@ -210,7 +213,8 @@ def test_dmgs_tables_repeat_each_other():
 
     first, third, fifth = (cells(f"DMG Table {n}") for n in (1, 3, 5))
     small, large = cells("DMG Table 2"), cells("DMG Table 6")
-    assert small.index.isin(large.index).all() and (large[small.index] == small).all()
+    assert small.index.isin(large.index).all()
+    assert (large[small.index] == small).all()
     shared = [key for key in fifth.index if key in first.index or key in third.index]
     assert len(shared) == 11 * 7
     both = pd.concat([first, third])
@@ -249,7 +253,8 @@ def test_the_single_source_table_has_one_column_that_fits_its_improvements():
         return max(np.abs(part).max() for part in apart)
 
     misfits = {domain: misfit(domain) for domain in wide}
-    assert misfits["painting"] < 0.5 and min(v for k, v in misfits.items() if k != "painting") > 2
+    assert misfits["painting"] < 0.5
+    assert min(v for k, v in misfits.items() if k != "painting") > 2
 
 
 def test_sources_that_disagree_are_both_kept():
@@ -278,7 +283,8 @@ def test_what_a_paper_quotes_is_marked():
 def test_a_name_that_is_neither_column_nor_setting_is_refused():
     with pytest.raises(HmoeError, match="no column and no setting 'domain'. Valid: source, art"):
         paper_numbers(domain="photo")
-    assert paper_numbers(router="mean").empty and paper_numbers(artefact="Table 1").empty
+    assert paper_numbers(router="mean").empty
+    assert paper_numbers(artefact="Table 1").empty
 
 
 def test_a_setting_is_read_by_its_name():
@@ -292,7 +298,8 @@ def test_a_table_keeps_the_papers_order_and_names_its_holes():
     table = paper_table(numbers, rows=("network", "placement", "router"))
     assert [*table][3:] == ["PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet"]
     assert table.router.tolist() == ["linear", "cosine", "linear", "cosine", "cosine"]
-    assert table.PACS[4] == "89.4 ± 0.1" and table.VLCS[2] == "80.0 ± 0.0"
+    assert table.PACS[4] == "89.4 ± 0.1"
+    assert table.VLCS[2] == "80.0 ± 0.0"
     first = paper_numbers(artefact="DMG Table 1", network="resnet18")
     short = paper_table(first, columns="test_domain", decimals=2).set_index("algorithm")
     assert short.loc["Aggregate-SGD"].tolist() == ["–"] * 4 + ["57.90", "38.83", "38.25"]
@@ -301,4 +308,5 @@ def test_a_table_keeps_the_papers_order_and_names_its_holes():
 
 
 def test_table_1_of_hmoe_as_a_table():
-    assert published_table().shape == (10, 8) and published_table().loc[0, "TerraIncognita"] == 46.1
+    assert published_table().shape == (10, 8)
+    assert published_table().loc[0, "TerraIncognita"] == 46.1

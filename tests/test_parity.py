@@ -102,15 +102,12 @@ def test_twins_differ_in_the_precision_and_in_nothing_else():
     ]
     frame = frame_of(runs)
     pairs = precision_pairs(frame)
-    assert [(a.run_id, b.run_id) for a, b in pairs] == [
-        (runs[0]["run_id"], runs[1]["run_id"])
-    ] and runs[0]["run_id"] != runs[1]["run_id"]
+    assert [(a.run_id, b.run_id) for a, b in pairs] == [(runs[0]["run_id"], runs[1]["run_id"])]
+    assert runs[0]["run_id"] != runs[1]["run_id"]
     notes = unpaired_notes(frame)
-    assert (
-        len(notes) == 2
-        and notes[0].startswith("no complete twin in bf16: ERM on +90%, seed 1 (run ")
-        and notes[1].startswith("no complete twin in float32: ERM on +90%, seed 1 (run ")
-    )
+    assert len(notes) == 2
+    assert notes[0].startswith("no complete twin in bf16: ERM on +90%, seed 1 (run ")
+    assert notes[1].startswith("no complete twin in float32: ERM on +90%, seed 1 (run ")
     more = frame_of([*runs, run("ERM", "+80%", 0, "float32")])
     assert len(precision_pairs(more, "float32", "float32-compile")) == 1
 
@@ -160,28 +157,22 @@ def test_differences_by_hand():
         (LOSS, "HMOE-DN, L_y"),
     ]
     mine = frame[(frame.measure == ACCURACY) & (frame.row == "HMOE-DN MAX")]
-    assert (
-        list(mine.test_domain) == [d for d in DOMAINS for _ in range(3)]
-        and np.allclose(mine.difference, [2, 0, -1] * 3)
-        and np.allclose(mine.base, [46, 51, 56] * 3)
-    )
+    assert list(mine.test_domain) == [d for d in DOMAINS for _ in range(3)]
+    assert np.allclose(mine.difference, [2, 0, -1] * 3)
+    assert np.allclose(mine.base, [46, 51, 56] * 3)
     row = parity_summary(frame).set_index(["measure", "row"]).loc[(ACCURACY, "HMOE-DN MAX")]
-    assert (
-        row.pairs == 9
-        and row.difference == pytest.approx(1 / 3)
-        and row.seed_noise == pytest.approx(5)
-        and row.rms == pytest.approx(math.sqrt(5 / 3))
-    )
+    assert row.pairs == 9
+    assert row.difference == pytest.approx(1 / 3)
+    assert row.seed_noise == pytest.approx(5)
+    assert row.rms == pytest.approx(math.sqrt(5 / 3))
     error = np.std([2, 0, -1], ddof=1) / 3  # three seeds, three domains of equal variance
     assert row.high - row.difference == pytest.approx(t.ppf(0.975, 6) * error)
     assert row.difference - row.low == pytest.approx(t.ppf(0.975, 6) * error)
     assert row.p == pytest.approx(2 * t.sf(1 / 3 / error, 6))
     loss = parity_summary(frame).set_index(["measure", "row"]).loc[(LOSS, "HMOE-DN, L_y")]
-    assert (
-        loss.base == pytest.approx(0.5)
-        and loss.rms == 0
-        and loss.seed_noise == pytest.approx(0.025)
-    )
+    assert loss.base == pytest.approx(0.5)
+    assert loss.rms == 0
+    assert loss.seed_noise == pytest.approx(0.025)
 
 
 def test_seed_noise_is_taken_within_domains():
@@ -228,7 +219,8 @@ def test_seed_noise_is_taken_within_domains():
 def test_the_answer_follows_the_records(shifts, outcome, said):
     summary = summary_of(study(shifts))
     line = parity_verdict(summary)[0]
-    assert outcomes(summary).iloc[0] == outcome and line.startswith(said), line
+    assert outcomes(summary).iloc[0] == outcome, line
+    assert line.startswith(said), line
     # every row admits a shift as large as the seed noise, or none does where one is found
     assert ("Nor is equality shown: " in line) == (outcome == "not significant")
 
@@ -249,7 +241,8 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     summary.loc[row, ["seed_noise", "p"]] = 0.0001, 0.036
     assert outcomes(summary)[row] == "not significant"
     results, loss = parity_verdict(summary)[:2]
-    assert results.startswith("No change beyond seed noise was detected:") and "loss" not in results
+    assert results.startswith("No change beyond seed noise was detected:")
+    assert "loss" not in results
     assert loss.startswith(
         "Of the final loss of training: No change beyond seed noise was detected:"
     )
@@ -260,7 +253,8 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     summary.loc[row, "p"] = 0.000005
     assert outcomes(summary)[row] == "beyond seed noise"
     results, loss = parity_verdict(summary)[:2]
-    assert results.startswith("No change") and "loss of training: Yes: bf16 changes" in loss
+    assert results.startswith("No change")
+    assert "loss of training: Yes: bf16 changes" in loss
     assert outcomes(summary.loc[[row]].assign(p=0.036))[row] == "beyond seed noise"
 
 
@@ -307,8 +301,6 @@ def test_the_page(warm_kernels, tmp_path):
         (tmp_path / "mnist" / "precision_parity_pairs.csv").read_text().splitlines()
     ) == 1 + 3 * (2 + 1) + 2 * (2 * 3 + 2 + 2)
     facts = json.loads((tmp_path / "mnist" / "precision_parity.provenance.json").read_text())
-    assert (
-        facts["precision"] == ["bf16", "float32"]
-        and facts["failed"] == [lost["run_id"]]
-        and (tmp_path / "mnist" / "precision_parity.png").stat().st_size > 5000
-    )
+    assert facts["precision"] == ["bf16", "float32"]
+    assert facts["failed"] == [lost["run_id"]]
+    assert (tmp_path / "mnist" / "precision_parity.png").stat().st_size > 5000

@@ -59,7 +59,8 @@ def test_every_committed_page_shows_each_of_its_pictures_once_right_under_its_an
             verdict = page_texts(path)[f"{path.stem}_verdict.md"]
             answer = verdict.partition("\n")[0].removeprefix("- ")
             above = [markdown_of(cell) for cell in page.cells[: places[0]]]
-            assert answer in above[-1] and not any(answer in text for text in above[:-1]), path
+            assert answer in above[-1], path
+            assert not any(answer in text for text in above[:-1]), path
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -71,7 +72,8 @@ def test_committed_pages_are_what_rendering_makes_of_their_files(profile):
 
 def test_no_file_of_a_page_has_a_name_that_a_link_must_encode():
     names = [path.name for path in (repo_root() / "figures").glob("*/*")]
-    assert len(names) > 200 and not [n for n in names if not re.fullmatch(r"[\w.-]+", n)]
+    assert len(names) > 200
+    assert not [n for n in names if not re.fullmatch(r"[\w.-]+", n)]
 
 
 def executed_page(texts, *answers):

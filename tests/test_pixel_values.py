@@ -37,7 +37,8 @@ def saved(image, kind, **options):
 def grey(image):
     "The first channel of an RGB image whose channels are equal, as integers."
     values = np.asarray(image).astype(int)
-    assert image.mode == "RGB" and (values == values[..., :1]).all()
+    assert image.mode == "RGB"
+    assert (values == values[..., :1]).all()
     return values[..., 0]
 
 
@@ -74,7 +75,8 @@ def tiff_of_12_bits(values):
 def test_every_bit_depth_is_a_ramp_of_256_levels(content):
     levels = grey(decode(content()))
     assert abs(levels - LEVELS).max() <= 1
-    assert len(np.unique(levels)) == 256 and abs(levels.mean() - 127.5) < 0.1
+    assert len(np.unique(levels)) == 256
+    assert abs(levels.mean() - 127.5) < 0.1
 
 
 def test_a_tiff_whose_zero_is_white_is_inverted():
@@ -289,11 +291,13 @@ def test_formats_that_are_not_read_are_named_once(no_extras, tmp_path):
     notes = [
         note for note in own_inventory(root).notes if "left out" in note and "read them" in note
     ]
-    assert len(notes) == 2 and "3 HEIF images" in " ".join(notes)
+    assert len(notes) == 2
+    assert "3 HEIF images" in " ".join(notes)
     assert sum("pip install 'hmoe_repro[heif]'" in note for note in notes) == 1
     with pytest.warns(UserWarning, match="3 HEIF images left out"):
         assert len(image_files(root)) == 8
-    assert not is_image("photo.heic") and not is_image("photo.jp2")
+    assert not is_image("photo.heic")
+    assert not is_image("photo.jp2")
     for start, said in (
         (b"\0\0\0\x18ftypheic", "HEIF image, which needs pip install"),
         (b"\0\0\0\x1cftypavif", "AVIF image"),
@@ -315,9 +319,11 @@ def test_a_folder_of_nothing_else_says_what_reads_it(no_extras, tmp_path):
 def test_avif_and_jpeg_2000_are_read_if_pillow_can(kind, suffix):
     if kind not in image_folder.extra_formats():
         pytest.skip(f"this Pillow has no {kind}")
-    assert is_image(f"x{suffix}") and is_image(f"x{suffix.upper()}")
+    assert is_image(f"x{suffix}")
+    assert is_image(f"x{suffix.upper()}")
     image = decode(saved(np.full((16, 16, 3), 90, np.uint8), kind))
-    assert image.mode == "RGB" and abs(grey(image) - 90).max() <= 3
+    assert image.mode == "RGB"
+    assert abs(grey(image) - 90).max() <= 3
     assert not unsupported_notes([f"x{suffix}"])
 
 
@@ -341,7 +347,8 @@ def test_heif_is_read_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", fake)
     image_folder.extra_formats.cache_clear()
     try:
-        assert "HEIF" in image_folder.extra_formats() and is_image("IMG_0001.HEIC")
+        assert "HEIF" in image_folder.extra_formats()
+        assert is_image("IMG_0001.HEIC")
         assert decode(b"\0\0\0\x18ftypheic" + b"\0" * 40).getpixel((0, 0)) == (1, 2, 3)
     finally:
         image_folder.extra_formats.cache_clear()

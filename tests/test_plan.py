@@ -79,9 +79,11 @@ def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, mo
     monkeypatch.setenv("HMOE_DATA", str(tmp_path / "data"))
     (planned,) = plan_studies(["paper-pacs"], RunStore(tmp_path / "runs"), [])
     assert (planned.runs, planned.missing, planned.seconds) == (count_runs("paper-pacs"), None, [])
-    assert planned.runs == 48 and planned.time() == "data not available"
+    assert planned.runs == 48
+    assert planned.time() == "data not available"
     (line,) = Plan([planned], "cpu").lines(jobs=2)
-    assert line.startswith("not available: ") and "hmoe data download PACS" in line
+    assert line.startswith("not available: ")
+    assert "hmoe data download PACS" in line
     with pytest.raises(HmoeError, match="unknown study"):
         plan_studies(["paper-pac"], RunStore(tmp_path / "runs"), [])
 
@@ -104,7 +106,8 @@ hparams.all = { n_converge = 9 }
 
 
 def test_hours_and_memory_of_a_plan():
-    assert as_time(5399) == "90 minutes" and as_time(5400) == "1.5 hours"
+    assert as_time(5399) == "90 minutes"
+    assert as_time(5400) == "1.5 hours"
     done = StudyPlan("a", 3, 0, [])
     known = StudyPlan("b", 4, 2, [3600.0, 3600.0], memory=2048)
     half = StudyPlan("c", 4, 3, [3600.0])
@@ -112,7 +115,8 @@ def test_hours_and_memory_of_a_plan():
     assert half.time() == "at least 60 minutes"
     assert StudyPlan("d", 4, 3, []).time() == "not measured"
     about, unknown, memory = Plan([done, known, half], "a GPU").lines(jobs=2)
-    assert about.startswith("At least 1.5 hours with 2 jobs,") and "(a GPU)" in about
+    assert about.startswith("At least 1.5 hours with 2 jobs,")
+    assert "(a GPU)" in about
     assert unknown.startswith("2 runs are of a kind that was not measured on this device (a GPU)")
     assert memory == "A job needs up to 2.0 GiB of memory."
     assert Plan([done], "cpu").lines(jobs=1)[0].startswith("About 0 minutes")
@@ -158,8 +162,10 @@ finally:
         ).stdout.splitlines()
         for _ in range(2)
     )
-    assert first[:-1] == second[:-1] and "quick-digits  48    48" in "\n".join(second)
-    assert "torch" in first[-1] and second[-1] == "[]"
+    assert first[:-1] == second[:-1]
+    assert "quick-digits  48    48" in "\n".join(second)
+    assert "torch" in first[-1]
+    assert second[-1] == "[]"
 
 
 def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path, monkeypatch):
@@ -201,7 +207,8 @@ steps = 5
 def test_a_part_of_a_study(tmp_path):
     digits = study_configs("quick-digits")
     part = filter_runs(digits, ["algorithm=HMOE-DN", "test_domain=sketch", "lr=0.003"])
-    assert [s.trial_seed for s in part] == [0, 1, 2] and {s.algorithm for s in part} == {"HMOE-DN"}
+    assert [s.trial_seed for s in part] == [0, 1, 2]
+    assert {s.algorithm for s in part} == {"HMOE-DN"}
     assert {s.algorithm for s in filter_runs(digits, ["lambda_kl=3"])} >= {"ERM", "HMOE-DN"}
     for wrong, said in (
         ("algoritm=ERM", "unknown field or hyper-parameter 'algoritm'. Valid: algorithm, "),
@@ -218,7 +225,9 @@ def test_a_part_of_a_study(tmp_path):
         made = make_plan(studies, RunStore(tmp_path / "runs"), [], "cpu", Selection(where))
     found = [(s.runs, s.missing) for s in made.studies]
     kept = runs_of(studies[:2], Selection(where, {"lr": 0.01}))
-    assert found[0] == (0, 0) and found[1] == (len(kept), len(kept)) and found[2] == (None, None)
+    assert found[0] == (0, 0)
+    assert found[1] == (len(kept), len(kept))
+    assert found[2] == (None, None)
     assert {(s.trial_seed, s.hparams["lr"]) for s in kept} == {(1, 0.01)}
 
 
@@ -242,7 +251,8 @@ def test_a_plan_takes_the_flags_of_a_sweep():
     trains = {"--engine", "--gpus-per-run", "--minutes", "--log", "--resume-anyway"}
     assert sweep.keys() - plan.keys() == trains
     selecting = {"--algorithm", "--n-hparams", "--rule", "--where", "--set", "--shard"}
-    assert selecting <= plan.keys() and plan["--n-hparams"][:4] == (int, 1, 10_000, 1)
+    assert selecting <= plan.keys()
+    assert plan["--n-hparams"][:4] == (int, 1, 10_000, 1)
 
 
 MINE = "from hmoe_repro.algorithms.base import ERM\nclass Mine(ERM):\n    pass\n"
@@ -296,7 +306,8 @@ def test_what_a_sweep_refuses_a_plan_refuses(tmp_path, monkeypatch):
             done = CliRunner().invoke(app, [command, *words, "--device", "cpu"])
             assert isinstance(done.exception, HmoeError), (command, words, done.output)
             errors.append(str(done.exception))
-        assert errors[0] == errors[1] and said in errors[0]
+        assert errors[0] == errors[1]
+        assert said in errors[0]
 
 
 def test_a_study_without_its_data_is_not_counted_if_the_request_is_narrow(tmp_path, monkeypatch):
@@ -304,7 +315,8 @@ def test_a_study_without_its_data_is_not_counted_if_the_request_is_narrow(tmp_pa
     store = RunStore(tmp_path / "runs")
     for narrow in (Selection(shard="1/2"), Selection(n_hparams=2), Selection(algorithms=["ERM"])):
         _, absent = plan_studies(["smoke-digits", "paper-pacs"], store, [], narrow)
-        assert (absent.runs, absent.missing) == (None, None) and "PACS" in absent.reason.fix
+        assert (absent.runs, absent.missing) == (None, None)
+        assert "PACS" in absent.reason.fix
 
 
 def test_options_refuse_what_does_not_exist_before_anything_starts(tmp_path):
@@ -372,7 +384,8 @@ def test_a_log_has_a_line_for_each_run_and_a_terminal_for_what_went_wrong(termin
                 display("step", config, step, 3)
             display("done", config, *ending)
         if terminal:
-            assert "1/2 runs" in drawn(progress) and str(good) not in drawn(progress)
+            assert "1/2 runs" in drawn(progress)
+            assert str(good) not in drawn(progress)
     said = screen.getvalue()
     assert f"[2/2] {bad} ({bad.run_id}): failed: the loss is NaN" in said
     assert (f"[1/2] {good} ({good.run_id}): 0 s" in said) != terminal
@@ -396,7 +409,8 @@ def test_a_log_says_every_ten_seconds_where_all_runs_are(monkeypatch):
     said = screen.getvalue().splitlines()
     assert [line.partition(" ")[0] for line in said] == ["[0/3]", "[0/3]", "[1/3]", "[1/3]"]
     assert f"({first.run_id}) 10/40; " in said[0]
-    assert f"({second.run_id}) 18/60 updates" in said[0] and first.run_id not in said[3]
+    assert f"({second.run_id}) 18/60 updates" in said[0]
+    assert first.run_id not in said[3]
     assert f"({second.run_id}) 59/60 updates" in said[3]
 
 
@@ -435,7 +449,8 @@ def test_runs_that_differ_in_seeds_are_named_as_if_each_were_resolved(tmp_path):
             checkpoint_frequency=1,
             network="small_cnn",
         )
-        assert config == alone and config.run_id == alone.run_id
+        assert config == alone
+        assert config.run_id == alone.run_id
 
 
 @pytest.mark.serial

@@ -97,7 +97,8 @@ def test_the_film_has_the_seeds_and_counts_of_fig_3():
     stored = np.concatenate([arrays(r)["gates"] for r in sorted(both.itertuples(), key=first_seed)])
     run = film["runs"]["all losses"]
     assert np.abs(decoded(run["gates"], stored.shape) - stored).max() <= 0.5 / 255 + 1e-3
-    assert len(film["epochs"]) == stored.shape[1] and len(film["points"]) == 60
+    assert len(film["epochs"]) == stored.shape[1]
+    assert len(film["points"]) == 60
 
 
 def test_the_map_has_found_and_failed_runs_and_their_scores():
@@ -114,7 +115,8 @@ def test_the_map_has_found_and_failed_runs_and_their_scores():
         found.add(score >= 0.9)
         n = len(run["places"])
         assert n == run["known"] + 20 == len(run["tile"]) == len(run["gates"])
-        assert len(run["kmeans"]) == run["known"] and max(run["kmeans"]) == 2
+        assert len(run["kmeans"]) == run["known"]
+        assert max(run["kmeans"]) == 2
         (other,) = k_means[k_means.test_domain == run["test"]]["clusters.statistics.nmi_domain"]
         assert run["nmi"]["kmeans"] == round(other, 2)
     assert found == {True, False}

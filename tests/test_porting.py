@@ -30,7 +30,8 @@ SETTINGS = {
 def test_a_new_file_is_clean_passes_and_trains(tmp_path, own_names):
     "What the three commands at its head do, the comparison in short."
     said = hmoe("new-algorithm", "MyLoss", folder=tmp_path)
-    assert said.returncode == 0 and said.stdout.startswith("MyLoss.py trains as it is"), said.stderr
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("MyLoss.py trains as it is"), said.stderr
     file = tmp_path / "MyLoss.py"
     rules = ["--isolated", "--line-length", "100"]
     for command in (["check", "--select", "E,F,W,I,B", *rules], ["format", "--check", *rules]):
@@ -42,7 +43,8 @@ def test_a_new_file_is_clean_passes_and_trains(tmp_path, own_names):
     train = re.search(r"hmoe (train .*?)\n    python", file.read_text(), re.S)[1]
     words = train.replace("\\\n", "").replace("701", "20").split()
     done = hmoe(*words, "--set", "focus=0.8", folder=tmp_path)
-    assert done.returncode == 0 and "MyLoss (MyLoss.py) on DigitDomains" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "MyLoss (MyLoss.py) on DigitDomains" in done.stdout, done.stderr
 
 
 def test_the_new_penalty_is_between_erm_and_the_worst_domain(tmp_path, own_names, monkeypatch):
@@ -87,7 +89,8 @@ def test_the_example_of_the_docs_is_such_a_file(root, tmp_path, monkeypatch):
 def test_what_no_file_can_be_is_refused(tmp_path, arguments, said):
     (tmp_path / "Mine.py").write_text("mine")
     done = hmoe("new-algorithm", *arguments, folder=tmp_path)
-    assert done.returncode == 1 and re.search(said, done.stderr), done.stderr
+    assert done.returncode == 1, done.stderr
+    assert re.search(said, done.stderr), done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["Mine.py"]
     assert (tmp_path / "Mine.py").read_text() == "mine"
 
@@ -171,14 +174,16 @@ def test_every_algorithm_is_measured_in_a_later_phase():
     record = REGISTRY.run(3, "tiny", say=lambda line: None)
     assert [*record["seconds"]["update"]] == [*record["networks"]] == [*FAMILIES]
     table = registry_table(record).set_index("algorithm")
-    assert table.network["GMoE"] == "gmoe_small" and table["times ERM"]["ERM"] == 1
+    assert table.network["GMoE"] == "gmoe_small"
+    assert table["times ERM"]["ERM"] == 1
     assert table["times ERM"]["EoA"] > 2  # six models
 
 
 def test_every_family_is_listed_once_with_its_members():
     rows = [describe_algorithm(name) for name in FAMILIES]
     families = [row["family"] for row in rows]
-    assert families[0] == "baseline" and families[1:] == [*FAMILIES.values()][1:]
+    assert families[0] == "baseline"
+    assert families[1:] == [*FAMILIES.values()][1:]
     assert all(re.search(r", (19|20)\d\d$", row["paper"]) for row in rows)
 
 

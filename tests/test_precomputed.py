@@ -113,13 +113,15 @@ def test_rows_are_what_the_parts_compute(images):
     assert [p.columns for p in parts] == [slice(0, 48), slice(48, 53), slice(0, 48)]
     for position in range(4):
         rows = data.inputs(position, ALL)
-        assert rows.dtype == torch.float32 and rows.shape == (6, 53)
+        assert rows.dtype == torch.float32
+        assert rows.shape == (6, 53)
         for part in parts:
             assert torch.equal(rows[:, part.columns], expected(part, images, position))
     chosen = torch.tensor([4, 0, 4])
     assert torch.equal(data.inputs(3, chosen), rows[chosen])
     assert torch.equal(data.request(3, chosen)("cpu"), rows[chosen])
-    assert parts[0].calls == BLOCKS and parts[2].calls == 0, "a duplicate is computed too"
+    assert parts[0].calls == BLOCKS, "a duplicate is computed too"
+    assert parts[2].calls == 0, "a duplicate is computed too"
 
 
 def test_an_output_of_three_dimensions_keeps_its_order(images):
@@ -140,7 +142,8 @@ def test_a_wrong_shape_is_not_stored(images):
 def test_versions_are_augmented_by_seeds_of_their_own(images):
     part = Part()
     data = PrecomputedDataset(images, [part], views=2)
-    assert data.augmented and not PrecomputedDataset(images, [part]).augmented
+    assert data.augmented
+    assert not PrecomputedDataset(images, [part]).augmented
     for view in (1, 2):
         generator = torch.Generator().manual_seed(seed_hash("view", view))
         of_all = torch.randint(2**31, (24,), generator=generator)
@@ -156,7 +159,8 @@ def test_seeds_choose_a_version(images):
     data = PrecomputedDataset(images, [Part()], views=3)
     same = torch.tensor([2, 2, 2, 2])
     rows = data.inputs(1, same, seeds=torch.tensor([0, 1, 3, 2**31 - 1]))
-    assert torch.equal(rows[0], rows[2]) and torch.equal(rows[1], rows[3])
+    assert torch.equal(rows[0], rows[2])
+    assert torch.equal(rows[1], rows[3])
     assert not torch.equal(rows[0], rows[1])
     assert torch.equal(rows[1], data.request(1, same[:1], torch.tensor([4]))()[0])
 
@@ -185,11 +189,12 @@ def test_everything_else_is_that_of_the_images(images):
     assert all(map(torch.equal, data.labels, images.labels))
     assert torch.equal(data.pictures(2, ALL), images.pictures(2, ALL))
     assert data.domain_index(images.domain_names[2]) == 2
-    assert data.workers == 0 and data.to("cpu") is data
-    assert (
-        data.with_options(64) is images.with_options(64) and data.with_options(64).resolution == 64
-    )
-    assert not hasattr(data, "no such thing") and not files(images), "computed without need"
+    assert data.workers == 0
+    assert data.to("cpu") is data
+    assert data.with_options(64) is images.with_options(64)
+    assert data.with_options(64).resolution == 64
+    assert not hasattr(data, "no such thing"), "computed without need"
+    assert not files(images), "computed without need"
 
 
 def test_images_that_are_left_out_have_no_rows(copied):
@@ -222,7 +227,8 @@ def test_what_is_there_is_not_computed_again(images, monkeypatch, capfd):
     assert torch.equal(data.inputs(1, ALL)[:, again.columns], rows)
     assert (again.calls, new.calls, newer.calls) == (0, 2 * BLOCKS, 2 * BLOCKS)
     assert len(loads) == 2 * BLOCKS, "images are decoded for each part"
-    assert "480 B" not in capfd.readouterr().err and len(files(images)) == 3
+    assert "480 B" not in capfd.readouterr().err
+    assert len(files(images)) == 3
     batch = data.open()[0][0, [1, 2]]
     kept = batch.copy()
     batch[:] = 7
@@ -253,7 +259,8 @@ def test_a_changed_image_is_computed_again(copied):
     images = ImageDataset(scan_tree(copied.tree.root, "samples"), 32, workers=0)
     new = PrecomputedDataset(images, [Plain("plain")]).inputs(2, ALL)
     assert (new != old).any(1).tolist() == [i == 1 for i in range(6)]
-    assert len(files(images)) == 1 and files(images) != names
+    assert len(files(images)) == 1
+    assert files(images) != names
     assert torch.equal(before.inputs(2, ALL), old), "who still uses the old table cannot go on"
 
 
@@ -293,7 +300,8 @@ def test_an_interrupted_build_resumes(images, monkeypatch, tmp_path, after):
     assert not [name for name in files(images) if name.endswith(".f16")]
     part, new = Part(), Plain("new")
     PrecomputedDataset(images, [part, new], views=1).open()
-    assert part.calls == 2 * BLOCKS - after and new.calls == 2 * BLOCKS
+    assert part.calls == 2 * BLOCKS - after
+    assert new.calls == 2 * BLOCKS
     module.Table(images, new, 1, tree_state(images.scanned)).path.unlink()
     assert stored(images) == uninterrupted(images, monkeypatch, tmp_path)
 
@@ -367,7 +375,8 @@ def test_a_disk_without_room_is_refused(images, monkeypatch):
         data.inputs(0, ALL)
     assert f"need 4.6 kB in {cache_root(images.tree)}, where 4.6 kB are free" in str(error.value)
     assert error.value.fix.startswith("HMOE_CACHE=<a folder with free space>, fewer views, or")
-    assert not files(images) and part.calls == 0
+    assert not files(images)
+    assert part.calls == 0
     room.free = 4608
     assert data.inputs(0, ALL).shape == (6, 48)
 
@@ -414,5 +423,8 @@ def test_nothing_of_the_process_changes(images, monkeypatch):
     torch.rand(1), np.random.rand(1)
     before, threads = state(), torch.get_num_threads()
     PrecomputedDataset(images, [Part(on_call=draw)], views=1).open()
-    assert state() == before and torch.get_num_threads() == threads and torch.is_grad_enabled()
-    assert set(seen) == {(3, False)} and threads != 3
+    assert state() == before
+    assert torch.get_num_threads() == threads
+    assert torch.is_grad_enabled()
+    assert set(seen) == {(3, False)}
+    assert threads != 3

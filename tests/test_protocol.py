@@ -28,7 +28,8 @@ def test_split_vector_and_the_list_version_agree():
     keys = list(range(1671))
     np.random.RandomState(seed_hash(2, 1)).shuffle(keys)
     inside, outside = split_indices(1671, 2, 1)
-    assert outside.tolist() == keys[:334] and inside.tolist() == keys[334:]
+    assert outside.tolist() == keys[:334]
+    assert inside.tolist() == keys[334:]
 
 
 def test_splits_are_disjoint_and_follow_the_seed():
@@ -36,10 +37,8 @@ def test_splits_are_disjoint_and_follow_the_seed():
     a, b = make_splits(data, 0), make_splits(data, 1)
     for i, domain in enumerate(data.domain_names):
         n = len(data.labels[i])
-        assert (
-            sorted(torch.cat([a[domain]["in"], a[domain]["out"]]).tolist()) == list(range(n))
-            and len(a[domain]["out"]) == n // 5
-        )
+        assert sorted(torch.cat([a[domain]["in"], a[domain]["out"]]).tolist()) == list(range(n))
+        assert len(a[domain]["out"]) == n // 5
         assert a[domain]["out"].tolist() != b[domain]["out"].tolist()
 
 
@@ -72,9 +71,8 @@ def test_pooled_sampler_draws_from_the_union():
     sampler, counts = Sampler(splits, 100, seed=0, pooled=True), np.zeros(46)
     for _ in range(300):
         drawn = sampler.draw()
-        assert sum(map(len, drawn)) == 300 and all(
-            set(d.tolist()) <= set(s.tolist()) for d, s in zip(drawn, splits)
-        )
+        assert sum(map(len, drawn)) == 300
+        assert all(set(d.tolist()) <= set(s.tolist()) for d, s in zip(drawn, splits))
         counts += np.concatenate(
             [
                 np.bincount(drawn[0], minlength=5),
@@ -94,11 +92,10 @@ def test_a_domain_that_was_not_drawn_keeps_its_place():
     batches = make_batch(
         data, ["photo", "plain"], [torch.tensor([], dtype=torch.int64), torch.tensor([4, 4])]
     )
-    assert len(batches) == 2 and len(batches[0][0]) == 0
-    assert (
-        torch.equal(batches[1][0][0], as_input(data.images[2][4:5])[0])
-        and batches[1][1].tolist() == [int(data.labels[2][4])] * 2
-    )
+    assert len(batches) == 2
+    assert len(batches[0][0]) == 0
+    assert torch.equal(batches[1][0][0], as_input(data.images[2][4:5])[0])
+    assert batches[1][1].tolist() == [int(data.labels[2][4])] * 2
     seed_everything(0)
     hmoe = get_algorithm("HMOE-DL")(data.input_shape, 10, 2, {"network": "small_cnn"})
     expected = -torch.log_softmax(hmoe.model.route(batches[1][0])[2], 1)[:, 1].mean()
@@ -111,8 +108,11 @@ def test_checkpoints_of_the_papers_schedule():
         return [step for step in range(steps) if DomainBedProtocol(run).is_checkpoint(step)]
 
     steps = points(5001, 300)
-    assert steps[:2] == [0, 300] and steps[-2:] == [4800, 5000] and len(steps) == 18
-    assert len(points(5001, 100)) == 51 and points(1, 300) == [0]
+    assert steps[:2] == [0, 300]
+    assert steps[-2:] == [4800, 5000]
+    assert len(steps) == 18
+    assert len(points(5001, 100)) == 51
+    assert points(1, 300) == [0]
 
 
 def test_accuracy_against_counting():

@@ -43,7 +43,8 @@ def test_a_study_comes_back_as_it_was_written(tmp_path):
     assert load_study("smoke-digits", tmp_path) == sorted(runs, key=lambda r: r["run_id"])
     rows = results("smoke-digits", tmp_path).drop_duplicates("algorithm").set_index("algorithm")
     erm, hmoe = rows.loc["ERM"], rows.loc["HMOE-ND"]
-    assert arrays(hmoe, tmp_path)["gate_out"].shape == (120, 5) and has_arrays(hmoe, tmp_path)
+    assert arrays(hmoe, tmp_path)["gate_out"].shape == (120, 5)
+    assert has_arrays(hmoe, tmp_path)
     with pytest.raises(HmoeError, match=f"{erm.run_id}.*hmoe publish smoke-digits"):
         arrays(erm, tmp_path)
 
@@ -126,7 +127,8 @@ def test_an_edited_record_is_refused(tmp_path, change):
     fix = " Fix: .hmoe publish quick-digits"
     with pytest.raises(HmoeError, match=complaint + fix) as caught:
         load_study("quick-digits", tmp_path)
-    assert "\n" not in str(caught.value) and str(caught.value).count("Fix:") == 1
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).count("Fix:") == 1
 
 
 def test_a_missing_empty_or_binary_study(tmp_path):
@@ -161,48 +163,38 @@ def test_provenance_is_complete_and_holds_no_time(tmp_path, miniature):
     )
     text = (tmp_path / "digits_table.provenance.json").read_text()
     assert json.loads(text) == evidence
-    assert (
-        evidence["run_ids"] == sorted(r["run_id"] for r in miniature)
-        and evidence["records"] == len(miniature)
-        and len(evidence["failed"]) == 1
-    )
+    assert evidence["run_ids"] == sorted(r["run_id"] for r in miniature)
+    assert evidence["records"] == len(miniature)
+    assert len(evidence["failed"]) == 1
     assert (
         evidence["study_sha256"]
         == hashlib.sha256((tmp_path / "quick-digits.jsonl").read_bytes()).hexdigest()
     )
-    assert (
-        evidence["trial_seed"] == [0, 1, 2]
-        and evidence["steps"] == [301]
-        and evidence["dataset_fingerprint"] == ["invented"]
-        and evidence["algorithm"] == ["ERM", "HMOE-DN"]
-    )
-    assert (
-        evidence["precision"] == ["float32"]
-        and evidence["evaluate"] == ["selection"]
-        and evidence["dataset"] == ["DigitDomains"]
-    )
-    assert evidence["runs_environment"]["commit"] == ["0123456789ab"] and evidence[
-        "runs_environment"
-    ]["versions"] == {"torch": ["2.13.0"]}
-    assert (
-        "training-domain validation" in evidence["selection_rule"]
-        and "matplotlib" in evidence["rendered_with"]
-    )
+    assert evidence["trial_seed"] == [0, 1, 2]
+    assert evidence["steps"] == [301]
+    assert evidence["dataset_fingerprint"] == ["invented"]
+    assert evidence["algorithm"] == ["ERM", "HMOE-DN"]
+    assert evidence["precision"] == ["float32"]
+    assert evidence["evaluate"] == ["selection"]
+    assert evidence["dataset"] == ["DigitDomains"]
+    assert evidence["runs_environment"]["commit"] == ["0123456789ab"]
+    assert evidence["runs_environment"]["versions"] == {"torch": ["2.13.0"]}
+    assert "training-domain validation" in evidence["selection_rule"]
+    assert "matplotlib" in evidence["rendered_with"]
     said = provenance(
         "other", "quick", frame_of(miniature), tmp_path, selection_rule="after the last update"
     )
     toy = invented.measured("ERM", "photo", 0, default=0.5)
     toy["config"]["dataset"] = "SineIntervals"
+    assert said["selection_rule"] == "after the last update"
     assert (
-        said["selection_rule"] == "after the last update"
-        and provenance("other", "quick", frame_of([toy]), tmp_path)["selection_rule"]
+        provenance("other", "quick", frame_of([toy]), tmp_path)["selection_rule"]
         == TOY_RULE
         != SELECTION_RULE
         == evidence["selection_rule"]
     )
-    assert str(tmp_path) not in text and not {"time", "date", "finished", "rendered_at"} & set(
-        evidence
-    )
+    assert str(tmp_path) not in text
+    assert not {"time", "date", "finished", "rendered_at"} & set(evidence)
     provenance(
         "digits_table", "quick", frame_of(miniature)[::-1], tmp_path, "quick-digits", tmp_path
     )
@@ -219,9 +211,8 @@ def test_a_page_of_several_studies_names_them_all(miniature, tmp_path):
 
 
 def test_the_header_owns_up(miniature):
-    assert "not the paper's protocol" in header(
-        "quick", frame_of(miniature)
-    ) and "1 failed" in header("quick", frame_of(miniature))
+    assert "not the paper's protocol" in header("quick", frame_of(miniature))
+    assert "1 failed" in header("quick", frame_of(miniature))
     assert "not the paper's" not in header("paper", frame_of(miniature))
     toy = invented.measured("ERM", "photo", 0, default=0.5)
     toy["config"] |= {"dataset": "SineIntervals", "steps": 20_000}
@@ -243,17 +234,16 @@ def test_the_header_says_which_studies_were_planned(miniature):
 
 
 def test_the_header_tells_precision_and_caps(miniature):
-    assert "; precision: float32\n" in header(
-        "quick", frame_of(miniature)
-    ) and "validation on" not in header("quick", frame_of(miniature))
+    assert "; precision: float32\n" in header("quick", frame_of(miniature))
+    assert "validation on" not in header("quick", frame_of(miniature))
     capped = copy.deepcopy(miniature[:2])
     for made, precision in zip(capped, ("bf16", "float32")):
         made["config"] |= {"precision": precision, "evaluate": "selection:2000"}
     assert (
         "precision: bf16, float32; validation on at most 2,000 images of each training domain\n"
         in header("mnist", frame_of(capped))
-        and "stand-in study" in header("mnist", frame_of(capped))
     )
+    assert "stand-in study" in header("mnist", frame_of(capped))
     capped[0]["config"]["evaluate"], capped[1]["config"]["evaluate"] = "all", "selection:500"
     assert "validation on at most 500 images of each training domain (all in some runs)" in header(
         "mnist", frame_of(capped)
@@ -266,15 +256,16 @@ def test_the_header_names_each_fingerprint_with_its_data(miniature):
         runs, (("Sine", "11"), ("Sine", "00"), ("Another", "zz"), ("Another", "zz"))
     ):
         made["config"] |= {"dataset": name, "dataset_fingerprint": mark}
-    assert "data: Another (zz), Sine (00, 11);" in header(
-        "quick", frame_of(runs)
-    ) and "data: none;" in header("quick", frame_of([]))
+    assert "data: Another (zz), Sine (00, 11);" in header("quick", frame_of(runs))
+    assert "data: none;" in header("quick", frame_of([]))
 
 
 def test_output_folder(tmp_path):
     assert output_folder(tmp_path, "quick") == tmp_path / "quick"
     first, second = output_folder("", "quick"), output_folder("", "quick")
-    assert first != second and first.is_dir() and repo_root() not in first.parents
+    assert first != second
+    assert first.is_dir()
+    assert repo_root() not in first.parents
     (tmp_path / "file").write_text("")
     with pytest.raises(HmoeError, match="cannot write"):
         output_folder(tmp_path / "file", "quick")

@@ -44,13 +44,15 @@ def typed_imports():
 
 
 def test_the_promised_names_are_public():
-    assert PROMISED <= set(hm.__all__) and set(hm.__all__) - PROMISED == {"make_config"}
+    assert PROMISED <= set(hm.__all__)
+    assert set(hm.__all__) - PROMISED == {"make_config"}
     assert hm.__all__ == sorted(hm.__all__)
     assert {*hm.__all__, "__version__"} <= set(dir(hm))
 
 
 def test_an_editor_reads_the_names_that_are_imported_lazily():
-    assert typed_imports() == hm._MODULES and set(hm._MODULES) == set(hm.__all__)
+    assert typed_imports() == hm._MODULES
+    assert set(hm._MODULES) == set(hm.__all__)
     assert (INIT.parent / "py.typed").is_file()
 
 
@@ -58,7 +60,8 @@ def test_an_editor_reads_the_names_that_are_imported_lazily():
 def test_a_public_name_is_the_object_of_its_module(name):
     found = getattr(hm, name)
     module = importlib.import_module(f"hmoe_repro.{typed_imports()[name]}")
-    assert found is getattr(module, name) and callable(found)
+    assert found is getattr(module, name)
+    assert callable(found)
     assert found.__module__ == module.__name__, "the door names the module that defines it"
     assert f"`{name}`" in hm.__doc__ or f"hm.{name}(" in hm.__doc__ or name.startswith("list_")
 
@@ -70,7 +73,8 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_no_public_name_hides_a_subpackage():
     inside = {module.name for module in pkgutil.iter_modules(hm.__path__)}
-    assert len(inside) >= 12 and not inside & set(hm.__all__)
+    assert len(inside) >= 12
+    assert not inside & set(hm.__all__)
 
 
 def test_deep_imports_and_public_names_live_together():
@@ -105,7 +109,8 @@ print(json.dumps([taken, loaded, [name for name in sys.modules if name[:11] == "
     for _ in range(3):
         taken, loaded, own = in_a_new_process(code)
         times.append(taken)
-        assert loaded == [] and own == []
+        assert loaded == []
+        assert own == []
     assert min(times) < 0.1
 
 
@@ -153,12 +158,14 @@ def test_the_lists_hold_what_can_be_used():
     assert not [name for name in hm.list_networks() if "<" in name]
     for name in hm.list_algorithms():
         assert issubclass(hm.get_algorithm(name), hm.Algorithm)
-    assert len(hm.list_algorithms()) >= 42 and len(hm.list_datasets()) >= 60
+    assert len(hm.list_algorithms()) >= 42
+    assert len(hm.list_datasets()) >= 60
 
 
 def test_timm_names_are_listed_if_a_pattern_asks():
     found = hm.list_networks("timm:resnet1[08]*")
-    assert "timm:resnet18" in found and all(name.startswith("timm:resnet1") for name in found)
+    assert "timm:resnet18" in found
+    assert all(name.startswith("timm:resnet1") for name in found)
     assert not hm.list_networks("resnet18d")
 
 
@@ -177,8 +184,10 @@ def test_a_person_trains_reads_and_loads_with_the_public_names(tmp_path, monkeyp
     config = hm.make_config("ERM", "DigitDomainsTiny", ["sketch"], **small)
     assert isinstance(config, hm.RunConfig)
     record = hm.run(config)
-    assert record["status"] == "complete" and record["run_id"] == config.run_id
+    assert record["status"] == "complete"
+    assert record["run_id"] == config.run_id
     frame = hm.results(tmp_path / "runs")
-    assert frame.run_id.tolist() == [config.run_id] and frame.algorithm.tolist() == ["ERM"]
+    assert frame.run_id.tolist() == [config.run_id]
+    assert frame.algorithm.tolist() == ["ERM"]
     assert set(hm.checkpoints(frame).quantity) >= {"validation_accuracy", "test_accuracy"}
     assert hm.run(hm.RunConfig.from_dict(config.to_dict())) == record

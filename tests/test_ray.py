@@ -155,10 +155,13 @@ def test_a_full_disk_behind_errors_of_ray_stops_the_sweep():
     outer, inner = RuntimeError("of the task"), RuntimeError("of the actor")
     outer.cause, inner.cause = inner, OSError(errno.ENOSPC, "No space left on device", "a/b")
     status, reason = lost_task_outcome(outer)
-    assert status == "no room" and reason.startswith("No space left on device: a/b. Fix: make room")
+    assert status == "no room"
+    assert reason.startswith("No space left on device: a/b. Fix: make room")
     inner.cause = OSError(errno.EACCES, "Permission denied", "a/b")
     status, reason = lost_task_outcome(outer)
-    assert status == "failed" and "PermissionError" in reason and "resumes" in reason
+    assert status == "failed"
+    assert "PermissionError" in reason
+    assert "resumes" in reason
 
 
 def test_shares_of_a_gpu_need_ray(tmp_path):
@@ -195,7 +198,8 @@ def test_nodes_tasks_and_sweeps_may_die(nodes, tmp_path):
     try:
         while process.poll() != 0 or deeds:
             if process.poll() is not None:  # killed, or with a run whose task was killed four times
-                assert process.returncode and again, f"too few runs for {deeds}, or they fail"
+                assert process.returncode, f"too few runs for {deeds}, or they fail"
+                assert again, f"too few runs for {deeds}, or they fail"
                 process, again = subprocess.Popen(command), again - 1
             time.sleep(random.uniform(0.2, 1))
             working = nodes.working()

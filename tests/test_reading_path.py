@@ -68,4 +68,5 @@ def test_checks_that_show_nothing_are_folded_in_the_book():
     )
     page = json.loads(cells.notebook("nbs/01_method/03_gating.ipynb"))["cells"]
     silent = [c for c in page if c["source"].startswith("assert ") and not c["outputs"]]
-    assert silent and all("hide-input" in c["metadata"]["tags"] for c in silent)
+    assert silent
+    assert all("hide-input" in c["metadata"]["tags"] for c in silent)

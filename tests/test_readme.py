@@ -74,12 +74,14 @@ def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_pat
 def test_collected_deviations_point_at_nothing_that_stays_in_the_notebook():
     collected = readme_blocks()["deviations"]
     found = re.findall(r".*\babove\b.*", collected)
-    assert not found and "this notebook" not in collected
+    assert not found
+    assert "this notebook" not in collected
 
 
 def test_deviations_are_collected_from_the_notebooks():
     collected = readme_blocks()["deviations"]
-    assert collected.count("### [") >= 30 and "(../nbs/01_method/04_hmoe.ipynb)" in collected
+    assert collected.count("### [") >= 30
+    assert "(../nbs/01_method/04_hmoe.ipynb)" in collected
     assert "None:" not in collected
     of = {part.split("]")[0]: part for part in collected.split("### [")}
     assert "reported `loss` is the cross entropy alone" in of["GMoE and its dense twin"]
@@ -130,12 +132,14 @@ def test_the_numbers_of_the_readme_by_hand():
 
 def test_the_readme_is_short():
     text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 90 and len(words_of(text)) <= 900
+    assert len(text.splitlines()) <= 90
+    assert len(words_of(text)) <= 900
     assert (
         words_of("[a b](c d) ![x](y) `e` | f | --- | <!-- g --> 2.0 %") == "a b `e` f 2.0".split()
     )
     works = readme.does_it_work().splitlines()
-    assert len(works) == 3 and all(len(words_of(line)) <= 40 for line in works)
+    assert len(works) == 3
+    assert all(len(words_of(line)) <= 40 for line in works)
 
 
 def test_the_readme_says_what_to_type():
@@ -148,9 +152,8 @@ def test_the_readme_says_what_to_type():
     settings = configparser.ConfigParser()
     settings.read(repo_root() / "settings.ini")
     address = settings["DEFAULT"]["git_url"]
-    assert (
-        clone.endswith(address) and f"{address}/actions/workflows/tests.yml" in README.read_text()
-    )
+    assert clone.endswith(address)
+    assert f"{address}/actions/workflows/tests.yml" in README.read_text()
     named = re.findall(r"actions/workflows/(\w+\.yml)", README.read_text(encoding="utf-8"))
     assert all((repo_root() / ".github" / "workflows" / name).exists() for name in named)
 
@@ -160,7 +163,8 @@ def test_the_counts_of_the_readme_are_those_of_its_tables():
     assert f"| {len(algorithm_names())}, including all 34 of DomainBed |" in text
     rows = re.findall(r"^\| (?:HMOE|GMoE|DMG) .*", readme.status_table(), re.M)
     full = [row for row in rows if "| full" in row]
-    assert f"Of {len(rows)} figures and tables" in text and f"**{len(full)} full**" in text
+    assert f"Of {len(rows)} figures and tables" in text
+    assert f"**{len(full)} full**" in text
     assert f"| {len(full)} of {len(rows)} figures and tables, none |" in text
 
 
@@ -192,7 +196,8 @@ def test_the_picture_of_the_readme_is_small_and_drawn_from_the_records():
     assert picture["PNG"].stat().st_size <= 150_000
     assert not picture["is_stale"](), "make figures draws it again"
     with Image.open(picture["PNG"]) as drawn:
-        assert drawn.width >= 1400 and drawn.mode in ("RGB", "RGBA")
+        assert drawn.width >= 1400
+        assert drawn.mode in ("RGB", "RGBA")
         alpha = drawn.convert("RGBA").getchannel("A").getextrema()
     assert alpha == (255, 255)  # legible on a dark page
 
@@ -229,7 +234,8 @@ def test_links_lead_to_files(page):
         if "://" not in link
     ]
     missing = [link for link in links if not (path.parent / link).exists()]
-    assert (links or page == "CONTRIBUTING.md") and not missing, missing
+    assert links or page == "CONTRIBUTING.md", missing
+    assert not missing, missing
 
 
 def fences(path):
@@ -245,7 +251,8 @@ def test_blocks_of_code_name_their_language_and_fit_the_page(path):
     assert not wide, wide
     commands = "\n".join(text for language, text in fences(path) if language == "sh")
     done = subprocess.run(["bash", "-n"], input=commands, capture_output=True, text=True)
-    assert not done.returncode and not done.stderr, done.stderr
+    assert not done.returncode, done.stderr
+    assert not done.stderr, done.stderr
     # A remark has a line of its own, and no command is left with a gap to fill in.
     lines = [x.strip() for x in commands.splitlines() if not x.startswith("#")]
     assert not [x for x in lines if re.search(r"\s{2}|…|\s#", x)]
@@ -281,7 +288,8 @@ def test_links_of_executed_pages_lead_to_files(folder):
                 found += 1
                 if not (page.parent / unquote(link)).exists():
                     missing.append(f"{page.name}: {link}")
-    assert not missing and found
+    assert not missing
+    assert found
 
 
 def test_notebooks_that_are_named_in_prose_exist():
@@ -289,13 +297,15 @@ def test_notebooks_that_are_named_in_prose_exist():
     pages += (repo_root() / "nbs").rglob("[!_]*.ipynb")
     named = {n for p in pages for n in re.findall(NOTEBOOK, p.read_text(encoding="utf-8"))}
     missing = [name for name in named if not (repo_root() / name).exists()]
-    assert len(named) >= 5 and not missing, missing
+    assert len(named) >= 5, missing
+    assert not missing, missing
 
 
 def test_the_tests_that_contributing_names_exist():
     text = (repo_root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(tests/\w+\.py)`", text))
-    assert len(named) > 15 and not [name for name in named if not (repo_root() / name).exists()]
+    assert len(named) > 15
+    assert not [name for name in named if not (repo_root() / name).exists()]
 
 
 def test_the_lines_for_researchers_draw_every_run():

@@ -88,11 +88,11 @@ def test_another_rounding_with_the_same_findings(there):
     assert first == (
         "same findings, different rounding (on another processor instead of an invented processor)"
     )
-    assert (
-        total == "24 of 36 records equal the published ones." and study == f"quick-digits: {total}"
-    )
+    assert total == "24 of 36 records equal the published ones."
+    assert study == f"quick-digits: {total}"
     assert page == "page: the verdict has other lines"
-    assert old.startswith("  - Best") and new.startswith("  + Best")
+    assert old.startswith("  - Best")
+    assert new.startswith("  + Best")
 
 
 def test_other_findings_are_named(there):
@@ -123,10 +123,8 @@ def test_a_run_that_failed_here_is_another_finding(there):
     here = copy.deepcopy(there)
     here[0] |= {"status": "failed", "selected": {}, "checkpoints": []}
     lines = compared({"s": (here, there)}, {})
-    assert (
-        lines[0].startswith("different findings: 1 run failed on one side only")
-        and "35 of 36" in lines[1]
-    )
+    assert lines[0].startswith("different findings: 1 run failed on one side only")
+    assert "35 of 36" in lines[1]
 
 
 def test_limits_of_accuracy_by_hand(there):
@@ -209,7 +207,8 @@ def test_only_the_outcome_is_counted(there):
     broken[0]["checkpoints"][0]["losses"]["loss"] += 1e-9
     stranger = invented.record("HMOE-ND", "photo", 0, np.random.default_rng(0))
     result = compare_runs(frame_of(broken[:-1] + [stranger]), frame_of(there))
-    assert result.different.sum() == 1 and not result.failed.any()
+    assert result.different.sum() == 1
+    assert not result.failed.any()
     absent = result.run_id[result.side == "published"]
     assert absent.tolist() == [there[-1]["run_id"]]
     assert (

@@ -31,12 +31,10 @@ def test_spec_fills_in_defaults_and_checks(monkeypatch):
     config = make_config(
         "HMOE-ND", "DigitDomainsTiny", ["photo"], hparams={"lr": 1}, network="small_cnn", steps=5
     )
-    assert (
-        config.hparams["lr"] == 1.0
-        and config.hparams["num_experts"] == 5
-        and "network" not in config.hparams
-        and config.network == "small_cnn"
-    )
+    assert config.hparams["lr"] == 1.0
+    assert config.hparams["num_experts"] == 5
+    assert "network" not in config.hparams
+    assert config.network == "small_cnn"
     assert (
         config.run_id
         == make_config(
@@ -92,10 +90,8 @@ def test_an_algorithm_of_ones_own_is_part_of_the_identity():
 
         return Mine
 
-    assert (
-        short_config(one).run_id == short_config(one).run_id != short_config(two).run_id
-        and short_config(one).algorithm_source
-    )
+    assert short_config(one).run_id == short_config(one).run_id != short_config(two).run_id
+    assert short_config(one).algorithm_source
     assert make_config("ERM", "DigitDomainsTiny", ["photo"]).algorithm_source is None
 
 
@@ -104,7 +100,8 @@ def test_options_resolve_to_what_one_call_makes():
     who = dict(algorithm="ERM", dataset="DigitDomainsTiny", test_domains=["photo"], trial_seed=1)
     options = RunOptions(**who, hparams={"batch_size": 8}, **given)
     config = make_config("ERM", "DigitDomainsTiny", ["photo"], 1, {"batch_size": 8}, **given)
-    assert resolve(options) == config and config.hparams["batch_size"] == 8
+    assert resolve(options) == config
+    assert config.hparams["batch_size"] == 8
     assert resolve(options.replace(steps=8)) == config.replace(steps=8)
     with pytest.raises(HmoeError, match="stepps"):
         make_config("ERM", "DigitDomainsTiny", ["photo"], stepps=1)
@@ -164,7 +161,8 @@ def test_selfregs_new_hyper_parameter_renames_no_published_run():
     )
     compat = tiny("SelfReg", domainbed_compat=True)
     built = build_algorithm(compat, load_dataset("DigitDomainsTiny"))
-    assert built.fixed == ("projection.",) and compat.run_id != config.run_id
+    assert built.fixed == ("projection.",)
+    assert compat.run_id != config.run_id
 
 
 @pytest.mark.parametrize("ours", [*SPELLED, "ERM", "HMOE-DN"])
@@ -259,11 +257,13 @@ def test_any_value_is_refused_in_planning_or_can_be_built(name):
             except HmoeError as error:
                 assert any(said in str(error) for said in ("Fix: ", "Valid", "It means: "))
                 continue
-            assert value == value and value not in (math.inf, "x"), f"{setting}={value}"
+            assert value == value, f"{setting}={value}"
+            assert value not in (math.inf, "x"), f"{setting}={value}"
             with torch.device("meta"):  # no memory for what is large
                 build_algorithm(config, data)
     after = random_state()
-    assert torch.equal(before.pop("torch"), after.pop("torch")) and str(before) == str(after)
+    assert torch.equal(before.pop("torch"), after.pop("torch"))
+    assert str(before) == str(after)
 
 
 def test_what_was_built_in_planning_is_not_built_again(monkeypatch):
@@ -274,4 +274,5 @@ def test_what_was_built_in_planning_is_not_built_again(monkeypatch):
     for lr in (0.1, 0.2):
         for seed in (0, 1):
             make_config("ERM", "DigitDomainsTiny", ["photo"], seed, {"lr": lr}, network="small_cnn")
-    assert len(built) == 1 and built[0][:3] == ((3, 16, 16), 10, 3)
+    assert len(built) == 1
+    assert built[0][:3] == ((3, 16, 16), 10, 3)

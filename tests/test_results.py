@@ -33,13 +33,13 @@ def lines(study):
 
 def test_a_row_for_each_run_and_mode_with_what_the_record_says():
     frame, records = results("quick-digits"), lines("quick-digits")
-    assert len(frame) == sum(len(r["selected"]) for r in records) and len(runs(frame)) == len(
-        records
-    )
+    assert len(frame) == sum(len(r["selected"]) for r in records)
+    assert len(runs(frame)) == len(records)
     for record in records:
         for mode, chosen in record["selected"].items():
             row = frame[(frame.run_id == record["run_id"]) & (frame["mode"] == mode)].squeeze()
-            assert row.accuracy == chosen["test_accuracy"] and row.step == chosen["step"]
+            assert row.accuracy == chosen["test_accuracy"]
+            assert row.step == chosen["step"]
             assert row.test_domain == ",".join(record["config"]["test_domains"])
             assert row["hparams.lr"] == record["config"]["hparams"]["lr"]
             if record.get("discovery"):
@@ -49,7 +49,8 @@ def test_a_row_for_each_run_and_mode_with_what_the_record_says():
 def test_a_mode_that_needs_the_domain_has_an_accuracy_on_known_domains_alone():
     frame = results("quick-dmg")
     inside = frame[frame.accuracy.isna() & (frame.status == "complete")]
-    assert len(inside) and inside.accuracy_in_domain.notna().all()
+    assert len(inside)
+    assert inside.accuracy_in_domain.notna().all()
     assert set(frame.protocol) == {"dmg"}
 
 
@@ -57,10 +58,8 @@ def test_two_studies_with_a_run_in_common_count_it_once():
     once = results("quick-digits")
     assert len(results(["quick-digits", "quick-digits"])) == len(once)
     both = results(["quick-digits", "quick-gmoe"])
-    assert not both.duplicated(["run_id", "mode"]).any() and set(both.study) == {
-        "quick-digits",
-        "quick-gmoe",
-    }
+    assert not both.duplicated(["run_id", "mode"]).any()
+    assert set(both.study) == {"quick-digits", "quick-gmoe"}
 
 
 def test_a_file_a_store_and_a_folder_of_runs_give_the_same_rows(tmp_path):
@@ -87,7 +86,8 @@ def test_a_failed_run_keeps_a_row_and_its_reason(tmp_path):
     (tmp_path / "mine.jsonl").write_text(json.dumps(whole) + "\n" + json.dumps(failed) + "\n")
     frame = results("mine", str(tmp_path))
     row = frame[frame.status == "failed"].squeeze()
-    assert row.reason == "diverged" and row.isna()["mode"]
+    assert row.reason == "diverged"
+    assert row.isna()["mode"]
     assert frame.accuracy.isna().sum() == 1
 
 
@@ -127,7 +127,8 @@ def test_what_a_name_omits_is_filled_with_the_declared_default():
     """`experts` of HMOE-DN and the load balance of the toy are recorded at other values alone."""
     frame = with_omitted_defaults(results(["quick-digits", "quick-toy", "quick-classloss"]))
     of = frame.set_index("algorithm")["hparams.experts"]
-    assert set(of["HMOE-DN"]) == {"hypernetwork"} and of["ERM"].isna().all()
+    assert set(of["HMOE-DN"]) == {"hypernetwork"}
+    assert of["ERM"].isna().all()
     toy = frame[frame.dataset == "SineIntervals"]["hparams.load_balance"]
     assert set(toy) == {"kl", "cv2"}
 
@@ -135,7 +136,8 @@ def test_what_a_name_omits_is_filled_with_the_declared_default():
 def test_parts_of_a_record_are_those_of_its_line():
     (record,) = [r for r in lines("quick-dmg-short") if r["config"]["algorithm"] == "DMG"][:1]
     row = next(frame_of([record]).itertuples())
-    assert measurement(row, "masks") == record["masks"] and measurement(row, "toy") == {}
+    assert measurement(row, "masks") == record["masks"]
+    assert measurement(row, "toy") == {}
     assert last_losses(row) == record["checkpoints"][-1]["losses"]
     assert accuracies_at(row) == record["checkpoints"][-1]["accuracies"]
     assert config_of(row).run_id == record["run_id"]

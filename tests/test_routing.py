@@ -55,9 +55,8 @@ def test_gate_is_one_hot_at_an_embedding(codes):
 def test_gate_takes_leading_dimensions(codes):
     v, e = codes
     stacked = gate_values(torch.stack([v, 2 * v]), torch.stack([e, e.flip(0)]))
-    assert torch.allclose(stacked[0], gate_values(v, e)) and torch.allclose(
-        stacked[1], gate_values(2 * v, e.flip(0))
-    )
+    assert torch.allclose(stacked[0], gate_values(v, e))
+    assert torch.allclose(stacked[1], gate_values(2 * v, e.flip(0)))
 
 
 def test_gradients_are_finite_at_distance_zero(codes):
@@ -69,7 +68,8 @@ def test_gradients_are_finite_at_distance_zero(codes):
         + load_balance_loss(log_p.exp())
         + domain_loss(log_p, torch.arange(4).flip(0))
     ).backward()
-    assert torch.isfinite(v.grad).all() and torch.isfinite(e.grad).all()
+    assert torch.isfinite(v.grad).all()
+    assert torch.isfinite(e.grad).all()
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
@@ -82,16 +82,16 @@ def test_the_gates_gradient_is_largest_at_the_square_root_of_eps(codes, eps):
         (log_p[0] - log_p[1]).backward()  # s_1 - s_2; e_2 is far away and adds at most 2 / d_2
         slopes[d] = v.grad.norm().item()
     far = 2 / (e[0] - e[1]).norm().item()
-    assert max(slopes, key=slopes.get) == root and slopes[root] == pytest.approx(
-        1 / root, abs=2 * far
-    )
+    assert max(slopes, key=slopes.get) == root
+    assert slopes[root] == pytest.approx(1 / root, abs=2 * far)
     assert slopes[0.0] <= 1.5 * far
 
 
 def test_gate_is_computed_in_single_precision_for_half_inputs(codes):
     v, e = codes
     p = gate_values(e.bfloat16(), e.bfloat16())
-    assert p.dtype == torch.float32 and torch.allclose(p, torch.eye(4), atol=1e-5)
+    assert p.dtype == torch.float32
+    assert torch.allclose(p, torch.eye(4), atol=1e-5)
 
 
 def test_entropy_of_known_distributions():
@@ -171,7 +171,8 @@ def test_domain_loss_without_labels_is_zero_and_has_a_gradient(codes):
     v = codes[0].clone().requires_grad_()
     loss = domain_loss(log_gate_values(v, codes[1]), torch.full((64,), -1))
     loss.backward()
-    assert loss == 0 and not v.grad.any()
+    assert loss == 0
+    assert not v.grad.any()
 
 
 @pytest.mark.parametrize("bad", [4, -2])

@@ -94,7 +94,8 @@ def test_no_value_of_a_record_can_be_edited(store, published):
     file = json.loads(path.read_text())
     assert path.read_text() == to_json(file, indent=1), "an edit changes the layout, too"
     paths = list(leaves(file))
-    assert len(paths) > 150 and ("sha256",) in paths
+    assert len(paths) > 150
+    assert ("sha256",) in paths
     for place in paths:
         path.write_text(to_json(edited(file, place), indent=1))
         with pytest.raises(HmoeError, match=published[0]["run_id"]):
@@ -139,10 +140,12 @@ def test_every_reader_names_the_run_whose_record_was_edited(store, published, tm
     ):
         with pytest.raises(HmoeError, match=f"{bad}.*SHA-256.*Fix: "):
             read()
-    assert not (tmp_path / "published").exists() and store.read(good)
+    assert not (tmp_path / "published").exists()
+    assert store.read(good)
     records, damaged = store.scan()
     assert [record["run_id"] for record in records] == [good]
-    assert len(damaged) == 1 and bad in damaged[0]
+    assert len(damaged) == 1
+    assert bad in damaged[0]
     with pytest.warns(UserWarning, match=bad):
         assert missing_runs(configs, store) == configs[:1]
     with pytest.warns(UserWarning, match=bad):
@@ -158,7 +161,8 @@ def test_the_digest_is_not_part_of_the_record(store, published, tmp_path):
     assert sorted(records, key=lambda r: r["run_id"]) == sorted(
         published, key=lambda r: r["run_id"]
     )
-    assert [outcome(r) for r in records] and not any("sha256" in record for record in records)
+    assert [outcome(r) for r in records]
+    assert not any("sha256" in record for record in records)
     ids = [record["run_id"] for record in published]
     path = publish_study("s", ids, store, tmp_path / "again")
     write_study(tmp_path / "s.jsonl", published)
@@ -171,10 +175,12 @@ def test_records_without_a_digest_are_refused_until_their_store_is_sealed(publis
         store.path(record["run_id"]).mkdir(parents=True)
         store.record_path(record["run_id"]).write_text(json.dumps(record))
     records, damaged = store.scan()
-    assert records == [] and len(damaged) == 2
+    assert records == []
+    assert len(damaged) == 2
     with pytest.raises(HmoeError, match=r"has no SHA-256.*Fix: .*\.ci/seal\.py"):
         store.read(published[0]["run_id"])
-    assert seal.seal_store(store) == (2, 2) and seal.seal_store(store) == (0, 2)
+    assert seal.seal_store(store) == (2, 2)
+    assert seal.seal_store(store) == (0, 2)
     store.folder.rename(tmp_path / "sealed")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -188,7 +194,8 @@ def test_a_kill_at_any_moment_leaves_a_record_with_its_digest_or_none(
     store, replaced = RunStore(tmp_path), []
     monkeypatch.setattr("os.replace", lambda *files: replaced.append(files))
     store.write(published[0])
-    assert len(replaced) == 1 and store.read(published[0]["run_id"]) is None
+    assert len(replaced) == 1
+    assert store.read(published[0]["run_id"]) is None
     monkeypatch.undo()
     os.replace(*replaced[0])
     assert store.read(published[0]["run_id"]) == published[0]
@@ -262,7 +269,8 @@ def test_a_page_reads_no_arrays_of_another_run_and_none_without_a_seal(store, pu
 def test_all_published_arrays_are_sealed_for_their_run():
     files = sorted((repo_root() / "results").glob("*/*.safetensors"))
     faults = {file: seal_fault(file.read_bytes(), file.stem) for file in files}
-    assert len(files) >= 175 and not [file for file, fault in faults.items() if fault]
+    assert len(files) >= 175
+    assert not [file for file, fault in faults.items() if fault]
 
 
 def test_sealing_published_arrays_keeps_every_bit_and_is_done_once(tmp_path):
@@ -270,7 +278,8 @@ def test_sealing_published_arrays_keeps_every_bit_and_is_done_once(tmp_path):
     (tmp_path / "study").mkdir()
     for name, content in (("1" * 12, save(plain)), ("2" * 12, sealed(plain))):
         (tmp_path / "study" / f"{name}.safetensors").write_bytes(content)
-    assert seal.seal_published(tmp_path) == (2, 2) and seal.seal_published(tmp_path) == (0, 2)
+    assert seal.seal_published(tmp_path) == (2, 2)
+    assert seal.seal_published(tmp_path) == (0, 2)
     for file in (tmp_path / "study").iterdir():
         kept = load_file(file)
         assert sealed_for(file.read_bytes()) == file.stem
@@ -307,7 +316,8 @@ def test_groups_are_those_of_their_run_and_whole(tmp_path):
         (tmp_path / name).mkdir()
         save_groups(tmp_path / name, [f"{name} one", f"{name} two"], grouping)
     names, kept = read_groups(tmp_path / "a")
-    assert names == ["a one", "a two"] and np.array_equal(kept.centres, grouping.centres)
+    assert names == ["a one", "a two"]
+    assert np.array_equal(kept.centres, grouping.centres)
     file = tmp_path / "a" / "groups.safetensors"
     whole = file.read_bytes()
     exchange(file, tmp_path / "b" / "groups.safetensors")
@@ -328,7 +338,8 @@ def test_groups_are_those_of_their_run_and_whole(tmp_path):
 
 def test_the_header_of_no_safetensors_file_names_no_run():
     for content in (b"", b"\xff" * 20, save({"a": torch.ones(1)}), b"\2\0\0\0\0\0\0\0[]"):
-        assert metadata_of(content) == {} and sealed_for(content) is None
+        assert metadata_of(content) == {}
+        assert sealed_for(content) is None
         assert seal_fault(content, "0" * 12) == "has no SHA-256"
 
 
@@ -338,7 +349,8 @@ def test_a_record_without_digest_gets_the_digest_of_its_values():
     assert unsealed_record(text.encode()) == ({"b": None, "a": [1, 2]}, True)
     for content in (text.replace("1", "3"), text + "\n", text.replace('": "', '":"')):
         assert unsealed_record(content.encode())[1] is False
-    assert unsealed_record(b'{"a": 1}') == ({"a": 1}, None) and unsealed_record(b"[]") == ([], None)
+    assert unsealed_record(b'{"a": 1}') == ({"a": 1}, None)
+    assert unsealed_record(b"[]") == ([], None)
 
 
 def test_tensors_of_any_memory_layout_are_sealed(tmp_path):

@@ -74,7 +74,8 @@ def searched():
 @pytest.mark.parametrize("rule", RULES)
 def test_each_cell_is_the_rules_choice_within_one_trial_seed(searched, rule):
     rows, missing = select_by_rule(searched, rule)
-    assert missing == [] and len(rows) == 4
+    assert missing == []
+    assert len(rows) == 4
     for row in rows.itertuples():
         assert (
             row.accuracy
@@ -85,7 +86,8 @@ def test_each_cell_is_the_rules_choice_within_one_trial_seed(searched, rule):
             )["test_accuracy"]
         )
     first, _ = select_by_rule(searched, rule, n_hparams=1)
-    assert set(first.hparams_seed) == {0} and (first.validation <= rows.validation).all()
+    assert set(first.hparams_seed) == {0}
+    assert (first.validation <= rows.validation).all()
 
 
 def test_what_is_missing_has_a_name(searched):
@@ -97,20 +99,17 @@ def test_what_is_missing_has_a_name(searched):
         != (r["config"]["trial_seed"], r["config"].get("hparams_seed", 0))
     ]
     rows, missing = select_by_rule(kept, "leave-one-domain-out")
-    assert len(rows) == 4 and len(missing) == 2
-    assert (
-        "ERM on photo, seed 1, draw 2 of 3: no run held out photo alone" in missing[0]
-        and "ERM on sketch, seed 0, draw 1 of 3" in missing[1]
-        and "missing: sketch+plain" in missing[1]
-    )
+    assert len(rows) == 4
+    assert len(missing) == 2
+    assert "ERM on photo, seed 1, draw 2 of 3: no run held out photo alone" in missing[0]
+    assert "ERM on sketch, seed 0, draw 1 of 3" in missing[1]
+    assert "missing: sketch+plain" in missing[1]
     dead = copy.deepcopy(searched[0]) | {"status": "failed", "reason": "NaN loss at step 40"}
     notes = select_by_rule([dead, *searched[1:]])[1]
-    assert (
-        len(notes) == 2
-        and "NaN loss at step 40" in notes[0]
-        and dead["run_id"] in notes[0]
-        and "draw 0 of 3" in notes[1]
-    )
+    assert len(notes) == 2
+    assert "NaN loss at step 40" in notes[0]
+    assert dead["run_id"] in notes[0]
+    assert "draw 0 of 3" in notes[1]
     with pytest.raises(HmoeError, match="no run to choose from.*NaN loss"):
         select_by_rule([dead])
     with pytest.raises(HmoeError, match="hmoe runs"):
@@ -194,11 +193,8 @@ def test_one_draw_by_the_papers_rule_is_the_study_itself():
         s.run_id for s in search_configs(study_configs("quick-digits"), 3)
     }
     drawn = search_configs(study_configs("quick-digits"), 3, fixed={"lr": 0.003})
-    assert {s.hparams["lr"] for s in drawn} == {0.003} and {s.hparams_seed for s in drawn} == {
-        0,
-        1,
-        2,
-    }
+    assert {s.hparams["lr"] for s in drawn} == {0.003}
+    assert {s.hparams_seed for s in drawn} == {0, 1, 2}
 
 
 def test_what_each_rule_needs_is_planned_once(monkeypatch):
@@ -209,7 +205,8 @@ def test_what_each_rule_needs_is_planned_once(monkeypatch):
         search_configs([base], 2, "oracle"),
         search_configs([base, base.replace(test_domains=("sketch",))], 2, "leave-one-domain-out"),
     )
-    assert {s.evaluate for s in oracle + pairs} == {"all:400"} and len(oracle) == 2
+    assert {s.evaluate for s in oracle + pairs} == {"all:400"}
+    assert len(oracle) == 2
     for draw in (0, 1):
         held_out = [s.test_domains for s in pairs if s.hparams_seed == draw]
         assert sorted(held_out) == sorted(
@@ -324,11 +321,9 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
         2,
     )
     records = RunStore().scan()[0]
-    assert (
-        {r["config"].get("hparams_seed", 0) for r in records} == {0, 1}
-        and {r["config"]["hparams"]["batch_size"] for r in records} == {4}
-        and len({r["config"]["hparams"]["lr"] for r in records}) == 2
-    )
+    assert {r["config"].get("hparams_seed", 0) for r in records} == {0, 1}
+    assert {r["config"]["hparams"]["batch_size"] for r in records} == {4}
+    assert len({r["config"]["hparams"]["lr"] for r in records}) == 2
     for mode in ("mix", "max", "ood"):
         assert re.search(rf"{mode} +{select_model(records, 'photo', mode=mode)['run_id']} ", said)
     hmoe("select", "--rule", "oracle", "--output", "chosen.csv")
@@ -340,21 +335,19 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
             for line in read(tmp_path / "sweep")
             if line["args"]["algorithm"] == f"HMOE-DN-{mode.upper()}"
         ]
-        assert len(lines) == 2 * 2 and chosen.accuracy[mode] == domainbed_choice(
+        assert len(lines) == 2 * 2
+        assert chosen.accuracy[mode] == domainbed_choice(
             lines, lines[0]["args"]["test_envs"][0], "oracle"
         )
     hmoe("select", "--rule", "leave-one-domain-out", fails="photo and one more; missing: photo\\+")
     hmoe("train", "--algorithm", "ERM", "--test-domain", "photo", *TINY)
     hmoe("export-domainbed", "other", fails="evaluate=all")
-    assert (
-        "2 runs in 6 folders"
-        in (told := hmoe("export-domainbed", "those", "--where", "evaluate=all"))
-        and "not of DigitDomainsTiny unless" in told
+    assert "2 runs in 6 folders" in (
+        told := hmoe("export-domainbed", "those", "--where", "evaluate=all")
     )
-    assert (
-        "missing: ERM on photo, seed 0, draw 1 of 2" in hmoe("select")
-        and not (tmp_path / "other").exists()
-    )
+    assert "not of DigitDomainsTiny unless" in told
+    assert "missing: ERM on photo, seed 0, draw 1 of 2" in hmoe("select")
+    assert not (tmp_path / "other").exists()
     hmoe("select", "--algorithm", "HMOE", fails="Valid: ERM, HMOE-DN")
     hmoe(
         *"train --algorithm ERM --test-domain photo --test-domain plain".split(),
@@ -427,16 +420,12 @@ def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, b
     train = ("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY)
     printed = hmoe(*train, fails=said)
     (record,) = RunStore().scan()[0]
-    assert (
-        record["status"] == "failed"
-        and f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
-    )
-    assert (
-        "Fix: mend that line" in record["reason"]
-        and "\n" not in record["reason"]
-        and str(tmp_path) not in record["reason"]
-        and "Traceback" not in printed
-    )
+    assert record["status"] == "failed"
+    assert f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
+    assert "Fix: mend that line" in record["reason"]
+    assert "\n" not in record["reason"]
+    assert str(tmp_path) not in record["reason"]
+    assert "Traceback" not in printed
 
 
 @pytest.mark.slow
@@ -477,7 +466,8 @@ def test_an_update_that_returns_a_tensor_is_refused_at_once(hmoe, tmp_path, body
     (tmp_path / "mine.py").write_text(MINE + "\n" + body + "\n")
     hmoe("train", "--algorithm", "mine.py:Mine", "--test-domain", "photo", *TINY, fails=said)
     (record,) = RunStore().scan()[0]
-    assert record["checkpoints"] == [] and said in record["reason"]
+    assert record["checkpoints"] == []
+    assert said in record["reason"]
 
 
 @pytest.mark.slow
@@ -495,13 +485,12 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
         "--algorithm",
         "mine.py:Mine",
     )
-    assert "4 of 4 runs complete" in hmoe(*sweep) and "0 to train" in hmoe(*sweep)
+    assert "4 of 4 runs complete" in hmoe(*sweep)
+    assert "0 to train" in hmoe(*sweep)
     old = RunStore().scan()[0]
-    assert (
-        {r["config"]["algorithm"] for r in old} == {"Mine (mine.py)"}
-        and old[0]["config"]["hparams"]["strength"] == 0.5
-        and {r["config"]["trial_seed"] for r in old} == {0}
-    )
+    assert {r["config"]["algorithm"] for r in old} == {"Mine (mine.py)"}
+    assert old[0]["config"]["hparams"]["strength"] == 0.5
+    assert {r["config"]["trial_seed"] for r in old} == {0}
     train = (
         *(
             "train --algorithm mine.py:Mine --dataset DigitDomainsTiny --test-domain "
@@ -513,16 +502,16 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
         *"--device cpu --set lr=0.003 --set batch_size=16 --determinism portable".split(),
     )
     hmoe(*train)
-    assert "Mine" in hmoe("select") and len(RunStore().scan()[0]) == 4, (
-        "the sweep's run was trained again"
-    )
+    assert "Mine" in hmoe("select"), "the sweep's run was trained again"
+    assert len(RunStore().scan()[0]) == 4, "the sweep's run was trained again"
     (tmp_path / "mine.py").write_text(MINE + "# a remark\n")
     hmoe(*train)
     assert len(RunStore().scan()[0]) == 4, "a remark is no other algorithm"
     (tmp_path / "mine.py").write_text(MINE + "Mine.changed = True\n")
     hmoe(*train)
     now = RunStore().scan()[0]
-    assert len(now) == 5 and {r["run_id"] for r in old} < {r["run_id"] for r in now}
+    assert len(now) == 5
+    assert {r["run_id"] for r in old} < {r["run_id"] for r in now}
     hmoe("select", fails="runs of Mine .mine.py. differ in algorithm_source")
     for key in {r["config"]["algorithm_source"] for r in now}:
         assert "Mine" in hmoe("select", "--where", f"algorithm_source={key}")
@@ -543,7 +532,8 @@ def test_code_that_came_with_a_store_is_run_only_if_it_is_trusted(hmoe, tmp_path
     hmoe(*predict, fails=rf"Mine .mine.py. is code .*algorithms/{key}.py, .*Fix: .*--trust-code")
     with pytest.raises(HmoeError, match="trust_code=True"):
         load_model(record["run_id"])
-    assert not (tmp_path / "ran").exists() and not (tmp_path / "predictions.csv").exists()
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "predictions.csv").exists()
     assert "8 images in predictions.csv" in hmoe(*predict, "--trust-code")
     assert (tmp_path / "ran").exists()
     load_model(record["run_id"])  # its file is known to this process by now
@@ -578,7 +568,8 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
         n: n != "ERM" for n in names
     }
     for listed in (hmoe("select", "study.toml"), hmoe("runs")):
-        assert all(name in listed for name in names) and re.search(r"\bERM +[^ (]", listed)
+        assert all(name in listed for name in names)
+        assert re.search(r"\bERM +[^ (]", listed)
     assert get_algorithm("ERM").__module__ == "hmoe_repro.algorithms.base"
     assert make_config("ERM", "DigitDomainsTiny", ["photo"], network="small_cnn").run_id == alone
     (tmp_path / "study.toml").write_text(SHADOWS.replace("other.py", "else/shadow.py"))
@@ -596,7 +587,8 @@ def test_guests_are_trained_as_erm_is(tmp_path, monkeypatch):
     assert [(g.test_domains, g.trial_seed, g.steps, g.network, g.hparams) for g in guests] == [
         (s.test_domains, s.trial_seed, s.steps, s.network, s.hparams | {"strength": 0.5})
         for s in erm
-    ] and guests[0].algorithm_source
+    ]
+    assert guests[0].algorithm_source
     assert only_algorithms(study, ["ERM"]) == erm
     with pytest.raises(HmoeError, match="none of ERM"):
         only_algorithms(study_configs("smoke-balance"), [f"{tmp_path}/mine.py:Guest"])
@@ -627,7 +619,5 @@ def test_a_folder_of_images_gets_its_table(hmoe, tmp_path):
             seed,
         )
     said, records = hmoe("select", "--dataset", "pictures"), RunStore().scan()[0]
-    assert (
-        f"trial seeds: 2, test images: {records[0]['test_size']};" in said
-        and "no run holds out" in said
-    )
+    assert f"trial seeds: 2, test images: {records[0]['test_size']};" in said
+    assert "no run holds out" in said

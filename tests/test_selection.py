@@ -20,9 +20,8 @@ def test_the_largest_seed_of_hyper_parameters_wins_a_tie_and_the_first_checkpoin
     runs = [constant(0.5, hseed=h) for h in (2, 0, 1)]
     for rule in ("training-domain", "oracle"):
         chosen = select_model(runs, "sketch", rule)
-        assert chosen["hparams_seed"] == 2 and chosen["step"] == (
-            0 if rule == "training-domain" else 500
-        )
+        assert chosen["hparams_seed"] == 2
+        assert chosen["step"] == (0 if rule == "training-domain" else 500)
 
 
 def test_the_oracle_sees_only_the_last_checkpoint():

@@ -30,7 +30,8 @@ def pinned(python):
 
 def test_every_line_of_the_constraints_is_one_exact_version():
     inexact = [str(r) for r in pins() if not re.fullmatch(r"==[\w.!]+", str(r.specifier))]
-    assert not inexact and len(pins()) > 100
+    assert not inexact
+    assert len(pins()) > 100
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -87,7 +88,8 @@ def test_the_version_is_stated_once_for_all(root):
         for n in tree.body
         if isinstance(n, ast.Assign) and n.targets[0].id == "__version__"
     ]
-    assert stated == [settings["DEFAULT"]["version"]] and PROJECT["dynamic"] == ["version"]
+    assert stated == [settings["DEFAULT"]["version"]]
+    assert PROJECT["dynamic"] == ["version"]
     assert f"## {stated[0]}" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"version: {stated[0]}\n" in (root / "CITATION.cff").read_text(encoding="utf-8")
 
@@ -123,9 +125,8 @@ def test_the_citation_names_the_papers(root):
 
 def test_continuous_integration_calls_make_test(root):
     script = root / ".ci" / "run"
-    assert script.stat().st_mode & stat.S_IXUSR and "make test" in script.read_text(
-        encoding="utf-8"
-    )
+    assert script.stat().st_mode & stat.S_IXUSR
+    assert "make test" in script.read_text(encoding="utf-8")
 
 
 # The Makefile, with a stand-in for Python that writes down how it was called.
@@ -175,12 +176,10 @@ def make(root, tmp_path):
 def test_a_second_call_installs_nothing(make):
     done, first = make("test")
     assert done.returncode == 0, done.stderr
-    assert (
-        len(first) == 3
-        and "venv" in first[0]
-        and "constraints.txt" in first[1]
-        and "pytest" in first[2]
-    )
+    assert len(first) == 3
+    assert "venv" in first[0]
+    assert "constraints.txt" in first[1]
+    assert "pytest" in first[2]
     assert len(make("test")[1]) == 1
 
 
@@ -188,7 +187,8 @@ def test_an_interrupted_install_is_done_again(make):
     broken = make.log.with_name("log.broken")
     broken.touch()
     done, _ = make("test")
-    assert done.returncode and not (make.folder / ".venv" / ".ready").exists()
+    assert done.returncode
+    assert not (make.folder / ".venv" / ".ready").exists()
     broken.unlink()
     assert ["venv" in line for line in make("test")[1]] == [True, False, False]
 
@@ -206,12 +206,12 @@ def test_an_edited_pin_is_installed_and_a_moved_folder_starts_again(make):
 def test_time_is_printed_and_failure_passed_on(make, target):
     make.log.with_name("log.status").write_text("0")
     done, _ = make(target)
-    assert done.returncode == 0 and re.search(
-        rf"make {target}: \d+ s", done.stdout.splitlines()[-1]
-    )
+    assert done.returncode == 0
+    assert re.search(rf"make {target}: \d+ s", done.stdout.splitlines()[-1])
     make.log.with_name("log.status").write_text("1")
     done, _ = make(target)
-    assert done.returncode and re.search(rf"make {target}: \d+ s", done.stdout)
+    assert done.returncode
+    assert re.search(rf"make {target}: \d+ s", done.stdout)
 
 
 def test_the_targets_are_there(make):
@@ -221,6 +221,6 @@ def test_the_targets_are_there(make):
         done, _ = make(target)
         assert done.returncode == 0, done.stderr
     left = {p.relative_to(make.folder).as_posix() for p in make.folder.rglob("*")}
-    assert ".venv" not in left and "nbs" in left and "nbs/__pycache__" not in left, (
-        "clean comes last"
-    )
+    assert ".venv" not in left, "clean comes last"
+    assert "nbs" in left, "clean comes last"
+    assert "nbs/__pycache__" not in left, "clean comes last"

@@ -110,7 +110,8 @@ def test_a_run_leaves_the_generators_and_settings_of_a_foreign_training(tmp_path
     beside.step()
     beside.step()
     assert same(alone.weights(), beside.weights())
-    assert record["status"] == "complete" and outcome(found) == outcome(record)
+    assert record["status"] == "complete"
+    assert outcome(found) == outcome(record)
     assert torch.get_num_threads() == threads
 
 
@@ -155,7 +156,8 @@ def test_the_optimisers_of_an_algorithm_are_hooked_once_and_in_copies():
     held = [torch.optim.SGD([parameter], lr=0.1) for _ in range(4)]
     erm.several, erm.pair, erm.named = [held[0], 3], (held[1], None), {"a": held[2]}
     assert [len(one._optimizer_step_pre_hooks) for one in held] == [1, 1, 1, 0]
-    assert match_layouts(held[3]) is held[3] and len(held[3]._optimizer_step_pre_hooks) == 1
+    assert match_layouts(held[3]) is held[3]
+    assert len(held[3]._optimizer_step_pre_hooks) == 1
     assert match_layouts("text") == "text"
 
 
@@ -186,7 +188,8 @@ def test_the_generators_are_put_back_also_after_an_error():
     with pytest.raises(ZeroDivisionError), drawing_from(np.random.RandomState(0)):
         np.random.rand()
         1 / 0
-    assert states() == before and random_state().keys() == {"python", "numpy", "torch"}
+    assert states() == before
+    assert random_state().keys() == {"python", "numpy", "torch"}
 
 
 def test_a_page_scatters_dots_by_its_own_generator(tmp_path):
@@ -259,7 +262,8 @@ def test_importing_every_module_changes_no_state_of_the_process():
     )
     assert done.returncode == 0, done.stderr
     count, changed = json.loads(done.stdout.splitlines()[-1])
-    assert count > 100 and changed == {}
+    assert count > 100
+    assert changed == {}
 
 
 # Where a module changes something of the process, and why it may.
@@ -366,7 +370,8 @@ def test_reading_a_command_line_changes_nothing(tmp_path):
     words = "--algorithm ERM --dataset DigitDomains --test-domain photo --log csv".split()
     words += ["--data-dir", str(tmp_path), "--domainbed", str(tmp_path), "--resume-anyway"]
     context = command.make_context("train", words)
-    assert context.params["data_dir"] == str(tmp_path) and context.params["log"] == ["csv"]
+    assert context.params["data_dir"] == str(tmp_path)
+    assert context.params["log"] == ["csv"]
     assert (dict(os.environ), vars(CONFIG), dict(files.FOLDERS)) == before
 
 
@@ -384,9 +389,11 @@ def test_what_the_options_say_reaches_whoever_asks(tmp_path, monkeypatch):
     worker = Config()
     worker.restore(CONFIG.to_json())
     assert worker.domainbed == str(tmp_path / "DomainBed")
-    assert worker.log == ("csv",) and worker.resume_anyway
+    assert worker.log == ("csv",)
+    assert worker.resume_anyway
     options.configure()
-    assert not CONFIG.resume_anyway and dict(os.environ) == environment
+    assert not CONFIG.resume_anyway
+    assert dict(os.environ) == environment
 
 
 def test_a_command_leaves_the_environment_and_writes_its_log(tmp_path):

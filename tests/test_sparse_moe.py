@@ -200,7 +200,8 @@ def test_the_layer_in_bf16_stays_near_float32_and_routes_alike():
     exact, routes = layer(x), layer.choice.experts
     with torch.autocast("cpu", torch.bfloat16):
         rough = layer(x)
-    assert rough.dtype is torch.float32 and torch.equal(routes, layer.choice.experts)
+    assert rough.dtype is torch.float32
+    assert torch.equal(routes, layer.choice.experts)
     torch.testing.assert_close(rough, exact, atol=0.02, rtol=0.05)
     with torch.autocast("cpu", torch.bfloat16):
         layer.train()(x).sum().backward()
@@ -224,7 +225,8 @@ def test_a_layer_of_another_type_computes_in_it_and_routes_in_float32_at_least(r
 
     rough = layer.bfloat16()
     exact, x = copy.deepcopy(rough).float(), x.bfloat16()
-    assert rough(x).dtype is torch.bfloat16 and rough.choice.weights.dtype is torch.float32
+    assert rough(x).dtype is torch.bfloat16
+    assert rough.choice.weights.dtype is torch.float32
     torch.testing.assert_close(rough(x).float(), exact(x.float()), rtol=0.05, atol=0.01)
     assert all(map(torch.equal, rough.choice, exact.choice))
     rough.train()(x).float().sum().backward()
@@ -321,7 +323,8 @@ def test_a_layer_is_copied_and_restored_after_a_pass():
     x = torch.randn(9, D)
     assert torch.equal(twin.eval()(x), layer.eval()(x))
     assert torch.equal(fresh.eval()(x), layer(x))
-    assert not layer.choice.weights.requires_grad and not layer.auxiliary_loss.requires_grad
+    assert not layer.choice.weights.requires_grad
+    assert not layer.auxiliary_loss.requires_grad
 
 
 def test_experts_begin_as_copies_and_refuse_another_width():
@@ -360,7 +363,8 @@ def test_one_expert_has_nothing_to_balance_and_works_with_the_product_loss():
     layer = SparseMoE(D, H, num_experts=1, loss="product", dropout=0.0)
     y = layer(torch.randn(30, D))
     y.sum().backward()
-    assert y.isfinite().all() and layer.auxiliary_loss == 1
+    assert y.isfinite().all()
+    assert layer.auxiliary_loss == 1
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
@@ -382,4 +386,5 @@ def test_a_capacity_without_a_place_for_any_token_is_refused():
 def test_ties_are_resolved_alike_every_time():
     logits = torch.zeros(30, E)
     assert torch.equal(choose(logits, 2).experts, choose(logits, 2).experts)
-    assert isinstance(choose(logits), ExpertChoice) and choose(logits).weights.eq(1 / E).all()
+    assert isinstance(choose(logits), ExpertChoice)
+    assert choose(logits).weights.eq(1 / E).all()

@@ -47,7 +47,8 @@ def sparse_at(net):
 
 
 def test_blocks_of_the_two_placements():
-    assert sparse_blocks(12) == (8, 10) and sparse_blocks(24) == (20, 22)
+    assert sparse_blocks(12) == (8, 10)
+    assert sparse_blocks(24) == (20, 22)
     assert sparse_blocks(12, "every-two") == (0, 2, 4, 6, 8, 10)
     assert sparse_blocks(4) == (0, 2)
 
@@ -59,7 +60,8 @@ def test_blocks_of_the_two_placements():
 def test_experts_are_where_the_placement_says(name, placement, blocks):
     with torch.device("meta"):
         net = make_sparse_vit(name, (3, 224, 224), placement=placement, num_experts=4)
-    assert sparse_at(net) == blocks and len(expert_layers(net)) == len(blocks)
+    assert sparse_at(net) == blocks
+    assert len(expert_layers(net)) == len(blocks)
     assert all(len(layer.experts) == 4 for layer in expert_layers(net))
 
 
@@ -72,7 +74,8 @@ def test_parameters_are_those_of_the_twin_and_five_more_mlps_in_two_blocks(name)
     d = dense.num_features
     mlp, router = 2 * d * 4 * d + 5 * d, d * 256 + 256 + 256 * 6 + 1
     assert count(sparse) == count(dense) + 2 * (5 * mlp + router)
-    assert sparse.num_features == d and dense_twin(name) in TRANSFORMERS
+    assert sparse.num_features == d
+    assert dense_twin(name) in TRANSFORMERS
 
 
 # First weights
@@ -90,7 +93,8 @@ def test_pretrained_experts_are_copies_and_everything_else_is_loaded(dense_file)
             assert torch.equal(experts.w2[e], given[f"blocks.{i}.mlp.fc2.weight"])
             assert torch.equal(experts.b2[e], given[f"blocks.{i}.mlp.fc2.bias"])
     shared = [name for name in given if name in state]
-    assert len(shared) == len(given) - 8 and all(torch.equal(state[n], given[n]) for n in shared)
+    assert len(shared) == len(given) - 8
+    assert all(torch.equal(state[n], given[n]) for n in shared)
     assert net.loaded["ignored"] == ["head.weight"]
 
 
@@ -101,7 +105,8 @@ def test_random_experts_are_apart_and_drawn_as_the_transformer_draws():
         weights = torch.cat([layer.experts.w1.flatten(), layer.experts.w2.flatten()])
         router = layer.router.projector
         for drawn in (weights, router.weight):
-            assert 0.019 < float(drawn.detach().std()) < 0.021 and drawn.abs().max() <= 2
+            assert 0.019 < float(drawn.detach().std()) < 0.021
+            assert drawn.abs().max() <= 2
         assert not any(b.any() for b in (layer.experts.b1, layer.experts.b2, router.bias))
         first, second = layer.experts.w1[:2]
         assert (first - second).abs().mean() > 0.01
@@ -194,13 +199,15 @@ def test_weights_are_those_of_the_twin(tmp_path, dense_file, monkeypatch):
 @pytest.mark.parametrize("side, tokens", [(8, 5), (16, 17), (28, 50)])
 def test_small_vit_takes_small_images(side, tokens):
     net = make_featurizer("small_vit", (2, side, side))
-    assert net.body.pos_embed.shape == (1, tokens, 64) and len(net.body.blocks) == 6
+    assert net.body.pos_embed.shape == (1, tokens, 64)
+    assert len(net.body.blocks) == 6
     assert net(torch.rand(3, 2, side, side)).shape == (3, 64)
 
 
 def test_larger_patches_make_fewer_tokens():
     net = make_featurizer("gmoe_small8", (3, 16, 16))
-    assert net.body.pos_embed.shape == (1, 5, 64) and net(torch.rand(3, 3, 16, 16)).shape == (3, 64)
+    assert net.body.pos_embed.shape == (1, 5, 64)
+    assert net(torch.rand(3, 3, 16, 16)).shape == (3, 64)
     with pytest.raises(HmoeError, match="patches of 8 pixels, and 28 x 28 is no multiple"):
         make_featurizer("small_vit8", (3, 28, 28))
 
@@ -217,9 +224,16 @@ def test_drop_path_rises_linearly():
 
 def test_names_with_a_prefix_are_names():
     names = PrefixDict({"a": 1, "b:<name in timm>": 2})
-    assert "a" in names and "b:x" in names and names["b:x"] == 2 and len(names) == 2
-    assert "b:" not in names and "x" not in names and None not in names and ["a"] not in names
-    assert "gmoe:vit_small_patch8_224" in NETWORKS and "gmoe_s16" in NETWORKS
+    assert "a" in names
+    assert "b:x" in names
+    assert names["b:x"] == 2
+    assert len(names) == 2
+    assert "b:" not in names
+    assert "x" not in names
+    assert None not in names
+    assert ["a"] not in names
+    assert "gmoe:vit_small_patch8_224" in NETWORKS
+    assert "gmoe_s16" in NETWORKS
     assert "timm:deit_small_patch16_224" not in SPARSE_NETWORKS
 
 
@@ -235,7 +249,8 @@ def test_a_network_of_timm_is_timms(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(whole.head(net(x)), whole(x))
     other = make_backbone("timm:vit_tiny_patch16_384", (3, 48, 32), tmp_path / "vit.pth")
-    assert other.loaded["repaired"] == ["pos_embed"] and other.body.pos_embed.shape == (1, 7, 192)
+    assert other.loaded["repaired"] == ["pos_embed"]
+    assert other.body.pos_embed.shape == (1, 7, 192)
     assert "vit_tiny_patch16_384.augreg_in21k_ft_in1k" in weights_for("timm:vit_tiny_patch16_384")
 
 
@@ -246,14 +261,16 @@ def test_register_tokens_keep_their_positions(tmp_path):
     small = make_backbone(name, (3, 32, 32))
     torch.save(small.body.state_dict(), tmp_path / "reg.pth")
     large = make_backbone(name, (3, 64, 64), tmp_path / "reg.pth")
-    assert small.body.pos_embed.shape == (1, 4, 640) and large.body.pos_embed.shape == (1, 16, 640)
+    assert small.body.pos_embed.shape == (1, 4, 640)
+    assert large.body.pos_embed.shape == (1, 16, 640)
     assert large(torch.rand(1, 3, 64, 64)).shape == (1, 640)
 
 
 def test_any_plain_transformer_takes_experts():
     with torch.device("meta"):
         net = make_featurizer("gmoe:deit3_small_patch16_224", (3, 64, 64), "random")
-    assert sparse_at(net) == [8, 10] and dense_twin("gmoe:x") == "timm:x"
+    assert sparse_at(net) == [8, 10]
+    assert dense_twin("gmoe:x") == "timm:x"
     assert timm_name("gmoe:deit3_small_patch16_224") == "deit3_small_patch16_224"
     assert timm_name("gmoe_s16") is None
 
@@ -311,7 +328,8 @@ def test_any_plain_transformer_takes_experts():
 def test_what_cannot_be_is_refused_in_a_line(build, said):
     with pytest.raises(HmoeError) as refused:
         build()
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["gmoe_small", "small_vit", "timm:deit3_small_patch16_224"])
@@ -327,7 +345,8 @@ def test_images_of_another_size_are_refused_in_a_line(name):
 def test_images_of_any_size_pass_where_a_network_takes_them():
     for name in ("resnet18", "alexnet"):
         net = make_featurizer(name, (3, 64, 64), "random").eval()
-        assert net.sides is None and net(torch.rand(1, 3, 96, 80)).isfinite().all()
+        assert net.sides is None
+        assert net(torch.rand(1, 3, 96, 80)).isfinite().all()
 
 
 def test_a_gated_mlp_is_refused():
@@ -361,4 +380,5 @@ def test_a_prediction_depends_on_the_batch_only_where_that_is_asked_for(dense_fi
             layer.evaluation = evaluation
         with torch.no_grad():
             moved[evaluation] = (net(x)[:1] - net(x[:1])).abs().max().item()
-    assert moved["dropless"] < 1e-5 and moved["capacity"] > 1e-3
+    assert moved["dropless"] < 1e-5
+    assert moved["capacity"] > 1e-3

@@ -206,7 +206,8 @@ def test_commands_know_it(whole, small, tmp_path):
     assert "SpawriousO2O_medium: every image can be read" in said.stdout
     (tmp_path / "backgrounds.toml").write_text(STUDY)
     said = hmoe("plan", "backgrounds.toml", **given)
-    assert said.returncode == 0 and "backgrounds.toml  1     1 " in said.stdout, said.stderr
+    assert said.returncode == 0, said.stderr
+    assert "backgrounds.toml  1     1 " in said.stdout, said.stderr
     train = "train --algorithm ERM --dataset SpawriousM2M_hard --test-domain Test --device cpu"
     train += " --network image_cnn --resolution 16 --steps 3 --set batch_size=4"
     said = hmoe(*train.split(), **given)

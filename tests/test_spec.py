@@ -52,7 +52,8 @@ def test_every_field_of_the_specification_changes_the_name():
         value = getattr(SPEC, name)
         changes[name] = value + 1 if type(value) is int else not value
     names = {SPEC.replace(**{k: v}).run_id for k, v in changes.items()}
-    assert len(names) == len(changes) and SPEC.run_id not in names
+    assert len(names) == len(changes)
+    assert SPEC.run_id not in names
 
 
 def test_the_name_does_not_depend_on_order_or_on_a_trip_through_json():
@@ -109,4 +110,5 @@ def test_a_wrong_option_is_refused_with_its_name_and_what_is_valid(wrong, said):
     asked = RunOptions(algorithm="ERM", dataset="PACS", test_domains=["photo"])
     with pytest.raises(HmoeError, match=said) as caught:
         asked.replace(**wrong)
-    assert caught.value.setting == next(iter(wrong)) and "\n" not in str(caught.value)
+    assert caught.value.setting == next(iter(wrong))
+    assert "\n" not in str(caught.value)

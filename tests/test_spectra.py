@@ -105,7 +105,8 @@ def test_a_wave_peaks_at_its_frequency_and_nowhere_else(k):
 
 def test_white_noise_is_flat_but_for_the_ends():
     curve = relative(torch.randn(3000, 2, 12, 12, generator=generator()))
-    assert abs(curve[1:-1] - 0.5 * math.log(2)).max() < 0.04 and abs(curve[-1]) < 0.04
+    assert abs(curve[1:-1] - 0.5 * math.log(2)).max() < 0.04
+    assert abs(curve[-1]) < 0.04
 
 
 def test_a_map_of_zeros_has_a_finite_spectrum():
@@ -134,7 +135,8 @@ def test_the_parts_of_a_network_in_order(networks):
     assert parts["resnet18"] == [f"layer{i}.{j}" for i in range(1, 5) for j in range(2)]
     assert len(parts["resnet50"]) == 3 + 4 + 6 + 3
     other = torch.nn.Linear(2, 2)
-    assert depth_modules(other) == {} and networks_with_depth(other) == []
+    assert depth_modules(other) == {}
+    assert networks_with_depth(other) == []
 
 
 def test_tokens_return_to_their_places_without_the_class_token(networks):
@@ -160,7 +162,8 @@ def test_the_map_of_a_patch_follows_the_patch(networks):
         network(torch.zeros(1, 3, 16, 16)), network(picture)
     hook.remove()
     changed = (found[1] - found[0]).abs().sum((0, 1))
-    assert changed[1, 3] > 0 and changed.sum() == changed[1, 3]
+    assert changed[1, 3] > 0
+    assert changed.sum() == changed[1, 3]
 
 
 @pytest.mark.parametrize("name", ["small_vit", "small_cnn", "resnet18"])
@@ -208,7 +211,8 @@ def test_noise_has_its_energy_in_its_ring_and_the_norm_that_was_asked_for(band):
     inside = (radius >= band[0]) & (radius < band[1] + (1e-9 if band[1] == 1 else 0))
     assert energy[..., ~inside].sum() < 1e-9 * energy.sum()
     norms = noise.flatten(1).norm(dim=1) / math.sqrt(2 * 32 * 32)
-    assert torch.allclose(norms, torch.full((3,), 0.1)) and noise.dtype == torch.float32
+    assert torch.allclose(norms, torch.full((3,), 0.1))
+    assert noise.dtype == torch.float32
 
 
 def test_rings_share_all_waves_up_to_pi():
@@ -216,7 +220,8 @@ def test_rings_share_all_waves_up_to_pi():
     k = torch.fft.fftfreq(16, dtype=torch.float64) * 2
     inside = (k[:, None] ** 2 + k**2).sqrt() <= 1
     assert torch.equal(masks.sum(0), inside.long())
-    assert bands_of(16, 16) == list(BANDS) and (0.1, 0.2) not in bands_of(8, 8)
+    assert bands_of(16, 16) == list(BANDS)
+    assert (0.1, 0.2) not in bands_of(8, 8)
 
 
 def test_maps_that_are_not_square_are_refused():
@@ -263,7 +268,8 @@ def test_accuracy_with_noise_is_that_of_the_noisy_images():
             for k, noise in enumerate([0 * x, *noises]):
                 right[k] += (algorithm.predict(x + noise).argmax(1) == y).sum()
             total += len(y)
-    assert found["images"] == total and found["clean"] == right[0] / total
+    assert found["images"] == total
+    assert found["clean"] == right[0] / total
     assert np.allclose(found["noisy"], right[1:] / total, atol=1.5 / total)
 
 
@@ -297,7 +303,8 @@ def test_a_run_that_is_asked_to_measures_its_spectra(tmp_path, algorithm, networ
     record = run(spec_of(algorithm, network), RunStore(tmp_path))
     assert record["status"] == "complete", record["reason"]
     found = record["spectra"]
-    assert found["maps"] == kind and json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["maps"] == kind
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert list(found["curves"])[0] == ("block 0" if kind == "patches" else "layer 0")
     assert all(curve[0] == 0 for curve in found["curves"].values())
     assert [len(found["noise"][part]["noisy"]) for part in ("out", "test")] == [10, 10]
@@ -308,7 +315,8 @@ def test_measuring_changes_nothing_else(tmp_path):
     with_spectra, without = spec_of(), spec_of(measure="")
     assert with_spectra.run_id != without.run_id
     one, two = (run(config, RunStore(tmp_path)) for config in (with_spectra, without))
-    assert one["selected"] == two["selected"] and one["checkpoints"] == two["checkpoints"]
+    assert one["selected"] == two["selected"]
+    assert one["checkpoints"] == two["checkpoints"]
     assert "spectra" not in two
 
 
@@ -323,7 +331,8 @@ def test_the_same_images_get_the_same_noise_in_every_network(monkeypatch):
     for name in ("small_cnn", "small_vit"):
         measure_spectra(trained_run(trainer_of(spec_of(network=name))))
     half = len(seen) // 2
-    assert half == 10 * 4 and all(map(torch.equal, seen[:half], seen[half:]))
+    assert half == 10 * 4
+    assert all(map(torch.equal, seen[:half], seen[half:]))
 
 
 def test_what_cannot_be_measured_is_refused_before_training():
@@ -398,7 +407,8 @@ def study(gap=0.1):
 def test_rows_of_curves_leave_out_single_pixels():
     rows = spectrum_rows(framed())
     vit = rows[rows.model == "ERM, small_vit"]
-    assert set(vit.part) == {"block 0", "block 1"} and set(vit.depth) == {0.0, 0.5}
+    assert set(vit.part) == {"block 0", "block 1"}
+    assert set(vit.depth) == {0.0, 0.5}
     cnn = rows[(rows.model == "ERM, small_cnn") & (rows.part == "layer 0")]
     assert sorted(set(cnn.frequency)) == [0, 0.25, 0.5, 0.75, 1]
     with pytest.raises(HmoeError, match='measure = "spectra"'):
@@ -408,21 +418,25 @@ def test_rows_of_curves_leave_out_single_pixels():
 def test_drops_are_in_points_with_the_clean_accuracy_beside_them():
     drops = noise_drops(noise_rows(framed()))
     one = drops[(drops.model == "ERM, small_cnn") & (drops.ring == 0.5)].iloc[0]
-    assert math.isclose(one["mean"], 11) and math.isclose(one.clean, 90) and one.runs == 4
+    assert math.isclose(one["mean"], 11)
+    assert math.isclose(one.clean, 90)
+    assert one.runs == 4
     # two domains with seeds 10 and 12: half of sqrt(1 + 1), with 2 degrees of freedom
     assert math.isclose(one.high - one["mean"], 4.3027 * math.sqrt(2) / 2, rel_tol=1e-4)
 
 
 def test_differences_are_formed_in_pairs():
     table = noise_differences(noise_rows(framed()), "ERM, small_cnn").query("part == 'validation'")
-    assert set(table.model) == {"ERM, small_vit"} and table.pairs.tolist() == [4, 4, 4]
+    assert set(table.model) == {"ERM, small_vit"}
+    assert table.pairs.tolist() == [4, 4, 4]
     assert np.allclose(table.difference, [0, -10, -10])
     # seeds differ by two points and the pairs by next to nothing, so the intervals are short
     assert np.allclose(table.high - table.low, [math.nan, 0, 0], atol=1e-3, equal_nan=True)
     assert table.significant.tolist() == [False, True, True]
     single = framed()[lambda frame: frame.trial_seed == 0]
     alone = noise_differences(noise_rows(single), "ERM, small_cnn")
-    assert alone.low.isna().all() and not alone.significant.any()
+    assert alone.low.isna().all()
+    assert not alone.significant.any()
 
 
 def test_the_baseline_is_erm_on_a_convolutional_network():
@@ -495,7 +509,8 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
     vit, cnn = table.loc["ERM, small_vit"], table.loc["ERM, small_cnn"]
     assert (vit["first"], vit["last"], vit.change, vit.runs, vit.untrained) == (-2, -3, -1, 4, 0.5)
     # changes of 2.5 and 1.5 in both domains: half of sqrt(.25 + .25), with 2 degrees of freedom
-    assert cnn.change == 2 and math.isnan(cnn.untrained)
+    assert cnn.change == 2
+    assert math.isnan(cnn.untrained)
     assert math.isclose(cnn.high - 2, 4.3027 * math.sqrt(0.5) / 2, rel_tol=1e-4)
     answer, short, *_ = FOURIER.spectra_verdict(framed(), "ERM, small_cnn", before)
     assert answer == (
@@ -509,7 +524,8 @@ def test_a_change_with_depth_stands_beside_that_of_the_untrained_network():
 
 def test_sentences_follow_the_records():
     lines = FOURIER.spectra_verdict(framed(), "ERM, small_cnn")
-    assert len(lines) == 2 + 2 and lines[2] == (
+    assert len(lines) == 2 + 2
+    assert lines[2] == (
         "ERM, small_vit − ERM, small_cnn, validation, points lost to noise above half of π: "
         "-10.0 (95 % CI -10.0 to -10.0), significant; 1.0 of 90.0 % without noise, against 11.0 of "
         "90.0 %."
@@ -539,7 +555,8 @@ def test_the_page_of_trained_runs(tmp_path):
     made = {file.name for file in page.parent.iterdir()}
     assert {"gmoe_fourier.png", "gmoe_fourier_noise_test.png", "gmoe_fourier.csv"} <= made
     table = pd.read_csv(page.parent / "gmoe_fourier_differences.csv")
-    assert set(table.model) == {"GMoE, gmoe_small"} and (table.pairs == 4).all()
+    assert set(table.model) == {"GMoE, gmoe_small"}
+    assert (table.pairs == 4).all()
     falls = [
         100 * (found["clean"] - found["noisy"][3])
         for found in (r["spectra"]["noise"]["test"] for r in records)
@@ -548,7 +565,8 @@ def test_the_page_of_trained_runs(tmp_path):
     assert math.isclose(ring.difference, np.mean(falls[4:]) - np.mean(falls[:4]), abs_tol=1e-9)
     assert ring.low <= ring.difference <= ring.high
     text = page.read_text()
-    assert "points lost to noise above half of π" in text and text.count("; untrained ") >= 2
+    assert "points lost to noise above half of π" in text
+    assert text.count("; untrained ") >= 2
 
 
 def test_the_page_says_where_nothing_was_measured(tmp_path):

@@ -27,9 +27,12 @@ def test_state_keeps_every_type_and_dtype(tmp_path):
     ]
     save_state(tmp_path / "s", state)
     back = load_state(tmp_path / "s")
-    assert back["d"] == state["d"] and back["n"] == state["n"] and back["empty"] == {}
+    assert back["d"] == state["d"]
+    assert back["n"] == state["n"]
+    assert back["empty"] == {}
     for a, b in zip(state["t"] + state["shared"], back["t"] + back["shared"]):
-        assert torch.equal(a, b) and a.dtype == b.dtype
+        assert torch.equal(a, b)
+        assert a.dtype == b.dtype
     assert b"pickle" not in (tmp_path / "s").read_bytes()
 
 
@@ -72,4 +75,5 @@ def test_equal_content_is_equal_bytes_in_any_order_and_process():
         )
         written.add(told.stdout)
     (content,) = written
-    assert is_sealed(content) and content.index(b'"mode":"the \xc3\xa4') < content.index(b'"run":')
+    assert is_sealed(content)
+    assert content.index(b'"mode":"the \xc3\xa4') < content.index(b'"run":')

@@ -94,9 +94,8 @@ def test_single_domains_are_paired_t_tests_and_a_domain_fixed_effect_where_varia
     fit = ols("value ~ C(domain, Sum)", long).fit()  # its intercept is the mean of domains
     interval = mean_interval(pd.DataFrame(equal, columns=list(DOMAINS)))
     assert (interval.low, interval.high) == pytest.approx(fit.conf_int().loc["Intercept"].tolist())
-    assert interval.freedom == pytest.approx(fit.df_resid) and interval.p == pytest.approx(
-        fit.pvalues["Intercept"]
-    )
+    assert interval.freedom == pytest.approx(fit.df_resid)
+    assert interval.p == pytest.approx(fit.pvalues["Intercept"])
 
 
 def test_each_contrast_has_its_own_variance():
@@ -109,7 +108,8 @@ def test_each_contrast_has_its_own_variance():
     alone = contrast(study(CORAL=steady), "CORAL").low
     both = contrasts(study(CORAL=steady, MMD=wild.tolist())).set_index("algorithm")
     np.testing.assert_allclose(both.low["CORAL"], alone)
-    assert both.significant["CORAL"].iloc[-1] and not both.significant["MMD"].iloc[-1]
+    assert both.significant["CORAL"].iloc[-1]
+    assert not both.significant["MMD"].iloc[-1]
 
 
 def test_seeds_that_agree_are_no_proof_of_a_difference():
@@ -118,9 +118,11 @@ def test_seeds_that_agree_are_no_proof_of_a_difference():
     assert found[["low", "high", "p"]].isna().sum().tolist() == [5, 5, 4]
     alone = contrast(study(CORAL=[[1.0, 2.0, 0.0, 3.0]] * 2), "CORAL")
     assert alone[["low", "high"]].isna().all(axis=None)  # not in a table of contrasts alone
-    assert found.p[2] == 1 and contrast_text(found.iloc[0]) == "+1.0 (equal in all seeds)"
+    assert found.p[2] == 1
+    assert contrast_text(found.iloc[0]) == "+1.0 (equal in all seeds)"
     said = accuracy_verdict(study(CORAL=[[1.0, 2.0, 0.0, 3.0]] * 2))
-    assert said.startswith("Not decided: no variance over seeds;") and "none of 1 diff" in said
+    assert said.startswith("Not decided: no variance over seeds;")
+    assert "none of 1 diff" in said
 
 
 def correlated(seeds, correlation=0.5, domains=4):
@@ -141,7 +143,8 @@ def test_from_seven_seeds_on_an_interval_is_over_seed_means():
     few = mean_interval(grid[:6])
     apart = math.sqrt((grid[:6].var() / 6).sum()) / 4
     assert (few.high - few.low) / 2 == pytest.approx(stats.t.isf(0.025, few.freedom) * apart)
-    assert "over seed means" in interval_note(7) and "too narrow" in interval_note(6)
+    assert "over seed means" in interval_note(7)
+    assert "too narrow" in interval_note(6)
 
 
 def test_a_missing_run_changes_an_interval_over_seeds_little():
@@ -150,7 +153,8 @@ def test_a_missing_run_changes_an_interval_over_seeds_little():
     whole, holed = mean_interval(grid), grid.copy()
     holed.iloc[3, 1] = np.nan
     found = mean_interval(holed)
-    assert found.mean == pytest.approx(holed.mean().mean()) and found.freedom == 10
+    assert found.mean == pytest.approx(holed.mean().mean())
+    assert found.freedom == 10
     assert (found.high - found.low) / (whole.high - whole.low) == pytest.approx(1, abs=0.1)
 
 
@@ -161,7 +165,8 @@ def test_how_often_intervals_cover_the_truth_when_domains_are_correlated():
         for grid in random.multivariate_normal(np.zeros(4), mixed, size=(1000, seeds)):
             found = mean_interval(pd.DataFrame(grid))
             covered[seeds] += found.low < 0 < found.high
-    assert covered[3] < 900 and covered[7] == pytest.approx(950, abs=25)
+    assert covered[3] < 900
+    assert covered[7] == pytest.approx(950, abs=25)
 
 
 def test_the_interquartile_mean_resists_one_bad_run():
@@ -172,7 +177,8 @@ def test_the_interquartile_mean_resists_one_bad_run():
     bad = grid.copy()
     bad.iloc[0, 0] = -500
     assert abs(interquartile_mean(bad)[0] - value) < 0.2 < abs(bad.mean().mean() - value)
-    assert math.isnan(interquartile_mean(grid[:7])[0]) and sensitivity_line(grid[:7]) == ""
+    assert math.isnan(interquartile_mean(grid[:7])[0])
+    assert sensitivity_line(grid[:7]) == ""
     assert f"{value:+.1f} points" in sensitivity_line(grid)
 
 
@@ -187,7 +193,9 @@ def test_the_bootstrap_is_stratified_by_domain():
 def test_a_bootstrap_of_zero_width_is_no_interval():
     grid = pd.DataFrame({"a": [0.0] * 8, "b": [10.0] * 8, "c": [20.0] * 8, "d": [30.0] * 8})
     value, low, high = interquartile_mean(grid)
-    assert value == 15 and math.isnan(low) and math.isnan(high)
+    assert value == 15
+    assert math.isnan(low)
+    assert math.isnan(high)
     assert sensitivity_line(grid).endswith("is +15.0 points (no interval: equal in all draws).")
 
 
@@ -202,10 +210,13 @@ def test_an_open_interval_is_undecided_and_never_equality():
 def test_missing_runs_and_one_seed_give_no_interval():
     holes = [[1.0, None, -1.0, 0.5], [0.0, None, 1.0, None]]
     found = contrast(study(CORAL=holes), "CORAL").set_index("test_domain")
-    assert found.pairs["Average"] == 5 and math.isnan(found.p["Average"])
-    assert found.low["plain"] < 0 < found.high["plain"] and math.isnan(found.low["sketch"])
+    assert found.pairs["Average"] == 5
+    assert math.isnan(found.p["Average"])
+    assert found.low["plain"] < 0 < found.high["plain"]
+    assert math.isnan(found.low["sketch"])
     single = contrast(study(CORAL=GRID[:1]), "CORAL")
-    assert single.difference.iloc[-1] == pytest.approx(np.mean(GRID[0])) and single.p.isna().all()
+    assert single.difference.iloc[-1] == pytest.approx(np.mean(GRID[0]))
+    assert single.p.isna().all()
 
 
 def test_what_cannot_be_compared_is_said():
@@ -234,7 +245,8 @@ def test_holm_against_statsmodels_and_rates_against_brute_force():
     for k, n in ((0, 5), (4, 12), (17, 32), (7, 7)):
         share, low, high = rate(k, n)
         tail = lambda q, many, n=n: sum(math.comb(n, i) * q**i * (1 - q) ** (n - i) for i in many)
-        assert share == k / n and (k == 0 or tail(low, range(k, n + 1)) == pytest.approx(0.025))
+        assert share == k / n
+        assert k == 0 or tail(low, range(k, n + 1)) == pytest.approx(0.025)
         assert k == n or tail(high, range(k + 1)) == pytest.approx(0.025)
     assert rate_text(4, 12) == "4 of 12 (95 % CI 10 to 65 %)"
     with pytest.raises(HmoeError):
@@ -253,8 +265,10 @@ def test_one_algorithm_of_table_1_on_the_digits_is_better_than_erm():
     frame = results("quick-table1")
     dann, mixup = average(frame, "DANN"), average(frame, "Mixup")
     assert (dann.difference, dann.low, dann.high) == pytest.approx((13.0, 9.24, 16.76), abs=0.01)
-    assert dann.ahead == dann.pairs == 12 and dann.p_holm == pytest.approx(0.0105, abs=1e-4)
-    assert mixup.difference == pytest.approx(9.07, abs=0.01) and not mixup.significant
+    assert dann.ahead == dann.pairs == 12
+    assert dann.p_holm == pytest.approx(0.0105, abs=1e-4)
+    assert mixup.difference == pytest.approx(9.07, abs=0.01)
+    assert not mixup.significant
     verdict = accuracy_verdict(frame)
     assert verdict.startswith(
         "DANN +13.0 points (95 % CI +9.2 to +16.8), IGA -52.6 (95 % CI -56.4 to -48.8) against "
@@ -268,12 +282,16 @@ def test_one_algorithm_of_table_1_on_the_digits_is_better_than_erm():
 def test_on_rotated_mnist_small_differences_are_decided_beside_an_unstable_row():
     frame, low = results("mnist-rotated"), [("HMOE-DN", "ood")]
     mix = average(frame, "HMOE-DL", "mix")
-    assert mix.difference == pytest.approx(1.158, abs=1e-3) and mix.low > 0 and mix.significant
+    assert mix.difference == pytest.approx(1.158, abs=1e-3)
+    assert mix.low > 0
+    assert mix.significant
     verdict = accuracy_verdict(frame)
-    assert verdict.startswith("HMOE-DL MIX +1.2 points") and "HMOE-DN OOD -17.2" in verdict
+    assert verdict.startswith("HMOE-DL MIX +1.2 points")
+    assert "HMOE-DN OOD -17.2" in verdict
     more = results(["mnist-rotated", "mnist-rotated-baselines"])
     mldg = average(more, "MLDG")
-    assert mldg.difference == pytest.approx(1.63, abs=0.01) and mldg.low > 0
+    assert mldg.difference == pytest.approx(1.63, abs=0.01)
+    assert mldg.low > 0
     with_it = minimum_detectable_difference(frame).detectable.iloc[-1]
     without = minimum_detectable_difference(frame, low).detectable.iloc[-1]
     assert without < with_it < 2 * without  # a median, not a pooled variance
@@ -293,7 +311,8 @@ def test_the_minimum_detectable_difference_is_found_in_four_of_five_studies():
         found.append(values)
     found = stats.ttest_1samp(found, 0, axis=1).pvalue < 0.05
     assert found.mean() == pytest.approx(0.8, abs=0.01)
-    assert (limits.seeds == 3).all() and limits.test_images["Average"] == 4 * 360
+    assert (limits.seeds == 3).all()
+    assert limits.test_images["Average"] == 4 * 360
     assert set(limits.rests_on) == {"seeds, in pairs"}
 
 
@@ -321,16 +340,21 @@ def three():
 def test_the_verdict_begins_with_the_answer():
     frame = three()
     verdict = accuracy_verdict(frame)
-    assert verdict.startswith("CORAL +2.0 points (95 % CI") and ", HMOE-DN MIX -9.0 (95" in verdict
+    assert verdict.startswith("CORAL +2.0 points (95 % CI")
+    assert ", HMOE-DN MIX -9.0 (95" in verdict
     assert "correction for 5 comparisons; undecided for the other 1 of 5 rows" in verdict
-    assert "On single test domains" in verdict and "of 20 differences" in verdict
+    assert "On single test domains" in verdict
+    assert "of 20 differences" in verdict
     few = accuracy_verdict(frame[frame.algorithm != "HMOE-DN"])
-    assert few.startswith("CORAL +2.0 points") and "for 2 comparisons" in few
+    assert few.startswith("CORAL +2.0 points")
+    assert "for 2 comparisons" in few
     noise = accuracy_verdict(frame[frame.algorithm.isin(["ERM", "MMD"])])
     assert noise.startswith("Undecided: no row differs significantly from ERM in average")
-    assert "(closest: MMD " in noise and "95 % CI" in noise
+    assert "(closest: MMD " in noise
+    assert "95 % CI" in noise
     against = accuracy_verdict(frame, ("HMOE-DN", "mix"))
-    assert "against HMOE-DN MIX" in against and "ERM +9.0" in against
+    assert "against HMOE-DN MIX" in against
+    assert "ERM +9.0" in against
 
 
 def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
@@ -347,7 +371,8 @@ def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
 def test_the_table_of_contrasts_has_every_row_and_its_domains():
     table = contrast_table(three()).set_index(["algorithm", "mode"])
     assert [*table.columns] == ["difference", "low", "high", "p_holm", "ahead", *DOMAINS]
-    assert table.loc[("CORAL", "default"), "ahead"] == "12 of 12" and len(table) == 5
+    assert table.loc[("CORAL", "default"), "ahead"] == "12 of 12"
+    assert len(table) == 5
     np.testing.assert_allclose(table[list(DOMAINS)].mean(axis=1), table.difference)
 
 
@@ -365,7 +390,8 @@ def test_a_forest_has_a_row_for_each_contrast_filled_where_it_is_significant():
         if at in drawn:
             assert drawn[at].get_xdata()[0] == pytest.approx(row.difference)
             assert (drawn[at].get_markerfacecolor() != "white") == row.significant
-    assert drawn and len({axis.get_xlim() for axis in figure.axes}) == 1
+    assert drawn
+    assert len({axis.get_xlim() for axis in figure.axes}) == 1
     plt.close(figure)
 
 
@@ -383,12 +409,14 @@ def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds(
     half = stats.t.ppf(0.975, 2) * 0.2 / math.sqrt(3)
     assert table.loc["wide", "difference"] == pytest.approx(3.2)
     assert table.loc["wide", "high"] == pytest.approx(3.2 + half, abs=1e-4)
-    assert table.loc["late", "difference"] == pytest.approx(0) and (table.pairs == 6).all()
+    assert table.loc["late", "difference"] == pytest.approx(0)
+    assert (table.pairs == 6).all()
     lines = effect_lines(table.reset_index())
     assert lines[0].startswith("wide: 1 − 0 +3.2 (95 % CI +2.7 to +3.7) points, 6 pairs, signif")
     assert lines[1].endswith("undecided.")
     single = main_effects(frame[frame.trial_seed == 0], {"wide": "wide"})
-    assert pd.isna(single.low[0]) and "(one seed)" in effect_lines(single)[0]
+    assert pd.isna(single.low[0])
+    assert "(one seed)" in effect_lines(single)[0]
 
 
 def test_an_effect_that_is_equal_in_all_seeds_is_not_called_one_seed():

@@ -73,11 +73,13 @@ def test_damaged_records_are_refused_by_name_and_left_alone(tmp_path, damage):
     before = path.read_bytes()
     with pytest.raises(HmoeError, match="record.json") as error:
         store.read(SPEC.run_id)
-    assert "Fix:" in str(error.value) and path.read_bytes() == before
+    assert "Fix:" in str(error.value)
+    assert path.read_bytes() == before
     good = SPEC.replace(trial_seed=5)
     store.write(record(good))
     records, damaged = store.scan()
-    assert [r["run_id"] for r in records] == [good.run_id] and len(damaged) == 1
+    assert [r["run_id"] for r in records] == [good.run_id]
+    assert len(damaged) == 1
     with pytest.raises(HmoeError):
         store.discard_all([good.run_id, SPEC.run_id])
     assert store.read(good.run_id)
@@ -118,7 +120,8 @@ def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
         ):
             read(other)
     records, damaged = store.scan()
-    assert [r["run_id"] for r in records] == [SPEC.run_id] and other in damaged[0]
+    assert [r["run_id"] for r in records] == [SPEC.run_id]
+    assert other in damaged[0]
     with pytest.warns(UserWarning, match=f"not of run {other}"):
         assert pack_runs(store, tmp_path / "p.tar.gz").startswith("1 finished")
 
@@ -164,7 +167,8 @@ def test_nan_is_null():
 
 def test_one_owner_at_a_time(tmp_path):
     with run_lock(tmp_path) as first, run_lock(tmp_path) as second:
-        assert first and not second
+        assert first
+        assert not second
     with run_lock(tmp_path) as again:
         assert again
     store = RunStore(tmp_path)
@@ -257,9 +261,8 @@ def test_publish_loses_nothing_when_arrays_are_missing(tmp_path):
     file.unlink()
     with pytest.raises(HmoeError, match="no arrays.safetensors"):
         publish_study("s", [SPEC.run_id], store, results, [SPEC.run_id])
-    assert (results / "s" / f"{SPEC.run_id}.safetensors").read_bytes() == whole and (
-        results / "s.jsonl"
-    ).exists()
+    assert (results / "s" / f"{SPEC.run_id}.safetensors").read_bytes() == whole
+    assert (results / "s.jsonl").exists()
     assert {p.name for p in results.glob("[!.]*")} == {"s", "s.jsonl", "SHA256SUMS"}
 
 
@@ -275,7 +278,8 @@ def test_outcome_leaves_out_what_may_differ():
 def test_a_repeated_run_has_every_published_entry_and_may_have_more():
     published = {"masks": {"kept": [0.5], "kinds": {"useless": 2}}, "checkpoints": [{"step": 0}]}
     fresh = {"masks": published["masks"] | {"users": [2, 1]}, "checkpoints": [{"step": 0, "x": 1}]}
-    assert repeats(fresh, published) and not repeats(published, fresh)
+    assert repeats(fresh, published)
+    assert not repeats(published, fresh)
     for other in ({"masks": {"kept": [0.4]}}, {"checkpoints": []}, {"checkpoints": None}):
         assert not repeats(fresh | other, published)
 
@@ -296,4 +300,5 @@ def test_a_failed_run_is_published_without_arrays_where_that_is_allowed(tmp_path
     store, results = RunStore(tmp_path / "runs"), tmp_path / "results"
     store.write(record() | {"status": "failed", "reason": "NaN"})
     path = publish_study("s", [SPEC.run_id], store, results, [SPEC.run_id], allow_failed=True)
-    assert json.loads(path.read_text())["reason"] == "NaN" and not (results / "s").exists()
+    assert json.loads(path.read_text())["reason"] == "NaN"
+    assert not (results / "s").exists()

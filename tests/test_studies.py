@@ -97,7 +97,8 @@ def test_published_runs_are_those_of_the_file(alike):
         assert len(published) < count_runs(study) if part else count_runs(study) == len(published)
         configs, reason = configs_or_reason(study)
         if configs is None:
-            assert not study.startswith(EMBEDDED) and reason.fix, study
+            assert not study.startswith(EMBEDDED), study
+            assert reason.fix, study
             missing.append(study)
             continue
         of_file = {config.run_id: config.to_dict() for config in configs}
@@ -133,14 +134,17 @@ def test_studies_are_whole_and_distinct():
         try:
             ids = [s.run_id for s in study_configs(study)]
         except HmoeError as error:  # a specification holds the fingerprint of data that is not here
-            assert study.startswith(("mnist-", "pacs-")) and "Fix:" in str(error)
+            assert study.startswith(("mnist-", "pacs-"))
+            assert "Fix:" in str(error)
             continue
         kept = runs_with_arrays(study)
-        assert len(ids) == len(set(ids)) == count_runs(study) and set(kept) <= set(ids)
+        assert len(ids) == len(set(ids)) == count_runs(study)
+        assert set(kept) <= set(ids)
         assert kept or study.endswith(without_arrays)
     quick = study_configs("quick-digits")
     cells = {(s.algorithm, s.test_domains, s.trial_seed) for s in quick}
-    assert len(cells) == 48 == len(quick) and len({s.dataset_fingerprint for s in quick}) == 1
+    assert len(cells) == 48 == len(quick)
+    assert len({s.dataset_fingerprint for s in quick}) == 1
     toys = study_configs("quick-toy")
     assert {t.steps for t in toys} == {20_000}
     assert [t.hparams["seeds"] for t in toys] == [12, [*range(12, 60)], 6, 6, *[12] * 5]
@@ -163,19 +167,20 @@ def test_every_file_is_a_study_of_a_profile_and_says_what_it_is_for():
     assert list(PROFILES) == ["smoke", "quick", "mnist", "pacs", "paper"]
     for study in own:
         text = (folder / f"{study}.toml").read_text()
-        assert text.startswith("# ") and max(map(len, text.splitlines())) <= 100, study
+        assert text.startswith("# "), study
+        assert max(map(len, text.splitlines())) <= 100, study
     assert all(read_study(study).title and read_study(study).name == study for study in STUDIES)
 
 
 def test_a_study_of_smoke_is_one_of_quick_reduced():
     small, large = read_study("smoke-digits"), read_study("quick-digits")
-    assert small.file.content == large.file.content and small.title == large.title
+    assert small.file.content == large.file.content
+    assert small.title == large.title
     (few,), (many,) = small.runs, large.runs
-    assert few.datasets == ("DigitDomainsTiny",) and (few.steps, few.checkpoint_frequency) == (
-        11,
-        5,
-    )
-    assert few.seeds == (0,) and many.seeds == (0, 1, 2)
+    assert few.datasets == ("DigitDomainsTiny",)
+    assert (few.steps, few.checkpoint_frequency) == (11, 5)
+    assert few.seeds == (0,)
+    assert many.seeds == (0, 1, 2)
     assert few.replace(**{n: getattr(many, n) for n in type(many).model_fields}) == many
     assert [v["seeds"] for v in read_study("smoke-toy").runs[0].variants] == [1, [12], *[1] * 7]
     assert {r.epochs for r in read_study("smoke-dmg").runs} == {2}
@@ -207,7 +212,8 @@ def test_every_study_has_a_page_and_every_page_a_study():
         for study in STUDIES
         if read_study(study).plan and not (results_dir() / f"{study}.jsonl").exists()
     }
-    assert pages <= set(STUDIES) and set(STUDIES) - pages <= waiting
+    assert pages <= set(STUDIES)
+    assert set(STUDIES) - pages <= waiting
 
 
 # Planned studies whose runs have the settings of a published study, on other trial seeds.
@@ -276,8 +282,10 @@ print(sorted({{"torch", "pandas", "sklearn", "matplotlib"}} & set(sys.modules)))
 def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))  # what is kept is kept for each folder
     configs, reason = configs_or_reason("mnist-rotated")
-    assert configs is None and "hmoe data download MNIST" in reason.fix
-    assert "mnist-rotated.toml, line" in str(reason) and count_runs("mnist-rotated") == 54
+    assert configs is None
+    assert "hmoe data download MNIST" in reason.fix
+    assert "mnist-rotated.toml, line" in str(reason)
+    assert count_runs("mnist-rotated") == 54
 
 
 def test_the_runs_of_a_study_are_kept_for_each_data_folder(tmp_path, monkeypatch):
@@ -347,7 +355,8 @@ def test_a_plan_is_read_and_renames_no_run(small):
     plan = read_study(path).plan
     assert plan.date == datetime(2026, 11, 27, 18, tzinfo=UTC)
     assert (plan.seeds, plan.margin, plan.measure) == ((3,), 1.0, "accuracy")
-    assert plan.contrast == "HMOE-DN - ERM" and plan.question.endswith("ERM?")
+    assert plan.contrast == "HMOE-DN - ERM"
+    assert plan.question.endswith("ERM?")
     assert plan.outcomes.model_dump() == {
         "supported": "It is.",
         "contradicted": "It is worse.",
@@ -418,12 +427,14 @@ def test_a_reduced_study_has_no_plan(monkeypatch):
 def test_a_file_is_products_of_runs_in_order(small):
     path = small()
     study, configs = read_study(path), study_configs(str(path))
-    assert study.name == "small" and len(study.runs) == 2
+    assert study.name == "small"
+    assert len(study.runs) == 2
     assert len(configs) == count_runs(path) == 2 * 2 * 2 * 2 + 2 * 2 * 4
     assert [s.trial_seed for s in configs] == [0] * 8 + [3] * 8 + [0] * 8 + [3] * 8
     assert [s.precision for s in configs[:4]] == ["float32", "bf16"] * 2
     assert [s.hparams["batch_size"] for s in configs[:4]] == [64, 64, 8, 8]
-    assert {s.hparams["lr"] for s in configs} == {0.01} and {s.steps for s in configs[16:]} == {7}
+    assert {s.hparams["lr"] for s in configs} == {0.01}
+    assert {s.steps for s in configs[16:]} == {7}
     assert {s.hparams.get("lambda_kl") for s in configs} == {None, 3.0}
     assert [s.test_domains[0] for s in configs[-8:-4]] == ["negative", "photo", "plain", "sketch"]
     assert runs_with_arrays(path) == []
@@ -448,10 +459,10 @@ def test_a_search_keeps_what_the_file_gives_and_draws_the_rest(small):
         ('precisions = ["float32", "bf16"]', 'evaluate = "selection:20"'),
     )
     configs = study_configs(path)
-    assert len(configs) == count_runs(path) and {s.evaluate for s in configs} == {"all:20"}
-    assert {s.hparams_seed for s in configs} == {0, 1, 2} and {
-        s.hparams["lr"] for s in configs
-    } == {0.01}
+    assert len(configs) == count_runs(path)
+    assert {s.evaluate for s in configs} == {"all:20"}
+    assert {s.hparams_seed for s in configs} == {0, 1, 2}
+    assert {s.hparams["lr"] for s in configs} == {0.01}
     assert len({s.hparams["batch_size"] for s in configs if s.algorithm == "ERM"}) > 2
     path = small(("[hparams.all]", '[search]\nrule = "leave-one-domain-out"\n\n[hparams.all]'))
     configs = study_configs(path)
@@ -476,11 +487,13 @@ def test_a_search_draws_what_it_names_and_nothing_else(small):
         rates[s.hparams_seed].add((s.trial_seed, s.hparams["lr"]))
     assert {lr for _, lr in rates.pop(0)} == {0.01}
     for found in rates.values():  # one rate for all algorithms and domains of a draw and a seed
-        assert len(found) == 2 and all(0.1 < lr < 0.4 for _, lr in found)
+        assert len(found) == 2
+        assert all(0.1 < lr < 0.4 for _, lr in found)
     assert len(set.union(*rates.values())) == 6
     assert {s.hparams["batch_size"] for s in searched} == {64, 4, 5, 6}
     decays = {s.hparams["weight_decay"] for s in searched}
-    assert len(decays) == 1 + 3 * 2 and all(0.2 < decay < 0.3 for decay in decays - {0.0})
+    assert len(decays) == 1 + 3 * 2
+    assert all(0.2 < decay < 0.3 for decay in decays - {0.0})
     free = ("lr", "batch_size", "weight_decay")
     apart = {a: set() for a in ("ERM", "HMOE-DN")}
     for s in searched:
@@ -493,7 +506,8 @@ def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_re
     changes = (names, ("[hparams.HMOE-DN]\nlambda_kl = 3.0\n", ""))
     dann = [s.hparams for s in study_configs(small(*changes, space)) if s.algorithm == "DANN"]
     assert all(h["lr_d"] == h["lr_g"] == h["lr"] for h in dann)
-    assert len({h["lr"] for h in dann}) == 1 + 3 * 2 and {h["lambda"] for h in dann} == {1.0}
+    assert len({h["lr"] for h in dann}) == 1 + 3 * 2
+    assert {h["lambda"] for h in dann} == {1.0}
     both = ("[hparams.all]", SPACE.replace("trials = 4", "trials = 4\ndomainbed = true"))
     more = [s.hparams for s in study_configs(small(*changes, both)) if s.algorithm == "DANN"]
     assert {h["lr"] for h in more} == {h["lr"] for h in dann}
@@ -535,7 +549,8 @@ def test_a_grid_is_every_combination(small):
     configs = [s for s in study_configs(path) if s.steps == 5]
     found = [(s.hparams["lr"], s.hparams["batch_size"]) for s in configs[:12:2]]
     assert found == [(lr, size) for lr in (0.1, 0.2) for size in (4, 8, 16)]
-    assert len(configs) == 2 * 2 * 6 * 2 and count_runs(path) == len(study_configs(path))
+    assert len(configs) == 2 * 2 * 6 * 2
+    assert count_runs(path) == len(study_configs(path))
     above = small(("seeds =", f"{grid}\nseeds ="))  # the block's variants are more specific
     assert [len(runs.variants) for runs in read_study(above).runs] == [2, 6]
     for wrong, said in (
@@ -554,7 +569,8 @@ def test_a_sweep_may_set_what_a_study_gives_or_draws(small):
     path = small(("[hparams.all]", SPACE))
     kept = {s.run_id for s in study_configs(path) if s.hparams_seed == 2}
     found = with_settings(path, kept, {"lr": 0.3, "batch_size": 9})
-    assert len({s.run_id for s in found}) == len(kept) and {s.hparams_seed for s in found} == {2}
+    assert len({s.run_id for s in found}) == len(kept)
+    assert {s.hparams_seed for s in found} == {2}
     assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in found} == {(0.3, 9)}
     with pytest.raises(HmoeError, match="ERM on DigitDomainsTiny: unknown hyper-parameter 'lambda"):
         with_settings(path, kept, {"lambda_kl": 1.0})
@@ -572,9 +588,8 @@ def test_domains_held_out_together_and_by_data_set(small):
 
 def test_a_run_that_two_blocks_describe_is_one_run(small):
     path = small(("[[runs]]\nvariants = [{}, { batch_size = 8 }]", "[[runs]]\nsteps = 7"))
-    assert (
-        count_runs(path) == 2 * 2 * 2 + 4 * 4 and len(study_configs(path)) == count_runs(path) - 4
-    )
+    assert count_runs(path) == 2 * 2 * 2 + 4 * 4
+    assert len(study_configs(path)) == count_runs(path) - 4
 
 
 MISTAKES = [
@@ -681,7 +696,8 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
     for _ in range(2):
         assert report_study(first, output=reports) == "page"
     kept = (reports / "small.toml").read_text()
-    assert kept.startswith("# the study file at ../a/small.toml\n") and kept.endswith(texts[0])
+    assert kept.startswith("# the study file at ../a/small.toml\n")
+    assert kept.endswith(texts[0])
     both = f"{second} and {first} are two studies of one name, and .*small.jsonl can .* Fix: rename"
     with pytest.raises(HmoeError, match=both):
         report_study(second, output=reports)
@@ -859,7 +875,8 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
     records = (tmp_path / "reports" / "example_study.jsonl").read_text().splitlines()
     assert len(records) == 8
     evidence = json.loads((page.parent / "study.provenance.json").read_text())
-    assert evidence["study"] == "example_study" and evidence["records"] == 8
+    assert evidence["study"] == "example_study"
+    assert evidence["records"] == 8
 
 
 def test_the_page_about_files_shows_the_table_of_the_example(example, root):
@@ -889,7 +906,8 @@ def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
         part.write(store.read(config.run_id) | (failed if config == configs[-1] else {}))
     page = report_study(path, part, tmp_path / "reports").read_text()
     assert f"no record: {configs[0]} (run {configs[0].run_id})" in page
-    assert "NaN loss at step 7" in page and f"hmoe sweep {path}" in page
+    assert "NaN loss at step 7" in page
+    assert f"hmoe sweep {path}" in page
     with pytest.raises(HmoeError, match=f"no run of the study example_study.*hmoe sweep {path}"):
         report_study(path, RunStore(tmp_path / "none"), tmp_path / "reports")
     with pytest.raises(HmoeError, match="hmoe reproduce hmoe_fig3"):
@@ -911,14 +929,16 @@ def test_draws_become_one_run_by_the_rule_and_variants_rows():
         better.append(r | chosen)
     tables, missing = table_rows(frame_of(records + better), "training-domain", 2)
     (rows,) = tables.values()
-    assert set(rows.run_id) == {r["run_id"] for r in better} and not missing
+    assert set(rows.run_id) == {r["run_id"] for r in better}
+    assert not missing
     for r in better:  # two modes of one algorithm may choose two trials
         for splits in (point["accuracies"] for point in r["checkpoints"]):
             for domain in set(splits) - {"photo"}:
                 splits[domain]["out"] |= {m: 0.0 for m in splits[domain]["out"] if m == "max"}
     tables, _ = table_rows(frame_of(records + better), "training-domain", 2)
     (apart,) = tables.values()
-    assert set(apart.algorithm) == set(rows.algorithm) and len(apart) == len(rows)
+    assert set(apart.algorithm) == set(rows.algorithm)
+    assert len(apart) == len(rows)
     assert set(apart.run_id) > {r["run_id"] for r in better}
     plain = frame_of(records)
     assert table_rows(plain)[0]["DigitDomains"].equals(plain)

@@ -46,21 +46,18 @@ def test_side_by_side_equals_one_at_a_time_and_a_failure_stops_nobody(tmp_path):
         SweepOptions(store, "cpu", jobs=2),
         on_event=lambda *event: heard.append(event),
     )
-    assert (
-        results[bad.run_id][0] == "failed"
-        and all(results[s.run_id] == ("complete", None) for s in good)
-        and len(results) == 5
-    )
+    assert results[bad.run_id][0] == "failed"
+    assert all(results[s.run_id] == ("complete", None) for s in good)
+    assert len(results) == 5
     assert sorted(e[1].run_id for e in heard if e[0] == "start") == sorted(r for r in results)
     alone = RunStore(tmp_path / "alone")
     for config in good:
         assert outcome(run(config, alone)) == outcome(store.read(config.run_id))
     heard.clear()
-    assert (
-        sweep(good, store=store, device="cpu", on_event=lambda *event: heard.append(event))
-        == {s.run_id: ("complete", None) for s in good}
-        and not heard
-    )
+    assert sweep(good, store=store, device="cpu", on_event=lambda *event: heard.append(event)) == {
+        s.run_id: ("complete", None) for s in good
+    }
+    assert not heard
 
 
 @pytest.mark.slow
@@ -84,18 +81,14 @@ def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
     results = sweep([long, *others], store=store, device="cpu", jobs=2, on_event=murder)
-    assert (
-        killed
-        and results[long.run_id][0] == "failed"
-        and "worker process died" in results[long.run_id][1]
-    )
+    assert killed
+    assert results[long.run_id][0] == "failed"
+    assert "worker process died" in results[long.run_id][1]
     assert all(results[s.run_id][0] == "complete" for s in others)
     record = store.read(long.run_id)
-    assert (
-        record["status"] == "failed"
-        and record["checkpoints"]
-        and (store.path(long.run_id) / "state.safetensors").exists()
-    )
+    assert record["status"] == "failed"
+    assert record["checkpoints"]
+    assert (store.path(long.run_id) / "state.safetensors").exists()
     ended = []
 
     def stop_soon(step, steps):
@@ -134,7 +127,8 @@ def test_what_a_worker_has_to_say_reaches_the_user(tmp_path):
     with pytest.warns(UserWarning, match="starts again") as said:
         tell = lambda *event: heard.append(event[0])
         results = sweep([first, *others], store=store, device="cpu", jobs=2, on_event=tell)
-    assert set(results.values()) == {("complete", None)} and set(heard) <= {"start", "step", "done"}
+    assert set(results.values()) == {("complete", None)}
+    assert set(heard) <= {"start", "step", "done"}
     said = sorted(str(w.message) for w in said if "starts again" in str(w.message))
     assert [line.split()[1] for line in said] == sorted([first.run_id, others[0].run_id])
 
@@ -167,7 +161,8 @@ def test_the_first_failure_of_a_kind_stops_its_kind_and_no_other(tmp_path, monke
         "a bug (3 runs of its kind not started)"
     ]
     assert ended.summary().endswith("2 failed, 3 not started because one of their kind failed")
-    assert ended[alike[3].run_id][0] == "stopped" and alike[0].run_id in ended[alike[3].run_id][1]
+    assert ended[alike[3].run_id][0] == "stopped"
+    assert alike[0].run_id in ended[alike[3].run_id][1]
     with pytest.raises(HmoeError, match="2 of 8 runs failed, 3 not started .*: a bug"):
         ended.refuse_failed()
     # The next sweep begins with one that has not failed; it is complete, so the rest is trained.
@@ -206,8 +201,10 @@ def test_a_worker_that_died_between_two_runs_is_replaced(monkeypatch):
     pool = WorkerPool(RunSettings("", "cpu", None, "{}"), jobs=2)
     pool.idle[config.determinism].append(Worker(None, Dead()))
     pool.start(config)
-    assert pool.busy == {ours: (new, config)} and not pool.idle[config.determinism]
-    assert theirs.recv() == config.to_dict() and pool.has_room()
+    assert pool.busy == {ours: (new, config)}
+    assert not pool.idle[config.determinism]
+    assert theirs.recv() == config.to_dict()
+    assert pool.has_room()
 
 
 def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, monkeypatch):
@@ -223,12 +220,15 @@ def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, m
         ([first, "smoke-toy"], [first, *study]),
     ):
         ended = sweep(given, store=store, display=False)
-        assert taken.pop()[0] == runs and list(ended) == [config.run_id for config in runs]
+        assert taken.pop()[0] == runs
+        assert list(ended) == [config.run_id for config in runs]
         assert set(ended.values()) == {("unfinished", "the time was up")}
     usual = SweepOptions(store, "cpu", display=False)
     sweep(first, usual, jobs=3)
-    assert taken.pop()[1].jobs == 3 and usual.jobs is None  # the options stay as they are
-    assert sweep([], usual) == {} and not taken
+    assert taken.pop()[1].jobs == 3
+    assert usual.jobs is None
+    assert sweep([], usual) == {}
+    assert not taken
     for given, options, said in (
         ("smoke-toys", {}, "Valid: .*smoke-toy"),
         (5, {}, "5 .int. is no run"),
@@ -266,7 +266,8 @@ def test_a_sweep_in_this_process_ends_as_one_of_workers(tmp_path, monkeypatch, k
             sweep([first, second], how)
     elif kind == "no time":
         ended = sweep([first, second], how, minutes=0)
-        assert set(ended.values()) == {("unfinished", "the time was up")} and ended.records() == []
+        assert set(ended.values()) == {("unfinished", "the time was up")}
+        assert ended.records() == []
     else:
         store.path(first.run_id).mkdir()
         store.record_path(first.run_id).write_text("{")
@@ -291,11 +292,9 @@ def test_runs_of_another_process_are_left_to_it(tmp_path, jobs):
     store.path(theirs.run_id).mkdir()
     with run_lock(store.path(theirs.run_id)):
         results = sweep([mine, theirs], store=store, device="cpu", jobs=jobs)
-    assert (
-        results[theirs.run_id][0] == "elsewhere"
-        and results[mine.run_id][0] == "complete"
-        and store.read(theirs.run_id) is None
-    )
+    assert results[theirs.run_id][0] == "elsewhere"
+    assert results[mine.run_id][0] == "complete"
+    assert store.read(theirs.run_id) is None
 
 
 def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, monkeypatch):
@@ -311,7 +310,8 @@ def test_a_finished_run_is_not_called_failed_by_another_coordinator(tmp_path, mo
     monkeypatch.setattr("hmoe_repro.studies.run_queue.failed_record", finish_meanwhile)
     results = [settle_failure(config, store, "its worker died") for config in (first, second)]
     assert results == [("complete", None), ("failed", "its worker died")]
-    assert store.read(first.run_id) == finished[0] and finished[1:] == [None]
+    assert store.read(first.run_id) == finished[0]
+    assert finished[1:] == [None]
     assert run(second, store)["status"] == "complete"
 
 
@@ -331,7 +331,8 @@ def test_every_artefact_has_its_notebook():
     assert {p.stem for p in (repo_root() / "nbs" / "paper").glob("*.ipynb")} == {
         *ARTEFACTS,
         "study",  # any study's page: no artefact
-    } and set(PROFILES) >= {"smoke", "quick"}
+    }
+    assert set(PROFILES) >= {"smoke", "quick"}
 
 
 def test_estimate_is_the_median_per_update():
@@ -383,9 +384,11 @@ def test_table_1_of_the_paper_is_17_algorithms_in_the_order_in_which_they_are_wa
     ]
     (runs,), (others,) = (read_study(f"paper-colored{end}").runs for end in ("-baselines", ""))
     baselines = {*runs.algorithms}
-    assert len(baselines) == 13 and others.algorithms == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
+    assert len(baselines) == 13
+    assert others.algorithms == ("ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND")
     assert {*paper_numbers(artefact="HMOE Table 1").algorithm} == {*baselines, *others.algorithms}
-    assert len(baselines) + len(others.algorithms) == 17 and runs.hparams == ({}, {})  # not scaled
+    assert len(baselines) + len(others.algorithms) == 17
+    assert runs.hparams == ({}, {})
 
 
 def test_published_records_are_whole_and_tell_their_origin():
@@ -413,8 +416,6 @@ def test_published_records_are_whole_and_tell_their_origin():
         records = load_study(study)
         for record in records:
             check_record(record, study)
-            assert (
-                record["status"] == "complete"
-                and record["environment"]["commit"]
-                and "+changes" not in record["environment"]["commit"]
-            )
+            assert record["status"] == "complete"
+            assert record["environment"]["commit"]
+            assert "+changes" not in record["environment"]["commit"]

@@ -34,7 +34,8 @@ def test_the_interval_is_that_of_the_contrast(seeds):
     assert cell == ("-10.0 (one seed)" if seeds == 1 else "-10.0 (equal in all seeds)")
     (line,) = PAGE.systems_verdict(frame, None)
     said = "one trial seed" if seeds == 1 else "no variance over seeds"
-    assert line.startswith(f"Not decided: {said}") and "CORAL -10.0" in line
+    assert line.startswith(f"Not decided: {said}")
+    assert "CORAL -10.0" in line
 
 
 def test_the_answer_is_the_first_sentence_of_the_verdict(monkeypatch):
@@ -56,6 +57,8 @@ def test_the_overhead_of_a_sweep_is_percent_of_a_minute_and_seconds_of_a_tiny_ru
 @pytest.mark.slow
 def test_a_sweep_is_timed_without_the_start_of_its_process():
     record = SWEEPS.run(1, "tiny", say=lambda line: None)
-    assert record["what"] == "sweep" and {*record["seconds"]} == {"tiny", "minute"}
+    assert record["what"] == "sweep"
+    assert {*record["seconds"]} == {"tiny", "minute"}
     for times in record["seconds"].values():
-        assert 0 < times["loop"][0] and 0 < times["sweep"][0] < 5  # to start takes more
+        assert 0 < times["loop"][0]
+        assert 0 < times["sweep"][0] < 5

@@ -29,7 +29,8 @@ def miniature():
 def test_cells_are_the_means_and_errors_of_the_protocol(miniature):
     cells = cell_statistics(miniature).set_index(["algorithm", "mode", "test_domain"])
     photo = cells.loc[("HMOE-DN", "mix", "photo")]
-    assert photo["mean"] == pytest.approx(70) and photo.n == 3
+    assert photo["mean"] == pytest.approx(70)
+    assert photo.n == 3
     assert photo.stderr == pytest.approx(
         100 * math.sqrt(((0.1) ** 2 + 0.05**2 + 0.05**2) / 2) / math.sqrt(3)
     )
@@ -40,32 +41,23 @@ def test_cells_are_the_means_and_errors_of_the_protocol(miniature):
 
 def test_the_table_says_what_is_missing(miniature):
     table = accuracy_table(miniature).set_index(["algorithm", "mode"])
-    assert list(table.columns) == ["photo", "sketch", AVERAGE] and list(table.index) == [
-        ("ERM", "default"),
-        ("HMOE-DN", "mix"),
-        ("HMOE-DN", "max"),
-    ]
-    assert (
-        table.loc[("ERM", "default"), "photo"] == "60.0 ± 5.8"
-        and table.loc[("HMOE-DN", "mix"), "sketch"] == "85.0 (1/3)"
-    )
+    assert list(table.columns) == ["photo", "sketch", AVERAGE]
+    assert list(table.index) == [("ERM", "default"), ("HMOE-DN", "mix"), ("HMOE-DN", "max")]
+    assert table.loc[("ERM", "default"), "photo"] == "60.0 ± 5.8"
+    assert table.loc[("HMOE-DN", "mix"), "sketch"] == "85.0 (1/3)"
     notes = "\n".join(table_notes(miniature))
-    assert (
-        "failed: HMOE-DN on sketch, seed 1" in notes
-        and "NaN loss at step 40" in notes
-        and "missing: HMOE-DN on sketch, seeds 1, 2" in notes
-        and "one trial seed" not in notes
-        and notes.endswith("with n - 1, / root of n; those of DomainBed, with n, are 18 % smaller")
-    )
+    assert "failed: HMOE-DN on sketch, seed 1" in notes
+    assert "NaN loss at step 40" in notes
+    assert "missing: HMOE-DN on sketch, seeds 1, 2" in notes
+    assert "one trial seed" not in notes
+    assert notes.endswith("with n - 1, / root of n; those of DomainBed, with n, are 18 % smaller")
 
 
 def test_a_cell_without_any_seed_takes_the_average_with_it(miniature):
     gone = invented.measured("HMOE-DN", "sketch", 0, mix=1)["run_id"]
     table = accuracy_table(miniature[miniature.run_id != gone]).set_index(["algorithm", "mode"])
-    assert (
-        table.loc[("HMOE-DN", "mix"), "sketch"] == "– (0/3)"
-        and table.loc[("HMOE-DN", "mix"), AVERAGE] == "– (0/3)"
-    )
+    assert table.loc[("HMOE-DN", "mix"), "sketch"] == "– (0/3)"
+    assert table.loc[("HMOE-DN", "mix"), AVERAGE] == "– (0/3)"
 
 
 def test_no_seed_in_common_gives_a_mean_but_no_error():
@@ -74,7 +66,8 @@ def test_no_seed_in_common_gives_a_mean_but_no_error():
         invented.measured("ERM", "sketch", 1, default=0.7),
     ]
     table = accuracy_table(frame_of(runs))
-    assert table.loc[0, "photo"] == "50.0 (1/2)" and table.loc[0, AVERAGE] == "60.0 (0/2 whole)"
+    assert table.loc[0, "photo"] == "50.0 (1/2)"
+    assert table.loc[0, AVERAGE] == "60.0 (0/2 whole)"
 
 
 def test_one_seed_has_no_standard_error():
@@ -117,13 +110,13 @@ def test_the_ceiling_of_nmi_is_reached_by_the_best_balanced_experts():
         np.arange(60) % 20 % 2 + 2 * np.repeat([0, 1, 2], 20),
     )
     assert highest_nmi(3, 6) == pytest.approx(normalized_mutual_info_score(domains, experts))
-    assert highest_nmi(3, 5) == pytest.approx(2 * math.log(3) / math.log(15)) and highest_nmi(
-        3, 3
-    ) == 1 == highest_nmi(1, 1)
+    assert highest_nmi(3, 5) == pytest.approx(2 * math.log(3) / math.log(15))
+    assert highest_nmi(3, 3) == 1 == highest_nmi(1, 1)
 
 
 # Curves
 
 
 def test_a_row_is_called_by_its_algorithm_and_its_mode_if_it_has_a_choice():
-    assert row_name("ERM", "default") == "ERM" and row_name("HMOE-DN", "ood") == "HMOE-DN OOD"
+    assert row_name("ERM", "default") == "ERM"
+    assert row_name("HMOE-DN", "ood") == "HMOE-DN OOD"

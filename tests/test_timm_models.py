@@ -127,7 +127,8 @@ def test_features_are_those_of_timm(name):
     expected = headless(y)
     theirs.eval()
     whole = theirs.forward_head(theirs.forward_features(y), pre_logits=True)
-    assert ours(x).shape == (2, ours.num_features) and ours(x).std() > 0
+    assert ours(x).shape == (2, ours.num_features)
+    assert ours(x).std() > 0
     torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours(x), whole, rtol=1e-4, atol=1e-5)
     same = tuple(config.mean) == MEAN and tuple(config.std) == STD
@@ -151,7 +152,8 @@ def test_training_changes_weights_and_resumes_bitwise(name):
         for batch in batches[1:]:
             one.update(batch)
     after, names = algorithm.state_dict(), [key for key, _ in algorithm.named_parameters()]
-    assert same_state(algorithm, resumed) and all(v.isfinite().all() for v in after.values())
+    assert same_state(algorithm, resumed)
+    assert all(v.isfinite().all() for v in after.values())
     still = [key for key in names if torch.equal(before[key], after[key])]
     assert not [key for key in still if "relative_position" not in key]  # windows of one position
     head = "classifier.weight"
@@ -275,7 +277,8 @@ def test_gradients_before_the_pool_have_the_layout_of_its_input(name):
         )
         network(x).square().sum().backward()
     laid_out = [g.is_contiguous(memory_format=torch.channels_last) for g in seen]
-    assert laid_out == [True, False] and seen[0].shape[-1] > 1
+    assert laid_out == [True, False]
+    assert seen[0].shape[-1] > 1
     for one, other in zip(ours.parameters(), plain.parameters()):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
 
@@ -295,7 +298,8 @@ def test_gradient_checkpointing_changes_no_gradient(name, frozen):
         assert any(told) == checkpointing
         network(x).square().sum().backward()
         gradients.append([p.grad for p in network.parameters()])
-    assert gradients[0] and all(map(torch.equal, *gradients))
+    assert gradients[0]
+    assert all(map(torch.equal, *gradients))
 
 
 # Frozen stages
@@ -312,7 +316,8 @@ def test_first_stages_and_the_rest_are_the_whole(name):
     for stages in [*range(1, CHAINS[name] + 1), "all"]:
         first, rest = freeze_stages(whole.body, stages, whole.rescale, shape, name)
         maps = first(x)
-        assert maps.shape[1:] == first.shape and not list(first.parameters())
+        assert maps.shape[1:] == first.shape
+        assert not list(first.parameters())
         torch.testing.assert_close(rest.eval()(maps), expected, rtol=1e-5, atol=1e-5)
         rest_of.append(sum(p.numel() for p in rest.parameters()))
     assert rest_of[-1] == 0
@@ -329,7 +334,8 @@ def test_frozen_weights_are_state_and_never_change(name):
         key for key, _ in whole.named_parameters() if f"featurizer.frozen.body.{key}" in frozen
     ]
     buffers = dict(made.named_buffers())
-    assert len(inside) > 4 and frozen.keys() <= buffers.keys()
+    assert len(inside) > 4
+    assert frozen.keys() <= buffers.keys()
     assert not [key for key, _ in made.named_parameters() if ".frozen." in key]
     parameters = sum(p.numel() for p in made.parameters())
     assert parameters < sum(p.numel() for p in whole.parameters())
@@ -416,9 +422,11 @@ def test_the_package_is_timms_network_tensor_by_tensor(package):
     original, renamed = package
     whole = import_timm().create_model("tf_efficientnet_lite0")
     wanted = whole.state_dict()
-    assert list(renamed) == [*wanted] and len(original) == len(wanted)
+    assert list(renamed) == [*wanted]
+    assert len(original) == len(wanted)
     for (name, ours), theirs in zip(wanted.items(), original.values()):
-        assert ours.shape == theirs.shape and torch.equal(renamed[name], theirs), name
+        assert ours.shape == theirs.shape, name
+        assert torch.equal(renamed[name], theirs), name
     assert whole.load_state_dict(renamed, strict=True)
     body = make_featurizer("efficientnet_lite0", (3, 64, 64), PIP_PACKAGE).body.state_dict()
     assert body.keys() == {name for name in wanted if not name.startswith("classifier")}
@@ -483,15 +491,15 @@ def test_a_file_of_your_own(name, tmp_path):
         made = make_timm(network, (3, 64, 64), tmp_path / file)
         ignored = import_timm().get_pretrained_cfg(name).classifier
         assert {key.rpartition(".")[0] for key in made.loaded["ignored"]} == {ignored}
-        assert made.freeze_bn and all(
-            torch.equal(value, state[key]) for key, value in made.body.state_dict().items()
-        )
+        assert made.freeze_bn
+        assert all(torch.equal(value, state[key]) for key, value in made.body.state_dict().items())
         loaded.append(make_timm(network, (3, 32, 32), tmp_path / file))  # of another size
     assert same_state(*loaded)
     with pytest.raises(HmoeError, match="these weights are not those of timm:mobile") as caught:
         make_timm("timm:mobilenetv3_small_050", (3, 32, 32), tmp_path / "mine.pth")
     missing = str(caught.value).partition("missing")[2].partition(" and ")[0]
-    assert missing.count(",") == 4 and "conv_stem.weight" in missing
+    assert missing.count(",") == 4
+    assert "conv_stem.weight" in missing
     assert re.search(r"and \d+ more", str(caught.value))
 
 
@@ -584,7 +592,9 @@ def test_rows_are_computed_once_and_with_the_interpolation(folder, monkeypatch):
         data = with_precomputed(images, algorithm)
         algorithm.predict(data.inputs(0, torch.arange(3)))
     first = seen.index(2)
-    assert seen[:first] and 4 in seen[:first] and seen[first:] == [2, 2]
+    assert seen[:first]
+    assert 4 in seen[:first]
+    assert seen[first:] == [2, 2]
     bicubic = images.with_options(options={"interpolation": "bicubic"})
     others = with_precomputed(bicubic, algorithm).inputs(0, torch.arange(3))
     assert not torch.equal(others, data.inputs(0, torch.arange(3)))
@@ -604,12 +614,15 @@ def test_hmoe_on_frozen_stages_trains_and_resumes_bitwise(folder, tmp_path, enco
     whole = run(made, RunStore(tmp_path / "whole"))
     assert whole["status"] == "complete", whole["reason"]
     config = whole["config"]
-    assert config["weights"] == "random" and config["hparams"]["frozen_stages"] == 3
-    assert config["hparams"]["views"] == views and config["network"] == SMALL
+    assert config["weights"] == "random"
+    assert config["hparams"]["frozen_stages"] == 3
+    assert config["hparams"]["views"] == views
+    assert config["network"] == SMALL
     with pytest.raises(KeyboardInterrupt):
         run(made, RunStore(tmp_path / "cut"), on_step=stop)
     resumed = run(made, RunStore(tmp_path / "cut"))
-    assert resumed["resumed"] and outcome(resumed) == outcome(whole)
+    assert resumed["resumed"]
+    assert outcome(resumed) == outcome(whole)
     algorithm, _ = load_model(made.run_id, store=RunStore(tmp_path / "whole"))
     with torch.no_grad():
         assert algorithm.predict(torch.randn(2, 3, 32, 32)).shape == (2, 2)
@@ -622,7 +635,8 @@ def test_the_encoder_reads_small_images_and_style():
     expected = F.interpolate(x, (16, 16), mode="bilinear", antialias=True, align_corners=False)
     torch.testing.assert_close(small(x), small[1](expected))
     style = algorithm_of("HMOE-DN", d2v_encoder="style", **frozen).model.encoder
-    assert isinstance(style[0], StyleStatistics) and style(x).shape == small(x).shape
+    assert isinstance(style[0], StyleStatistics)
+    assert style(x).shape == small(x).shape
 
 
 def test_masks_on_efficientnet_lite0_train(folder, tmp_path):
@@ -631,7 +645,8 @@ def test_masks_on_efficientnet_lite0_train(folder, tmp_path):
     assert record["status"] == "complete", record["reason"]
     network = make_timm("efficientnet_lite0", (3, 32, 32))
     masks = NetworkMasks("efficientnet_lite0", network, nn.Linear(1280, 2), 3, ("block5", "head"))
-    assert masks.sizes == [112, 320] and masks.real.shape == (3, 432)
+    assert masks.sizes == [112, 320]
+    assert masks.real.shape == (3, 432)
     for place, stages in (("block5", 6), ("head", "all")):
         frozen = make_timm("efficientnet_lite0", (3, 32, 32), frozen_stages=stages)
         with pytest.raises(HmoeError, match=f"place {place} for masks is in the frozen stages"):
@@ -668,7 +683,8 @@ def test_every_algorithm_trains_on_rows_or_says_why_not(name, stages):
     for _ in range(2):
         assert torch.tensor(algorithm.update(rows)["loss"]).isfinite()
     moved = {key for key, v in algorithm.state_dict().items() if not torch.equal(v, start[key])}
-    assert moved and not [key for key in moved if ".frozen." in key]
+    assert moved
+    assert not [key for key in moved if ".frozen." in key]
     assert stages == "all" or [key for key in moved if "body." in key]
     algorithm.eval()
     with torch.no_grad():

@@ -114,9 +114,8 @@ def test_the_best_of_the_last_tenth_is_kept():
         losses.append(trainer.step()["loss"])
     for seed in range(2):
         best = 54 + int(torch.stack(losses)[54:, seed].argmin())
-        assert trainer.best_loss[seed] == losses[best][seed] and torch.equal(
-            trainer.best[seed], rows[best][seed]
-        )
+        assert trainer.best_loss[seed] == losses[best][seed]
+        assert torch.equal(trainer.best[seed], rows[best][seed])
 
 
 @pytest.mark.parametrize("cut", [0, 7, 55])
@@ -167,13 +166,11 @@ def test_the_result_is_plain_and_small():
     }
     assert result["snapshot_epochs"] == [0, 1, 5, 12, 25, 38, 50]
     shots = len(result["snapshot_epochs"])
-    assert arrays["experts"].shape == arrays["gates"].shape == (3, shots, 121, 3) and arrays[
-        "curves"
-    ].shape == (3, 3, 121)
+    assert arrays["experts"].shape == arrays["gates"].shape == (3, shots, 121, 3)
+    assert arrays["curves"].shape == (3, 3, 121)
     assert 4 * sum(a.numel() * a.element_size() for a in arrays.values()) <= 200_000  # twelve seeds
-    assert [c["step"] for c in checkpoints] == list(range(50)) and all(
-        len(c["losses"]["L_en"]) == 3 for c in checkpoints
-    )
+    assert [c["step"] for c in checkpoints] == list(range(50))
+    assert all(len(c["losses"]["L_en"]) == 3 for c in checkpoints)
     kept = arrays["curves"][:, 0].float()
     mix = (arrays["gates"].float() * arrays["experts"].float()).sum(-1)[:, -1]
     assert torch.allclose(kept, mix, atol=1e-2)
@@ -191,7 +188,8 @@ def test_evaluation_of_kept_parameters_matches_the_training_loss():
 def test_what_counts_as_found():
     interval = sine_intervals()[2]
     perfect = F.one_hot(interval, 3).float()
-    assert intervals_found(perfect, interval) and intervals_found(perfect[:, [1, 2, 0]], interval)
+    assert intervals_found(perfect, interval)
+    assert intervals_found(perfect[:, [1, 2, 0]], interval)
     assert not intervals_found(perfect[:, [0, 0, 2]], interval)
     one_off = perfect.clone()
     one_off[[10, 35]] = one_off[[10, 35]].roll(1, 1)  # one of 20 and one of 30 points
@@ -249,7 +247,7 @@ def test_an_mlp_has_dropout_before_each_activation_and_can_be_cut():
     for a, b in zip(plain.parameters(), dropped.parameters(), strict=True):
         assert torch.equal(a, b)
     x = torch.rand(4, 3)
-    assert torch.equal(plain(x), dropped.eval()(x)) and not torch.equal(
-        plain(x), dropped.train()(x)
-    )
-    assert type(plain[:2]) is nn.Sequential and torch.equal(plain[2:](plain[:2](x)), plain(x))
+    assert torch.equal(plain(x), dropped.eval()(x))
+    assert not torch.equal(plain(x), dropped.train()(x))
+    assert type(plain[:2]) is nn.Sequential
+    assert torch.equal(plain[2:](plain[:2](x)), plain(x))

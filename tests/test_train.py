@@ -66,7 +66,8 @@ def killed(config, folder, step):
 )
 def test_killed_twice_and_resumed_equals_undisturbed(tmp_path, config):
     whole = run(config, RunStore(tmp_path / "whole"))
-    assert whole["status"] == "complete" and not whole["resumed"]
+    assert whole["status"] == "complete"
+    assert not whole["resumed"]
     cuts = sorted(random.sample(range(2, config.steps - 1), 2))
     for step in cuts:
         killed(config, tmp_path / "cut", step)
@@ -113,9 +114,8 @@ def test_a_state_of_another_library_is_not_continued(tmp_path):
     path = store.path(config.run_id) / "state.safetensors"
     save_state(path, load_state(path) | {"library": "another"})
     again = run(config, store)
-    assert not again["resumed"] and outcome(again) == outcome(
-        run(config, RunStore(tmp_path / "whole"))
-    )
+    assert not again["resumed"]
+    assert outcome(again) == outcome(run(config, RunStore(tmp_path / "whole")))
 
 
 def test_a_file_where_the_run_belongs_is_named(tmp_path):
@@ -131,10 +131,8 @@ def test_evaluating_everything_selects_the_same(tmp_path):
         run(short("HMOE-ND", evaluate=policy), RunStore(tmp_path))
         for policy in ("selection", "all")
     ]
-    assert (
-        records[0]["selected"] == records[1]["selected"]
-        and records[0]["discovery"] == records[1]["discovery"]
-    )
+    assert records[0]["selected"] == records[1]["selected"]
+    assert records[0]["discovery"] == records[1]["discovery"]
     strip = lambda r: [c["losses"] for c in r["checkpoints"]]
     assert strip(records[0]) == strip(records[1])
     assert set(records[1]["checkpoints"][1]["accuracies"]["photo"]) == {"in", "out"}
@@ -148,15 +146,14 @@ def test_selection_by_hand(tmp_path):
             for c in record["checkpoints"]
         ]
         best = int(np.argmax(np.round(means, 12)))
-        assert (
-            chosen["step"] == record["checkpoints"][best]["step"]
-            and abs(chosen["validation_accuracy"] - means[best]) < 1e-12
-        )
+        assert chosen["step"] == record["checkpoints"][best]["step"]
+        assert abs(chosen["validation_accuracy"] - means[best]) < 1e-12
         assert (
             chosen["test_accuracy"]
             == record["checkpoints"][best]["accuracies"]["photo"]["in"][mode]
         )
-    assert record["test_size"] == 48 and len(record["checkpoints"]) == 5
+    assert record["test_size"] == 48
+    assert len(record["checkpoints"]) == 5
 
 
 def test_loaded_model_gives_the_number_of_the_record(tmp_path):
@@ -179,16 +176,12 @@ def test_loaded_model_gives_the_number_of_the_record(tmp_path):
 def test_nan_is_a_failed_record_with_its_checkpoints_and_can_be_tried_again(tmp_path):
     config, store = short("ERM", hparams={"lr": 1e9}), RunStore(tmp_path)
     record = run(config, store)
-    assert (
-        record["status"] == "failed"
-        and "loss became" in record["reason"]
-        and "smaller lr" in record["reason"]
-    )
-    assert (
-        store.read(config.run_id) == record
-        and (store.path(config.run_id) / "error.txt").exists()
-        and record["checkpoints"]
-    )
+    assert record["status"] == "failed"
+    assert "loss became" in record["reason"]
+    assert "smaller lr" in record["reason"]
+    assert store.read(config.run_id) == record
+    assert (store.path(config.run_id) / "error.txt").exists()
+    assert record["checkpoints"]
     assert run(config, store)["reason"] == record["reason"]
 
 
@@ -213,8 +206,10 @@ def restarted(config, folder, content, said):
     path.write_bytes(content)
     with pytest.warns(UserWarning, match=said) as heard:
         record = run(config, RunStore(folder))
-    assert len(heard) == 1 and "\n" not in str(heard[0].message)
-    assert not record["resumed"] and not path.exists()
+    assert len(heard) == 1
+    assert "\n" not in str(heard[0].message)
+    assert not record["resumed"]
+    assert not path.exists()
     assert path.with_name("state.safetensors.damaged").read_bytes() == content
     return record
 
@@ -228,7 +223,8 @@ def test_a_damaged_state_is_set_aside_and_the_run_starts_again(states, tmp_path,
     flipped[-1000] ^= 64  # the exponent of a weight: nothing else would notice
     content = {"cut": whole[:-3], "empty": b"", "flipped": bytes(flipped), "text": b"x" * 999}[how]
     record = restarted(config, tmp_path, content, f"run {config.run_id} starts again: .* damaged")
-    assert record["status"] == "complete" and outcome(record) == expected
+    assert record["status"] == "complete"
+    assert outcome(record) == expected
 
 
 def test_no_bit_of_a_state_may_change_and_no_byte_may_miss(states, tmp_path):
@@ -378,7 +374,8 @@ def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
     assert record["reason"] == "OSError: [Errno 5] Input/output error: '(data)/a b/secret.txt'"
     assert str(tmp_path) not in json.dumps(record)
     error = tmp_path / "runs" / record["run_id"] / "error.txt"
-    assert "secret.txt" in error.read_text() and str(tmp_path) in error.read_text()
+    assert "secret.txt" in error.read_text()
+    assert str(tmp_path) in error.read_text()
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path):
@@ -395,7 +392,8 @@ def test_threads_are_put_back_and_a_second_owner_is_told(tmp_path):
     with run_lock(store.path(config.run_id)):
         assert run(config, store) is None
     record = run(config, store)
-    assert record["environment"]["threads"] == 1 and torch.get_num_threads() == before
+    assert record["environment"]["threads"] == 1
+    assert torch.get_num_threads() == before
 
 
 def test_rule_ties_and_missing_tests():

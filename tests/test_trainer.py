@@ -22,7 +22,8 @@ def test_losses_are_means_since_they_were_last_taken():
     losses = LossSums()
     losses.add({"loss": 1.0, "penalty": 8.0}, 0)
     losses.add({"loss": 2.0}, 1)
-    assert losses.take() == {"loss": 1.5, "penalty": 8.0} and losses.take() == {}
+    assert losses.take() == {"loss": 1.5, "penalty": 8.0}
+    assert losses.take() == {}
     for bad in (math.nan, math.inf):
         with pytest.raises(HmoeError, match="penalty became .* at update 7. Fix: a smaller lr"):
             losses.add({"loss": 1.0, "penalty": bad}, 7)
@@ -44,7 +45,8 @@ def test_a_batch_that_waits_is_drawn_again_after_a_resumption(monkeypatch):
     second.load(first.state())
     for _ in range(3):
         for (x, y), (other_x, other_y) in zip(first.next(), second.next()):
-            assert torch.equal(x, other_x) and torch.equal(y, other_y)
+            assert torch.equal(x, other_x)
+            assert torch.equal(y, other_y)
 
 
 def test_a_cap_keeps_that_many_validation_images_and_all_test_images():
@@ -58,11 +60,14 @@ def test_a_cap_keeps_that_many_validation_images_and_all_test_images():
 def test_only_a_better_checkpoint_and_the_last_are_tested():
     run = trainer()
     run.update()
-    assert run.evaluate() == ["default"] and "photo" in run.checkpoints[0]["accuracies"]
+    assert run.evaluate() == ["default"]
+    assert "photo" in run.checkpoints[0]["accuracies"]
     run.best = {"default": 2.0}  # nothing can be better
     run.update()
-    assert run.evaluate() == [] and "photo" not in run.checkpoints[1]["accuracies"]
+    assert run.evaluate() == []
+    assert "photo" not in run.checkpoints[1]["accuracies"]
     while run.step < run.config.steps:
         run.update()
-    assert run.evaluate() == [] and "photo" in run.checkpoints[2]["accuracies"]
+    assert run.evaluate() == []
+    assert "photo" in run.checkpoints[2]["accuracies"]
     assert [point["step"] for point in run.checkpoints] == [0, 1, 4]

@@ -105,7 +105,8 @@ def test_both_train_alike(tutel, fixed_noise, router, k, by_score, loss, noise):
     )
     y, auxiliary, _, gradients = compared(ours, theirs)
     assert k == 2 or (y == 0).all(-1).any(), "the capacity drops somebody"
-    assert auxiliary > 0 and all(g.abs().max() > 0 for g in gradients.values())
+    assert auxiliary > 0
+    assert all(g.abs().max() > 0 for g in gradients.values())
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -141,7 +142,8 @@ def test_the_stand_in_has_the_trap_that_the_adapter_avoids(monkeypatch):
     bare.gates[0].capacity_factor = 0.5
     dropped["call"] = int((bare(x, capacity_factor=0) == 0).all(-1).sum())
     dropped["adapter"] = int((theirs.eval()(x) == 0).all(-1).sum())
-    assert dropped["priority"] > 0 and dropped["call"] > 0, dropped
+    assert dropped["priority"] > 0, dropped
+    assert dropped["call"] > 0, dropped
     assert dropped["arrival"] == dropped["adapter"] == 0
 
 
@@ -206,8 +208,10 @@ def test_a_layer_is_copied_after_a_pass_and_its_dropout_with_it(tutel):
     layer(torch.randn(7, D)).sum().backward()
     twin, x = copy.deepcopy(layer), torch.randn(7, D)
     assert torch.equal(layer.eval()(x), layer(x))
-    assert twin.training and not torch.equal(twin(x), twin(x))
-    assert torch.equal(layer(x), twin.eval()(x)) and twin.choice is not layer.choice
+    assert twin.training
+    assert not torch.equal(twin(x), twin(x))
+    assert torch.equal(layer(x), twin.eval()(x))
+    assert twin.choice is not layer.choice
 
 
 def test_noise_is_drawn_in_training_alone(tutel):
@@ -227,7 +231,8 @@ def test_shapes_strides_and_precisions(tutel):
     with torch.autocast("cpu", torch.bfloat16):
         rough = theirs(x.bfloat16())
         rough.float().square().mean().backward()
-    assert rough.dtype is torch.bfloat16 and rough.shape == x.shape
+    assert rough.dtype is torch.bfloat16
+    assert rough.shape == x.shape
     assert all(p.grad.isfinite().all() for p in theirs.parameters())
     torch.testing.assert_close(rough.float(), ours(x), atol=0.05, rtol=0.05)
 
@@ -240,7 +245,8 @@ def test_both_backends_begin_alike_and_leave_the_generator_alike(tutel):
         state = layer.state_dict() if backend == "torch" else layer.sparse_state()
         found.append((state, torch.rand(3)))
     (ours, after_ours), (theirs, after_theirs) = found
-    assert torch.equal(after_ours, after_theirs) and ours.keys() == theirs.keys()
+    assert torch.equal(after_ours, after_theirs)
+    assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -281,11 +287,13 @@ def test_a_state_has_tutels_names_and_shapes_and_comes_back(router):
     ours = SparseMoE(D, H, num_experts=E, router=router).state_dict()
     theirs = to_tutel_state(ours)
     assert {name: tuple(value.shape) for name, value in theirs.items()} == SHAPES[router] | EXPERTS
-    assert theirs[COUNT] == E and theirs[COUNT].dtype == torch.int64
+    assert theirs[COUNT] == E
+    assert theirs[COUNT].dtype == torch.int64
     assert torch.equal(theirs["experts.batched_fc2_w"][2], ours["experts.w2"][2].T)
     assert all(value.is_contiguous() for value in theirs.values())
     back = from_tutel_state(theirs)
-    assert back.keys() == ours.keys() and all(torch.equal(back[k], ours[k]) for k in ours)
+    assert back.keys() == ours.keys()
+    assert all(torch.equal(back[k], ours[k]) for k in ours)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -309,7 +317,8 @@ def test_a_whole_network_goes_there_and_back(tutel):
 
     ours, theirs = network("torch"), network("tutel")
     released = to_tutel_state(ours.state_dict())
-    assert "blocks.1.experts.batched_fc2_w" in released and "blocks.0.weight" in released
+    assert "blocks.1.experts.batched_fc2_w" in released
+    assert "blocks.0.weight" in released
     theirs["blocks"][1].layer.load_state_dict(to_tutel_state(ours["blocks"][1].state_dict()))
     theirs["blocks"][0].load_state_dict(ours["blocks"][0].state_dict())
     for state in (released, theirs.state_dict()):
@@ -326,8 +335,10 @@ def test_asked_for_and_absent_is_one_line_with_the_command(monkeypatch):
     monkeypatch.setattr("builtins.__import__", refusing("tutel", __import__))
     with pytest.raises(HmoeError, match="which is not installed. Fix: pip install") as refused:
         make_layer("tutel", D, H)
-    assert INSTALL in str(refused.value) and "\n" not in str(refused.value)
-    assert "git+https://" in INSTALL and isinstance(make_layer("torch", D, H), SparseMoE)
+    assert INSTALL in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "git+https://" in INSTALL
+    assert isinstance(make_layer("torch", D, H), SparseMoE)
 
 
 def refusing(name, usual):
@@ -408,6 +419,7 @@ def test_an_algorithm_trains_by_tutel_as_by_hyper_parameter(tutel):
     algorithm = get_algorithm("GMoE")((1, 16, 16), 3, 2, hparams)
     batch = [(torch.rand(3, 1, 16, 16), torch.tensor([0, 1, 2])) for _ in range(2)]
     said = [algorithm.update(batch) for _ in range(2)]
-    assert said[0]["auxiliary"] > 0 and said[0] != said[1]
+    assert said[0]["auxiliary"] > 0
+    assert said[0] != said[1]
     assert all(torch.isfinite(p).all() for p in algorithm.parameters())
     copy.deepcopy(algorithm)

@@ -55,14 +55,17 @@ class TestForked:
         monkeypatch.delenv("JUPYTER_PATH")
         fresh = outputs(tmp_path, MINE="1")
         assert (forked.pop(1), fresh.pop(1)) == (["True\n"], ["False\n"])
-        assert forked == fresh and str(root) in fresh[1][0] and "'MINE', '1'" in fresh[0][0]
+        assert forked == fresh
+        assert str(root) in fresh[1][0]
+        assert "'MINE', '1'" in fresh[0][0]
 
     @pytest.mark.slow
     def test_what_libraries_read_when_imported_makes_an_ordinary_kernel(
         self, warm_kernels, tmp_path
     ):
         shown = outputs(tmp_path, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2")
-        assert shown[1] == ["False\n"] and shown[2][0].endswith(" 2)")
+        assert shown[1] == ["False\n"]
+        assert shown[2][0].endswith(" 2)")
 
     def test_it_ends_with_whoever_started_it(self, warm_kernels):
         manager, client = start_new_kernel()

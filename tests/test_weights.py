@@ -76,7 +76,8 @@ NAMES = ["a.safetensors", "a.pth", "old.pth", "lightning.ckpt", "deit.pth"]
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_gives_the_same_tensors_and_the_same_name(files, name):
     read = read_weights(files / name)
-    assert same(read, state()) and not any(v.requires_grad for v in read.values())
+    assert same(read, state())
+    assert not any(v.requires_grad for v in read.values())
     assert name_of_weights(read) == name_of_weights(state())
 
 
@@ -125,7 +126,8 @@ def test_a_cut_file_is_refused(files, name, part):
     )
     with pytest.raises(HmoeError, match="'cut' cannot be used") as caught:
         read_weights(files / "cut")
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,8 @@ def test_the_name_depends_on_every_part_of_the_content():
             {f"x.{k}": v for k, v in s.items()},
         )
     }
-    assert len(names) == 6 and all(len(n) == 17 and n.startswith("file-") for n in names)
+    assert len(names) == 6
+    assert all(len(n) == 17 and n.startswith("file-") for n in names)
     turned = s | {"conv.weight": s["conv.weight"].contiguous(memory_format=torch.channels_last)}
     assert name_of_weights(turned) == name_of_weights(s) == name_of_weights(dict(sorted(s.items())))
 
@@ -194,18 +197,19 @@ def test_the_name_depends_on_every_part_of_the_content():
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_weights_are_found_by_name_alone(files, name):
     kept = keep_weights(files / name)
-    assert kept == name_of_weights(state()) and str(files) not in kept
+    assert kept == name_of_weights(state())
+    assert str(files) not in kept
     (files / name).unlink()
-    assert same(kept_weights(kept), state()) and same(load_file(kept_path(kept)), state())
+    assert same(kept_weights(kept), state())
+    assert same(load_file(kept_path(kept)), state())
     assert [p.name for p in (files / "weights").iterdir()] == [f"{kept}.safetensors"]
 
 
 def test_the_store_is_beside_the_runs(monkeypatch, files):
     monkeypatch.setenv("HMOE_RUNS", str(files / "runs"))
     kept = keep_weights(files / "a.pth")
-    assert (files / "runs" / "weights" / f"{kept}.safetensors").exists() and same(
-        find_weights(kept, "resnet18"), state()
-    )
+    assert (files / "runs" / "weights" / f"{kept}.safetensors").exists()
+    assert same(find_weights(kept, "resnet18"), state())
 
 
 def test_tensors_that_share_memory_are_kept(tmp_path, monkeypatch):
@@ -213,11 +217,9 @@ def test_tensors_that_share_memory_are_kept(tmp_path, monkeypatch):
     w = torch.randn(4, 4)
     torch.save({"a": w, "b": w, "c": w[1:], "t": w.t()}, tmp_path / "tied.pth")
     read = kept_weights(keep_weights(tmp_path / "tied.pth"))
-    assert (
-        torch.equal(read["a"], read["b"])
-        and torch.equal(read["c"], w[1:])
-        and torch.equal(read["t"], w.t())
-    )
+    assert torch.equal(read["a"], read["b"])
+    assert torch.equal(read["c"], w[1:])
+    assert torch.equal(read["t"], w.t())
 
 
 def test_keeping_twice_writes_once_and_mends_what_was_changed(files):
@@ -302,19 +304,16 @@ def test_a_prefix_of_all_names_is_removed(prefix):
 )
 def test_when_a_prefix_is_one(names, wanted, prefix):
     found, stripped = strip_prefix({n: n for n in names}, wanted)
-    assert (
-        found == prefix
-        and all(found + k == v for k, v in stripped.items())
-        and len(stripped) == len(names)
-    )
+    assert found == prefix
+    assert all(found + k == v for k, v in stripped.items())
+    assert len(stripped) == len(names)
 
 
 def test_types_are_converted_and_the_counter_may_be_missing():
     net = network()
     fit_weights(net, {k: v.double() for k, v in good().items() if k != "norm.num_batches_tracked"})
-    assert net["conv"].weight.dtype == torch.float32 and torch.equal(
-        net["conv"].weight, good()["conv.weight"]
-    )
+    assert net["conv"].weight.dtype == torch.float32
+    assert torch.equal(net["conv"].weight, good()["conv.weight"])
 
 
 @pytest.mark.parametrize(
@@ -347,7 +346,8 @@ def test_a_misfit_is_named_and_changes_nothing(change, says):
     change(s)
     with pytest.raises(HmoeError, match=says + ".*Fix: .*random") as caught:
         fit_weights(net, s, what="the little one")
-    assert "the little one" in str(caught.value) and "\n" not in str(caught.value)
+    assert "the little one" in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert same(dict(net.state_dict()), dict(network().state_dict()))
 
 
@@ -362,11 +362,9 @@ def test_a_repair_is_used_only_where_the_shape_differs_and_must_succeed():
     assert asked == []
     narrow = good() | {"conv.weight": torch.ones(4, 1, 3, 3)}
     assert fit_weights(net, narrow, repairs={"conv.weight": widen})["repaired"] == ["conv.weight"]
-    assert (
-        asked == [(4, 1, 3, 3)]
-        and torch.equal(net["conv"].weight, torch.ones(4, 3, 3, 3))
-        and narrow["conv.weight"].shape[1] == 1
-    )
+    assert asked == [(4, 1, 3, 3)]
+    assert torch.equal(net["conv"].weight, torch.ones(4, 3, 3, 3))
+    assert narrow["conv.weight"].shape[1] == 1
     with pytest.raises(HmoeError, match="another shape"):
         fit_weights(net, narrow, repairs={"conv.weight": lambda given, wanted: given})
 
@@ -383,7 +381,8 @@ def test_every_published_name_is_known_to_its_publisher_and_to_a_network_of_ours
     for name, networks in WEIGHTS.items():
         if name == PIP_PACKAGE:  # tests/test_timm_models.py
             continue
-        assert networks and set(networks) <= {*LARGE, *SPARSE}
+        assert networks
+        assert set(networks) <= {*LARGE, *SPARSE}
         for network in networks:
             network = SPARSE.get(network, network)
             assert (
@@ -405,9 +404,8 @@ def test_a_user_may_name_weights_in_three_ways(files):
         == resolve_weights(kept, "resnet18")
         == resolve_weights(files / "a.safetensors", "resnet18")
     )
-    assert find_weights("random", "resnet18") is None and same(
-        find_weights(files / "a.pth", "resnet18"), state()
-    )
+    assert find_weights("random", "resnet18") is None
+    assert same(find_weights(files / "a.pth", "resnet18"), state())
 
 
 def test_wrong_names_list_the_right_ones(tmp_path):
@@ -437,7 +435,8 @@ def test_published_weights_that_cannot_be_had_are_an_error_with_the_address(monk
     from torchvision.models import _api
 
     def offline(*args, **kwargs):
-        assert kwargs["weights_only"] and kwargs["check_hash"]
+        assert kwargs["weights_only"]
+        assert kwargs["check_hash"]
         raise urllib.error.URLError("Name or service not known")
 
     monkeypatch.setattr(_api, "load_state_dict_from_url", offline)
@@ -455,15 +454,15 @@ def test_a_transformer_that_cannot_be_had_is_an_error_with_the_place_at_once(mon
     place = r"model.safetensors of timm/deit_small_patch16_224.fb_in1k"
     with pytest.raises(HmoeError, match=rf"service not known\).*{place}.*random") as caught:
         find_weights("deit_small_patch16_224.fb_in1k", "deit_small")
-    assert "more lines" not in str(caught.value) and hub == []
+    assert "more lines" not in str(caught.value)
+    assert hub == []
 
 
 def test_behind_a_proxy_the_hub_is_asked_anyway(monkeypatch, hub):
     monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args: 1 / 0)
-    assert same(find_weights("deit_small_patch16_224.fb_in1k", "deit_small"), state()) and hub == [
-        "timm/deit_small_patch16_224.fb_in1k"
-    ]
+    assert same(find_weights("deit_small_patch16_224.fb_in1k", "deit_small"), state())
+    assert hub == ["timm/deit_small_patch16_224.fb_in1k"]
 
 
 def test_weights_in_the_cache_need_no_network(monkeypatch, hub, files):
@@ -473,7 +472,8 @@ def test_weights_in_the_cache_need_no_network(monkeypatch, hub, files):
         huggingface_hub, "try_to_load_from_cache", lambda repo, name: str(files / "a.safetensors")
     )
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args: 1 / 0)
-    assert same(find_weights("deit_small_patch16_224.fb_in1k", "deit_small"), state()) and hub == []
+    assert same(find_weights("deit_small_patch16_224.fb_in1k", "deit_small"), state())
+    assert hub == []
 
 
 @pytest.fixture

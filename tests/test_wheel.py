@@ -110,4 +110,5 @@ def test_what_needs_a_clone_says_so_before_anything_is_trained(outside):
         assert "are in a clone of the project, not in the installed package. Fix:" in done.stderr
     planned = outside("hmoe", "plan", "hmoe_fig3")
     assert re.search(r"quick-toy +(\d+) +\1 +not measured", planned.stdout), planned.stderr
-    assert "minutes" not in planned.stdout and "memory" not in planned.stdout
+    assert "minutes" not in planned.stdout
+    assert "memory" not in planned.stdout

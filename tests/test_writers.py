@@ -29,18 +29,18 @@ def test_cells_survive_markdown_and_tex(tmp_path):
     assert all(
         len([c for i, c in enumerate(row) if c == "|" and row[i - 1] != "\\"]) == 3 for row in rows
     )
-    assert r"| a\|b\_c\*d\<e\> | 1.23 |" in rows[2] and "–" in rows[3]
+    assert r"| a\|b\_c\*d\<e\> | 1.23 |" in rows[2]
+    assert "–" in rows[3]
     tex = (tmp_path / "t.tex").read_text()
     assert (
         r"50\% \& \$x\textasciicircum{}2\$ \{\textasciitilde{}\} \#1 \textbackslash{} & -- \\"
         in tex
-        and r"\caption{A\_title \textbar{} 100\%}" in tex
     )
-    assert (
-        pd.read_csv(tmp_path / "t.csv").name.tolist() == frame.name.tolist()
-        and "1.23456" in (tmp_path / "t.csv").read_text()
-    )
-    assert escape_tex("a\nb") == "a b" and "\n" not in escape_markdown("a\nb")
+    assert r"\caption{A\_title \textbar{} 100\%}" in tex
+    assert pd.read_csv(tmp_path / "t.csv").name.tolist() == frame.name.tolist()
+    assert "1.23456" in (tmp_path / "t.csv").read_text()
+    assert escape_tex("a\nb") == "a b"
+    assert "\n" not in escape_markdown("a\nb")
 
 
 def test_numbers_go_to_the_csv_and_text_to_the_table(tmp_path):
@@ -51,22 +51,18 @@ def test_numbers_go_to_the_csv_and_text_to_the_table(tmp_path):
         "T",
         numbers=pd.DataFrame({"mean": [51.2345]}),
     ) == ["t.csv", "t.md", "t.tex"]
-    assert (
-        (tmp_path / "t.csv").read_text() == "mean\n51.2345\n"
-        and "51.2 ± 0.4" in (tmp_path / "t.md").read_text()
-        and r"51.2 $\pm$ 0.4" in (tmp_path / "t.tex").read_text()
-    )
+    assert (tmp_path / "t.csv").read_text() == "mean\n51.2345\n"
+    assert "51.2 ± 0.4" in (tmp_path / "t.md").read_text()
+    assert r"51.2 $\pm$ 0.4" in (tmp_path / "t.tex").read_text()
 
 
 def test_text_of_cells():
     frame = pd.DataFrame(
         {"a_b": [1.0, np.inf], "n": pd.array([3, None], dtype="Int64"), "t": ["x", None]}
     )
-    assert (
-        text_table(frame, 1).to_numpy().tolist() == [["1.0", "3", "x"], ["inf", "–", "–"]]
-        and text_table(pd.DataFrame({"x": [-0.001, -0.02]}), 2).x.tolist() == ["0.00", "-0.02"]
-        and list(text_table(frame)) == ["a b", "n", "t"]
-    )
+    assert text_table(frame, 1).to_numpy().tolist() == [["1.0", "3", "x"], ["inf", "–", "–"]]
+    assert text_table(pd.DataFrame({"x": [-0.001, -0.02]}), 2).x.tolist() == ["0.00", "-0.02"]
+    assert list(text_table(frame)) == ["a b", "n", "t"]
     assert markdown_table(frame).splitlines()[1] == "|---|---:|---|"
 
 
@@ -89,16 +85,15 @@ def test_figures_are_the_same_bytes_each_time(tmp_path, monkeypatch):
             [hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in names]
         )
     plt.close("all")
-    assert (
-        digests[0] == digests[1] == digests[2]
-        and b"CreationDate" not in (tmp_path / "f.pdf").read_bytes()
-        and b"Software" not in (tmp_path / "f.png").read_bytes()
-    )
+    assert digests[0] == digests[1] == digests[2]
+    assert b"CreationDate" not in (tmp_path / "f.pdf").read_bytes()
+    assert b"Software" not in (tmp_path / "f.png").read_bytes()
 
 
 def test_colours_do_not_depend_on_company():
     alone, together = colours(["HMOE-DN"]), colours(["art", "HMOE-ND", "HMOE-DN", "art"])
-    assert alone["HMOE-DN"] == together["HMOE-DN"] and len(set(together.values())) == 3
+    assert alone["HMOE-DN"] == together["HMOE-DN"]
+    assert len(set(together.values())) == 3
     assert len(colours(range(30))) == 30
 
 

@@ -162,7 +162,8 @@ def test_what_users_are_shown_is_public(root):
                 shown |= {getattr(importlib.import_module(module), n) for n in names.split(", ")}
             shown |= {getattr(hmoe_repro, n) for n in re.findall(r"\bhm\.(\w+)\(", text)}
     functions = {f for f in shown if inspect.isfunction(f)}
-    assert functions and functions <= {*PUBLIC.values()}
+    assert functions
+    assert functions <= {*PUBLIC.values()}
     assert {hmoe_repro.compare, hmoe_repro.load, discover} <= {*PUBLIC.values()}
 
 
@@ -204,10 +205,10 @@ def test_a_public_function_is_as_before_but_for_its_errors():
 
     try:
         checked = public(folder=Place)(size)
-        assert checked(".") == 3 and checked(".", 5, "anything", x=1) == 5
-        assert checked.__doc__ == size.__doc__ and inspect.signature(checked) == inspect.signature(
-            size
-        )
+        assert checked(".") == 3
+        assert checked(".", 5, "anything", x=1) == 5
+        assert checked.__doc__ == size.__doc__
+        assert inspect.signature(checked) == inspect.signature(size)
         for call, said in (
             (
                 dict(folder=None),
@@ -254,7 +255,8 @@ def test_values_of_numpy_and_torch_are_what_they_say():
         steps=np.int32(3),
         **usual,
     )
-    assert numpy == python and numpy.run_id == python.run_id
+    assert numpy == python
+    assert numpy.run_id == python.run_id
     assert resolve_device(torch.device("cpu")) == torch.device("cpu")
 
 

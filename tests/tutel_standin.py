@@ -85,7 +85,8 @@ class StandIn(nn.Module):
         kinds = {"top": LinearGate, "cosine_top": CosineGate}
         kind = kinds[gate_type.pop("type")]
         gate = emptied(gate_type, ("k", "fp32_gate", "gate_noise", "capacity_factor"))
-        assert experts.pop("type") == "ffn" and gate.pop("fp32_gate")
+        assert experts.pop("type") == "ffn"
+        assert gate.pop("fp32_gate")
         ffn = emptied(
             experts, ("num_experts_per_device", "hidden_size_per_expert", "activation_fn")
         )
@@ -157,7 +158,8 @@ class StandIn(nn.Module):
 
     @torch.compiler.disable
     def forward(self, given, capacity_factor=None):
-        assert given.is_contiguous() and given.dim() >= 2
+        assert given.is_contiguous()
+        assert given.dim() >= 2
         x = given.reshape(-1, given.shape[-1]).to(self.experts.batched_fc1_w.dtype)
         gate = self.gates[0]
         logits = noisy = gate(x)

@@ -188,9 +188,8 @@ def _check_predictions(algorithm: Algorithm, trial: Trial):
         outputs = algorithm.predict_modes(images) | {"predict": algorithm.predict(images)}
     assert set(algorithm.modes) <= set(outputs), f"predict_modes lacks one of {algorithm.modes}"
     for mode, logits in outputs.items():
-        assert logits.shape == (5, trial.num_classes) and logits.isfinite().all(), (
-            f"mode {mode}: logits {tuple(logits.shape)}"
-        )
+        assert logits.shape == (5, trial.num_classes), f"mode {mode}: logits {tuple(logits.shape)}"
+        assert logits.isfinite().all(), f"mode {mode}: logits {tuple(logits.shape)}"
     assert _same_tensors(model, algorithm.state_dict()), "predicting changes the model"
     assert _generator_states() == generators, (
         "predicting draws from a global generator: use a torch.Generator of its own"
@@ -250,7 +249,8 @@ def check_algorithm(cls: type[Algorithm], input_shape=(3, 16, 16), num_domains=3
     change = copy.deepcopy(before.state_dict())
     trained, losses = train_briefly(trial)
     finite = all(map(math.isfinite, losses.values()))
-    assert "loss" in losses and finite, f"losses must be finite: {losses}"
+    assert "loss" in losses, f"losses must be finite: {losses}"
+    assert finite, f"losses must be finite: {losses}"
     _check_parameters(trained)
     _check_movement(trained, initial)
     if phases.keys() - hparams.keys():
