@@ -54,8 +54,15 @@ def test_no_line_of_the_library_is_wide():
 
 
 ONE_IDEA = (  # parts whose statements hold one idea each
+    "algorithms",
+    "analysis",
+    "apps",
+    "bench",
     "cli",
+    "core",
+    "data",
     "method",
+    "networks",
     "report",
     "studies",
     "training",
@@ -107,8 +114,10 @@ def test_ideas_are_told_apart(code, joined):
 def test_a_statement_holds_one_idea(part):
     joined = []
     for path in (ROOT / "hmoe_repro" / part).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if joins_ideas(node):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        loops = {id(node.test) for node in nodes if isinstance(node, ast.While)}
+        for node in nodes:  # `while piece := file.read(n)` is how files are read in pieces
+            if joins_ideas(node) and id(node) not in loops:
                 line = getattr(node, "lineno", 0)
                 joined.append(f"{path.relative_to(ROOT)}:{line} {joins_ideas(node)}")
     assert not joined

@@ -637,7 +637,8 @@ def sample_tree(folder, per_class: int = 6, size: int = 96) -> ImageTree:
             target = Path(folder) / domain / class_name
             target.mkdir(parents=True, exist_ok=True)
             for i in range(per_class):
-                side, width = int(rng.integers(200, 260)), int(size * rng.uniform(1, 1.4))
+                side = int(rng.integers(200, 260))
+                width = int(size * rng.uniform(1, 1.4))
                 left, top = (start + int(rng.integers(60)) for start in corner)
                 piece = photograph.crop((left, top, left + side, top + side)).resize((width, size))
                 style(piece).save(target / f"{class_name} {i:02d}{suffix}")
