@@ -290,3 +290,25 @@ def test_an_import_is_found_wherever_it_is():
     code += "import hmoe_repro.cli.app\nfrom .base import ERM\nfrom hmoe_repro import apps"
     found = parts_imported("algorithms.gmoe", ast.parse(code))
     assert found == {"data", "report", "cli", "algorithms", "apps"}
+
+
+def public_definitions(path):
+    "Names that a module defines for others: functions, classes and constants without '_'."
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names = [node.name]
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        else:
+            names = []
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def test_no_public_name_stands_in_two_modules():
+    modules = {}
+    for path in sorted((ROOT / "hmoe_repro").rglob("*.py")):
+        if path.name not in ("__init__.py", "_modidx.py"):
+            for name in set(public_definitions(path)):
+                modules.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    assert modules["RunConfig"] == ["hmoe_repro/training/run_config.py"]
+    assert not {name: places for name, places in modules.items() if len(places) > 1}

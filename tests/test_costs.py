@@ -14,7 +14,7 @@ from torch import nn
 from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.bench import costs
 from hmoe_repro.bench.costs import (
-    ALGORITHMS,
+    ALGORITHM_COSTS,
     COST_METHODS,
     cost_rounds,
     cost_table,
@@ -59,7 +59,7 @@ def moe():
 @pytest.fixture(scope="module")
 def algorithms():
     said = []
-    return ALGORITHMS.run(3, "tiny", said.append) | {"said": said}
+    return ALGORITHM_COSTS.run(3, "tiny", said.append) | {"said": said}
 
 
 def recorded(bench):
@@ -410,7 +410,7 @@ def test_a_missing_or_cut_record_says_how_to_make_one(tmp_path):
 
 
 def test_unknown_scales_are_refused():
-    for bench in (LAYERS, ALGORITHMS):
+    for bench in (LAYERS, ALGORITHM_COSTS):
         with pytest.raises(HmoeError, match="unknown scale 'huge'"):
             bench.run(3, "huge")
 

@@ -4,7 +4,7 @@ import pandas as pd
 from notebooks import page_functions
 from PIL import Image
 
-from hmoe_repro.bench.grouping_trials import FOLDERS, groupings_frame, write_folder
+from hmoe_repro.bench.grouping_trials import TRIAL_FOLDERS, groupings_frame, write_folder
 from hmoe_repro.bench.timing import SCALES
 
 
@@ -20,7 +20,7 @@ def test_a_folder_has_as_many_of_each_class_and_style(tmp_path):
         assert len(tables[-1]) == 120
     one, other = (Image.open(tmp_path / f / tables[0].file[0]).tobytes() for f in ("a", "b"))
     assert one != other
-    assert set(SCALES["groupings"]["full"]["folders"]) == set(FOLDERS)
+    assert set(SCALES["groupings"]["full"]["folders"]) == set(TRIAL_FOLDERS)
     alone = write_folder("plain digits alone", tmp_path / "c", 20, 0)
     assert set(pd.read_csv(alone).domain) == {"plain"}
 

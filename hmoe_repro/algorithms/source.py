@@ -511,13 +511,15 @@ def _folder_on_path(name: str) -> Path | None:
     """Return the folder in which Python finds the module `name`; None if that is nowhere, or among
     installed packages."""
     try:
-        config = importlib.util.find_spec(name)
+        module_spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return None
-    if config is None or not (config.has_location or config.submodule_search_locations):
+    if module_spec is None:
         return None
-    inside = list(config.submodule_search_locations or ())
-    location = Path(inside[0] if inside else config.origin)
+    inside = list(module_spec.submodule_search_locations or ())
+    if not inside and not module_spec.has_location:
+        return None
+    location = Path(inside[0] if inside else module_spec.origin)
     return None if is_installed(location) else location.parent
 
 

@@ -148,7 +148,7 @@ def export_domainbed_command(
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench
 def _benches() -> dict:
     """Return name -> `Bench` of everything that `hmoe bench` measures."""
-    from hmoe_repro.bench.costs import ALGORITHMS
+    from hmoe_repro.bench.costs import ALGORITHM_COSTS
     from hmoe_repro.bench.frozen_stages import FROZEN_STAGES
     from hmoe_repro.bench.grouping_trials import GROUPINGS
     from hmoe_repro.bench.layers import LAYERS
@@ -160,7 +160,7 @@ def _benches() -> dict:
     benches = (
         UPDATE_SPEED,
         LAYERS,
-        ALGORITHMS,
+        ALGORITHM_COSTS,
         FROZEN_STAGES,
         GROUPINGS,
         REGISTRY,
