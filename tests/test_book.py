@@ -393,6 +393,85 @@ def test_what_a_slide_keeps_of_a_text():
     assert slides.shortened(TEXT, whole=True) == TEXT.removeprefix("## Title\n\n")
 
 
+CODE = '''
+def one(x):
+    """Return x.
+
+    Args:
+        x: a number.
+    """
+    return x
+
+
+def two():
+    """Return 2."""
+    return 2
+
+
+class Three:
+    """A three.
+
+    It has a method.
+    """
+
+    def four(self):
+        """Return 4."""
+        text = """a
+
+        b"""
+        return 4
+
+    def five(self):
+        """Return 5.
+
+        It is odd.
+        """
+        return 5
+
+
+def six():
+    """Return 6.
+
+    It is even.
+    """
+    return 6
+'''
+SHOWN = '''
+def one(x):
+    """Return x."""
+    return x
+
+
+def two():
+    """Return 2."""
+    return 2
+
+
+class Three:
+    """A three."""
+
+    def four(self):
+        """Return 4."""
+        text = """a
+
+        b"""
+        return 4
+
+    def five(self):
+        """Return 5."""
+        return 5
+
+
+def six():
+    """Return 6."""
+    return 6'''
+
+
+def test_a_slide_shows_the_first_paragraph_of_a_docstring():
+    assert slides.with_short_docstrings(CODE) == SHOWN
+    assert slides.with_short_docstrings("%time f()\n\n") == "%time f()\n\n"
+
+
 # The site itself, where Sphinx is installed: `make book` installs it.
 
 

@@ -13,6 +13,7 @@ notebook a cell is tagged
 What the speaker says stands in docs/class_notes.md, under the titles of the slides in their order.
 """
 
+import ast
 import re
 from collections import namedtuple
 from dataclasses import dataclass
@@ -73,6 +74,25 @@ def shortened(text: str, whole: bool) -> str:
     return "\n\n".join(b for i, b in blocks if whole or not i or kept.match(b))
 
 
+def with_short_docstrings(source: str) -> str:
+    """Code for a slide: of a docstring its first paragraph, without arguments and errors. Code with
+    a magic stays as it is."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    lines = source.splitlines()
+    documented = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    for node in sorted(documented, key=lambda node: -node.lineno):  # from below: lines keep numbers
+        text = ast.get_docstring(node, clean=False) or ""
+        first, blank, _ = text.partition("\n\n")
+        if blank:
+            docstring = node.body[0]
+            shown = " " * docstring.col_offset + f'"""{first}"""'
+            lines[docstring.lineno - 1 : docstring.end_lineno] = shown.splitlines()
+    return "\n".join(lines)
+
+
 def prepared(page: str, cell: dict, tags: list[str], pictures: list[str]) -> dict:
     """A cell as it stands on a slide: code only where it is the point."""
     if cell["cell_type"] == "markdown":
@@ -82,7 +102,7 @@ def prepared(page: str, cell: dict, tags: list[str], pictures: list[str]) -> dic
         return said("\n\n".join(f"![Picture of {name}](/{folder}/{name})" for name in pictures))
     tables = any("text/markdown" in output.get("data", {}) for output in cell["outputs"])
     hidden = tables or "slide-output" in tags or is_picture(cell)
-    source = DIRECTIVE.sub("", cell["source"]).strip("\n")
+    source = with_short_docstrings(DIRECTIVE.sub("", cell["source"]).strip("\n"))
     meta = {"tags": ["remove-input"] if hidden else []}
     meta |= {"mystnb": {"image": {"alt": f"Picture of {page}"}}}
     return cell | {"source": source, "metadata": meta, "execution_count": None}
