@@ -425,3 +425,14 @@ def test_an_effect_that_is_equal_in_all_seeds_is_not_called_one_seed():
     effects = main_effects(frame_of(runs), {"wide": "wide"})
     assert effects.freedom.tolist() == [math.inf]
     assert "(equal in all seeds)" in effect_lines(effects)[0]
+
+
+def test_a_baseline_may_be_named_as_a_list_or_by_its_columns():
+    points = itertools.product(("ERM", "net"), ("ink", "oil"), range(3))
+    runs = [run(name, d, s, 0.5 + 0.01 * s * (name == "net")) for name, d, s in points]
+    frame = frame_of(runs)
+    expected = minimum_detectable_difference(frame, baseline="ERM")
+    assert (expected.rests_on == "seeds, in pairs").any()
+    for baseline in (["ERM", "default"], ("ERM", "default"), {"algorithm": "ERM"}):
+        found = minimum_detectable_difference(frame, baseline=baseline)
+        pd.testing.assert_frame_equal(found, expected)
