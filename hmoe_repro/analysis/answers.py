@@ -70,7 +70,7 @@ def _decimals(evidence: Evidence, rule: Rule | None, ends: tuple[float, float]) 
         ends: the interval that is shown; NaN: none.
     """
     numbers = [number for number in (evidence.value, *ends) if not math.isnan(number)]
-    is_wide = not max(numbers) - min(numbers) < 1
+    is_wide = not ends[1] - ends[0] < 1  # or there is no interval
     fewest = 1 if evidence.unit == POINTS and is_wide else 2
 
     def is_kept(number: float, threshold: float, decimals: int) -> bool:
