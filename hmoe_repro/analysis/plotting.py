@@ -16,26 +16,32 @@ _UNDATED = {
 }
 
 
-def save_figure(figure, output: Path, stem: str) -> list[str]:
+def save_figure(figure, output: Path, stem: str, margins=(0.0, 0.0)) -> list[str]:
     """Write `<stem>.png` at 150 dpi, without a date, so that equal content gives equal bytes.
 
     Args:
         figure: a figure of matplotlib. Its layout is computed once and then kept.
         output: folder to write to.
         stem: name of the files without suffix.
+        margins: height in inches above and below the figure, for text outside of its area.
 
     Returns:
         The names of the files: also `<stem>.pdf` if the environment variable HMOE_FORMATS has
         the word 'pdf'.
     """
+    from matplotlib.transforms import Bbox
+
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    width, height = figure.get_size_inches()
+    above, below = margins
+    area = Bbox.from_bounds(0, -below, width, height + above + below)
     formats = ["png", *os.environ.get("HMOE_FORMATS", "").split()]
     names = []
     for suffix, metadata in _UNDATED.items():
         if suffix in formats:
             name = f"{stem}.{suffix}"
-            figure.savefig(Path(output) / name, metadata=metadata)
+            figure.savefig(Path(output) / name, metadata=metadata, bbox_inches=area)
             names.append(name)
     return names
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TRAINED_SHARE', 'SLOW_SHARE', 'PRIMARY', 'LABEL_BLOCKS', 'min_validation_accuracy', 'undertrained',
-           'undertrained_rows', 'undertrained_line', 'learned_line', 'compared_parts', 'comparison', 'stated_contrast',
-           'verdict_lines', 'mode_lines', 'paper_block', 'against_paper', 'paper_line', 'published_rows', 'label_block',
-           'label_blocks']
+           'undertrained_rows', 'undertrained_line', 'learned_line', 'compared_parts', 'comparison', 'contrast_finding',
+           'stated_contrast', 'verdict_lines', 'mode_lines', 'paper_block', 'against_paper', 'paper_line',
+           'with_paper_column', 'published_rows', 'label_block', 'label_blocks']
 
 # %% ../../nbs/07_analysis/11_published.ipynb #imports
 from itertools import product
@@ -175,6 +175,23 @@ def comparison(frame: pd.DataFrame, *baselines: str) -> pd.DataFrame:
             table = statistics.contrasts(part, baseline)
             tables.append(table.assign(baseline=baseline, part=name))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def contrast_finding(frame: pd.DataFrame, baseline: str, location: str = "") -> str:
+    """Return how many rows differ significantly from a baseline, as the title of a picture.
+
+    Args:
+        frame: a frame of `results`, one of `compared_parts`.
+        baseline: name of an algorithm.
+        location: of the runs; '' for none.
+    """
+    table = statistics.contrasts(frame, baseline)
+    averages = table[table.test_domain == "Average"]
+    significant = int((averages.p_holm < 0.05).sum())
+    where = f" on {location}" if location else ""
+    if significant:
+        return f"{significant} of {len(averages)} rows differ from {baseline}{where}"
+    return f"No row differs significantly from {baseline}{where}"
 
 
 PRIMARY = {  # baseline -> methods; the difference of the first that was run is the stated one
@@ -350,7 +367,7 @@ def against_paper(frame: pd.DataFrame, numbers: pd.DataFrame, study=None) -> pd.
 
 
 def paper_line(table: pd.DataFrame) -> str:
-    """Count the cells with the paper's mean outside of our interval; name the largest difference.
+    """Return the mean and the largest difference from the paper's numbers, as a sentence.
 
     Args:
         table: rows of `against_paper`.
@@ -359,6 +376,28 @@ def paper_line(table: pd.DataFrame) -> str:
         return "No cell can be compared with the paper."
     largest = table.loc[table.difference.abs().round(9).idxmax()]
     return sentences("published.md").paper_line(table, largest)
+
+
+def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool) -> pd.DataFrame:
+    """Return a table of accuracies with the paper's averages in a column beside ours.
+
+    Args:
+        table: the first part of `tables.accuracy_block`, of one data set.
+        numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
+            mode.
+        differs: whether the protocols differ. Then the numbers are grey, and the head says so.
+    """
+    averages = numbers[numbers.test_domain.str.lower() == "average"]
+    values = averages.groupby(["algorithm", "mode"]).value.mean()
+    texts = []
+    for row in zip(table.algorithm, table["mode"]):
+        text = f"{values[row]:.1f}" if row in values else "–"
+        texts.append(f'<span style="color:#767676">{text}</span>' if differs else text)
+    [average] = [name for name in table if str(name).startswith("Average")]
+    heading = "paper (other protocol)" if differs else "paper"
+    table = table.copy()
+    table.insert(table.columns.get_loc(average) + 1, heading, texts)
+    return table
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:

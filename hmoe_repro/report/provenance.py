@@ -345,6 +345,7 @@ def provenance(
     selection_rule: str = "",
     extra_studies: Sequence[str] = (),
     verdict: Sequence[str] = (),
+    claim: str = "",
 ) -> dict:
     """Write `<artefact>.provenance.json`, the facts about a page's numbers, and return them.
 
@@ -361,10 +362,12 @@ def provenance(
         selection_rule: in words; '' for `rule_of`.
         extra_studies: further studies whose runs are in the frame; their digests are written, too.
         verdict: the lines of the verdict.
+        claim: the key of the claim that the page answers; '' for none.
     """
     frame = runs(frame)
     evidence = {
         "artefact": artefact,
+        "claim": claim or None,
         **verdict_facts(verdict),
         "profile": profile,
         "protocol": protocol_note(profile, frame),
