@@ -243,35 +243,28 @@ def _filled(text: str, width: float, size: int) -> str:
     return "\n".join(textwrap.fill(line, per_line) for line in text.splitlines())
 
 
-def add_finding(figure, finding: str, caption: str) -> tuple[float, float]:
+def add_finding(figure, finding: str, caption: str):
     """Write a finding above a figure and a caption below it, outside of its area.
 
-    The layout of the figure stays as it is.
+    The layout of the figure stays as it is. A picture that is saved with a tight bounding box, as
+    the project's style has it, includes both.
 
     Args:
         figure: of matplotlib.
         finding: bold; '' for none.
         caption: small; '' for none.
-
-    Returns:
-        The height of both in inches, by which a saved picture has to be larger than the figure.
     """
     width, height = figure.get_size_inches()
     gap = 0.06 / height
-    heights = []
-    styles = (
-        (finding, 1 + gap, "bottom", {"fontsize": _TITLE_SIZE, "weight": "bold"}),
-        (caption, -gap, "top", {"fontsize": _CAPTION_SIZE, "color": "#595959"}),
-    )
-    for text, position, alignment, style in styles:
-        if not text:
-            heights.append(0.0)
-            continue
-        lines = _filled(text, width, style["fontsize"])
-        figure.text(0.01, position, lines, va=alignment, ha="left", linespacing=1.25, **style)
-        line_height = 1.3 * style["fontsize"] / 72
-        heights.append(line_height * (lines.count("\n") + 1) + 0.12)
-    return heights[0], heights[1]
+    shared = {"x": 0.01, "ha": "left", "linespacing": 1.25}
+    if finding:
+        title = _filled(finding, width, _TITLE_SIZE)
+        figure.text(
+            s=title, y=1 + gap, va="bottom", fontsize=_TITLE_SIZE, weight="bold", **shared
+        )
+    if caption:
+        text = _filled(caption, width, _CAPTION_SIZE)
+        figure.text(s=text, y=-gap, va="top", fontsize=_CAPTION_SIZE, color="#595959", **shared)
 
 
 class PageOutput:
@@ -381,8 +374,8 @@ class PageOutput:
         figure.set_layout_engine("constrained")
         finding = finding or self.finding
         caption = self.caption if caption is None else caption
-        margins = add_finding(figure, finding, _joined(". ", note.rstrip("."), caption))
-        save_figure(figure, self.folder, self._file(part), margins=margins)
+        add_finding(figure, finding, _joined(". ", note.rstrip("."), caption))
+        save_figure(figure, self.folder, self._file(part))
         self.findings[f"{self._file(part)}.png"] = finding
         self._link_pictures()
         plt.show()
