@@ -35,7 +35,7 @@ from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
 from . import provenance
 from .gallery import title_and_claim
-from .render import PICTURES, artefacts, files_of, paper_notebook, picture_links
+from .render import PICTURES, paper_notebook, picture_links
 from ..studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from ..studies.studies import count_runs
 from ..studies.study_file import STUDIES, RunGrid, read_study
@@ -259,9 +259,7 @@ def add_finding(figure, finding: str, caption: str):
     shared = {"x": 0.01, "ha": "left", "linespacing": 1.25}
     if finding:
         title = _filled(finding, width, _TITLE_SIZE)
-        figure.text(
-            s=title, y=1 + gap, va="bottom", fontsize=_TITLE_SIZE, weight="bold", **shared
-        )
+        figure.text(s=title, y=1 + gap, va="bottom", fontsize=_TITLE_SIZE, weight="bold", **shared)
     if caption:
         text = _filled(caption, width, _CAPTION_SIZE)
         figure.text(s=text, y=-gap, va="top", fontsize=_CAPTION_SIZE, color="#595959", **shared)
@@ -391,7 +389,6 @@ class PageOutput:
             title, _ = title_and_claim(paper_notebook(self.name))
             links = Markdown(picture_links(title, self.name, self.findings))
             self._links.update(links, metadata={PICTURES: True})
-
 
 # %% ../../nbs/08_report/12_page.ipynb #def-table-page
 LAST_UPDATE = "none: codes, gates and scores are those of the model after the last update"
@@ -528,6 +525,19 @@ class _Statements(_Results):
         self.show(folded("What differs from the paper's protocol", f"{_COMPUTED}\n\n{listed}"))
         self.show(folded("Data, settings, runs and commits", facts))
 
+    def _claim_facts(self) -> dict:
+        """Return the page's own claim, its verdict and its number, for the file of facts."""
+        if not self.own:
+            return {}
+        part = self.own.part
+        return {
+            "claim": self.own.claim.key,
+            "claim_verdict": part.verdict,
+            "benchmark": part.benchmark,
+            "claim_studies": list(part.studies),
+            "estimate": part.evidence.text(),
+        }
+
     def verdict(self, *lines: str, rule="", also=()):
         """Write and display the verdict, and write where the numbers are from.
 
@@ -556,7 +566,7 @@ class _Statements(_Results):
             selection_rule=rule,
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
             verdict=lines,
-            claim=self.own.claim.key if self.own else "",
+            claim=self._claim_facts(),
         )
         if self.studies:
             digest = (facts["study_sha256"] or "")[:12]
