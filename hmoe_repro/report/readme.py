@@ -37,7 +37,6 @@ from ..core.files import repo_root, write_atomic
 from ..core.toml import package_toml
 from .gallery import facts_of
 from .provenance import STATUS
-from .render import page_texts
 from ..studies.artefacts import ARTEFACTS, artefact_studies
 from ..studies.study_file import read_study
 
@@ -412,11 +411,6 @@ def readme_blocks() -> dict[str, str]:
         "works": does_it_work(),
         "counts": status_counts(),
     }
-    for name, location in _PAGES["blocks"].items():  # such as 'quick/hmoe_fig3 summary'
-        page, _, part = location.partition(" ")
-        texts = page_texts(repo_root() / "figures" / f"{page}.ipynb")
-        _, _, artefact = page.partition("/")
-        blocks[name] = texts[f"{artefact}_{part}.md"]
     costs = wall_time_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
     seconds = "median seconds a run"
     times = costs.agg(runs=("runs", "sum"), quickest_s=(seconds, "min"), slowest_s=(seconds, "max"))
