@@ -294,15 +294,15 @@ def paper_block(dataset: str) -> pd.DataFrame:
     """Return HMOE's published accuracies on a data set of `TABLES`, in percent.
 
     Returns:
-        A row for each algorithm and mode, a column for each test domain (of HMOE alone) and the
-        average.
+        A row for each algorithm and mode, a column for the average and for each test domain (of
+        HMOE alone).
     """
     by_domain = paper_numbers(dataset=dataset, artefact=TABLES[dataset])
     averages = paper_numbers(dataset=dataset, artefact="HMOE Table 1").assign(test_domain="Average")
     numbers = pd.concat([by_domain, averages])
     wide = numbers.pivot_table("value", ["algorithm", "mode"], "test_domain", sort=False)
     order = sorted(wide.index, key=lambda row: rank(row[0])[:2])
-    wide = wide.loc[order, [*DATASETS[dataset].domain_names, "Average"]]
+    wide = wide.loc[order, ["Average", *DATASETS[dataset].domain_names]]
     return wide.reset_index().rename_axis(columns=None)
 
 
