@@ -6,7 +6,7 @@
 __all__ = ['TRAINED_SHARE', 'SLOW_SHARE', 'PRIMARY', 'LABEL_BLOCKS', 'min_validation_accuracy', 'undertrained',
            'undertrained_rows', 'undertrained_line', 'learned_line', 'compared_parts', 'comparison', 'contrast_finding',
            'stated_contrast', 'verdict_lines', 'mode_lines', 'paper_block', 'against_paper', 'paper_line',
-           'with_paper_column', 'published_rows', 'label_block', 'label_blocks']
+           'with_paper_column', 'paper_averages_line', 'published_rows', 'label_block', 'label_blocks']
 
 # %% ../../nbs/07_analysis/11_published.ipynb #imports
 from itertools import product
@@ -385,19 +385,35 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
         table: the first part of `tables.accuracy_block`, of one data set.
         numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
             mode.
-        differs: whether the protocols differ. Then the numbers are grey, and the head says so.
+        differs: whether the protocols differ. Then the head says so.
     """
     averages = numbers[numbers.test_domain.str.lower() == "average"]
     values = averages.groupby(["algorithm", "mode"]).value.mean()
     texts = []
     for row in zip(table.algorithm, table["mode"]):
-        text = f"{values[row]:.1f}" if row in values else "–"
-        texts.append(f'<span style="color:#767676">{text}</span>' if differs else text)
+        texts.append(f"{values[row]:.1f}" if row in values else "–")
     [average] = [name for name in table if str(name).startswith("Average")]
     heading = "paper (other protocol)" if differs else "paper"
     table = table.copy()
     table.insert(table.columns.get_loc(average) + 1, heading, texts)
     return table
+
+# %% ../../nbs/07_analysis/11_published.ipynb #def-paper-averages-line
+def paper_averages_line(numbers: pd.DataFrame) -> str:
+    """Return which row leads a column of HMOE's Table 1, and how ERM and HMOE compare, in words.
+
+    Args:
+        numbers: rows of `paper_numbers`, of one data set. Only those of HMOE's Table 1 count.
+    """
+    rows = numbers[numbers.artefact == "HMOE Table 1"]
+    first = rows.loc[rows.value.idxmax()]
+    erm = rows.value[rows.algorithm == "ERM"].iloc[0]
+    of_hmoe = rows.value[rows.algorithm.str.startswith("HMOE")]
+    return (
+        f"In the paper {row_name(first.algorithm, first['mode'])} leads with {first.value:.1f} %. "
+        f"ERM's {erm:.1f} % is exceeded by {(of_hmoe > erm).sum()} of {len(of_hmoe)} rows of HMOE, "
+        f"which have {of_hmoe.min():.1f} to {of_hmoe.max():.1f} %."
+    )
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:
