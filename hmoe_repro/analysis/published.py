@@ -382,20 +382,29 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
     """Return a table of accuracies with the paper's averages in a column beside ours.
 
     Args:
-        table: the first part of `tables.accuracy_block`, of one data set.
+        table: the first part of `tables.accuracy_block`. With several data sets each has a column
+            of the paper.
         numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
-            mode.
+            mode; those of several data sets are averaged, if the table has one data set.
         differs: whether the protocols differ. Then the head says so.
     """
     averages = numbers[numbers.test_domain.str.lower() == "average"]
-    values = averages.groupby(["algorithm", "mode"]).value.mean()
-    texts = []
-    for row in zip(table.algorithm, table["mode"]):
-        texts.append(f"{values[row]:.1f}" if row in values else "–")
-    [average] = [name for name in table if str(name).startswith("Average")]
     heading = "paper (other protocol)" if differs else "paper"
-    table = table.copy()
-    table.insert(table.columns.get_loc(average) + 1, heading, texts)
+    parts = {name: averages for name in table if str(name).startswith("Average")}
+    several = not parts
+    if several:
+        parts = {name: averages[averages.dataset == name] for name in table}
+    for name, part in parts.items():
+        values = part.groupby(["algorithm", "mode"]).value.mean()
+        rows = zip(table.algorithm, table["mode"])
+        texts = [f"{values[row]:.1f}" if row in values else "–" for row in rows]
+        if len(values):
+            place = table.columns.get_loc(name) + 1
+            inserted = pd.Series(
+                texts, table.index, name=f"{name}, {heading}" if several else heading
+            )
+            before, after = table.iloc[:, :place], table.iloc[:, place:]
+            table = pd.concat([before, inserted, after], axis=1)
     return table
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-paper-averages-line
