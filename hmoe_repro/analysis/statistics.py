@@ -717,7 +717,7 @@ def _draw_values_beyond(axis, data: pd.DataFrame, limit: float, color):
             ha="right" if side > 0 else "left",
             va="center",
             textcoords="offset points",
-            fontsize=6,
+            fontsize=8,
             color=color,
         )
 
