@@ -6,8 +6,8 @@
 __all__ = ['TRAINED_SHARE', 'SLOW_SHARE', 'PRIMARY', 'CLOSEST_NETWORKS', 'DMG_AUGMENTATION', 'LABEL_BLOCKS',
            'min_validation_accuracy', 'undertrained', 'undertrained_rows', 'undertrained_line', 'learned_line',
            'compared_parts', 'comparison', 'contrast_finding', 'stated_contrast', 'verdict_lines', 'mode_lines',
-           'paper_block', 'against_paper', 'paper_line', 'with_paper_column', 'published_rows', 'own_trainings',
-           'label_block', 'label_blocks']
+           'paper_block', 'against_paper', 'paper_line', 'with_paper_column', 'paper_averages_line', 'published_rows',
+           'own_trainings', 'label_block', 'label_blocks']
 
 # %% ../../nbs/07_analysis/11_published.ipynb #imports
 from itertools import product
@@ -26,7 +26,7 @@ from hmoe_repro.analysis.tables import (
     row_name,
     run_results,
 )
-from .writers import OTHER_PROTOCOL, Line
+from .writers import Line
 from ..core.errors import HmoeError
 from ..data.registry import DATASETS
 from ..studies.search import rank
@@ -295,15 +295,15 @@ def paper_block(dataset: str) -> pd.DataFrame:
     """Return HMOE's published accuracies on a data set of `TABLES`, in percent.
 
     Returns:
-        A row for each algorithm and mode, a column for each test domain (of HMOE alone) and the
-        average.
+        A row for each algorithm and mode, a column for the average and for each test domain (of
+        HMOE alone).
     """
     by_domain = paper_numbers(dataset=dataset, artefact=TABLES[dataset])
     averages = paper_numbers(dataset=dataset, artefact="HMOE Table 1").assign(test_domain="Average")
     numbers = pd.concat([by_domain, averages])
     wide = numbers.pivot_table("value", ["algorithm", "mode"], "test_domain", sort=False)
     order = sorted(wide.index, key=lambda row: rank(row[0])[:2])
-    wide = wide.loc[order, [*DATASETS[dataset].domain_names, "Average"]]
+    wide = wide.loc[order, ["Average", *DATASETS[dataset].domain_names]]
     return wide.reset_index().rename_axis(columns=None)
 
 
@@ -383,24 +383,51 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
     """Return a table of accuracies with the paper's averages in a column beside ours.
 
     Args:
-        table: the first part of `tables.accuracy_block`, of one data set.
+        table: the first part of `tables.accuracy_block`. With several data sets each has a column
+            of the paper.
         numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
-            mode, and by network if both tables have it.
-        differs: whether the protocols differ. Then the column is `writers.OTHER_PROTOCOL`.
+            mode, and by network if both have it; those of several data sets are averaged, if the
+            table has one data set.
+        differs: whether the protocols differ. Then the head says so.
     """
     averages = numbers[numbers.test_domain.str.lower() == "average"]
+    heading = "paper (other protocol)" if differs else "paper"
+    parts = {name: averages for name in table if str(name).startswith("Average")}
+    several = not parts
+    if several:
+        parts = {name: averages[averages.dataset == name] for name in table}
     keys = ["algorithm", "mode"]
     if "network" in table and "network" in numbers:
         keys.insert(0, "network")
-    values = averages.groupby(keys).value.mean()
-    texts = []
-    for row in table[keys].itertuples(index=False, name=None):
-        texts.append(f"{values[row]:.1f}" if row in values else "–")
-    [average] = [name for name in table if str(name).startswith("Average")]
-    heading = OTHER_PROTOCOL if differs else "paper"
-    table = table.copy()
-    table.insert(table.columns.get_loc(average) + 1, heading, texts)
+    for name, part in parts.items():
+        values = part.groupby(keys).value.mean()
+        rows = table[keys].itertuples(index=False, name=None)
+        texts = [f"{values[row]:.1f}" if row in values else "–" for row in rows]
+        if len(values):
+            place = table.columns.get_loc(name) + 1
+            inserted = pd.Series(
+                texts, table.index, name=f"{name}, {heading}" if several else heading
+            )
+            before, after = table.iloc[:, :place], table.iloc[:, place:]
+            table = pd.concat([before, inserted, after], axis=1)
     return table
+
+# %% ../../nbs/07_analysis/11_published.ipynb #def-paper-averages-line
+def paper_averages_line(numbers: pd.DataFrame) -> str:
+    """Return which row leads a column of HMOE's Table 1, and how ERM and HMOE compare, in words.
+
+    Args:
+        numbers: rows of `paper_numbers`, of one data set. Only those of HMOE's Table 1 count.
+    """
+    rows = numbers[numbers.artefact == "HMOE Table 1"]
+    first = rows.loc[rows.value.idxmax()]
+    erm = rows.value[rows.algorithm == "ERM"].iloc[0]
+    of_hmoe = rows.value[rows.algorithm.str.startswith("HMOE")]
+    return (
+        f"In the paper {row_name(first.algorithm, first['mode'])} leads with {first.value:.1f} %. "
+        f"ERM's {erm:.1f} % is exceeded by {(of_hmoe > erm).sum()} of {len(of_hmoe)} rows of HMOE, "
+        f"which have {of_hmoe.min():.1f} to {of_hmoe.max():.1f} %."
+    )
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-published-rows
 def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFrame:
