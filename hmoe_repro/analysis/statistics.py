@@ -7,7 +7,7 @@ __all__ = ['SEEDS_FOR_MEANS', 'SEEDS_FOR_BOOTSTRAP', 'MAX_ROWS', 'select_rows', 
            'mean_interval', 'interval_note', 'contrast', 'holm', 'contrasts', 'interquartile_mean', 'sensitivity_line',
            'gain_words', 'rate', 'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'sentences',
            'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_rows',
-           'forest_note', 'forest_plot', 'main_effects', 'effect_lines']
+           'forest_note', 'forest_limits', 'forest_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #imports
 import math
@@ -817,11 +817,14 @@ def _draw_intervals(axis, data: pd.DataFrame, limits: tuple[float, float], color
 _FEW = 0.2  # fraction of the rows that may reach beyond a panel
 
 
-def _forest_limits(rows: pd.DataFrame) -> tuple[float, float]:
-    """Return the ends of the axis of panels of `forest_plot`, in points, with 0 between them.
+def forest_limits(rows: pd.DataFrame) -> tuple[float, float]:
+    """Return the ends of the axis of a forest, with 0 between them.
 
     All intervals fit, if no fifth of the rows makes the axis more than twice as wide. Else those
     rows may reach beyond it.
+
+    Args:
+        rows: difference, low and high; the last two may be missing values.
     """
     lows = rows.low.fillna(rows.difference)
     highs = rows.high.fillna(rows.difference)
@@ -909,8 +912,8 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
         squeeze=False,
         layout="constrained",
     )
-    limits_of = dict.fromkeys(panels, _forest_limits(table[table.test_domain.isin(domains)]))
-    limits_of[panels[0]] = _forest_limits(table[table.test_domain == panels[0]])
+    limits_of = dict.fromkeys(panels, forest_limits(table[table.test_domain.isin(domains)]))
+    limits_of[panels[0]] = forest_limits(table[table.test_domain == panels[0]])
     colour_of = _forest_colours(table, hue, palette)
     for axis, panel in zip(axes.flat, panels):
         limits = limits_of[panel]
