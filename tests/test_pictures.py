@@ -190,7 +190,6 @@ def test_a_page_in_a_temporary_folder_links_nothing(monkeypatch):
     plt.close("all")
 
 
-<<<<<<< HEAD
 # Files
 
 
@@ -306,7 +305,8 @@ def test_the_picture_of_claims_has_a_square_for_each_and_rows_for_those_in_point
     assert height <= 1000
     plt.close(figure)
     assert page.claims_picture([score]) is None
-=======
+
+
 def test_a_legend_stays_above_the_caption_when_a_picture_is_saved(tmp_path):
     figure, axis = plt.subplots(figsize=(4, 2), layout="constrained")
     axis.plot([0, 1], label="a line")
@@ -327,4 +327,3 @@ def test_a_legend_stays_above_the_caption_when_a_picture_is_saved(tmp_path):
     assert of_caption.y1 < of_legend.y0
     assert of_legend.y1 < of_axis.y0
     plt.close(figure)
->>>>>>> p_gmoe
