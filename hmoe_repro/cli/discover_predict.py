@@ -116,7 +116,9 @@ def predict_command(
     mode: option(str, "Inference mode; default: the algorithm's first.") = None,
     skip_unreadable: options.SkipUnreadableOption = False,
     device: options.DeviceOption = "auto",
-    trust_code: option(bool, "Run the code kept with the run; read it first.", "--trust-code") = False,
+    trust_code: option(
+        bool, "Run the code kept with the run; read it first.", "--trust-code"
+    ) = False,
 ):
     """Predict the class of every image of a folder, into a CSV file.
 
@@ -146,7 +148,9 @@ def export_command(
     weights: option(str, "last, or an inference mode: the weights it selected.") = None,
     mode: option(str, "Inference mode of a graph; default: the algorithm's first.") = None,
     as_bytes: option(bool, "The graph takes bytes, not floats from 0 to 1.", "--bytes") = False,
-    trust_code: option(bool, "Run the code kept with the run; read it first.", "--trust-code") = False,
+    trust_code: option(
+        bool, "Run the code kept with the run; read it first.", "--trust-code"
+    ) = False,
 ):
     """Write the model of a run into a folder to share.
 

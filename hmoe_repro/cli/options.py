@@ -196,7 +196,9 @@ _PANELS = {  # title -> options, by the names of their parameters
     "This machine": "device jobs workers engine gpus_per_run minutes data_dir domainbed log "
     "resume_anyway",
 }
-PANEL_OF = {name: title for title, names in _PANELS.items() for name in names.split()}
+PANEL_OF = {}  # name of a parameter -> title
+for _title, _names in _PANELS.items():
+    PANEL_OF |= dict.fromkeys(_names.split(), _title)
 MANY_OPTIONS = 10  # of a command whose help has panels
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table

@@ -28,8 +28,12 @@ def requested(
     artefacts: options.PagesOrStudiesArgument = None,
     profile: options.ProfileOption = "quick",
     everything: options.OnRequestOption = False,
-    part: option(str, "Only part I of N equal parts of the runs.", "--shard", metavar="I/N") = "1/1",
-    algorithm: option(list[str], "Only this; file.py:Name is trained as ERM is; repeatable.") = None,
+    part: option(
+        str, "Only part I of N equal parts of the runs.", "--shard", metavar="I/N"
+    ) = "1/1",
+    algorithm: option(
+        list[str], "Only this; file.py:Name is trained as ERM is; repeatable."
+    ) = None,
     n_hparams: option(int, "Hyper-parameter trials of each run.", min=1, max=10_000) = 1,
     rule: option(str, "training-domain, leave-one-domain-out, oracle.") = "training-domain",
     where: options.WhereOption = None,

@@ -75,10 +75,10 @@ class RunOptions(Checked):
     (('sketch',), None, 'domainbed')
     """
 
-    algorithm: str = Field(description="A name of `hmoe list --algorithms`, file.py:Name or domainbed:NAME.")
-    dataset: str = Field(
-        description="A name of `hmoe list --datasets`, or a folder of images."
+    algorithm: str = Field(
+        description="A name of `hmoe list --algorithms`, file.py:Name or domainbed:NAME."
     )
+    dataset: str = Field(description="A name of `hmoe list --datasets`, or a folder of images.")
     test_domains: NameTuple = Field((), description="The domain that is held out; repeatable.")
     trial_seed: Seed = Field(0, description="Trial seed: of the split and of all draws.")
     restart: Seed = Field(0, description="Draws other weights and batches on the same split.")
@@ -100,7 +100,7 @@ class RunOptions(Checked):
     evaluate: str = Field(
         "selection",
         pattern=r"^(selection|all)(:[1-9]\d*)?$",
-        description="selection or all; selection:2000 uses at most 2000 validation images a domain.",
+        description="selection or all; selection:2000 uses up to 2000 validation images a domain.",
     )
     precision: Literal["float32", "bf16", "float32-compile", "bf16-compile", "tf32"] = Field(
         "float32", description="float32 or bf16, both also with -compile; tf32 on a GPU."
@@ -112,26 +112,24 @@ class RunOptions(Checked):
         None, description="With protocol dmg: folder of lists such as art_train.txt."
     )
     hparams_seed: Seed = Field(
-        0,
-        description="0: default hyper-parameters; else DomainBed's random trial of this seed.",
+        0, description="0: default hyper-parameters; else DomainBed's random trial of this seed."
     )
     domainbed_compat: bool = Field(
         False,
-        description="Repeat DomainBed in detail: the hyper-parameter of this name is set, seeds hash "
-        "DomainBed's names, generated data follow the run's seed, and GMoE's capacity also limits "
+        description="Repeat DomainBed in detail: the hyper-parameter of this name is set, seeds "
+        "hash DomainBed's names, generated data follow the run's seed, and GMoE's capacity also limits "
         "evaluation.",
     )
     seed_as: str | None = Field(
         None, description="Take weights and batches of this algorithm's seed, to share them."
     )
     determinism: Literal["native", "portable"] = Field(
-        "native",
-        description="native; or portable, equal bits on every x86-64 processor with AVX2.",
+        "native", description="native; or portable, equal bits on every x86-64 processor with AVX2."
     )
     measure: Literal["", "spectra", "clusters", "groups", "codes"] = Field(
         "",
-        description="Also measure spectra, clusters, groups (the expert of each validation image) or "
-        "codes (where they lie at each checkpoint).",
+        description="Also measure spectra, clusters, groups (the expert of each validation image) "
+        "or codes (where they lie at each checkpoint).",
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
