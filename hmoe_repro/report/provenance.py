@@ -11,7 +11,7 @@ __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 
 import functools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -366,6 +366,7 @@ def provenance(
     selection_rule: str = "",
     extra_studies: Sequence[str] = (),
     verdict: Sequence[str] = (),
+    claim: Mapping | None = None,
 ) -> dict:
     """Write `<artefact>.provenance.json`, the facts about a page's numbers, and return them.
 
@@ -382,10 +383,12 @@ def provenance(
         selection_rule: in words; '' for `rule_of`.
         extra_studies: further studies whose runs are in the frame; their digests are written, too.
         verdict: the lines of the verdict.
+        claim: facts about the claim that the page answers, such as its key; None for none.
     """
     frame = runs(frame)
     evidence = {
         "artefact": artefact,
+        **(claim or {"claim": None}),
         **verdict_facts(verdict),
         "profile": profile,
         "protocol": protocol_note(profile, frame),
