@@ -385,13 +385,14 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
         table: the first part of `tables.accuracy_block`, of one data set.
         numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
             mode.
-        differs: whether the protocols differ. Then the head says so.
+        differs: whether the protocols differ. Then the numbers are grey, and the head says so.
     """
     averages = numbers[numbers.test_domain.str.lower() == "average"]
     values = averages.groupby(["algorithm", "mode"]).value.mean()
     texts = []
     for row in zip(table.algorithm, table["mode"]):
-        texts.append(f"{values[row]:.1f}" if row in values else "–")
+        text = f"{values[row]:.1f}" if row in values else "–"
+        texts.append(f'<span style="color:#767676">{text}</span>' if differs else text)
     [average] = [name for name in table if str(name).startswith("Average")]
     heading = "paper (other protocol)" if differs else "paper"
     table = table.copy()
