@@ -7,8 +7,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from hmoe_repro.analysis.plotting import save_figure
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.report.page import Page
+from hmoe_repro.report.page import Page, add_finding
 from hmoe_repro.report.render import PICTURES, files_of, page_texts, render, show_pictures
 
 PROFILES = sorted(folder.name for folder in (repo_root() / "figures").iterdir())
@@ -178,3 +179,25 @@ def test_a_page_in_a_temporary_folder_links_nothing(monkeypatch):
     page.figure(plt.figure())
     assert not shown.links()
     plt.close("all")
+
+
+def test_a_legend_stays_above_the_caption_when_a_picture_is_saved(tmp_path):
+    figure, axis = plt.subplots(figsize=(4, 2), layout="constrained")
+    axis.plot([0, 1], label="a line")
+    legend = figure.legend(loc="outside lower center")
+    boxes = []
+    draw = legend.draw
+
+    def recording(renderer):
+        boxes.append((legend.get_window_extent(renderer), axis.get_tightbbox(renderer)))
+        if len(figure.texts):
+            boxes[-1] += (figure.texts[-1].get_window_extent(renderer),)
+        draw(renderer)
+
+    legend.draw = recording
+    add_finding(figure, "A finding", "a caption")
+    save_figure(figure, tmp_path, "page")
+    of_legend, of_axis, of_caption = boxes[-1]
+    assert of_caption.y1 < of_legend.y0
+    assert of_legend.y1 < of_axis.y0
+    plt.close(figure)

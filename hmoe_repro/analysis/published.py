@@ -382,21 +382,30 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
     """Return a table of accuracies with the paper's averages in a column beside ours.
 
     Args:
-        table: the first part of `tables.accuracy_block`, of one data set.
+        table: the first part of `tables.accuracy_block`. With several data sets each has a column
+            of the paper.
         numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
-            mode.
-        differs: whether the protocols differ. Then the numbers are grey, and the head says so.
+            mode, and by network if both tables have it; those of several data sets are averaged,
+            if the table has one data set.
+        differs: whether the protocols differ. Then the head says so.
     """
     averages = numbers[numbers.test_domain.str.lower() == "average"]
-    values = averages.groupby(["algorithm", "mode"]).value.mean()
-    texts = []
-    for row in zip(table.algorithm, table["mode"]):
-        text = f"{values[row]:.1f}" if row in values else "–"
-        texts.append(f'<span style="color:#767676">{text}</span>' if differs else text)
-    [average] = [name for name in table if str(name).startswith("Average")]
     heading = "paper (other protocol)" if differs else "paper"
+    keys = ["algorithm", "mode"]
+    if "network" in table and "network" in numbers:
+        keys.insert(0, "network")
+    places = {name: averages for name in table if str(name).startswith("Average")}
+    headings = dict.fromkeys(places, heading)
+    if not places:
+        places = {name: averages[averages.dataset == name] for name in averages.dataset.unique()}
+        headings = {name: f"{name}, {heading}" for name in places}
+    rows = list(table[keys].itertuples(index=False, name=None))
     table = table.copy()
-    table.insert(table.columns.get_loc(average) + 1, heading, texts)
+    for name, part in places.items():
+        if name in table:
+            values = part.groupby(keys).value.mean()
+            texts = [f"{values[row]:.1f}" if row in values else "–" for row in rows]
+            table.insert(table.columns.get_loc(name) + 1, headings[name], texts)
     return table
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-paper-averages-line
