@@ -641,7 +641,7 @@ class Page(_Statements):
             part: the end of the file's name.
             block: function of the table that returns a changed one.
             paper: rows of `paper_numbers`; their averages over test domains are a column beside
-                ours, whose head says so if the protocols differ.
+                ours, in grey if the protocols differ.
         """
         if frame is None:
             frame = self.frame
