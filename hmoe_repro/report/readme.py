@@ -6,8 +6,8 @@
 __all__ = ['README_PROFILES', 'FULL_ELSEWHERE', 'PUBLISHED', 'TUNED', 'README_RUNS', 'MIN_NMI', 'SAME_CONTRAST',
            'PAGES_WITH_BLOCKS', 'fill_blocks', 'deviations_of', 'all_deviations', 'item_status', 'status_words',
            'Score', 'scorecard', 'scorecard_table', 'status_counts', 'found_by_experts', 'found_by_kmeans',
-           'does_it_work', 'Comparison', 'comparison_table', 'class_minus_domain', 'same_contrasts', 'readme_blocks',
-           'update_readme']
+           'does_it_work', 'StatedContrast', 'comparison_table', 'class_minus_domain', 'same_contrasts',
+           'readme_blocks', 'update_readme']
 
 # %% ../../nbs/08_report/05_readme.ipynb #imports
 import json
@@ -412,7 +412,7 @@ def does_it_work() -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-same-contrast
-class Comparison(NamedTuple):
+class StatedContrast(NamedTuple):
     """A contrast as one page states it.
 
     Args:
@@ -428,31 +428,31 @@ class Comparison(NamedTuple):
     b: dict
 
 
-def _of_dn(page: str, *studies: str, **conditions) -> Comparison:
+def _of_dn(page: str, studies: tuple[str, ...], **conditions) -> StatedContrast:
     """Return HMOE-DN with MIX minus ERM as a page states it."""
     a = {"algorithm": "HMOE-DN", "mode": "mix"}
     for name, value in conditions.items():
         a[name if name == "steps" else f"hparams.{name}"] = value
-    return Comparison(page, studies, a, {"algorithm": "ERM"})
+    return StatedContrast(page, studies, a, {"algorithm": "ERM"})
 
 
-def _of_gmoe(page: str, study: str) -> Comparison:
+def _of_gmoe(page: str, study: str) -> StatedContrast:
     """Return GMoE minus the same transformer without experts as a page states it."""
-    return Comparison(page, (study,), {"algorithm": "GMoE"}, {"algorithm": "ERM-ViT"})
+    return StatedContrast(page, (study,), {"algorithm": "GMoE"}, {"algorithm": "ERM-ViT"})
 
 
 _LONG = ("quick-discovery", "quick-discovery-long")
 SAME_CONTRAST = {  # the contrast -> the pages that state a number of it
     "HMOE-DN (MIX) minus ERM on the embedded digits": [
-        _of_dn("quick/discovery", *_LONG, steps=701, d2v_small_norm="none", code_norm="none"),
-        _of_dn("quick/discovery", *_LONG, steps=701, d2v_small_norm="instance"),
-        _of_dn("quick/discovery", *_LONG, steps=701, code_norm="batch"),
-        _of_dn("quick/discovery", *_LONG, steps=5001, d2v_small_norm="none"),
-        _of_dn("quick/discovery", *_LONG, steps=5001, d2v_small_norm="instance"),
-        _of_dn("quick/digits_table", "quick-digits"),
-        _of_dn("quick/digits_table1", "quick-table1"),
-        _of_dn("quick/gmoe_algorithms", "quick-gmoe"),
-        _of_dn("quick/gmoe_short", "quick-gmoe-short"),
+        _of_dn("quick/discovery", _LONG, steps=701, d2v_small_norm="none", code_norm="none"),
+        _of_dn("quick/discovery", _LONG, steps=701, d2v_small_norm="instance"),
+        _of_dn("quick/discovery", _LONG, steps=701, code_norm="batch"),
+        _of_dn("quick/discovery", _LONG, steps=5001, d2v_small_norm="none"),
+        _of_dn("quick/discovery", _LONG, steps=5001, d2v_small_norm="instance"),
+        _of_dn("quick/digits_table", ("quick-digits",)),
+        _of_dn("quick/digits_table1", ("quick-table1",)),
+        _of_dn("quick/gmoe_algorithms", ("quick-gmoe",)),
+        _of_dn("quick/gmoe_short", ("quick-gmoe-short",)),
     ],
     "GMoE minus ERM-ViT, the same transformer without experts": [
         _of_gmoe("quick/systems", "quick-systems"),
@@ -488,7 +488,7 @@ def _norm_of(rows: pd.DataFrame) -> str:
     return ", ".join(words) or "none"
 
 
-def comparison_table(comparisons: list[Comparison]) -> pd.DataFrame:
+def comparison_table(comparisons: list[StatedContrast]) -> pd.DataFrame:
     """Return the numbers of one contrast on several pages, with the settings in which they differ.
 
     Args:
@@ -503,7 +503,8 @@ def comparison_table(comparisons: list[Comparison]) -> pd.DataFrame:
         frame = with_omitted_defaults(results(studies))
         average = contrast(frame, a, b).iloc[-1]
         grid = paired_values(frame, a, b)
-        rows_a, rows_b = select_rows(frame, a), select_rows(frame, b)
+        rows_a = select_rows(frame, a)
+        rows_b = select_rows(frame, b)
         table.append(
             {
                 "points (95 % CI)": contrast_text(average),
