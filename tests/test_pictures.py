@@ -18,7 +18,7 @@ from hmoe_repro.analysis.claims import VERDICTS
 from hmoe_repro.analysis.plotting import MIN_POINTS, MIN_WIDTH, save_figure, small_texts
 from hmoe_repro.core.files import repo_root
 from hmoe_repro.core.style import use_style
-from hmoe_repro.report.page import Page
+from hmoe_repro.report.page import Page, add_finding
 from hmoe_repro.report.render import PICTURES, files_of, page_texts, render, show_pictures
 
 PROFILES = sorted(folder.name for folder in (repo_root() / "figures").iterdir())
@@ -305,3 +305,25 @@ def test_the_picture_of_claims_has_a_square_for_each_and_rows_for_those_in_point
     assert height <= 1000
     plt.close(figure)
     assert page.claims_picture([score]) is None
+
+
+def test_a_legend_stays_above_the_caption_when_a_picture_is_saved(tmp_path):
+    figure, axis = plt.subplots(figsize=(4, 2), layout="constrained")
+    axis.plot([0, 1], label="a line")
+    legend = figure.legend(loc="outside lower center")
+    boxes = []
+    draw = legend.draw
+
+    def recording(renderer):
+        boxes.append((legend.get_window_extent(renderer), axis.get_tightbbox(renderer)))
+        if len(figure.texts):
+            boxes[-1] += (figure.texts[-1].get_window_extent(renderer),)
+        draw(renderer)
+
+    legend.draw = recording
+    add_finding(figure, "A finding", "a caption")
+    save_figure(figure, tmp_path, "page")
+    of_legend, of_axis, of_caption = boxes[-1]
+    assert of_caption.y1 < of_legend.y0
+    assert of_legend.y1 < of_axis.y0
+    plt.close(figure)

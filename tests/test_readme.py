@@ -252,6 +252,7 @@ def test_the_picture_of_the_readme_is_small_and_drawn_from_the_records():
         "docs/porting.md",
         "docs/cluster.md",
         "docs/deviations.md",
+        "docs/differences.md",
         "docs/your_own_data.md",
         "docs/class_plan.md",
         "docs/class_notes.md",

@@ -28,7 +28,7 @@ from hmoe_repro.analysis.claims import (
 from .results import benchmark_file, study_file
 from ..core.errors import check_choice, plural
 from ..core.toml import package_toml
-from ..studies.study_file import PROFILE_OF
+from ..studies.study_file import PROFILE_OF, STUDIES, read_study
 
 # %% ../../nbs/07_analysis/19_answers.ipynb #def-numbers
 # Unit of evidence -> the words after a number.
@@ -70,7 +70,7 @@ def _decimals(evidence: Evidence, rule: Rule | None, ends: tuple[float, float]) 
         ends: the interval that is shown; NaN: none.
     """
     numbers = [number for number in (evidence.value, *ends) if not math.isnan(number)]
-    is_wide = not max(numbers) - min(numbers) < 1
+    is_wide = not ends[1] - ends[0] < 1  # or there is no interval
     fewest = 1 if evidence.unit == POINTS and is_wide else 2
 
     def is_kept(number: float, threshold: float, decimals: int) -> bool:
@@ -233,28 +233,31 @@ class PageAnswer:
     finding: str
 
 
-def _evidence_text(part: Part, name: str, interval: str) -> str:
+def _evidence_text(part: Part, name: str, interval: str, source: str) -> str:
     """Return what stands in brackets: '5 of 32, 95 % CI 5 to 33 %' or '95 % CI 0.4 to 3.5, ...'.
 
     Args:
         part: the claim on one benchmark.
         name: the name of the interval.
         interval: its ends as text; '': there is none.
+        source: the study to name; '': none.
     """
     evidence = part.evidence
+    source = f" of {source}" if source else ""
     if evidence.hits is not None:
         percent = f"{evidence.low:.0f} to {evidence.high:.0f} %"
-        return f"{evidence.hits} of {evidence.runs}, {name} {percent}"
-    size = _size_text(evidence)
+        return f"{evidence.hits} of {evidence.runs}{source}, {name} {percent}"
+    size = f"{_size_text(evidence)}{source}"
     return f"{name} {interval}, {size}" if interval else f"no interval, {size}"
 
 
-def part_answer(claim: Claim, part: Part) -> PageAnswer:
+def part_answer(claim: Claim, part: Part, source: str = "") -> PageAnswer:
     """Return the answer to a claim on one benchmark.
 
     Args:
         claim: the claim.
         part: the claim on a benchmark, with a number.
+        source: the study to name, if a page shows another one; '': none.
 
     >>> rule = make_rule("larger", 1.5)
     >>> words = {"finding": "on {benchmark} X is {gap} Y", "rule": rule}
@@ -271,7 +274,7 @@ def part_answer(claim: Claim, part: Part) -> PageAnswer:
     finding = claim.finding.format_map(fields)
     directed = bool(finding_fields(claim.finding) & set(_DIRECTIONS))
     interval = _interval_text(ends, decimals, directed) if evidence.measured else ""
-    brackets = _evidence_text(part, name, interval)
+    brackets = _evidence_text(part, name, interval, source)
     texts = [f"{first}: {finding} ({brackets})." for first in _first_words(claim, part)]
     text = next((text for text in texts if len(text.split()) <= ANSWER_WORDS), texts[-1])
     return PageAnswer(claim, part, text, f"{finding[:1].upper()}{finding[1:]}")
@@ -311,29 +314,43 @@ def _measured_parts(claim: Claim, profile: str, store: str) -> list[Part]:
     return parts
 
 
+def _datasets(studies) -> set[str]:
+    """Return the data sets of the studies that are of this library."""
+    names = set()
+    for study in studies:
+        if study in STUDIES:
+            for block in read_study(study).runs:
+                names.update(block.datasets)
+    return names
+
+
 def page_answer(
     claims: list[str], profile: str, studies: list[str], store: str = ""
 ) -> PageAnswer | None:
-    """Return the answer of a page: that of the first of its claims measured on its profile.
+    """Return the answer of a page to the first of its claims that was measured on its studies.
 
     Args:
         claims: keys of the page's claims, the headline first.
         profile: the profile of the page.
-        studies: the studies of the page. Of several measurements of a claim on this profile, the
-            first that reads one of them counts.
+        studies: the studies of the page. If no claim was measured on one of them, the first claim
+            counts that was measured on other studies of the same profile and data; the answer then
+            names the study.
         store: folder of records, as in `study_file`.
 
     Returns:
-        The answer; None if no claim was measured on the profile.
+        The answer; None if no claim was measured on the profile and its data.
 
     Raises:
         HmoeError: for an unknown claim.
     """
     by_key = {claim.key: claim for claim in read_claims()}
+    own_data = _datasets(studies)
+    other = None
     for key in claims:
         claim = by_key[check_choice(key, by_key, "claim")]
-        parts = _measured_parts(claim, profile, store)
-        if parts:
-            part = min(parts, key=lambda part: set(part.studies).isdisjoint(studies))
-            return part_answer(claim, part)
-    return None
+        for part in _measured_parts(claim, profile, store):
+            if not set(part.studies).isdisjoint(studies):
+                return part_answer(claim, part)
+            if other is None and _datasets(part.studies) <= own_data:
+                other = part_answer(claim, part, source=part.studies[0])
+    return other

@@ -386,30 +386,27 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
         table: the first part of `tables.accuracy_block`. With several data sets each has a column
             of the paper.
         numbers: rows of `paper_numbers`. Averages over test domains are matched by algorithm and
-            mode, and by network if both have it; those of several data sets are averaged, if the
-            table has one data set.
+            mode, and by network if both tables have it; those of several data sets are averaged,
+            if the table has one data set.
         differs: whether the protocols differ. Then the head says so.
     """
     averages = numbers[numbers.test_domain.str.lower() == "average"]
     heading = "paper (other protocol)" if differs else "paper"
-    parts = {name: averages for name in table if str(name).startswith("Average")}
-    several = not parts
-    if several:
-        parts = {name: averages[averages.dataset == name] for name in table}
     keys = ["algorithm", "mode"]
     if "network" in table and "network" in numbers:
         keys.insert(0, "network")
-    for name, part in parts.items():
-        values = part.groupby(keys).value.mean()
-        rows = table[keys].itertuples(index=False, name=None)
-        texts = [f"{values[row]:.1f}" if row in values else "–" for row in rows]
-        if len(values):
-            place = table.columns.get_loc(name) + 1
-            inserted = pd.Series(
-                texts, table.index, name=f"{name}, {heading}" if several else heading
-            )
-            before, after = table.iloc[:, :place], table.iloc[:, place:]
-            table = pd.concat([before, inserted, after], axis=1)
+    places = {name: averages for name in table if str(name).startswith("Average")}
+    headings = dict.fromkeys(places, heading)
+    if not places:
+        places = {name: averages[averages.dataset == name] for name in averages.dataset.unique()}
+        headings = {name: f"{name}, {heading}" for name in places}
+    rows = list(table[keys].itertuples(index=False, name=None))
+    table = table.copy()
+    for name, part in places.items():
+        if name in table:
+            values = part.groupby(keys).value.mean()
+            texts = [f"{values[row]:.1f}" if row in values else "–" for row in rows]
+            table.insert(table.columns.get_loc(name) + 1, headings[name], texts)
     return table
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-paper-averages-line

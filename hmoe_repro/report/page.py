@@ -247,17 +247,21 @@ def _filled(text: str, width: float, size: int) -> str:
 def add_finding(figure, finding: str, caption: str):
     """Write a finding above a figure and a caption below it, outside of its area.
 
-    The layout of the figure stays as it is. A picture that is saved with a tight bounding box, as
-    the project's style has it, includes both.
+    The layout of the figure is computed and kept, with its legends inside of its area. A picture
+    that is saved with a tight bounding box, as the project's style has it, includes both texts.
 
     Args:
         figure: of matplotlib.
         finding: bold; '' for none.
         caption: small; '' for none.
     """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     width, height = figure.get_size_inches()
     gap = 0.06 / height
     shared = {"x": 0.01, "ha": "left", "linespacing": 1.25}
+    for legend in figure.legends:  # else they move to the edge of the tight bounding box
+        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     if finding:
         title = _filled(finding, width, _TITLE_SIZE)
         figure.text(s=title, y=1 + gap, va="bottom", fontsize=_TITLE_SIZE, weight="bold", **shared)
@@ -460,7 +464,7 @@ class _Results(PageOutput):
         """Answer the page's own claim from the records, at the head of the page."""
         from IPython.display import Markdown
 
-        claims = getattr(ARTEFACTS[self.name], "claims", ()) if self.name in ARTEFACTS else ()
+        claims = ARTEFACTS[self.name].claims if self.name in ARTEFACTS else ()
         self.own = page_answer(claims, self.profile, self.studies, store)
         if self.own is None:
             return
