@@ -74,7 +74,7 @@ def fill_blocks(text: str, blocks: dict[str, str]) -> str:
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-deviations
 def deviations_of(notebook: Path) -> str:
-    """Return the section 'Deviations' of a library notebook, below the notebook's title.
+    """Return the section 'Deviations' of a library notebook, a table below the notebook's title.
 
     Links in it are made relative to the folder `docs`. Without deviations it is empty.
     """
@@ -94,15 +94,31 @@ def deviations_of(notebook: Path) -> str:
     return f"### [{title}]({folder}/{notebook.name})\n\n{body}"
 
 
+_PARTS_THAT_DEVIATE = {  # folder -> title
+    "01_method": "Methods",
+    "02_data": "Data",
+    "03_networks": "Networks",
+    "04_algorithms": "Algorithms",
+    "05_training": "Training",
+}
+_DEVIATIONS_HEAD = "| what | paper | here | why |\n|---|---|---|---|"
+
+
 def all_deviations() -> str:
-    """Return the deviations of all notebooks about the papers' methods, in reading order.
+    """Return the deviations of all notebooks about the papers' methods: a table for each part.
 
     They are those on methods, data, networks, algorithms and training; the parts around them have
-    no counterpart in the papers.
+    no counterpart in the papers. A row with the title of a notebook stands before its deviations.
     """
-    notebooks = sorted((repo_root() / "nbs").glob("0[1-5]_*/[0-9]*.ipynb"))
-    deviations = [deviations_of(notebook) for notebook in notebooks]
-    return "\n\n".join(text for text in deviations if text)
+    tables = []
+    for folder, title in _PARTS_THAT_DEVIATE.items():
+        lines = [f"### {title}", "", _DEVIATIONS_HEAD]
+        for notebook in sorted((repo_root() / "nbs" / folder).glob("[0-9]*.ipynb")):
+            heading, _, table = deviations_of(notebook).partition(f"\n\n{_DEVIATIONS_HEAD}\n")
+            if table:
+                lines += [f"| **{heading.removeprefix('### ')}** | | | |", table]
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-item-status
 README_PROFILES = ("paper", "quick", "mnist", "pacs", "bench")  # those with blocks
