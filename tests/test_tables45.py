@@ -17,6 +17,7 @@ from hmoe_repro.analysis.protocol_diff import (
 from hmoe_repro.analysis.published import (
     against_paper,
     comparison,
+    paper_averages_line,
     paper_block,
     paper_line,
     published_rows,
@@ -186,3 +187,15 @@ def test_the_papers_own_numbers():
     said = {(row.network, row.algorithm, row.here) for row in rows.itertuples()}
     assert ("resnet50", "DMG", "not run") in said
     assert ("alexnet", "Aggregate", "quoted in the paper [29], not run") in said
+
+
+def test_the_papers_averages_are_said_with_the_leader_erm_and_hmoe():
+    rows = [("ERM", "default", 70.0), ("CORAL", "default", 72.0), ("HMOE-DN", "mix", 71.5)]
+    rows += [("HMOE-DN", "max", 69.0), ("HMOE-ND", "ood", 70.0)]
+    numbers = pd.DataFrame(rows, columns=["algorithm", "mode", "value"])
+    numbers = numbers.assign(artefact="HMOE Table 1")
+    other = numbers[:1].assign(artefact="HMOE Table 7", value=99.0)  # of one test domain
+    said = paper_averages_line(pd.concat([other, numbers], ignore_index=True))
+    assert "CORAL leads with 72.0 %" in said
+    assert "ERM's 70.0 % is exceeded by 1 of 3 rows" in said
+    assert "69.0 to 71.5 %" in said
