@@ -20,6 +20,8 @@ from hmoe_repro.analysis.embeddings import (
     factor_style,
     heat_map,
     plot_factor_grid,
+    panels_finding,
+    panels_note,
     plot_panels,
     plot_settings,
     plot_strip,
@@ -127,6 +129,30 @@ def test_panels_have_a_row_for_every_domain_and_expert():
         "test domain -90%, by expert",
     }
     assert sum(text.get_text() == "empty" for axis in shown for text in axis.texts) == 2
+
+
+def test_experts_stand_beside_the_domain_that_owns_most_of_their_images():
+    arrays = stored()
+    owner = np.where(arrays["domain_out"] == 0, 2, 0)  # of domain 0 expert 2, of domain 1 expert 0
+    arrays["gate_out"] = np.eye(3)[owner]
+    figure = plt.figure()
+    plot_panels(figure, arrays, NAMES, columns=4, lines=1)
+    middle = [axis for axis in figure.axes[1::3] if axis.get_visible()]
+    labels = [axis.get_ylabel().partition("\n")[0] for axis in middle]
+    assert labels == ["expert 2", "expert 0", "expert 1"]  # the one without images is last
+    right = [axis.get_ylabel().partition("\n")[0] for axis in figure.axes[2::3]]
+    assert right == labels
+
+
+@pytest.mark.parametrize(
+    "nmi, words", [(0.95, "DN follow the domains"), (0.6, "partly follow"), (0.1, "do not follow")]
+)
+def test_the_finding_of_panels_says_whether_experts_are_the_domains(nmi, words):
+    run = a_run(nmi_domain=nmi, gate_entropy=0.1)
+    assert words in panels_finding(run)
+    assert f"(NMI {nmi:.2f})" in panels_finding(run)
+    assert panels_note(run).startswith("Test domain -90%, trial seed 0. Gate entropy ")
+    assert "hardly differ" not in panels_note(run)
 
 
 def test_every_value_of_a_factor_has_its_own_colour():
