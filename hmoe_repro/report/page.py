@@ -464,7 +464,7 @@ class _Results(PageOutput):
         """Answer the page's own claim from the records, at the head of the page."""
         from IPython.display import Markdown
 
-        claims = getattr(ARTEFACTS[self.name], "claims", ()) if self.name in ARTEFACTS else ()
+        claims = ARTEFACTS[self.name].claims if self.name in ARTEFACTS else ()
         self.own = page_answer(claims, self.profile, self.studies, store)
         if self.own is None:
             return
