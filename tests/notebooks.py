@@ -62,6 +62,11 @@ def cells(path, kind):
     return [c for c in read(path)["cells"] if c["cell_type"] == kind]
 
 
+def page_code(name):
+    "The sources of the code cells of a page, in their order."
+    return [cell["source"] for cell in cells(ROOT / "nbs" / "paper" / f"{name}.ipynb", "code")]
+
+
 def page_functions(name):
     """What a page defines for itself: the namespace of its imports and functions, made without
     running the page."""

@@ -19,6 +19,7 @@ from hmoe_repro.bench.timing import (
     SCALES,
     bf16_hardware,
     judge_values,
+    machine_notes,
     measure,
     ratios,
     scale_of,
@@ -194,13 +195,29 @@ def test_sentences_are_computed():
         "140 GFLOP in float32 at 140 GFLOP/s, 70% of what a matrix product reaches on this core "
         "(200 float32, 1000 bf16)" in notes
     )
-    assert "multiplies bf16 in hardware (AMX)" in notes
     assert "bf16-compile 31 s" in notes
     assert "Skipped: float32-compile: no compiler" in notes
-    assert "other processes used" not in notes
-    loaded = "\n".join(PAGE.bench_notes(invented(busy=0.6, bf16="emulated")))
+    machine = "\n".join(machine_notes(invented()))
+    assert "multiplies bf16 in hardware (AMX)" in machine
+    assert "other processes used" not in machine
+    loaded = "\n".join(machine_notes(invented(busy=0.6, bf16="emulated")))
     assert "got 60% of a core: **other processes used the machine" in loaded
     assert "bf16 products are emulated" in loaded
+
+
+def test_the_answer_has_both_precisions_and_the_quartiles_of_the_faster():
+    record = invented()
+    rounds = speedups(record, "ERM update")
+    line = PAGE.speed_line(record)
+    halves = [name for name in rounds if name.startswith("bf16")]
+    best = rounds[rounds[halves].median().idxmax()]
+    assert f"is {rounds['float32'].median():.2f} times as fast as the plain loop" in line
+    assert f"{best.median():.2f} times in bf16 (quartiles {best.quantile(0.25):.2f} to" in line
+    assert len(line.split()) <= 25
+    alone = record | {"seconds": {"ERM update": dict(record["seconds"]["ERM update"])}}
+    for name in halves:
+        del alone["seconds"]["ERM update"][name]
+    assert "bf16" not in PAGE.speed_line(alone)
 
 
 # The record on disk

@@ -2,10 +2,11 @@
 
 import ast
 import io
+import re
 
 import pandas as pd
 import pytest
-from notebooks import ROOT
+from notebooks import ROOT, page_code
 
 from hmoe_repro.analysis.results import read_benchmark
 from hmoe_repro.analysis.writers import csv_text
@@ -143,3 +144,28 @@ def test_the_scaffold_is_written_once():
         if "new_record" in names:
             opening.append(path.stem)
     assert opening == ["benchmark"]
+
+
+@pytest.mark.parametrize("name", [bench.page for bench in PAGES.values()])
+def test_a_page_has_its_table_then_how_it_was_measured_then_its_verdict(name):
+    cells = page_code(name)
+    places = [
+        next(at for at, source in enumerate(cells) if call in source)
+        for call in ("page.table(", "page.figure(", "page.measured(", "page.verdict(")
+    ]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", [bench.page for bench in PAGES.values()])
+def test_the_published_record_is_answered_in_25_words_and_a_finding(name, monkeypatch):
+    monkeypatch.setattr("IPython.display.display", lambda *objects, **options: None)
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    monkeypatch.setattr("hmoe_repro.report.page.save_figure", lambda *arguments: None)
+    space = {"__name__": "page"}
+    for source in page_code(name):
+        exec(source, space)
+    page = space["page"]
+    assert 0 < len(page.answer.split()) <= 25
+    assert re.search(r"\d", page.answer)
+    for finding in page.findings.values():
+        assert 0 < len(finding.split()) <= 14

@@ -368,6 +368,22 @@ def test_sentences_compare_times_of_one_round():
     assert "IRM: 4.00 times ERM's (1.00–6.00)." in notes[1]
 
 
+def test_the_answer_stands_beside_the_papers_ratio():
+    line = TABLE16.cost_line(invented_costs())
+    assert "takes 1.50 times as long as ERM's (1.50–3.00 over 3 rounds; 0.97 in the paper)" in line
+    assert len(line.split()) <= 25
+
+
+def test_the_answer_on_layers_has_the_experts_and_all_of_them():
+    line = page_functions("speed_moe").layer_line(invented_layer() | {"sizes": {"experts": 6}})
+    times = ratios(invented_layer(), "float32", "dense MLP")
+    low, median, high = times["cosine"].quantile([0.25, 0.5, 0.75])
+    assert f"takes {median:.2f} times as long as the dense MLP" in line
+    assert f"(quartiles {low:.2f} to {high:.2f})" in line
+    assert f"running every expert {times[EVERY].median():.1f} times" in line
+    assert len(line.split()) <= 25
+
+
 def test_the_table_compares_times_of_one_round():
     table = cost_table(invented_costs()).set_index("algorithm")
     assert table["training (s)"][["ERM", "IRM"]].tolist() == [2, 6]

@@ -5,8 +5,14 @@ import pytest
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.analysis.published import mode_lines, own_trainings, with_paper_column
-from hmoe_repro.analysis.results import frame_of
+from hmoe_repro.analysis.published import (
+    comparison,
+    mode_lines,
+    own_trainings,
+    stated_rows,
+    with_paper_column,
+)
+from hmoe_repro.analysis.results import frame_of, results
 from hmoe_repro.analysis.tables import accuracy_table, in_domain_view, only_modes
 from hmoe_repro.networks.registry import network_options
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
@@ -91,6 +97,28 @@ def test_modes_are_compared_within_one_model():
     equal, _ = mode_lines(several(mask_ens=-0.005), "mask-ens", *places)
     assert "points, undecided (small_cnn, 6 models" in equal
     assert "significant" not in equal
+
+
+@pytest.mark.parametrize("study", ["pacs-dmg", "quick-dmg"])
+@pytest.mark.parametrize("view", ["target", "training domains"])
+def test_tables_with_other_rows_agree_about_the_stated_contrast(study, view):
+    """Tables 2 and 5 (and 3 and 5) show DMG against Aggregate among different rows."""
+    frame = results(study)
+    if view == "training domains":
+        frame = in_domain_view(frame)
+    stated = {}
+    for modes in (("pred-ens",), ("pred-ens", "kd"), ("pred-ens", "mask-ens", "kd")):
+        rows = only_modes(frame, *modes)
+        assert stated_rows(rows, "Aggregate") == [("DMG", "pred-ens")]
+        table = comparison(rows, "Aggregate")
+        averages = table[table.test_domain == "Average"]
+        (row,) = averages[averages.stated].itertuples()
+        assert row.p_holm == row.p
+        assert set(averages[~averages.stated].corrected_for) == {len(averages) - 1}
+        stated[modes] = row.difference, row.p_holm, row.significant
+    assert len(set(stated.values())) == 1
+    if view == "target":
+        assert row.significant  # +3.2 points on PACS, +2.5 on digits
 
 
 def test_accuracies_on_training_domains_take_the_place_of_those_on_the_target():

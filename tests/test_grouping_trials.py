@@ -48,5 +48,8 @@ def test_the_answer_names_every_method_and_false_alarms():
     assert "NMI" not in alone
     assert "pretrained features, reliable by its own verdict in 1 of 1" in alone
     assert "HMOE, from pixels, reliable by its own verdict in 0 of 1" in alone
+    line = page_functions("groupings").best_line(record)
+    assert "pretrained features agree best with the styles: NMI 0.70 (0.60 to 0.80 over 2" in line
+    assert len(line.split()) <= 25
     frame = groupings_frame(record)
     assert frame.by.value_counts().to_dict()["HMOE, on pretrained features"] == 2

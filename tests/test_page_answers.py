@@ -40,7 +40,8 @@ def answer_at_the_head(page):
         for output in cell.get("outputs", []):
             text = "".join(output.get("data", {}).get("text/markdown", ""))
             if text.startswith("**Answer.** "):
-                return text.removeprefix("**Answer.** ").strip()
+                first, _, _ = text.removeprefix("**Answer.** ").partition("\n")
+                return first.strip()
     return ""
 
 

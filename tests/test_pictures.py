@@ -34,7 +34,8 @@ for name in ("page_more.png", "page.png"):
 (folder / "page_verdict.md").write_text("- Yes: it works.\\n")"""
 SHOW = """\
 display(Markdown("**Answer.** Yes: it works."))
-display(Markdown("linked"), metadata={"page-pictures": True})"""
+links = "![It works](page.png)\\n\\n![In detail](page_more.png)"
+display(Markdown(links), metadata={"page-pictures": True})"""
 
 
 def pages(profile):
@@ -77,7 +78,9 @@ def test_every_committed_page_shows_each_of_its_pictures_once_right_under_its_an
 @pytest.mark.parametrize("profile", PROFILES)
 def test_committed_pages_are_what_rendering_makes_of_their_files(profile):
     for path, page, files in pages(profile):
-        show_pictures(page, path.stem, [name for name in files if name.endswith(".png")])
+        links = "".join(cell.source for cell in page.cells if cell.id == PICTURES)
+        names = [name for name in files if name.endswith(".png")]
+        show_pictures(page, path.stem, names, links)
         assert nbformat.writes(page) + "\n" == path.read_text(encoding="utf-8"), path
 
 
@@ -97,15 +100,14 @@ def executed_page(texts, *answers):
 
 
 @pytest.mark.parametrize(
-    "texts, place",
+    "answer, place",
     [
-        ({"page_verdict.md": "- Yes, it does.\n- More.\n"}, 3),
-        ({"page_verdict.md": "Yes, it does.\n"}, 3),
-        ({}, 2),  # no verdict: below the first cell that shows something
+        ("**Answer.** Yes, it does.", 3),
+        ("Yes, it does.", 2),  # no answer: below the first cell that shows something
     ],
 )
-def test_the_pictures_stand_below_the_cell_that_displays_the_answer(texts, place):
-    page = executed_page(texts, "First.", "**Answer.** Yes, it does.", "- Yes, it does.")
+def test_the_pictures_stand_below_the_cell_that_displays_the_answer(answer, place):
+    page = executed_page({}, "First.", answer, "- Yes, it does.")
     show_pictures(page, "page", ["page_by_seed.png", "page.png"])
     assert page.cells[place].id == PICTURES
     assert linked(page.cells[place]) == [
@@ -132,7 +134,7 @@ def test_rendering_makes_a_cell_of_the_links(tmp_path):
     place = {"output": tmp_path / "figures", "notebooks": sources}
     page = nbformat.read(render("page", "quick", **place), 4)
     assert [cell.id for cell in page.cells[-2:]] == ["show", PICTURES]
-    assert linked(page.cells[-1]) == [("A page", "page.png"), ("A page: more", "page_more.png")]
+    assert linked(page.cells[-1]) == [("It works", "page.png"), ("In detail", "page_more.png")]
     assert markdown_of(page.cells[-2]) == "**Answer.** Yes: it works."  # the mark is gone
     page = nbformat.read(render("page", "quick", formats=["csv"], **place), 4)
     assert PICTURES not in [cell.id for cell in page.cells]
@@ -170,13 +172,13 @@ def test_a_page_made_by_hand_links_its_pictures_in_the_folder_that_it_is_given(
     page = Page("digits_table", "quick", output=str(tmp_path))
     assert [PICTURES in handle.metadata for handle in shown.handles[:2]] == [False, True]
     (tmp_path / "quick" / "digits_table1.png").write_bytes(b"of another page")
-    page.figure(plt.figure(), "by seed")
+    page.figure(plt.figure(), "by seed", "Seeds differ")
     page.figure(plt.figure())
-    title = "Results on the embedded digits: a reduced benchmark, not the paper's"
     (links,) = shown.links()
+    assert page.finding
     assert links.split("\n\n") == [
-        f"![{title}](digits_table.png)",
-        f"![{title}: by seed](digits_table_by_seed.png)",
+        f"![{page.finding}](digits_table.png)",
+        "![Seeds differ](digits_table_by_seed.png)",
     ]
     assert (tmp_path / "quick" / "digits_table_by_seed.png").exists()
     plt.close("all")

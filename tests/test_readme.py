@@ -82,14 +82,38 @@ def test_collected_deviations_point_at_nothing_that_stays_in_the_notebook():
     assert "this notebook" not in collected
 
 
+def rows_of(markdown):
+    """The rows of the tables in a text, without their heads, as lists of cells."""
+    lines = re.findall(r"^\|(.*)\|$", markdown, re.M)
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines]
+    return [row for row in cells if row[0] != "what" and not row[0].startswith("---")]
+
+
 def test_deviations_are_collected_from_the_notebooks():
     collected = readme_blocks()["deviations"]
-    assert collected.count("### [") >= 30
-    assert "(../nbs/01_method/04_hmoe.ipynb)" in collected
+    rows = rows_of(collected)
+    titles = [row for row in rows if row[0].startswith("**[")]
+    assert len(titles) >= 50
+    assert all(row[1:] == ["", "", ""] for row in titles)
+    assert all(len(row) == 4 and all(row) for row in rows if row not in titles)
+    assert len(rows) > 250
+    assert "](../nbs/01_method/04_hmoe.ipynb)" in collected
     assert "None:" not in collected
-    of = {part.split("]")[0]: part for part in collected.split("### [")}
-    assert "reported `loss` is the cross entropy alone" in of["GMoE and its dense twin"]
-    assert "on DomainNet theirs is 0" in of["DMG"]
+    assert "`near_zero=true`" in collected
+
+
+@pytest.mark.parametrize(
+    "folder", ["01_method", "02_data", "03_networks", "04_algorithms", "05_training"]
+)
+def test_deviations_of_a_notebook_are_a_table_or_none(folder):
+    for notebook in sorted((repo_root() / "nbs" / folder).glob("[0-9]*.ipynb")):
+        section = readme.deviations_of(notebook).partition("\n\n")[2]
+        if section:
+            head, rule, *rows = section.splitlines()
+            assert head == "| what | paper | here | why |", notebook
+            assert rule == "|---|---|---|---|"
+            assert rows
+            assert all(row.startswith("| ") and row.endswith(" |") for row in rows), notebook
 
 
 def records(study):

@@ -21,6 +21,7 @@ from hmoe_repro.analysis.statistics import (
     contrast_table,
     contrast_text,
     contrasts,
+    correction_note,
     effect_lines,
     forest_note,
     forest_plot,
@@ -275,8 +276,8 @@ def test_one_algorithm_of_table_1_on_the_digits_is_better_than_erm():
     verdict = accuracy_verdict(frame)
     assert verdict.startswith(
         "DANN +13.0 points (95 % CI +9.2 to +16.8), IGA -52.6 (95 % CI -56.4 to -48.8) against "
-        "ERM, significant after Holm's correction for 49 comparisons; undecided for the other 47 "
-        "of 49 rows (closest: "
+        "ERM, significant after Holm's correction for the 49 rows of this table; undecided for the "
+        "other 47 of 49 rows (closest: "
     )
     assert list(contrast_table(frame).algorithm).count("DANN") == 1
 
@@ -345,12 +346,12 @@ def test_the_verdict_begins_with_the_answer():
     verdict = accuracy_verdict(frame)
     assert verdict.startswith("CORAL +2.0 points (95 % CI")
     assert ", HMOE-DN MIX -9.0 (95" in verdict
-    assert "correction for 5 comparisons; undecided for the other 1 of 5 rows" in verdict
+    assert "correction for the 5 rows of this table; undecided for the other 1 of 5 rows" in verdict
     assert "On single test domains" in verdict
     assert "of 20 differences" in verdict
     few = accuracy_verdict(frame[frame.algorithm != "HMOE-DN"])
     assert few.startswith("CORAL +2.0 points")
-    assert "for 2 comparisons" in few
+    assert "for the 2 rows of this table" in few
     noise = accuracy_verdict(frame[frame.algorithm.isin(["ERM", "MMD"])])
     assert noise.startswith("Undecided: no row differs significantly from ERM in average")
     assert "(closest: MMD " in noise
@@ -358,6 +359,55 @@ def test_the_verdict_begins_with_the_answer():
     against = accuracy_verdict(frame, ("HMOE-DN", "mix"))
     assert "against HMOE-DN MIX" in against
     assert "ERM +9.0" in against
+
+
+def test_a_stated_contrast_does_not_depend_on_the_other_rows_of_its_table():
+    """Alone in its family it keeps its p; the other rows are corrected for each other."""
+    frame = three()
+    row = ("MMD", "default")
+    plain = contrasts(frame)
+    table = contrasts(frame, stated=[row])
+    few = contrasts(frame[frame.algorithm != "HMOE-DN"], stated=[row])
+    averages = table[table.test_domain == "Average"].set_index(["algorithm", "mode"])
+    stated = averages.loc[row]
+    assert stated.stated
+    assert stated.corrected_for == 1
+    assert stated.p_holm == stated.p
+    again = few[(few.test_domain == "Average") & few.stated].iloc[0]
+    assert (again.p, again.p_holm, again.significant) == (
+        stated.p,
+        stated.p_holm,
+        stated.significant,
+    )
+    others = averages[~averages.stated]
+    assert len(others) == 4
+    assert others.corrected_for.eq(4).all()
+    np.testing.assert_allclose(others.p_holm, holm(others.p))
+    before = plain[plain.test_domain == "Average"]
+    assert before.corrected_for.eq(5).all()
+    np.testing.assert_allclose(before.p_holm, holm(before.p))
+    single = table.test_domain != "Average"
+    np.testing.assert_allclose(table.p_holm[single], plain.p_holm[single])
+    assert table.corrected_for[single].eq(20).all()
+
+
+def test_a_table_says_for_how_many_rows_it_is_corrected():
+    frame = three()
+    assert correction_note(contrasts(frame)) == (
+        "after Holm's correction for the 5 rows of this table"
+    )
+    some = frame[frame.algorithm.isin(["ERM", "CORAL", "MMD"])]
+    with_one = contrasts(some, stated=[("MMD", "default")])
+    assert correction_note(with_one) == (
+        "MMD uncorrected, as stated in advance, "
+        "after Holm's correction for the other 1 row of this table"
+    )
+    verdict = accuracy_verdict(some, stated=[("CORAL", "default")])
+    assert verdict.startswith("CORAL +2.0 points (95 % CI")
+    assert "significant as the contrast that was stated in advance, uncorrected" in verdict
+    assert "No other row differs significantly from ERM" in verdict
+    assert "for the other 1 row of this table" in verdict
+    assert accuracy_verdict(some, stated=[("MMD", "default")]).startswith("Undecided: MMD ")
 
 
 def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
@@ -373,7 +423,10 @@ def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
 
 def test_the_table_of_contrasts_has_every_row_and_its_domains():
     table = contrast_table(three()).set_index(["algorithm", "mode"])
-    assert [*table.columns] == ["Average", "low", "high", "p_holm", "ahead", *DOMAINS]
+    assert [*table.columns] == [
+        *("Average", "low", "high", "p_holm", "corrected_for", "ahead"),
+        *DOMAINS,
+    ]
     assert table.loc[("CORAL", "default"), "ahead"] == "12 of 12"
     assert len(table) == 5
     np.testing.assert_allclose(table[list(DOMAINS)].mean(axis=1), table.Average)

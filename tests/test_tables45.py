@@ -17,6 +17,7 @@ from hmoe_repro.analysis.protocol_diff import (
 from hmoe_repro.analysis.published import (
     against_paper,
     comparison,
+    paper_averages_line,
     paper_block,
     paper_line,
     published_rows,
@@ -119,7 +120,7 @@ def test_ours_beside_the_paper_by_hand():
     assert row.paper == 51.5
     assert row.outside
     assert row.difference == pytest.approx(18.5)
-    assert paper_line(table.reset_index()).startswith("In ")
+    assert "by +69.3 (HMOE-DN MIX on ColoredMNIST, -90%)" in paper_line(table.reset_index())
     with pytest.raises(HmoeError, match="not the paper's protocol.*Fix: show"):
         against_paper(whole(steps=300), numbers)
 
@@ -130,7 +131,7 @@ def test_one_seed_is_set_beside_the_paper_without_an_interval():
     assert table.low.isna().all()
     assert not table.outside.any()
     assert table.difference.notna().all()
-    assert paper_line(table).startswith("Against the paper, not decided: one trial seed has no")
+    assert "no verdict, because one trial seed has no interval" in paper_line(table)
 
 
 def test_an_undertrained_row_is_compared_and_named():
@@ -186,3 +187,15 @@ def test_the_papers_own_numbers():
     said = {(row.network, row.algorithm, row.here) for row in rows.itertuples()}
     assert ("resnet50", "DMG", "not run") in said
     assert ("alexnet", "Aggregate", "quoted in the paper [29], not run") in said
+
+
+def test_the_papers_averages_are_said_with_the_leader_erm_and_hmoe():
+    rows = [("ERM", "default", 70.0), ("CORAL", "default", 72.0), ("HMOE-DN", "mix", 71.5)]
+    rows += [("HMOE-DN", "max", 69.0), ("HMOE-ND", "ood", 70.0)]
+    numbers = pd.DataFrame(rows, columns=["algorithm", "mode", "value"])
+    numbers = numbers.assign(artefact="HMOE Table 1")
+    other = numbers[:1].assign(artefact="HMOE Table 7", value=99.0)  # of one test domain
+    said = paper_averages_line(pd.concat([other, numbers], ignore_index=True))
+    assert "CORAL leads with 72.0 %" in said
+    assert "ERM's 70.0 % is exceeded by 1 of 3 rows" in said
+    assert "69.0 to 71.5 %" in said

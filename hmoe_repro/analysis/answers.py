@@ -194,7 +194,9 @@ def _qualified(claim: Claim, part: Part) -> str:
         return "Undecided (undertrained networks)"
     if not rule:
         return ""
-    if rule.size and _is_under_size(evidence, rule) and part.verdict != UNDECIDED:
+    expected = _side(rule.between[0] + rule.between[1])  # the sign of the claimed difference
+    same_side = _side(evidence.value) == expected
+    if same_side and _is_under_size(evidence, rule) and part.verdict != UNDECIDED:
         but = "Yes, but" if part.verdict == SUPPORTED else "No,"
         return f"{but} under the paper's {rule.size:g}"
     if rule.equivalence and part.verdict == SUPPORTED and evidence.value < 0:
@@ -259,12 +261,13 @@ def part_answer(claim: Claim, part: Part, source: str = "") -> PageAnswer:
         part: the claim on a benchmark, with a number.
         source: the study to name, if a page shows another one; '': none.
 
+    >>> from hmoe_repro.analysis.claims import make_rule
     >>> rule = make_rule("larger", 1.5)
     >>> words = {"finding": "on {benchmark} X is {gap} Y", "rule": rule}
     >>> evidence = Evidence(-2.0, -3.5, -0.4, seeds=10)
     >>> part = Part("PACS", ("pacs-pacs",), evidence, "contradicted", None)
     >>> part_answer(Claim("HMOE", "key", "text", **words), part).text
-    "No, under the paper's 1.5: on PACS X is 2.0 points below Y (95 % CI 0.4 to 3.5, 10 seeds)."
+    'No: on PACS X is 2.0 points below Y (95 % CI 0.4 to 3.5, 10 seeds).'
     """
     rule = claim.rule
     evidence = part.evidence

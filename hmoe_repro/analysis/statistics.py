@@ -6,8 +6,8 @@
 __all__ = ['SEEDS_FOR_MEANS', 'SEEDS_FOR_BOOTSTRAP', 'MAX_ROWS', 'select_rows', 'value_grid', 'paired_values', 'Interval',
            'mean_interval', 'interval_note', 'contrast', 'holm', 'contrasts', 'interquartile_mean', 'sensitivity_line',
            'gain_words', 'rate', 'rate_text', 'interval_words', 'interval_text', 'contrast_text', 'sentences',
-           'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table', 'forest_rows',
-           'forest_note', 'forest_limits', 'forest_plot', 'main_effects', 'effect_lines']
+           'minimum_detectable_difference', 'resolution_note', 'accuracy_verdict', 'contrast_table', 'correction_note',
+           'forest_rows', 'forest_note', 'forest_limits', 'forest_plot', 'main_effects', 'effect_lines']
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #imports
 import math
@@ -329,9 +329,9 @@ def _compared_rows(frame: pd.DataFrame, baseline_row, without) -> list[tuple[str
     return [row for row in rows if {row, row[0]}.isdisjoint(without)]
 
 
-@public(frame=Results, baseline=str | Sequence[str] | dict, without=Sequence)
+@public(frame=Results, baseline=str | Sequence[str] | dict, without=Sequence, stated=Sequence)
 def contrasts(
-    frame: pd.DataFrame, baseline="ERM", metric: str = "accuracy", without=()
+    frame: pd.DataFrame, baseline="ERM", metric: str = "accuracy", without=(), stated=()
 ) -> pd.DataFrame:
     """Compare every algorithm and mode with a baseline, with Holm's correction (1979).
 
@@ -340,10 +340,14 @@ def contrasts(
         baseline: a row with one mode, as in `select_rows`.
         metric: a column.
         without: algorithms, or (algorithm, mode), to leave out.
+        stated: rows (algorithm, mode) whose average was stated as the question in advance. Each is
+            a family of its own, so that its result does not depend on the other rows.
 
     Returns:
-        In the order of tables: algorithm, mode, the columns of `contrast`, `p_holm` (corrected
-        over the averages, and over all single test domains) and `significant` (p_holm below 0.05).
+        In the order of tables: algorithm, mode, the columns of `contrast`, `stated` (whether it is
+        such an average), `p_holm` (corrected over the other averages, and over all single test
+        domains), `corrected_for` (the number of comparisons in this family) and `significant`
+        (p_holm below 0.05).
 
     Raises:
         HmoeError: if the baseline has no complete run or several modes, or no other row is
@@ -363,10 +367,16 @@ def contrasts(
     columns = ["algorithm", "mode"]
     table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
     is_average = table.test_domain == "Average"
-    p_of_averages = holm(table.p.where(is_average))
-    p_of_domains = holm(table.p.mask(is_average))
-    adjusted = np.where(is_average, p_of_averages, p_of_domains)
-    return table.assign(p_holm=adjusted, significant=adjusted < 0.05)
+    rows = zip(table.algorithm, table["mode"])
+    is_stated = is_average & pd.Series([row in stated for row in rows])
+    adjusted = table.p.copy()
+    corrected_for = pd.Series(1, index=table.index)
+    for family in (is_average & ~is_stated, ~is_average):
+        adjusted[family] = holm(table.p[family])
+        corrected_for[family] = table.p[family].notna().sum()
+    return table.assign(
+        stated=is_stated, p_holm=adjusted, corrected_for=corrected_for, significant=adjusted < 0.05
+    )
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-interquartile-mean
 SEEDS_FOR_BOOTSTRAP = 8
@@ -622,12 +632,13 @@ def _listed(rows: pd.DataFrame) -> str:
     return ", ".join(listed)
 
 
-def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> Line:
+def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", stated=()) -> Line:
     """Say which rows differ significantly from a baseline, on average and on single test domains.
 
     Args:
         frame: a frame of `results`.
         baseline: a row, as in `select_rows`.
+        stated: rows (algorithm, mode) that were stated in advance, as in `contrasts`.
 
     Returns:
         The sentences of the template `accuracy_verdict.md`, by `contrasts`.
@@ -640,14 +651,15 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> Line:
     rows = run_results(frame)
     if set(of_baseline.algorithm) == set(rows.algorithm):
         return Line(f"Nothing to compare {name} with: no other algorithm has a complete run.")
-    table = contrasts(rows, baseline)
+    table = contrasts(rows, baseline, stated=stated)
     average = table.test_domain == "Average"
     has_p = table.p_holm.notna()
-    tested = table[average & has_p]
+    tested = table[average & has_p & ~table.stated]
     significant = tested[tested.significant]
     undecided = tested[~tested.significant]
     verdict = template("accuracy_verdict.md").render(
         name=name,
+        stated=table[has_p & table.stated],
         tested=tested,
         untested=table[average & ~has_p],
         alone=table[~average & has_p],
@@ -660,28 +672,52 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM") -> Line:
     return Line.of(verdict)
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-contrast-table
-@public(frame=Results, baseline=str | Sequence[str] | dict)
-def contrast_table(frame: pd.DataFrame, baseline="ERM") -> pd.DataFrame:
+@public(frame=Results, baseline=str | Sequence[str] | dict, stated=Sequence)
+def contrast_table(frame: pd.DataFrame, baseline="ERM", stated=()) -> pd.DataFrame:
     """Return `contrasts` as the table of a page.
 
     Args:
         frame: a frame of `results`.
         baseline: a row, as in `select_rows`.
+        stated: rows (algorithm, mode) that were stated in advance, as in `contrasts`.
 
     Returns:
         A row for each algorithm and mode: algorithm, mode, difference to the baseline in average
-        accuracy (points), named 'Average', low, high, p_holm, ahead ('12 of 12' pairs), and the
-        difference on each test domain.
+        accuracy (points), named 'Average', low, high, p_holm, corrected_for (the number of
+        comparisons), ahead ('12 of 12' pairs), and the difference on each test domain.
     """
-    table = contrasts(run_results(frame), baseline)
+    table = contrasts(run_results(frame), baseline, stated=stated)
     keys = ["algorithm", "mode"]
     domains = table.pivot_table("difference", keys, "test_domain", sort=False)
     domains = domains.drop(columns="Average").reset_index()
     averages = table[table.test_domain == "Average"]
     ahead = [f"{count} of {pairs}" for count, pairs in zip(averages.ahead, averages.pairs)]
     averages = averages.assign(ahead=ahead)
-    averages = averages[[*keys, "difference", "low", "high", "p_holm", "ahead"]]
+    averages = averages[[*keys, "difference", "low", "high", "p_holm", "corrected_for", "ahead"]]
     return averages.rename(columns={"difference": "Average"}).merge(domains, on=keys)
+
+
+def correction_note(table: pd.DataFrame) -> str:
+    """Return over how many comparisons the averages of a table were corrected, in words.
+
+    Args:
+        table: rows of `contrasts` with one baseline.
+
+    Returns:
+        "after Holm's correction for the 9 rows of this table", after the names of the rows that
+        were stated in advance and not corrected.
+    """
+    averages = table[(table.test_domain == "Average") & table.p_holm.notna()]
+    stated = averages[averages.stated]
+    others = averages[~averages.stated]
+    number = plural(len(others), "row")
+    if stated.empty:
+        return f"after Holm's correction for the {number} of this table"
+    names = ", ".join(row_name(row.algorithm, row.mode) for row in stated.itertuples())
+    note = f"{names} uncorrected, as stated in advance"
+    if others.empty:
+        return note
+    return f"{note}, after Holm's correction for the other {number} of this table"
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-rows
 MAX_ROWS = 20  # of a forest

@@ -87,10 +87,12 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
-    study_in_store: argument(str, "Only this study, by name or file.", metavar="[STUDY]") = None,
+    study_in_store: argument(str, "Only this study, by name or file.", metavar="STUDY") = None,
     algorithm: options.AlgorithmsOption = None,
     dataset: options.DatasetOption = None,
-    rule: option(str, "training-domain, leave-one-domain-out or oracle.") = None,
+    rule: option(
+        str, "training-domain, leave-one-domain-out or oracle; default: the study's."
+    ) = None,
     n_hparams: option(int, "Only the first N trials; default: all.", min=1, max=10_000) = None,
     study: options.PublishedStudyOption = None,
     where: options.WhereOption = None,

@@ -50,6 +50,11 @@ def _text(value) -> str:
 LONGEST_TEXT = 120  # characters of a cell of a table; pandas cuts longer ones off
 
 
+def _cells_by_name(named: dict) -> dict:
+    """Return what the cells of one row show, by the name of their column."""
+    return {_cell(name): _cell(value) for name, value in named.items()}
+
+
 def as_table(values, columns: Sequence[str] = ()):
     """Return a frame that shows a dictionary, a named tuple, a dataclass, or a list of them.
 
@@ -74,10 +79,10 @@ def as_table(values, columns: Sequence[str] = ()):
         index = [_cell(name) for name in named]
     parts = [_fields(row) for row in rows]
     if rows and all(part is not None for part in parts):
-        cells = [{_cell(key): _cell(value) for key, value in part.items()} for part in parts]
+        cells = [_cells_by_name(part) for part in parts]
         return pd.DataFrame(cells, index=index, dtype=object).fillna("")
     if len(columns) > 1:
-        cells = [[_cell(value) for value in row] for row in rows]
+        cells = [list(map(_cell, row)) for row in rows]
         return pd.DataFrame(cells, index=index, columns=list(columns), dtype=object)
     name = columns[0] if columns else "value"
     return pd.DataFrame({name: [_cell(row) for row in rows]}, index=index, dtype=object)

@@ -339,6 +339,10 @@ class PageOutput:
         for text in texts:
             display(Markdown(markdown_table(text) if isinstance(text, pd.DataFrame) else text))
 
+    def _head(self) -> str:
+        """Return the answer as Markdown, as it stands at the head of the page."""
+        return f"**Answer.** {self.answer}"
+
     def conclude(self, lines: list[str]):
         """Write and display the verdict: the answer, and further lines as details.
 
@@ -351,7 +355,7 @@ class PageOutput:
         if not self.answer and lines:
             self.answer = first_sentence(lines[0])
         if self._answer and self.answer:
-            self._answer.update(Markdown(f"**Answer.** {self.answer}"))
+            self._answer.update(Markdown(self._head()))
         self.show(provenance.save_verdict(lines, self.folder, self.name))
 
     def _file(self, part: str) -> str:
@@ -471,7 +475,19 @@ class _Results(PageOutput):
         self.answer = self.own.text
         self.finding = self.own.finding
         if self._answer:
-            self._answer.update(Markdown(f"**Answer.** {self.answer}"))
+            self._answer.update(Markdown(self._head()))
+
+    def _head(self) -> str:
+        """Return the answer as Markdown.
+
+        The claim is added if it is not the first of the page, which its title cell states.
+        """
+        text = f"**Answer.** {self.answer}"
+        if self.own is None or self.own.claim.key == ARTEFACTS[self.name].claims[0]:
+            return text
+        claim = self.own.claim
+        said = f"“{claim.quote}”" if claim.quote else claim.text
+        return f"{text}\n\n*The claim of {claim.paper} that was measured here: {said}*"
 
     def results(self, *studies: str) -> pd.DataFrame:
         """Return `results` of some studies, as far as they have any.

@@ -6,8 +6,8 @@
 __all__ = ['README_PROFILES', 'FULL_ELSEWHERE', 'PUBLISHED', 'TUNED', 'README_RUNS', 'MIN_NMI', 'SAME_CONTRAST',
            'PAGES_WITH_BLOCKS', 'fill_blocks', 'deviations_of', 'all_deviations', 'item_status', 'status_words',
            'Score', 'scorecard', 'scorecard_table', 'status_counts', 'found_by_experts', 'found_by_kmeans',
-           'does_it_work', 'Comparison', 'comparison_table', 'class_minus_domain', 'same_contrasts', 'readme_blocks',
-           'update_readme']
+           'does_it_work', 'StatedContrast', 'comparison_table', 'class_minus_domain', 'same_contrasts',
+           'readme_blocks', 'update_readme']
 
 # %% ../../nbs/08_report/05_readme.ipynb #imports
 import json
@@ -74,7 +74,7 @@ def fill_blocks(text: str, blocks: dict[str, str]) -> str:
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-deviations
 def deviations_of(notebook: Path) -> str:
-    """Return the section 'Deviations' of a library notebook, below the notebook's title.
+    """Return the section 'Deviations' of a library notebook, a table below the notebook's title.
 
     Links in it are made relative to the folder `docs`. Without deviations it is empty.
     """
@@ -94,15 +94,31 @@ def deviations_of(notebook: Path) -> str:
     return f"### [{title}]({folder}/{notebook.name})\n\n{body}"
 
 
+_PARTS_THAT_DEVIATE = {  # folder -> title
+    "01_method": "Methods",
+    "02_data": "Data",
+    "03_networks": "Networks",
+    "04_algorithms": "Algorithms",
+    "05_training": "Training",
+}
+_DEVIATIONS_HEAD = "| what | paper | here | why |\n|---|---|---|---|"
+
+
 def all_deviations() -> str:
-    """Return the deviations of all notebooks about the papers' methods, in reading order.
+    """Return the deviations of all notebooks about the papers' methods: a table for each part.
 
     They are those on methods, data, networks, algorithms and training; the parts around them have
-    no counterpart in the papers.
+    no counterpart in the papers. A row with the title of a notebook stands before its deviations.
     """
-    notebooks = sorted((repo_root() / "nbs").glob("0[1-5]_*/[0-9]*.ipynb"))
-    deviations = [deviations_of(notebook) for notebook in notebooks]
-    return "\n\n".join(text for text in deviations if text)
+    tables = []
+    for folder, title in _PARTS_THAT_DEVIATE.items():
+        lines = [f"### {title}", "", _DEVIATIONS_HEAD]
+        for notebook in sorted((repo_root() / "nbs" / folder).glob("[0-9]*.ipynb")):
+            heading, _, table = deviations_of(notebook).partition(f"\n\n{_DEVIATIONS_HEAD}\n")
+            if table:
+                lines += [f"| **{heading.removeprefix('### ')}** | | | |", table]
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-item-status
 README_PROFILES = ("paper", "quick", "mnist", "pacs", "bench")  # those with blocks
@@ -412,7 +428,7 @@ def does_it_work() -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-same-contrast
-class Comparison(NamedTuple):
+class StatedContrast(NamedTuple):
     """A contrast as one page states it.
 
     Args:
@@ -428,31 +444,31 @@ class Comparison(NamedTuple):
     b: dict
 
 
-def _of_dn(page: str, *studies: str, **conditions) -> Comparison:
+def _of_dn(page: str, studies: tuple[str, ...], **conditions) -> StatedContrast:
     """Return HMOE-DN with MIX minus ERM as a page states it."""
     a = {"algorithm": "HMOE-DN", "mode": "mix"}
     for name, value in conditions.items():
         a[name if name == "steps" else f"hparams.{name}"] = value
-    return Comparison(page, studies, a, {"algorithm": "ERM"})
+    return StatedContrast(page, studies, a, {"algorithm": "ERM"})
 
 
-def _of_gmoe(page: str, study: str) -> Comparison:
+def _of_gmoe(page: str, study: str) -> StatedContrast:
     """Return GMoE minus the same transformer without experts as a page states it."""
-    return Comparison(page, (study,), {"algorithm": "GMoE"}, {"algorithm": "ERM-ViT"})
+    return StatedContrast(page, (study,), {"algorithm": "GMoE"}, {"algorithm": "ERM-ViT"})
 
 
 _LONG = ("quick-discovery", "quick-discovery-long")
 SAME_CONTRAST = {  # the contrast -> the pages that state a number of it
     "HMOE-DN (MIX) minus ERM on the embedded digits": [
-        _of_dn("quick/discovery", *_LONG, steps=701, d2v_small_norm="none", code_norm="none"),
-        _of_dn("quick/discovery", *_LONG, steps=701, d2v_small_norm="instance"),
-        _of_dn("quick/discovery", *_LONG, steps=701, code_norm="batch"),
-        _of_dn("quick/discovery", *_LONG, steps=5001, d2v_small_norm="none"),
-        _of_dn("quick/discovery", *_LONG, steps=5001, d2v_small_norm="instance"),
-        _of_dn("quick/digits_table", "quick-digits"),
-        _of_dn("quick/digits_table1", "quick-table1"),
-        _of_dn("quick/gmoe_algorithms", "quick-gmoe"),
-        _of_dn("quick/gmoe_short", "quick-gmoe-short"),
+        _of_dn("quick/discovery", _LONG, steps=701, d2v_small_norm="none", code_norm="none"),
+        _of_dn("quick/discovery", _LONG, steps=701, d2v_small_norm="instance"),
+        _of_dn("quick/discovery", _LONG, steps=701, code_norm="batch"),
+        _of_dn("quick/discovery", _LONG, steps=5001, d2v_small_norm="none"),
+        _of_dn("quick/discovery", _LONG, steps=5001, d2v_small_norm="instance"),
+        _of_dn("quick/digits_table", ("quick-digits",)),
+        _of_dn("quick/digits_table1", ("quick-table1",)),
+        _of_dn("quick/gmoe_algorithms", ("quick-gmoe",)),
+        _of_dn("quick/gmoe_short", ("quick-gmoe-short",)),
     ],
     "GMoE minus ERM-ViT, the same transformer without experts": [
         _of_gmoe("quick/systems", "quick-systems"),
@@ -488,7 +504,7 @@ def _norm_of(rows: pd.DataFrame) -> str:
     return ", ".join(words) or "none"
 
 
-def comparison_table(comparisons: list[Comparison]) -> pd.DataFrame:
+def comparison_table(comparisons: list[StatedContrast]) -> pd.DataFrame:
     """Return the numbers of one contrast on several pages, with the settings in which they differ.
 
     Args:
@@ -503,7 +519,8 @@ def comparison_table(comparisons: list[Comparison]) -> pd.DataFrame:
         frame = with_omitted_defaults(results(studies))
         average = contrast(frame, a, b).iloc[-1]
         grid = paired_values(frame, a, b)
-        rows_a, rows_b = select_rows(frame, a), select_rows(frame, b)
+        rows_a = select_rows(frame, a)
+        rows_b = select_rows(frame, b)
         table.append(
             {
                 "points (95 % CI)": contrast_text(average),

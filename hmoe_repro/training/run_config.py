@@ -117,8 +117,8 @@ class RunOptions(Checked):
     domainbed_compat: bool = Field(
         False,
         description="Repeat DomainBed in detail: the hyper-parameter of this name is set, seeds "
-        "hash DomainBed's names, generated data follow the run's seed, and GMoE's capacity also limits "
-        "evaluation.",
+        "hash DomainBed's names, generated data follow the run's seed, and GMoE's capacity also "
+        "limits evaluation.",
     )
     seed_as: str | None = Field(
         None, description="Take weights and batches of this algorithm's seed, to share them."
