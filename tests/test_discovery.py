@@ -19,6 +19,7 @@ from hmoe_repro.analysis.clusters import (
     discovery_table,
     factor_scores,
     found_and_right,
+    found_right_finding,
     found_right_table,
     fresh_distance,
     gate_similarity,
@@ -462,3 +463,23 @@ def test_curves_average_domains_before_seeds():
     assert seed_curves(long, "L_d").empty
     cut = long[~((long.trial_seed == 1) & (long.step == long.step.max()))]
     assert seed_curves(cut, "loss").step.max() < long.step.max()
+
+
+@pytest.mark.parametrize(
+    "correlation, low, high, said",
+    [
+        (0.7, 0.2, 0.9, "more accurate"),
+        (-0.7, -0.9, -0.2, "less accurate"),
+        (0.1, -0.4, 0.5, "not clearly related"),
+        (math.nan, math.nan, math.nan, "Too few runs"),
+    ],
+)
+def test_a_relation_of_domains_and_accuracy_is_said_only_if_its_interval_leaves_zero(
+    correlation, low, high, said
+):
+    columns = ["algorithm", "runs", "correlation", "low", "high"]
+    rows = [("HMOE-DL", 12, 0.9, 0.8, 0.95), ("HMOE-DN", 12, correlation, low, high)]
+    finding = found_right_finding(pd.DataFrame(rows, columns=columns))
+    assert said in finding
+    assert "HMOE-DN" in finding
+    assert len(finding.split()) <= 14

@@ -6,6 +6,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,8 @@ from hmoe_repro.analysis.discovery_rates import (
     kmeans_comparison,
     kmeans_lines,
     named_settings,
+    plot_rates,
+    rate_summary,
     setting_runs,
     sign_tests,
 )
@@ -236,6 +239,37 @@ def test_rates_count_every_run_once():
     assert row[["setting", "against"]].tolist() == ["code_norm batch", "default"]
     assert row[["pairs", "higher", "lower"]].tolist() == [2, 1, 0]
     assert row.p == 1
+
+
+def test_the_table_and_the_picture_of_rates_show_every_run_and_the_best_setting_first():
+    records = [record({}, d, s, 0.95 if s else 0.5) for d in ("ink", "oil") for s in range(4)]
+    records += [record({"code_norm": "batch"}, d, 0, 1.0) for d in ("ink", "oil")]
+    records += [record({"code_norm": "batch"}, "ink", 5, 0.1, diverged=True)]
+    runs = setting_runs(frame_of(records))
+    summary = rate_summary(runs).set_index("setting")
+    _, low, high = rate(6, 8)
+    assert list(summary) == ["found", "percent", "95 % CI", "mean NMI", "ink", "oil"]
+    assert summary.loc["default", ["found", "percent", "ink"]].tolist() == [
+        "6 of 8",
+        "75",
+        "3 of 4",
+    ]
+    assert summary["95 % CI"]["default"] == f"{100 * low:.0f} to {100 * high:.0f}"
+    figure = plot_rates(runs)
+    rates, ink, oil = figure.axes
+    names = [label.get_text() for label in rates.get_yticklabels()]
+    assert names == ["default (6 of 8)", "code_norm batch (2 of 3)"]
+    [points] = rates.containers
+    assert points.lines[0].get_xdata().tolist() == pytest.approx([75, 200 / 3])
+    dots, crosses = ink.collections
+    assert sorted(dots.get_offsets()[:, 0].round(2)) == [0.5, 0.95, 0.95, 0.95, 1.0]
+    assert crosses.get_offsets()[:, 0].tolist() == [0.1]
+    assert len(oil.collections[0].get_offsets()) == 5
+    order = [
+        label.get_text() for label in plot_rates(runs[::-1], ranked=False).axes[0].get_yticklabels()
+    ]
+    assert order == names[::-1]
+    plt.close("all")
 
 
 def test_of_restarts_the_most_decided_counts_and_agrees_with_the_next():

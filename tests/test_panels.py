@@ -296,9 +296,10 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     expected = {
         "colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)",
         "rotated": "HMOE-DN, 4 runs: the experts agree most with the angle in 4 (NMI 0.85)",
-        "collapse": "K = 8, weight 3: load-balance loss of log 2 or more in 4 of 4 (95 % CI 40 to "
+        "collapse": "K = 8, weight 3: the load-balance loss is log 2 or more in 4 of 4 (95 % CI 40 to "
         "100 %) runs (mean effective number 2.0 of 8)",
-        "classloss": "Gate entropy 50 to 50 % of log K; mean NMI with domains 0.00",
+        "classloss": "With L_y only, experts and domains have a mean NMI of 0.00 (equal in all seeds). "
+        "Gate entropy is 50 to 50 % of log K",
         "sensitivity": "Domains found (NMI of 0.9 or more): eps = 1e-08: 2 of 2",
     }
     assert expected[study] in text, text

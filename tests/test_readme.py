@@ -8,12 +8,16 @@ import shlex
 import subprocess
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 from PIL import Image
 
 from hmoe_repro.algorithms import algorithm_names
+from hmoe_repro.analysis.claims import read_claims
+from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
+from hmoe_repro.core.toml import package_toml
 from hmoe_repro.report import readme
 from hmoe_repro.report.readme import PAGES_WITH_BLOCKS, README_PROFILES, fill_blocks, readme_blocks
 
@@ -78,14 +82,38 @@ def test_collected_deviations_point_at_nothing_that_stays_in_the_notebook():
     assert "this notebook" not in collected
 
 
+def rows_of(markdown):
+    """The rows of the tables in a text, without their heads, as lists of cells."""
+    lines = re.findall(r"^\|(.*)\|$", markdown, re.M)
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines]
+    return [row for row in cells if row[0] != "what" and not row[0].startswith("---")]
+
+
 def test_deviations_are_collected_from_the_notebooks():
     collected = readme_blocks()["deviations"]
-    assert collected.count("### [") >= 30
-    assert "(../nbs/01_method/04_hmoe.ipynb)" in collected
+    rows = rows_of(collected)
+    titles = [row for row in rows if row[0].startswith("**[")]
+    assert len(titles) >= 50
+    assert all(row[1:] == ["", "", ""] for row in titles)
+    assert all(len(row) == 4 and all(row) for row in rows if row not in titles)
+    assert len(rows) > 250
+    assert "](../nbs/01_method/04_hmoe.ipynb)" in collected
     assert "None:" not in collected
-    of = {part.split("]")[0]: part for part in collected.split("### [")}
-    assert "reported `loss` is the cross entropy alone" in of["GMoE and its dense twin"]
-    assert "on DomainNet theirs is 0" in of["DMG"]
+    assert "`near_zero=true`" in collected
+
+
+@pytest.mark.parametrize(
+    "folder", ["01_method", "02_data", "03_networks", "04_algorithms", "05_training"]
+)
+def test_deviations_of_a_notebook_are_a_table_or_none(folder):
+    for notebook in sorted((repo_root() / "nbs" / folder).glob("[0-9]*.ipynb")):
+        section = readme.deviations_of(notebook).partition("\n\n")[2]
+        if section:
+            head, rule, *rows = section.splitlines()
+            assert head == "| what | paper | here | why |", notebook
+            assert rule == "|---|---|---|---|"
+            assert rows
+            assert all(row.startswith("| ") and row.endswith(" |") for row in rows), notebook
 
 
 def records(study):
@@ -161,11 +189,46 @@ def test_the_readme_says_what_to_type():
 def test_the_counts_of_the_readme_are_those_of_its_tables():
     text = README.read_text(encoding="utf-8")
     assert f"| {len(algorithm_names())}, including all 34 of DomainBed |" in text
-    rows = re.findall(r"^\| (?:HMOE|GMoE|DMG) .*", readme.status_table(), re.M)
-    full = [row for row in rows if "| full" in row]
-    assert f"Of {len(rows)} figures and tables" in text
+    scores = readme.scorecard()
+    full = [score for score in scores if score.status.startswith("full")]
+    assert f"Of {len(scores)} figures and tables" in text
     assert f"**{len(full)} full**" in text
-    assert f"| {len(full)} of {len(rows)} figures and tables, none |" in text
+    assert f"| {len(full)} of {len(scores)} figures and tables, none |" in text
+    judged = [score for score in scores if score.verdict]
+    assert f"Claims of {len(judged)} of them were judged" in text
+
+
+def test_the_scorecard_says_what_its_pages_say():
+    """Number and verdict of a row are those of `verdicts.csv`, for the benchmark of the page."""
+    verdicts = pd.read_csv(repo_root() / "figures" / "quick" / "verdicts.csv")
+    claims = {claim.short: claim for claim in read_claims()}
+    for score in readme.scorecard():
+        if not score.verdict:
+            assert not score.ours, score.artefact
+            continue
+        rows = verdicts[(verdicts.claim == claims[score.claim].key)]
+        assert score.verdict in set(rows.verdict), score.artefact
+        number = re.search(r"[-+]?\d[\d.]*", score.ours)[0]
+        of_rates = {str(round(row.estimate * row.runs / 100)) for row in rows.itertuples()}
+        of_values = {f"{row.estimate:.2f}" for row in rows.itertuples()}
+        of_values |= {f"{row.estimate:.1f}" for row in rows.itertuples()}
+        assert number.lstrip("+") in of_rates | of_values, score.artefact
+
+
+def test_numbers_that_the_scorecard_quotes_are_the_papers():
+    said = {name: number for name, (_, number) in package_toml("pages.toml")["said"].items()}
+    for dataset, item in (("VLCS", 6), ("OfficeHome", 8), ("TerraIncognita", 9)):
+        numbers = paper_numbers(artefact="HMOE Table 1", dataset=dataset)
+        own = numbers[(numbers.algorithm == "HMOE-DN") & (numbers["mode"] == "mix")].value
+        gain = own.iloc[0] - numbers[numbers.algorithm == "ERM"].value.iloc[0]
+        assert said[f"HMOE Table {item}"] == f"{gain:+.1f} points"
+    fmow = paper_numbers(artefact="GMoE WILDS", dataset="WILDSFMoW").set_index("algorithm").value
+    assert said["GMoE wild data"] == f"{fmow['GMoE'] - fmow['ERM-ViT']:+.1f} points"
+    pacs = paper_numbers(artefact="GMoE Table 15", dataset="PACS").set_index("algorithm").value
+    assert said["GMoE Table 15"] == f"{pacs['GMoE'] - pacs['ERM']:+.1f} points"
+    masks = paper_numbers(artefact="DMG Table 1", test_domain="average", network="resnet18")
+    masks = masks.drop_duplicates("algorithm").set_index("algorithm").value
+    assert said["DMG Table 1"] == f"{masks['DMG'] - masks['Aggregate']:+.1f} points"
 
 
 def numbers_in(row):
@@ -213,6 +276,7 @@ def test_the_picture_of_the_readme_is_small_and_drawn_from_the_records():
         "docs/porting.md",
         "docs/cluster.md",
         "docs/deviations.md",
+        "docs/differences.md",
         "docs/your_own_data.md",
         "docs/class_plan.md",
         "docs/class_notes.md",

@@ -105,7 +105,7 @@ def _draw_embeddings(axis, points: np.ndarray, extent: np.ndarray):
                 points[index],
                 (6, -7),
                 textcoords="offset points",
-                fontsize=7,
+                fontsize=8,
                 color=EMBEDDING_COLOUR,
                 zorder=5,
             )
@@ -387,7 +387,7 @@ def codes_figure(
                 labelspacing=0.3,
                 loc="center left",
                 bbox_to_anchor=(1.02, 0.5),
-                fontsize=7.5,
+                fontsize=8,
             )
     if shared:
         _, order = grid[0, 0].get_legend_handles_labels()
@@ -472,7 +472,7 @@ def heat_map(axis, table: pd.DataFrame):
         vmax=1,
         cmap="Blues",
         cbar=False,
-        annot_kws={"fontsize": 7.5},
+        annot_kws={"fontsize": 8},
     )
     is_long = max(len(str(name)) for name in table.columns) > 4
     if is_long:

@@ -33,10 +33,7 @@ def _save_png(figure, path: Path):
     figure.savefig(drawn, format="png", dpi=dpi)
     picture = Image.open(drawn).convert("RGB")
     few_colours = picture.quantize(
-        colors=256,
-        method=Image.Quantize.MAXCOVERAGE,
-        kmeans=1,
-        dither=Image.Dither.NONE,
+        colors=256, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE
     )
     few_colours.save(path, format="PNG", optimize=True, dpi=(dpi, dpi))
 

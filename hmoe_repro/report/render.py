@@ -140,7 +140,6 @@ def show_pictures(notebook, page: str, names: list[str], links: str = ""):
     cell = new_markdown_cell(links, id=PICTURES)
     notebook.cells.insert(_index_of_answer(notebook) + 1, cell)
 
-
 # %% ../../nbs/08_report/03_render.ipynb #def-tidy
 def tidy(notebook, injected: dict):
     """Remove from an executed notebook what changes between executions.
