@@ -85,8 +85,11 @@ def test_claims_have_both_forms_and_say_which_verdicts_change(tmp_path):
         "supported",
     )
     first = pretraining_lines(numbers)[0]
-    assert first.startswith("1 of ")
-    assert first.endswith("L_ad helps (inconclusive → supported).")
+    answer, which = first.sentences
+    assert answer.startswith("1 of ")
+    assert "(95 % CI 0 to " in answer
+    assert len(answer.split()) <= 25
+    assert which == "They are L_ad helps (inconclusive → supported)."
 
 
 def test_the_linear_probe_has_every_algorithm_or_a_reason(root):

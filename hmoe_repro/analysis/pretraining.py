@@ -12,7 +12,8 @@ from dataclasses import replace
 import pandas as pd
 
 from .claims import SUPPORTED, Claim, ClaimResult, claim_frames, evaluate_claim
-from .writers import template
+from .statistics import rate
+from .writers import Line, lines_of, template
 from ..studies.study_file import PROFILES
 
 # %% ../../nbs/07_analysis/16_pretraining.ipynb #def-forms
@@ -137,7 +138,7 @@ def pretraining_table(claims: list[Claim], store: str = "") -> tuple[pd.DataFram
     return pd.DataFrame(texts).loc[order], numbers.loc[order]
 
 
-def pretraining_lines(numbers: pd.DataFrame) -> list[str]:
+def pretraining_lines(numbers: pd.DataFrame) -> list[Line]:
     """Say how many verdicts pretraining changes, which, and how many are supported in each form.
 
     Args:
@@ -145,9 +146,11 @@ def pretraining_lines(numbers: pd.DataFrame) -> list[str]:
     """
     verdicts = numbers[["verdict from scratch", "verdict pretrained"]]
     known = numbers[~verdicts.isin(["no rule", "not run"]).any(axis=1)]
+    changed = known[known.changed]
     text = template("pretraining.md").render(
         known=known,
-        changed=known[known.changed],
+        changed=changed,
         supported=(known[list(verdicts)] == SUPPORTED).sum(),
+        interval=rate(len(changed), len(known)) if len(known) else None,
     )
-    return text.splitlines()
+    return lines_of(text)
